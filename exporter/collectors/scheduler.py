@@ -194,12 +194,12 @@ class Scheduler:
                 if task is None or task.collector is None:
                     return
                 collector = task.collector
-                began = task.running_since = time.monotonic()
+                started_at = task.running_since = time.monotonic()
                 task.runner, task.expired = thread, False
                 task.due = math.inf  # until the end of the pass, or a call of run_soon
-            self._pass(task, collector, began)
+            self._pass(task, collector, started_at)
             with self._lock:
-                task.due = min(task.due, task.next_due(self._origin, began))
+                task.due = min(task.due, task.next_due(self._origin, started_at))
                 lane.wake.notify_all()
 
     def _wait_for_task(self, lane: Lane, thread: threading.Thread) -> CollectorTask | None:
@@ -217,7 +217,7 @@ class Scheduler:
             lane.wake.wait(min(seconds, threading.TIMEOUT_MAX))
         return None
 
-    def _pass(self, task: CollectorTask, collector: AnyCollector, began: float) -> None:
+    def _pass(self, task: CollectorTask, collector: AnyCollector, started_at: float) -> None:
         result = _collect(collector)
         with task.delivery:
             with self._lock:
@@ -232,7 +232,7 @@ class Scheduler:
             with self._lock:
                 now = time.monotonic()
                 task.running_since = None
-                task.duration_seconds = now - began
+                task.duration_seconds = now - started_at
                 task.totals.duration_seconds += task.duration_seconds
                 if published:
                     task.published_at, task.published_by = now, collector

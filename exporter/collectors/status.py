@@ -113,7 +113,7 @@ SPECS = (SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, TIMEOUTS, INTERVAL, UNS
 
 def status_families(statuses: Iterable[tuple[CollectorStatus, CollectorTotals]]) -> Collected:
     """Return the `exporter_collector_*` families."""
-    made = Collected()
+    collected = Collected()
     for status, totals in statuses:
         for spec, value in (
             (SUCCESS, None if status.success is None else int(status.success)),
@@ -124,7 +124,7 @@ def status_families(statuses: Iterable[tuple[CollectorStatus, CollectorTotals]])
             (INTERVAL, status.interval_seconds),
             (UNSUPPORTED, len(status.unsupported) or None),
         ):
-            made.add(spec, value, status.name)
+            collected.add(spec, value, status.name)
         for reason, count in sorted(totals.errors.items()):
-            made.add(ERRORS, count, status.name, reason)
-    return made
+            collected.add(ERRORS, count, status.name, reason)
+    return collected

@@ -55,8 +55,8 @@ class CollectorTask:
         Collectors with the same interval share the grid and wake the process together.
         """
         interval = self.interval_seconds
-        due = origin + (math.floor((now - origin) / interval) + 1) * interval
-        return due + interval if due - now < interval / 2 else due
+        next_time = origin + (math.floor((now - origin) / interval) + 1) * interval
+        return next_time + interval if next_time - now < interval / 2 else next_time
 
     def is_late(self, now: float) -> bool:
         """Return whether the present pass is past the deadline."""
@@ -78,15 +78,15 @@ class CollectorTask:
 
     def judge(self, problems: Problems) -> None:
         """Record the verdict on a pass; the log has a line for each change of the reasons."""
-        before, self.problems = self.problems, tuple(problems)
+        previous_problems, self.problems = self.problems, tuple(problems)
         reasons = {reason for reason, _ in problems}
         for reason in reasons:
             self.totals.errors[reason] = self.totals.errors.get(reason, 0) + 1
         if not problems:
             self.totals.last_success = time.time()
-            if before:
+            if previous_problems:
                 LOG.info("collector %s works again", self.name)
-        elif before is None or {reason for reason, _ in before} != reasons:
+        elif previous_problems is None or {reason for reason, _ in previous_problems} != reasons:
             LOG.warning("collector %s fails: %s", self.name, message_of(problems))
 
     def status(self, now: float) -> CollectorStatus:

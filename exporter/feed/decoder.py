@@ -52,13 +52,13 @@ Parsed = TypeVar("Parsed")
 
 STAT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*(\.[a-zA-Z0-9_]+)*")
 LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-TAKEN_LABELS = frozenset({"run", "rank", "worker", "le", "quantile"})
+RESERVED_LABELS = frozenset({"run", "rank", "worker", "le", "quantile"})
 """Labels that the sidecar adds to a Stat's series; a second label of the name would invalidate the scrape."""
 
-MOST_NESTED = 200_000
+MAX_CONTAINERS = 200_000
 """Lists and objects of a section: 10,000 Stats with 16 labels each have 180,000."""
-MOST_AGGREGATIONS = 64
-MOST_REASONS = 32
+MAX_AGGREGATIONS = 64
+MAX_REASONS = 32
 """Reasons for rejected samples of a Stat."""
 STAT_BYTES, PART_BYTES = 4_000, 700
 """Cost of a Stat in the sidecar, from the snapshot to the series, and of an aggregation or bucket of the Stat."""
@@ -66,9 +66,9 @@ BUCKET_BYTES = 100
 """Cost of an exponential bucket."""
 ITEM_BYTES = 200
 """Cost of a fact, an event type or a phase."""
-MOST_BESIDE_BYTES = 1 << 20
+MAX_OTHER_BYTES = 1 << 20
 """Limit of the cost of facts, events and phases of a process; 500 kinds of events and all handlers use half of it."""
-MOST_EXPONENTIAL = 40_000
+MAX_EXPONENTIAL_BUCKETS = 40_000
 """Limit of the exponential buckets of a process; further histograms stay classic."""
 ROOM_BYTES = 24 << 20
 """Default limit of the cost of a process."""
@@ -99,64 +99,66 @@ class Decoder:
         """Return the snapshot of a file, with a cost of at most *room* bytes; raises only `FeedFormatError`."""
         try:
             process_id, sequence, (definitions, windows, totals) = _sections(data)
-            found = _hash(definitions)
-            if found != self._definitions_hash or process_id != self._identity.id:
+            section_hash = _hash(definitions)
+            if section_hash != self._definitions_hash or process_id != self._identity.id:
                 self._forget()
                 _parse(definitions, lambda body: self._take_definitions(body, process_id, room))
-                self._definitions_hash = found
-            found = _hash(windows)
-            if found != self._windows_hash:
+                self._definitions_hash = section_hash
+            section_hash = _hash(windows)
+            if section_hash != self._windows_hash:
                 _parse(windows, self._take_windows)
-                self._windows_hash = found
+                self._windows_hash = section_hash
             return _parse(totals, lambda body: self._snapshot(body, sequence, room))
         except FeedFormatError:
             self._forget()
             raise
 
     def _take_definitions(self, body: dict[str, Any], process_id: str, room: int) -> None:
-        found = [to_object(each) for each in to_list(body["stats"])]
-        kept, cost = [False] * len(found), 0
-        for ours in (True, False):  # families of the exporter before Stats of users
-            for place, each in enumerate(found):
-                if (each.get("kind", "stat") != "stat") is ours and cost + (needed := _cost(each)) <= room:
-                    kept[place] = True
+        stats = [to_object(stat) for stat in to_list(body["stats"])]
+        is_kept, cost = [False] * len(stats), 0
+        for of_exporter in (True, False):  # families of the exporter before Stats of users
+            for index, stat in enumerate(stats):
+                if (stat.get("kind", "stat") != "stat") is of_exporter and cost + (
+                    needed := _cost(stat)
+                ) <= room:
+                    is_kept[index] = True
                     cost += needed
-        known: dict[object, Any] = {}
-        definitions = [_definition(each, known) for each in compress(found, kept)]
-        if len({(each.name, each.labels) for each in definitions}) < len(definitions):
+        shared_values: dict[object, Any] = {}
+        definitions = [_definition(stat, shared_values) for stat in compress(stats, is_kept)]
+        if len({(definition.name, definition.labels) for definition in definitions}) < len(definitions):
             refuse("the same Stat twice")
         self._identity = _identity(process_id, to_object(body["process"]))
-        self._definitions, self._kept = tuple(definitions), tuple(kept)
+        self._definitions, self._kept = tuple(definitions), tuple(is_kept)
         self._definitions_cost = self.cost = cost
 
     def _take_windows(self, body: dict[str, Any]) -> None:
-        found = self._of_kept(body["windows"])
-        self._windows = tuple([None if window is None else _window(window) for window in found])
+        values = self._select_kept(body["windows"])
+        self._windows = tuple([None if window is None else _window(window) for window in values])
 
-    def _of_kept(self, found: object) -> list[Any]:
-        if len(to_list(found)) != len(self._kept):
-            refuse(f"{len(to_list(found))} items of {len(self._kept)} Stats")
-        return list(compress(to_list(found), self._kept))
+    def _select_kept(self, values: object) -> list[Any]:
+        if len(to_list(values)) != len(self._kept):
+            refuse(f"{len(to_list(values))} items of {len(self._kept)} Stats")
+        return list(compress(to_list(values), self._kept))
 
     def _snapshot(self, body: dict[str, Any], sequence: int, room: int) -> Snapshot:
-        totals = [to_object(each) for each in self._of_kept(body["stats"])]
-        most = min(MOST_EXPONENTIAL, max(room - self._definitions_cost, 0) // BUCKET_BYTES)
-        filled = 0
-        for each in totals:
-            if "exponential" in each:
-                number = len(each["exponential"][0])
-                if filled + number > most:
-                    del each["exponential"]
+        totals = [to_object(total) for total in self._select_kept(body["stats"])]
+        max_buckets = min(MAX_EXPONENTIAL_BUCKETS, max(room - self._definitions_cost, 0) // BUCKET_BYTES)
+        used_buckets = 0
+        for total in totals:
+            if "exponential" in total:
+                number = len(total["exponential"][0])
+                if used_buckets + number > max_buckets:
+                    del total["exponential"]
                 else:
-                    filled += number
+                    used_buckets += number
         readings = tuple(map(_reading, self._definitions, self._windows, totals))
         recording = Recording(readings, **convert_fields(body, _RECORDING))
         snapshot = Snapshot(self._identity, sequence, recording=recording, **convert_fields(body, _REST))
         if not all(self._kept):
             snapshot = snapshot.replace(dropped={**snapshot.dropped, "memory": self._kept.count(False)})
-        beside = _cost_beside(snapshot)
-        check_size(beside, MOST_BESIDE_BYTES, "bytes beside the Stats")
-        self.cost = self._definitions_cost + filled * BUCKET_BYTES + beside
+        beside = _other_cost(snapshot)
+        check_size(beside, MAX_OTHER_BYTES, "bytes beside the Stats")
+        self.cost = self._definitions_cost + used_buckets * BUCKET_BYTES + beside
         return snapshot
 
 
@@ -197,7 +199,7 @@ def _sections(data: bytes) -> tuple[str, int, list[bytes]]:
 
 def _parse(section: bytes, convert: Callable[[dict[str, Any]], Parsed]) -> Parsed:
     # Before parsing, because a container of three bytes of JSON becomes 64 bytes of memory.
-    check_size(section.count(b"[") + section.count(b"{"), MOST_NESTED, "lists and objects")
+    check_size(section.count(b"[") + section.count(b"{"), MAX_CONTAINERS, "lists and objects")
     try:
         return convert(to_object(_JSON.decode(section.decode())))
     # A missing key, a value of another type, a bad encoding or a deep nesting.
@@ -230,7 +232,7 @@ def _cost(body: dict[str, Any]) -> int:
     labels, buckets, aggregations = body.get("labels", []), body.get("buckets", []), body["aggregations"]
     check_size(len(to_list(labels)), MOST_LABELS, "labels")
     check_size(len(to_list(buckets)), MOST_BUCKETS, "buckets")
-    check_size(len(to_list(aggregations)), MOST_AGGREGATIONS, "aggregations")
+    check_size(len(to_list(aggregations)), MAX_AGGREGATIONS, "aggregations")
     text = len(body["name"]) + sum([len(name) + len(value) for name, value in labels])
     return STAT_BYTES + (PART_BYTES + text) * (len(aggregations) + len(buckets))
 
@@ -242,12 +244,12 @@ def _check_labels(labels: tuple[tuple[str, str], ...]) -> None:
         check_text(value, LONGEST_LABEL_VALUE, "a label's value")
 
 
-def _definition(body: dict[str, Any], known: dict[object, Any]) -> StatDefinition:
-    found = convert_fields(body, _DEFINITION)
+def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatDefinition:
+    values = convert_fields(body, _DEFINITION)
     # Shared by most Stats of a process, which saves a third of the memory.
     for name in ("aggregations", "buckets"):
-        found[name] = known.setdefault(found.get(name, ()), found.get(name, ()))
-    definition = StatDefinition(**found)
+        values[name] = shared_values.setdefault(values.get(name, ()), values.get(name, ()))
+    definition = StatDefinition(**values)
     check_text(definition.name, LONGEST_NAME, "a name")
     check_text(definition.help, LONGEST_HELP, "a help text")
     check_text(definition.unit or "", LONGEST_NAME, "a unit")
@@ -261,7 +263,7 @@ def _definition(body: dict[str, Any], known: dict[object, Any]) -> StatDefinitio
     ):
         refuse("buckets that do not ascend, or without a histogram")
     if (
-        not TAKEN_LABELS.isdisjoint(labels)
+        not RESERVED_LABELS.isdisjoint(labels)
         or labels != sorted(set(labels))
         or not all(map(LABEL_NAME.fullmatch, labels))
     ):
@@ -291,16 +293,16 @@ def _reading(definition: StatDefinition, window: WindowReading | None, total: di
     )
 
 
-def _rejected(found: Any) -> dict[str, int]:
-    check_size(len(found), MOST_REASONS, "reasons")
-    rejected: dict[str, int] = _counts(found)
+def _rejected(counts: Any) -> dict[str, int]:
+    check_size(len(counts), MAX_REASONS, "reasons")
+    rejected: dict[str, int] = _counts(counts)
     for reason in rejected:
         check_text(reason, LONGEST_NAME, "a reason")
     return rejected
 
 
-def _exponential(found: Any) -> dict[int, int]:
-    buckets, counts = found
+def _exponential(value: Any) -> dict[int, int]:
+    buckets, counts = value
     if {*map(type, buckets), *map(type, counts)} - {int}:
         refuse("exponential buckets that are no whole numbers")
     if buckets and not (
@@ -310,7 +312,7 @@ def _exponential(found: Any) -> dict[int, int]:
     return dict(zip(buckets, counts, strict=True))
 
 
-def _cost_beside(snapshot: Snapshot) -> int:
+def _other_cost(snapshot: Snapshot) -> int:
     """Return the cost of the events and the training of a snapshot."""
     events, training = snapshot.recording.events, snapshot.recording.training
     texts = [
@@ -325,4 +327,4 @@ def _cost_beside(snapshot: Snapshot) -> int:
     if training is not None:
         texts += [*training.facts, *((name, "") for name in (*training.phases, *training.history_phases))]
         numbers = len(training.segments) + sum(map(len, training.intervals)) // 8
-    return ITEM_BYTES * (len(texts) + numbers) + sum([len(one) + len(two) for one, two in texts])
+    return ITEM_BYTES * (len(texts) + numbers) + sum([len(first) + len(second) for first, second in texts])

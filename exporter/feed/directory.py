@@ -63,19 +63,19 @@ def check_directory(path: str | os.PathLike[str]) -> None:
         raise refusal(f"the feed needs Linux, this is {sys.platform}", path, remedy)
     trusted = is_trusted(path)
     try:
-        found = os.stat(path, follow_symlinks=trusted)
+        status = os.stat(path, follow_symlinks=trusted)
     except FileNotFoundError as error:
         remedy = f"create it: mkdir -p -m 0700 {path}" if trusted else "the first recording job creates it"
         raise refusal("there is no feed directory", path, remedy) from error
     except OSError as error:
         raise refusal(f"cannot look at the feed directory ({error.strerror})", path) from error
-    if not stat.S_ISDIR(found.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a directory"
+    if not stat.S_ISDIR(status.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a directory"
         raise refusal(f"the feed directory is {kind}", path)
-    if not trusted and found.st_uid != own_uid():
-        raise refusal(f"the feed directory belongs to uid {found.st_uid}, not to uid {own_uid()}", path)
-    if not trusted and found.st_mode & 0o022:
-        problem = f"others may write to the feed directory (mode {stat.S_IMODE(found.st_mode):04o})"
+    if not trusted and status.st_uid != own_uid():
+        raise refusal(f"the feed directory belongs to uid {status.st_uid}, not to uid {own_uid()}", path)
+    if not trusted and status.st_mode & 0o022:
+        problem = f"others may write to the feed directory (mode {stat.S_IMODE(status.st_mode):04o})"
         raise refusal(problem, path, f"remove the permission: chmod 0700 {path}")
 
 

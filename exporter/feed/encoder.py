@@ -117,12 +117,14 @@ class Encoder:
         definitions = self._definitions.render([stat.definition for stat in recording.stats])
         windows = self._windows.render([stat.window for stat in recording.stats])
         totals = self._totals.render(recording.stats)
-        rest = _body(snapshot, "process", "sequence", "recording") | _body(recording, "stats", "training")
+        other_fields = _body(snapshot, "process", "sequence", "recording") | _body(
+            recording, "stats", "training"
+        )
         training = b"" if recording.training is None else self._training_text(recording.training)
         return (
             b'{"process":%b,"stats":[%b]}' % (self._process_text(snapshot.process), definitions),
             b'{"windows":[%b]}' % windows,
-            b'%b%b,"stats":[%b]}' % (_dumps(rest).encode()[:-1], training, totals),
+            b'%b%b,"stats":[%b]}' % (_dumps(other_fields).encode()[:-1], training, totals),
         )
 
     def _training_text(self, training: TrainingReading) -> bytes:
@@ -150,20 +152,20 @@ class _Column:
 
     def render(self, values: Sequence[object]) -> bytes:
         """Return the values, joined by commas."""
-        known, self._batches = self._batches, {}
+        previous, self._batches = self._batches, {}
         texts = []
         has_rendered = False
         for start in range(0, len(values), self._batch):
             batch = values[start : start + self._batch]
             key = tuple(map(id, batch))
-            kept = known.get(key)
-            if kept is None:
+            rendered = previous.get(key)
+            if rendered is None:
                 if has_rendered:
                     sleep(0)
                 has_rendered = True
-                kept = batch, _dumps([self._to_json(value) for value in batch])[1:-1]
-            self._batches[key] = kept
-            texts.append(kept[1])
+                rendered = batch, _dumps([self._to_json(value) for value in batch])[1:-1]
+            self._batches[key] = rendered
+            texts.append(rendered[1])
         return ",".join(texts).encode()
 
 
@@ -174,16 +176,18 @@ def _body(value: Any, *without: str) -> dict[str, object]:
         item = getattr(value, name)
         if item == default or name in without or (has_factory and not item):
             continue
-        plain = _plain(item)
-        if plain is not None or item is None:
-            body[name] = plain
+        json_value = _plain(item)
+        if json_value is not None or item is None:
+            body[name] = json_value
     return body
 
 
 @cache
-def _defaults(of: type) -> tuple[tuple[str, object, bool], ...]:
+def _defaults(kind: type) -> tuple[tuple[str, object, bool], ...]:
     """Return name and default of each field of a contract's type, and whether the default is an empty collection."""
-    return tuple([(each.name, each.default, each.default_factory is not MISSING) for each in fields(of)])
+    return tuple(
+        [(field.name, field.default, field.default_factory is not MISSING) for field in fields(kind)]
+    )
 
 
 def _plain(item: Any) -> Any:
@@ -191,7 +195,7 @@ def _plain(item: Any) -> Any:
     if isinstance(item, float):
         return _finite(item)
     if isinstance(item, frozenset):
-        return sorted(each.value for each in item)
+        return sorted(element.value for element in item)
     if isinstance(item, Mapping):
         pairs = [(key, number) for key, value in item.items() if (number := _plain(value)) is not None]
         if pairs and isinstance(pairs[0][0], tuple):

@@ -30,7 +30,7 @@ class ForeignEntry(Value):
 
 
 @value_class
-class FoundEntry(Value):
+class TrustedEntry(Value):
     """Entry of a trusted user."""
 
     path: str
@@ -54,11 +54,11 @@ def foreign_uid(path: str, trusted: Collection[int] = ()) -> int | None:
     """
     try:
         parent = os.stat(os.path.dirname(path))
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return None
-    known = {own_uid(), 0, parent.st_uid, *trusted}
-    return found.st_uid if parent.st_mode & _OTHERS_WRITE and found.st_uid not in known else None
+    trusted_uids = {own_uid(), 0, parent.st_uid, *trusted}
+    return status.st_uid if parent.st_mode & _OTHERS_WRITE and status.st_uid not in trusted_uids else None
 
 
 def own_entry(path: str) -> str:
@@ -86,11 +86,11 @@ def own_entry(path: str) -> str:
 
 def trusted_entries(path: str) -> list[str]:
     """Return all paths under which this user, root or the owner of the directory has an entry of a name."""
-    plain = [path] if foreign_uid(path) is None else []
-    return plain + _alternatives(path, r"\d+")
+    paths = [path] if foreign_uid(path) is None else []
+    return paths + _alternatives(path, r"\d+")
 
 
-def newest_entry(path: str, owner: int | None = None) -> FoundEntry | None:
+def newest_entry(path: str, owner: int | None = None) -> TrustedEntry | None:
     """Return the last written trusted entry of a name, or None.
 
     Trusted is also *owner*, if given. Lists the directory only if an alternative is foreign: training processes
@@ -104,12 +104,12 @@ def newest_entry(path: str, owner: int | None = None) -> FoundEntry | None:
     trusted = {own_uid(), 0, parent.st_uid} | (set() if owner is None else {owner})
     if parent.st_mode & _OTHERS_WRITE:
         paths += [_alternative(path, uid) for uid in sorted(trusted)]
-        if any(foreign_uid(each, trusted) is not None for each in paths[1:]):
+        if any(foreign_uid(alternative, trusted) is not None for alternative in paths[1:]):
             paths += _alternatives(path, r"\d+", trusted)
-    found = [each for each in map(_found, paths) if each is not None]
+    entries = [entry for entry in map(_stat_entry, paths) if entry is not None]
     if parent.st_mode & _OTHERS_WRITE:
-        found = [each for each in found if each.status.st_uid in trusted]
-    return max(found, key=lambda each: each.status.st_mtime_ns, default=None)
+        entries = [entry for entry in entries if entry.status.st_uid in trusted]
+    return max(entries, key=lambda entry: entry.status.st_mtime_ns, default=None)
 
 
 def foreign_entry(path: str, used: str) -> ForeignEntry | None:
@@ -118,9 +118,9 @@ def foreign_entry(path: str, used: str) -> ForeignEntry | None:
     return None if uid is None else ForeignEntry(path, uid, used)
 
 
-def _found(path: str) -> FoundEntry | None:
+def _stat_entry(path: str) -> TrustedEntry | None:
     try:
-        return FoundEntry(path, os.lstat(path))
+        return TrustedEntry(path, os.lstat(path))
     except OSError:
         return None
 
@@ -138,5 +138,5 @@ def _alternatives(path: str, uid: str, trusted: Collection[int] = ()) -> list[st
         names = sorted(filter(alternative.fullmatch, os.listdir(directory)))
     except OSError:
         return []
-    paths = [os.path.join(directory, each) for each in names]
-    return [each for each in paths if foreign_uid(each, trusted) is None]
+    paths = [os.path.join(directory, entry_name) for entry_name in names]
+    return [path for path in paths if foreign_uid(path, trusted) is None]

@@ -56,29 +56,29 @@ def open_regular(path: str, *, directory: int | None = None) -> tuple[int, os.st
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     descriptor = os.open(path, flags, dir_fd=directory)
     try:
-        found = os.fstat(descriptor)
-        _check_regular(found, path)
+        status = os.fstat(descriptor)
+        _check_regular(status, path)
     except OSError:
         os.close(descriptor)
         raise
-    return descriptor, found
+    return descriptor, status
 
 
-def _check_regular(found: os.stat_result, path: str) -> None:
-    if stat.S_ISLNK(found.st_mode):
+def _check_regular(status: os.stat_result, path: str) -> None:
+    if stat.S_ISLNK(status.st_mode):
         raise OSError(errno.ELOOP, "a symbolic link", path)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", path)
     # A file without a link was replaced during the open, and is complete.
-    if found.st_nlink > 1:
+    if status.st_nlink > 1:
         raise OSError(errno.EMLINK, "a file with several links", path)
 
 
 def read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
     """Return at most `size` bytes from the start of a regular file, and the file's status; raises OSError."""
-    descriptor, found = open_regular(path)
+    descriptor, status = open_regular(path)
     try:
-        return os.pread(descriptor, size, 0), found
+        return os.pread(descriptor, size, 0), status
     finally:
         os.close(descriptor)
 
@@ -137,10 +137,10 @@ class RecordLock:
         lock = None
         try:
             if _try_lock(descriptor):
-                found = os.fstat(descriptor)
-                _check_regular(found, path)
-                if found.st_nlink:  # a file without a link was removed by a holder of the lock
-                    lock = cls(path, descriptor, _inode(found))
+                status = os.fstat(descriptor)
+                _check_regular(status, path)
+                if status.st_nlink:  # a file without a link was removed by a holder of the lock
+                    lock = cls(path, descriptor, _inode(status))
         finally:
             if lock is None:
                 os.close(descriptor)
@@ -149,8 +149,8 @@ class RecordLock:
     def keep(self) -> bool:
         """Restore the lock after a close in this process; returns False if the lock is lost."""
         try:
-            found = os.lstat(self.path)
-            return self._is_own() and _inode(found) == self._inode and _try_lock(self._descriptor)
+            status = os.lstat(self.path)
+            return self._is_own() and _inode(status) == self._inode and _try_lock(self._descriptor)
         except OSError:
             return False
 
@@ -206,12 +206,12 @@ def remove_process(directory: str, process_id: str, *, if_true: Callable[[], boo
     try:
         try:
             lock = RecordLock.take(stem + LOCK, create_mode=OWN_MODE)
-            held = lock is None
+            is_held = lock is None
         except OSError:
             # Another user's lock file, or a full disk: the kernel still reports the holder, and the directory's
             # permissions decide about the removal.
-            held = holder(stem + LOCK) is not None
-        if held or not if_true():
+            is_held = holder(stem + LOCK) is not None
+        if is_held or not if_true():
             return False
         # The lock file last, which identifies the remaining files after a crash.
         for suffix in (TEMPORARY, STACKS):
@@ -230,14 +230,14 @@ def remove_process(directory: str, process_id: str, *, if_true: Callable[[], boo
 
 def _held_here(path: str, *, directory: int | None = None) -> bool:
     try:
-        found = os.stat(path, dir_fd=directory, follow_symlinks=False)
+        status = os.stat(path, dir_fd=directory, follow_symlinks=False)
     except OSError:
         return False
-    return _HELD.get(_inode(found)) == os.getpid()
+    return _HELD.get(_inode(status)) == os.getpid()
 
 
-def _inode(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _try_lock(descriptor: int) -> bool:

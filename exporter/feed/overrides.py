@@ -14,7 +14,7 @@ from json import dumps, loads
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
 from exporter.feed.directory import check_directory, is_trusted, own_uid, refusal
-from exporter.feed.entries import FoundEntry, newest_entry, own_entry
+from exporter.feed.entries import TrustedEntry, newest_entry, own_entry
 from exporter.feed.files import OVERRIDES, OWN_MODE, SHARED_MODE, read_file, replace_file
 
 Rule = Mapping[str, object]
@@ -75,22 +75,22 @@ class OverridesReader:
         return read_overrides(self._directory) or ()
 
 
-def _stamp(entry: FoundEntry) -> tuple[str, int, int, int]:
+def _stamp(entry: TrustedEntry) -> tuple[str, int, int, int]:
     return entry.path, entry.status.st_ino, entry.status.st_mtime_ns, entry.status.st_size
 
 
 def _read(path: str) -> tuple[Rule, ...] | None:
     name = os.path.basename(path)
     try:
-        data, found = read_file(path, MAX_BYTES + 1)
+        data, status = read_file(path, MAX_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _unusable(f"{name} cannot be used ({error.strerror})", path) from error
-    if found.st_uid not in {own_uid(), 0, os.stat(os.path.dirname(path)).st_uid}:
-        message = f"{name} belongs to uid {found.st_uid}: not this user, root or the directory's owner"
+    if status.st_uid not in {own_uid(), 0, os.stat(os.path.dirname(path)).st_uid}:
+        message = f"{name} belongs to uid {status.st_uid}: not this user, root or the directory's owner"
         raise _unusable(message, path)
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         raise _unusable(f"everybody may write to {name}", path)
     try:
         body = loads(data.decode()) if len(data) <= MAX_BYTES else None

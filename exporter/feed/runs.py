@@ -164,29 +164,31 @@ def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
 
 def ends(feed_directory: Path) -> list[End]:
     """Return the exit status of all ended jobs; unreadable files are ignored."""
-    found = []
+    exit_statuses = []
     for path, body in _documents(feed_directory, ENDED):
         with contextlib.suppress(LookupError, TypeError, ValueError):
             at, run, started = float(body["at"]), str(body.get("run", "")), float(body.get("started", 0.0))
             if isfinite(at):
                 launch, worker = str(body.get("launch", "")), body.get("worker") is True
                 end = End(path, int(body["pid"]), int(body["status"]), at, run, started, launch, worker)
-                found.append(end)
-    return found
+                exit_statuses.append(end)
+    return exit_statuses
 
 
 def jobs(feed_directory: Path) -> list[Job]:
     """Return the jobs of running launches; unreadable files are ignored."""
-    found = []
+    running_jobs = []
     for path, body in _documents(feed_directory, JOB):
         with contextlib.suppress(LookupError, TypeError, ValueError):
             stored = body.get("silence")
-            silence = None if stored is None else Silence(*(str(stored[each]) for each in Silence.__slots__))
+            silence = (
+                None if stored is None else Silence(*(str(stored[field]) for field in Silence.__slots__))
+            )
             launch = str(body.get("launch", ""))
             job = Job(int(body["pid"]), str(body["run"]), float(body["started"]), silence, launch)
             if _holder(path.with_suffix(LOCK)) is not None:
-                found.append(job)
-    return found
+                running_jobs.append(job)
+    return running_jobs
 
 
 def launches(feed_directory: Path) -> set[str]:
@@ -206,8 +208,8 @@ def forget_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time)
     """Remove old files of ended launches; for the owner of the directory."""
     for path in _files(feed_directory, ENDED, JOB):
         with contextlib.suppress(OSError):
-            old = path.suffix == ENDED and clock() - path.lstat().st_mtime > ENDED_SECONDS
-            if old or (path.suffix == JOB and not path.with_suffix(LOCK).exists()):
+            is_old = path.suffix == ENDED and clock() - path.lstat().st_mtime > ENDED_SECONDS
+            if is_old or (path.suffix == JOB and not path.with_suffix(LOCK).exists()):
                 path.unlink()
 
 
@@ -246,9 +248,9 @@ def _is_own(path: Path) -> bool:
 def _files(feed_directory: Path, *suffixes: str) -> list[Path]:
     paths: list[Path] = []
     for directory in _directories(feed_directory):
-        most = None if _is_own(directory) else MAX_FILES
+        limit = None if _is_own(directory) else MAX_FILES
         with contextlib.suppress(OSError):
-            paths += [path for path in islice(directory.iterdir(), most) if path.suffix in suffixes]
+            paths += [path for path in islice(directory.iterdir(), limit) if path.suffix in suffixes]
     return paths
 
 

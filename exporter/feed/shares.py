@@ -30,63 +30,63 @@ class FileCost:
     cost: int  # bytes
 
 
-def files_of_pass(changed: Iterable[ChangedFile], most_bytes: int) -> list[str]:
-    """Return the files to read in a pass: at most *most_bytes*, and at least the file with the longest delay.
+def files_of_pass(changed: Iterable[ChangedFile], max_bytes: int) -> list[str]:
+    """Return the files to read in a pass: at most *max_bytes*, and at least the file with the longest delay.
 
     Half of the bytes is for small files, first of running processes; the other half is for the files with the longest delay, so
     that every file is read eventually.
     """
     changed = list(changed)
     small = sorted(
-        changed, key=lambda each: (each.size > most_bytes // 2, not each.alive, each.size, each.name)
+        changed, key=lambda file: (file.size > max_bytes // 2, not file.alive, file.size, file.name)
     )
-    first = _within(small, most_bytes // 2)
-    left = [each for each in small if each.name not in first]
-    waiting = sorted(left, key=lambda each: -each.passes)
-    second = _within(waiting, most_bytes // 2)
-    return [*first, *(second or [each.name for each in waiting[:1]])]
+    first = _within(small, max_bytes // 2)
+    remaining = [file for file in small if file.name not in first]
+    waiting = sorted(remaining, key=lambda file: -file.passes)
+    second = _within(waiting, max_bytes // 2)
+    return [*first, *(second or [file.name for file in waiting[:1]])]
 
 
-def _within(files: Sequence[ChangedFile], most_bytes: int) -> dict[str, None]:
-    """Return the first files with at most *most_bytes* in total."""
-    found: dict[str, None] = {}
-    for each in files:
-        most_bytes -= each.size
-        if most_bytes < 0:
+def _within(files: Sequence[ChangedFile], max_bytes: int) -> dict[str, None]:
+    """Return the first files with at most *max_bytes* in total."""
+    names: dict[str, None] = {}
+    for file in files:
+        max_bytes -= file.size
+        if max_bytes < 0:
             break
-        found[each.name] = None
-    return found
+        names[file.name] = None
+    return names
 
 
-def files_of_users(users: Mapping[str, int], most: int) -> list[str]:
-    """Return at most *most* of the files, given with their users: the first of each user, then the second of each, …."""
+def files_of_users(users: Mapping[str, int], max_files: int) -> list[str]:
+    """Return at most *max_files* of the files, given with their users: the first of each user, then the second of each, …."""
     by_user: dict[int, list[str]] = defaultdict(list)
     for name, uid in users.items():
         by_user[uid].append(name)
     in_turn = (name for row in zip_longest(*by_user.values()) for name in row if name is not None)
-    return [name for name, _ in zip(in_turn, range(most), strict=False)]
+    return [name for name, _ in zip(in_turn, range(max_files), strict=False)]
 
 
-def displaced(newcomer: FileCost, others: Iterable[FileCost], excess: int) -> list[str]:
+def displaced(newcomer: FileCost, present: Iterable[FileCost], excess: int) -> list[str]:
     """Return files that make room of *excess* bytes for a new file; empty if the new file has no claim to that room.
 
     A new file displaces files of users with a higher cost, and larger files of the same user, in descending order.
     """
-    others = list(others)
+    present = list(present)
     by_user: Counter[int] = Counter()
-    for each in (newcomer, *others):
-        by_user[each.uid] += each.cost
-    own = by_user[newcomer.uid]
-    found: list[str] = []
-    for each in _largest_first(others, by_user):
+    for file in (newcomer, *present):
+        by_user[file.uid] += file.cost
+    newcomer_cost = by_user[newcomer.uid]
+    names: list[str] = []
+    for file in _largest_first(present, by_user):
         if excess <= 0:
             break
-        if (each.cost > newcomer.cost) if each.uid == newcomer.uid else (by_user[each.uid] > own):
-            found.append(each.name)
-            by_user[each.uid] -= each.cost
-            excess -= each.cost
-    return found if excess <= 0 else []
+        if (file.cost > newcomer.cost) if file.uid == newcomer.uid else (by_user[file.uid] > newcomer_cost):
+            names.append(file.name)
+            by_user[file.uid] -= file.cost
+            excess -= file.cost
+    return names if excess <= 0 else []
 
 
 def _largest_first(files: Iterable[FileCost], by_user: Mapping[int, int]) -> Iterator[FileCost]:
-    return iter(sorted(files, key=lambda each: (by_user[each.uid], each.cost), reverse=True))
+    return iter(sorted(files, key=lambda file: (by_user[file.uid], file.cost), reverse=True))

@@ -74,8 +74,8 @@ def write_request(directory: str, request: StackRequest, *, shared: bool) -> Non
 
 def request_stamp(directory: str) -> tuple[str, int, int] | None:
     """Return path, inode and time of change of the request, or None."""
-    found = newest_entry(os.path.join(directory, REQUEST))
-    return None if found is None else (found.path, found.status.st_ino, found.status.st_mtime_ns)
+    entry = newest_entry(os.path.join(directory, REQUEST))
+    return None if entry is None else (entry.path, entry.status.st_ino, entry.status.st_mtime_ns)
 
 
 def read_request(directory: str) -> StackRequest | None:
@@ -133,7 +133,7 @@ def read_answer(directory: str, process_id: str) -> StackAnswer | None:
         run=_text(fields, "run"),
         rank=_optional_int(fields, "rank"),
         main=_thread(fields.get("main"), MAX_FRAMES),
-        others=tuple([_thread(each, MAX_THREAD_FRAMES) for each in others]),
+        others=tuple([_thread(thread, MAX_THREAD_FRAMES) for thread in others]),
         phase=_optional_text(fields, "phase"),
         phase_seconds=_optional_number(fields, "phase_seconds"),
         step=_optional_int(fields, "step"),
@@ -156,8 +156,8 @@ def _with_fewer_threads(answer: StackAnswer) -> StackAnswer:
 def _with_short_texts(answer: StackAnswer) -> StackAnswer:
     frames = tuple(
         [
-            Frame(each.file[-100:], each.line, each.function[-100:], each.library)
-            for each in answer.main.frames
+            Frame(frame.file[-100:], frame.line, frame.function[-100:], frame.library)
+            for frame in answer.main.frames
         ]
     )
     return _replaced(answer, main=ThreadStack(answer.main.name[:100], frames))
@@ -171,17 +171,19 @@ def _replaced(answer: StackAnswer, **changes: Any) -> StackAnswer:
 # Decoding, with every limit checked --------------------------------------------------------------------------
 
 
-def _read(directory: str, name: str, most: int, owner: int | None = None) -> dict[str, Any] | None:
+def _read(directory: str, name: str, max_bytes: int, owner: int | None = None) -> dict[str, Any] | None:
     entry = newest_entry(os.path.join(directory, name), owner)
     if entry is None:
         return None
-    descriptor, found = open_regular(entry.path)
+    descriptor, status = open_regular(entry.path)
     try:
-        if found.st_uid not in {own_uid(), 0, os.stat(directory).st_uid, owner}:
-            raise FeedFormatError(f"{name} belongs to uid {found.st_uid}", reason="owner")
-        if found.st_size > most:
-            raise FeedFormatError(f"{name} has {found.st_size} bytes of at most {most}", reason="too_large")
-        data = os.pread(descriptor, most, 0)
+        if status.st_uid not in {own_uid(), 0, os.stat(directory).st_uid, owner}:
+            raise FeedFormatError(f"{name} belongs to uid {status.st_uid}", reason="owner")
+        if status.st_size > max_bytes:
+            raise FeedFormatError(
+                f"{name} has {status.st_size} bytes of at most {max_bytes}", reason="too_large"
+            )
+        data = os.pread(descriptor, max_bytes, 0)
     finally:
         os.close(descriptor)
     try:
@@ -230,12 +232,12 @@ def _optional_int(fields: Mapping[str, Any], name: str) -> int | None:
     return None if fields.get(name) is None else int(_number(fields, name))
 
 
-def _thread(value: object, most: int) -> ThreadStack:
+def _thread(value: object, max_frames: int) -> ThreadStack:
     if not isinstance(value, dict) or not isinstance(value.get("frames"), list):
         raise _wrong("a thread", "an object with frames")
-    if len(value["frames"]) > most:
-        raise _wrong("frames", f"a list of at most {most}")
-    return ThreadStack(_text(value, "name"), tuple([_frame(each) for each in value["frames"]]))
+    if len(value["frames"]) > max_frames:
+        raise _wrong("frames", f"a list of at most {max_frames}")
+    return ThreadStack(_text(value, "name"), tuple([_frame(frame) for frame in value["frames"]]))
 
 
 def _frame(value: object) -> Frame:

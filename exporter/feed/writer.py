@@ -31,7 +31,7 @@ BUSY_SECONDS = 1.0
 """Longest wait of a thread for the write of a different thread."""
 RIVAL_SECONDS = 10.0
 """Time for which two running processes claim the same rank before a notice; during a restart they overlap briefly."""
-MOST_CLEARED = 10_000
+MAX_CLEARED_NAMES = 10_000
 """Names checked while clearing, a bound on the cost of a crowded directory."""
 
 
@@ -90,7 +90,7 @@ class FeedWriter:
             self.problem = None
             self._mark(outdated=False)
         if self.identity.trains and self.identity.run_given and self.identity.rank is not None:
-            self._look_for_rivals()
+            self._search_rival()
         return True
 
     def close(self) -> None:
@@ -124,14 +124,14 @@ class FeedWriter:
             )
         except (PermissionError, IsADirectoryError):
             if self._sequence == 0 and foreign_uid(self._stem + FEED) is not None:
-                self._take_new_id()
+                self._change_id()
             raise
         self._sequence += 1
         if not self._cleared:
             self._cleared = True
-            self._clear_old()
+            self._remove_old_files()
 
-    def _take_new_id(self) -> None:
+    def _change_id(self) -> None:
         """Continue under a different process id, because the file name of this id is foreign."""
         self._drop_lock()
         with suppress(OSError):
@@ -147,53 +147,53 @@ class FeedWriter:
             part, dropped = recording, self.dropped
             if len(stats) > self._max_stats:
                 part = recording.replace(stats=stats[: self._max_stats])
-            kept = len(part.stats)
-            if kept < len(stats):
-                dropped = dropped | {"too_large": dropped.get("too_large", 0) + len(stats) - kept}
+            count = len(part.stats)
+            if count < len(stats):
+                dropped = dropped | {"too_large": dropped.get("too_large", 0) + len(stats) - count}
             data = self._encoder.encode(
                 Snapshot(self.identity, next_sequence, self._clock(), self._flush_seconds, part, dropped)
             )
-            if len(data) <= self._max_bytes or not kept:
+            if len(data) <= self._max_bytes or not count:
                 break
             # The next snapshot is then encoded once; a tenth is reserved for growing numbers.
-            self._max_stats = min(kept - 1, int(kept * 0.9 * self._max_bytes / len(data)))
+            self._max_stats = min(count - 1, int(count * 0.9 * self._max_bytes / len(data)))
         self.dropped = dropped
-        if kept < len(stats) and self.notice is None:
-            names = ", ".join(repr(stat.definition.name) for stat in stats[kept : kept + 5])
+        if count < len(stats) and self.notice is None:
+            names = ", ".join(repr(stat.definition.name) for stat in stats[count : count + 5])
             self.notice = (
-                f"{len(stats) - kept} Stats, from {names} on, are not exported: a process's file holds at most"
+                f"{len(stats) - count} Stats, from {names} on, are not exported: a process's file holds at most"
                 f" {self._max_bytes} bytes"
             )
         return data
 
-    def _look_for_rivals(self) -> None:
+    def _search_rival(self) -> None:
         """Search once for a rival process of this rank, after a delay in which a replaced process ends."""
-        now, who = self._clock(), self.identity
+        now, identity = self._clock(), self.identity
         self._rivals_at = min(self._rivals_at, now + RIVAL_SECONDS)
         if now < self._rivals_at:
             return
         self._rivals_at = float("-inf")
         try:
-            names = [name for name in os.listdir(self.directory)[:MOST_CLEARED] if name.endswith(FEED)]
+            names = [name for name in os.listdir(self.directory)[:MAX_CLEARED_NAMES] if name.endswith(FEED)]
         except OSError:
             return
-        rival = next((pid for name in names if (pid := _rival(self.directory, name, who))), None)
+        rival = next((pid for name in names if (pid := _rival(self.directory, name, identity))), None)
         if rival is not None:
             self.notice = (
-                f"rank {who.rank} of the run {who.run!r} is taken by another living process (pid {rival});"
-                f" this one (pid {who.pid}) is shown as another worker of it: give each process a rank, by"
+                f"rank {identity.rank} of the run {identity.run!r} is taken by another living process (pid {rival});"
+                f" this one (pid {identity.pid}) is shown as another worker of it: give each process a rank, by"
                 " its launcher, RANK or exporter.configure(rank=…), or each run a name of its own"
             )
 
-    def _clear_old(self) -> None:
+    def _remove_old_files(self) -> None:
         """Remove the files of processes that exited more than a day ago, once per writer."""
         changed: dict[str, float] = {}
         try:
-            for name in os.listdir(self.directory)[:MOST_CLEARED]:
+            for name in os.listdir(self.directory)[:MAX_CLEARED_NAMES]:
                 process = process_of(name)
                 if process is not None and process != self.identity.id:
-                    found = os.lstat(os.path.join(self.directory, name))
-                    changed[process] = max(changed.get(process, 0.0), found.st_mtime)
+                    status = os.lstat(os.path.join(self.directory, name))
+                    changed[process] = max(changed.get(process, 0.0), status.st_mtime)
             for process, latest in changed.items():
                 if self._clock() - latest > OLD_SECONDS:
                     remove_process(self.directory, process)
@@ -201,7 +201,7 @@ class FeedWriter:
             return  # a different process clears the directory, or permissions are missing
 
 
-def _rival(directory: str, name: str, who: ProcessIdentity) -> int | None:
+def _rival(directory: str, name: str, identity: ProcessIdentity) -> int | None:
     """Return the pid of a running process that trains as the same rank and started earlier."""
     path = os.path.join(directory, name)
     try:
@@ -209,9 +209,13 @@ def _rival(directory: str, name: str, who: ProcessIdentity) -> int | None:
             return None
         data, _ = files.read_file(path, MAX_BYTES)
         section = data[HEADER.size :][: HEADER.unpack_from(data)[-3]]
-        other = json.loads(section)["process"]
-        same = (other["run"], other["rank"], other.get("trains")) == (who.run, who.rank, True)
-        first = (other["started"], name) < (who.started, who.id + FEED)
-        return int(other["pid"]) if same and first else None
+        rival = json.loads(section)["process"]
+        is_same_rank = (rival["run"], rival["rank"], rival.get("trains")) == (
+            identity.run,
+            identity.rank,
+            True,
+        )
+        is_earlier = (rival["started"], name) < (identity.started, identity.id + FEED)
+        return int(rival["pid"]) if is_same_rank and is_earlier else None
     except (OSError, ValueError, LookupError, TypeError, struct.error):
         return None

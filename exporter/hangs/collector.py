@@ -36,7 +36,7 @@ HANG_INFO = FamilySpec(
 
 SPECS = (HANG_INFO,)
 
-ASK_AGAIN_SECONDS = 60.0
+REQUEST_INTERVAL_SECONDS = 60.0
 MAX_REQUESTS = 10
 ANSWER_SECONDS = 3.0
 """Longest wait for stack files; a process writes within a second and a flush interval."""
@@ -119,7 +119,7 @@ class HangCollector:
         self._update_cases()
         now = self._monotonic()
         if not any(case.is_waiting for case in self._cases.values()):
-            self._ask_if_due(now, collected)
+            self._request_stacks(now, collected)
         for case in self._cases.values():
             if case.is_waiting:
                 self._read_answers(case, now)
@@ -138,15 +138,16 @@ class HangCollector:
             else:
                 case.run = run
 
-    def _ask_if_due(self, now: float, collected: Collected) -> None:
-        due = [
+    def _request_stacks(self, now: float, collected: Collected) -> None:
+        due_cases = [
             case
             for case in self._cases.values()
-            if case.requests < MAX_REQUESTS and now - case.asked_at >= ASK_AGAIN_SECONDS
+            if case.requests < MAX_REQUESTS and now - case.asked_at >= REQUEST_INTERVAL_SECONDS
         ]
-        if not due or self._detail is None:
+        if not due_cases or self._detail is None:
             return
-        case = min(due, key=lambda each: each.asked_at)  # a single request file: a run at a time
+        # The directory has a single request file: one run at a time.
+        case = min(due_cases, key=lambda candidate: candidate.asked_at)
         request = StackRequest(
             os.urandom(16).hex(), self._clock(), self._detail, case.run.run if case.requests == 0 else ""
         )

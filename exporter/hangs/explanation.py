@@ -112,16 +112,16 @@ def waits_in(frames: Sequence[Frame]) -> tuple[str, Frame | None]:
     The function is the first function below the job's code that is not a wrapper. A job that waits in C, such as in
     `time.sleep`, waits in a function of the job.
     """
-    own = next((index for index, frame in enumerate(frames) if not frame.library), None)
-    if own is None:
+    index_of_own = next((index for index, frame in enumerate(frames) if not frame.library), None)
+    if index_of_own is None:
         return (frames[0].function, frames[0]) if frames else ("unknown", None)
-    called = frames[:own]
+    called = frames[:index_of_own]
     if any(frame.function.rpartition(".")[2] == _AUTOGRAD_FUNCTION for frame in called):
-        return AUTOGRAD, frames[own]
+        return AUTOGRAD, frames[index_of_own]
     for frame in reversed(called):
         if frame.function.rpartition(".")[2] not in _WRAPPERS:
-            return frame.function, frames[own]
-    return frames[own].function, frames[own]
+            return frame.function, frames[index_of_own]
+    return frames[index_of_own].function, frames[index_of_own]
 
 
 def location_of(frame: Frame | None) -> str:
@@ -150,19 +150,19 @@ def compared_group(stacks: Sequence[RankStack]) -> str:
     for stack in stacks:
         for name, number in stack.sequences.items():
             numbers[name].append(number)
-    spread = {name: max(each) - min(each) for name, each in numbers.items()}
+    spread = {name: max(counts) - min(counts) for name, counts in numbers.items()}
     return max(spread, key=lambda name: (spread[name], name == DEFAULT_GROUP), default=DEFAULT_GROUP)
 
 
 def _group(members: Sequence[RankStack], process_group: str) -> RankGroup:
-    sequences = [each.sequences[process_group] for each in members if process_group in each.sequences]
+    sequences = [member.sequences[process_group] for member in members if process_group in member.sequences]
     return RankGroup(
         function=members[0].function,
         location=members[0].location,
-        ranks=tuple(sorted(each.rank for each in members)),
+        ranks=tuple(sorted(member.rank for member in members)),
         phase=members[0].phase,
         sequence=min(sequences, default=None),
-        in_collective=all(each.in_collective for each in members),
+        in_collective=all(member.in_collective for member in members),
         process_group=process_group,
     )
 

@@ -22,7 +22,7 @@ from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
 from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.feed.snapshot import Snapshot
-from exporter.ledger.energy.work import KEPT_SECONDS, ProcessWork, WorkUse, extended
+from exporter.ledger.energy.work import RETENTION_SECONDS, ProcessWork, WorkUse, extended
 from exporter.ledger.families import feed, run_info
 from exporter.ledger.families.run_info import Gpus, RankDevices, add_runs
 from exporter.ledger.family_owners import FamilyOwners
@@ -148,12 +148,12 @@ class JobCollector:
         in_order = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
         entries = {entry.snapshot.process.id: entry for entry in in_order}
         look = FeedPass(now, rules, owner, entries, scan.refused, scan.waiting)
-        self._log_missing_feed(now, found=bool(entries))
+        self._log_missing_feed(now, has_feed=bool(entries))
         self._ranks.observe(owner, entries, look.unreadable, rules, now)
-        self._log_refused([*scan.refused, *self._counted_before(entries)])
+        self._log_refused([*scan.refused, *self._already_counted(entries)])
         return look
 
-    def _counted_before(self, entries: Mapping[str, FeedEntry]) -> list[tuple[str, str]]:
+    def _already_counted(self, entries: Mapping[str, FeedEntry]) -> list[tuple[str, str]]:
         """Return running processes whose totals are part of a base: indistinguishable from a copied file."""
         return [
             (f"{process_id}.feed", "taken")
@@ -161,26 +161,26 @@ class JobCollector:
             if entry.alive and process_id in self._ranks[entry.snapshot.process].taken
         ]
 
-    def _log_missing_feed(self, now: Moment, *, found: bool) -> None:
+    def _log_missing_feed(self, now: Moment, *, has_feed: bool) -> None:
         """Log once if no feed exists for `NO_FEED_SECONDS`."""
         if self._quiet_since is None:
             self._quiet_since = now.monotonic
-        quiet = not found and now.monotonic - self._quiet_since >= NO_FEED_SECONDS
-        if quiet:
+        is_missing = not has_feed and now.monotonic - self._quiet_since >= NO_FEED_SECONDS
+        if is_missing:
             described = NO_FEED.describe(directory=self._directory or "")
             _log.info("%s", described.found, extra={"remedy": described.remedy})
-        if quiet or found:
+        if is_missing or has_feed:
             self._quiet_since = inf
 
     def _log_refused(self, refused: Sequence[tuple[str, str]]) -> None:
-        fresh = Counter(reason for _, reason in set(refused) - self._refused)
-        self._refusals.update(fresh)
+        new_reasons = Counter(reason for _, reason in set(refused) - self._refused)
+        self._refusals.update(new_reasons)
         # Log a line for the first file of a reason.
-        for reason in fresh.keys() - {reason for _, reason in self._refused}:
-            names = sorted(name for name, why in refused if why == reason)
+        for reason in new_reasons.keys() - {reason for _, reason in self._refused}:
+            names = sorted(name for name, file_reason in refused if file_reason == reason)
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            known = REFUSED_FILES[reason].describe(name=f"feed file {names[0]!r}{more}")
-            _log.warning("refused: %s", known.found, extra={"reason": reason, "remedy": known.remedy})
+            diagnosis = REFUSED_FILES[reason].describe(name=f"feed file {names[0]!r}{more}")
+            _log.warning("refused: %s", diagnosis.found, extra={"reason": reason, "remedy": diagnosis.remedy})
         self._refused = frozenset(refused)
 
     # Count and save -------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class JobCollector:
         feed.add_processes(collected, slots, lambda process_id: devices.of(pids.get(process_id)))
         add_runs(collected, slots, pids, devices, self.sessions.options.peak_flops)
         self.sessions.add_families(collected)
-        runs = {each.key.run for each in slots}
+        runs = {slot.key.run for slot in slots}
         self._states.add_families(
             collected, self._ranks.processes(), runs, self.endings, look.rules, look.now
         )
@@ -252,19 +252,19 @@ class JobCollector:
         self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
     ) -> WorkUse:
         """Return the work of running and recently exited processes, for the attribution of energy."""
-        before = {each.process: each.intervals for each in self.work.processes}
+        previous = {work.process: work.intervals for work in self.work.processes}
         processes = []
         now = self._monotonic()
         # All processes of a slot: an attempt that crashed has energy after the start of the next attempt.
-        for process in (each for seen in slots for each in seen.slot.processes):
+        for process in (totals for slot in slots for totals in slot.slot.processes):
             identity, training, alive = process.identity, process.training, process.living
             if training is None or identity.rank is None:
                 continue
-            known = before.get(identity.id, ())
-            if not alive and not known and training.history_until < now - KEPT_SECONDS:
+            intervals_before = previous.get(identity.id, ())
+            if not alive and not intervals_before and training.history_until < now - RETENTION_SECONDS:
                 continue
-            intervals = extended(known, training)
-            if not alive and (not intervals or intervals[-1].end < now - KEPT_SECONDS):
+            intervals = extended(intervals_before, training)
+            if not alive and (not intervals or intervals[-1].end < now - RETENTION_SECONDS):
                 continue
             _, device = devices.of(pids.get(identity.id)) or ("", "")
             processes.append(
@@ -272,7 +272,7 @@ class JobCollector:
                     identity.run, identity.rank, identity.id, training.phases, device, intervals, alive
                 )
             )
-        processes.sort(key=lambda each: (each.run, each.rank))
+        processes.sort(key=lambda work: (work.run, work.rank))
         return WorkUse(tuple(processes), self.sessions.work_accounts())
 
     def _add_conflicts(self, collected: Collected, now: Moment) -> None:
@@ -301,7 +301,7 @@ class JobCollector:
                 if not entry.alive and rank.loaded and rank.safe and not self.sessions.holds(process_id):
                     self._remove(process_id)
             self._undeletable &= look.entries.keys()
-        self._ranks.forget({each.slot for each in slots}, look.present, look.now)
+        self._ranks.forget({slot.slot for slot in slots}, look.present, look.now)
 
     def _remove(self, process_id: str) -> None:
         try:
@@ -313,13 +313,15 @@ class JobCollector:
 
     def _share(self, slots: Sequence[VisibleSlot], look: FeedPass) -> None:
         """Publish the processes to other collectors: all with a feed, and the last ones of each visible slot."""
-        present = [_job_process(each.snapshot, each.pid, alive=each.alive) for each in look.entries.values()]
+        present = [
+            _job_process(entry.snapshot, entry.pid, alive=entry.alive) for entry in look.entries.values()
+        ]
         dead = [
             JobProcess(process.identity, alive=False)
             if process.snapshot is None
             else _job_process(process.snapshot, None, alive=False)
-            for seen in slots
-            for process in seen.slot.processes
+            for slot in slots
+            for process in slot.slot.processes
             if process.identity.id not in look.entries
         ]
         self.processes = (*present, *dead)
@@ -328,14 +330,14 @@ class JobCollector:
 
     def _overdue_runs(self, slots: Sequence[VisibleSlot], look: FeedPass) -> Iterator[OverdueRun]:
         for run, state in self._states.overdue().items():
-            processes = [each.process for each in slots if each.key.run == run and each.process.living]
+            processes = [slot.process for slot in slots if slot.key.run == run and slot.process.living]
             ranks = [
-                OverdueRank(each.identity.rank, each.identity.id, look.entries[each.identity.id].pid)
-                for each in processes
-                if each.identity.rank is not None and each.identity.id in look.entries
+                OverdueRank(process.identity.rank, process.identity.id, look.entries[process.identity.id].pid)
+                for process in processes
+                if process.identity.rank is not None and process.identity.id in look.entries
             ]
-            steps = [each.training.step for each in processes if each.training is not None]
-            step = next((each for each in steps if each is not None), None)
+            steps = [process.training.step for process in processes if process.training is not None]
+            step = next((candidate for candidate in steps if candidate is not None), None)
             yield OverdueRun(
                 run, "hung" if state.state == "hung" else "stalled", state.since, step, tuple(ranks)
             )

@@ -71,15 +71,15 @@ class FamilyOwners:
 
     def count(self, processes: Sequence[ProcessTotals]) -> None:
         """Decide ownership for all processes with a record, and count their new snapshots."""
-        participants = [each for each in processes if self._update_plans(each)]
-        participants.sort(key=lambda each: (each.identity.started, each.identity.id))
-        lists = [each.plans for each in participants]
+        participants = [process for process in processes if self._update_plans(process)]
+        participants.sort(key=lambda process: (process.identity.started, process.identity.id))
+        lists = [process.plans for process in participants]
         if not _same(lists, self._lists):
             self._decide(participants)
             self._lists = lists
-        for each in processes:
-            if each.snapshot is not None and each.snapshot is not each.counted:
-                each.count(each.snapshot)
+        for process in processes:
+            if process.snapshot is not None and process.snapshot is not process.counted:
+                process.count(process.snapshot)
 
     def owner(self, plan: StatPlan) -> FamilyOwner | None:
         """Return the owner of the plan's family; None if a different definition owns the names."""
@@ -106,14 +106,14 @@ class FamilyOwners:
         if process.snapshot is None:
             return False
         definitions = [reading.definition for reading in process.snapshot.recording.stats]
-        before, process.definitions = process.definitions, definitions
-        changed = before is None or not _same(definitions, before)
+        previous, process.definitions = process.definitions, definitions
+        changed = previous is None or not _same(definitions, previous)
         if changed:
             plans = list(map(plan_of, definitions))
             # Of two definitions of the same series (`a.b` and `a_b`) the second is refused.
             first = {plan.key: plan for plan in reversed(plans) if plan is not None}
             process.plans = [plan if plan is not None and first[plan.key] is plan else None for plan in plans]
-        if before is None and not process.living:
+        if previous is None and not process.living:
             # Exited before the first read: counted, and shown if the Stats fit.
             process.admitted = process.plans
             return False
@@ -124,9 +124,9 @@ class FamilyOwners:
         self.version += 1
         # Present owners first, in any order of the processes.
         for process in living:
-            held = {(plan.key, plan.shape) for plan in process.admitted if plan is not None}
+            admitted_keys = {(plan.key, plan.shape) for plan in process.admitted if plan is not None}
             for plan in process.plans:
-                if plan is not None and (plan.key, plan.shape) in held:
+                if plan is not None and (plan.key, plan.shape) in admitted_keys:
                     self.own(plan)
         for process in living:
             admitted = [plan if plan is not None and self.own(plan) else None for plan in process.plans]

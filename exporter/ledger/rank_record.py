@@ -32,28 +32,42 @@ def encode_rank(slots: Mapping[int, WorkerSlot], taken: Mapping[str, None]) -> b
 
     def body(totals: StatTotals) -> dict[str, object]:
         series, exponential, values = [], [], []
-        for each in totals.series.values():
-            definition = each.definition
+        for reading in totals.series.values():
+            definition = reading.definition
             place = definitions.get(id(definition))
             if place is None:
                 place = definitions[id(definition)] = len(listed)
                 listed.append(definition)
             series.append(
                 (
-                    *(place, each.count, each.sum, each.bucket_counts, each.last_sample),
-                    *(each.rejected, each.overflows),
+                    *(place, reading.count, reading.sum, reading.bucket_counts, reading.last_sample),
+                    *(reading.rejected, reading.overflows),
                 )
             )
             # Separate from the rows, whose length is fixed for other releases.
-            exponential.append((*each.exponential, *each.exponential.values()))
-            values.append(each.value)
+            exponential.append((*reading.exponential, *reading.exponential.values()))
+            values.append(reading.value)
         return {**to_json(totals), "series": series, "exponential": exponential, "values": values}
 
     bodies = [
-        {"slot": slot.number, "base": body(slot.base), "processes": [body(each) for each in slot.processes]}
+        {
+            "slot": slot.number,
+            "base": body(slot.base),
+            "processes": [body(process) for process in slot.processes],
+        }
         for slot in slots.values()
     ]
-    stats = [(each.name, each.unit, each.help, each.labels, each.buckets, each.kind) for each in listed]
+    stats = [
+        (
+            stat_definition.name,
+            stat_definition.unit,
+            stat_definition.help,
+            stat_definition.labels,
+            stat_definition.buckets,
+            stat_definition.kind,
+        )
+        for stat_definition in listed
+    ]
     record = {"stats": stats, "taken": list(taken), "slots": bodies}
     return json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
@@ -64,11 +78,13 @@ def decode_rank(content: bytes) -> RankRecord:
     with decoding():
         body = parse(content)
         definitions = [_definition(*row) for row in body["stats"]]
-        for each in body["slots"]:
-            number = from_json(int, each["slot"])
-            processes = [_totals(ProcessTotals, found, definitions) for found in each["processes"]]
+        for slot_body in body["slots"]:
+            number = from_json(int, slot_body["slot"])
+            processes = [
+                _totals(ProcessTotals, process_body, definitions) for process_body in slot_body["processes"]
+            ]
             record.slots[number] = WorkerSlot(
-                number, _totals(StatTotals, each["base"], definitions), processes
+                number, _totals(StatTotals, slot_body["base"], definitions), processes
             )
         record.taken.update(dict.fromkeys(from_json(list[str], body["taken"])))
     return record

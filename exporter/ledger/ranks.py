@@ -29,7 +29,7 @@ MAX_EXITED_PROCESSES = 2
 """Exited processes per slot that keep a record without a feed file."""
 MAX_IDS = 32
 """Ids per rank of processes that are part of a base."""
-KEPT_SECONDS = 60.0
+RETENTION_SECONDS = 60.0
 """Time for which an exited rank stays in memory."""
 
 
@@ -77,30 +77,32 @@ class RankTotals:
 
         A process with a refused file (*unreadable*) counts as exited after *patience_seconds*.
         """
-        known = {process.identity.id: process for _, process in self.processes()}
-        seen = {entry.snapshot.process.id: entry for entry in entries}
-        new = [
+        known_processes = {process.identity.id: process for _, process in self.processes()}
+        present_entries = {entry.snapshot.process.id: entry for entry in entries}
+        new_processes = [
             ProcessTotals(identity=entry.snapshot.process)
-            for process_id, entry in seen.items()
-            if process_id not in known and process_id not in self.taken
+            for process_id, entry in present_entries.items()
+            if process_id not in known_processes and process_id not in self.taken
         ]
-        for process in new:
+        for process in new_processes:
             process.first_seen = now.monotonic
-        for process in (*known.values(), *new):
-            if process.identity.id in seen:
-                _see(process, seen[process.identity.id], now)
-        for process_id, process in known.items():
-            if process_id not in seen and process.living:
+        for process in (*known_processes.values(), *new_processes):
+            if process.identity.id in present_entries:
+                _update_process(process, present_entries[process.identity.id], now)
+        for process_id, process in known_processes.items():
+            if process_id not in present_entries and process.living:
                 process.unseen += 1
                 # A listing during a rename may miss a file once.
                 patience = patience_seconds if process_id in unreadable else 0.0
                 if process.unseen > 1 and now.monotonic - process.seen_monotonic > patience:
                     process.depart(now.wall, now)
         # Exited processes first: their slots are free for their successors.
-        for process in sorted(new, key=lambda each: (each.living, not each.trains, each.identity.started)):
+        for process in sorted(
+            new_processes, key=lambda process: (process.living, not process.trains, process.identity.started)
+        ):
             self._free_slot().processes.append(process)
         self._prefer_training()
-        present = {*seen, *unreadable}
+        present = {*present_entries, *unreadable}
         for slot in self.slots.values():
             for process_id in slot.fold(MAX_EXITED_PROCESSES, present):
                 self.taken[process_id] = None
@@ -114,11 +116,11 @@ class RankTotals:
         if first is None or holder is None or holder.trains:
             return
         for slot in self.slots.values():
-            other = slot.living()
-            if other is not None and other.trains:
-                for here, goes, comes in ((first, holder, other), (slot, other, holder)):
-                    here.processes.remove(goes)
-                    here.processes.append(comes)
+            trainer = slot.living()
+            if trainer is not None and trainer.trains:
+                for target, removed, added in ((first, holder, trainer), (slot, trainer, holder)):
+                    target.processes.remove(removed)
+                    target.processes.append(added)
                 return
 
     def _free_slot(self) -> WorkerSlot:
@@ -127,7 +129,7 @@ class RankTotals:
         return self.slots.setdefault(number, WorkerSlot(number))
 
 
-def _see(process: ProcessTotals, entry: FeedEntry, now: Moment) -> None:
+def _update_process(process: ProcessTotals, entry: FeedEntry, now: Moment) -> None:
     known_from_file_only = process.snapshot is None
     process.unseen, process.seen_monotonic, process.age_seconds = 0, now.monotonic, entry.age_seconds
     process.outdated = entry.outdated
@@ -209,12 +211,16 @@ class Ranks:
 
     def _follow_claims(self, entries: Mapping[str, FeedEntry]) -> None:
         """Remove a process that claimed a rank, or changed the run, from the former rank."""
-        found = {process_id: RankKey.of(entry.snapshot.process) for process_id, entry in entries.items()}
-        for process_id, before in self._rank_of.items():
-            if found.get(process_id, before) != before and before in self._ranks:
-                for slot in self._ranks[before].slots.values():
-                    slot.processes = [each for each in slot.processes if each.identity.id != process_id]
-        self._rank_of = found
+        rank_by_process = {
+            process_id: RankKey.of(entry.snapshot.process) for process_id, entry in entries.items()
+        }
+        for process_id, previous_key in self._rank_of.items():
+            if rank_by_process.get(process_id, previous_key) != previous_key and previous_key in self._ranks:
+                for slot in self._ranks[previous_key].slots.values():
+                    slot.processes = [
+                        process for process in slot.processes if process.identity.id != process_id
+                    ]
+        self._rank_of = rank_by_process
 
     def _resume_recent(
         self, by_rank: Collection[RankKey], present: Collection[str], rules: GapRules, now: Moment
@@ -261,9 +267,9 @@ class Ranks:
         """Decide the outcomes of exited processes, if the evidence allows."""
         for rank in self:
             for slot in rank.slots.values():
-                for place, process in enumerate(slot.processes):
+                for position, process in enumerate(slot.processes):
                     if process.departed is not None and process.outcome is None:
-                        successor = endings.successor(process, slot.processes[place + 1 :])
+                        successor = endings.successor(process, slot.processes[position + 1 :])
                         endings.outcome(process, successor=successor)
 
     def save(self) -> None:
@@ -286,14 +292,14 @@ class Ranks:
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.processes()]
             ids = {process.identity.id for process in processes}.union(rank.taken)
-            over = ids.isdisjoint(present) and all(process.outcome is not None for process in processes)
+            is_over = ids.isdisjoint(present) and all(process.outcome is not None for process in processes)
             lingers = any(slot in shown for slot in rank.slots.values())
             # A rank with unloaded state stays claimed.
-            if over and not rank.released and (rank.safe or not (rank.loaded or lingers)):
+            if is_over and not rank.released and (rank.safe or not (rank.loaded or lingers)):
                 self._state.release(self._state_key(key))
                 rank.released = True
             ended = max((process.departed_monotonic for process in processes), default=0.0)
-            if rank.released and not lingers and now.monotonic - ended > KEPT_SECONDS:
+            if rank.released and not lingers and now.monotonic - ended > RETENTION_SECONDS:
                 del self._ranks[key]
         if self.owner:
             self._state.tidy()

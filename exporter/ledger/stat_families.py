@@ -54,40 +54,42 @@ class StatMetrics:
     def make(self, slots: Sequence[VisibleSlot], rules: GapRules, now: Moment) -> list[Metric]:
         """Return the families of a pass, sorted by name."""
         # Stats of exited processes after the Stats of all running processes.
-        leftovers = [(each, plan) for each in slots for plan in _leftovers(each) if self._owners.own(plan)]
+        leftovers = [(slot, plan) for slot in slots for plan in _leftovers(slot) if self._owners.own(plan)]
         if self._version != self._owners.version:
             self._version, self._specs, self._places = self._owners.version, {}, {}
         self._samples = {}
         self._oldest_window = now.wall - rules.stale_after_seconds
-        for each in slots:
-            self._add_living(each)
-        for each, plan in leftovers:
-            total, place = each.slot.total(plan.key), self._place(plan, each)
+        for slot in slots:
+            self._add_living(slot)
+        for slot, plan in leftovers:
+            total, place = slot.slot.total(plan.key), self._place(plan, slot)
             if total is not None and place is not None:
-                self._add_total(each, plan, place, total)
-        before, self._made = self._made, {}
+                self._add_total(slot, plan, place, total)
+        previous, self._made = self._made, {}
         for name, samples in sorted(self._samples.items()):
-            spec, old = self._specs[name], before.get(name)
-            if old is None or old.spec is not spec or old.samples != samples:
-                old = _MadeFamily(spec, samples, spec.later(samples))
-            self._made[name] = old
-        return [made.metric for made in self._made.values()]
+            spec, family = self._specs[name], previous.get(name)
+            if family is None or family.spec is not spec or family.samples != samples:
+                family = _MadeFamily(spec, samples, spec.later(samples))
+            self._made[name] = family
+        return [made_family.metric for made_family in self._made.values()]
 
     def _add_living(self, visible: VisibleSlot) -> None:
         process, slot = visible.process, visible.slot
         if process.snapshot is None or not process.living:
             return
-        known = self._places.get(visible.labels)
-        if known is None or known.admitted is not process.admitted:
+        places_of_slot = self._places.get(visible.labels)
+        if places_of_slot is None or places_of_slot.admitted is not process.admitted:
             places = [None if plan is None else self._place(plan, visible) for plan in process.admitted]
-            known = self._places[visible.labels] = _SlotPlaces(process.admitted, places)
-        others = [part for part in slot.parts() if part is not process and part.series]
+            places_of_slot = self._places[visible.labels] = _SlotPlaces(process.admitted, places)
+        other_parts = [part for part in slot.parts() if part is not process and part.series]
         readings = process.snapshot.recording.stats
-        for plan, place, reading in zip(known.admitted, known.places, readings, strict=True):
+        for plan, place, reading in zip(
+            places_of_slot.admitted, places_of_slot.places, readings, strict=True
+        ):
             if plan is None or place is None or plan.key not in process.series:
                 continue
             total = process.series[plan.key]
-            if others and any(plan.key in part.series for part in others):
+            if other_parts and any(plan.key in part.series for part in other_parts):
                 total = slot.total(plan.key) or total
             self._add_total(visible, plan, place, total)
             if visible.fresh and plan.families.samples:
@@ -158,9 +160,13 @@ def _shows_gauge(name: str, visible: VisibleSlot) -> bool:
 
 def _leftovers(visible: VisibleSlot) -> Iterable[StatPlan]:
     """Return the plans of exited processes that the running process does not have."""
-    own = visible.process.series if visible.process.living else {}
-    found = {key: each.definition for part in visible.lingering for key, each in part.series.items()}
-    return filter(None, [plan_of(definition) for key, definition in found.items() if key not in own])
+    living_series = visible.process.series if visible.process.living else {}
+    definitions = {
+        key: reading.definition for part in visible.lingering for key, reading in part.series.items()
+    }
+    return filter(
+        None, [plan_of(definition) for key, definition in definitions.items() if key not in living_series]
+    )
 
 
 def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Family:
@@ -169,7 +175,7 @@ def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Fam
     first, unit = owner.first, owner.first.unit or ""
     kind: FamilyType = "gauge"
     precedence = Precedence.SAMPLES
-    gone = "the process ended or its feed is stale."
+    absence = "the process ended or its feed is stale."
     if name == owner.main:
         precedence = Precedence.TOTAL
         text = first.help or f"Stat {first.name}."
@@ -178,11 +184,13 @@ def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Fam
     elif aggregation is not None:
         precedence = Precedence.WINDOW
         row = AGGREGATIONS[aggregation].help
-        text = f"{row} of the last closed window of {first.name}; absent when the window was empty, {gone}"
+        text = f"{row} of the last closed window of {first.name}; absent when the window was empty, {absence}"
     elif name.endswith("_seconds"):
         text, unit = f"Unix time of the latest sample of {first.name}; absent before the first.", "seconds"
     else:
-        text = f"Samples of the last closed window of {first.name}; 0 for an empty window, absent when {gone}"
+        text = (
+            f"Samples of the last closed window of {first.name}; 0 for an empty window, absent when {absence}"
+        )
         unit = ""
     labels = IDENTITY_LABELS + owner.label_names
     return Family(name=name, type=kind, help=text, labels=labels, unit=unit, precedence=precedence)

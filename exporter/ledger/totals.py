@@ -42,7 +42,7 @@ Shape = tuple[bool, str | None, tuple[float, ...], str]
 
 Key = TypeVar("Key", str, int, tuple[str, str])
 
-SAME_STEP_SECONDS = 0.01
+STEP_TIME_TOLERANCE_SECONDS = 0.01
 """Reported times of the latest step that differ by less are of the same step."""
 
 
@@ -177,7 +177,9 @@ class ProcessTotals(StatTotals):
         progress = None if self.training is None else self.training.last_progress
         first = self.progress is None
         # The reported time moves by microseconds between snapshots without a step.
-        if progress is not None and (first or abs(progress - (self.progress or 0.0)) > SAME_STEP_SECONDS):
+        if progress is not None and (
+            first or abs(progress - (self.progress or 0.0)) > STEP_TIME_TOLERANCE_SECONDS
+        ):
             self.progress_monotonic = now.monotonic - (max(0.0, now.wall - progress) if first else 0.0)
         self.progress = progress
 
@@ -220,7 +222,7 @@ class WorkerSlot:
 
     def living(self) -> ProcessTotals | None:
         """Return the latest running process, or None."""
-        return next((each for each in reversed(self.processes) if each.living), None)
+        return next((process for process in reversed(self.processes) if process.living), None)
 
     def total(self, key: SeriesKey) -> StatReading | None:
         """Return the sum over all parts; None if no part has the Stat."""
@@ -235,8 +237,8 @@ class WorkerSlot:
 
         The last *keep* stay, the last process that trained, which decides the state of the run, and those with files.
         """
-        exited = [each for each in self.processes if not each.living]
-        trained = next((each for each in reversed(self.processes) if each.has_trained), None)
+        exited = [process for process in self.processes if not process.living]
+        trained = next((process for process in reversed(self.processes) if process.has_trained), None)
         for process in exited[: max(0, len(exited) - keep)]:
             if process.identity.id in present:
                 return
@@ -263,15 +265,15 @@ class GapRules:
 
     def lingers(self, totals: StatTotals, now: Moment) -> bool:
         """Return True if the totals of an exited process are shown."""
-        gone = now.monotonic - totals.departed_monotonic
-        return totals.departed is not None and gone <= self.linger_seconds
+        seconds_since_exit = now.monotonic - totals.departed_monotonic
+        return totals.departed is not None and seconds_since_exit <= self.linger_seconds
 
     def overdue_seconds(self, process: ProcessTotals, now: Moment) -> float | None:
         """Return the time since the last finished step if a step is overdue, otherwise None."""
         if process.progress is None:
             return None
-        since = now.monotonic - process.progress_monotonic
-        return since if self.hang.is_overdue(process.training, since) else None
+        seconds = now.monotonic - process.progress_monotonic
+        return seconds if self.hang.is_overdue(process.training, seconds) else None
 
     def hangs(self, process: ProcessTotals, now: Moment) -> bool:
         """Return True if a step is overdue outside of the waiting phases."""
@@ -304,7 +306,7 @@ def visible(
 ) -> VisibleSlot | None:
     """Return the visible part of a slot, or None."""
     process = slot.living() or next(reversed(slot.processes), None)
-    lingering = tuple(each for each in slot.parts() if rules.lingers(each, now))
+    lingering = tuple(part for part in slot.parts() if rules.lingers(part, now))
     if process is None or not (process.living or lingering):
         return None
     fresh = rules.fresh(process)
@@ -321,29 +323,29 @@ def visible(
     )
 
 
-def added(before: StatReading | None, after: StatReading) -> StatReading:
+def added(earlier: StatReading | None, later: StatReading) -> StatReading:
     """Return the total of earlier processes plus the reading of a later process.
 
     After a change of unit or buckets the distribution restarts, and rejected samples continue. After a process without a
     sum the total has no sum.
     """
-    if before is None:
-        return after
-    total, count, counts, exponential = after.sum, after.count, after.bucket_counts, after.exponential
-    if before.definition is after.definition or shape_of(before.definition) == shape_of(after.definition):
-        count += before.count
-        counts = tuple(map(int.__add__, before.bucket_counts, counts))
-        exponential = added_counts(before.exponential, exponential)
-        total = None if total is None else total + (before.sum or 0.0)
+    if earlier is None:
+        return later
+    total, count, counts, exponential = later.sum, later.count, later.bucket_counts, later.exponential
+    if earlier.definition is later.definition or shape_of(earlier.definition) == shape_of(later.definition):
+        count += earlier.count
+        counts = tuple(map(int.__add__, earlier.bucket_counts, counts))
+        exponential = added_counts(earlier.exponential, exponential)
+        total = None if total is None else total + (earlier.sum or 0.0)
     return StatReading(
-        after.definition,
+        later.definition,
         count,
-        None if total is None or before.sum is None or not isfinite(total) else total,
+        None if total is None or earlier.sum is None or not isfinite(total) else total,
         counts,
-        last_sample=before.last_sample if after.last_sample is None else after.last_sample,
-        rejected=added_counts(before.rejected, after.rejected),
-        overflows=before.overflows + after.overflows,
-        value=after.value,
+        last_sample=earlier.last_sample if later.last_sample is None else later.last_sample,
+        rejected=added_counts(earlier.rejected, later.rejected),
+        overflows=earlier.overflows + later.overflows,
+        value=later.value,
         exponential=exponential,
     )
 
@@ -355,14 +357,14 @@ def added_counts(first: Mapping[Key, int], second: Mapping[Key, int]) -> Mapping
     return {key: first.get(key, 0) + second.get(key, 0) for key in {**first, **second}}
 
 
-def added_events(before: EventsReading, after: EventsReading) -> EventsReading:
+def added_events(earlier: EventsReading, later: EventsReading) -> EventsReading:
     """Return the sum of event counts of earlier processes and of a later process."""
-    if not before or not after:
-        return before or after or NO_EVENTS
+    if not earlier or not later:
+        return earlier or later or NO_EVENTS
     return EventsReading(
-        added_counts(before.counts, after.counts),
-        {**before.last, **after.last},
-        added_counts(before.suppressed, after.suppressed),
-        added_counts(before.delivered, after.delivered),
-        added_counts(before.dropped, after.dropped),
+        added_counts(earlier.counts, later.counts),
+        {**earlier.last, **later.last},
+        added_counts(earlier.suppressed, later.suppressed),
+        added_counts(earlier.delivered, later.delivered),
+        added_counts(earlier.dropped, later.dropped),
     )

@@ -37,7 +37,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 2**63 - 1)
 names = st.from_regex(decoder.STAT_NAME, fullmatch=True).filter(lambda name: len(name) <= 200)
 label_names = st.from_regex(decoder.LABEL_NAME, fullmatch=True).filter(
-    lambda name: name not in decoder.TAKEN_LABELS and len(name) <= 200
+    lambda name: name not in decoder.RESERVED_LABELS and len(name) <= 200
 )
 labels = st.dictionaries(label_names, texts, max_size=3).map(lambda pairs: tuple(sorted(pairs.items())))
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from exporter.collectors.job import ProcessLife
 from exporter.collectors.kernel_files import procfs
 
-KEPT_SECONDS = 120.0
+RETENTION_SECONDS = 120.0
 """Time for which the end of a process is remembered."""
 
 _START_FIELD = 19
@@ -50,7 +50,7 @@ class ProcessLives:
                 elif pid not in self._waited and _began(pid) is None:
                     self._lives[pid] = replace(previous, ended=now)
             for pid, life in list(self._lives.items()):
-                if life.ended is not None and now - life.ended > KEPT_SECONDS:
+                if life.ended is not None and now - life.ended > RETENTION_SECONDS:
                     del self._lives[pid]
                 elif life.ended is None and pid not in self._waited and pid not in pids:
                     self._lives[pid] = replace(life, ended=now)

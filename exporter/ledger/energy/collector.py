@@ -38,7 +38,7 @@ from exporter.ledger.state.store import StateRecord, StateStore
 
 STATE = "state"
 """Reason of a problem, and of the gap that the problem leaves: the state of a run is unreadable."""
-SAME_PASS_SECONDS = 60.0
+PASS_TOLERANCE_SECONDS = 60.0
 """A run whose last pass is at most this long before the last pass of a sidecar outlived the sidecar."""
 
 
@@ -192,7 +192,7 @@ class EnergyCollector:
                 run.counters.resume(run.state.load() or RunRecord(boot=self._boot))
                 alive_at, last_pass = run.counters.alive_at, self._last_pass
                 if alive_at is not None and last_pass is not None:
-                    run.survived = 0 <= last_pass - alive_at <= SAME_PASS_SECONDS
+                    run.survived = 0 <= last_pass - alive_at <= PASS_TOLERANCE_SECONDS
                 run.loaded = True
             else:
                 collected.unsupported.append(
@@ -204,32 +204,32 @@ class EnergyCollector:
 
     def _count(self, collected: Collected) -> None:
         now, alive, gpu_use = self._monotonic(), self._sources.alive(), self._sources.gpu_use()
-        held = {use.uuid for use in gpu_use}
+        busy_gpus = {use.uuid for use in gpu_use}
         # A device is certainly idle only if processes are listed at all.
-        idle = False if held or (alive is not None and not alive) else None
+        idle = False if busy_gpus or (alive is not None and not alive) else None
         self._splitter.read(self._sources.power, wall=self._clock(), now=now)
         readings = self._sources.readings()
-        self._devices.update(readings, now, working=lambda device: True if device in held else idle)
-        work, use, whole = self._sources.work(), self._sources.use(), None
+        self._devices.update(readings, now, working=lambda device: True if device in busy_gpus else idle)
+        work, use, only_run = self._sources.work(), self._sources.use(), None
         if self._options.whole_machine and alive is not None and len(alive) == 1:
-            (whole,) = alive
+            (only_run,) = alive
             use = use or MachineUse(now, (), None, 1, None)
         if self._divided_at is None:
             self._divided_at = self._began_at = now
         attributed: Collection[str] = ()
-        if whole is None:
+        if only_run is None:
             self._attribute_gpus(work, use, collected, now=now)
             attributed = self._gpus.uuids
         divided = False
         if use is not None and (self._divided is None or use.at > self._divided.at):
             with collected.part():
-                self._divide(gpu_use, use, work, whole, collected, now=now, attributed=attributed)
+                self._divide(gpu_use, use, work, only_run, collected, now=now, attributed=attributed)
                 divided = True
         if now - self._divided_at > LONGEST_SECONDS:
             self._devices.mark_divided()
             self._divided_at, self._shares = now, {}
         # Work of a running run is settled after the division of energy.
-        living = {each.run for each in work.processes if each.alive}
+        living = {process.run for process in work.processes if process.alive}
         for name, run in self._runs.items():
             if divided or name not in living:
                 run.counters.apply_outcomes(work.account(name, run.counters.session))
@@ -244,25 +244,27 @@ class EnergyCollector:
         gpu_use: Sequence[GpuProcessUse],
         use: MachineUse,
         work: WorkUse,
-        whole: str | None,
+        only_run: str | None,
         collected: Collected,
         *,
         now: float,
         attributed: Collection[str],
     ) -> None:
         """Add to every run the share since the last division; the division waits if a run's state is unreadable."""
-        names = {run.run for run in use.runs} if whole is None else {whole}
+        names = {run.run for run in use.runs} if only_run is None else {only_run}
         runs = {name: self._load_run(name, collected) for name in sorted(names)}
-        before, self._divided, self._divided_at, self._shares = self._divided, use, now, {}
+        previous, self._divided, self._divided_at, self._shares = self._divided, use, now, {}
         # The first division covers the time since the sidecar's first reading.
-        seconds = now - self._began_at if before is None else use.at - before.at
+        seconds = now - self._began_at if previous is None else use.at - previous.at
         for name, run in runs.items():
             run.counters.mark_alive(now)
-            run.counters.begin([each for each in work.processes if each.run == name and each.alive])
+            run.counters.begin(
+                [process for process in work.processes if process.run == name and process.alive]
+            )
         for device in self._devices:
             if device.reading.device in attributed:
                 continue
-            shares = shares_of(device.reading, before or use, use, gpu_use, whole)
+            shares = shares_of(device.reading, previous or use, use, gpu_use, only_run)
             split = self._measured(device, shares, work, now)
             waiting = 0.0
             if split is not None:
@@ -272,14 +274,14 @@ class EnergyCollector:
                 self._shares[key] = share.ratio
                 run = runs[share.run]
                 # CPU time is available from the second pass on; the energy of CPUs waits until then.
-                waits = before is None and share.method == "cpu_share"
+                waits = previous is None and share.method == "cpu_share"
                 bridged = device.bridged if run.survived else 0.0
                 used = 0.0 if waits else share.ratio * (device.pending - waiting + bridged)
                 run.counters.use(
                     device.reading, share.method, used, seconds, self._options, self._intensity, split
                 )
                 run.counters.hold(device.reading, share.ratio, seconds, self._options)
-            if before is not None or whole is not None or device.reading.component in {"gpu", "dram"}:
+            if previous is not None or only_run is not None or device.reading.component in {"gpu", "dram"}:
                 device.mark_divided(waiting)
 
     def _attribute_gpus(
@@ -287,31 +289,31 @@ class EnergyCollector:
     ) -> None:
         """Add to every run the part of the GPUs whose processes are known."""
         job, listings = self._sources.job() or (), self._sources.listings()
-        pids = {each.pid for listing in listings for each in listing.processes}
+        pids = {process.pid for listing in listings for process in listing.processes}
         lives = self._sources.lives(pids | living_pids(job))
-        seen = GpuSnapshot(job, use, work, listings, lives, self._sources.uuids())
-        for part in self._gpus.divide(self._devices, seen, wall=self._clock(), now=now):
+        snapshot = GpuSnapshot(job, use, work, listings, lives, self._sources.uuids())
+        for part in self._gpus.divide(self._devices, snapshot, wall=self._clock(), now=now):
             added = False
             with collected.part():
                 self._add_part(part, collected, now=now)
                 added = True
             if not added:
                 part.device.add_gap(STATE, part.slice.joules)
-        if now - self._began_at > SAME_PASS_SECONDS:
+        if now - self._began_at > PASS_TOLERANCE_SECONDS:
             for device in self._devices:
                 if device.reading.device in self._gpus.uuids:
                     device.bridged = 0.0
 
-    def _add_part(self, found: GpuPart, collected: Collected, *, now: float) -> None:
+    def _add_part(self, gpu_part: GpuPart, collected: Collected, *, now: float) -> None:
         """Add a part of a GPU's energy to the part's run."""
-        device, part = found.device, found.slice
+        device, part = gpu_part.device, gpu_part.slice
         reading, run = device.reading, self._load_run(part.run, collected)
         run.counters.mark_alive(now)
         if self._gpus.reports(part.run):
             run.counters.mark_reporting()
         split = None
         if part.ratio == 1.0:
-            split = self._splitter.between(reading.device, found.intervals, part.begin, part.end)
+            split = self._splitter.between(reading.device, gpu_part.intervals, part.begin, part.end)
         joules, seconds = part.joules, part.end - part.begin
         if device.bridged and run.survived:  # used without a sidecar
             joules += device.bridged * part.ratio
@@ -327,8 +329,12 @@ class EnergyCollector:
         """Return the measured energy by phase of a GPU with a single run, if complete."""
         uuid, ranks = device.reading.device, []
         if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.bridged:
-            own = [each for each in work.processes if each.run == shares[0].run and each.alive]
-            ranks = [each.intervals for each in own if each.device == uuid or len(own) == 1]
+            processes = [
+                process for process in work.processes if process.run == shares[0].run and process.alive
+            ]
+            ranks = [
+                process.intervals for process in processes if process.device == uuid or len(processes) == 1
+            ]
         return self._splitter.split(uuid, ranks, now)
 
     def _save(self, collected: Collected) -> None:

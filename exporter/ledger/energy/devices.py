@@ -83,13 +83,13 @@ class DeviceEnergy:
             return 0.0
         between: float | None = None
         if saved.register_joules is not None and reading.register_joules is not None:
-            before = RegisterMark(saved.register_joules, saved.at, saved.watts)
+            saved_mark = RegisterMark(saved.register_joules, saved.at, saved.watts)
             # The history starts with the collector: the history's energy is divided as usual.
             counted, at = 0.0, reading.at
             if reading.history and reading.joules is not None:
                 counted, at = reading.joules - reading.history[0].joules, reading.history[0].at
-            after = RegisterMark(reading.register_joules - counted, at)
-            between = joules_between(before, after, range_joules=reading.range_joules)
+            mark = RegisterMark(reading.register_joules - counted, at)
+            between = joules_between(saved_mark, mark, range_joules=reading.range_joules)
         return saved.pending_joules + (between or 0.0)
 
     def _note_crosscheck(self, reading: EnergyReading, joules: float) -> None:
@@ -160,7 +160,7 @@ class EnergyDevices:
         if record.boot == self._boot:
             self.passed_at = record.passed_at
             self._saved = {
-                DeviceKey(each.component, each.device, each.source): each for each in record.devices
+                DeviceKey(device.component, device.device, device.source): device for device in record.devices
             }
 
     def mark_divided(self) -> None:

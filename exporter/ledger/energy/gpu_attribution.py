@@ -31,9 +31,9 @@ STRANGER_SECONDS = 120.0
 """Retention of the energy of a process without a known run."""
 UNOWNED_SECONDS = 60.0
 """Retention of times without a holder, equal to the retention of energy readings."""
-SAME_LIFE_SECONDS = 1.5
+LIFE_TOLERANCE_SECONDS = 1.5
 """Tolerance between the life of a process of the feed and the times of a process in the driver's lists."""
-MOST_SETTLED = 4096
+MAX_SETTLED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,22 +148,22 @@ class GpuAttribution:
                 self._update(listing, lives)
         if not self._lists and history:
             self._listed_at = history[-1].at  # a driver without lists
-        found = Division(self._claimed(run_of))
+        division = Division(self._claimed(run_of))
         points = self._points(history)
         for process in reported:
             is_hidden = not (process.listable and self._lists)
             if process.named and is_hidden and process.life.ended is None:
-                self._hold(process.life, points, run_of, found)
+                self._hold(process.life, points, run_of, division)
         for holder in self._holders.values():
             life = lives.get(holder.pid)
             if holder.end is None and life is not None and life.ended is not None:
                 holder.end = max(holder.begin, life.ended)
         if points:
-            self._divide(points, min(self._horizon(), points[-1].at, until), run_of, found)
+            self._divide(points, min(self._horizon(), points[-1].at, until), run_of, division)
             for process in reported:
-                self._claim(process, points, run_of, found)
+                self._claim(process, points, run_of, division)
         self._forget(run_of)
-        return found
+        return division
 
     def _points(self, history: Sequence[EnergyPoint]) -> Sequence[EnergyPoint]:
         """Return the readings, with the last divided point if the readings since then are no longer kept."""
@@ -171,7 +171,9 @@ class GpuAttribution:
             return (self._divided, *history)
         return history
 
-    def _divide(self, points: Sequence[EnergyPoint], horizon: float, run_of: RunOf, found: Division) -> None:
+    def _divide(
+        self, points: Sequence[EnergyPoint], horizon: float, run_of: RunOf, division: Division
+    ) -> None:
         """Divide the energy up to a time."""
         edges = {
             moment
@@ -182,7 +184,7 @@ class GpuAttribution:
         times = sorted({max(self._divided.at, points[0].at), *edges, horizon})
         for begin, end in itertools.pairwise(times):
             if begin >= self._divided.at and end <= horizon:
-                self._share(begin, end, joules_between(points, begin, end), run_of, found)
+                self._share(begin, end, joules_between(points, begin, end), run_of, division)
         if horizon > self._divided.at:
             self._divided = EnergyPoint(horizon, joules_at(points, horizon))
 
@@ -196,8 +198,8 @@ class GpuAttribution:
             if holder is None or (holder.end is not None and holder.end < listing.at):
                 if holder is not None:
                     self._past.append(holder)
-                began = self._listed_at if life is None else life.began
-                holder = self._holders[pid] = _Holder(pid, max(began, self._listed_at))
+                start = self._listed_at if life is None else life.began
+                holder = self._holders[pid] = _Holder(pid, max(start, self._listed_at))
                 self._settle(pid)
             holder.memory = use.memory_bytes
             holder.sm = use.ratios.get("sm", holder.sm)
@@ -210,18 +212,20 @@ class GpuAttribution:
         while self._lists[0] < listing.at - UNOWNED_SECONDS:
             self._lists.popleft()
 
-    def _hold(self, life: ProcessLife, points: Sequence[EnergyPoint], run_of: RunOf, found: Division) -> None:
+    def _hold(
+        self, life: ProcessLife, points: Sequence[EnergyPoint], run_of: RunOf, division: Division
+    ) -> None:
         """Let a process that is in no list hold the GPU, and add the time since the start of the process."""
         if life.pid in self._holders or life.pid in self._settled:
             return
         self._settle(life.pid)
-        self._adopt(life, run_of, found)
+        self._adopt(life, run_of, division)
         for stretch in self._take_unowned(life.began, self._divided.at) if points else ():
-            found.slices.append(self._slice(life.pid, stretch, points, run_of))
+            division.slices.append(self._slice(life.pid, stretch, points, run_of))
         self._holders[life.pid] = _Holder(life.pid, max(life.began, self._divided.at))
 
     def _claim(
-        self, process: ReportedProcess, points: Sequence[EnergyPoint], run_of: RunOf, found: Division
+        self, process: ReportedProcess, points: Sequence[EnergyPoint], run_of: RunOf, division: Division
     ) -> None:
         """Add the energy of a reported process that ended before the driver listed it."""
         life = process.life
@@ -232,64 +236,64 @@ class GpuAttribution:
         # The driver has shown that the process did not use the GPU until then.
         is_certain = process.named and (process.used or not lists)
         if process.named and not process.listable:
-            self._adopt(life, run_of, found)
+            self._adopt(life, run_of, division)
         for stretch in self._take_unowned(max([life.began, *lists]), life.ended):
             if is_certain:
-                found.slices.append(self._slice(life.pid, stretch, points, run_of))
+                division.slices.append(self._slice(life.pid, stretch, points, run_of))
             else:
-                found.add_gap(NOT_LISTED, joules_between(points, stretch.begin, stretch.end))
+                division.add_gap(NOT_LISTED, joules_between(points, stretch.begin, stretch.end))
 
     def _slice(self, pid: int, stretch: _Stretch, points: Sequence[EnergyPoint], run_of: RunOf) -> GpuSlice:
         joules = joules_between(points, stretch.begin, stretch.end)
         return GpuSlice(run_of(pid), (pid,), EXCLUSIVE, 1.0, stretch.begin, stretch.end, joules)
 
-    def _adopt(self, life: ProcessLife, run_of: RunOf, found: Division) -> None:
+    def _adopt(self, life: ProcessLife, run_of: RunOf, division: Division) -> None:
         """Add the stored energy of unknown processes of the same life: the list has pids of another namespace."""
         for holder in self._all:
-            ended = life.ended is None or (holder.end or inf) <= life.ended + SAME_LIFE_SECONDS
-            if not run_of(holder.pid) and ended and holder.begin >= life.began - SAME_LIFE_SECONDS:
-                found.slices += [
-                    replace(each, run=run_of(life.pid), pids=(life.pid,)) for each in holder.waiting
+            ended = life.ended is None or (holder.end or inf) <= life.ended + LIFE_TOLERANCE_SECONDS
+            if not run_of(holder.pid) and ended and holder.begin >= life.began - LIFE_TOLERANCE_SECONDS:
+                division.slices += [
+                    replace(part, run=run_of(life.pid), pids=(life.pid,)) for part in holder.waiting
                 ]
                 holder.waiting.clear()
 
     def _take_unowned(self, begin: float, end: float) -> list[_Stretch]:
         """Remove and return the times without a holder between two moments."""
-        taken: list[_Stretch] = []
-        left: deque[_Stretch] = deque()
-        for each in self._unowned:
-            first, last = max(begin, each.begin), min(end, each.end)
+        removed: list[_Stretch] = []
+        remaining: deque[_Stretch] = deque()
+        for stretch in self._unowned:
+            first, last = max(begin, stretch.begin), min(end, stretch.end)
             if first >= last:
-                left.append(each)
+                remaining.append(stretch)
                 continue
-            taken.append(_Stretch(first, last))
-            left.extend(
+            removed.append(_Stretch(first, last))
+            remaining.extend(
                 part
-                for part in (_Stretch(each.begin, first), _Stretch(last, each.end))
+                for part in (_Stretch(stretch.begin, first), _Stretch(last, stretch.end))
                 if part.begin < part.end
             )
-        self._unowned = left
-        return taken
+        self._unowned = remaining
+        return removed
 
     def _horizon(self) -> float:
         """Return the time up to which the holders are known."""
         ends = [holder.end for holder in self._all]
-        known = [end for end in ends if end is not None]
-        if known and len(known) == len(ends):
-            return max(self._listed_at, *known)
+        known_ends = [end for end in ends if end is not None]
+        if known_ends and len(known_ends) == len(ends):
+            return max(self._listed_at, *known_ends)
         return self._listed_at
 
     def _claimed(self, run_of: RunOf) -> list[GpuSlice]:
         """Return stored parts of processes whose run is now known."""
-        found: list[GpuSlice] = []
+        parts: list[GpuSlice] = []
         for holder in self._all:
             run = run_of(holder.pid) if holder.waiting else ""
             if run:
-                found += [replace(each, run=run) for each in holder.waiting]
+                parts += [replace(part, run=run) for part in holder.waiting]
                 holder.waiting.clear()
-        return found
+        return parts
 
-    def _share(self, begin: float, end: float, joules: float, run_of: RunOf, found: Division) -> None:
+    def _share(self, begin: float, end: float, joules: float, run_of: RunOf, division: Division) -> None:
         """Divide the energy of an interval in which the holders did not change."""
         holders = [
             holder
@@ -309,7 +313,7 @@ class GpuAttribution:
             owners.setdefault(run_of(holder.pid) or f"\0{holder.pid}", []).append(holder)
         method, parts = _parts(owners)
         if not parts and any(not owner.startswith("\0") for owner in owners):
-            found.add_gap(SHARE_UNKNOWN, joules)
+            division.add_gap(SHARE_UNKNOWN, joules)
         for owner, ratio in parts.items():
             pids = tuple(holder.pid for holder in owners[owner])
             part = GpuSlice(owner, pids, method, ratio, begin, end, joules * ratio)
@@ -319,11 +323,11 @@ class GpuAttribution:
                 while waiting and waiting[0].end < end - STRANGER_SECONDS:
                     waiting.pop(0)
             else:
-                found.slices.append(part)
+                division.slices.append(part)
 
     def _settle(self, pid: int) -> None:
         self._settled[pid] = None
-        while len(self._settled) > MOST_SETTLED:
+        while len(self._settled) > MAX_SETTLED:
             del self._settled[next(iter(self._settled))]
 
     def _forget(self, run_of: RunOf) -> None:
@@ -347,9 +351,9 @@ def _parts(owners: Mapping[str, Collection[_Holder]]) -> tuple[str, dict[str, fl
     busy = {owner: [holder.sm for holder in holders] for owner, holders in owners.items()}
     memory = {owner: [holder.memory for holder in holders] for owner, holders in owners.items()}
     for method, amounts in ((SM_SHARE, busy), (MEMORY_SHARE, memory)):
-        if any(amount is None for each in amounts.values() for amount in each):
+        if any(amount is None for values in amounts.values() for amount in values):
             continue
-        sums = {owner: float(sum(amount or 0 for amount in each)) for owner, each in amounts.items()}
+        sums = {owner: float(sum(amount or 0 for amount in values)) for owner, values in amounts.items()}
         total = sum(sums.values())
         if total > 0:
             return method, {owner: amount / total for owner, amount in sums.items()}
@@ -358,14 +362,14 @@ def _parts(owners: Mapping[str, Collection[_Holder]]) -> tuple[str, dict[str, fl
 
 def joules_at(history: Sequence[EnergyPoint], moment: float) -> float:
     """Return the energy at a time, interpolated between two points."""
-    place = bisect.bisect_left([point.at for point in history], moment)
-    if place == 0:
+    index = bisect.bisect_left([point.at for point in history], moment)
+    if index == 0:
         return history[0].joules
-    if place == len(history):
+    if index == len(history):
         return history[-1].joules
-    before, after = history[place - 1], history[place]
-    part = (moment - before.at) / (after.at - before.at)
-    return before.joules + (after.joules - before.joules) * part
+    earlier, later = history[index - 1], history[index]
+    part = (moment - earlier.at) / (later.at - earlier.at)
+    return earlier.joules + (later.joules - earlier.joules) * part
 
 
 def joules_between(history: Sequence[EnergyPoint], begin: float, end: float) -> float:

@@ -50,17 +50,17 @@ class GpuDivision:
         return self._holders.reports(run)
 
     def divide(
-        self, devices: Iterable[DeviceEnergy], seen: GpuSnapshot, *, wall: float, now: float
+        self, devices: Iterable[DeviceEnergy], snapshot: GpuSnapshot, *, wall: float, now: float
     ) -> Iterator[GpuPart]:
         """Yield the parts of the runs since the last call; add the energy that no run is given to the gaps."""
         holders = self._holders
-        holders.update(seen.job, seen.use, seen.work, seen.lives, wall=wall, now=now)
-        reported = holders.reported(seen.job, seen.uuids, now=now)
+        holders.update(snapshot.job, snapshot.use, snapshot.work, snapshot.lives, wall=wall, now=now)
+        reported = holders.reported(snapshot.job, snapshot.uuids, now=now)
         listings: dict[str, list[GpuListing]] = {}
-        for listing in seen.listings:
+        for listing in snapshot.listings:
             listings.setdefault(listing.uuid, []).append(listing)
         # The driver's list names the GPUs of a process better than the environment does.
-        listed = {use.pid for listing in seen.listings for use in listing.processes}
+        listed = {use.pid for listing in snapshot.listings for use in listing.processes}
         for device in devices:
             uuid, history = device.reading.device, device.reading.history
             if device.reading.component != "gpu" or not history:
@@ -76,7 +76,9 @@ class GpuDivision:
                 holders.lives,
                 holders.run_of,
                 reported=[
-                    each for each in reported.get(uuid, ()) if each.used or each.life.pid not in listed
+                    process
+                    for process in reported.get(uuid, ())
+                    if process.used or process.life.pid not in listed
                 ],
                 until=holders.known_until(gpu.pids, now=now),
             )

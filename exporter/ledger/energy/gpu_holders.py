@@ -16,13 +16,13 @@ PATIENCE_SECONDS = 20.0
 """Maximum wait of energy for the phases of a running process."""
 LAST_SNAPSHOT_SECONDS = 5.0
 """Maximum wait of energy for the last snapshot of an exited process."""
-UNSEEN_SECONDS = 10.0
+STALE_FEED_SECONDS = 10.0
 """Time after the exit in which the feed may still show a process without a pid as running."""
 REPORTED_SECONDS = 60.0
 """Time after the exit in which the energy of a process can be divided by the feed's information."""
 FORGOTTEN_SECONDS = 180.0
 """Time after the exit in which a process is bound to a pid; longer than the energy of an unknown process is kept."""
-SAME_START_SECONDS = 1.0
+START_TOLERANCE_SECONDS = 1.0
 """Tolerance between the clocks of two start times of a process."""
 MAX_PIDS = 4096
 _SHORTEST_PREFIX = 5  # of a UUID: "GPU-" and a digit
@@ -58,34 +58,40 @@ class GpuHolders:
         """Update from the feed, the process collector and the phases, at a wall time and a monotonic time."""
         self.living = living_pids(job)
         self.lives = dict(lives)
-        present = {each.process.id for each in job}
+        present = {process.process.id for process in job}
         self._pids = {process: pid for process, pid in self._pids.items() if process in present}
-        for each in job:
-            if each.alive or (each.ended is not None and each.ended > wall - FORGOTTEN_SECONDS):
-                self._bind(each, wall - now)
+        for job_process in job:
+            if job_process.alive or (
+                job_process.ended is not None and job_process.ended > wall - FORGOTTEN_SECONDS
+            ):
+                self._bind(job_process, wall - now)
         for run in () if use is None else use.runs:
             for pid in run.pids:
                 self._note(pid, run.run)
-        self._intervals = {each.process: each.intervals for each in work.processes if each.intervals}
+        self._intervals = {
+            job_process.process: job_process.intervals
+            for job_process in work.processes
+            if job_process.intervals
+        }
         self._run_processes = {}
         for process in work.processes:
             self._run_processes.setdefault(process.run, []).append(process.process)
 
-    def _bind(self, each: JobProcess, offset: float) -> None:
+    def _bind(self, process: JobProcess, offset: float) -> None:
         """Bind a process of the feed to a pid, and note the life of a process without a pid."""
-        identity = each.process
-        began = identity.started - offset
-        ended = None if each.ended is None else max(began, each.ended - offset)
-        pid = each.pid
+        identity = process.process
+        start = identity.started - offset
+        ended = None if process.ended is None else max(start, process.ended - offset)
+        pid = process.pid
         if pid is None:
-            known = self.lives.get(identity.pid)
-            if not each.alive and known is not None and _is_within(began, known):
+            life = self.lives.get(identity.pid)
+            if not process.alive and life is not None and _is_within(start, life):
                 pid = identity.pid  # the sidecar first saw the process after the exit
-        elif each.alive:
+        elif process.alive:
             self._sees_pids = True
         if pid is None:
             pid = self._pids.get(identity.id)
-            if each.alive:
+            if process.alive:
                 self._sees_pids = False
         if pid is None:
             self._numbers -= 1
@@ -94,7 +100,7 @@ class GpuHolders:
         self._note(pid, identity.run)
         self._processes[pid] = identity.id
         if pid < 0:
-            self.lives[pid] = ProcessLife(pid, began, ended)
+            self.lives[pid] = ProcessLife(pid, start, ended)
 
     def reported(
         self, job: Sequence[JobProcess], uuids: Mapping[int, str], *, now: float
@@ -106,23 +112,27 @@ class GpuHolders:
             uuids: UUIDs of the GPUs by NVML's number.
             now: The monotonic time.
         """
-        found: dict[str, list[ReportedProcess]] = {}
-        for each in job:
-            pid = self._pids.get(each.process.id)
+        processes_by_uuid: dict[str, list[ReportedProcess]] = {}
+        for job_process in job:
+            pid = self._pids.get(job_process.process.id)
             life = None if pid is None else self.lives.get(pid)
-            if life is None or each.gpus.used is False or (each.process.rank is None and not each.gpus.used):
+            if (
+                life is None
+                or job_process.gpus.used is False
+                or (job_process.process.rank is None and not job_process.gpus.used)
+            ):
                 continue
             if life.ended is not None and life.ended < now - REPORTED_SECONDS:
                 continue
-            for uuid in filter(None, (_resolved(name, uuids) for name in each.gpus.names)):
+            for uuid in filter(None, (_resolved(name, uuids) for name in job_process.gpus.names)):
                 process = ReportedProcess(
                     life,
-                    used=bool(each.gpus.used),
-                    named=each.gpus.named,
+                    used=bool(job_process.gpus.used),
+                    named=job_process.gpus.named,
                     listable=self._sees_pids and (life.pid > 0 or life.ended is not None),
                 )
-                found.setdefault(uuid, []).append(process)
-        return found
+                processes_by_uuid.setdefault(uuid, []).append(process)
+        return processes_by_uuid
 
     def run_of(self, pid: int) -> str:
         """Return the run of a process, "" if unknown."""
@@ -141,7 +151,7 @@ class GpuHolders:
             ended = None if life is None else life.ended
             if not intervals:
                 if pid < 0 and ended is None:
-                    until = min(until, now - UNSEEN_SECONDS)
+                    until = min(until, now - STALE_FEED_SECONDS)
                 continue
             if ended is None:
                 until = min(until, max(intervals[-1].end, now - PATIENCE_SECONDS))
@@ -151,25 +161,25 @@ class GpuHolders:
 
     def intervals(self, part: GpuSlice) -> list[tuple[PhaseInterval, ...]]:
         """Return the phases of the processes of a part, without a gap at their begin and end."""
-        found = []
+        phases = []
         for pid in part.pids:
-            known = self._intervals.get(self._process_of(pid, part.run), ())
-            if not known:
+            reported = self._intervals.get(self._process_of(pid, part.run), ())
+            if not reported:
                 continue
             life = self.lives.get(pid)
-            padded = list(known)
-            if life is not None and known[0].begin > part.begin >= life.began - 1.0:
-                padded.insert(0, PhaseInterval(part.begin, known[0].begin, STARTUP_PHASE))
-            if known[-1].end < part.end:
-                padded.append(PhaseInterval(known[-1].end, part.end, known[-1].phase))
-            found.append(tuple(padded))
-        return found
+            padded = list(reported)
+            if life is not None and reported[0].begin > part.begin >= life.began - 1.0:
+                padded.insert(0, PhaseInterval(part.begin, reported[0].begin, STARTUP_PHASE))
+            if reported[-1].end < part.end:
+                padded.append(PhaseInterval(reported[-1].end, part.end, reported[-1].phase))
+            phases.append(tuple(padded))
+        return phases
 
     def _process_of(self, pid: int, run: str) -> str:
         """Return the id of the feed's process for a pid; in a run with a single process, the id of this process."""
-        own = self._processes.get(pid)
-        if own is not None:
-            return own
+        process = self._processes.get(pid)
+        if process is not None:
+            return process
         processes = self._run_processes.get(run, ())
         return processes[0] if len(processes) == 1 else ""
 
@@ -184,12 +194,12 @@ class GpuHolders:
 
 def living_pids(job: Sequence[JobProcess]) -> set[int]:
     """Return the pids of the job's running processes."""
-    return {each.pid for each in job if each.alive and each.pid is not None}
+    return {process.pid for process in job if process.alive and process.pid is not None}
 
 
-def _is_within(began: float, life: ProcessLife) -> bool:
+def _is_within(start: float, life: ProcessLife) -> bool:
     """Return True if a recording that began at a time can be a process's."""
-    return began >= life.began - SAME_START_SECONDS and (life.ended is None or began <= life.ended)
+    return start >= life.began - START_TOLERANCE_SECONDS and (life.ended is None or start <= life.ended)
 
 
 def _resolved(name: str, uuids: Mapping[int, str]) -> str:

@@ -22,7 +22,7 @@ LONGEST_GAP_SECONDS = 1.0
 """Longest time that a sample covers, and longest gap before the first sample."""
 USUAL_STEP_SECONDS = 0.02
 CLOCK_STEP_SECONDS = 0.01
-KEPT_SECONDS = 60.0
+RETENTION_SECONDS = 60.0
 """Retention of samples."""
 MIN_COVERED = 0.8
 """Least part of an interval that samples must cover."""
@@ -64,20 +64,22 @@ class PowerSplitter:
 
     def read(self, source: PowerSource, *, wall: float, now: float) -> None:
         """Read the new samples of a source."""
-        offset, before = wall - now, self._offset
+        offset, previous_offset = wall - now, self._offset
         self._offset = offset
-        if before is not None and abs(offset - before) > CLOCK_STEP_SECONDS:
+        if previous_offset is not None and abs(offset - previous_offset) > CLOCK_STEP_SECONDS:
             self._drawn.clear()
             self._divided.clear()
         for uuid, samples in source(self._read).items():
-            drawn, last = self._drawn.setdefault(uuid, []), self._read.get(uuid, 0.0)
+            stored, last = self._drawn.setdefault(uuid, []), self._read.get(uuid, 0.0)
             for at, watts in samples:
                 step = at - last if 0 < at - last <= LONGEST_GAP_SECONDS else USUAL_STEP_SECONDS
-                drawn.append(PowerSample(at - step - offset, at - offset, watts))
+                stored.append(PowerSample(at - step - offset, at - offset, watts))
                 last = at
             self._read[uuid] = last
-            if drawn:
-                del drawn[: bisect_left(drawn, drawn[-1].end - KEPT_SECONDS, key=lambda each: each.end)]
+            if stored:
+                del stored[
+                    : bisect_left(stored, stored[-1].end - RETENTION_SECONDS, key=lambda sample: sample.end)
+                ]
 
     def between(
         self, uuid: str, ranks: Sequence[Sequence[PhaseInterval]], begin: float, end: float
@@ -86,17 +88,19 @@ class PowerSplitter:
 
         Returns None without phases, or if samples are missing or too far apart.
         """
-        drawn = [each for each in self._drawn.get(uuid, ()) if each.end > begin and each.begin < end]
-        covered = sum(min(each.end, end) - max(each.begin, begin) for each in drawn)
+        power_samples = [
+            sample for sample in self._drawn.get(uuid, ()) if sample.end > begin and sample.begin < end
+        ]
+        covered = sum(min(sample.end, end) - max(sample.begin, begin) for sample in power_samples)
         if not ranks or not all(ranks) or covered < MIN_COVERED * (end - begin):
             return None
-        step = sum(each.end - each.begin for each in drawn) / len(drawn)
+        step = sum(sample.end - sample.begin for sample in power_samples) / len(power_samples)
         if step > LONGEST_STEP_SECONDS:
             return None
         joules: dict[str, float] = {}
         blurred: dict[str, float] = {}
         for intervals in ranks:
-            for interval, amount in _overlaps(drawn, intervals, begin, end):
+            for interval, amount in _overlaps(power_samples, intervals, begin, end):
                 phase = UNATTRIBUTED if interval is None else interval.phase
                 joules[phase] = joules.get(phase, 0.0) + amount
                 if interval is not None and interval.end - interval.begin < CLEAR_SAMPLES * step:
@@ -108,24 +112,26 @@ class PowerSplitter:
 
         Returns None if impossible; then no energy waits. Without joules in the result, all energy waits.
         """
-        drawn, began = self._drawn.pop(uuid, []), self._divided.pop(uuid, None)
-        if not drawn and began is None:
+        power_samples, start = self._drawn.pop(uuid, []), self._divided.pop(uuid, None)
+        if not power_samples and start is None:
             return None
-        newest = drawn[-1].end if drawn else began or 0.0
+        newest = power_samples[-1].end if power_samples else start or 0.0
         self._divided[uuid] = newest
-        if began is None or not ranks or not all(ranks):
+        if start is None or not ranks or not all(ranks):
             return None
-        step = sum(each.end - each.begin for each in drawn) / max(1, len(drawn))
-        until = max(began, min([newest, *(intervals[-1].end for intervals in ranks)]))
-        late = now - until > PATIENCE_SECONDS or (drawn and drawn[0].begin > began + LONGEST_GAP_SECONDS)
+        step = sum(sample.end - sample.begin for sample in power_samples) / max(1, len(power_samples))
+        end = max(start, min([newest, *(intervals[-1].end for intervals in ranks)]))
+        late = now - end > PATIENCE_SECONDS or (
+            power_samples and power_samples[0].begin > start + LONGEST_GAP_SECONDS
+        )
         if late or step > LONGEST_STEP_SECONDS:
             return None
-        self._divided[uuid] = until
-        self._drawn[uuid] = [each for each in drawn if each.end > until]
+        self._divided[uuid] = end
+        self._drawn[uuid] = [sample for sample in power_samples if sample.end > end]
         joules: dict[str, float] = {}
         blurred: dict[str, float] = {}
         for intervals in ranks:
-            for interval, amount in _overlaps(drawn, intervals, began, until):
+            for interval, amount in _overlaps(power_samples, intervals, start, end):
                 phase = UNATTRIBUTED if interval is None else interval.phase
                 joules[phase] = joules.get(phase, 0.0) + amount
                 if interval is not None and interval.end - interval.begin < CLEAR_SAMPLES * step:
@@ -133,17 +139,17 @@ class PowerSplitter:
         return Split(
             joules,
             blurred,
-            sum(each.watts * (each.end - max(each.begin, until)) for each in self._drawn[uuid]),
+            sum(sample.watts * (sample.end - max(sample.begin, end)) for sample in self._drawn[uuid]),
         )
 
 
 def _overlaps(
-    samples: Sequence[PowerSample], intervals: Sequence[PhaseInterval], began: float, until: float
+    samples: Sequence[PowerSample], intervals: Sequence[PhaseInterval], start: float, stop: float
 ) -> Iterator[tuple[PhaseInterval | None, float]]:
     """Yield the joules of each phase interval between two moments, piece by piece; None for unknown phases."""
     place = 0
     for sample in samples:
-        at, end = max(sample.begin, began), min(sample.end, until)
+        at, end = max(sample.begin, start), min(sample.end, stop)
         while at < end:
             while place < len(intervals) and intervals[place].end <= at:
                 place += 1

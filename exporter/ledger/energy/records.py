@@ -91,26 +91,28 @@ def decode_devices(content: bytes) -> DevicesRecord:
     """Return the record of the devices; raises ValueError."""
     with decoding():
         body = parse(content)
-        found: DevicesRecord = (
+        record: DevicesRecord = (
             _devices_of_rows(_rows(body)) if isinstance(body, list) else from_json(DevicesRecord, body)
         )
-        return found
+        return record
 
 
 def decode_run(content: bytes) -> RunRecord:
     """Return the record of a run; raises ValueError."""
     with decoding():
         body = parse(content)
-        found: RunRecord = _run_of_rows(_rows(body)) if isinstance(body, list) else from_json(RunRecord, body)
-        return found
+        record: RunRecord = (
+            _run_of_rows(_rows(body)) if isinstance(body, list) else from_json(RunRecord, body)
+        )
+        return record
 
 
 # Releases before 0.3 saved rows of numbers by name.
 
 
 def _rows(body: Any) -> _OldRows:
-    found: _OldRows = from_json(_OldRows, body)
-    return found
+    rows: _OldRows = from_json(_OldRows, body)
+    return rows
 
 
 def _devices_of_rows(rows: _OldRows) -> DevicesRecord:

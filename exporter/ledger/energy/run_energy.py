@@ -151,12 +151,12 @@ class RunEnergy:
     def begin(self, processes: Sequence[ProcessWork]) -> None:
         """Compute the time by phase of the run's processes since the last division."""
         self._spent = []
-        for each in processes:
-            before = self._before.get(each.process, {})
-            grown = {phase: seconds - before.get(phase, 0.0) for phase, seconds in each.phases.items()}
+        for process in processes:
+            previous = self._before.get(process.process, {})
+            grown = {phase: seconds - previous.get(phase, 0.0) for phase, seconds in process.phases.items()}
             spent = {phase: seconds for phase, seconds in grown.items() if seconds > 0}
-            self._spent.append(_SpentTime(each, spent, each.process in self._before))
-        self._before = {each.process: each.phases for each in processes}
+            self._spent.append(_SpentTime(process, spent, process.process in self._before))
+        self._before = {process.process: process.phases for process in processes}
         self._reports = self._reports or bool(processes)
 
     def apply_outcomes(self, account: WorkAccount | None) -> None:
@@ -164,20 +164,20 @@ class RunEnergy:
         if account is None:
             return
         self._validates = account.validates
-        record, before = self.record, self.record.settled
-        now = SettledWork(account.session, account.productive, account.lost, account.hung)
-        record.settled = now
-        self.changed = self.changed or before != now
-        if before is not None and before.session != account.session:
+        record, previous = self.record, self.record.settled
+        current = SettledWork(account.session, account.productive, account.lost, account.hung)
+        record.settled = current
+        self.changed = self.changed or previous != current
+        if previous is not None and previous.session != account.session:
             # A new task has started: the unsaved work of the previous task is lost.
             if record.pool:
                 _add(record.wasted, "lost_progress", record.pool)
             record.pool = 0.0
             return
-        if before is None or not record.splits:
+        if previous is None or not record.splits:
             return
-        productive, lost = now.productive - before.productive, now.lost - before.lost
-        hung = now.hung - before.hung
+        productive, lost = current.productive - previous.productive, current.lost - previous.lost
+        hung = current.hung - previous.hung
         settled = productive + lost + hung
         if settled > 0 and min(productive, lost, hung) >= 0:
             per_second = record.pool / (settled + account.uncommitted)
@@ -202,21 +202,23 @@ class RunEnergy:
                 _add(record.blurred, phase, joules * amount / measured)
         else:
             division = self._by_time(device, seconds)
-        rest = joules
+        remainder = joules
         for phase, weight in division.weights.items():
             if phase != UNATTRIBUTED:
                 part = joules * weight / division.total
-                rest -= part
+                remainder -= part
                 _add(record.phases, PhaseMethod(phase, component, division.method), part)
                 self._spend(phase, part)
-        rest = max(0.0, rest)
+        remainder = max(0.0, remainder)
         method = TIME_SHARE if division.method == EXCLUSIVE else division.method
-        _add(record.phases, PhaseMethod(UNATTRIBUTED, component, method), rest)
-        _add(record.wasted, "other", rest)
+        _add(record.phases, PhaseMethod(UNATTRIBUTED, component, method), remainder)
+        _add(record.wasted, "other", remainder)
 
     def _by_time(self, device: str, seconds: float) -> _PhaseWeights:
         """Return the time by phase of the process that uses a device, otherwise of the lowest rank."""
-        users = [each for each in self._spent if each.process.device == device] or self._spent
+        users = [
+            spent_time for spent_time in self._spent if spent_time.process.device == device
+        ] or self._spent
         if not users:
             return _PhaseWeights(TIME_SHARE, {}, seconds)
         spent = users[0]

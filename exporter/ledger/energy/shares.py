@@ -31,54 +31,56 @@ class Share:
 
 def shares_of(
     reading: EnergyReading,
-    before: MachineUse,
-    now: MachineUse,
+    previous: MachineUse,
+    current: MachineUse,
     gpu_use: Sequence[GpuProcessUse],
-    whole: str | None = None,
+    only_run: str | None = None,
 ) -> list[Share]:
     """Return the shares of a device's energy between two moments; empty if no share is known."""
-    if whole is not None:
-        return [Share(whole, "whole", 1.0)]
+    if only_run is not None:
+        return [Share(only_run, "whole", 1.0)]
     if reading.component == "gpu":
-        return _gpu_shares([use for use in gpu_use if use.uuid == reading.device], now.runs)
+        return _gpu_shares([use for use in gpu_use if use.uuid == reading.device], current.runs)
     if reading.component == "dram":
-        total = max(now.memory_used_bytes or 0, sum(run.resident_bytes for run in now.runs))
-        known = now.runs if now.memory_used_bytes else ()
-        return [Share(run.run, "memory_share", run.resident_bytes / total) for run in known]
-    return _cpu_shares(reading, before, now)
+        total = max(current.memory_used_bytes or 0, sum(run.resident_bytes for run in current.runs))
+        runs = current.runs if current.memory_used_bytes else ()
+        return [Share(run.run, "memory_share", run.resident_bytes / total) for run in runs]
+    return _cpu_shares(reading, previous, current)
 
 
-def _cpu_shares(reading: EnergyReading, before: MachineUse, now: MachineUse) -> list[Share]:
-    if before.cpu_busy_seconds is None or now.cpu_busy_seconds is None or not now.runs:
+def _cpu_shares(reading: EnergyReading, previous: MachineUse, current: MachineUse) -> list[Share]:
+    if previous.cpu_busy_seconds is None or current.cpu_busy_seconds is None or not current.runs:
         return []
-    earlier = {run.run: run.cpu_seconds for run in before.runs}
+    earlier = {run.run: run.cpu_seconds for run in previous.runs}
     # A new run has no earlier CPU time; the share starts with the next interval.
-    used = {run.run: max(0.0, run.cpu_seconds - earlier.get(run.run, run.cpu_seconds)) for run in now.runs}
-    busy = max(now.cpu_busy_seconds - before.cpu_busy_seconds, sum(used.values())) or 1.0
-    cpus = max(now.cpus, sum(run.cpus for run in now.runs))
+    used = {
+        run.run: max(0.0, run.cpu_seconds - earlier.get(run.run, run.cpu_seconds)) for run in current.runs
+    }
+    busy = max(current.cpu_busy_seconds - previous.cpu_busy_seconds, sum(used.values())) or 1.0
+    cpus = max(current.cpus, sum(run.cpus for run in current.runs))
     idle = 0.0
     if reading.idle_watts is not None and reading.watts:
         idle = min(1.0, max(0.0, reading.idle_watts / reading.watts))
     return [
         Share(run.run, "cpu_share", (1 - idle) * used[run.run] / busy + idle * run.cpus / cpus)
-        for run in now.runs
+        for run in current.runs
     ]
 
 
 def _gpu_shares(users: Sequence[GpuProcessUse], runs: Sequence[RunUse]) -> list[Share]:
     """Return the shares of a GPU by the first measure with known values of all processes and a positive sum."""
-    of_pid = {pid: run.run for run in runs for pid in run.pids}
-    owners = [of_pid.get(use.pid, "") for use in users]  # "" is a process of no run
+    run_by_pid = {pid: run.run for run in runs for pid in run.pids}
+    owners = [run_by_pid.get(use.pid, "") for use in users]  # "" is a process of no run
     if len(set(owners)) == 1 and owners[0]:
         return [Share(owners[0], "exclusive", 1.0)]
     for method, amounts in (
         ("sm_share", [use.ratios.get("sm") for use in users]),
         ("memory_share", [use.memory_bytes for use in users]),
     ):
-        known = [amount for amount in amounts if amount is not None]
-        if len(known) == len(users) and sum(known) > 0:
+        values = [amount for amount in amounts if amount is not None]
+        if len(values) == len(users) and sum(values) > 0:
             parts = dict.fromkeys(owners, 0.0)
-            for owner, amount in zip(owners, known, strict=True):
-                parts[owner] += amount / sum(known)
+            for owner, amount in zip(owners, values, strict=True):
+                parts[owner] += amount / sum(values)
             return [Share(run, method, part) for run, part in parts.items() if run]
     return []

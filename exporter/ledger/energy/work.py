@@ -9,7 +9,7 @@ from itertools import chain
 
 from exporter.recording.values import TrainingReading
 
-KEPT_SECONDS = 30.0
+RETENTION_SECONDS = 30.0
 """Length of the stored phase history, equal to the retention of power samples in the GPU collector."""
 MAX_NUMBERS = 16_384
 """Numbers of a snapshot's history that are used; no writer writes more."""
@@ -58,37 +58,39 @@ class WorkUse:
 
     def account(self, run: str, session: str) -> WorkAccount | None:
         """Return the account of a run, or of the run that continues the session under a different name."""
-        own = self.accounts.get(run)
-        if own is None and session:
-            return next((each for each in self.accounts.values() if each.session == session), None)
-        return own
+        account = self.accounts.get(run)
+        if account is None and session:
+            return next(
+                (candidate for candidate in self.accounts.values() if candidate.session == session), None
+            )
+        return account
 
 
 def extended(intervals: tuple[PhaseInterval, ...], reading: TrainingReading) -> tuple[PhaseInterval, ...]:
     """Return the known intervals of a process, extended by the history of a new snapshot."""
     phases, until = reading.history_phases, reading.history_until
     history = tuple(chain.from_iterable(reading.intervals))[-MAX_NUMBERS:]
-    known = intervals[-1].end if intervals else 0.0
-    if until <= known or len(history) % 2:
+    covered_until = intervals[-1].end if intervals else 0.0
+    if until <= covered_until or len(history) % 2:
         return intervals
     if history and not 0 <= min(history[::2]) <= max(history[::2]) < len(phases):
         return intervals
-    new: list[PhaseInterval] = []
+    new_intervals: list[PhaseInterval] = []
     end = until
     # Latest first, up to the known part: a history covers many times the interval between two snapshots.
     for place, microseconds in zip(history[-2::-2], history[::-2], strict=True):
-        if end <= known:
+        if end <= covered_until:
             break
-        began = end - microseconds / 1e6
-        if began < end:
-            new.append(PhaseInterval(max(began, known), end, phases[place]))
-        end = began
-    kept = bisect_right(intervals, until - KEPT_SECONDS, key=lambda each: each.end)
-    found = list(intervals[kept:])
-    for each in reversed(new):
-        last = found[-1] if found else None
-        if last is not None and (last.end, last.phase) == (each.begin, each.phase):
-            found[-1] = PhaseInterval(last.begin, each.end, each.phase)
+        begin = end - microseconds / 1e6
+        if begin < end:
+            new_intervals.append(PhaseInterval(max(begin, covered_until), end, phases[place]))
+        end = begin
+    first_kept = bisect_right(intervals, until - RETENTION_SECONDS, key=lambda interval: interval.end)
+    extended_intervals = list(intervals[first_kept:])
+    for interval in reversed(new_intervals):
+        last = extended_intervals[-1] if extended_intervals else None
+        if last is not None and (last.end, last.phase) == (interval.begin, interval.phase):
+            extended_intervals[-1] = PhaseInterval(last.begin, interval.end, interval.phase)
         else:
-            found.append(each)
-    return tuple(found)
+            extended_intervals.append(interval)
+    return tuple(extended_intervals)

@@ -160,22 +160,22 @@ def add_processes(
     collected: Collected, slots: Sequence[VisibleSlot], gpu_of: Callable[[str], tuple[str, str] | None]
 ) -> None:
     """Add the families of the processes that write feeds; *gpu_of* returns index and UUID by process id."""
-    names = sorted({name for each in slots for name, _ in each.process.identity.labels})
+    names = sorted({name for slot in slots for name, _ in slot.process.identity.labels})
     info = replace(RANK_INFO, labels=RANK_INFO.labels + tuple([f"label_{name}" for name in names]))
-    for each in slots:
-        process, identity = each.process, each.process.identity
-        collected.add(ALIVE, int(process.living), *each.labels)
-        collected.add(LAST_UPDATE, process.written, *each.labels)
+    for visible_slot in slots:
+        process, identity = visible_slot.process, visible_slot.process.identity
+        collected.add(ALIVE, int(process.living), *visible_slot.labels)
+        collected.add(LAST_UPDATE, process.written, *visible_slot.labels)
         local_rank = "" if identity.local_rank is None else str(identity.local_rank)
         # The role of the series' identity is empty for a rank; the info has the role of every process.
-        run, rank, worker, _ = each.labels
+        run, rank, worker, _ = visible_slot.labels
         rank_labels = (run, rank, worker, identity.role, local_rank, identity.node, identity.version)
         own_labels = dict(identity.labels)
         described = [own_labels.get(name, "") for name in names]
         collected.add(info, 1, *rank_labels, *(gpu_of(identity.id) or ("", "")), *described)
-        _add_events(collected, each)
-        if each.counted:
-            _add_losses(collected, each)
+        _add_events(collected, visible_slot)
+        if visible_slot.counted:
+            _add_losses(collected, visible_slot)
 
 
 def _add_events(collected: Collected, visible: VisibleSlot) -> None:

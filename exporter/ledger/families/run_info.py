@@ -87,15 +87,15 @@ class RankDevices:
             self._of_pid.setdefault(use.pid, set()).add((use.gpu, use.uuid))
         # A MIG instance has a lower peak than the card: a divided card has no name here.
         self._names = {
-            each.device: "" if each.divided else each.name
-            for each in gpus.readings()
-            if each.component == "gpu"
+            reading.device: "" if reading.divided else reading.name
+            for reading in gpus.readings()
+            if reading.component == "gpu"
         }
 
     def of(self, pid: int | None) -> tuple[str, str] | None:
         """Return index and UUID of a process's GPU; None without a GPU or with several."""
-        held = self._of_pid.get(pid, ())
-        return next(iter(held)) if len(held) == 1 else None
+        devices = self._of_pid.get(pid, ())
+        return next(iter(devices)) if len(devices) == 1 else None
 
     def name(self, pid: int | None) -> str:
         """Return the model of a process's GPU, or an empty string."""
@@ -115,18 +115,18 @@ def add_runs(
 ) -> None:
     """Add the families of a pass; *pids* has the pids of running processes by process id."""
     runs: dict[str, VisibleSlot] = {}
-    for each in sorted(slots, key=_reporter_order):
-        runs.setdefault(each.key.run, each)
-    for run, each in sorted(runs.items()):
-        facts = _facts(each)
+    for slot in sorted(slots, key=_reporter_order):
+        runs.setdefault(slot.key.run, slot)
+    for run, slot in sorted(runs.items()):
+        facts = _facts(slot)
         collected.add(RUN_INFO, 1.0, run, *facts)
         world_size = facts[FACTS.index("world_size")]
         if world_size.isascii() and world_size.isdigit():
             collected.add(WORLD_SIZE, float(world_size), run)
-    for each in slots:
-        if each.fresh and each.process.training is not None:
-            name = devices.name(pids.get(each.process.identity.id))
-            _add_peak(collected, each, each.process.training, name, settings)
+    for visible_slot in slots:
+        if visible_slot.fresh and visible_slot.process.training is not None:
+            name = devices.name(pids.get(visible_slot.process.identity.id))
+            _add_peak(collected, visible_slot, visible_slot.process.training, name, settings)
 
 
 def _add_peak(
@@ -138,7 +138,9 @@ def _add_peak(
 ) -> None:
     dtype = data_type(dict(reading.facts).get("precision", ""))
     configured = [
-        each.flops for each in settings if each.dtype in {None, dtype} and fnmatchcase(name, each.device)
+        setting.flops
+        for setting in settings
+        if setting.dtype in {None, dtype} and fnmatchcase(name, setting.device)
     ]
     flops, source = reading.peak_flops, "config"
     if flops is None and name and configured:

@@ -91,19 +91,19 @@ class Goodput:
         A process without a session tag that starts `new_after_seconds` after the end of the last attempt, at step 0 and
         without loading a checkpoint, starts a new task.
         """
-        before, self.attempt = self.attempt, attempt
+        previous, self.attempt = self.attempt, attempt
         start = attempt.start
-        if before is not None:
-            self.taken = [*self.taken, before.process][-MAX_IDS:]
-            end = start if before.ended is None else before.ended
+        if previous is not None:
+            self.taken = [*self.taken, previous.process][-MAX_IDS:]
+            end = start if previous.ended is None else previous.ended
             gap = max(0.0, start - end, self.gap_counted)
             # A process that did not train, such as an evaluation, completes no task.
-            if before.orderly and before.reading.loop and not attempt.tagged:
-                self._start_over(before)
+            if previous.orderly and previous.reading.loop and not attempt.tagged:
+                self._start_over(previous)
             else:
-                attempt.number = before.number + 1
-                self.restarts[before.reason] += 1
-                self.pending += before.left_behind()
+                attempt.number = previous.number + 1
+                self.restarts[previous.reason] += 1
+                self.pending += previous.left_behind()
                 self.gap += gap - self.gap_counted
                 attempt.resumed = False
                 if attempt.tagged or self.gap <= new_after_seconds:
@@ -145,17 +145,19 @@ class Goodput:
         reading = attempt.reading
         tail = max(0.0, at - max(attempt.written, attempt.recorded))
         self.target += tail
-        lost, hung = attempt.open_seconds, attempt.hung > 0
+        lost_seconds, hung = attempt.open_seconds, attempt.hung > 0
         attempt.reading, attempt.hung = reading.replace(open_seconds=0.0), 0.0
         if completed:
             self.complete()  # work after the last finished step need not be repeated
             return
         self.interruptions[reason] += 1
         if reading.phase in WORK:
-            lost += tail
+            lost_seconds += tail
         else:
             self.badput[CAUSE_OF_PHASE.get(reading.phase, "other")] += tail
-        self.badput["hang" if hung or lost > hang.limit_seconds(reading) else "lost_progress"] += lost
+        self.badput["hang" if hung or lost_seconds > hang.limit_seconds(reading) else "lost_progress"] += (
+            lost_seconds
+        )
         self._balance()
 
     def complete(self) -> None:
@@ -189,11 +191,11 @@ class Goodput:
         seconds = sum(reading.phases.values())
         self.target += max(0.0, seconds - attempt.seconds)
         attempt.seconds = max(attempt.seconds, seconds)
-        lost: dict[str, float] = {}
+        seconds_by_cause: dict[str, float] = {}
         for phase, spent in reading.phases.items():
             if (cause := CAUSE_OF_PHASE.get(phase)) is not None:
-                lost[cause] = lost.get(cause, 0.0) + spent
-        for cause, spent in lost.items():
+                seconds_by_cause[cause] = seconds_by_cause.get(cause, 0.0) + spent
+        for cause, spent in seconds_by_cause.items():
             grown = spent - attempt.spent.get(cause, 0.0)
             if grown > 0:
                 attempt.spent[cause] = spent
@@ -209,18 +211,18 @@ class Goodput:
 
     def _count_hang(self, attempt: Attempt, reading: TrainingReading, *, hangs: bool) -> None:
         """Count the open iteration of a hang, and deduct a hang from the work of an iteration that ended."""
-        before = attempt.reading
-        if attempt.hung > 0 and (reading.steps > before.steps or reading.open_seconds < attempt.hung):
-            grown = max(0.0, reading.work_seconds - before.work_seconds)
-            attempt.deductions.append(Deduction(before.work_seconds, min(attempt.hung, grown)))
+        previous = attempt.reading
+        if attempt.hung > 0 and (reading.steps > previous.steps or reading.open_seconds < attempt.hung):
+            grown = max(0.0, reading.work_seconds - previous.work_seconds)
+            attempt.deductions.append(Deduction(previous.work_seconds, min(attempt.hung, grown)))
             attempt.hung = 0.0
         if hangs and reading.open_seconds > attempt.hung:
             self.badput["hang"] += reading.open_seconds - attempt.hung
             attempt.hung = reading.open_seconds
 
     def _note_position(self, attempt: Attempt, reading: TrainingReading) -> None:
-        before = attempt.reading
-        if 0 < before.loop < reading.loop and (reading.step or 0) < (before.step or 0):
+        previous = attempt.reading
+        if 0 < previous.loop < reading.loop and (reading.step or 0) < (previous.step or 0):
             # The new loop counts steps from a different start: no repetition.
             self.high = self.position = None
         if attempt.first_step_seconds is None and reading.steps and reading.last_progress is not None:
@@ -249,15 +251,20 @@ class Goodput:
         if step is not None:
             attempt.committed_step = self.position = step
 
-    def _credit(self, before: int | None, last: int | None, seconds: float) -> None:
-        """Count work of the steps after *before* up to *last* as safe."""
+    def _credit(self, step_before: int | None, last_step: int | None, seconds: float) -> None:
+        """Count work of the steps after *step_before* up to *last_step* as safe."""
         share = 0.0  # share of steps with productive work
-        if before is not None and last is not None and last > before and self.high is not None:
-            share = max(0, min(last, self.high) - before) / (last - before)
+        if (
+            step_before is not None
+            and last_step is not None
+            and last_step > step_before
+            and self.high is not None
+        ):
+            share = max(0, min(last_step, self.high) - step_before) / (last_step - step_before)
         self.badput["lost_progress"] += seconds * share
         self.productive += seconds * (1 - share)
-        if last is not None:
-            self.high = last if self.high is None else max(self.high, last)
+        if last_step is not None:
+            self.high = last_step if self.high is None else max(self.high, last_step)
 
     def _resume(self, attempt: Attempt, reading: TrainingReading) -> None:
         """Settle the uncommitted work of earlier attempts: the first step of this attempt is known."""
@@ -277,11 +284,13 @@ class Goodput:
         resume_step = first if reported and first is not None else self.position or 0
         for segment in self.pending:
             steps = segment.last - segment.first + 1
-            kept = min(max(resume_step - segment.first + 1, 0), steps)
-            if kept:
-                self._credit(segment.first - 1, segment.first - 1 + kept, segment.seconds * kept / steps)
-            self.badput["lost_progress"] += segment.seconds * (steps - kept) / steps
-            self.lost_steps += steps - kept
+            kept_steps = min(max(resume_step - segment.first + 1, 0), steps)
+            if kept_steps:
+                self._credit(
+                    segment.first - 1, segment.first - 1 + kept_steps, segment.seconds * kept_steps / steps
+                )
+            self.badput["lost_progress"] += segment.seconds * (steps - kept_steps) / steps
+            self.lost_steps += steps - kept_steps
         self.pending = []
         if self.position is not None:
             self.lost_steps += max(0, self.position - resume_step)
@@ -289,10 +298,10 @@ class Goodput:
         if not reported:
             self.high = self.position = None  # the steps are not comparable with earlier ones
 
-    def _start_over(self, before: Attempt | None) -> None:
+    def _start_over(self, previous: Attempt | None) -> None:
         """Start a new task: uncommitted work is lost, and the time between the tasks does not count."""
-        if before is not None:
-            self.pending += before.left_behind()
+        if previous is not None:
+            self.pending += previous.left_behind()
         self.badput["lost_progress"] += sum(segment.seconds for segment in self.pending)
         self.pending = []
         self.high = self.position = None
@@ -311,9 +320,9 @@ class Goodput:
 
     def _balance(self) -> None:
         """Set wall time to the sum of all parts: unexplained time is `other`; no counter decreases."""
-        known = self.productive + self.uncommitted + sum(self.badput.values())
-        self.wall = max(self.wall, self.target, known)
-        self.badput["other"] += self.wall - known
+        explained_seconds = self.productive + self.uncommitted + sum(self.badput.values())
+        self.wall = max(self.wall, self.target, explained_seconds)
+        self.badput["other"] += self.wall - explained_seconds
 
 
 def _may_only_warm_up(attempt: Attempt, reading: TrainingReading) -> bool:

@@ -74,7 +74,7 @@ class Attempt:
 
     def effective(self, work_seconds: float) -> float:
         """Return work seconds without the parts that were counted as hangs."""
-        return work_seconds - sum(each.within(work_seconds) for each in self.deductions)
+        return work_seconds - sum(deduction.within(work_seconds) for deduction in self.deductions)
 
     @property
     def uncommitted(self) -> float:
@@ -94,11 +94,11 @@ class Attempt:
     def left_behind(self) -> list[UncommittedSteps]:
         """Return the work without a save, by steps if known."""
         missing, segments = self.uncommitted, self.reading.segments
-        known = sum(seconds for *_, seconds in segments)
-        if missing > 0 and known > 0:
+        reported_seconds = sum(seconds for *_, seconds in segments)
+        if missing > 0 and reported_seconds > 0:
             # Readings number a step by the previous steps; positions here include the step.
             return [
-                UncommittedSteps(first + 1, last + 1, seconds * missing / known)
+                UncommittedSteps(first + 1, last + 1, seconds * missing / reported_seconds)
                 for _, first, last, seconds in segments
             ]
         last = 1 if self.reading.step is None else self.reading.step

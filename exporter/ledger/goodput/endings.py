@@ -77,8 +77,8 @@ def started_at(
         ticks = int(stat[stat.rindex(b")") + 1 :].split()[19])
     except (OSError, ValueError, IndexError):
         return recorded
-    began = clock() - boottime() + ticks / os.sysconf("SC_CLK_TCK")
-    return began if recorded - LONGEST_BEFORE_SECONDS <= began <= recorded else recorded
+    start = clock() - boottime() + ticks / os.sysconf("SC_CLK_TCK")
+    return start if recorded - LONGEST_BEFORE_SECONDS <= start <= recorded else recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +93,35 @@ class ExitEvidence:
 
     def outcome(self, process: EndedProcess) -> Outcome | None:
         """Return the outcome of a process; None if evidence may still arrive."""
-        ends = [each for each in map(_without_shell, self.ends()) if _is_near(each, process)]
-        own = next((each for each in ends if _is_own(each, process)), None)
-        if own is not None:
+        ends = [end for end in map(_without_shell, self.ends()) if _is_near(end, process)]
+        process_end = next((end for end in ends if _is_own(end, process)), None)
+        if process_end is not None:
             return Outcome(
                 EvidenceSource.PROCESS,
-                own.status == 0,
-                own.at,
-                own.status,
+                process_end.status == 0,
+                process_end.at,
+                process_end.status,
                 process.exception,
                 process.failure,
             )
-        launch = next((each for each in ends if _is_launch(each, process)), None)
-        undecided = launch is None and not process.superseded
+        launch_end = next((end for end in ends if _is_launch(end, process)), None)
+        undecided = launch_end is None and not process.superseded
         if process.exception or process.failure:
             if undecided and process.seconds_ago < SETTLE_SECONDS:
                 return None
-            status = launch.status if launch is not None and launch.status else None
+            status = launch_end.status if launch_end is not None and launch_end.status else None
             return Outcome(
                 EvidenceSource.EXCEPTION, False, process.at, status, process.exception, process.failure
             )
         awaited = process.agent_lives or self.lives(process.launch)
         if undecided and awaited and process.seconds_ago < LAUNCH_SECONDS:
             return None
-        if launch is not None and not process.superseded:
+        if launch_end is not None and not process.superseded:
             return Outcome(
-                EvidenceSource.LAUNCH, launch.status == 0, min(process.at, launch.at), launch.status
+                EvidenceSource.LAUNCH,
+                launch_end.status == 0,
+                min(process.at, launch_end.at),
+                launch_end.status,
             )
         if process.restarted:
             return Outcome(EvidenceSource.RESTART, False, process.at)
@@ -155,15 +158,15 @@ class ExitEvidence:
         a final snapshot.
         """
         peers = peers_ended(attempt, outcome.at, processes)
-        reported = {attempt.reading.failure, outcome.failure, *(each.failure for each in peers)} - {""}
-        reported = {each if each in END_REASONS else "exit" for each in reported}
+        reported = {attempt.reading.failure, outcome.failure, *(peer.failure for peer in peers)} - {""}
+        reported = {failure if failure in END_REASONS else "exit" for failure in reported}
         # A lost connection is a consequence if a different process exited before without a report.
-        left = silent or any(
-            not each.failure and (each.departed or outcome.at) <= outcome.at for each in peers
+        has_silent_exit = silent or any(
+            not peer.failure and (peer.departed or outcome.at) <= outcome.at for peer in peers
         )
-        believed = _SPECIFIC if left else _SPECIFIC + _CONSEQUENCES
+        believed = _SPECIFIC if has_silent_exit else _SPECIFIC + _CONSEQUENCES
         if reported.intersection(believed):
-            return next(each for each in believed if each in reported)
+            return next(cause for cause in believed if cause in reported)
         if self.machine.name == attempt.machine.name and self.machine.boot != attempt.machine.boot:
             return "host"
         status = outcome.status
@@ -200,13 +203,13 @@ def _ended_with(
     run: str, recorded: float, ended: float, processes: Iterable[ProcessTotals]
 ) -> list[ProcessTotals]:
     return [
-        each
-        for each in processes
-        if each.departed is not None
-        and each.training is not None
-        and each.identity.run == run
-        and each.departed > recorded
-        and abs(each.departed - ended) <= LAUNCH_SECONDS
+        process
+        for process in processes
+        if process.departed is not None
+        and process.training is not None
+        and process.identity.run == run
+        and process.departed > recorded
+        and abs(process.departed - ended) <= LAUNCH_SECONDS
     ]
 
 
@@ -233,15 +236,20 @@ class Endings:
     def successor(self, process: ProcessTotals, later: Iterable[ProcessTotals]) -> ProcessTotals | None:
         """Return the next attempt; after a training, a process of the same launch is one as soon as it trains."""
         identity = process.identity
-        any_is = not process.has_trained or self.expects_restart(identity.run)
+        accepts_any = not process.has_trained or self.expects_restart(identity.run)
         return next(
-            (each for each in later if any_is or not follows(each, identity.launch, identity.started)), None
+            (
+                candidate
+                for candidate in later
+                if accepts_any or not follows(candidate, identity.launch, identity.started)
+            ),
+            None,
         )
 
     def _facts(self, process: ProcessTotals, at: float, successor: ProcessTotals | None) -> EndedProcess:
         identity, reading = process.identity, process.training
         peers = _ended_with(identity.run, identity.started, at, self._processes)
-        silent = not process.final or not all(each.final for each in peers)
+        silent = not process.final or not all(peer.final for peer in peers)
         return EndedProcess(
             pid=identity.pid,
             run=identity.run,
@@ -262,18 +270,18 @@ class Endings:
     def _has_agent(self, process: ProcessTotals, successor: ProcessTotals) -> bool:
         """Return True if an agent of torchrun was running from before the process until the successor."""
         return any(
-            each.identity.role == "agent"
-            and each.identity.run == process.identity.run
-            and each.identity.started < process.identity.started
-            and (each.departed is None or each.departed > successor.identity.started)
-            for each in self._processes
+            agent.identity.role == "agent"
+            and agent.identity.run == process.identity.run
+            and agent.identity.started < process.identity.started
+            and (agent.departed is None or agent.departed > successor.identity.started)
+            for agent in self._processes
         )
 
     def expects_restart(self, run: str) -> bool:
         """Return True if an agent of torchrun is running, which may start a further process of the run."""
         return any(
-            each.living and each.identity.role == "agent" and each.identity.run == run
-            for each in self._processes
+            agent.living and agent.identity.role == "agent" and agent.identity.run == run
+            for agent in self._processes
         )
 
 
@@ -287,8 +295,8 @@ def _is_near(end: End, process: EndedProcess) -> bool:
 
 
 def _is_own(end: End, process: EndedProcess) -> bool:
-    known = bool(end.launch and process.launch)
-    return end.pid == process.pid and (end.launch == process.launch or not known)
+    has_launches = bool(end.launch and process.launch)
+    return end.pid == process.pid and (end.launch == process.launch or not has_launches)
 
 
 def _is_launch(end: End, process: EndedProcess) -> bool:

@@ -17,7 +17,7 @@ ENDED_STATES = ("stopped", "finished", "failed", "lost")
 STATES = LIVING_STATES + ENDED_STATES
 
 _STOP_SIGNALS = frozenset({-signal.SIGINT, -signal.SIGTERM})
-_SIGNAL_NAMES = {each.value: each.name for each in signal.Signals}
+_SIGNAL_NAMES = {member.value: member.name for member in signal.Signals}
 
 _ABSENT = " Absent after the retention time of an ended run, and on nodes without rank 0."
 
@@ -86,29 +86,31 @@ class RunStates:
         for process in processes:
             if process.identity.run in shown:
                 runs.setdefault(process.identity.run, []).append(process)
-        before, self._runs = self._runs, {}
-        for run, each in runs.items():
-            if all(process.identity.rank for process in each):
+        previous, self._runs = self._runs, {}
+        for run, run_processes in runs.items():
+            if all(process.identity.rank for process in run_processes):
                 continue
-            found = _state(each, endings, rules, now)
+            state = _state(run_processes, endings, rules, now)
             # The time of a state is the time of the first pass in that state.
-            found = self._runs[run] = before[run] if before.get(run) == found else found
-            if all(process.identity.rank for process in _trainers(each)):
+            state = self._runs[run] = previous[run] if previous.get(run) == state else state
+            if all(process.identity.rank for process in _trainers(run_processes)):
                 continue  # the agent of a node without rank 0: a hang is examined here, and published beside rank 0
             for name in STATES:
-                collected.add(STATE, float(name == found.state), run, name)
-            collected.add(SINCE, found.since, run)
-            if found.state in ENDED_STATES:
-                labels = (found.state, found.reason, found.exit_status, found.signal, found.exception)
+                collected.add(STATE, float(name == state.state), run, name)
+            collected.add(SINCE, state.since, run)
+            if state.state in ENDED_STATES:
+                labels = (state.state, state.reason, state.exit_status, state.signal, state.exception)
                 collected.add(OUTCOME, 1.0, run, *labels)
 
 
 def _state(processes: list[ProcessTotals], endings: Endings, rules: GapRules, now: Moment) -> RunState:
     """Return the state of a run, computed from the run's processes."""
     trainers = _deciding(_trainers(processes), endings)
-    living = [each for each in trainers if each.living]
+    living = [trainer for trainer in trainers if trainer.living]
     if living:
-        living.sort(key=lambda each: (not each.trains, each.identity.rank or 0, each.identity.started))
+        living.sort(
+            key=lambda trainer: (not trainer.trains, trainer.identity.rank or 0, trainer.identity.started)
+        )
         return _living(living[0], rules, now)
     last = max(trainers, key=_order)
     outcome = endings.outcome(last)
@@ -117,7 +119,7 @@ def _state(processes: list[ProcessTotals], endings: Endings, rules: GapRules, no
 
 def _trainers(processes: list[ProcessTotals]) -> list[ProcessTotals]:
     """Return the processes with a rank, or all processes without ranks."""
-    return [each for each in processes if each.identity.rank is not None] or processes
+    return [process for process in processes if process.identity.rank is not None] or processes
 
 
 def _deciding(trainers: list[ProcessTotals], endings: Endings) -> list[ProcessTotals]:
@@ -125,15 +127,17 @@ def _deciding(trainers: list[ProcessTotals], endings: Endings) -> list[ProcessTo
 
     A later process of the same launch decides as soon as it trains, or when the training turns out to have failed.
     """
-    trained = [each for each in trainers if each.has_trained]
-    if not trained or any(each.living for each in trained):
+    trained = [trainer for trainer in trainers if trainer.has_trained]
+    if not trained or any(trainer.living for trainer in trained):
         return trainers
     last = max(trained, key=_order)
     outcome = endings.outcome(last)
     awaited = outcome is None and not endings.expects_restart(last.identity.run)
     if not awaited and (outcome is None or not outcome.completed):
         return trainers
-    return [each for each in trainers if not follows(each, last.identity.launch, last.identity.started)]
+    return [
+        trainer for trainer in trainers if not follows(trainer, last.identity.launch, last.identity.started)
+    ]
 
 
 def _order(process: ProcessTotals) -> tuple[float, float, float]:

@@ -75,7 +75,7 @@ class Session:
                 return
             start = look.evidence.started(look.pids.get(process.identity.id), process.identity.started)
             if attempt is not None and attempt.ended is None:
-                self._end_superseded(attempt, process, look, before=start)
+                self._end_superseded(attempt, process, look, latest_end=start)
             attempt = self._begin(process, start, look)
         if self._snapshot is not snapshot:
             self._snapshot = snapshot
@@ -109,7 +109,7 @@ class Session:
             outcome = self._outcome(attempt, process, look)
             if outcome is None:
                 return
-            self._end(attempt, outcome, look, seen=process is not None)
+            self._end(attempt, outcome, look, observed=process is not None)
         since_end = now.monotonic - self.gone
         if since_end <= linger_seconds and look.endings.expects_restart(attempt.run):
             self.goodput.wait(since_end)
@@ -121,8 +121,8 @@ class Session:
         # An exited process older than the attempt is not a later attempt. A running process is, also after a clock step.
         if self.goodput.knows(identity.id) or (not process.living and identity.started < attempt.recorded):
             return False
-        before = look.leading.get(attempt.process)
-        if before is None or not before.living:
+        current = look.leading.get(attempt.process)
+        if current is None or not current.living:
             return True
         if identity.id not in self._warned:
             self._warned.add(identity.id)
@@ -152,14 +152,14 @@ class Session:
         return attempt
 
     def _end_superseded(
-        self, attempt: Attempt, successor: ProcessTotals, look: SessionPass, *, before: float
+        self, attempt: Attempt, successor: ProcessTotals, look: SessionPass, *, latest_end: float
     ) -> None:
         """End the latest attempt: a new process of the rank has started."""
         process = look.leading.get(attempt.process)
         outcome = self._outcome(attempt, process, look, successor=successor)
         if outcome is None:  # the exit was not observed
             outcome = Outcome(EvidenceSource.INFERRED, attempt.final, attempt.written)
-        self._end(attempt, outcome, look, seen=process is not None, before=before)
+        self._end(attempt, outcome, look, observed=process is not None, latest_end=latest_end)
 
     def _outcome(
         self,
@@ -187,21 +187,27 @@ class Session:
         )
 
     def _end(
-        self, attempt: Attempt, outcome: Outcome, look: SessionPass, *, seen: bool, before: float = inf
+        self,
+        attempt: Attempt,
+        outcome: Outcome,
+        look: SessionPass,
+        *,
+        observed: bool,
+        latest_end: float = inf,
     ) -> None:
-        """Count the end of an attempt; *before* is the start of the next process."""
+        """Count the end of an attempt; *latest_end* is the start of the next process."""
         ended = attempt.written
-        if seen and not attempt.final:
-            ended = max(ended, min(look.leading[attempt.process].departed or ended, before))
+        if observed and not attempt.final:
+            ended = max(ended, min(look.leading[attempt.process].departed or ended, latest_end))
         if outcome.source is EvidenceSource.PROCESS:
-            ended = max(attempt.written, min(outcome.at, before))
+            ended = max(attempt.written, min(outcome.at, latest_end))
         peers = peers_ended(attempt, ended, look.processes)
         reason = look.evidence.reason(
             attempt,
             outcome,
             look.processes,
             self._oom_kills_before,
-            silent=(seen and not attempt.final) or not all(each.final for each in peers),
+            silent=(observed and not attempt.final) or not all(peer.final for peer in peers),
         )
         self.goodput.end(ended, reason, completed=outcome.completed, hang=look.rules.hang)
         if not outcome.completed:

@@ -55,10 +55,10 @@ class Sessions:
 
     def work_accounts(self) -> Mapping[str, WorkAccount]:
         """Return the accounting of the work of each run, for the attribution of energy."""
-        found = {}
+        accounts = {}
         for session in self._latest():
             goodput = session.goodput
-            found[goodput.latest.run] = WorkAccount(
+            accounts[goodput.latest.run] = WorkAccount(
                 session=file_name(session.key),
                 productive=goodput.productive - goodput.validated,
                 lost=goodput.badput["lost_progress"],
@@ -66,7 +66,7 @@ class Sessions:
                 uncommitted=goodput.uncommitted,
                 validates=goodput.latest.validates,
             )
-        return found
+        return accounts
 
     def update(
         self,
@@ -84,29 +84,35 @@ class Sessions:
             return
         if not self._resumed:
             self._resume_recent(now)
-        leading = {each.identity.id: each for each in _leading(ranks)}
+        leading = {process.identity.id: process for process in _leading(ranks)}
         pids = {process_id: entry.pid for process_id, entry in entries.items()}
         look = SessionPass(
             now, rules, self.options, endings, evidence, list(ranks.processes()), leading, pids
         )
         # Counts of a rank that was read before the leading rank of the run are discarded.
-        ranks_now = {each.identity.run: each.identity.rank or 0 for each in leading.values()}
+        ranks_now = {process.identity.run: process.identity.rank or 0 for process in leading.values()}
         for key, session in list(self._sessions.items()):
             attempt = session.goodput.attempt
             if attempt is not None and session.rank > ranks_now.get(attempt.run, session.rank):
                 self._release(key)
         for process in leading.values():
             self._bind(process, endings, now)
-        self._first_seen = {each: when for each, when in self._first_seen.items() if each in leading}
-        self._bound = {each: self._bound[each] for each in leading if each in self._bound}
+        self._first_seen = {
+            process_id: first_seen
+            for process_id, first_seen in self._first_seen.items()
+            if process_id in leading
+        }
+        self._bound = {
+            process_id: self._bound[process_id] for process_id in leading if process_id in self._bound
+        }
         for process_id, key in self._bound.items():
-            found = self._sessions.get(key)
-            if found is None or (found.released and not found.goodput.knows(process_id)):
-                found = self._sessions[key] = Session(key)
-            if not found.loaded:
-                self._open(found)
-            if found.loaded and not found.released:
-                found.see(leading[process_id], look)
+            bound = self._sessions.get(key)
+            if bound is None or (bound.released and not bound.goodput.knows(process_id)):
+                bound = self._sessions[key] = Session(key)
+            if not bound.loaded:
+                self._open(bound)
+            if bound.loaded and not bound.released:
+                bound.see(leading[process_id], look)
         for session in self._sessions.values():
             if session.loaded and not session.released:
                 session.follow_end(look, linger_seconds=rules.linger_seconds)
@@ -203,8 +209,8 @@ class Sessions:
         """Yield the ids of processes whose feed files are needed."""
         for process_id, key in self._bound.items():
             session, attempt = self._sessions[key], self._sessions[key].goodput.attempt
-            gone = now.monotonic - leading[process_id].departed_monotonic
-            if session.refused and gone > REFUSED_SECONDS:
+            seconds_since_exit = now.monotonic - leading[process_id].departed_monotonic
+            if session.refused and seconds_since_exit > REFUSED_SECONDS:
                 continue
             open_ = attempt is not None and attempt.process == process_id and attempt.ended is None
             if open_ or not session.safe:
@@ -213,20 +219,26 @@ class Sessions:
     def _forget(self, now: Moment) -> None:
         for key, session in list(self._sessions.items()):
             attempt = session.goodput.attempt
-            over = session.safe and attempt is not None and attempt.ended is not None
-            if over and self._shared and not session.released:
+            is_over = session.safe and attempt is not None and attempt.ended is not None
+            if is_over and self._shared and not session.released:
                 self._state.release(key)
                 session.released = True
             lingers = session.gone is None or now.monotonic - session.gone <= self._linger_seconds
-            if (over and not lingers) or (not session.loaded and key not in self._bound.values()):
+            if (is_over and not lingers) or (not session.loaded and key not in self._bound.values()):
                 self._release(key)
 
     def _latest(self) -> Iterator[Session]:
         """Yield the sessions that may be shown: of two sessions of a run the later, or none if that is not saved."""
-        begun = [each for each in self._sessions.values() if each.goodput.attempt and each.goodput.trains]
+        started_sessions = [
+            session
+            for session in self._sessions.values()
+            if session.goodput.attempt and session.goodput.trains
+        ]
         # A running session is the later session, also after a clock step.
-        begun.sort(key=lambda each: (each.goodput.latest.ended is None, each.goodput.latest.recorded))
-        latest = {each.goodput.latest.run: each for each in begun}
+        started_sessions.sort(
+            key=lambda session: (session.goodput.latest.ended is None, session.goodput.latest.recorded)
+        )
+        latest = {session.goodput.latest.run: session for session in started_sessions}
         return (session for session in latest.values() if session.safe)
 
     def add_families(self, collected: Collected) -> None:
@@ -241,11 +253,13 @@ def _leading(ranks: Ranks) -> list[ProcessTotals]:
     with_number = [rank for rank in ranks if rank.key.rank is not None and rank.slots]
     with_number.sort(key=lambda rank: -(rank.key.rank or 0))
     lowest = {rank.key.run: rank for rank in with_number}
-    found = [
+    processes = [
         process
         for rank in lowest.values()
         for slot, process in rank.processes()
         if slot.number == 0 and process.snapshot is not None
     ]
     # A running process is later than an exited process, also after a clock step.
-    return sorted(found, key=lambda each: (each.living, each.identity.started, each.identity.id))
+    return sorted(
+        processes, key=lambda process: (process.living, process.identity.started, process.identity.id)
+    )

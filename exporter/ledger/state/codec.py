@@ -54,47 +54,45 @@ def to_json(value: Any) -> Any:
         return value.value
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: to_json(each) for key, each in value.items()}
-        return [[to_json(key), to_json(each)] for key, each in value.items()]
+            return {key: to_json(item) for key, item in value.items()}
+        return [[to_json(key), to_json(item)] for key, item in value.items()]
     if isinstance(value, list | tuple):
-        return [to_json(each) for each in value]
+        return [to_json(item) for item in value]
     return {name: to_json(getattr(value, name)) for name in _hints(value.__class__)}
 
 
-def from_json(kind: Any, found: Any) -> Any:
+def from_json(kind: Any, body: Any) -> Any:
     """Return JSON types as a value of a type."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in {Union, UnionType}:  # None and a second type
-        other = next(each for each in arguments if each is not NoneType)
-        return None if found is None else from_json(other, found)
+        inner = next(argument for argument in arguments if argument is not NoneType)
+        return None if body is None else from_json(inner, body)
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return tuple([from_json(each, value) for each, value in zip(arguments, found, strict=True)])
+        return tuple([from_json(argument, value) for argument, value in zip(arguments, body, strict=True)])
     if origin in {list, tuple}:
-        return origin([from_json(arguments[0], each) for each in found])
+        return origin([from_json(arguments[0], item) for item in body])
     if origin is not None:  # a mapping
-        pairs = found.items() if isinstance(found, dict) else found
+        pairs = body.items() if isinstance(body, dict) else body
         return {from_json(arguments[0], key): from_json(arguments[1], value) for key, value in pairs}
     if kind is float:
-        return float(found) if type(found) in {int, float} and isfinite(found) else _reject(found)
+        return float(body) if type(body) in {int, float} and isfinite(body) else _reject(body)
     if kind in {str, int, bool}:
-        return found if type(found) is kind else _reject(found)
+        return body if type(body) is kind else _reject(body)
     if issubclass(kind, enum.Enum):
-        return kind(found)
-    if type(found) is list:  # older releases saved some of the dataclasses as lists
-        found = dict(zip(_hints(kind), found, strict=False))
-    if type(found) is not dict:
-        _reject(found)
-    return kind(
-        **{name: from_json(hint, found[name]) for name, hint in _hints(kind).items() if name in found}
-    )
+        return kind(body)
+    if type(body) is list:  # older releases saved some of the dataclasses as lists
+        body = dict(zip(_hints(kind), body, strict=False))
+    if type(body) is not dict:
+        _reject(body)
+    return kind(**{name: from_json(hint, body[name]) for name, hint in _hints(kind).items() if name in body})
 
 
-def _reject(found: object) -> NoReturn:
-    raise ValueError(f"unexpected value {str(found)[:40]!r}")
+def _reject(value: object) -> NoReturn:
+    raise ValueError(f"unexpected value {str(value)[:40]!r}")
 
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     """Return the types of the saved fields of a dataclass: all fields, or the fields in `SAVED`."""
     hints = get_type_hints(kind)
-    return {name: hints[name] for name in getattr(kind, "SAVED", [each.name for each in fields(kind)])}
+    return {name: hints[name] for name in getattr(kind, "SAVED", [field.name for field in fields(kind)])}

@@ -64,20 +64,22 @@ def encode_file(file: StateFile) -> bytes:
 def read_state_file(path: Path) -> StateFile:
     """Return the content of a state file; raises DamagedFileError, and OSError if the file is unreadable now."""
     data = _read(path)
-    first, _, rest = data.partition(b"\n")
-    header = first.split()
-    if len(header) != 3 or len(first) >= _LONGEST_HEADER or header[0] != _MAGIC:
+    first_line, _, body = data.partition(b"\n")
+    fields = first_line.split()
+    if len(fields) != 3 or len(first_line) >= _LONGEST_HEADER or fields[0] != _MAGIC:
         raise DamagedFileError("not a state file, or empty")
-    if header[1] != b"%d" % _VERSION:
-        version = header[1].decode(errors="replace")
+    if fields[1] != b"%d" % _VERSION:
+        version = fields[1].decode(errors="replace")
         raise DamagedFileError(f"format version {version}, but this program supports only {_VERSION}")
-    if header[2] != b"%08x" % zlib.crc32(rest):
+    if fields[2] != b"%08x" % zlib.crc32(body):
         raise DamagedFileError("torn, or wrong checksum")
-    head, _, content = rest.partition(b"\n")
+    header_line, _, content = body.partition(b"\n")
     try:
-        found = parse(head)
-        sidecar = found["sidecar"] if "sidecar" in found else found["keeper"]  # the key of earlier snapshots
-        return StateFile(tuple([str(part) for part in found["key"]]), str(sidecar), content)
+        header = parse(header_line)
+        sidecar = (
+            header["sidecar"] if "sidecar" in header else header["keeper"]
+        )  # the key of earlier snapshots
+        return StateFile(tuple([str(part) for part in header["key"]]), str(sidecar), content)
     except (LookupError, TypeError, ValueError) as error:
         raise DamagedFileError(f"invalid head: {error}") from error
 

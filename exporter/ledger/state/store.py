@@ -182,10 +182,10 @@ class StateStore:
                 with contextlib.suppress(OSError):  # renamed by a different sidecar
                     if SUFFIX in path.name:
                         aged.append((path.lstat().st_mtime, path))
-            for place, (modified, path) in enumerate(sorted(aged, reverse=True)):
+            for rank, (modified, path) in enumerate(sorted(aged, reverse=True)):
                 name = path.name.partition(SUFFIX)[0] + SUFFIX
-                old = modified < now - KEEP_SECONDS or place >= KEEP_FILES
-                if old and name not in self._claimed.values() and self._locks.acquire(name):
+                is_old = modified < now - KEEP_SECONDS or rank >= KEEP_FILES
+                if is_old and name not in self._claimed.values() and self._locks.acquire(name):
                     path.unlink(missing_ok=True)
                     self._locks.release(name)
 
