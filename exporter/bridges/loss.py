@@ -126,7 +126,7 @@ class StepLoss:
             return None
         self._count = 0
         self._longest = max(self._longest, count)
-        loss = self._stat_entry() if self._passes else None
+        loss = self._found() if self._passes else None
         self._steps += 1
         now = monotonic()
         self.is_read = self._steps < EVERY_STEP or now >= self._due
@@ -134,7 +134,7 @@ class StepLoss:
             self._due = now + HOST_SECONDS
         return loss
 
-    def _stat_entry(self) -> Any:
+    def _found(self) -> Any:
         passes, batches, is_known = self._passes, self.batches, self._is_known
         self.begin()
         if len(passes) == 1 and (passes[0].factors == () or _is_nonfinite(passes[0].value)):

@@ -111,7 +111,7 @@ class _Conversion:
 
     def _mismatch(self, node: yaml.Node, hint: Any, path: str) -> Any:
         base, _ = unwrap(hint)
-        found = "<secret>" if mark_of(hint, Hidden) else self._stat_entry(node)
+        found = "<secret>" if mark_of(hint, Hidden) else self._found(node)
         message = f"expected {expectation(hint)}, found {found}"
         is_text = isinstance(node, yaml.ScalarNode) and isinstance(self._value(node), str)
         if node_kind(base) is yaml.SequenceNode and isinstance(node, yaml.ScalarNode):
@@ -158,7 +158,7 @@ class _Conversion:
         entries: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or not isinstance(self._value(key), str):
-                self._bad(key, path, f"a key must be a text, found {self._stat_entry(key)}; put it in quotes")
+                self._bad(key, path, f"a key must be a text, found {self._found(key)}; put it in quotes")
             elif key.value in entries:
                 first = entries[key.value][0].start_mark.line + 1
                 self._bad(key, join(path, key.value), f"duplicate key, first set on line {first}")
@@ -235,7 +235,7 @@ class _Conversion:
         infinite = isinstance(value, float) and not math.isfinite(value)
         return _BAD if type(value) is not base or infinite else value
 
-    def _stat_entry(self, node: yaml.Node) -> str:
+    def _found(self, node: yaml.Node) -> str:
         """A node in words, for messages."""
         if not isinstance(node, yaml.ScalarNode):
             return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"

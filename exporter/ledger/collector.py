@@ -1,9 +1,9 @@
-"""Collector of the job's families from the feed directory; `collect` is a single pass, on a single thread at a time.
+"""Collector of the job's families from the feed directory; `collect` makes one pass and is not reentrant.
 
-A rank whose state could not be saved has gauges, but no totals: a gap is better than a total that falls after a restart. The
-state has the ids of the counted processes until their files are removed, so a kill of the sidecar never
-repeats a count. A sidecar that does not own the feed directory publishes the feed and the owner's state as of the first look at each
-rank, and takes over when the owner exits.
+If the state of a rank cannot be saved, the totals of the rank are suppressed: a gap is better than a total that falls after a
+restart. The state contains the ids of the counted processes until their feed files are removed, so that a killed sidecar
+counts no process twice. A sidecar that does not own the feed directory publishes the feed and the state that the owner had
+saved when the rank was first read, and takes over after the exit of the owner.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _log = logging.getLogger(__name__)
 NO_FEED_SECONDS = 60.0
 """Grace period before a missing feed is logged."""
 CONFLICT_SECONDS = 15.0
-"""Two processes of a rank that live together longer than this are no restart."""
+"""Minimum time for which two running processes of a rank overlap before a conflict is reported; a restart is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedPass:
-    """Feed directory in a single pass."""
+    """Content of the feed directory in a pass."""
 
     now: Moment
     rules: GapRules
@@ -144,7 +144,7 @@ class JobCollector:
             self.processes = None
             raise CollectError(str(error), reason="directory") from error
         rules = GapRules(self._stale_after_seconds, self._linger_seconds, self.sessions.options.hang)
-        # A listing may contain a file and the file's replacement: the later sequence wins.
+        # A listing may contain a file and its replacement: the higher sequence is used.
         in_order = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
         entries = {entry.snapshot.process.id: entry for entry in in_order}
         look = FeedPass(now, rules, owner, entries, scan.refused, scan.waiting)
@@ -154,7 +154,7 @@ class JobCollector:
         return look
 
     def _already_counted(self, entries: Mapping[str, FeedEntry]) -> list[tuple[str, str]]:
-        """Return running processes whose totals are part of a base: indistinguishable from a copied file."""
+        """Return the files of running processes whose totals are part of a base: each may be a copy of an old file."""
         return [
             (f"{process_id}.feed", "taken")
             for process_id, entry in entries.items()
@@ -175,7 +175,7 @@ class JobCollector:
     def _log_refused(self, refused: Sequence[tuple[str, str]]) -> None:
         new_reasons = Counter(reason for _, reason in set(refused) - self._refused)
         self._refusals.update(new_reasons)
-        # Log a line for the first file of a reason.
+        # Only the first file with a reason is logged.
         for reason in new_reasons.keys() - {reason for _, reason in self._refused}:
             names = sorted(name for name, file_reason in refused if file_reason == reason)
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -251,11 +251,11 @@ class JobCollector:
     def _work(
         self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
     ) -> WorkUse:
-        """Return the work of running and recently exited processes, for the attribution of energy."""
+        """Return the phases of running and recently exited processes, for the attribution of energy."""
         previous = {work.process: work.intervals for work in self.work.processes}
         processes = []
         now = self._monotonic()
-        # All processes of a slot: an attempt that crashed has energy after the start of the next attempt.
+        # Exited processes are included: the energy of a crashed attempt is divided after the next attempt has started.
         for process in (totals for slot in slots for totals in slot.slot.processes):
             identity, training, alive = process.identity, process.training, process.living
             if training is None or identity.rank is None:
@@ -312,7 +312,7 @@ class JobCollector:
             self._undeletable.add(process_id)
 
     def _share(self, slots: Sequence[VisibleSlot], look: FeedPass) -> None:
-        """Publish the processes to other collectors: all with a feed, and the last ones of each visible slot."""
+        """Publish to other collectors the processes with a feed file and the exited processes of each visible slot."""
         present = [
             _job_process(entry.snapshot, entry.pid, alive=entry.alive) for entry in look.entries.values()
         ]
@@ -344,6 +344,6 @@ class JobCollector:
 
 
 def _job_process(snapshot: Snapshot, pid: int | None, *, alive: bool) -> JobProcess:
-    """Return the process of a snapshot; without a final snapshot the exit was within the interval of the writes."""
+    """Return the process of a snapshot; without a final snapshot, the exit is estimated half an interval after the last."""
     ended = snapshot.written if snapshot.recording.final else snapshot.written + snapshot.flush_seconds / 2
     return JobProcess(snapshot.process, alive, pid, snapshot.recording.gpus, None if alive else ended)

@@ -44,7 +44,7 @@ def encode_rank(slots: Mapping[int, WorkerSlot], taken: Mapping[str, None]) -> b
                     *(reading.rejected, reading.overflows),
                 )
             )
-            # Separate from the rows, whose length is fixed for other releases.
+            # Outside the rows, because other releases expect rows of a fixed length.
             exponential.append((*reading.exponential, *reading.exponential.values()))
             values.append(reading.value)
         return {**to_json(totals), "series": series, "exponential": exponential, "values": values}

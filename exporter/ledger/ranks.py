@@ -26,16 +26,16 @@ from exporter.ledger.totals import GapRules, Moment, ProcessTotals, RankKey, Wor
 
 KIND = "rank"
 MAX_EXITED_PROCESSES = 2
-"""Exited processes per slot that keep a record without a feed file."""
+"""Maximum number of exited processes without a feed file that keep a record, per slot."""
 MAX_IDS = 32
-"""Ids per rank of processes that are part of a base."""
+"""Maximum number of stored ids of processes that are part of a base, per rank."""
 RETENTION_SECONDS = 60.0
-"""Time for which an exited rank stays in memory."""
+"""Retention of an exited rank in memory."""
 
 
 @dataclass(slots=True, eq=False)
 class RankTotals:
-    """Rank in memory."""
+    """Totals of a rank: worker slots, and the status of the saved state."""
 
     key: RankKey
     slots: dict[int, WorkerSlot] = field(default_factory=dict)
@@ -48,13 +48,13 @@ class RankTotals:
     released: bool = False  # True if the rank exited; other sidecars may claim the state
 
     def processes(self) -> Iterator[tuple[WorkerSlot, ProcessTotals]]:
-        """Every process that has a record."""
+        """Yield every process that has a record, with the slot."""
         for slot in self.slots.values():
             for process in slot.processes:
                 yield slot, process
 
     def resume(self, present: Collection[str], now: Moment) -> None:
-        """Continue from a state file; a running process without a file has exited since the last save."""
+        """Continue from a loaded state; a process without a feed file has exited since the last save."""
         for _, process in self.processes():
             process.seen_monotonic = process.first_seen = now.monotonic
             if process.departed is not None:
@@ -73,7 +73,7 @@ class RankTotals:
         *,
         patience_seconds: float,
     ) -> None:
-        """Bind the processes of the feed to slots: known, then exited, then new processes.
+        """Update the known processes from the feed, and bind new processes to slots, exited processes first.
 
         A process with a refused file (*unreadable*) counts as exited after *patience_seconds*.
         """
@@ -92,11 +92,11 @@ class RankTotals:
         for process_id, process in known_processes.items():
             if process_id not in present_entries and process.living:
                 process.unseen += 1
-                # A listing during a rename may miss a file once.
+                # A listing during a rename may lack the file once.
                 patience = patience_seconds if process_id in unreadable else 0.0
                 if process.unseen > 1 and now.monotonic - process.seen_monotonic > patience:
                     process.depart(now.wall, now)
-        # Exited processes first: their slots are free for their successors.
+        # Exited processes are bound first, so that their successors can use the same slots.
         for process in sorted(
             new_processes, key=lambda process: (process.living, not process.trains, process.identity.started)
         ):
@@ -137,15 +137,15 @@ def _update_process(process: ProcessTotals, entry: FeedEntry, now: Moment) -> No
     if known_from_file_only or entry.snapshot.sequence > process.sequence:
         process.snapshot = entry.snapshot
     if entry.alive:
-        process.departed = process.outcome = None  # of a process with a temporarily invisible lock
+        process.departed = process.outcome = None  # the lock was temporarily invisible
     elif process.living:
-        # From a state file only: the process exited without a sidecar.
+        # A process that is known only from the state file exited while no sidecar was running.
         process.depart(now.wall - (entry.age_seconds if known_from_file_only else 0.0), now)
     process.note_progress(now)
 
 
 class Ranks:
-    """All ranks of a feed directory; only the owner of the directory saves totals."""
+    """Totals of all ranks of a feed directory; only the owner of the directory saves totals."""
 
     def __init__(self, state: StateStore) -> None:
         self.owner = False
@@ -166,7 +166,7 @@ class Ranks:
         return sum(not rank.safe for rank in self)
 
     def processes(self) -> Iterator[ProcessTotals]:
-        """Every process that has a record."""
+        """Yield every process that has a record."""
         return (process for rank in self for _, process in rank.processes())
 
     def observe(
@@ -182,7 +182,7 @@ class Ranks:
         *entries* has the readable files by process id, *unreadable* the ids of refused files.
         """
         if owner != self.owner:
-            # Memory may be older than the state files, or the files have a new owner.
+            # The state files may be newer than memory, or belong to a new owner.
             for key in self._ranks:
                 self._state.release(self._state_key(key))
             self._ranks.clear()
@@ -200,7 +200,7 @@ class Ranks:
             if rank is None:
                 self._ranks[key] = RankTotals(key)
             elif rank.released:
-                # A different sidecar may have saved the rank since; memory is used if the file is damaged.
+                # Another sidecar may have saved the rank in the meantime; memory is used if the file is damaged.
                 self._ranks[key] = RankTotals(key, rank.slots, rank.taken)
         for key, rank in self._ranks.items():
             if not rank.released:
@@ -249,7 +249,7 @@ class Ranks:
         try:
             if self.owner and not self._state.claim(state_key):
                 where = f"{rank.key}, in {self._state.directory}"
-                remedy = "end it, or give the runs different names with EXPORTER_RUN"
+                remedy = "stop that sidecar, or set EXPORTER_RUN to different run names"
                 self._state.report(f"another sidecar holds the totals of {where}: {remedy}")
                 return
             loaded = self._state.load(state_key, decode_rank)
@@ -257,9 +257,9 @@ class Ranks:
             if self.owner:
                 self._state.report(str(error))
                 return
-            loaded = None  # the owner's state may be unreadable for this user; the feed is not
+            loaded = None  # this user may not read the owner's state, but can still publish the feed
         rank.loaded = True
-        if loaded is not None:  # without a saved or valid state, memory is complete
+        if loaded is not None:  # otherwise the totals in memory are complete
             rank.slots, rank.taken = loaded.slots, loaded.taken
             rank.resume(present, now)
 
@@ -288,13 +288,13 @@ class Ranks:
                     rank.safe = False
 
     def forget(self, shown: Collection[WorkerSlot], present: Collection[str], now: Moment) -> None:
-        """Release exited ranks at once, and drop them from memory when no slot is shown."""
+        """Release exited ranks immediately, and remove them from memory when no slot is shown."""
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.processes()]
             ids = {process.identity.id for process in processes}.union(rank.taken)
             is_over = ids.isdisjoint(present) and all(process.outcome is not None for process in processes)
             lingers = any(slot in shown for slot in rank.slots.values())
-            # A rank with unloaded state stays claimed.
+            # A rank whose state is not loaded yet stays claimed.
             if is_over and not rank.released and (rank.safe or not (rank.loaded or lingers)):
                 self._state.release(self._state_key(key))
                 rank.released = True
@@ -307,5 +307,5 @@ class Ranks:
     def _state_key(self, key: RankKey) -> StateKey:
         if key.rank is not None:
             return (KIND, key.run, str(key.rank), "", "")
-        # Processes without a rank are separate per node: every node of a run has an agent.
+        # Processes without a rank are counted per node, because every node of a run has an agent.
         return (KIND, key.run, "", key.role, self._state.sidecar)

@@ -150,7 +150,7 @@ class StatMetrics:
 
 
 def _shows_gauge(name: str, visible: VisibleSlot) -> bool:
-    """Return True if the value of a gauge is current, or the last position of an ended run."""
+    """Return True if a gauge is current, or is the last position of an ended run."""
     spec = TRAINING_FAMILIES.get(name)
     lifetime = Lifetime.CURRENT if spec is None else spec.lifetime
     if lifetime is Lifetime.LAST_VALUE:

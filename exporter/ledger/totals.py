@@ -1,6 +1,6 @@
-"""Totals of a worker slot, and their visibility in a pass; arithmetic on the ledger's thread.
+"""Totals of a worker slot, and the rules by which a pass publishes them.
 
-The total of a slot is base + first process + … + last process, always added in this order; no total ever falls.
+The total of a slot is base + first process + … + last process, always added in this order, so that no total decreases.
 
 | the process                              | window gauges | last values of the training | totals, last sample    |
 |------------------------------------------|---------------|-----------------------------|------------------------|
@@ -11,7 +11,7 @@ The total of a slot is base + first process + … + last process, always added i
 | exited earlier                           | absent        | absent                      | absent, but saved      |
 | running, and the state cannot be written | shown         | shown                       | absent                 |
 
-After the exit, positions (step, last checkpoint) are shown as long as totals.
+After the exit, positions (step, last checkpoint) are shown for the same time as totals.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Shape = tuple[bool, str | None, tuple[float, ...], str]
 Key = TypeVar("Key", str, int, tuple[str, str])
 
 STEP_TIME_TOLERANCE_SECONDS = 0.01
-"""Reported times of the latest step that differ by less are of the same step."""
+"""Tolerance below which two reported times belong to the same step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +92,7 @@ class RankKey:
 
 @dataclass(slots=True, eq=False)
 class StatTotals:
-    """Totals of a process, or of all earlier processes of a slot; no total falls. `SAVED` names the saved fields."""
+    """Totals of a process, or of all earlier processes of a slot; no total decreases. `SAVED` names the saved fields."""
 
     SAVED: ClassVar[Sequence[str]] = ("dropped", "events", "refused", "departed")
     series: dict[SeriesKey, StatReading] = field(default_factory=dict)  # saved separately: see `encode_rank`
@@ -103,7 +103,7 @@ class StatTotals:
     departed_monotonic: float = 0.0
 
     def depart(self, wall: float, now: Moment) -> None:
-        """Note the end at a wall time in the past."""
+        """Record the exit at a Unix time in the past."""
         self.departed = min(wall, now.wall)
         self.departed_monotonic = now.monotonic - (now.wall - self.departed)
 
@@ -119,7 +119,7 @@ class StatTotals:
 
 @dataclass(slots=True, eq=False)
 class ProcessTotals(StatTotals):
-    """Record of a process; *plans* and *admitted* have the order of the snapshot's Stats."""
+    """Totals and latest snapshot of a process; *plans* and *admitted* have the order of the snapshot's Stats."""
 
     SAVED = (
         *StatTotals.SAVED,
@@ -173,7 +173,7 @@ class ProcessTotals(StatTotals):
         return self.identity.trains or _has_trained(self.training)
 
     def note_progress(self, now: Moment) -> None:
-        """Note the time of the latest step by the monotonic clock."""
+        """Record the monotonic time of the latest step."""
         progress = None if self.training is None else self.training.last_progress
         first = self.progress is None
         # The reported time moves by microseconds between snapshots without a step.
@@ -187,7 +187,7 @@ class ProcessTotals(StatTotals):
         """Count a newer snapshot for the admitted Stats; readings of a process are cumulative."""
         self.counted = snapshot
         if snapshot.sequence < self.sequence:
-            return  # an older file was put in place of the current file
+            return  # the file was replaced by an older copy
         newer = snapshot.sequence > self.sequence
         for plan, reading in zip(self.admitted, snapshot.recording.stats, strict=True):
             if plan is not None:
@@ -209,7 +209,7 @@ def _has_trained(reading: TrainingReading | None) -> bool:
 
 @dataclass(slots=True, eq=False)
 class WorkerSlot:
-    """Worker slot of a rank: the sum over processes without a record, and the other processes in order of arrival."""
+    """Worker slot of a rank: a base, which sums the earlier processes, and the later processes in order of arrival."""
 
     number: int  # 0 for the rank's only or first process
     base: StatTotals = field(default_factory=StatTotals)
@@ -235,7 +235,8 @@ class WorkerSlot:
     def fold(self, keep: int, present: Collection[str]) -> Iterator[str]:
         """Move exited processes into the base, oldest first, and yield their ids.
 
-        The last *keep* stay, the last process that trained, which decides the state of the run, and those with files.
+        Three kinds of processes stay: the last *keep*, processes with a file, and the last process that trained, which
+        decides the state of the run.
         """
         exited = [process for process in self.processes if not process.living]
         trained = next((process for process in reversed(self.processes) if process.has_trained), None)
@@ -284,7 +285,7 @@ class GapRules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisibleSlot:
-    """Worker slot in a pass."""
+    """Worker slot that a pass publishes."""
 
     key: RankKey
     labels: tuple[str, ...]  # values of the labels run, rank, worker, role

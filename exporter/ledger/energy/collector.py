@@ -1,8 +1,8 @@
 """Collector of energy, carbon and cost of every run from the energy of the devices.
 
-Each pass saves the divided energy first and the counters of the runs after: a sidecar killed between the two loses a few
-seconds of energy and counts no energy twice. Energy without a known run is in no `training_` family. Energy used while no
-sidecar was running belongs to the runs that were running before and after.
+Each pass first saves that the energy is divided, and then the counters of the runs: if the sidecar is killed in between, a few
+seconds of energy are lost, and no energy counts twice. Energy without a known run is in no `training_` family. Energy used
+without a running sidecar is attributed to the runs that were running before and after the gap.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from exporter.ledger.energy.work import WorkUse
 from exporter.ledger.state.store import StateRecord, StateStore
 
 STATE = "state"
-"""Reason of a problem, and of the gap that the problem leaves: the state of a run is unreadable."""
+"""Reason of a collector failure and of the resulting energy gap: the state of a run is unreadable."""
 PASS_TOLERANCE_SECONDS = 60.0
-"""A run whose last pass is at most this long before the last pass of a sidecar outlived the sidecar."""
+"""Tolerance between the last pass of a run and of the previous sidecar; within it, the run was alive at the sidecar's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Options and the carbon file that belongs to them."""
+    """Options with the carbon file that they name."""
 
     options: EnergyOptions
     carbon_file: CarbonFile | None
@@ -75,7 +75,7 @@ class _ShareKey:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Run in memory."""
+    """Counters of a run, with their state record."""
 
     state: StateRecord[RunRecord]
     counters: RunEnergy
@@ -85,7 +85,7 @@ class _Run:
 
 
 class EnergyCollector:
-    """Collector of the energy of the runs."""
+    """Collector that divides the energy of the devices among the runs."""
 
     name = "energy"
     specs = families.SPECS
@@ -116,7 +116,7 @@ class EnergyCollector:
         self.configure(options or EnergyOptions())
 
     def configure(self, options: EnergyOptions) -> None:
-        """Use other options from the next pass on; may be called from any thread."""
+        """Replace the options from the next pass on; may be called from any thread."""
         path = options.carbon_intensity_file
         self._settings = _Settings(options, None if path is None else CarbonFile(path))
 
@@ -142,7 +142,7 @@ class EnergyCollector:
         return collected
 
     def _reset(self) -> None:
-        """Discard all data in memory: a different exporter counts."""
+        """Discard all data in memory, because another exporter counts the energy."""
         self._state.release()
         for run in self._runs.values():
             run.state.release()
@@ -205,7 +205,7 @@ class EnergyCollector:
     def _count(self, collected: Collected) -> None:
         now, alive, gpu_use = self._monotonic(), self._sources.alive(), self._sources.gpu_use()
         busy_gpus = {use.uuid for use in gpu_use}
-        # A device is certainly idle only if processes are listed at all.
+        # A device without processes is idle only if the driver lists processes or no run is alive.
         idle = False if busy_gpus or (alive is not None and not alive) else None
         self._splitter.read(self._sources.power, wall=self._clock(), now=now)
         readings = self._sources.readings()
@@ -228,7 +228,7 @@ class EnergyCollector:
         if now - self._divided_at > LONGEST_SECONDS:
             self._devices.mark_divided()
             self._divided_at, self._shares = now, {}
-        # Work of a running run is settled after the division of energy.
+        # The work of a running run is settled after the division of its energy.
         living = {process.run for process in work.processes if process.alive}
         for name, run in self._runs.items():
             if divided or name not in living:
@@ -250,7 +250,7 @@ class EnergyCollector:
         now: float,
         attributed: Collection[str],
     ) -> None:
-        """Add to every run the share since the last division; the division waits if a run's state is unreadable."""
+        """Add each run's share since the last division; raises CollectError before any change if a state is unreadable."""
         names = {run.run for run in use.runs} if only_run is None else {only_run}
         runs = {name: self._load_run(name, collected) for name in sorted(names)}
         previous, self._divided, self._divided_at, self._shares = self._divided, use, now, {}
@@ -273,7 +273,7 @@ class EnergyCollector:
                 key = _ShareKey(share.run, device.reading.component, device.reading.device)
                 self._shares[key] = share.ratio
                 run = runs[share.run]
-                # CPU time is available from the second pass on; the energy of CPUs waits until then.
+                # The CPU time of a run is a difference between two passes: CPU energy waits for the second pass.
                 waits = previous is None and share.method == "cpu_share"
                 bridged = device.bridged if run.survived else 0.0
                 used = 0.0 if waits else share.ratio * (device.pending - waiting + bridged)
@@ -287,7 +287,7 @@ class EnergyCollector:
     def _attribute_gpus(
         self, work: WorkUse, use: MachineUse | None, collected: Collected, *, now: float
     ) -> None:
-        """Add to every run the part of the GPUs whose processes are known."""
+        """Add the energy of the GPUs with known processes to the runs of these processes."""
         job, listings = self._sources.job() or (), self._sources.listings()
         pids = {process.pid for listing in listings for process in listing.processes}
         lives = self._sources.lives(pids | living_pids(job))
@@ -326,7 +326,7 @@ class EnergyCollector:
     def _measured(
         self, device: DeviceEnergy, shares: Sequence[Share], work: WorkUse, now: float
     ) -> Split | None:
-        """Return the measured energy by phase of a GPU with a single run, if complete."""
+        """Return the measured energy by phase of a GPU that a single run uses; None if the measurement is incomplete."""
         uuid, ranks = device.reading.device, []
         if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.bridged:
             processes = [

@@ -1,7 +1,7 @@
-"""Energy of every device since the last division among the runs; arithmetic.
+"""Energy of every device since the last division among the runs.
 
-The collectors correct their counters (wraps, resets, jumps); here their increments are added up. Across a restart of the
-sidecar the raw register of the same boot continues.
+The collectors correct wraps, resets and jumps of their counters; this module adds the increments. After a restart of the
+sidecar within the same boot, the energy continues from the saved raw register.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DeviceEnergy:
     bridged: float = 0.0  # used without a sidecar
     pending: float = 0.0  # since
     idle: IdlePower = field(default_factory=IdlePower)
-    gaps: dict[str, float] = field(default_factory=dict)  # joules that no run was given, by reason
+    gaps: dict[str, float] = field(default_factory=dict)  # joules attributed to no run, by reason
     _joules: float | None = None  # of the last reading with a value
     _at: float = 0.0
     _moments: deque[_CrosscheckMoment] = field(default_factory=lambda: deque(maxlen=MAX_MOMENTS))
@@ -74,7 +74,7 @@ class DeviceEnergy:
         self._note_crosscheck(reading, reading.joules)
 
     def add_gap(self, reason: str, joules: float) -> None:
-        """Add energy of runs that no run was given."""
+        """Add energy that was attributed to no run."""
         self.gaps[reason] = self.gaps.get(reason, 0.0) + joules
 
     def _since_restart(self, reading: EnergyReading) -> float:
@@ -84,7 +84,7 @@ class DeviceEnergy:
         between: float | None = None
         if saved.register_joules is not None and reading.register_joules is not None:
             saved_mark = RegisterMark(saved.register_joules, saved.at, saved.watts)
-            # The history starts with the collector: the history's energy is divided as usual.
+            # The energy of the history is divided as usual, so the register at the start of the history is used.
             counted, at = 0.0, reading.at
             if reading.history and reading.joules is not None:
                 counted, at = reading.joules - reading.history[0].joules, reading.history[0].at
@@ -102,7 +102,7 @@ class DeviceEnergy:
                 moments.popleft()
 
     def crosscheck(self) -> float | None:
-        """Return energy by counter over energy by power; None before both cover the period."""
+        """Return the counter's energy divided by the integral of power; None before both cover `CROSSCHECK_SECONDS`."""
         if not self._moments:
             return None
         first, last = self._moments[0], self._moments[-1]
@@ -129,7 +129,7 @@ class DeviceEnergy:
 
 
 class EnergyDevices:
-    """All devices of the machine; iterating yields the present ones in order."""
+    """Energy of all devices of the machine; iteration yields the present devices in order."""
 
     def __init__(self, boot: str) -> None:
         self.passed_at: float | None = None  # monotonic time of the last pass, in this boot
@@ -144,7 +144,7 @@ class EnergyDevices:
     def update(
         self, readings: Sequence[EnergyReading], now: float, *, working: Callable[[str], bool | None]
     ) -> None:
-        """Add the readings of a pass; *working* returns True if a device works, None if unknown."""
+        """Add the readings of a pass; *working* returns whether a device is in use, None if unknown."""
         self._present = []
         for reading in readings:
             key = DeviceKey(reading.component, reading.device, reading.source)
@@ -169,6 +169,6 @@ class EnergyDevices:
             device.mark_divided()
 
     def record(self) -> DevicesRecord:
-        """Return the state to be saved; an absent device may return."""
+        """Return the state to be saved; absent devices are included, because they may return."""
         records = {**self._saved, **{key: device.record() for key, device in self._devices.items()}}
         return DevicesRecord(self._boot, self.passed_at, tuple(records.values()))

@@ -1,12 +1,12 @@
 """Attribution of a GPU's energy to the processes that hold the GPU, from start to exit.
 
-The driver lists the processes of a GPU every second. A process holds the GPU from the later of start and last list
-without the process, until the exit or the first list without the process. Energy up to the last list is divided by the
-holders at each time; energy after the list waits, unless all holders have exited. The energy of a process without a known
-run is stored, and added to the run when the run is known.
+The processes of a GPU are read from the driver every second. A process holds the GPU from its start, but not before the last
+list without the process, until its exit or the next list without the process. Energy up to the last list is divided among the
+holders of each interval; later energy waits for the next list, unless all holders have exited. The energy of a process whose
+run is unknown is stored until the run is known.
 
-A process that the driver does not list can be known from the feed: because the process exited between two lists, or
-because the sidecar is in another pid namespace. Energy of a time without a holder is kept for such a process.
+The driver does not list a process that exits between two lists, or that runs in a different pid namespace. The feed may still
+report the process. Energy of a time without a holder is therefore stored for such processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from exporter.collectors.job import EnergyPoint, GpuListing, ProcessLife
 EXCLUSIVE, SM_SHARE, MEMORY_SHARE = "exclusive", "sm_share", "memory_share"
 
 NOT_LISTED = "process_not_listed"
-"""Reason of a gap: a process ended before the driver listed it, and the process's GPU is not known for certain."""
+"""Reason of a gap: the driver never listed an exited process, and the GPU of the process is uncertain."""
 SHARE_UNKNOWN = "share_unknown"
 """Reason of a gap: several runs used the GPU, and the driver reports neither utilization nor memory of the processes."""
 
@@ -32,7 +32,7 @@ STRANGER_SECONDS = 120.0
 UNOWNED_SECONDS = 60.0
 """Retention of times without a holder, equal to the retention of energy readings."""
 LIFE_TOLERANCE_SECONDS = 1.5
-"""Tolerance between the life of a process of the feed and the times of a process in the driver's lists."""
+"""Tolerance when a lifetime from the feed is compared with the times of the driver's lists."""
 MAX_SETTLED = 4096
 
 
@@ -61,19 +61,19 @@ class ReportedProcess:
 
 @dataclass(slots=True)
 class Division:
-    """Energy since the last division: parts of the runs, and joules without a run by reason."""
+    """Result of a division: parts of the runs, and joules without a run by reason."""
 
     slices: list[GpuSlice] = field(default_factory=list)
     gaps: Counter[str] = field(default_factory=Counter)
 
     def add_gap(self, reason: str, joules: float) -> None:
-        """Add energy that no run is given."""
-        self.gaps[reason] += joules  # type: ignore[assignment]  # joules, not a number of things
+        """Add energy that is attributed to no run."""
+        self.gaps[reason] += joules  # type: ignore[assignment]  # typeshed: a Counter holds integers only
 
 
 @dataclass(slots=True)
 class _Holder:
-    """Process that holds the GPU."""
+    """Process that holds the GPU, with the interval and the utilization."""
 
     pid: int
     begin: float
@@ -85,25 +85,25 @@ class _Holder:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Time without a holder."""
+    """Interval without a holder."""
 
     begin: float
     end: float
 
 
 RunOf = Callable[[int], str]
-"""Returns the run of a pid, "" if unknown."""
+"""Function that returns the run of a pid; empty if unknown."""
 
 
 class GpuAttribution:
-    """Attribution of a GPU's energy; `start` is the first reading."""
+    """Attribution of a GPU's energy to runs; `start` is the first reading."""
 
     def __init__(self, start: EnergyPoint) -> None:
         self._divided = start
         self._listed_at = start.at
         self._lists: deque[float] = deque()  # times of the lists
         self._holders: dict[int, _Holder] = {}
-        self._past: list[_Holder] = []  # earlier times of a process that the driver listed again
+        self._past: list[_Holder] = []  # ended intervals of processes that hold the GPU again
         self._unowned: deque[_Stretch] = deque()
         self._settled: dict[
             int, None
@@ -111,7 +111,7 @@ class GpuAttribution:
 
     @property
     def pids(self) -> set[int]:
-        """Processes with energy that is not fully divided."""
+        """Pids with energy that is not fully divided."""
         return set(self._holders)
 
     @property
@@ -137,9 +137,9 @@ class GpuAttribution:
 
         Args:
             history: Energy readings, oldest first.
-            listings: Lists of processes, oldest first; known lists are ignored.
-            lives: Lives of the listed and the reported processes.
-            run_of: Runs of processes.
+            listings: Lists of processes, oldest first; lists of previous calls are ignored.
+            lives: Start and exit of the listed and the reported processes.
+            run_of: Returns the run of a pid.
             reported: Processes on this GPU according to the feed.
             until: Time up to which the phases of the processes are known.
         """
@@ -147,7 +147,7 @@ class GpuAttribution:
             if listing.at > self._listed_at:
                 self._update(listing, lives)
         if not self._lists and history:
-            self._listed_at = history[-1].at  # a driver without lists
+            self._listed_at = history[-1].at  # the driver has no process list
         division = Division(self._claimed(run_of))
         points = self._points(history)
         for process in reported:
@@ -174,7 +174,7 @@ class GpuAttribution:
     def _divide(
         self, points: Sequence[EnergyPoint], horizon: float, run_of: RunOf, division: Division
     ) -> None:
-        """Divide the energy up to a time."""
+        """Divide the energy up to *horizon* among the holders."""
         edges = {
             moment
             for holder in self._all
@@ -194,7 +194,7 @@ class GpuAttribution:
         for pid, use in listed.items():
             holder, life = self._holders.get(pid), lives.get(pid)
             if life is not None and life.ended is not None and life.ended <= listing.at:
-                continue  # the list is older than the end
+                continue  # the process exited after the list was read
             if holder is None or (holder.end is not None and holder.end < listing.at):
                 if holder is not None:
                     self._past.append(holder)
@@ -215,7 +215,7 @@ class GpuAttribution:
     def _hold(
         self, life: ProcessLife, points: Sequence[EnergyPoint], run_of: RunOf, division: Division
     ) -> None:
-        """Let a process that is in no list hold the GPU, and add the time since the start of the process."""
+        """Add a holder that no list contains, and attribute the energy since the start of the process."""
         if life.pid in self._holders or life.pid in self._settled:
             return
         self._settle(life.pid)
@@ -227,13 +227,13 @@ class GpuAttribution:
     def _claim(
         self, process: ReportedProcess, points: Sequence[EnergyPoint], run_of: RunOf, division: Division
     ) -> None:
-        """Add the energy of a reported process that ended before the driver listed it."""
+        """Add the energy of a reported process that exited before the next list."""
         life = process.life
         if life.pid in self._settled or life.ended is None or life.ended > self._divided.at:
             return
         self._settle(life.pid)
         lists = [at for at in self._lists if process.listable and life.began <= at <= life.ended]
-        # The driver has shown that the process did not use the GPU until then.
+        # A list without the process shows that the process had not used the GPU before.
         is_certain = process.named and (process.used or not lists)
         if process.named and not process.listable:
             self._adopt(life, run_of, division)
@@ -248,7 +248,7 @@ class GpuAttribution:
         return GpuSlice(run_of(pid), (pid,), EXCLUSIVE, 1.0, stretch.begin, stretch.end, joules)
 
     def _adopt(self, life: ProcessLife, run_of: RunOf, division: Division) -> None:
-        """Add the stored energy of unknown processes of the same life: the list has pids of another namespace."""
+        """Add the stored energy of unknown pids with the same lifetime, which are pids of a different namespace."""
         for holder in self._all:
             ended = life.ended is None or (holder.end or inf) <= life.ended + LIFE_TOLERANCE_SECONDS
             if not run_of(holder.pid) and ended and holder.begin >= life.began - LIFE_TOLERANCE_SECONDS:
@@ -258,7 +258,7 @@ class GpuAttribution:
                 holder.waiting.clear()
 
     def _take_unowned(self, begin: float, end: float) -> list[_Stretch]:
-        """Remove and return the times without a holder between two moments."""
+        """Remove and return the intervals without a holder between two times."""
         removed: list[_Stretch] = []
         remaining: deque[_Stretch] = deque()
         for stretch in self._unowned:
@@ -276,7 +276,7 @@ class GpuAttribution:
         return removed
 
     def _horizon(self) -> float:
-        """Return the time up to which the holders are known."""
+        """Return the time up to which all holders are known."""
         ends = [holder.end for holder in self._all]
         known_ends = [end for end in ends if end is not None]
         if known_ends and len(known_ends) == len(ends):
@@ -284,7 +284,7 @@ class GpuAttribution:
         return self._listed_at
 
     def _claimed(self, run_of: RunOf) -> list[GpuSlice]:
-        """Return stored parts of processes whose run is now known."""
+        """Remove and return the stored parts of processes whose run has become known."""
         parts: list[GpuSlice] = []
         for holder in self._all:
             run = run_of(holder.pid) if holder.waiting else ""
@@ -301,7 +301,7 @@ class GpuAttribution:
             if holder.begin <= begin and (holder.end is None or holder.end >= end)
         ]
         if any(holder.pid < 0 for holder in holders):
-            # The list names the same processes by pids of another namespace.
+            # Other pids in the list may be the same processes in a different pid namespace.
             holders = [holder for holder in holders if run_of(holder.pid)]
         if end <= begin:
             return
@@ -331,7 +331,7 @@ class GpuAttribution:
             del self._settled[next(iter(self._settled))]
 
     def _forget(self, run_of: RunOf) -> None:
-        """Drop processes whose energy is divided, and old times without a holder."""
+        """Discard processes whose energy is divided, and old intervals without a holder."""
 
         def is_over(holder: _Holder) -> bool:
             if holder.end is None or holder.end > self._divided.at:
@@ -345,7 +345,10 @@ class GpuAttribution:
 
 
 def _parts(owners: Mapping[str, Collection[_Holder]]) -> tuple[str, dict[str, float]]:
-    """Return the method and the parts by the first measure with known values of all holders and a positive sum."""
+    """Return the method and the share of each owner.
+
+    The method is the first whose values are known for all holders and have a positive sum; otherwise there are no shares.
+    """
     if len(owners) == 1:
         return EXCLUSIVE, dict.fromkeys(owners, 1.0)
     busy = {owner: [holder.sm for holder in holders] for owner, holders in owners.items()}

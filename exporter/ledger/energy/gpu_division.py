@@ -14,14 +14,14 @@ from exporter.ledger.energy.work import PhaseInterval, WorkUse
 
 @dataclass(frozen=True, slots=True)
 class GpuSnapshot:
-    """Processes of the GPUs and of the feed at a pass."""
+    """GPU processes as the driver and the feed report them in a pass."""
 
     job: Sequence[JobProcess] = ()
     use: MachineUse | None = None
     work: WorkUse = field(default_factory=WorkUse)
     listings: Sequence[GpuListing] = ()  # of the last minute, oldest first
     lives: Mapping[int, ProcessLife] = field(default_factory=dict)
-    uuids: Mapping[int, str] = field(default_factory=dict)  # by NVML's index
+    uuids: Mapping[int, str] = field(default_factory=dict)  # by NVML index
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class GpuDivision:
 
     @property
     def uuids(self) -> Collection[str]:
-        """GPUs whose processes are known."""
+        """UUIDs of the GPUs whose processes are known."""
         return self._gpus.keys()
 
     def reports(self, run: str) -> bool:
@@ -52,14 +52,14 @@ class GpuDivision:
     def divide(
         self, devices: Iterable[DeviceEnergy], snapshot: GpuSnapshot, *, wall: float, now: float
     ) -> Iterator[GpuPart]:
-        """Yield the parts of the runs since the last call; add the energy that no run is given to the gaps."""
+        """Yield the parts of the runs since the last call; energy without a run is added to the device's gaps."""
         holders = self._holders
         holders.update(snapshot.job, snapshot.use, snapshot.work, snapshot.lives, wall=wall, now=now)
         reported = holders.reported(snapshot.job, snapshot.uuids, now=now)
         listings: dict[str, list[GpuListing]] = {}
         for listing in snapshot.listings:
             listings.setdefault(listing.uuid, []).append(listing)
-        # The driver's list names the GPUs of a process better than the environment does.
+        # For a process in the driver's list, the list is more reliable than the GPUs of the environment.
         listed = {use.pid for listing in snapshot.listings for use in listing.processes}
         for device in devices:
             uuid, history = device.reading.device, device.reading.history
@@ -84,7 +84,7 @@ class GpuDivision:
             )
             for reason, joules in division.gaps.items():
                 device.add_gap(reason, joules)
-            # Not divided yet, for the next sidecar.
+            # The undivided energy is saved for the next sidecar.
             device.pending = joules_between(history, gpu.divided_at, history[-1].at) if gpu.pids else 0.0
             for part in division.slices:
                 yield GpuPart(device, part, holders.intervals(part))

@@ -1,4 +1,4 @@
-"""Processes that hold GPUs: runs, GPUs named in the feed, and phases up to the exit."""
+"""Runs, GPUs and phases of the processes that hold GPUs, from the feed and the process collector."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _SHORTEST_PREFIX = 5  # of a UUID: "GPU-" and a digit
 
 
 class GpuHolders:
-    """Runs and phases of processes by pid; a pid keeps the run after the exit of the process.
+    """Runs and phases of processes by pid; an entry remains after the exit of the process.
 
-    A process of the feed without a pid in the sidecar's namespace has a negative number in place of the pid.
+    A process of the feed that is invisible in the sidecar's pid namespace has a negative number instead of a pid.
     """
 
     def __init__(self) -> None:
         self.living: set[int] = set()  # pids of the job's running processes
-        self.lives: dict[int, ProcessLife] = {}  # of all processes, those without a pid included
+        self.lives: dict[int, ProcessLife] = {}  # by pid or negative number
         self._runs: dict[int, str] = {}
         self._processes: dict[int, str] = {}  # id of the feed's process by pid
         self._pids: dict[str, int] = {}  # pid or negative number by id of the feed's process
@@ -78,7 +78,7 @@ class GpuHolders:
             self._run_processes.setdefault(process.run, []).append(process.process)
 
     def _bind(self, process: JobProcess, offset: float) -> None:
-        """Bind a process of the feed to a pid, and note the life of a process without a pid."""
+        """Assign a pid or a negative number to a process of the feed, and store the lifetime if there is no pid."""
         identity = process.process
         start = identity.started - offset
         ended = None if process.ended is None else max(start, process.ended - offset)
@@ -86,7 +86,7 @@ class GpuHolders:
         if pid is None:
             life = self.lives.get(identity.pid)
             if not process.alive and life is not None and _is_within(start, life):
-                pid = identity.pid  # the sidecar first saw the process after the exit
+                pid = identity.pid  # the feed file was first read after the exit
         elif process.alive:
             self._sees_pids = True
         if pid is None:
@@ -109,8 +109,8 @@ class GpuHolders:
 
         Args:
             job: Processes of the feed.
-            uuids: UUIDs of the GPUs by NVML's number.
-            now: The monotonic time.
+            uuids: UUIDs of the GPUs by NVML index.
+            now: Monotonic time.
         """
         processes_by_uuid: dict[str, list[ReportedProcess]] = {}
         for job_process in job:
@@ -135,7 +135,7 @@ class GpuHolders:
         return processes_by_uuid
 
     def run_of(self, pid: int) -> str:
-        """Return the run of a process, "" if unknown."""
+        """Return the run of a pid; empty if unknown."""
         return self._runs.get(pid, "")
 
     def reports(self, run: str) -> bool:
@@ -143,7 +143,7 @@ class GpuHolders:
         return run in self._run_processes
 
     def known_until(self, pids: Collection[int], *, now: float) -> float:
-        """Return the time up to which the phases of processes are known, or their wait is over."""
+        """Return the time up to which the phases of the processes are known, or are no longer waited for."""
         until = inf
         for pid in pids:
             intervals = self._intervals.get(self._processes.get(pid, ""), ())
@@ -160,7 +160,7 @@ class GpuHolders:
         return until
 
     def intervals(self, part: GpuSlice) -> list[tuple[PhaseInterval, ...]]:
-        """Return the phases of the processes of a part, without a gap at their begin and end."""
+        """Return the phase intervals of the processes of a part, extended to the begin and the end of the part."""
         phases = []
         for pid in part.pids:
             reported = self._intervals.get(self._process_of(pid, part.run), ())
@@ -198,7 +198,7 @@ def living_pids(job: Sequence[JobProcess]) -> set[int]:
 
 
 def _is_within(start: float, life: ProcessLife) -> bool:
-    """Return True if a recording that began at a time can be a process's."""
+    """Return True if a recording that started at *start* can belong to the process of a lifetime."""
     return start >= life.began - START_TOLERANCE_SECONDS and (life.ended is None or start <= life.ended)
 
 

@@ -1,7 +1,7 @@
 """Division of measured GPU power among phases.
 
 The power of a GPU is integrated sample by sample over the phases of the ranks on the GPU and scaled to the energy counter.
-Samples have wall clock times, phases monotonic times; after a step of the wall clock a single interval is not divided.
+Samples have wall clock times, and phases have monotonic times: after a step of the wall clock, one interval is not divided.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from exporter.ledger.energy.work import PhaseInterval
 UNATTRIBUTED = "unattributed"
 
 PATIENCE_SECONDS = 20.0
-"""Maximum wait of power for the phases in which the power was drawn."""
+"""Maximum time for which power samples wait for the matching phases."""
 LONGEST_STEP_SECONDS = 0.2
-"""Samples with a longer mean distance do not distinguish phases."""
+"""Longest mean interval between samples at which phases can be distinguished."""
 LONGEST_GAP_SECONDS = 1.0
 """Longest time that a sample covers, and longest gap before the first sample."""
 USUAL_STEP_SECONDS = 0.02
@@ -25,12 +25,15 @@ CLOCK_STEP_SECONDS = 0.01
 RETENTION_SECONDS = 60.0
 """Retention of samples."""
 MIN_COVERED = 0.8
-"""Least part of an interval that samples must cover."""
+"""Minimum share of an interval that samples must cover."""
 CLEAR_SAMPLES = 2.5
-"""Shorter intervals mix with their neighbours: two of 40 ms at 20 ms a sample measured 732 and 316 W, not 784 and 142."""
+"""Minimum length of a clearly measured phase interval, in samples.
+
+Shorter intervals blur into their neighbours: two phases of 40 ms, sampled every 20 ms, measured 732 W and 316 W instead of
+784 W and 142 W."""
 
 PowerSource = Callable[[Mapping[str, float]], Mapping[str, Sequence[tuple[float, float]]]]
-"""Returns (Unix seconds, watts) by UUID, later than the given times; see `GpuCollector.power_samples`."""
+"""Function that returns (Unix seconds, watts) by UUID, later than the given times; see `GpuCollector.power_samples`."""
 
 
 @dataclass(
@@ -54,7 +57,7 @@ class Split:
 
 
 class PowerSplitter:
-    """Power samples of all GPUs since the last division."""
+    """Division of GPU power samples among phases."""
 
     def __init__(self) -> None:
         self._drawn: dict[str, list[PowerSample]] = {}
@@ -86,7 +89,7 @@ class PowerSplitter:
     ) -> Split | None:
         """Divide the energy of a GPU between two moments among the phases of the ranks on the GPU.
 
-        Returns None without phases, or if samples are missing or too far apart.
+        Returns None if the phases are unknown, or if samples are missing or too far apart.
         """
         power_samples = [
             sample for sample in self._drawn.get(uuid, ()) if sample.end > begin and sample.begin < end
@@ -108,9 +111,9 @@ class PowerSplitter:
         return Split(joules, blurred, 0.0)
 
     def split(self, uuid: str, ranks: Sequence[tuple[PhaseInterval, ...]], now: float) -> Split | None:
-        """Divide the energy of a GPU since the last call among the phases of the ranks on it.
+        """Divide the energy of a GPU since the last call among the phases of the ranks on the GPU.
 
-        Returns None if impossible; then no energy waits. Without joules in the result, all energy waits.
+        Returns None if the energy cannot be divided; then no energy waits. If the result has no joules, all energy waits.
         """
         power_samples, start = self._drawn.pop(uuid, []), self._divided.pop(uuid, None)
         if not power_samples and start is None:

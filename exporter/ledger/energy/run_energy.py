@@ -1,11 +1,11 @@
-"""Energy, carbon and cost of a run, by phase and by the fate of the work; arithmetic.
+"""Energy, carbon and cost counters of a run, by phase and by the outcome of the work.
 
     energy = phases + unattributed
            = productive + wasted by cause + energy of uncommitted work
 
-Energy of work waits in a pool until goodput decides the fate of that work: the share of the uncommitted seconds that
-became productive or lost takes the same share of the pool. The rest is lost when the run starts a new task. All counters
-start at 0, only grow and are saved.
+Energy of work stays in a pool until goodput decides the outcome of the work: if a share of the uncommitted seconds becomes
+productive or lost, the same share of the pool is moved to the matching counter. When the run starts a new task, the remaining
+pool is lost. All counters start at 0, never decrease and are saved.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _PhaseWeights:
 
 
 class RunEnergy:
-    """Counters of a run."""
+    """Energy, carbon and cost counters of a run."""
 
     def __init__(self, boot: str) -> None:
         self.record = RunRecord(boot=boot)
@@ -70,12 +70,12 @@ class RunEnergy:
 
     @property
     def alive_at(self) -> float | None:
-        """Monotonic time of the last pass in which the run lived, in this boot."""
+        """Monotonic time of the last pass in which the run was alive, in this boot."""
         return self.record.alive_at
 
     @property
     def session(self) -> str:
-        """Session of the settled work; empty before the first."""
+        """Session of the settled work; empty before any work is settled."""
         return "" if self.record.settled is None else self.record.settled.session
 
     def resume(self, record: RunRecord) -> None:
@@ -97,7 +97,7 @@ class RunEnergy:
         self._reports = True
 
     def samples(self) -> Iterator[RunSample]:
-        """Yield every value."""
+        """Yield the values of all families."""
         record = self.record
         for energy, joules in record.energy.items():
             yield RunSample(families.ENERGY, (energy.component, energy.method), joules)
@@ -125,9 +125,9 @@ class RunEnergy:
         intensity: Intensity | None = None,
         split: Split | None = None,
     ) -> None:
-        """Add the run's share of a device's energy over some seconds, with carbon and cost.
+        """Add the run's share of a device's energy over *seconds*, with carbon and cost.
 
-        *split* is the measured energy by phase, if the run has the device for itself.
+        *split* is the measured energy by phase if the run uses the device alone.
         """
         component, record = reading.component, self.record
         at_site = joules * (1.0 if options.pue is None else options.pue)
@@ -142,7 +142,7 @@ class RunEnergy:
             self._split(component, reading.device, joules, seconds, split)
 
     def hold(self, reading: EnergyReading, ratio: float, seconds: float, options: EnergyOptions) -> None:
-        """Add the price of the run's share of a GPU for some seconds."""
+        """Add the price of the run's share of a GPU over *seconds*."""
         price = options.gpu_price_per_second
         if price is not None and reading.component == "gpu":
             _add(self.record.cost, CostKind("device_time", options.currency or ""), seconds * ratio * price)
@@ -160,7 +160,7 @@ class RunEnergy:
         self._reports = self._reports or bool(processes)
 
     def apply_outcomes(self, account: WorkAccount | None) -> None:
-        """Move the energy of work with a known outcome out of the pool."""
+        """Move the energy of work whose outcome is known from the pool to the counters."""
         if account is None:
             return
         self._validates = account.validates
@@ -189,7 +189,7 @@ class RunEnergy:
     def _split(self, component: str, device: str, joules: float, seconds: float, split: Split | None) -> None:
         """Divide energy of a device since the last division among phases."""
         record = self.record
-        if not record.splits:  # not earlier: without a source of energy there are no zeros
+        if not record.splits:  # only with energy, so that a run without an energy source has no zeros
             record.splits = True
             for cause in CAUSES:
                 record.wasted.setdefault(cause, 0.0)

@@ -36,7 +36,7 @@ def shares_of(
     gpu_use: Sequence[GpuProcessUse],
     only_run: str | None = None,
 ) -> list[Share]:
-    """Return the shares of a device's energy between two moments; empty if no share is known."""
+    """Return the shares of the runs in a device's energy between two times; empty if unknown."""
     if only_run is not None:
         return [Share(only_run, "whole", 1.0)]
     if reading.component == "gpu":
@@ -52,7 +52,7 @@ def _cpu_shares(reading: EnergyReading, previous: MachineUse, current: MachineUs
     if previous.cpu_busy_seconds is None or current.cpu_busy_seconds is None or not current.runs:
         return []
     earlier = {run.run: run.cpu_seconds for run in previous.runs}
-    # A new run has no earlier CPU time; the share starts with the next interval.
+    # The share of a new run starts with the next interval, because there is no earlier CPU time.
     used = {
         run.run: max(0.0, run.cpu_seconds - earlier.get(run.run, run.cpu_seconds)) for run in current.runs
     }

@@ -1,4 +1,4 @@
-"""Work of the processes of each run: phases over time, and the fate of their work."""
+"""Phase history of the processes of each run, and the outcome of their work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exporter.recording.values import TrainingReading
 RETENTION_SECONDS = 30.0
 """Length of the stored phase history, equal to the retention of power samples in the GPU collector."""
 MAX_NUMBERS = 16_384
-"""Numbers of a snapshot's history that are used; no writer writes more."""
+"""Maximum number of history values that are read from a snapshot; no writer exceeds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class PhaseInterval:
 
 @dataclass(frozen=True, slots=True)
 class WorkAccount:
-    """Fate of the work of a run, in total seconds."""
+    """Outcome of the work of a run, in total seconds."""
 
     session: str  # accounts of different sessions are not comparable
     productive: float  # without validation
@@ -38,7 +38,7 @@ class WorkAccount:
 
 @dataclass(frozen=True, slots=True)
 class ProcessWork:
-    """Phases of a process."""
+    """Phases of a process, as totals and as recent intervals."""
 
     run: str
     rank: int
@@ -51,7 +51,7 @@ class ProcessWork:
 
 @dataclass(frozen=True, slots=True)
 class WorkUse:
-    """Phases of all processes, lower ranks of a run first, and the fate of the work of each run."""
+    """Phases of all processes, lower ranks of a run first, and the outcome of the work of each run."""
 
     processes: tuple[ProcessWork, ...] = ()
     accounts: Mapping[str, WorkAccount] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def extended(intervals: tuple[PhaseInterval, ...], reading: TrainingReading) -> 
         return intervals
     new_intervals: list[PhaseInterval] = []
     end = until
-    # Latest first, up to the known part: a history covers many times the interval between two snapshots.
+    # From the latest to the first uncovered interval: a history is much longer than the interval between two snapshots.
     for place, microseconds in zip(history[-2::-2], history[::-2], strict=True):
         if end <= covered_until:
             break

@@ -21,9 +21,9 @@ from exporter.recording.values import END_REASONS, TrainingReading
 from exporter.training.phases import PHASES, WORK
 
 DOWNTIME_LAG_SECONDS = 60.0
-"""Delay of the downtime: the next process starts long before the first snapshot."""
+"""Delay before downtime is counted: the next process starts up to this long before the first snapshot."""
 MAX_IDS = 64
-"""Number of stored process ids, so that no process counts twice."""
+"""Maximum number of stored process ids, which prevent that a process counts twice."""
 
 CAUSE_OF_PHASE: Mapping[str, str] = {
     name: phase.badput for name, phase in PHASES.items() if phase.badput and phase.badput != "other"
@@ -39,7 +39,7 @@ INFERRED_LOOP_SECONDS = 60.0
 
 @dataclass(slots=True, eq=False)
 class Goodput:
-    """Accounting of all attempts at a task, and of earlier tasks of the same name."""
+    """Accounting of all attempts at a task, and of earlier tasks with the same name."""
 
     productive: float = 0.0  # safe work
     validated: float = 0.0  # validation, as a part of productive
@@ -119,7 +119,7 @@ class Goodput:
         """Count a snapshot of the latest attempt; *hangs* is the verdict of the hang rule."""
         attempt = self.latest
         attempt.final = attempt.final or final
-        # The latest snapshot, also if the wall clock was set back.
+        # Assigned even if the wall clock was set back.
         attempt.written = written
         if reading is None:  # the process runs and does not train yet
             reading = TrainingReading(phase="init", phases={"init": max(0.0, written - attempt.recorded)})
@@ -170,12 +170,12 @@ class Goodput:
         self._balance()
 
     def revive(self) -> None:
-        """Reopen the latest attempt, whose process is running; the process's lock was temporarily invisible."""
+        """Reopen the latest attempt after the lock of the running process was temporarily invisible."""
         attempt = self.latest
         attempt.ended, attempt.orderly = None, False
 
     def wait(self, since_end: float) -> None:
-        """Count the time since the end of the latest attempt if a further attempt is expected."""
+        """Count the time since the end of the latest attempt as downtime, unless the attempt completed the training."""
         attempt = self.attempt
         if attempt is None or attempt.ended is None or attempt.orderly:
             return
@@ -210,7 +210,7 @@ class Goodput:
             attempt.failed, attempt.hung = reading.failed_seconds, 0.0
 
     def _count_hang(self, attempt: Attempt, reading: TrainingReading, *, hangs: bool) -> None:
-        """Count the open iteration of a hang, and deduct a hang from the work of an iteration that ended."""
+        """Count the open iteration of a hang; after the iteration ends, deduct the hang from the work."""
         previous = attempt.reading
         if attempt.hung > 0 and (reading.steps > previous.steps or reading.open_seconds < attempt.hung):
             grown = max(0.0, reading.work_seconds - previous.work_seconds)
@@ -267,7 +267,7 @@ class Goodput:
             self.high = last_step if self.high is None else max(self.high, last_step)
 
     def _resume(self, attempt: Attempt, reading: TrainingReading) -> None:
-        """Settle the uncommitted work of earlier attempts: the first step of this attempt is known."""
+        """Settle the uncommitted work of earlier attempts when the first step of this attempt is known."""
         if attempt.resumed:
             return
         attempt.resumed = True
@@ -319,7 +319,7 @@ class Goodput:
         self.target += seconds
 
     def _balance(self) -> None:
-        """Set wall time to the sum of all parts: unexplained time is `other`; no counter decreases."""
+        """Set the wall time to the sum of all parts; unexplained time is added to `other`, and no counter decreases."""
         explained_seconds = self.productive + self.uncommitted + sum(self.badput.values())
         self.wall = max(self.wall, self.target, explained_seconds)
         self.badput["other"] += self.wall - explained_seconds

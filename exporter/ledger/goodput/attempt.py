@@ -12,7 +12,7 @@ NO_READING = TrainingReading(phase="init")
 
 @dataclass(frozen=True, slots=True)
 class UncommittedSteps:
-    """Work of consecutive steps."""
+    """Seconds of uncommitted work of consecutive steps."""
 
     first: int
     last: int
@@ -21,7 +21,7 @@ class UncommittedSteps:
 
 @dataclass(frozen=True, slots=True)
 class Deduction:
-    """Work that was counted as a hang: an interval on the axis of an attempt's work seconds."""
+    """Interval of an attempt's work seconds that was counted as a hang."""
 
     start: float
     seconds: float
@@ -33,7 +33,7 @@ class Deduction:
 
 @dataclass(frozen=True, slots=True)
 class MachineIdentity:
-    """Host name and boot id, to recognise a reboot."""
+    """Host name and boot id, by which a reboot is recognised."""
 
     name: str = field(default_factory=socket.gethostname)
     boot: str = ""
@@ -65,7 +65,7 @@ class Attempt:
     committed: float = 0.0  # safe work, as counted
     committed_step: int | None = None
     first_step_seconds: float | None = None  # from the start of the process to the end of the first step
-    resumed: bool = False  # True if the first step is known, and the work of earlier attempts is settled
+    resumed: bool = False  # True once the first step is known and the work of earlier attempts is settled
     final: bool = False  # the last snapshot was written at a normal exit
     ended: float | None = None  # set when the outcome is decided
     reason: str = ""  # exit reason, from END_REASONS
@@ -92,7 +92,7 @@ class Attempt:
         return self.reading.first_step if self.committed_step is None else self.committed_step
 
     def left_behind(self) -> list[UncommittedSteps]:
-        """Return the work without a save, by steps if known."""
+        """Return the work that no save covers, by step ranges if the process reports them."""
         missing, segments = self.uncommitted, self.reading.segments
         reported_seconds = sum(seconds for *_, seconds in segments)
         if missing > 0 and reported_seconds > 0:

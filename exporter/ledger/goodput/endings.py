@@ -1,14 +1,14 @@
-"""Exit evidence of processes: the decision about outcomes, and the reason of an interruption.
+"""Outcomes of exited processes and reasons of interruptions, from exit evidence.
 
-The rule, in this order:
+The first of these rules that applies decides:
 
 1. the exit status of the process itself, from `run` or from torchrun's agent;
 2. an uncaught exception, or a failure that the process reported;
 3. the exit status of the launch, for the last process of a rank that exited within 60 s of the launch's end;
-4. a restart by torchrun's agent: the process did not complete;
-5. otherwise the end is inferred: a process that exited normally completed, a process that was killed did not.
+4. a restart by torchrun's agent, after which the process counts as not completed;
+5. the last snapshot: a process that exited normally has completed, a killed process has not.
 
-If evidence may still arrive, there is no outcome: the run is `ending`, no work is committed and no interruption counts.
+While evidence may still arrive, there is no outcome: the run is `ending`, no work is committed and no interruption is counted.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from exporter.ledger.totals import Moment, ProcessTotals
 from exporter.recording.values import END_REASONS
 
 LAUNCH_SECONDS = 60.0
-"""The status of a launch applies to processes that exited at most 60 s before."""
+"""Maximum time from the exit of a process to the end of the launch whose status applies to the process."""
 SETTLE_SECONDS = 3.0
-"""Without a launch, time after the end of a process for the reports of other processes."""
+"""Time after the exit of a process for reports of other processes, if there is no launch."""
 EXITING_SECONDS = 10.0
-"""Time for a process to exit after releasing the feed: torch tears down a device first."""
+"""Time for a process to exit after the release of the feed, because torch may still tear down a device."""
 LONGEST_BEFORE_SECONDS = 600.0
-"""A longer time from a process's start to the recording, as in the kernel of a notebook, is not part of the training."""
+"""Longest time from a process's start to the recording that belongs to the training; the kernel of a notebook is older."""
 
 _SPECIFIC = ("sdc", "gpu_memory", "gpu", "oom_kill", "storage", "host", "preemption", "user", "exit")
 """Reported reasons that are causes, the most specific first."""
@@ -44,13 +44,13 @@ _CONSEQUENCES = ("network", "nccl_timeout", "signal", "unknown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedProcess:
-    """Facts about a process that ended."""
+    """Facts about an exited process."""
 
     pid: int
     run: str
     launch: str
     recorded: float  # Unix time at which recording started
-    at: float  # Unix time of the exit, if known
+    at: float  # Unix time of the exit, as far as known
     seconds_ago: float  # since the end, by the monotonic clock
     final: bool  # the last snapshot was written at a normal exit
     finished: bool  # True if the job reported the end of the application
@@ -131,7 +131,7 @@ class ExitEvidence:
         return Outcome(EvidenceSource.INFERRED, completed, process.at)
 
     def of_pass(self) -> ExitEvidence:
-        """Return the same evidence, read at most once."""
+        """Return evidence that reads each source at most once."""
         return replace(self, ends=cache(self.ends), launches=cache(self.launches))
 
     def lives(self, launch: str) -> bool:
@@ -160,7 +160,7 @@ class ExitEvidence:
         peers = peers_ended(attempt, outcome.at, processes)
         reported = {attempt.reading.failure, outcome.failure, *(peer.failure for peer in peers)} - {""}
         reported = {failure if failure in END_REASONS else "exit" for failure in reported}
-        # A lost connection is a consequence if a different process exited before without a report.
+        # A lost connection is a consequence if another process has exited earlier without a report.
         has_silent_exit = silent or any(
             not peer.failure and (peer.departed or outcome.at) <= outcome.at for peer in peers
         )
@@ -176,7 +176,7 @@ class ExitEvidence:
             and status > 0
             and not attempt.final
         ):
-            status = None  # a launcher passes on a signal, but no exit status of a killed rank
+            status = None  # a launcher's positive status is not the status of a killed rank
         kills = self.oom_kills()
         killed = kills is not None and oom_kills is not None and kills > oom_kills
         if silent and killed and status in {None, -signal.SIGKILL}:
@@ -184,7 +184,7 @@ class ExitEvidence:
         if status is not None:
             return "exit" if status >= 0 else "user" if status == -signal.SIGINT else "signal"
         if silent:
-            return "signal"  # `os._exit` is rare
+            return "signal"  # more likely than `os._exit`
         return "exit" if attempt.final else "unknown"
 
 
@@ -217,7 +217,7 @@ class Endings:
     """Outcomes of exited processes: each is decided once, by the same rule, and saved in the process's record."""
 
     def __init__(self) -> None:
-        self.evidence = ExitEvidence()  # may be replaced from any thread
+        self.evidence = ExitEvidence()  # any thread may replace the evidence
         self._pass = self.evidence
         self._processes: Sequence[ProcessTotals] = ()
         self._now = Moment(0.0, 0.0)
@@ -234,7 +234,7 @@ class Endings:
         return process.outcome
 
     def successor(self, process: ProcessTotals, later: Iterable[ProcessTotals]) -> ProcessTotals | None:
-        """Return the next attempt; after a training, a process of the same launch is one as soon as it trains."""
+        """Return the next attempt; after a training, a process of the same launch is an attempt only if the process trains."""
         identity = process.identity
         accepts_any = not process.has_trained or self.expects_restart(identity.run)
         return next(
@@ -286,7 +286,7 @@ class Endings:
 
 
 def _without_shell(end: End) -> End:
-    """Return the end with the signal of a shell's child, which a shell reports as status 128 and more."""
+    """Return the end with a signal if the status is from a shell, which reports a signal of its child as 128 + signal."""
     return replace(end, status=128 - end.status) if 128 < end.status < 128 + 65 else end
 
 
@@ -300,7 +300,7 @@ def _is_own(end: End, process: EndedProcess) -> bool:
 
 
 def _is_launch(end: End, process: EndedProcess) -> bool:
-    """Return True if an end is of the process's launch; ends of older releases have only the run's name."""
+    """Return True if an end belongs to the launch of a process; ends of older releases contain only the run."""
     if end.worker:
         return False
     if end.launch and process.launch:

@@ -1,4 +1,4 @@
-"""State of each run: starting, running, stalled, hung, ending, or how the run ended. See docs/goodput.md."""
+"""State of each run: starting, running, stalled, hung, ending, or a final state; see docs/goodput.md."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ SPECS = (STATE, SINCE, OUTCOME)
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """State of a run."""
+    """State of a run, with the start and the reason."""
 
     state: str  # a value of `STATES`
     since: float = field(default=0.0, compare=False)  # Unix time
-    reason: str = ""  # free text about an ended run
+    reason: str = ""  # text about the end of the run
     exit_status: str = ""
     signal: str = ""
     exception: str = ""
 
 
 class RunStates:
-    """States of all runs, each with the start of the state."""
+    """States of all runs in the last pass, with the time of the last change."""
 
     def __init__(self) -> None:
         self._runs: dict[str, RunState] = {}
@@ -94,7 +94,7 @@ class RunStates:
             # The time of a state is the time of the first pass in that state.
             state = self._runs[run] = previous[run] if previous.get(run) == state else state
             if all(process.identity.rank for process in _trainers(run_processes)):
-                continue  # the agent of a node without rank 0: a hang is examined here, and published beside rank 0
+                continue  # on a node without rank 0, the state serves only the explanation of hangs
             for name in STATES:
                 collected.add(STATE, float(name == state.state), run, name)
             collected.add(SINCE, state.since, run)
@@ -123,9 +123,10 @@ def _trainers(processes: list[ProcessTotals]) -> list[ProcessTotals]:
 
 
 def _deciding(trainers: list[ProcessTotals], endings: Endings) -> list[ProcessTotals]:
-    """Return the processes that decide the state: no later one, such as an evaluation, after a completed training.
+    """Return the processes that decide the state.
 
-    A later process of the same launch decides as soon as it trains, or when the training turns out to have failed.
+    After a training that completed, or whose outcome is still open, later processes of the same launch that do not train,
+    such as an evaluation, are ignored.
     """
     trained = [trainer for trainer in trainers if trainer.has_trained]
     if not trained or any(trainer.living for trainer in trained):
@@ -141,7 +142,7 @@ def _deciding(trainers: list[ProcessTotals], endings: Endings) -> list[ProcessTo
 
 
 def _order(process: ProcessTotals) -> tuple[float, float, float]:
-    """Return the key of the last process of the lowest rank."""
+    """Return the sort key by which the last process of the lowest rank is the maximum."""
     return -(process.identity.rank or 0), process.identity.started, process.departed or 0.0
 
 

@@ -1,4 +1,4 @@
-"""Session: consecutive attempts that belong together, counted from the snapshots of rank 0."""
+"""Goodput of a session: consecutive attempts at a task, counted from the snapshots of rank 0."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from exporter.ledger.state.files import StateKey
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 
 FINISHED_SECONDS = 5.0
-"""Delay from the reported end of the application to safe work in a running process; an exit status decides earlier."""
+"""Time after which the work of a process that reported the end of the application is safe without an exit status."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class SessionPass:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Attempts with the same session tag, or without a tag of the same run, in memory; times are monotonic."""
+    """Attempts with the same session tag, or with the same run if there is no tag; times are monotonic."""
 
     key: StateKey
     goodput: Goodput = field(default_factory=Goodput)
@@ -48,7 +48,7 @@ class Session:
     released: bool = False  # released for other sidecars
     refused: bool = False  # locked by a different sidecar
     gone: float | None = None  # exit time of the latest process
-    # the kernel's OOM kills at the last and at the previous snapshot
+    # the kernel's count of OOM kills at the last and at the previous snapshot
     _oom_kills: float | None = None
     _oom_kills_before: float | None = None
     _snapshot: Snapshot | None = None  # last counted
@@ -81,7 +81,7 @@ class Session:
             self._snapshot = snapshot
             hangs = process.living and look.rules.hangs(process, look.now)
             goodput.update(process.training, written=snapshot.written, final=process.final, hangs=hangs)
-            # The process lived when the kernel had killed this many.
+            # The process was alive at this count of OOM kills.
             self._oom_kills_before = self._oom_kills
             self._oom_kills = look.evidence.oom_kills() if process.living else self._oom_kills
         if process.living:
@@ -101,7 +101,7 @@ class Session:
         if self.gone is None:
             if process is not None and process.living:
                 return
-            # A process without a record exited before this sidecar started.
+            # A process without a record had exited before this sidecar started.
             ended = attempt.written if attempt.ended is None else attempt.ended
             ago = max(0.0, now.wall - ended)
             self.gone = now.monotonic - ago if process is None else process.departed_monotonic
@@ -118,7 +118,7 @@ class Session:
         attempt, identity = self.goodput.attempt, process.identity
         if attempt is None:
             return True
-        # An exited process older than the attempt is not a later attempt. A running process is, also after a clock step.
+        # Only an exited process can be older than the attempt: the start of a running process is later, even after a clock step.
         if self.goodput.knows(identity.id) or (not process.living and identity.started < attempt.recorded):
             return False
         current = look.leading.get(attempt.process)
@@ -127,8 +127,8 @@ class Session:
         if identity.id not in self._warned:
             self._warned.add(identity.id)
             text = (
-                "%s has two living processes of rank 0 (runs %r and %r): only the first is counted;"
-                " use different session tags or run names"
+                "%s has two living processes of rank 0 (runs %r and %r), and only the first is counted;"
+                " set different session tags or run names"
             )
             _log.warning(text, self.name, attempt.run, identity.run)
         return False

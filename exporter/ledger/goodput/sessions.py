@@ -1,8 +1,9 @@
-"""Sessions: the attempts of every run, and their state files.
+"""Goodput sessions of all runs, and their state files.
 
-A session is all processes of rank 0 with the same session tag, or without a tag of the same run. A process is bound to a
-session when the process reports a tag, starts to train, or exits; reports are cumulative, and no counts are lost by waiting. A node
-without rank 0 counts the lowest rank for local use: no family is published, but the node's energy is divided by this work.
+A session consists of the processes of rank 0 with the same session tag, or with the same run if there is no tag. A process is
+bound to a session when the process reports a tag, starts to train, or exits; no counts are lost before, because reports are
+cumulative. A node without rank 0 counts its lowest rank: no family is published, but the energy of the node is divided by
+this work.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Sessions:
     """All sessions of this sidecar; sessions of a *shared* state directory are released at their end.
 
     Attributes:
-        options: May be replaced from any thread.
+        options: Options, which any thread may replace.
     """
 
     def __init__(self, state: StateStore, *, shared: bool = False) -> None:
@@ -54,7 +55,7 @@ class Sessions:
         return process_id in self._holds
 
     def work_accounts(self) -> Mapping[str, WorkAccount]:
-        """Return the accounting of the work of each run, for the attribution of energy."""
+        """Return the outcome of the work of each run, for the attribution of energy."""
         accounts = {}
         for session in self._latest():
             goodput = session.goodput
@@ -126,7 +127,7 @@ class Sessions:
         if identity.id in self._bound:
             return
         if reading is None:
-            # A process that exited before the first training report belongs to the session of the run, if any.
+            # A process that exited before the first training report is bound to the session of the run, if there is one.
             for key, session in self._sessions.items() if not process.living else ():
                 attempt = session.goodput.attempt
                 if attempt is not None and attempt.run == identity.run and session.goodput.trains:
@@ -140,12 +141,12 @@ class Sessions:
             name, kind = (tag, "session") if tag else (identity.run, "run")
             if not tag and self._is_evaluation(process, endings):
                 return
-            # A session of a rank other than 0 is not published; this node divides energy by the session's work.
+            # The session of another rank is not published; its work divides the energy of this node.
             node = (str(identity.rank), self._state.sidecar) if identity.rank else ("", "")
             self._bound[identity.id] = ("goodput", name, kind, *node)
 
     def _is_evaluation(self, process: ProcessTotals, endings: Endings) -> bool:
-        """Return True if a process only follows a training of the same launch that completed, or may have."""
+        """Return True if a process follows a training of the same launch that has completed or may have completed."""
         session = self._sessions.get(("goodput", process.identity.run, "run", "", ""))
         attempt = None if session is None else session.goodput.attempt
         return (
@@ -206,7 +207,7 @@ class Sessions:
             self._state.report(str(error))
 
     def _needed(self, leading: Mapping[str, ProcessTotals], now: Moment) -> Iterator[str]:
-        """Yield the ids of processes whose feed files are needed."""
+        """Yield the ids of processes whose feed files must not be removed yet."""
         for process_id, key in self._bound.items():
             session, attempt = self._sessions[key], self._sessions[key].goodput.attempt
             seconds_since_exit = now.monotonic - leading[process_id].departed_monotonic
@@ -228,13 +229,13 @@ class Sessions:
                 self._release(key)
 
     def _latest(self) -> Iterator[Session]:
-        """Yield the sessions that may be shown: of two sessions of a run the later, or none if that is not saved."""
+        """Yield the latest session of each run, if the session is saved."""
         started_sessions = [
             session
             for session in self._sessions.values()
             if session.goodput.attempt and session.goodput.trains
         ]
-        # A running session is the later session, also after a clock step.
+        # A running session is the latest session, even after a clock step.
         started_sessions.sort(
             key=lambda session: (session.goodput.latest.ended is None, session.goodput.latest.recorded)
         )
@@ -249,7 +250,7 @@ class Sessions:
 
 
 def _leading(ranks: Ranks) -> list[ProcessTotals]:
-    """Return the processes of rank 0, or of the lowest rank of a run without rank 0 here, in order."""
+    """Return the processes of the lowest rank of each run on this node, oldest first."""
     with_number = [rank for rank in ranks if rank.key.rank is not None and rank.slots]
     with_number.sort(key=lambda rank: -(rank.key.rank or 0))
     lowest = {rank.key.run: rank for rank in with_number}
@@ -259,7 +260,7 @@ def _leading(ranks: Ranks) -> list[ProcessTotals]:
         for slot, process in rank.processes()
         if slot.number == 0 and process.snapshot is not None
     ]
-    # A running process is later than an exited process, also after a clock step.
+    # A running process is later than an exited process, even after a clock step.
     return sorted(
         processes, key=lambda process: (process.living, process.identity.started, process.identity.id)
     )

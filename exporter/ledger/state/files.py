@@ -67,12 +67,12 @@ def read_state_file(path: Path) -> StateFile:
     first_line, _, body = data.partition(b"\n")
     fields = first_line.split()
     if len(fields) != 3 or len(first_line) >= _LONGEST_HEADER or fields[0] != _MAGIC:
-        raise DamagedFileError("not a state file, or empty")
+        raise DamagedFileError("the file is empty or not a state file")
     if fields[1] != b"%d" % _VERSION:
         version = fields[1].decode(errors="replace")
         raise DamagedFileError(f"format version {version}, but this program supports only {_VERSION}")
     if fields[2] != b"%08x" % zlib.crc32(body):
-        raise DamagedFileError("torn, or wrong checksum")
+        raise DamagedFileError("the checksum is wrong: the file is incomplete or damaged")
     header_line, _, content = body.partition(b"\n")
     try:
         header = parse(header_line)

@@ -43,7 +43,7 @@ class StateLocks:
                 self._warned = True
                 _log.warning(
                     "%s is on a file system without record locks: two sidecars that count the same rank of the same run"
-                    " there would overwrite each other's totals; use a separate --state.dir for each",
+                    " would overwrite each other's totals; set a separate --state.dir for each sidecar",
                     self._path.parent,
                 )
         return True

@@ -1,9 +1,9 @@
 """Store of state files by key in `<state directory>/ledger/`.
 
 A file is replaced as a whole by a rename. For each claimed key a sidecar holds a record lock on a byte of the file
-`locks`. A file that cannot be used (damaged, too large, of a later version, a link) is never read as zero in silence and
-never overwritten: the file is renamed to `<name>.damaged-<unix time>`, logged and counted, and the totals restart at 0.
-There is no `fsync`, which would wait for the job's checkpoint; the checksum detects the result of a power loss.
+`locks`. An unusable file (damaged, too large, of a later version, a link) is neither overwritten nor silently ignored: the
+file is renamed to `<name>.damaged-<unix time>`, logged and counted, and the totals restart at 0. The store does not call
+`fsync`, which would wait for the job's checkpoint; the checksum detects the result of a power loss.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StateStore:
 
     Attributes:
         directory: Directory of the files: `ledger` in the given directory, created on first use. In a directory of several
-            users, `ledger-<uid>` if another user has made `ledger`.
+            users, `ledger-<uid>` if another user has created `ledger`.
         foreign_directory: The `ledger` of another user, which is ignored.
         sidecar: Name of this sidecar, the same after a restart and unique among the sidecars that share the directory;
             the host name by default. Keys are loaded at start only if this name saved them last.
@@ -89,11 +89,11 @@ class StateStore:
         return self._directory
 
     def report(self, problem: str) -> None:
-        """Note, in a sentence, why totals are suppressed."""
+        """Record a sentence about the reason of suppressed totals."""
         self._problems.append(problem)
 
     def take_problems(self) -> list[str]:
-        """Return the noted problems and clear the list."""
+        """Return the recorded problems and clear the list."""
         problems, self._problems = self._problems, []
         return problems
 
@@ -129,7 +129,7 @@ class StateStore:
             try:
                 file = read_state_file(path)
                 if file.key != key:
-                    raise DamagedFileError("the file belongs to another key")  # noqa: TRY301  # one way out
+                    raise DamagedFileError("the file belongs to another key")  # noqa: TRY301 - converted below
                 return decode(file.content)
             except (DamagedFileError, ValueError) as error:
                 if key in self._claimed:
@@ -144,7 +144,7 @@ class StateStore:
             if key not in self._claimed:
                 raise OSError(errno.ENOLCK, "another sidecar holds the lock")
             data = encode_file(StateFile(key, self.sidecar, content))
-            # A leftover temporary file is of a killed sidecar: the lock excludes every other writer.
+            # The lock excludes other writers: a leftover temporary file is from a killed sidecar.
             replace_file(str(path), data, temporary=f"{path}.tmp", mode=0o600)
 
     def recent(self, kind: str, within_seconds: float) -> Sequence[StateKey]:
@@ -179,7 +179,7 @@ class StateStore:
         with contextlib.suppress(StateError), self._using("."):
             aged: list[tuple[float, Path]] = []
             for path in self.directory.iterdir():
-                with contextlib.suppress(OSError):  # renamed by a different sidecar
+                with contextlib.suppress(OSError):  # another sidecar renamed the file
                     if SUFFIX in path.name:
                         aged.append((path.lstat().st_mtime, path))
             for rank, (modified, path) in enumerate(sorted(aged, reverse=True)):
@@ -196,14 +196,16 @@ class StateStore:
 
     @contextlib.contextmanager
     def _using(self, name: str) -> Iterator[None]:
-        """Serialize access to the directory, create the directory, and convert OSError to StateError."""
+        """Lock the store, create the directory, and convert OSError to StateError."""
         with self._guard:
             try:
                 self.directory.mkdir(mode=0o700, exist_ok=True)
                 if self.directory.is_symlink():
-                    raise OSError(errno.ELOOP, "the directory is a symbolic link")  # noqa: TRY301  # one way out
-                if foreign_uid(os.fspath(self._directory)) is not None:  # made by another user just now
-                    raise OSError(errno.EPERM, "the directory belongs to another user")  # noqa: TRY301  # one way out
+                    raise OSError(errno.ELOOP, "the directory is a symbolic link")  # noqa: TRY301 - converted below
+                if (
+                    foreign_uid(os.fspath(self._directory)) is not None
+                ):  # another user created the directory after the check
+                    raise OSError(errno.EPERM, "the directory belongs to another user")  # noqa: TRY301 - converted below
                 self._made = True
                 yield
             except OSError as error:
@@ -214,7 +216,7 @@ class StateStore:
         aside = path.rename(path.with_name(f"{path.name}{ASIDE}{int(self._clock())}"))
         self.damaged += 1
         _log.error(
-            "state file %s is unusable: %s; moved aside to %s, its totals restart at zero",
+            "state file %s is unusable: %s; the file was renamed to %s, and the totals restart at 0",
             path,
             error,
             aside.name,
@@ -236,7 +238,7 @@ class StateStore:
 
 
 class StateRecord(Generic[Saved]):
-    """Saved dataclass of a subject; errors are CollectError (`state`)."""
+    """State of a subject as a saved dataclass; methods raise CollectError with the reason `state`."""
 
     def __init__(self, store: StateStore, key: StateKey, decode: Callable[[bytes], Saved]) -> None:
         self._store = store

@@ -45,7 +45,7 @@ class Mig:
         """List the instances."""
         previous_uuids = self.uuids()
         mode = self._device.query("mig_mode", "nvmlDeviceGetMigMode", convert=lambda pair: flag(pair[0]))
-        self._instances, self.changed = list(self._stat_entry()) if mode else [], False
+        self._instances, self.changed = list(self._list_instances()) if mode else [], False
         if self.uuids() != previous_uuids:
             self._sm_activity.clear()
             for metrics in self._metrics.values():
@@ -70,7 +70,7 @@ class Mig:
         """Return the UUIDs of the instances."""
         return [str(instance.about["uuid"]) for instance in self._instances]
 
-    def _stat_entry(self) -> Iterator[ListedInstance]:
+    def _list_instances(self) -> Iterator[ListedInstance]:
         device = self._device
         max_count = device.query("mig.most", "nvmlDeviceGetMaxMigDeviceCount", convert=small) or 0
         for position in range(min(max_count, _MAX_INSTANCES)):
