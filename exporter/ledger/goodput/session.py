@@ -118,7 +118,7 @@ class Session:
         attempt, identity = self.goodput.attempt, process.identity
         if attempt is None:
             return True
-        # Only an exited process can be older than the attempt: the start of a running process is later, even after a clock step.
+        # An exited process may be older than the attempt; a running process is later, even after a clock step.
         if self.goodput.knows(identity.id) or (not process.living and identity.started < attempt.recorded):
             return False
         current = look.leading.get(attempt.process)
