@@ -16,7 +16,7 @@ from exporter.status.conditions import findings
 from exporter.status.document import render
 from exporter.status.history import History
 from exporter.status.readings import Readings
-from exporter.status.view import About, view
+from exporter.status.view import ExporterInfo, build_view
 
 NOW = 10_000.0
 VOID = {"meta", "link", "path", "rect"}
@@ -95,9 +95,9 @@ def families_of(rows: Rows) -> list[Metric]:
 def history_of(ticks: int, rows: Callable[[int], Rows], every: float = 5.0) -> History:
     """Return a history with a point for each tick; the last point is as old as `every`."""
     times = iter(NOW - every * (ticks - tick) for tick in range(ticks))
-    history = History(seconds=5, clock=lambda: next(times))
+    history = History(interval_seconds=5, clock=lambda: next(times))
     for tick in range(ticks):
-        history.note(every * tick, Readings(families_of(rows(tick))))
+        history.record(every * tick, Readings(families_of(rows(tick))))
     return history
 
 
@@ -105,8 +105,8 @@ def step_durations(count: int, seconds: float) -> Rows:
     return {"training_step_duration_seconds": run_sample(Distribution(count, seconds), mode="train")}
 
 
-def server_facts(**changes: Any) -> About:
-    return replace(About("1.2.3", "node7", NOW - 90, NOW, "/dev/shm/x"), **changes)
+def server_facts(**changes: Any) -> ExporterInfo:
+    return replace(ExporterInfo("1.2.3", "node7", NOW - 90, NOW, "/dev/shm/x"), **changes)
 
 
 def collector_status(**changes: Any) -> CollectorStatus:
@@ -116,7 +116,9 @@ def collector_status(**changes: Any) -> CollectorStatus:
 def status_page(
     rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any
 ) -> Document:
-    status_view = view(server_facts(**changes), Readings(families_of(rows)), past or History(), collectors)
+    status_view = build_view(
+        server_facts(**changes), Readings(families_of(rows)), past or History(), collectors
+    )
     return Document(render(status_view, Onsets()))
 
 
@@ -128,8 +130,10 @@ def concerns_of(
     **changes: Any,
 ) -> list[Concern]:
     """Return what needs attention."""
-    status_view = view(server_facts(**changes), Readings(families_of(rows)), past or History(), collectors)
-    return concerns(findings(status_view), onsets or Onsets(), status_view.about.now)
+    status_view = build_view(
+        server_facts(**changes), Readings(families_of(rows)), past or History(), collectors
+    )
+    return concerns(findings(status_view), onsets or Onsets(), status_view.exporter.now)
 
 
 def concern_texts(

@@ -1,6 +1,6 @@
 """`training-exporter check [flags]`: checks the path from a training process to Prometheus.
 
-Each check has a thread and a deadline. No check creates or changes files, or opens a device.
+Each check runs on a separate thread, with a deadline. No check creates or changes a file, or opens a device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from exporter.cli.check_server import ports, refused
 from exporter.cli.configuration import Configuration, resolve
 from exporter.cli.findings import CheckFinding, Probe, fail, ok, warn
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, PROGRAM, Parser, add_flags, value_of
-from exporter.cli.silence import look, remedy
+from exporter.cli.silence import install_command, probe_interpreter
 from exporter.config.options import format_duration
 from exporter.errors import ConfigurationError, FeedDirectoryError
 from exporter.feed import runs
@@ -50,154 +50,160 @@ DEADLINE_SECONDS = 10.0
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
 WIDTH, INDENT = 110, " " * 5
-SMALL_FREE_BYTES = 4 << 20
-SHOWN_ENDED = 3
-"""Number of completed processes with a separate line, latest first; the rest is only counted."""
-# Record locks and renames on these depend on a server.
+MIN_FREE_BYTES = 4 << 20
+MAX_ENDED_PROCESSES = 3
+"""Number of ended processes with a line each, latest first; further processes are counted in one line."""
+# File systems on which record locks and renames depend on a server.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
 
 
 def python(path: str, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
-    """Check that an interpreter imports the package, as a job does: not from the current directory."""
+    """Check that an interpreter imports the installed package, as in a job: not from the current directory."""
     subject = f"python {path}"
     environment = {name: value for name, value in environ.items() if name != "PYTHONSTARTUP"}
-    seen = look(path, first="/", environment=environment)
-    if not seen.python:
-        yield CheckFinding("FAIL", subject, seen.error, "set --check.python to a Python 3.10 or later")
-    elif seen.ours and not seen.error:
-        yield ok(subject, f"{seen.python} imports exporter {seen.version} from {seen.path}")
-    elif seen.path and not seen.ours:
-        yield fail(subject, diagnoses.SHADOWED.describe(python=path, path=seen.path))
+    interpreter = probe_interpreter(path, first="/", environment=environment)
+    if not interpreter.python:
+        yield CheckFinding(
+            "FAIL", subject, interpreter.error, "set --check.python to an interpreter of Python 3.10 or later"
+        )
+    elif interpreter.ours and not interpreter.error:
+        version, path_ = interpreter.version, interpreter.path
+        yield ok(subject, f"Python {interpreter.python} imports exporter {version} from {path_}")
+    elif interpreter.path and not interpreter.ours:
+        yield fail(subject, diagnoses.SHADOWED.describe(python=path, path=interpreter.path))
     else:
-        error = f": {seen.error}" if seen.error else ""
-        install = remedy(path, seen.site)
+        error = f": {interpreter.error}" if interpreter.error else ""
+        install = install_command(path, interpreter.site)
         yield fail(subject, diagnoses.NOT_INSTALLED.describe(python=path, error=error, install=install))
 
 
 def feed_directory(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check that processes can write feed files."""
-    path, subject = _feed(configuration), "feed directory"
+    path, subject = _feed_directory_of(configuration), "feed directory"
     if not os.path.lexists(path):
         if os.access(path.parent, os.W_OK | os.X_OK):
             yield CheckFinding("warn", subject, f"{path} does not exist yet", "the first job creates it")
         else:
-            found = f"{path} cannot be created: {path.parent} is not writable"
-            yield CheckFinding("FAIL", subject, found, "choose another with --feed.dir and EXPORTER_FEED_DIR")
+            problem = f"{path} cannot be created: {path.parent} is not writable"
+            yield CheckFinding(
+                "FAIL", subject, problem, "set --feed.dir and EXPORTER_FEED_DIR to another directory"
+            )
         return
     try:
         check_directory(path)
     except FeedDirectoryError as error:
         yield CheckFinding("FAIL", subject, str(error).removesuffix(f"; {error.remedy}"), error.remedy)
         return
-    free, filesystem, about = psutil.disk_usage(str(path)).free, _filesystem_of(path), path.stat()
-    mode = f"{stat.S_IMODE(about.st_mode):04o}"
-    yield ok(subject, f"{path}, mode {mode}, file system {filesystem}, {free / 2**20:,.0f} MiB free")
+    free_bytes, filesystem, status = psutil.disk_usage(str(path)).free, _filesystem_of(path), path.stat()
+    mode = f"{stat.S_IMODE(status.st_mode):04o}"
+    yield ok(subject, f"{path}, mode {mode}, file system {filesystem}, {free_bytes / 2**20:,.0f} MiB free")
     if not os.access(path, os.W_OK | os.X_OK):
         yield warn(subject, diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=path))
-    elif free < SMALL_FREE_BYTES:
-        level = warn if free else fail
+    elif free_bytes < MIN_FREE_BYTES:
+        level = warn if free_bytes else fail
         yield level(subject, diagnoses.FEED_DIRECTORY_FULL.describe(directory=path))
     elif filesystem.startswith(NETWORK_FILESYSTEMS):
         yield warn(subject, diagnoses.FEED_DIRECTORY_REMOTE.describe(directory=path, filesystem=filesystem))
-    open_for_all = about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX
-    if open_for_all and about.st_uid not in {0, own_uid()}:
+    is_world_writable = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
+    if is_world_writable and status.st_uid not in {0, own_uid()}:
         yield warn(
-            subject, diagnoses.FEED_DIRECTORY_OPEN.describe(directory=path, uid=about.st_uid, mode=mode)
+            subject, diagnoses.FEED_DIRECTORY_OPEN.describe(directory=path, uid=status.st_uid, mode=mode)
         )
 
 
 def _filesystem_of(path: Path) -> str:
-    mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
+    types = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}
     real = path.resolve()
-    return next((mounts[str(each)] for each in (real, *real.parents) if str(each) in mounts), "unknown")
+    return next((types[str(parent)] for parent in (real, *real.parents) if str(parent) in types), "unknown")
 
 
-def _feed(configuration: Configuration) -> Path:
+def _feed_directory_of(configuration: Configuration) -> Path:
     """Return the feed directory that the sidecar uses."""
     return configuration.feed.dir or default_directory()
 
 
 def sidecar(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check that an exporter serves the feed directory."""
-    owner = runs.owner(_feed(configuration))
+    owner = runs.owner(_feed_directory_of(configuration))
     if owner is None:
         yield warn("sidecar", diagnoses.NO_SIDECAR.describe())
         return
-    where = f"process {owner}" if owner else "an exporter in another container"
+    server = f"process {owner}" if owner else "an exporter in another container"
     with contextlib.suppress(psutil.Error):
-        where += f" ({' '.join(psutil.Process(owner).cmdline())})" if owner else ""
-    yield ok("sidecar", f"{where} serves the feed directory")
+        server += f" ({' '.join(psutil.Process(owner).cmdline())})" if owner else ""
+    yield ok("sidecar", f"{server} serves the feed directory")
 
 
 def writers(configuration: Configuration) -> Iterator[CheckFinding]:
-    """List the processes that record, and the silent jobs of `run` with the reason."""
-    feed, stale_seconds = _feed(configuration), configuration.feed.stale_after
+    """Report the processes that record, and the silent jobs of `run` with the reason."""
+    feed, stale_seconds = _feed_directory_of(configuration), configuration.feed.stale_after
     try:
         scan = FeedReader(feed).scan()
     except FeedDirectoryError:
         return  # reported by the check of the directory
-    ended = sorted((each for each in scan.entries if not each.alive), key=lambda each: each.age_seconds)
-    for entry in (*(each for each in scan.entries if each.alive), *ended[:SHOWN_ENDED]):
+    alive = [entry for entry in scan.entries if entry.alive]
+    ended = sorted((entry for entry in scan.entries if not entry.alive), key=lambda entry: entry.age_seconds)
+    for entry in (*alive, *ended[:MAX_ENDED_PROCESSES]):
         yield _writer(entry, stale_seconds)
-    if len(ended) > SHOWN_ENDED:
-        yield ok("writer", f"{len(ended) - SHOWN_ENDED} more processes ended before these")
-    yield from _rivals(each.snapshot.process for each in scan.entries if each.alive)
+    if len(ended) > MAX_ENDED_PROCESSES:
+        yield ok("writer", f"{len(ended) - MAX_ENDED_PROCESSES} more processes ended before these")
+    yield from _rivals(entry.snapshot.process for entry in alive)
     for name, reason in scan.refused:
         yield warn("writer", diagnoses.REFUSED_FILES[reason].describe(name=name))
     if not scan.entries:
         remedy = (
-            "check that the job's Python has training-exporter (--check.python=PATH), that the job has the same "
-            "EXPORTER_FEED_DIR, and that it makes a Stat"
+            "check that training-exporter is installed for the job's Python (--check.python=PATH), that the job has the same "
+            "EXPORTER_FEED_DIR, and that the job creates a Stat"
         )
         yield CheckFinding("warn", "writer", "no process has recorded anything here", remedy)
     recording = {entry.snapshot.process.run for entry in scan.entries}
     for job in runs.jobs(feed):
         if job.silence is not None and job.run not in recording:
-            found = f'"{job.run}" records nothing: {job.silence.found}'
-            yield CheckFinding("FAIL", "run", found, job.silence.remedy)
+            problem = f'"{job.run}" records nothing: {job.silence.found}'
+            yield CheckFinding("FAIL", "run", problem, job.silence.remedy)
 
 
 def _writer(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
     process, recording, age = entry.snapshot.process, entry.snapshot.recording, entry.age_seconds
     rank = "no rank" if process.rank is None else f"rank {process.rank}"
-    where = f"process {process.pid} on {process.node or 'an unknown node'}"
-    who = f'run "{process.run}", {rank}, {process.role}, {where}: {len(recording.stats)} Stats'
+    origin = f"process {process.pid} on {process.node or 'an unknown node'}"
+    writer = f'run "{process.run}", {rank}, {process.role}, {origin}: {len(recording.stats)} Stats'
     written = f"last written {f'{age:.1f} s' if age < 60 else format_duration(round(age))} ago"
     if not entry.alive:
-        how = "ended in order" if recording.final else "ended without a final snapshot (killed?)"
-        return ok("writer", f"{who}; {how}, {written}")
+        end = "ended normally" if recording.final else "ended without a final snapshot (killed?)"
+        return ok("writer", f"{writer}; {end}, {written}")
     if age > stale_seconds:
         remedy = "the process is alive but does not write: it is stopped or hung, or the directory is full"
-        return CheckFinding("warn", "writer", f"{who}; {written}", remedy)
-    return ok("writer", f"{who}; alive, {written}")
+        return CheckFinding("warn", "writer", f"{writer};  {written}", remedy)
+    return ok("writer", f"{writer};  alive, {written}")
 
 
-def _rivals(living: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
-    """Report processes that train as the same rank; a second look excludes a process that is being replaced."""
+def _rivals(processes: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
+    """Report processes that train as the same rank; new processes are skipped, because they may replace an old process."""
     firsts: dict[tuple[str, int | None], ProcessIdentity] = {}
-    for process in sorted(living, key=lambda each: each.started):
+    for process in sorted(processes, key=lambda process: process.started):
         if process.trains and time.time() - process.started >= RIVAL_SECONDS:
             first = firsts.setdefault((process.run, process.rank), process)
             if first is not process:
-                found = f'process {process.pid} trains as rank {process.rank} of run "{process.run}"'
-                remedy = "give each process a rank (its launcher, RANK), or one of the jobs another run name"
-                yield CheckFinding("warn", "writer", f"{found}, which process {first.pid} is already", remedy)
+                problem = f'process {process.pid} trains as rank {process.rank} of run "{process.run}"'
+                remedy = "set RANK for each process, or give one of the jobs another run name"
+                yield CheckFinding("warn", "writer", f"{problem}, and so does process {first.pid}", remedy)
 
 
 def addresses(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check which program uses the exporter's addresses."""
-    yield from ports(configuration, _feed(configuration))
+    yield from ports(configuration, _feed_directory_of(configuration))
 
 
 def state_directory(configuration: Configuration) -> Iterator[CheckFinding]:
-    """Check that totals can outlive restarts."""
+    """Check that totals are saved and so continue after a restart."""
     chosen, subject = configuration.state.dir, "state directory"
-    path = chosen or _feed(configuration)
+    path = chosen or _feed_directory_of(configuration)
     if path.is_dir():
         if os.access(path, os.W_OK | os.X_OK):
             yield ok(subject, f"{path} is writable")
         else:
-            remedy = "totals would restart from 0: give the exporter's user write access"
+            remedy = "give the exporter's user write access; otherwise totals restart from 0"
             yield CheckFinding("FAIL", subject, f"{path} is not writable", remedy)
     elif chosen is not None:  # otherwise reported by the check of the feed directory
         if os.access(path.parent, os.W_OK | os.X_OK) and not path.exists():
@@ -209,7 +215,7 @@ def state_directory(configuration: Configuration) -> Iterator[CheckFinding]:
 
 
 def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
-    """Check that the CPU's energy counters are readable."""
+    """Check that the RAPL energy counters of the CPU are readable."""
     counters = sorted((root / "sys/class/powercap").glob("*rapl*/energy_uj"))
     unreadable = [path for path in counters if not os.access(path, os.R_OK)]
     if unreadable:
@@ -224,8 +230,8 @@ def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
 
 
 def energy(configuration: Configuration) -> Iterator[CheckFinding]:
-    """Check that no other exporter counts the energy of this machine."""
-    owner = runs.owner(_feed(configuration))
+    """Check that no other exporter counts the energy of this machine: a second count would double it."""
+    owner = runs.owner(_feed_directory_of(configuration))
     if not configuration.energy.enabled or not BOOT_ID.exists():
         return
     lock = NodeLock(configuration.energy.lock_dir, BOOT_ID.read_text(encoding="ascii").strip())
@@ -238,20 +244,20 @@ def energy(configuration: Configuration) -> Iterator[CheckFinding]:
 
 
 def nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
-    """Compare the versions of NVIDIA's driver and library; no device is opened."""
+    """Compare the versions of the NVIDIA driver and the NVML library; no device is opened."""
     gpu, version = configuration.gpu, root / "proc/driver/nvidia/version"
     library = _library_version(root)
     if not gpu.enabled:
         yield ok("nvidia", "gpu.enabled is false; GPU families are absent")
     elif gpu.replay is not None:
         yield ok(
-            "nvidia", f"gpu.replay plays the described machine {gpu.replay} instead of this machine's GPUs"
+            "nvidia", f"gpu.replay is {gpu.replay}: the described machine replaces the GPUs of this machine"
         )
     elif not version.exists():
         if library:
             yield warn("nvidia", diagnoses.DRIVER_NOT_LOADED.describe(library=library))
         else:
-            yield ok("nvidia", "no NVIDIA driver here; GPU families are absent")
+            yield ok("nvidia", "no NVIDIA driver on this machine; GPU families are absent")
     else:
         text = version.read_text().partition("\n")[0].removeprefix("NVRM version:").strip()
         driver = re.search(r"\d+\.\d+(\.\d+)?", text)
@@ -274,16 +280,18 @@ PROBES = (feed_directory, sidecar, writers, addresses, state_directory, energy, 
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run all checks and print the findings; returns 1 if one failed."""
+    """Run all checks and print the findings; returns 1 if a check failed."""
     parser = Parser(f"{PROGRAM} check", DESCRIPTION)
     add_flags(parser)
-    own, text = parser.add_argument_group("check"), "output format (default text)"
-    own.add_argument("--check.format", choices=("text", "json"), default="text", help=text)
-    own.add_argument("--check.python", metavar="PATH", help="also check this Python, the job's")
-    given = parser.parse_flags(arguments)
-    findings = _consistent(_examine(given, environ))
+    group, text = parser.add_argument_group("check"), "output format (default text)"
+    group.add_argument("--check.format", choices=("text", "json"), default="text", help=text)
+    group.add_argument(
+        "--check.python", metavar="PATH", help="path of the job's Python interpreter, to be checked too"
+    )
+    flags = parser.parse_flags(arguments)
+    findings = _consistent(_run_checks(flags, environ))
     failed = any(finding.status == "FAIL" for finding in findings)
-    if value_of(given, "--check.format") == "json":
+    if value_of(flags, "--check.format") == "json":
         rows = [dataclasses.asdict(finding) for finding in findings]
         print(json.dumps({"version": __version__, "ok": not failed, "findings": rows}, indent=2))
         return 1 if failed else 0
@@ -296,66 +304,74 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def _consistent(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
-    """Return the findings without an "ok" on the driver's files if the running exporter cannot use the driver."""
-    found = list(findings)
-    broken = any(each.subject == "nvidia" and each.status == "FAIL" for each in found)
-    return [each for each in found if not (broken and each.subject == "nvidia" and each.status == "ok")]
+    """Return the findings without the "ok" about the driver's files if the running exporter cannot use NVML."""
+    findings = list(findings)
+    nvidia = {finding.status for finding in findings if finding.subject == "nvidia"}
+    return [
+        finding
+        for finding in findings
+        if not ("FAIL" in nvidia and finding.subject == "nvidia" and finding.status == "ok")
+    ]
 
 
-def _examine(given: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
+def _run_checks(flags: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
     """Run the checks in the order of the data flow."""
     configurations: list[Configuration] = []
-    yield from ask({"configuration": partial(_configuration, given, environ, configurations)})
+    yield from run_probes({"configuration": partial(_configuration, flags, environ, configurations)})
     if (disabled := environ.get("EXPORTER_DISABLED", "")) not in ("", "0"):
         effect = "is set here" if disabled == "1" else "has no effect: only 1 disables the exporter"
         yield CheckFinding(
             "warn", "environment", f"EXPORTER_DISABLED={disabled} {effect}", "unset it for the job"
         )
     probes: dict[str, Probe] = {}
-    for path in dict.fromkeys(filter(None, (sys.executable, value_of(given, "--check.python")))):
+    for path in dict.fromkeys(filter(None, (sys.executable, value_of(flags, "--check.python")))):
         probes[f"python {path}"] = partial(python, path, environ)
     for configuration in configurations:
         probes |= {probe.__name__.replace("_", " "): partial(probe, configuration) for probe in PROBES}
-    yield from ask(probes)
+    yield from run_probes(probes)
 
 
 def _configuration(
-    given: argparse.Namespace, environ: Mapping[str, str], made: list[Configuration]
+    flags: argparse.Namespace, environ: Mapping[str, str], configurations: list[Configuration]
 ) -> Iterator[CheckFinding]:
-    """Check the configuration and append the result to `made`."""
+    """Check the configuration and append the result to `configurations`."""
     try:
-        made.append(resolve(given, environ))
+        configurations.append(resolve(flags, environ))
     except ConfigurationError as error:
         yield from refused("configuration", error)
         return
     sources = [f"${FEED_DIRECTORY_VARIABLE}"] if environ.get(FEED_DIRECTORY_VARIABLE) else []
-    chosen = {flag: value_of(given, flag) for flag in FLAGS}
-    sources += [str(chosen[flag]) if flag == "--config.file" else flag for flag in chosen if chosen[flag]]
-    yield ok("configuration", f"valid; from {', '.join(sources) or 'the defaults alone'}")
+    values = {flag: value_of(flags, flag) for flag in FLAGS}
+    sources += [str(values[flag]) if flag == "--config.file" else flag for flag in values if values[flag]]
+    yield ok("configuration", f"valid; read from {', '.join(sources) or 'the defaults'}")
 
 
-def ask(probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS) -> Iterator[CheckFinding]:
-    """Run all checks concurrently and return the findings in order; a missed deadline is also a finding."""
-    answers: dict[str, queue.SimpleQueue[list[CheckFinding]]] = {
+def run_probes(
+    probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS
+) -> Iterator[CheckFinding]:
+    """Run all checks concurrently and yield the findings in order; a missed deadline is a finding too."""
+    results: dict[str, queue.SimpleQueue[list[CheckFinding]]] = {
         subject: queue.SimpleQueue() for subject in probes
     }
     for subject, probe in probes.items():
-        answer = partial(_answer, subject, probe, answers[subject])
-        threading.Thread(target=answer, name=f"check {subject}", daemon=True).start()
-    until = time.monotonic() + deadline_seconds
-    for subject, found in answers.items():
+        target = partial(_run_probe, subject, probe, results[subject])
+        threading.Thread(target=target, name=f"check {subject}", daemon=True).start()
+    deadline = time.monotonic() + deadline_seconds
+    for subject, result in results.items():
         try:
-            yield from found.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:  # noqa: PERF203  # each may be late
-            remedy = "a file system or a server may hang: try this step by hand"
-            yield CheckFinding("FAIL", subject, f"no answer within {deadline_seconds:g} s", remedy)
+            yield from result.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:  # noqa: PERF203  # every check may miss the deadline
+            remedy = "repeat this step by hand: a file system or a server may hang"
+            yield CheckFinding("FAIL", subject, f"no result within {deadline_seconds:g} s", remedy)
 
 
-def _answer(subject: str, probe: Probe, answer: queue.SimpleQueue[list[CheckFinding]]) -> None:
+def _run_probe(subject: str, probe: Probe, result: queue.SimpleQueue[list[CheckFinding]]) -> None:
     try:
-        found = list(probe())
+        findings = list(probe())
     except OSError as error:
-        found = [CheckFinding("FAIL", subject, str(error), "make it readable")]
+        findings = [CheckFinding("FAIL", subject, str(error), "give this user read access")]
     except Exception as error:  # noqa: BLE001  # one broken check must not hide the others
-        found = [CheckFinding("FAIL", subject, f"the check itself failed: {error!r}", "please report this")]
-    answer.put(found)
+        findings = [
+            CheckFinding("FAIL", subject, f"the check itself failed: {error!r}", "report this as a bug")
+        ]
+    result.put(findings)

@@ -24,7 +24,7 @@ from exporter.status.document import render as render_status
 from exporter.status.history import History
 from exporter.status.readings import Readings
 from exporter.status.runbook import render as render_runbook
-from exporter.status.view import About, Hang, StackFrame, StackGroup, View, view
+from exporter.status.view import ExporterInfo, Hang, StackFrame, StackGroup, View, build_view
 from exporter.version import __version__
 from exporter.web.endpoints import (
     Content,
@@ -65,13 +65,13 @@ class StatusSources:
         now = time.monotonic()
         if self.history.is_due(now):
             families = self.page.offered()
-            self.history.note(now, Readings(families))
-            seen = self._view(families)
-            self.history.note_holders({gpu.uuid: gpu.last_holders for gpu in seen.gpus})
-            self.onsets.note(seen.about.now, findings(seen))
+            self.history.record(now, Readings(families))
+            view = self._view(families)
+            self.history.record_holders({gpu.uuid: gpu.last_holders for gpu in view.gpus})
+            self.onsets.record(view.exporter.now, findings(view))
 
     def _view(self, families: Sequence[Metric]) -> View:
-        about = About(
+        exporter = ExporterInfo(
             version=__version__,
             node=socket.gethostname(),
             started=self.started,
@@ -81,7 +81,7 @@ class StatusSources:
             silent_jobs=self.silent.jobs,
             hangs={each.run.run: hang_of(each) for each in self.hangs()},
         )
-        return view(about, Readings(families), self.history, self.collectors())
+        return build_view(exporter, Readings(families), self.history, self.collectors())
 
     def configuration_text(self) -> Content:
         """Render the configuration in force as YAML, without secrets."""

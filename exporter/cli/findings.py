@@ -13,7 +13,7 @@ Status = Literal["ok", "warn", "FAIL"]
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    """Result of a check: "warn" may be intended, "FAIL" prevents metrics from being shown."""
+    """Result of a check; "warn" may be intended, "FAIL" means that metrics are missing."""
 
     status: Status
     subject: str
@@ -35,5 +35,5 @@ def warn(subject: str, described: Described) -> CheckFinding:
 
 
 def fail(subject: str, described: Described) -> CheckFinding:
-    """Return a finding that prevents metrics from being shown."""
+    """Return a finding that explains missing metrics."""
     return CheckFinding("FAIL", subject, described.found, described.remedy)

@@ -1,6 +1,7 @@
-"""`training-exporter run [flags] COMMAND ARG...`: a training job with the exporter as a sidecar; exits like the job.
+"""`training-exporter run [flags] COMMAND ARG...`: runs a training job with the exporter as a sidecar; exits like the job.
 
-The job is started first, without waiting. Single thread: signals are blocked and handled in sequence.
+The job is started before the sidecar and does not wait for it. `run` has a single thread, which blocks signals and handles
+them in sequence.
 """
 
 from __future__ import annotations
@@ -42,41 +43,45 @@ from exporter.feed.overrides import has_overrides, write_overrides
 from exporter.feed.runs import Job, Registration
 from exporter.recording.identity import LAUNCH, LAUNCH_ID, launch_name
 
-# Python ignores SIGPIPE and SIGXFSZ; blocked, they would queue up for the writes of `run` itself. Faults
+# Not SIGPIPE and SIGXFSZ: Python ignores them, and blocked they would become pending by the writes of `run` itself. Faults
 # (SIGSEGV, …) terminate a process even when blocked; faults sent by `kill` are forwarded like all signals.
-TAKEN = frozenset(signal.valid_signals()) - child.IGNORED_BY_PYTHON
-STOPPING = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
-ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+HANDLED_SIGNALS = frozenset(signal.valid_signals()) - child.IGNORED_BY_PYTHON
+STOP_SIGNALS = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+TERMINATION_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 SI_KERNEL = 0x80
 
-STOP_FOLLOWS_SECONDS = 5.0
-"""Grace period of a job that handles Ctrl-Z and restores the terminal before the stop."""
-KEEP_SECONDS = 2.0
-"""Interval of checks that the registration still exists."""
-ASKED_TO_END_SECONDS = 3.0
-"""Limit for the exit after SIGTERM or Ctrl-C, whose sender may follow with SIGKILL."""
+STOP_GRACE_SECONDS = 5.0
+"""Time within which a job that handles Ctrl-Z must stop, for `run` to stop too."""
+REGISTRATION_CHECK_SECONDS = 2.0
+"""Interval at which a deleted registration is written again."""
+TERMINATION_SECONDS = 3.0
+"""Maximum wait for the final scrape after SIGTERM or Ctrl-C, whose sender may follow with SIGKILL."""
 KILL_SECONDS = 1.5
-"""Time between SIGTERM and SIGKILL of the sidecar, within the limit."""
-DEATH_SECONDS = 0.5
-"""Limit for the exit of the sidecar after SIGKILL."""
-LONG_SECONDS, POLL_SECONDS, QUIET_SECONDS = 3600.0, 0.1, 2.0
+"""Time between SIGTERM and SIGKILL of the sidecar."""
+REAP_SECONDS = 0.5
+"""Maximum wait for the exit of the sidecar after SIGKILL."""
+IDLE_SECONDS = 3600.0
+"""Timeout of a wait for signals without a deadline."""
+POLL_SECONDS = 0.1
+LOG_DELAY_SECONDS = 2.0
+"""Wait for the final scrape before `run` logs the wait."""
 AUTOLOAD = Path(__file__).resolve().parent.parent / "autoload"
-"""First of the job's PYTHONPATH: the bridges of libraries that load no entry point."""
+"""First directory of the job's PYTHONPATH: loads the bridges of libraries without entry points."""
 
 DESCRIPTION = f"""\
-Runs COMMAND with the exporter beside it. Ends as COMMAND ends: with its exit status, or by its signal.
+Runs COMMAND with the exporter as a sidecar. Exits with COMMAND's exit status, or by the signal that terminated COMMAND.
 
     {PROGRAM} run python train.py
     {PROGRAM} run --run.name=llama-7b torchrun --nproc-per-node 8 train.py
 """
 NAME_HELP = """name of the run; a restart under the same name continues its totals (default $EXPORTER_RUN, the Slurm job
 id, or a new name for each launch, such as train-20261122-1721-3f)"""
-LINGER_HELP = f"""how long to wait for a final scrape after the job ends, if a scraper has come regularly (default 30s;
-{ASKED_TO_END_SECONDS:g} s after SIGTERM or Ctrl-C)"""
+LINGER_HELP = f"""how long to wait for a final scrape after the job ends, if a scraper scrapes regularly (default 30s;
+{TERMINATION_SECONDS:g} s after SIGTERM or Ctrl-C)"""
 NODES_SHARE_THE_NAME = """the nodes of this launch share the run name above, derived from the rendezvous; a later launch \
 with the same rendezvous continues the run: set --run.name to separate them"""
-NODES_NEED_A_NAME = """this launch has several nodes and no shared rendezvous address: every node records a run of its \
-own; set the same --run.name on all nodes"""
+NODES_NEED_A_NAME = """this launch has several nodes and no shared rendezvous address: every node records a separate run; \
+set the same --run.name on all nodes"""
 USAGE = f"{PROGRAM} run [flags] [--] COMMAND ARG..."
 
 
@@ -88,20 +93,20 @@ class Plan:
     environment: Mapping[str, str]  # complete environment of the job
     sidecar: tuple[str, ...]  # command line of the sidecar; empty for no sidecar
     feed_directory: Path  # absolute
-    linger_seconds: float  # limit of the sidecar's wait for the last scrape
+    linger_seconds: float  # maximum wait of the sidecar for the final scrape
     run: str = ""  # name of the run in the job's environment
-    shared: bool = False  # True if the launch has further commands, such as the agents of other nodes
-    derived: bool = False  # True if the launch is named by the rendezvous of these commands
-    page: str = ""  # URL of the status page; "" if unknown
+    is_shared: bool = False  # True if the launch has further commands, such as the agents of other nodes
+    has_shared_name: bool = False  # True if the name of the launch is derived from the common rendezvous
+    status_url: str = ""  # URL of the status page; "" if unknown
     rules: Sequence[Mapping[str, object]] = ()  # overrides of the job's Stats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfiguration:
-    """Part of the configuration that concerns the job."""
+    """Part of the configuration that applies to the job."""
 
     feed_directory: Path | None  # None for the default
-    page: str  # URL of the status page on this machine; "" for a port of the kernel's choice
+    status_url: str  # URL of the status page on this machine; "" if the kernel chooses the port
     rules: Sequence[Mapping[str, object]]  # overrides of the job's Stats
 
 
@@ -115,68 +120,68 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Return the settings of a command line, completed by defaults; raises as `main`."""
+    """Return the settings of a command line, completed by defaults. Raises ConfigurationError."""
     parser = Parser(f"{PROGRAM} run", DESCRIPTION)
     parser.usage = USAGE
     add_flags(parser)
-    own = parser.add_argument_group("run")
-    own.add_argument("--run.name", metavar="NAME", help=NAME_HELP)
-    own.add_argument("--run.linger", metavar="DURATION", default="30s", help=LINGER_HELP)
+    group = parser.add_argument_group("run")
+    group.add_argument("--run.name", metavar="NAME", help=NAME_HELP)
+    group.add_argument("--run.linger", metavar="DURATION", default="30s", help=LINGER_HELP)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ARG...", help="the job")
-    given = parser.parse_flags(arguments)
-    command = tuple(given.command[1:] if given.command[:1] == ["--"] else given.command)
+    flags = parser.parse_flags(arguments)
+    command = tuple(flags.command[1:] if flags.command[:1] == ["--"] else flags.command)
     if not command:
-        raise mistake("command line", f"no command is given: {USAGE}")
-    linger_seconds = parse_duration_flag("--run.linger", value_of(given, "--run.linger"))
-    configured = _configured(given, environ)
+        raise mistake("command line", f"no command; usage: {USAGE}")
+    linger_seconds = parse_duration_flag("--run.linger", value_of(flags, "--run.linger"))
+    configured = _configured(flags, environ)
     feed_directory = (configured.feed_directory or default_directory()).absolute()
-    job, disabled = parse_job_command(command, environ), environ.get("EXPORTER_DISABLED") == "1"
+    job, is_disabled = parse_job_command(command, environ), environ.get("EXPORTER_DISABLED") == "1"
     launch = job.shared_name or launch_name(job.script, time.time())
-    own_places = {
+    variables = {
         FEED_DIRECTORY_VARIABLE: str(feed_directory),
         LAUNCH: launch,
         LAUNCH_ID: secrets.token_hex(8),
     }
-    environment = {"EXPORTER_AUTO": "1", **environ, **own_places}
-    if environment["EXPORTER_AUTO"] == "1" and not disabled:
+    environment = {"EXPORTER_AUTO": "1", **environ, **variables}
+    if environment["EXPORTER_AUTO"] == "1" and not is_disabled:
         paths = (str(AUTOLOAD), environ.get("PYTHONPATH"))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    if (name := value_of(given, "--run.name")) is not None:
+    if (name := value_of(flags, "--run.name")) is not None:
         environment["EXPORTER_RUN"] = name
     return Plan(
         command=command,
         environment=environment,
-        sidecar=() if disabled else sidecar_command(given, linger_seconds),
+        sidecar=() if is_disabled else sidecar_command(flags, linger_seconds),
         feed_directory=feed_directory,
         linger_seconds=linger_seconds,
         run=environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or job.run_id or launch,
-        shared=job.is_shared,
-        derived=launch == job.shared_name,
-        page=configured.page,
+        is_shared=job.is_shared,
+        has_shared_name=launch == job.shared_name,
+        status_url=configured.status_url,
         rules=configured.rules,
     )
 
 
-def _configured(given: argparse.Namespace, environ: Mapping[str, str]) -> JobConfiguration:
+def _configured(flags: argparse.Namespace, environ: Mapping[str, str]) -> JobConfiguration:
     """Return the configuration of the job from the flags, the configuration file and the environment."""
     variable = environ.get(FEED_DIRECTORY_VARIABLE)
     directory, address, scheme = Path(variable) if variable else None, DEFAULT_ADDRESS, "http"
     rules: Sequence[Mapping[str, object]] = ()
-    if any(value_of(given, flag) is not None for flag in FLAGS):
+    if any(value_of(flags, flag) is not None for flag in FLAGS):
         # Imported only with flags: the import of all options would delay the job.
         from exporter.cli.configuration import resolve  # noqa: PLC0415
 
-        configuration = resolve(given, environ)
+        configuration = resolve(flags, environ)
         directory, web, rules = configuration.feed.dir, configuration.web, configuration.overrides()
         address, scheme = web.listen_address[0], "http" if web.config_file is None else "https"
     host, _, port = address.rpartition(":")
-    name = host if host not in {"", "0.0.0.0", "[::]"} else "localhost"  # compared
-    page = "" if port == "0" else f"{scheme}://{name}:{port}/"
-    return JobConfiguration(feed_directory=directory, page=page, rules=rules)
+    hostname = host if host not in {"", "0.0.0.0", "[::]"} else "localhost"
+    status_url = "" if port == "0" else f"{scheme}://{hostname}:{port}/"
+    return JobConfiguration(feed_directory=directory, status_url=status_url, rules=rules)
 
 
 def supervise(plan: Plan) -> int:
-    """Run the job until the exit; returns as `main`."""
+    """Run the job until its exit, and return its exit status or terminate by its signal."""
     return child.end_as(Supervision(plan).run())
 
 
@@ -185,27 +190,28 @@ class Supervision:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)  # signal mask of started programs
+        self._mask = signal.pthread_sigmask(
+            signal.SIG_BLOCK, HANDLED_SIGNALS
+        )  # inherited mask, which child processes get
         # With an inherited SIG_IGN the kernel would discard the job's exit status.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._probe: SignalProbe | None = None
-        with contextlib.suppress(
-            OSError
-        ):  # no further process is allowed: senders of signals are then inferred
+        # OSError: the limit of processes is reached. The senders of signals are then inferred.
+        with contextlib.suppress(OSError):
             self._probe = SignalProbe()
         self._registration = _register(plan) if plan.sidecar else None
         self._sidecar: SidecarProcess | None = None
-        self._ask_at = math.inf
+        self._diagnosis_due = math.inf
         self._wait_status: int | None = None
-        self._asked_to_end = False
+        self._is_terminating = False
         self._job_stopped = False
         self._stop_signal = 0
-        self._stop_asked = -LONG_SECONDS
+        self._stop_requested = -math.inf
 
     def run(self) -> int:
         """Start the job, wait for the job and the sidecar, and return the job's wait status."""
         plan, registration, started = self._plan, self._registration, time.time()
-        foreign = registration is not None and _is_anothers(plan)
+        is_foreign = registration is not None and _is_foreign_address(plan)
         try:
             pid = child.start_job(plan.command, environment=plan.environment, mask=self._mask)
         except child.NotStartedError as error:
@@ -218,10 +224,12 @@ class Supervision:
         if registration is not None:
             registration.write_job(self._job)
             self._sidecar = SidecarProcess(plan.sidecar, plan.feed_directory, mask=self._mask)
-            self._ask_at = time.monotonic() + runs.SILENT_SECONDS
-            say(f"run {plan.run}" + (f", see {plan.page}" if plan.page and not foreign else ""))
-            if plan.shared and plan.run == plan.environment[LAUNCH]:
-                say(NODES_SHARE_THE_NAME if plan.derived else NODES_NEED_A_NAME)
+            self._diagnosis_due = time.monotonic() + runs.SILENT_SECONDS
+            say(
+                f"run {plan.run}" + (f", see {plan.status_url}" if plan.status_url and not is_foreign else "")
+            )
+            if plan.is_shared and plan.run == plan.environment[LAUNCH]:
+                say(NODES_SHARE_THE_NAME if plan.has_shared_name else NODES_NEED_A_NAME)
         wait_status = self._wait_for_job()
         if registration is not None and self._sidecar is not None:
             registration.write_end(self._job, wait_status)
@@ -230,77 +238,82 @@ class Supervision:
         return wait_status
 
     def _wait_for_job(self) -> int:
-        """Forward signals until the job exits; returns the wait status."""
+        """Forward signals until the job exits, and return its wait status."""
         while self._wait_status is None:
             if self._registration is not None:
                 self._registration.keep()
             if self._sidecar is not None:
                 self._sidecar.keep()
-            self._ask_why_silent()
-            info = signal.sigtimedwait(TAKEN, self._wait_seconds())
+            self._diagnose_silence()
+            info = signal.sigtimedwait(HANDLED_SIGNALS, self._wait_seconds())
             if info is None:
                 continue
             if info.si_signo == signal.SIGCHLD:
                 self._reap()
             else:
-                self._pass_on(info)
+                self._forward(info)
             self._stop_with_job()
         self._end_probe()
         return self._wait_status
 
     def _wait_for_sidecar(self, sidecar: SidecarProcess) -> None:
-        """Wait for the sidecar unless a later run uses the sidecar; a second Ctrl-C or SIGTERM terminates at once."""
-        sidecar.let_end()
+        """Wait for the exit of the sidecar unless a later run uses it; a second Ctrl-C or SIGTERM shortens the wait."""
+        sidecar.expect_exit()
         # A batch system signals processes in sequence: the job's signal may arrive here after the job's exit.
         time.sleep(SETTLE_SECONDS)
-        while (info := signal.sigtimedwait(TAKEN - {signal.SIGCHLD}, 0)) is not None:
-            self._asked_to_end = self._asked_to_end or info.si_signo in ENDING
-        began = time.monotonic()
-        most = max(self._plan.linger_seconds, KILL_SECONDS)
-        kill = began + (min(most, ASKED_TO_END_SECONDS) if self._asked_to_end else most + KILL_SECONDS)
-        asked = logged = killed = False
+        while (info := signal.sigtimedwait(HANDLED_SIGNALS - {signal.SIGCHLD}, 0)) is not None:
+            self._is_terminating = self._is_terminating or info.si_signo in TERMINATION_SIGNALS
+        start = time.monotonic()
+        max_wait = max(self._plan.linger_seconds, KILL_SECONDS)
+        kill_time = start + (
+            min(max_wait, TERMINATION_SECONDS) if self._is_terminating else max_wait + KILL_SECONDS
+        )
+        is_terminated = is_logged = is_killed = False
+        # The process id of a sidecar that belongs to another run and lingers without `run`.
         joined = None if sidecar.pid is not None else runs.attached_owner(self._plan.feed_directory)
-        while self._lives(sidecar, joined) and not runs.any_active(self._plan.feed_directory):
+        while self._is_alive(sidecar, joined) and not runs.any_active(self._plan.feed_directory):
             now = time.monotonic()
-            if now >= kill - KILL_SECONDS and joined is not None:
-                return  # child of a different run, which lingers without `run`
-            if killed and now >= kill + DEATH_SECONDS:
-                # The sidecar hangs in the kernel, for example on a filesystem; the job's status must not wait.
-                say("the sidecar cannot be ended: it is left behind")
+            if now >= kill_time - KILL_SECONDS and joined is not None:
                 return
-            if now >= kill and not killed:
+            if is_killed and now >= kill_time + REAP_SECONDS:
+                # The sidecar is blocked in the kernel, for example by a file system; the job's status must not wait.
+                say(
+                    f"the sidecar (process {sidecar.pid}) does not exit after SIGKILL; `run` exits without it"
+                )
+                return
+            if now >= kill_time and not is_killed:
                 sidecar.send(signal.SIGKILL)
-                asked, killed, kill = True, True, now
-            elif now >= kill - KILL_SECONDS and not asked:
+                is_terminated, is_killed, kill_time = True, True, now
+            elif now >= kill_time - KILL_SECONDS and not is_terminated:
                 sidecar.send(signal.SIGTERM)
-                asked = True
-            elif now >= began + QUIET_SECONDS and not logged and not asked:
-                say(f"the job has ended; waiting up to {most:.0f} s for a final scrape (Ctrl-C to stop)")
-                logged = True
-            info = signal.sigtimedwait(TAKEN, POLL_SECONDS)
-            if info is not None and info.si_signo in ENDING:
-                kill = min(kill, now + KILL_SECONDS)
-            elif info is not None and info.si_signo in STOPPING:
+                is_terminated = True
+            elif now >= start + LOG_DELAY_SECONDS and not is_logged and not is_terminated:
+                say(f"the job has ended; waiting up to {max_wait:.0f} s for a final scrape (Ctrl-C to stop)")
+                is_logged = True
+            info = signal.sigtimedwait(HANDLED_SIGNALS, POLL_SECONDS)
+            if info is not None and info.si_signo in TERMINATION_SIGNALS:
+                kill_time = min(kill_time, now + KILL_SECONDS)
+            elif info is not None and info.si_signo in STOP_SIGNALS:
                 _stop_self(info.si_signo)
 
     def _wait_seconds(self) -> float:
-        waits = [LONG_SECONDS if self._registration is None else KEEP_SECONDS]
+        timeouts = [IDLE_SECONDS if self._registration is None else REGISTRATION_CHECK_SECONDS]
         if self._sidecar is not None:
-            waits.append(self._sidecar.wait_seconds())
-        return max(0.0, min(*waits, self._ask_at - time.monotonic()))
+            timeouts.append(self._sidecar.wait_seconds())
+        return max(0.0, min(*timeouts, self._diagnosis_due - time.monotonic()))
 
-    def _ask_why_silent(self) -> None:
-        """Start the diagnosis of a job without recorded values, once and after a delay."""
-        if time.monotonic() < self._ask_at or self._registration is None:
+    def _diagnose_silence(self) -> None:
+        """Start the diagnosis of a silent job, once, `SILENT_SECONDS` after the start."""
+        if time.monotonic() < self._diagnosis_due or self._registration is None:
             return
-        self._ask_at = math.inf
+        self._diagnosis_due = math.inf
         job = self._job
-        asked = (job.pid, self._plan.feed_directory, job.run, job.started, self._registration.job_file)
+        parameters = (job.pid, self._plan.feed_directory, job.run, job.started, self._registration.job_file)
         with contextlib.suppress(OSError, NotImplementedError):
-            command = child.own_command("-m", "exporter.cli.silence", *map(str, asked))
+            command = child.own_command("-m", "exporter.cli.silence", *map(str, parameters))
             child.start_own(command, mask=self._mask)
 
-    def _lives(self, sidecar: SidecarProcess, joined: int | None) -> bool:
+    def _is_alive(self, sidecar: SidecarProcess, joined: int | None) -> bool:
         self._reap()
         if joined is not None:
             return runs.owner(self._plan.feed_directory) == joined
@@ -309,37 +322,37 @@ class Supervision:
     def _reap(self) -> None:
         """Reap all children: the job, the sidecar, the probe, and orphans if this is process 1."""
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
-                pid, status = ended
+            while (result := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
+                pid, status = result
                 if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                     if pid == self._job.pid:
                         self._job_stopped = os.WIFSTOPPED(status)
                 elif pid == self._job.pid:
                     self._wait_status = status
                 elif self._sidecar is not None and pid == self._sidecar.pid:
-                    self._sidecar.ended(status)
+                    self._sidecar.record_exit(status)
                 elif self._probe is not None and pid == self._probe.pid:
                     self._probe.close()
                     self._probe = None
 
-    def _pass_on(self, info: signal.struct_siginfo) -> None:
-        """Send the job a signal that has not reached the job."""
+    def _forward(self, info: signal.struct_siginfo) -> None:
+        """Forward a signal to the job unless its sender has already sent it to the job."""
         number = info.si_signo
-        self._asked_to_end = self._asked_to_end or number in ENDING
-        if number in STOPPING:
-            self._stop_signal, self._stop_asked = number, time.monotonic()
+        self._is_terminating = self._is_terminating or number in TERMINATION_SIGNALS
+        if number in STOP_SIGNALS:
+            self._stop_signal, self._stop_requested = number, time.monotonic()
         if not self._has_reached_job(info):
             # PermissionError: the job has changed the user.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._job.pid, number)
 
     def _has_reached_job(self, info: signal.struct_siginfo) -> bool:
-        seen = None if self._probe is None else self._probe.has_seen(info.si_signo)
-        if seen is None:
+        is_group_signal = None if self._probe is None else self._probe.has_seen(info.si_signo)
+        if is_group_signal is None:
             self._end_probe()
             return info.si_code == SI_KERNEL
-        # Signals of the terminal do not concern a job outside the process group; signals of `timeout` do.
-        return seen and (info.si_code == SI_KERNEL or os.getpgid(self._job.pid) == os.getpgrp())
+        # The terminal's signals reach only the process group; a signal of `timeout` must reach a job in another group too.
+        return is_group_signal and (info.si_code == SI_KERNEL or os.getpgid(self._job.pid) == os.getpgrp())
 
     def _end_probe(self) -> None:
         if self._probe is not None:
@@ -347,10 +360,10 @@ class Supervision:
             self._probe = None
 
     def _stop_with_job(self) -> None:
-        """Stop after Ctrl-Z once the job has stopped, so the shell detects the stop."""
-        recent = time.monotonic() - self._stop_asked < STOP_FOLLOWS_SECONDS
-        if self._job_stopped and recent and self._wait_status is None:
-            self._stop_asked = -LONG_SECONDS
+        """Stop `run` once the job has stopped after Ctrl-Z, so that the shell sees a stopped job."""
+        is_recent = time.monotonic() - self._stop_requested < STOP_GRACE_SECONDS
+        if self._job_stopped and is_recent and self._wait_status is None:
+            self._stop_requested = -math.inf
             _stop_self(self._stop_signal)
 
 
@@ -360,26 +373,26 @@ def _stop_self(number: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
 
-def _is_anothers(plan: Plan) -> bool:
+def _is_foreign_address(plan: Plan) -> bool:
     """Return True if an unrelated server occupies the address of the status page."""
-    found = urlsplit(plan.page)
-    if runs.owner(plan.feed_directory) is not None or found.hostname is None:
+    address = urlsplit(plan.status_url)
+    if runs.owner(plan.feed_directory) is not None or address.hostname is None:
         return False
     with (
         contextlib.suppress(OSError),
-        socket.create_connection((found.hostname, found.port or 80), timeout=1),
+        socket.create_connection((address.hostname, address.port or 80), timeout=1),
     ):
         return True
     return False
 
 
 def _register(plan: Plan) -> Registration | None:
-    """Join the active runs; returns None and prints a line if the feed directory is unusable."""
+    """Register the run in the feed directory; prints the error and returns None if the directory is unusable."""
     try:
         prepare_directory(plan.feed_directory)
         runs.forget_ends(plan.feed_directory)
         if runs.owner(plan.feed_directory) is None and (plan.rules or has_overrides(plan.feed_directory)):
-            # Before the job's first value: whether a Stat has a histogram is settled there.
+            # Written before the job's first value, which determines whether a Stat has a histogram.
             write_overrides(plan.feed_directory, plan.rules)
         return runs.Registration(plan.feed_directory)
     except (OSError, FeedError) as error:

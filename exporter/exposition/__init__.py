@@ -1,1 +1,1 @@
-"""Exposition: families to bytes."""
+"""Exposition of metric families as text, OpenMetrics and protobuf."""

@@ -1,7 +1,7 @@
 """Content negotiation by Accept and Accept-Encoding, and gzip compression.
 
-No function raises, since any client chooses the headers. Malformed elements are ignored; without a valid element the answer is
-plain text.
+No function raises, because clients choose the headers. Malformed elements are ignored; without a valid element, the response
+is plain text.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _PROTOBUF = ("application/vnd.google.protobuf", "io.prometheus.client.metricfami
 
 
 def negotiate(accept: str | None) -> Format:
-    """Return the format with the greatest weight, the richer of two with the same; headers are joined by commas.
+    """Return the format with the greatest weight; of equal weights, protobuf before OpenMetrics before text.
 
-    Protobuf requires that the client accepts OpenMetrics too, as Prometheus does: Telegraf and others always accept protobuf
-    and know classic histograms only.
+    Protobuf is chosen only for clients that accept OpenMetrics too, such as Prometheus: other clients that accept protobuf,
+    such as Telegraf, read classic histograms only. Repeated headers are joined by commas.
     """
     weights = {Format.PROTOBUF: 0.0, Format.OPENMETRICS: 0.0, Format.TEXT: 0.0}
     for element in _elements(accept):
         name, parameters = element.name, element.parameters
         version = parameters.get("version", "")
-        # Prometheus names the drafts of OpenMetrics 1.0 version 0.0.1.
+        # Prometheus requests the drafts of OpenMetrics 1.0 as version 0.0.1.
         if name == "application/openmetrics-text" and version in ("", "0.0.1", "1.0.0"):
             form = Format.OPENMETRICS
         elif name == "text/plain" and version in ("", "0.0.4"):
@@ -59,27 +59,27 @@ def negotiate(accept: str | None) -> Format:
 
 
 def accepts_gzip(accept_encoding: str | None) -> bool:
-    """Return whether gzip is accepted, by name or by `*`, and preferred to no encoding."""
+    """Return True if the client accepts gzip, by name or by `*`, and does not prefer an unencoded body."""
     weights = {element.name: element.weight for element in _elements(accept_encoding)}
     gzip = weights.get("gzip", weights.get("*", 0.0))
     return gzip > 0.0 and gzip >= weights.get("identity", 0.0)
 
 
 def compress(body: bytes) -> bytes:
-    """Return a gzip member of level 1; level 9 takes twenty times as long for two thirds of the bytes."""
+    """Return the body compressed with gzip at level 1; level 9 takes 20 times as long for two thirds of the size."""
     compressor = zlib.compressobj(1, zlib.DEFLATED, wbits=zlib.MAX_WBITS | 16)
     return compressor.compress(body) + compressor.flush()
 
 
 def _elements(header: str | None) -> Iterator[AcceptedElement]:
-    """Yield the elements of a header, without elements of a malformed weight."""
+    """Yield the elements of a header; elements with an invalid weight are skipped."""
     for text in (header or "").lower().split(","):
         name, *parameters = text.split(";")
-        pairs = (each.partition("=") for each in parameters)
-        found = {key.strip(): value.strip(' "') for key, _, value in pairs}
+        pairs = (parameter.partition("=") for parameter in parameters)
+        values = {key.strip(): value.strip(' "') for key, _, value in pairs}
         try:
-            weight = float(found.get("q", "1"))
+            weight = float(values.get("q", "1"))
         except ValueError:
             continue
         if 0.0 <= weight <= 1.0:
-            yield AcceptedElement(name.strip(), weight, found)
+            yield AcceptedElement(name.strip(), weight, values)

@@ -1,15 +1,15 @@
 """Metrics page: the last published families of all collectors, rendered as the body of a scrape.
 
 Collector threads publish and withdraw families, which replaces a reference: a publisher never waits for another publisher
-or for a scrape. A block is the text of one publisher. A block is rendered after each change, by its publisher (`early`) or by
-the first scrape, while concurrent scrapes wait. Watched blocks, the exporter's own numbers, are collected at each scrape.
+or for a scrape. A block holds the families of one publisher. A changed block is rendered by its publisher (`early`) or by the
+next scrape, while concurrent scrapes wait. Watched blocks, the exporter's own metrics, are collected at each scrape.
 
 Invariants, for any published families:
 - A body can be parsed to the end (see `text`).
-- A name belongs to a single family: of the first publisher, after the watched blocks.
-- A body has at most `max_series` series, admitted in this order: families about the exporter, its other families (states,
-  totals of training, readings of the machine), totals of Stats, numbers of their samples, gauges of their windows. Runs
-  share the room of a step fairly, and within a run small families are complete before large families are cut.
+- A name belongs to a single family. Watched blocks win over published blocks, and earlier publishers over later ones.
+- A body has at most `max_series` series, admitted by tier: families about the exporter, its other families (states, totals
+  of training, readings of the machine), totals of Stats, counts of their samples, gauges of their windows. Runs share the
+  capacity of a tier fairly, and within a run small families are complete before large families are cut.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ SERIES_DROPPED = FamilySpec(
 SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED)
 
 MAX_COUNTED_FAMILIES = 200
-"""Families with a count of dropped series; the others share a count, since names may come from the job."""
+"""Number of families with a separate count of dropped series; further families share a count, because jobs choose names."""
 
 MAX_LOGGED_LOSSES = 20
-"""Kinds of losses that are logged, once each; the names of a job must not fill the log."""
+"""Number of pairs of family and reason that are logged, once each; the names of a job must not fill the log."""
 
-_RAISE = 1.25
-"""A cut family gets more room only if the room grows by this factor: otherwise the last series would appear and disappear
-with every small change of other families, and each return would look like a gap."""
+_QUOTA_GROWTH_RATIO = 1.25
+"""The quota of a cut family grows only by at least this factor. Otherwise its last series would appear and disappear with every
+small change of other families, which would look like gaps."""
 
 _LOG = logging.getLogger(__name__)
 
 Families = tuple[Metric, ...]
 Quotas = Mapping[tuple[str, str], int]
-"""Series of the families that must be cut, by run and family; the run is "" for the exporter's own families."""
+"""Maximum number of series of the families that are cut, by run and family; the run is "" for the exporter's own families."""
 
 
 class _Tier(enum.Enum):
-    """Families of equal precedence on a page that is full, in the order of admission."""
+    """Families of equal precedence on a full page, in the order of admission."""
 
     ABOUT_THE_EXPORTER = "watched blocks, and exporter_*"
-    OWN = "other families of the exporter"
+    EXPORTER = "other families of the exporter"
     TOTALS = "totals and values of Stats, and families of third-party collectors"
     SAMPLES = "numbers and times of samples"
     WINDOWS = "gauges of windows"
@@ -85,15 +85,15 @@ class _Tier(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PublishedBlock:
-    """Families of one publisher, with the text of those that were rendered early."""
+    """Families of one publisher, with the text of families that were rendered early."""
 
     families: Families
     texts: Sequence[Written | None]  # in the order of the families; None to render at the next scrape
 
 
 @dataclass(frozen=True, slots=True)
-class ShownFamily:
-    """A family as shown, cut to its quota, with its text."""
+class RenderedFamily:
+    """Family cut to its quota, with its text."""
 
     metric: Metric
     text: Written
@@ -101,26 +101,26 @@ class ShownFamily:
 
 @dataclass(frozen=True, slots=True)
 class RenderedBlock:
-    """A published block, the families that are on the page, and the names that they occupy."""
+    """Published block, its families on the page, and the names that these families occupy."""
 
     block: PublishedBlock
-    shown: tuple[ShownFamily, ...]
+    families: tuple[RenderedFamily, ...]
     names: frozenset[str]
 
 
 class Page:
-    """Families by publisher, and the bodies rendered from them.
+    """Published families, and the scrape bodies rendered from them.
 
     Args:
-        max_series: Largest number of series on the page; at least 1.
+        max_series: Maximum number of series on the page; at least 1.
     """
 
     def __init__(self, *, max_series: int = 15_000) -> None:
         self._max_series = max_series
-        self._lock = threading.Lock()  # guards the next two; held for a look-up only
+        self._lock = threading.Lock()  # guards the next two attributes; held for a lookup only
         self._published: dict[str, PublishedBlock] = {}
         self._watched: dict[str, Callable[[], Iterable[Metric]]] = {}
-        self._writing = threading.RLock()  # held by the scrape that renders; guards the rest
+        self._rendering = threading.RLock()  # held by the scrape that renders; guards the rest
         self._dropped: Counter[tuple[str, Reason]] = Counter()
         self._failing: set[str] = set()
         self._blocks: dict[str, RenderedBlock] = {}
@@ -129,12 +129,11 @@ class Page:
 
     def publish(self, name: str, families: Iterable[Metric], *, early: bool = False) -> None:
         """Replace the families of a publisher; `early` renders them now, so that a scrape only joins texts."""
-        made = tuple(families)
+        new = tuple(families)
         if early:
-            before = self._published.get(name)
-            block = PublishedBlock(made, _render_early(made, before))
+            block = PublishedBlock(new, _render_early(new, self._published.get(name)))
         else:
-            block = PublishedBlock(made, [None] * len(made))
+            block = PublishedBlock(new, [None] * len(new))
         with self._lock:
             self._published[name] = block
 
@@ -151,23 +150,23 @@ class Page:
     def render(self, form: Format, names: Iterable[str] = ()) -> bytes:
         """Return the body of a scrape.
 
-        `names` selects families by the name of the family or of a sample; a trailing `*` matches all names with that
-        beginning. Without names, the body has all families.
+        `names` selects families by the name of the family or of a sample; a trailing `*` matches any suffix. Without names,
+        the body has all families.
         """
-        written = [each.text for block in self._write() for each in block.shown]
-        if wanted := frozenset(names):
-            beginnings = tuple(name[:-1] for name in wanted if name.endswith("*"))
-            written = [
+        texts = [family.text for block in self._render_blocks() for family in block.families]
+        if selected := frozenset(names):
+            prefixes = tuple(name[:-1] for name in selected if name.endswith("*"))
+            texts = [
                 text
-                for text in written
-                if text.names & wanted or any(name.startswith(beginnings) for name in text.names)
+                for text in texts
+                if text.names & selected or any(name.startswith(prefixes) for name in text.names)
             ]
         end = b"# EOF\n" if form is Format.OPENMETRICS else b""
-        return b"".join([*(text.body(form) for text in written), end])
+        return b"".join([*(text.body(form) for text in texts), end])
 
     def snapshot(self) -> list[Metric]:
-        """Return all families that a scrape would show now."""
-        return [each.metric for block in self._write() for each in block.shown]
+        """Return all families that a scrape would contain now."""
+        return [family.metric for block in self._render_blocks() for family in block.families]
 
     def offered(self) -> list[Metric]:
         """Return all published families without rendering them."""
@@ -175,8 +174,8 @@ class Page:
             return [metric for block in self._published.values() for metric in block.families]
 
     def families(self) -> Families:
-        """Return the families about the page, to be watched by the page."""
-        with self._writing:
+        """Return the metrics of the page itself, for a watched block."""
+        with self._rendering:
             return (
                 SERIES.family({(): self._series}),
                 SERIES_LIMIT.family({(): self._max_series}),
@@ -185,75 +184,80 @@ class Page:
 
     # Rendering -------------------------------------------------------------------------------------------------------
 
-    def _write(self) -> list[RenderedBlock]:
-        """Return all blocks, after rendering the changed ones; the watched ones last."""
-        with self._writing:
+    def _render_blocks(self) -> list[RenderedBlock]:
+        """Render the changed blocks and return all blocks, watched blocks last."""
+        with self._rendering:
             with self._lock:
                 published, watched = dict(self._published), dict(self._watched)
-            own = {f"watched {name}": self._collect(name, call) for name, call in sorted(watched.items())}
-            # The first publisher of a name keeps the name, and watched blocks precede all others.
-            offers, before = {**own, **published}, self._blocks
-            quotas = self._share(own.values(), published.values())
-            changed = quotas != self._quotas or list(offers) != list(before)
+            collected = {
+                f"watched {name}": self._collect(name, call) for name, call in sorted(watched.items())
+            }
+            # The first block with a name keeps the name, and watched blocks precede all others.
+            blocks, previous = {**collected, **published}, self._blocks
+            quotas = self._compute_quotas(collected.values(), published.values())
+            changed = quotas != self._quotas or list(blocks) != list(previous)
             self._quotas, self._blocks = quotas, {}
-            taken: set[str] = set()
-            for name, offer in offers.items():
-                block = before.get(name)
-                if changed or block is None or block.block is not offer:
-                    block = self._write_block(offer, taken, quotas, block)
-                    changed = (
-                        changed or block.names != before[name].names
-                    )  # later blocks may lose or gain names
-                taken |= block.names
-                self._blocks[name] = block
-            self._series = sum(each.text.series for block in self._blocks.values() for each in block.shown)
-            return [self._blocks[name] for name in [*sorted(published), *own]]
+            occupied: set[str] = set()
+            for name, block in blocks.items():
+                rendered = previous.get(name)
+                if changed or rendered is None or rendered.block is not block:
+                    rendered = self._render_block(block, occupied, quotas, rendered)
+                    # Later blocks may lose or gain names.
+                    changed = changed or rendered.names != previous[name].names
+                occupied |= rendered.names
+                self._blocks[name] = rendered
+            self._series = sum(
+                family.text.series for block in self._blocks.values() for family in block.families
+            )
+            return [self._blocks[name] for name in [*sorted(published), *collected]]
 
     def _collect(self, name: str, families: Callable[[], Iterable[Metric]]) -> PublishedBlock:
         """Return a watched block; an empty block if the call raises."""
         try:
-            made = tuple(families())
+            collected = tuple(families())
         except Exception:  # noqa: BLE001 - foreign code, which must not fail the scrape
             if name not in self._failing:
                 self._failing.add(name)
                 _LOG.exception("block %s is left out of the page because collecting it failed", name)
-            made = ()
-        return PublishedBlock(made, [None] * len(made))
+            collected = ()
+        return PublishedBlock(collected, [None] * len(collected))
 
-    def _write_block(
-        self, offer: PublishedBlock, taken: set[str], quotas: Quotas, before: RenderedBlock | None
+    def _render_block(
+        self, block: PublishedBlock, occupied: set[str], quotas: Quotas, previous: RenderedBlock | None
     ) -> RenderedBlock:
         # An unchanged family keeps its text: most of the exporter's own families, at every scrape.
-        had = {} if before is None else {each.metric.name: each for each in before.shown}
+        old_families = (
+            {} if previous is None else {family.metric.name: family for family in previous.families}
+        )
         names: set[str] = set()
-        shown = []
-        for metric, early in zip(offer.families, offer.texts, strict=True):
+        families = []
+        for metric, early in zip(block.families, block.texts, strict=True):
             name = visible_name(metric)
             try:
-                kept = _cut(metric, name, quotas) if quotas else metric
-                written = early if kept is metric else None
-                if written is None:
-                    same = had.get(kept.name)
-                    if same is None:
-                        written = write(kept)
-                    elif not same.text.dropped and (same.metric is kept or same.metric == kept):
-                        written = same.text
+                cut = _cut(metric, name, quotas) if quotas else metric
+                text = early if cut is metric else None
+                if text is None:
+                    old = old_families.get(cut.name)
+                    if old is None:
+                        text = write(cut)
+                    elif not old.text.dropped and (old.metric is cut or old.metric == cut):
+                        text = old.text
                     else:
-                        written = write(kept, same.text)
-                if not (written.names.isdisjoint(taken) and written.names.isdisjoint(names)):
+                        text = write(cut, old.text)
+                if not (text.names.isdisjoint(occupied) and text.names.isdisjoint(names)):
                     raise RefusedError("duplicate")  # noqa: TRY301 - counted like a refusal of `write`
             except RefusedError as refused:
                 self._count(name, refused.reason, len(metric.samples))
                 continue
-            except (AttributeError, TypeError):  # no family at all
+            except (AttributeError, TypeError):  # the published object is not a family
                 self._count(name, "name", 1)
                 continue
-            self._count(name, "cap", len(metric.samples) - len(kept.samples))
-            for reason, series in written.dropped.items():
+            self._count(name, "cap", len(metric.samples) - len(cut.samples))
+            for reason, series in text.dropped.items():
                 self._count(name, reason, series)
-            names |= written.names
-            shown.append(ShownFamily(kept, written))
-        return RenderedBlock(offer, tuple(shown), frozenset(names))
+            names |= text.names
+            families.append(RenderedFamily(cut, text))
+        return RenderedBlock(block, tuple(families), frozenset(names))
 
     def _count(self, family: str, reason: Reason, series: int) -> None:
         if not series:
@@ -264,38 +268,39 @@ class Page:
             _LOG.warning("%d series of %s are left out of the page, reason: %s", series, family, reason)
         self._dropped[family, reason] += series
 
-    def _share(self, watched: Iterable[PublishedBlock], published: Iterable[PublishedBlock]) -> Quotas:
-        """Return quotas if the series exceed the cap; a tier has the room that the tiers before it leave."""
+    def _compute_quotas(
+        self, watched: Iterable[PublishedBlock], published: Iterable[PublishedBlock]
+    ) -> Quotas:
+        """Return quotas if the series exceed the cap; a tier has the capacity that earlier tiers leave."""
         blocks = [
-            *((True, each.families) for each in watched),
-            *((False, each.families) for each in published),
+            *((True, block.families) for block in watched),
+            *((False, block.families) for block in published),
         ]
         if sum(len(metric.samples) for _, families in blocks for metric in families) <= self._max_series:
             return {}
-        tiers: dict[_Tier, dict[str, Counter[str]]] = {
-            tier: {} for tier in _Tier
-        }  # by run, series of families
+        # Number of series by tier, run and family.
+        tiers: dict[_Tier, dict[str, Counter[str]]] = {tier: {} for tier in _Tier}
         for is_watched, metric in (
             (is_watched, metric) for is_watched, families in blocks for metric in families
         ):
             name = visible_name(metric)
             tier = _Tier.ABOUT_THE_EXPORTER if is_watched else _tier(name, metric)
-            if tier in {_Tier.ABOUT_THE_EXPORTER, _Tier.OWN}:
+            if tier in {_Tier.ABOUT_THE_EXPORTER, _Tier.EXPORTER}:
                 tiers[tier].setdefault("", Counter())[name] += len(metric.samples)
             else:
                 for run, series in Counter(sample.labels.get("run", "") for sample in metric.samples).items():
                     tiers[tier].setdefault(run, Counter())[name] += series
         quotas: dict[tuple[str, str], int] = {}
-        room = self._max_series
+        capacity = self._max_series
         for runs in tiers.values():
             demands = {run: families.total() for run, families in runs.items()}
-            shares = allocate(demands, room)
+            shares = allocate(demands, capacity)
             for run, families in runs.items():
                 for name, quota in allocate(families, shares.get(run, demands[run])).items():
-                    before = self._quotas.get((run, name), 0)
-                    steady = before <= quota <= before * _RAISE
-                    quotas[run, name] = before if steady else quota
-            room -= min(room, sum(demands.values()))
+                    previous = self._quotas.get((run, name), 0)
+                    is_steady = previous <= quota <= previous * _QUOTA_GROWTH_RATIO
+                    quotas[run, name] = previous if is_steady else quota
+            capacity -= min(capacity, sum(demands.values()))
         return quotas
 
 
@@ -308,35 +313,38 @@ def _tier(name: str, metric: Metric) -> _Tier:
         case Precedence.TOTAL if name.startswith("exporter_"):
             return _Tier.ABOUT_THE_EXPORTER
         case Precedence.TOTAL if name in RESERVED or name.startswith(RESERVED_PREFIXES):
-            return _Tier.OWN
+            return _Tier.EXPORTER
         case Precedence.TOTAL:
             return _Tier.TOTALS
 
 
-def allocate(demands: Mapping[str, int], room: int) -> dict[str, int]:
+def allocate(demands: Mapping[str, int], capacity: int) -> dict[str, int]:
     """Return the share of each demand that must be cut: small demands are met completely before large ones are cut."""
     quotas: dict[str, int] = {}
-    sharers = len(demands)
+    remaining = len(demands)
     for name, demand in sorted(demands.items(), key=lambda item: (item[1], item[0])):
-        share = -(-room // sharers)  # rounded up, so that fewer series than sharers still fill the room
+        share = -(
+            -capacity // remaining
+        )  # rounded up, so that the capacity is used if it is below the number of demands
         if demand > share:
             quotas[name] = share
-        room -= min(demand, share)
-        sharers -= 1
+        capacity -= min(demand, share)
+        remaining -= 1
     return quotas
 
 
-def _render_early(families: Families, before: PublishedBlock | None) -> list[Written | None]:
+def _render_early(families: Families, previous: PublishedBlock | None) -> list[Written | None]:
     """Return the text of each family, reusing the texts of unchanged families; None for a family that `write` refuses."""
-    had = {}
-    if before is not None:
-        had = {
-            metric.name: (metric, text) for metric, text in zip(before.families, before.texts, strict=True)
+    old_families = {}
+    if previous is not None:
+        old_families = {
+            metric.name: (metric, text)
+            for metric, text in zip(previous.families, previous.texts, strict=True)
         }
     texts: list[Written | None] = []
     for metric in families:
-        known, text = had.get(metric.name, (None, None))
-        if text is None or text.dropped or not (known is metric or known == metric):
+        old, text = old_families.get(metric.name, (None, None))
+        if text is None or text.dropped or not (old is metric or old == metric):
             try:
                 text = write(metric, text)
             except (RefusedError, AttributeError, TypeError):  # reported at the next scrape
@@ -347,20 +355,21 @@ def _render_early(families: Families, before: PublishedBlock | None) -> list[Wri
 
 def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
     """Return a family cut to its quotas; a histogram or summary is shown completely or not at all."""
-    own = ("", name) in quotas
-    left: dict[str, float] = {}
+    is_own = ("", name) in quotas
+    capacities: dict[str, float] = {}
     kept = []
     for _, group in itertools.groupby(
-        metric.samples, lambda sample: [each for each in sample.labels.items() if each[0] != "le"]
+        metric.samples, lambda sample: [label for label in sample.labels.items() if label[0] != "le"]
     ):
         samples = list(group)
-        run = "" if own else samples[0].labels.get("run", "")
-        room = left.get(run, quotas.get((run, name), math.inf))
-        fits = len(samples) <= room
+        run = "" if is_own else samples[0].labels.get("run", "")
+        capacity = capacities.get(run, quotas.get((run, name), math.inf))
+        fits = len(samples) <= capacity
         kept += samples if fits else []
-        left[run] = room - len(samples) if fits else 0  # a later, smaller group must not appear and disappear
+        # After a group that does not fit, a smaller group must not appear and disappear.
+        capacities[run] = capacity - len(samples) if fits else 0
     if len(kept) == len(metric.samples):
         return metric
-    shown = copy.copy(metric)
-    shown.samples = kept
-    return shown
+    cut = copy.copy(metric)
+    cut.samples = kept
+    return cut

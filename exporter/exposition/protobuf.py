@@ -1,8 +1,8 @@
 """Prometheus' protobuf format, for scrapers that store native histograms.
 
-The format is a sequence of `io.prometheus.client.MetricFamily` messages, each after its length. A histogram appears twice: as a
-native histogram with the name of the family, and as classic series in separate counter families. Prometheus drops the classic
-series of a family that has both, and rules and dashboards read the classic series.
+The format is a sequence of `io.prometheus.client.MetricFamily` messages, each with its length as a prefix. A histogram appears
+twice: as a native histogram with the name of the family, and as classic series in separate counter families. If a family had
+both, Prometheus would drop the classic series, which rules and dashboards read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from exporter.recording.exponential import BEYOND, LEAST, SCHEMA, upper_bound
 
 @dataclass(frozen=True, slots=True)
 class ProtobufType:
-    """Number of a type in MetricFamily, and of the field with the values in Metric."""
+    """Number of a type in MetricFamily, and number of its field in Metric."""
 
     number: int
     field: int
@@ -34,14 +34,14 @@ _HISTOGRAM = ProtobufType(4, 7)
 
 @dataclass(slots=True)
 class BucketSpan:
-    """Consecutive buckets: the gap after the last span, and their number."""
+    """Run of consecutive buckets: `offset` is the gap after the previous span, `length` the number of buckets."""
 
     offset: int
     length: int
 
 
 def encode(metric: Metric, samples: Iterable[Sample]) -> bytes:
-    """Return the families of samples that `text.write` has accepted."""
+    """Return the protobuf messages of a family, for samples that `text.write` has accepted."""
     series: dict[str, list[bytes]] = {}
     native: list[bytes] = []
     for sample in samples:
@@ -75,20 +75,20 @@ def _labels(sample: Sample) -> bytes:
 
 
 def _native(distribution: Distribution) -> bytes:
-    """Return the message Histogram; empty if the buckets miss observations, which Prometheus refuses."""
+    """Return the message Histogram; empty if the buckets lack observations, because Prometheus refuses such a histogram."""
     counts = distribution.exponential
     if distribution.sum is None or sum(counts.values()) != distribution.count or BEYOND in counts:
         return b""
     spans: list[BucketSpan] = []
     deltas = []
-    end, before = 0, 0
+    end, previous = 0, 0
     for bucket, count in sorted(counts.items()):
         if bucket > LEAST:
             if not spans or bucket != end:
                 spans.append(BucketSpan(bucket - end, 0))
             spans[-1].length += 1
-            deltas.append(_varint(_zigzag(count - before)))
-            end, before = bucket + 1, count
+            deltas.append(_varint(_zigzag(count - previous)))
+            end, previous = bucket + 1, count
     return b"".join(
         [
             _integer(1, distribution.count),

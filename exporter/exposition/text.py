@@ -1,15 +1,14 @@
 """Text formats of a metric family, with validation.
 
 prometheus_client has a writer too. This writer exists because it is three times faster on changed blocks
-(benchmarks/bench_web.py), which the budget of a scrape needs: the library's writer walks every name in Python, with a function
-call per character.
+(benchmarks/bench_web.py), as the time budget of a scrape requires: the library's writer calls a Python function for every
+character of a name.
 
-The text equals prometheus_client's to the byte (a property test compares them), except for content that the library would
-rewrite or break: names that are not plain are refused, timestamps, exemplars and `_created` are not written, and in OpenMetrics
-a histogram without `_sum` has no `_count`, as that format requires.
+The text equals prometheus_client's byte for byte (a property test compares them), with three exceptions: names with other
+characters than ASCII letters, digits, `_` and `:` are refused; timestamps, exemplars and `_created` are not written; and in
+OpenMetrics a histogram without `_sum` has no `_count`, as that format requires.
 
-A line that a scraper cannot parse would end the scrape there, and Prometheus would draw everything before it as a flat line for
-five minutes. A sample that cannot be written is therefore left out and counted.
+A line that a scraper cannot parse fails the whole scrape. A sample that cannot be written is therefore left out and counted.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from exporter.exposition.negotiation import Format
 from exporter.exposition.protobuf import encode
 
 Reason = Literal["cap", "duplicate", "labels", "name", "value"]
-"""Reasons to leave a series out; values of the label `reason`."""
+"""Reasons to leave out a series; values of the label `reason`."""
 
 # Above the exporter's own labels; below usual values of Prometheus' `label_limit`, `label_name_length_limit` and
 # `label_value_length_limit`, which fail the whole scrape.
@@ -51,23 +50,23 @@ class TypeRules:
     suffixes: tuple[str, ...]
     suffix: str
     text: str
-    least: float = -_INFINITE
-    most: float = _INFINITE
+    minimum: float = -_INFINITE
+    maximum: float = _INFINITE
 
 
-_KINDS: Mapping[str, TypeRules] = {
-    "counter": TypeRules(("_total",), "_total", "counter", least=0.0),
+_TYPE_RULES: Mapping[str, TypeRules] = {
+    "counter": TypeRules(("_total",), "_total", "counter", minimum=0.0),
     "gauge": TypeRules(("",), "", "gauge"),
-    "histogram": TypeRules(("_bucket", "_count", "_sum"), "", "histogram", least=0.0),
-    "info": TypeRules(("_info",), "_info", "gauge", least=1.0, most=1.0),
-    "stateset": TypeRules(("",), "", "gauge", least=0.0, most=1.0),
-    "summary": TypeRules(("", "_count", "_sum"), "", "summary", least=0.0),
+    "histogram": TypeRules(("_bucket", "_count", "_sum"), "", "histogram", minimum=0.0),
+    "info": TypeRules(("_info",), "_info", "gauge", minimum=1.0, maximum=1.0),
+    "stateset": TypeRules(("",), "", "gauge", minimum=0.0, maximum=1.0),
+    "summary": TypeRules(("", "_count", "_sum"), "", "summary", minimum=0.0),
     "unknown": TypeRules(("",), "", "untyped"),
 }
 
 
 class RefusedError(Exception):
-    """A sample or a family that cannot be written."""
+    """Sample or family that cannot be written."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -76,69 +75,75 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Written:
-    """Text of a family."""
+    """Text of a family, with the samples that it contains."""
 
-    text: Mapping[Format, str]  # metadata and lines in each text format
-    series: int  # lines of plain text
-    names: frozenset[str]  # names that no other family of a page may have
-    dropped: Counter[Reason]  # series left out
+    text: Mapping[Format, str]  # metadata and sample lines in each text format
+    series: int  # number of sample lines in the plain text format
+    names: frozenset[str]  # names that other families of the page must not have
+    dropped: Counter[Reason]  # number of series left out, by reason
     metric: Metric
     samples: Sequence[Sample]  # samples in the text
 
     def body(self, form: Format) -> bytes:
-        """Return the family in a format."""
+        """Return the body of the family in a format."""
         return self.protobuf if form is Format.PROTOBUF else self.text[form].encode()
 
     @cached_property
     def protobuf(self) -> bytes:
-        """The family in protobuf, encoded on first use."""
+        """Protobuf message of the family, encoded on first use."""
         return encode(self.metric, self.samples)
 
 
-def write(metric: Metric, before: Written | None = None) -> Written:
-    """Return the text of a family without bad samples, and without distributions that have a bad sample.
+def write(metric: Metric, previous: Written | None = None) -> Written:
+    """Return the text of a family without invalid samples, and without distributions that have an invalid sample.
 
     Args:
-        metric: The family.
-        before: Text of an earlier state of the family; if the series are the same, only the values are written.
+        metric: Family to write.
+        previous: Earlier text of the family; if the series are the same, only the values are written again.
 
     Raises:
         RefusedError: No sample can be written.
     """
-    name, kind = metric.name, _KINDS.get(metric.type)
-    if kind is not None and before is not None and (same := _same_series(metric, kind, before)) is not None:
+    name, rules = metric.name, _TYPE_RULES.get(metric.type)
+    if (
+        rules is not None
+        and previous is not None
+        and (lines := _update_lines(metric, rules, previous)) is not None
+    ):
         return Written(
-            _texts(metric, kind, same, metric.samples),
-            len(same),
-            before.names,
+            _texts(metric, rules, lines, metric.samples),
+            len(lines),
+            previous.names,
             Counter(),
             metric,
             metric.samples,
         )
-    if kind is None or not _METRIC_NAME.fullmatch(name) or not isinstance(metric.documentation, str):
+    if rules is None or not _METRIC_NAME.fullmatch(name) or not isinstance(metric.documentation, str):
         raise RefusedError("name")
-    samples = _without_falling_sums(metric) if metric.type == "histogram" else metric.samples
-    expected = {name + suffix for suffix in kind.suffixes}
-    lines: dict[str, str] = {}
+    samples = _without_decreasing_sums(metric) if metric.type == "histogram" else metric.samples
+    expected = {name + suffix for suffix in rules.suffixes}
+    lines = {}
     kept: list[Sample] = []
     dropped: Counter[Reason] = Counter()
-    bad: dict[_SeriesKey, Reason] = {}
+    invalid: dict[_SeriesKey, Reason] = {}
     orders: dict[tuple[str, ...], list[str]] = {}
     for sample in samples:
         try:
             if sample.name == f"{name}_created":
                 continue
             if sample.name not in expected:
-                raise RefusedError("name")  # noqa: TRY301  distinguished from Python's own errors
+                raise RefusedError("name")  # noqa: TRY301  # the handler below also handles Python's own errors
             labels, keys = sample.labels, tuple(sample.labels)
-            order = orders.get(keys) or orders.setdefault(keys, _sorted_labels(keys))
-            inner = ",".join([f'{key}="{_escape(labels[key])}"' for key in order if labels[key] != ""])
-            series = f"{sample.name}{{{inner}}}" if inner else sample.name
+            sorted_keys = orders.get(keys) or orders.setdefault(keys, _sorted_labels(keys))
+            label_text = ",".join(
+                [f'{key}="{_escape(labels[key])}"' for key in sorted_keys if labels[key] != ""]
+            )
+            series = f"{sample.name}{{{label_text}}}" if label_text else sample.name
             if series in lines:
-                raise RefusedError("duplicate")  # noqa: TRY301  likewise
+                raise RefusedError("duplicate")  # noqa: TRY301  # the handler below also handles Python's own errors
             value = sample.value if type(sample.value) is float else _number(sample.value)
-            if not kind.least <= value <= kind.most:
-                raise RefusedError("value")  # noqa: TRY301  likewise
+            if not rules.minimum <= value <= rules.maximum:
+                raise RefusedError("value")  # noqa: TRY301  # the handler below also handles Python's own errors
             lines[series] = f"{series} {_text_of(value)}\n"
             kept.append(sample)
         except (
@@ -151,33 +156,40 @@ def write(metric: Metric, before: Written | None = None) -> Written:
                 key = _series_key(sample)
                 if key is None:
                     raise refused from None
-                bad.setdefault(key, refused.reason)
+                invalid.setdefault(key, refused.reason)
             else:
                 dropped[refused.reason] += 1
-    if bad:  # a distribution without one of its samples would be wrong
-        dropped.update(bad[key] for sample in samples if (key := _series_key(sample)) in bad)
-        whole = [_series_key(sample) not in bad for sample in kept]
-        lines = dict(itertools.compress(lines.items(), whole))
-        kept = list(itertools.compress(kept, whole))
+    if invalid:  # a distribution without one of its samples would be wrong
+        dropped.update(invalid[key] for sample in samples if (key := _series_key(sample)) in invalid)
+        is_valid = [_series_key(sample) not in invalid for sample in kept]
+        lines = dict(itertools.compress(lines.items(), is_valid))
+        kept = list(itertools.compress(kept, is_valid))
         if not kept:
-            raise RefusedError(next(iter(bad.values())))
-    names = frozenset({name, *expected, *([f"{name}_created"] if kind.least == 0.0 else [])})
-    texts = _texts(metric, kind, lines, kept)
+            raise RefusedError(next(iter(invalid.values())))
+    names = frozenset({name, *expected, *([f"{name}_created"] if rules.minimum == 0.0 else [])})
+    texts = _texts(metric, rules, lines, kept)
     return Written(texts, len(lines), names, dropped, metric, kept)
 
 
-def _same_series(metric: Metric, kind: TypeRules, before: Written) -> Mapping[str, str] | None:
-    """Return the lines of a family whose samples share their labels with an earlier state; None for any other family."""
-    known = before.metric
-    if metric.type not in ("counter", "gauge") or (known.type, known.name) != (metric.type, metric.name):
+def _update_lines(metric: Metric, rules: TypeRules, previous: Written) -> Mapping[str, str] | None:
+    """Return the lines with the new values if the series equal those of the previous text; None if they differ."""
+    old_metric = previous.metric
+    if metric.type not in ("counter", "gauge") or (old_metric.type, old_metric.name) != (
+        metric.type,
+        metric.name,
+    ):
         return None
-    if before.dropped or len(before.samples) != len(metric.samples):
+    if previous.dropped or len(previous.samples) != len(metric.samples):
         return None
     lines = {}
-    known_lines = before.text[Format.TEXT].split("\n")[2:-1]  # after the two lines of metadata
-    for line, old, new in zip(known_lines, before.samples, metric.samples, strict=True):
+    old_lines = previous.text[Format.TEXT].split("\n")[2:-1]  # after the two lines of metadata
+    for line, old, new in zip(old_lines, previous.samples, metric.samples, strict=True):
         value = new.value if type(new.value) is float else _number(new.value)
-        if new.labels is not old.labels or new.name != old.name or not kind.least <= value <= kind.most:
+        if (
+            new.labels is not old.labels
+            or new.name != old.name
+            or not rules.minimum <= value <= rules.maximum
+        ):
             return None
         series = line.rpartition(" ")[0]
         lines[series] = f"{series} {_text_of(value)}\n"
@@ -188,28 +200,28 @@ def _text_of(value: float) -> str:
     return repr(value) if -_INFINITE < value < 1e6 else _go_number(value)
 
 
-def _without_falling_sums(metric: Metric) -> Sequence[Sample]:
-    """Return the samples of a histogram without sums that may fall, because observations below zero are possible."""
+def _without_decreasing_sums(metric: Metric) -> Sequence[Sample]:
+    """Return the samples of a histogram; without sums if a bound is negative, because negative observations lower a sum."""
     try:
-        negative = any(float(sample.labels.get("le", 0)) < 0.0 for sample in metric.samples)
+        has_negative_bound = any(float(sample.labels.get("le", 0)) < 0.0 for sample in metric.samples)
     except ValueError:
         raise RefusedError("labels") from None
-    if not negative:
+    if not has_negative_bound:
         return metric.samples
     return [sample for sample in metric.samples if sample.name != f"{metric.name}_sum"]
 
 
 def _texts(
-    metric: Metric, kind: TypeRules, lines: Mapping[str, str], samples: Sequence[Sample]
+    metric: Metric, rules: TypeRules, lines: Mapping[str, str], samples: Sequence[Sample]
 ) -> Mapping[Format, str]:
     name, type_, body = metric.name, metric.type, "".join(lines.values())
-    # A lone surrogate in a help text costs a character, not the family.
+    # A lone surrogate in a help text is replaced, so that the family can be encoded.
     text = metric.documentation.encode("utf-8", "replace").decode().replace("\\", r"\\").replace("\n", r"\n")
     if type_ == "stateset" and not all(name in sample.labels for sample in metric.samples):
         type_ = "gauge"  # OpenMetrics requires the states in a label with the name of the family
     has_unit = metric.unit and name.endswith(f"_{metric.unit}") and type_ not in ("info", "stateset")
     unit = f"# UNIT {name} {metric.unit}\n" if has_unit else ""
-    strict = body
+    openmetrics_body = body
     if type_ == "histogram":
         keys = {
             part: [_series_key(sample) for sample in samples if sample.name == f"{name}_{part}"]
@@ -217,22 +229,22 @@ def _texts(
         }
         if len(keys["count"]) != len(keys["sum"]):
             complete = {*keys["count"]} & {*keys["sum"]}
-            strict = "".join(
+            openmetrics_body = "".join(
                 line
                 for line, sample in zip(lines.values(), samples, strict=True)
                 if sample.name == f"{name}_bucket" or _series_key(sample) in complete
             )
-    shown, quoted = name + kind.suffix, text.replace('"', r"\"")
+    text_name, quoted = name + rules.suffix, text.replace('"', r"\"")
     return {
-        Format.TEXT: f"# HELP {shown} {text}\n# TYPE {shown} {kind.text}\n{body}",
-        Format.OPENMETRICS: f"# HELP {name} {quoted}\n# TYPE {name} {type_}\n{unit}{strict}",
+        Format.TEXT: f"# HELP {text_name} {text}\n# TYPE {text_name} {rules.text}\n{body}",
+        Format.OPENMETRICS: f"# HELP {name} {quoted}\n# TYPE {name} {type_}\n{unit}{openmetrics_body}",
     }
 
 
 def _series_key(sample: Sample) -> _SeriesKey | None:
-    """Return the labels of a distribution; None if the labels cannot be compared."""
+    """Return the labels that identify a distribution; None if the labels cannot be compared."""
     try:
-        return frozenset([each for each in sample.labels.items() if each[0] not in {"le", "quantile"}])
+        return frozenset([label for label in sample.labels.items() if label[0] not in {"le", "quantile"}])
     except (AttributeError, TypeError):
         return None
 
@@ -246,7 +258,7 @@ def _sorted_labels(keys: tuple[str, ...]) -> list[str]:
 @lru_cache(maxsize=2048)
 def _escape(value: str) -> str:
     try:
-        # Not cut: two series whose values differ only at the end would become one.
+        # A long value is not truncated: two series could become equal.
         if len(value.encode("utf-8")) > MAX_LABEL_VALUE_BYTES:
             raise RefusedError("labels")
     except (AttributeError, UnicodeEncodeError):

@@ -1,4 +1,4 @@
-"""Findings with the time of their start, as the status page lists them."""
+"""Findings of the status page, with their start times and remedies."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from exporter.status.view import StackGroup
 
 
 class Onsets:
-    """Unix times at which findings began; noted after each pass over the feed."""
+    """Unix start times of findings; updated after each pass over the feed."""
 
     def __init__(self) -> None:
-        self._began: dict[tuple[str, ...], float] = {}
-        self._at_first: Collection[tuple[str, ...]] | None = None  # found by the first pass
+        self._start_times: dict[tuple[str, ...], float] = {}
+        self._initial_keys: Collection[tuple[str, ...]] | None = None  # found by the first pass
 
-    def note(self, now: float, found: Sequence[Finding]) -> None:
-        """Remember the findings that began and forget those that ended."""
-        keys = [finding.key for finding in found]
-        if self._at_first is None:
-            self._at_first = frozenset(keys)
-        self._at_first = frozenset(key for key in self._at_first if key in keys)
+    def record(self, now: float, current: Sequence[Finding]) -> None:
+        """Record the start of new findings, and discard findings that no longer hold."""
+        keys = [finding.key for finding in current]
+        if self._initial_keys is None:
+            self._initial_keys = frozenset(keys)
+        self._initial_keys = frozenset(key for key in self._initial_keys if key in keys)
         # Replaced as a whole: requests read the times on other threads.
-        self._began = {key: self._began.get(key, now) for key in keys}
+        self._start_times = {key: self._start_times.get(key, now) for key in keys}
 
     def text(self, finding: Finding, now: float) -> str:
         """Return since when the finding holds, or when the event happened."""
-        at = finding.found.since
-        if at is not None:
-            if finding.found.event:
-                return f"{age(at, now)} ({clock(at)})"
-            return f"for {duration(max(0.0, now - at))} (since {clock(at)})"
-        if finding.found.event:
+        since = finding.match.since
+        if since is not None:
+            if finding.match.event:
+                return f"{age(since, now)} ({clock(since)})"
+            return f"for {duration(max(0.0, now - since))} (since {clock(since)})"
+        if finding.match.event:
             return "before the start of the exporter"
-        began = self._began.get(finding.key)
-        if began is None:
+        start = self._start_times.get(finding.key)
+        if start is None:
             return "since now"
-        least = "at least " if finding.key in (self._at_first or ()) else ""
-        return f"for {least}{duration(max(0.0, now - began))} (since {clock(began)})"
+        at_least = "at least " if finding.key in (self._initial_keys or ()) else ""
+        return f"for {at_least}{duration(max(0.0, now - start))} (since {clock(start)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """A finding as the page shows it."""
+    """Finding as the status page displays it."""
 
     urgent: bool
     text: str
     when: str
     remedy: str
-    alert: str  # "" for a condition of the page only
+    alert: str  # "" for a condition without an alert
     anchor: str
     stacks: tuple[StackGroup, ...]
 
 
-def concerns(found: Sequence[Finding], onsets: Onsets, now: float) -> list[Concern]:
-    """Return the findings as the page shows them, the urgent first."""
-    return [_concern(finding, onsets, now) for finding in found]
+def concerns(current: Sequence[Finding], onsets: Onsets, now: float) -> list[Concern]:
+    """Return the findings as the status page displays them, urgent findings first."""
+    return [_concern(finding, onsets, now) for finding in current]
 
 
 def _concern(finding: Finding, onsets: Onsets, now: float) -> Concern:
@@ -69,7 +69,7 @@ def _concern(finding: Finding, onsets: Onsets, now: float) -> Concern:
         remedy=_sentence(described.remedy),
         alert=finding.condition.alert,
         anchor=finding.condition.anchor,
-        stacks=finding.found.stacks,
+        stacks=finding.match.stacks,
     )
 
 

@@ -1,4 +1,4 @@
-"""A condition that needs attention, and a finding: the condition with a subject and a time."""
+"""Conditions that need attention, and findings: conditions that hold for a subject."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from exporter.status.view import StackGroup, View
 
 
 class AlertSeverity(enum.Enum):
-    """AlertSeverity of a condition; equal to the label of the alert."""
+    """Severity of a condition; the value is the label `severity` of the alert."""
 
     CRITICAL = "critical"
     WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A subject for which a condition holds.
+class Match:
+    """Subject for which a condition holds.
 
     Attributes:
-        subject: Identifies the subject over time: run, rank, GPU, device.
-        facts: Values for the sentence and the remedy.
-        since: Unix time of the start, or None if the samples do not contain it.
-        event: True for a past event, False for a state that lasts.
-        is_past: True for an event that no longer fires the alert.
+        subject: Stable identity of the subject: run, rank, GPU, device.
+        facts: Values of the placeholders in the sentence and the remedy.
+        since: Unix time of the start; None if unknown.
+        event: True for an event, False for a state that lasts.
+        is_past: True for an event whose alert no longer fires.
     """
 
     subject: tuple[str, ...]
@@ -39,20 +39,20 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition(Diagnosis):
-    """A row of the table of conditions.
+    """Row of the table of conditions.
 
     Attributes:
-        alert: Name of the alert with the same condition; "" for a condition of the page only.
+        alert: Name of the alert with the same condition; "" for a condition without an alert.
         find: Yields the subjects for which the condition holds.
     """
 
     alert: str = ""
     severity: AlertSeverity = AlertSeverity.WARNING
-    find: Callable[[View], Iterator[Found]]
+    find: Callable[[View], Iterator[Match]]
 
     @property
     def name(self) -> str:
-        """Return the name of the alert, or the sentence of a condition of the page only."""
+        """Return the name of the alert; the sentence of a condition without an alert."""
         return self.alert or self.sentence
 
     @property
@@ -63,22 +63,22 @@ class Condition(Diagnosis):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A condition that holds for a subject."""
+    """Condition that holds for a subject."""
 
     condition: Condition
-    found: Found
+    match: Match
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Return the identity of the finding over time."""
-        return (self.condition.name, *self.found.subject)
+        """Return the stable identity of the finding."""
+        return (self.condition.name, *self.match.subject)
 
     @property
     def described(self) -> Described:
         """Return sentence and remedy with the facts filled in."""
-        return self.condition.describe(**self.found.facts)
+        return self.condition.describe(**self.match.facts)
 
     @property
     def is_urgent(self) -> bool:
         """Return True if the alert is critical and fires now."""
-        return self.condition.severity is AlertSeverity.CRITICAL and not self.found.is_past
+        return self.condition.severity is AlertSeverity.CRITICAL and not self.match.is_past

@@ -1,4 +1,4 @@
-"""Status page as an HTML document, readable without script and on a telephone.
+"""Status page as an HTML document, readable without JavaScript and on small screens.
 
 jinja2 escapes every text. Style and scripts are files of this package; the Content-Security-Policy names their hashes.
 uPlot draws the plots if scripts run.
@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from exporter.status.attention import Onsets, concerns
 from exporter.status.conditions import CONDITIONS, findings
-from exporter.status.elements import COLOURS, HEIGHT, MOST_ROWS, WIDTH
+from exporter.status.elements import COLOURS, HEIGHT, MAX_ROWS, WIDTH
 from exporter.status.numbers import duration, share
 from exporter.status.runs import run_section
 from exporter.status.sections import (
@@ -28,7 +28,7 @@ from exporter.status.sections import (
 )
 from exporter.status.view import View
 
-LONGEST_TEXT = 300
+MAX_TEXT_LENGTH = 300
 _FOLDER = Path(__file__).parent
 _LINKS = (
     ("/metrics", "Metrics"),
@@ -50,7 +50,7 @@ def _assets() -> tuple[str, str, str]:
 
 @lru_cache(maxsize=1)
 def policy() -> str:
-    """Return the Content-Security-Policy: style, scripts and address of the page only."""
+    """Return the Content-Security-Policy, which allows only the page's own style, scripts and address."""
     style, *scripts = (
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in _assets()
     )
@@ -62,8 +62,8 @@ def policy() -> str:
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """Return the templates of the page, which are compiled at first use."""
-    made = Environment(
+    """Return the template environment; templates are compiled on first use."""
+    templates = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"),
         autoescape=True,
         auto_reload=False,
@@ -72,10 +72,10 @@ def environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    made.filters |= {"duration": duration, "share": share, "utc": _utc}
-    made.globals |= {"COLOURS": COLOURS, "WIDTH": WIDTH, "HEIGHT": HEIGHT}
-    made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    return made
+    templates.filters |= {"duration": duration, "share": share, "utc": _utc}
+    templates.globals |= {"COLOURS": COLOURS, "WIDTH": WIDTH, "HEIGHT": HEIGHT}
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    return templates
 
 
 @lru_cache(maxsize=1)
@@ -84,15 +84,15 @@ def _template() -> Template:
 
 
 def _printable(value: object) -> object:
-    """Return foreign text with a bounded length and without control characters; markup stays as is."""
+    """Return text with a bounded length and without control characters; markup is unchanged."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
-    shown = value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + "…"
-    return shown if shown.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in shown)
+    text = value if len(value) <= MAX_TEXT_LENGTH else value[: MAX_TEXT_LENGTH - 1] + "…"
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
-def _utc(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) + " UTC"
+def _utc(timestamp: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(timestamp)) + " UTC"
 
 
 def style() -> str:
@@ -100,30 +100,30 @@ def style() -> str:
     return _assets()[0]
 
 
-def render(seen: View, onsets: Onsets) -> bytes:
-    """Return the document in UTF-8."""
+def render(view: View, onsets: Onsets) -> bytes:
+    """Render the status page as UTF-8."""
     style_sheet, library, script = _assets()
-    found = concerns(findings(seen), onsets, seen.about.now)
+    shown_concerns = concerns(findings(view), onsets, view.exporter.now)
     remarks = (
-        status.message or "; ".join(status.unsupported) for status in seen.collectors if status.name == "gpu"
+        status.message or "; ".join(status.unsupported) for status in view.collectors if status.name == "gpu"
     )
     text = _template().render(
-        about=seen.about,
+        exporter=view.exporter,
         style=style_sheet,
         library=library,
         script=script,
-        is_urgent=any(concern.urgent for concern in found),
-        concerns=found[:MOST_ROWS],
+        is_urgent=any(concern.urgent for concern in shown_concerns),
+        concerns=shown_concerns[:MAX_ROWS],
         conditions=sum(bool(condition.alert) for condition in CONDITIONS),
-        hidden_concerns=max(0, len(found) - MOST_ROWS),
-        series=seen.readings.value("exporter_series"),
-        runs=[run_section(seen, run) for run in [*seen.runs.values()][:MOST_ROWS]],
-        ranks=ranks_section(seen) if seen.ranks else None,
-        machine=machine_section(seen),
-        gpus=gpus_section(seen) if seen.gpus else None,
+        hidden_concerns=max(0, len(shown_concerns) - MAX_ROWS),
+        series=view.readings.value("exporter_series"),
+        runs=[run_section(view, run) for run in [*view.runs.values()][:MAX_ROWS]],
+        ranks=ranks_section(view) if view.ranks else None,
+        machine=machine_section(view),
+        gpus=gpus_section(view) if view.gpus else None,
         gpu_remark=" ".join(remarks),
-        statistics=statistics_fold(seen),
-        collectors=collectors_fold(seen.collectors),
+        statistics=statistics_fold(view),
+        collectors=collectors_fold(view.collectors),
         links=_LINKS,
     )
     return text.encode("utf-8", "replace")

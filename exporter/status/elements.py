@@ -1,6 +1,6 @@
-"""Elements of the status page: coloured text, tables, figures with a name, plots.
+"""Elements of the status page: styled text, tables, named figures and plots.
 
-The templates write the HTML; here is only the content.
+The elements hold content only; the templates produce the HTML.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from exporter.status.history import DRAWN_SECONDS, Line
+from exporter.status.history import PLOT_SECONDS, Line
 from exporter.status.numbers import DASH, age, duration, quantity, share
 
-MOST_ROWS = 200
-"""Maximum number of rows of a table; the metrics have all of them."""
+MAX_ROWS = 200
+"""Maximum number of rows of a table; the metrics contain all rows."""
 COLOURS = 8
 WIDTH, HEIGHT = 600.0, 120.0
-FEWEST_SECONDS = 300.0
+MIN_PLOT_SECONDS = 300.0
 
 T = TypeVar("T")
 
@@ -31,22 +31,22 @@ class StyledText:
     colour: int | None = None  # index of a plot colour, drawn as a square before the text
 
 
-Words = tuple[StyledText, ...]
-MISSING: Words = (StyledText(DASH, "missing"),)
+RichText = tuple[StyledText, ...]
+MISSING: RichText = (StyledText(DASH, "missing"),)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number with its name."""
+    """Named number of the status page."""
 
     name: str
-    words: Words
-    notes: tuple[str, ...] = ()  # in small print below the number
+    value: RichText
+    notes: tuple[str, ...] = ()  # small print below the number
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The heading of a column."""
+    """Heading and alignment of a column."""
 
     name: str
     numeric: bool
@@ -54,17 +54,17 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table without empty columns."""
+    """Table without empty columns."""
 
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Words, ...], ...]
+    rows: tuple[tuple[RichText, ...], ...]
     hidden: int  # number of rows beyond the maximum
 
 
 @dataclass(frozen=True, slots=True)
 class PlotData:
-    """The input of the script that draws a plot."""
+    """Input of the script that draws a plot."""
 
     unit: str
     floor: float | None
@@ -78,7 +78,7 @@ class PlotData:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Lines over the last hour."""
+    """Plot of one or more lines over at most the last hour."""
 
     key: str  # unique on the page
     title: str
@@ -91,8 +91,8 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a whole."""
+class BarSegment:
+    """Segment of a stacked bar."""
 
     name: str
     ratio: float
@@ -100,31 +100,31 @@ class Part:
     width: float
 
 
-def words(text: str, kind: str = "") -> Words:
+def styled(text: str, kind: str = "") -> RichText:
     """Return text of a style; no span for empty text."""
     return (StyledText(text, kind),) if text else ()
 
 
-def known(value: float | None, write: Callable[[float], str]) -> Words:
-    """Return a number as text, or a dash if the number is not known."""
-    return MISSING if value is None else words(write(value))
+def value_or_dash(value: float | None, write: Callable[[float], str]) -> RichText:
+    """Return a number as text, or a dash if the number is unknown."""
+    return MISSING if value is None else styled(write(value))
 
 
-def ago(at: float | None, now: float) -> Words:
-    """Return the time since `at`, or a dash if the time is not known."""
-    return MISSING if at is None else words(age(at, now))
+def age_or_dash(timestamp: float | None, now: float) -> RichText:
+    """Return the time since a timestamp, or a dash if the timestamp is unknown."""
+    return MISSING if timestamp is None else styled(age(timestamp, now))
 
 
-def figure(name: str, value: Words, *notes: str) -> list[Figure]:
-    """Return a list with a figure, or an empty list if the value is not known."""
+def figure(name: str, value: RichText, *notes: str) -> list[Figure]:
+    """Return a list with the figure, or an empty list if the figure has neither a value nor notes."""
     return [] if value in {(), MISSING} and not notes else [Figure(name, value, notes)]
 
 
 def table(
-    title: str, items: Sequence[T], row: Callable[[T], Mapping[str, Words]], numeric: Collection[str]
+    title: str, items: Sequence[T], row: Callable[[T], Mapping[str, RichText]], numeric: Collection[str]
 ) -> Table:
-    """Return a table; `row` gives the cells of an item by the names of their columns."""
-    rows = [row(item) for item in items[:MOST_ROWS]]
+    """Return a table; `row` returns the cells of an item by column name."""
+    rows = [row(item) for item in items[:MAX_ROWS]]
     first = rows[0] if rows else {}
     names = [name for name in first if any(cells[name] not in {(), MISSING} for cells in rows)]
     return Table(
@@ -145,19 +145,19 @@ def plot(
     floor: float | None = None,
     latest: float | None = None,
 ) -> list[Plot]:
-    """Return a list with a plot, or an empty list if no line has two points with a number.
+    """Return a list with the plot, or an empty list if no line has two points with a number.
 
     Args:
-        title: The title.
-        lines: The lines by name, with points at the same times.
-        unit: The base unit of the numbers.
-        now: The Unix time of the right edge.
-        owner: The run of the plot, which makes the key unique.
-        floor: The lower edge; None for the minimum.
-        latest: The current value of a single line, which the caption shows.
+        title: Title and accessible name of the plot.
+        lines: Lines by name, with points at the same times.
+        unit: Base unit of the numbers.
+        now: Unix time of the right edge.
+        owner: Name of the plot's run, which makes the key unique.
+        floor: Lower edge of the plot; None for the minimum of the lines.
+        latest: Current value of a single line, for the caption.
     """
     drawn = {
-        name: [point for point in line if now - point[0] <= DRAWN_SECONDS] for name, line in lines.items()
+        name: [point for point in line if now - point[0] <= PLOT_SECONDS] for name, line in lines.items()
     }
     drawn = {name: line for name, line in drawn.items() if sum(value is not None for _, value in line) > 1}
     numbers = [value for line in drawn.values() for _, value in line if value is not None]
@@ -166,20 +166,20 @@ def plot(
     high = max(numbers)
     # At least a tenth of the value, so that noise is not drawn as a change.
     low = min(*numbers, high - abs(high) / 10) if floor is None else floor
-    seconds = max(FEWEST_SECONDS, now - min(line[0][0] for line in drawn.values()))
+    seconds = max(MIN_PLOT_SECONDS, now - min(line[0][0] for line in drawn.values()))
     write = partial(quantity, unit=unit)
     current = f"{len(drawn)} lines" if len(drawn) > 1 else f"now {write(latest)}"
     rounded = [
         [None if value is None else float(f"{value:.4g}") for _, value in line] for line in drawn.values()
     ]
-    times = [round(at) for at, _ in next(iter(drawn.values()))]
-    span = f"{title}, last {duration(seconds)}"
+    times = [round(timestamp) for timestamp, _ in next(iter(drawn.values()))]
+    caption = f"{title}, last {duration(seconds)}"
     return [
         Plot(
             key=f"{title}-{owner}",
             title=title,
             latest="" if latest is None else write(latest),
-            summary=f"{span}: from {write(min(numbers))} to {write(high)}, {current}",
+            summary=f"{caption}: from {write(min(numbers))} to {write(high)}, {current}",
             levels=(write(high), write((high + low) / 2), write(low)),
             seconds=seconds,
             paths=tuple(_path(line, now, seconds, low, high) for line in drawn.values()),
@@ -188,8 +188,8 @@ def plot(
     ]
 
 
-def with_current(line: Line, value: float | None, now: float) -> Line:
-    """Return a line that ends with the current value, which the figure shows, too."""
+def append_current(line: Line, value: float | None, now: float) -> Line:
+    """Return a line that ends with the current value, so that the plot agrees with the figure."""
     return (
         line
         if value is None or not line
@@ -198,31 +198,33 @@ def with_current(line: Line, value: float | None, now: float) -> Line:
 
 
 def _path(line: Line, now: float, seconds: float, low: float, high: float) -> str:
-    pieces, gap = "", True
-    for at, value in line:
+    path, is_gap = "", True
+    for timestamp, value in line:
         if value is not None:
-            x = WIDTH * (1 - (now - at) / seconds)
+            x = WIDTH * (1 - (now - timestamp) / seconds)
             y = (HEIGHT - 6) * (1 - (value - low) / ((high - low) or 1.0)) + 3
             # A single point between two gaps is a dot: a line of length 0 with round ends.
-            pieces += f"M{x:.0f} {y:.0f}h0" if gap else f"L{x:.0f} {y:.0f}"
-        gap = value is None
-    return pieces
+            path += f"M{x:.0f} {y:.0f}h0" if is_gap else f"L{x:.0f} {y:.0f}"
+        is_gap = value is None
+    return path
 
 
-def parts(amounts: Mapping[str, float]) -> list[Part]:
-    """Return the largest parts of a whole as segments of a bar."""
-    whole = sum(amounts.values())
-    found: list[Part] = []
-    if whole <= 0:
-        return found
+def bar_segments(amounts: Mapping[str, float]) -> list[BarSegment]:
+    """Return the largest amounts as the segments of a stacked bar."""
+    total = sum(amounts.values())
+    segments: list[BarSegment] = []
+    if total <= 0:
+        return segments
     x = 0.0
     for name, amount in sorted(amounts.items(), key=lambda item: -item[1])[:COLOURS]:
-        width = WIDTH * amount / whole
-        found.append(Part(name, amount / whole, x, width))
+        width = WIDTH * amount / total
+        segments.append(BarSegment(name, amount / total, x, width))
         x += width
-    return found
+    return segments
 
 
-def share_of(used: float | None, whole: float | None, write: Callable[[float], str]) -> tuple[Words, str]:
-    """Return a share in per cent and the whole in small print."""
-    return (words(share(used / whole)), f"of {write(whole)}") if whole and used is not None else ((), "")
+def used_share(
+    used: float | None, total: float | None, write: Callable[[float], str]
+) -> tuple[RichText, str]:
+    """Return the used share in per cent, and a note with the total; empty if a number is unknown."""
+    return (styled(share(used / total)), f"of {write(total)}") if total and used is not None else ((), "")

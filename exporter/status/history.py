@@ -1,6 +1,6 @@
-"""Bounded history of the samples that the status page needs: gauges and counters of the last 80 minutes.
+"""Bounded history of the gauges and counters that the status page needs, over the last 80 minutes.
 
-`History.note` is called after each pass over the feed. A point without a number is a gap.
+A point without a number is a gap.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from statistics import median
 from exporter.status.readings import Readings
 
 POINT_SECONDS = 10.0
-DRAWN_SECONDS = 3600.0
+PLOT_SECONDS = 3600.0
 RECENT_SECONDS = 60.0
-"""Time of a rate; figures and plots have the same."""
+"""Time range of the rates in figures and plots."""
 PACE_SECONDS = 300.0
-BEFORE_SECONDS = 900.0
+BASELINE_OFFSET_SECONDS = 900.0
 """The alert RunSlower compares the last five minutes with the hour that ended 15 minutes ago."""
-KEPT_SECONDS = BEFORE_SECONDS + DRAWN_SECONDS + PACE_SECONDS
-MOST_TRACKS = 600
+RETENTION_SECONDS = BASELINE_OFFSET_SECONDS + PLOT_SECONDS + PACE_SECONDS
+MAX_TRACKS = 600
 """Maximum number of tracks; a page with eight GPUs and eight ranks needs about 200."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackSource:
-    """The samples that add up to a track."""
+    """Selector of the samples whose sum is a track."""
 
     track: str
     family: str
-    owners: tuple[str, ...] = ()  # the labels that name the owner of the track, none for the node
-    labels: Mapping[str, str] = field(default_factory=dict)  # labels of the samples
+    owner_labels: tuple[str, ...] = ()  # labels that identify the owner of the track; empty for the node
+    labels: Mapping[str, str] = field(default_factory=dict)  # label values that the samples must have
 
 
-_TRAIN = {"mode": "train"}
+_TRAIN_MODE = {"mode": "train"}
 _SOURCES = (
-    TrackSource("tokens", "training_tokens_total", ("run",), _TRAIN),
-    TrackSource("loss", "training_loss", ("run",), _TRAIN),
-    TrackSource("executed steps", "training_steps_total", ("run",), _TRAIN),
+    TrackSource("tokens", "training_tokens_total", ("run",), _TRAIN_MODE),
+    TrackSource("loss", "training_loss", ("run",), _TRAIN_MODE),
+    TrackSource("executed steps", "training_steps_total", ("run",), _TRAIN_MODE),
     TrackSource("phase", "training_phase_seconds_total", ("run", "phase")),
     TrackSource("nonfinite", "training_nonfinite_total", ("run", "kind")),
     TrackSource("failed saves", "training_checkpoints_total", ("run",), {"result": "failed"}),
@@ -80,16 +80,16 @@ _SOURCES = (
 )
 
 Track = tuple[str, ...]
-"""Name of a track (of `_SOURCES`, or steps, step seconds) and the values of the owner's labels."""
+"""Name of a track (of `_SOURCES`, "steps" or "step seconds"), then the values of the owner labels."""
 Holder = tuple[str, str]
-"""Run and rank; the rank is "" if it is not known."""
+"""Run and rank; the rank is "" if unknown."""
 Line = Sequence[tuple[float, float | None]]
-"""Numbers by Unix time, oldest first; None is a gap."""
+"""Pairs of Unix time and number, oldest first; None is a gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Increase:
-    """Growth of a counter; times are Unix times."""
+    """Increase of a counter; `first` and `last` are the Unix times of the first and the last increment."""
 
     count: float
     first: float
@@ -97,182 +97,187 @@ class Increase:
 
 
 class History:
-    """Numbers at intervals of about `seconds`, for the last `kept` seconds."""
+    """Ring buffer of tracks, with a point about every `interval_seconds` over the last `retention_seconds`."""
 
     def __init__(
         self,
         *,
-        seconds: float = POINT_SECONDS,
-        kept: float = KEPT_SECONDS,
+        interval_seconds: float = POINT_SECONDS,
+        retention_seconds: float = RETENTION_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._seconds = seconds
+        self._interval_seconds = interval_seconds
         self._clock = clock
-        self._lock = threading.Lock()  # held for copying and appending only
-        self._times: deque[tuple[float, float]] = deque(maxlen=round(kept / seconds) + 1)  # monotonic, Unix
+        self._lock = threading.Lock()  # held only to append and to copy points
+        self._times: deque[tuple[float, float]] = deque(
+            maxlen=round(retention_seconds / interval_seconds) + 1
+        )  # monotonic, Unix
         self._tracks: dict[Track, array[float]] = {}  # a number for each time, NaN for a gap
-        self._holders: dict[str, frozenset[Holder]] = {}  # by card, the last known
+        self._holders: dict[str, frozenset[Holder]] = {}  # last known holders by GPU UUID
 
     def is_due(self, now: float) -> bool:
         """Return True if the next point is due; `now` is monotonic."""
         with self._lock:
-            # The interval of the passes over the feed may be the same, with jitter.
-            return not self._times or now - self._times[-1][0] >= 0.9 * self._seconds
+            # Passes over the feed may have the same interval, with jitter.
+            return not self._times or now - self._times[-1][0] >= 0.9 * self._interval_seconds
 
-    def note(self, now: float, readings: Readings) -> None:
+    def record(self, now: float, readings: Readings) -> None:
         """Add a point; `now` is monotonic."""
         point: dict[Track, float] = {}
         for track, value in _tracks(readings):
-            if track in point or len(point) < MOST_TRACKS:
+            if track in point or len(point) < MAX_TRACKS:
                 point[track] = point.get(track, 0.0) + value
         with self._lock:
             self._times.append((now, self._clock()))
-            gone = [track for track in self._tracks if track not in point]
-            excess = len(gone) + len(point) - MOST_TRACKS
-            for place, track in enumerate(gone):
-                if place < excess or all(map(math.isnan, self._tracks[track])):
+            absent = [track for track in self._tracks if track not in point]
+            excess = len(absent) + len(point) - MAX_TRACKS
+            for index, track in enumerate(absent):
+                if index < excess or all(map(math.isnan, self._tracks[track])):
                     del self._tracks[track]
             for track in {**self._tracks, **point}:
                 numbers = self._tracks.setdefault(track, array("d", [math.nan] * (len(self._times) - 1)))
                 numbers.append(point.get(track, math.nan))
                 del numbers[: -len(self._times)]
 
-    def note_holders(self, holders: Mapping[str, frozenset[Holder]]) -> None:
-        """Remember which ranks hold which card, for cards that answer no more and for ranks that end."""
-        self._holders = self._holders | {uuid: found for uuid, found in holders.items() if found}
+    def record_holders(self, holders: Mapping[str, frozenset[Holder]]) -> None:
+        """Record the ranks that use each GPU, so that the page can name them after the GPU is lost or the rank ends."""
+        self._holders = self._holders | {uuid: ranks for uuid, ranks in holders.items() if ranks}
 
     def last_holders(self, uuid: str) -> frozenset[Holder]:
-        """Return the ranks that held a card last."""
+        """Return the ranks that used a GPU last."""
         return self._holders.get(uuid, frozenset())
 
     def owners(self, track: str) -> list[tuple[str, ...]]:
-        """Return the owners of the tracks of this name."""
+        """Return the label values of the owners of a track name."""
         with self._lock:
-            return [found[1:] for found in self._tracks if found[0] == track]
+            return [key[1:] for key in self._tracks if key[0] == track]
 
     def levels(self, *track: str, seconds: float = math.inf) -> Line:
         """Return the numbers of a gauge over the last `seconds`."""
         return [(at, value) for _, at, value, _ in self._points(track, None, seconds)]
 
-    def rates(self, *track: str, per: str | None = None, seconds: float = RECENT_SECONDS) -> Line:
-        """Return the growth over `seconds` before each point, per second or per unit of the counter `per`.
+    def rates(self, *track: str, divisor: str | None = None, seconds: float = RECENT_SECONDS) -> Line:
+        """Return the increase over `seconds` before each point, per second or per unit of the counter `divisor`.
 
-        The time is longer if two points are further apart, and shorter after a gap. A gap is also where the counter fell.
+        The time range is longer if two points are further apart, and shorter after a gap. A reset of the counter is a gap.
         """
-        return _rates(self._points(track, per), seconds)
+        return _rates(self._points(track, divisor), seconds)
 
-    def recent(self, *track: str, per: str | None = None, seconds: float = RECENT_SECONDS) -> float | None:
-        """Return the growth over the last `seconds`, the last point of `rates`."""
-        line = _rates(self._points(track, per, seconds), seconds)
+    def recent(
+        self, *track: str, divisor: str | None = None, seconds: float = RECENT_SECONDS
+    ) -> float | None:
+        """Return the rate over the last `seconds`: the last point of `rates`."""
+        line = _rates(self._points(track, divisor, seconds), seconds)
         return line[-1][1] if line else None
 
     def rate(self, *track: str, seconds: float) -> float | None:
-        """Return the growth per second over the last `seconds`; a fall of the counter is a restart from 0."""
+        """Return the increase per second over the last `seconds`; after a decrease, the counter restarted at 0."""
         points = self._points(track, None, seconds)
-        found = [(now, value) for now, _, value, _ in points if value is not None]
-        if len(found) < 2:
+        present = [(now, value) for now, _, value, _ in points if value is not None]
+        if len(present) < 2:
             return None
-        grown = sum(
-            after if after < before else after - before for (_, before), (_, after) in pairwise(found)
+        increase = sum(
+            after if after < before else after - before for (_, before), (_, after) in pairwise(present)
         )
-        return grown / (found[-1][0] - found[0][0])
+        return increase / (present[-1][0] - present[0][0])
 
     def usual_rate(self, *track: str) -> float | None:
-        """Return the median rate over `PACE_SECONDS` in the hour that ended `BEFORE_SECONDS` ago; None without that hour."""
-        found = [(now, value) for now, _, value, _ in self._points(track) if value is not None]
+        """Return the median five-minute rate in the hour that ended 15 minutes ago; None if that hour is not recorded."""
+        present = [(now, value) for now, _, value, _ in self._points(track) if value is not None]
         rates: list[float] = []
         start = 0
-        for now, value in found:
-            while found[start][0] < now - PACE_SECONDS:
+        for now, value in present:
+            while present[start][0] < now - PACE_SECONDS:
                 start += 1
             if (
-                BEFORE_SECONDS <= found[-1][0] - now <= BEFORE_SECONDS + DRAWN_SECONDS
-                and now > found[start][0]
+                BASELINE_OFFSET_SECONDS <= present[-1][0] - now <= BASELINE_OFFSET_SECONDS + PLOT_SECONDS
+                and now > present[start][0]
             ):
-                rates.append(max(0.0, value - found[start][1]) / (now - found[start][0]))
-        return median(rates) if len(rates) > 0.9 * DRAWN_SECONDS / self._seconds else None
+                rates.append(max(0.0, value - present[start][1]) / (now - present[start][0]))
+        return median(rates) if len(rates) > 0.9 * PLOT_SECONDS / self._interval_seconds else None
 
     def mean(self, *track: str, seconds: float) -> float | None:
         """Return the mean of a gauge over the last `seconds`."""
-        found = [value for _, _, value, _ in self._points(track, None, seconds) if value is not None]
-        return sum(found) / len(found) if found else None
+        values = [value for _, _, value, _ in self._points(track, None, seconds) if value is not None]
+        return sum(values) / len(values) if values else None
 
-    def predicted(self, *track: str, seconds: float, ahead: float) -> float | None:
-        """Return a gauge `ahead` seconds from now, on the line through the last `seconds`."""
+    def predicted(self, *track: str, seconds: float, ahead_seconds: float) -> float | None:
+        """Return the linear prediction of a gauge in `ahead_seconds`, from the last `seconds`; None with fewer than two points."""
         points = self._points(track, None, seconds)
-        found = [(at - points[-1][1], value) for _, at, value, _ in points if value is not None]
-        if len(found) < 2:
+        present = [(time_ - points[-1][1], value) for _, time_, value, _ in points if value is not None]
+        if len(present) < 2:
             return None
-        mean_at, mean = sum(at for at, _ in found) / len(found), sum(value for _, value in found) / len(found)
-        spread = sum((at - mean_at) ** 2 for at, _ in found)
-        slope = sum((at - mean_at) * (value - mean) for at, value in found) / spread
-        return mean + slope * (ahead - mean_at)
+        mean_time = sum(time_ for time_, _ in present) / len(present)
+        mean = sum(value for _, value in present) / len(present)
+        variance = sum((time_ - mean_time) ** 2 for time_, _ in present)
+        slope = sum((time_ - mean_time) * (value - mean) for time_, value in present) / variance
+        return mean + slope * (ahead_seconds - mean_time)
 
-    def increase(self, *track: str, seconds: float = DRAWN_SECONDS, known: str = "") -> Increase | None:
-        """Return the growth of a counter over the last `seconds`; None without growth.
+    def increase(self, *track: str, seconds: float = PLOT_SECONDS, existence: str = "") -> Increase | None:
+        """Return the increase of a counter over the last `seconds`; None without an increase.
 
-        The first event of a counter that appears after the first point counts as growth from 0. With `known`, it counts only
-        if that track of the first owner had a number before: a run that returns brings old totals along.
+        A counter that appears after the first point increases from 0. With `existence`, this first value counts only
+        if the track `existence` of the same run had a number before: a resumed run starts with its old totals.
         """
         count, times = 0.0, []
-        points = self._points(track, known or None, seconds, owners=1)
+        points = self._points(track, existence or None, seconds, owners=1)
         before: float | None = None
-        for index, (_, at, number, _) in enumerate(points):
+        for index, (_, time_, number, _) in enumerate(points):
             if number is None:
                 continue
-            born = before is None and (not index or (bool(known) and points[index - 1][3] is None))
-            grown = number if before is None or number < before else number - before
-            if not born and grown > 0:
-                count += grown
-                times.append(at)
+            is_initial = before is None and (not index or (bool(existence) and points[index - 1][3] is None))
+            increment = number if before is None or number < before else number - before
+            if not is_initial and increment > 0:
+                count += increment
+                times.append(time_)
             before = number
         return Increase(count, times[0], times[-1]) if times else None
 
     def _points(
-        self, track: Track, per: str | None = None, seconds: float = math.inf, owners: int | None = None
+        self, track: Track, divisor: str | None = None, seconds: float = math.inf, owners: int | None = None
     ) -> list[_Point]:
-        """Return the points of the last `seconds`, and at least the last two; `owners` limits the owner of `per`."""
+        """Return the points of the last `seconds`, and at least the last two; `owners` limits the owner labels of `divisor`."""
         with self._lock:
             end = None if owners is None else 1 + owners
-            numbers, units = self._tracks.get(track), self._tracks.get((per or "", *track[1:end]))
-            if numbers is None or (per and units is None and owners is None):
+            numbers, units = self._tracks.get(track), self._tracks.get((divisor or "", *track[1:end]))
+            if numbers is None or (divisor and units is None and owners is None):
                 return []
             times = list(self._times)
             first = min(bisect_left(times, (times[-1][0] - seconds,)), max(0, len(times) - 2))
-            times, found = times[first:], numbers[first:]
-            over: Sequence[float] = [now for now, _ in times]
-            if per:
-                over = units[first:] if units else [math.nan] * len(times)
-        known = [None if math.isnan(number) else number for number in found]
+            times, selected = times[first:], numbers[first:]
+            divisors: Sequence[float] = [now for now, _ in times]
+            if divisor:
+                divisors = units[first:] if units else [math.nan] * len(times)
+        values = [None if math.isnan(number) else number for number in selected]
         return [
             (now, at, number, None if math.isnan(unit) else unit)
-            for (now, at), number, unit in zip(times, known, over, strict=True)
+            for (now, at), number, unit in zip(times, values, divisors, strict=True)
         ]
 
 
 _Point = tuple[float, float, float | None, float | None]
-"""Monotonic time, Unix time, the number, and the divisor of the growth."""
+"""Monotonic time, Unix time, number, and value of the divisor."""
 
 
-def _grown(before: float | None, after: float | None) -> float | None:
+def _increase(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None or after < before else after - before
 
 
 def _rate(first: _Point, last: _Point) -> float | None:
-    grown, over = _grown(first[2], last[2]), _grown(first[3], last[3])
-    return None if grown is None or not over else grown / over
+    increase, divisor = _increase(first[2], last[2]), _increase(first[3], last[3])
+    return None if increase is None or not divisor else increase / divisor
 
 
 def _rates(points: Sequence[_Point], seconds: float) -> list[tuple[float, float | None]]:
     line: list[tuple[float, float | None]] = []
     start = 0
-    for place, point in enumerate(points):
-        if point[2] is None or (place and _grown(points[place - 1][2], point[2]) is None):
-            start = place
-        while start < place - 1 and points[start][0] < point[0] - seconds:
+    for index, point in enumerate(points):
+        if point[2] is None or (index and _increase(points[index - 1][2], point[2]) is None):
+            start = index
+        while start < index - 1 and points[start][0] < point[0] - seconds:
             start += 1
-        if place:
-            line.append((point[1], _rate(points[start], point) if start < place else None))
+        if index:
+            line.append((point[1], _rate(points[start], point) if start < index else None))
     return line
 
 
@@ -283,4 +288,4 @@ def _tracks(readings: Readings) -> Iterator[tuple[Track, float]]:
             yield ("step seconds", labels["run"]), seconds
     for source in _SOURCES:
         for labels, value in readings.rows(source.family, **source.labels):
-            yield (source.track, *(labels.get(owner, "") for owner in source.owners)), value
+            yield (source.track, *(labels.get(name, "") for name in source.owner_labels)), value

@@ -1,4 +1,4 @@
-"""Numbers and durations as text."""
+"""Text formatting of numbers, durations, sizes and timestamps."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
-def age(at: float, now: float) -> str:
-    """Return the time since `at`, such as "5.0 s ago"."""
-    return f"{duration(max(0.0, now - at))} ago"
+def age(timestamp: float, now: float) -> str:
+    """Return the time since a timestamp, such as "5.0 s ago"."""
+    return f"{duration(max(0.0, now - timestamp))} ago"
 
 
 def ranges(numbers: Iterable[int]) -> str:
     """Return whole numbers as ranges, such as "0-2, 4, 6-7"."""
-    found: list[list[int]] = []
+    intervals: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
+        if intervals and intervals[-1][1] == number - 1:
+            intervals[-1][1] = number
         else:
-            found.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+            intervals.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in intervals)
 
 
-def clock(at: float) -> str:
-    """Return the time of day in UTC; with the date if `at` is before today."""
-    form = "%H:%M:%S UTC" if time.time() - at < 43200 else "%Y-%m-%d %H:%M UTC"
-    return time.strftime(form, time.gmtime(at))
+def clock(timestamp: float) -> str:
+    """Return a timestamp as the time of day in UTC, with the date if it is more than 12 hours ago."""
+    form = "%H:%M:%S UTC" if time.time() - timestamp < 43200 else "%Y-%m-%d %H:%M UTC"
+    return time.strftime(form, time.gmtime(timestamp))
 
 
 def _three_digits(value: float) -> str:
-    """Return three digits, and all digits before the point."""
+    """Return a number with three significant digits, and with all digits before the decimal point."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def size(count: float) -> str:
-    """Return bytes in binary units."""
+    """Return a number of bytes in binary units, such as "1.5 GiB"."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
             return f"{_three_digits(count / 1024**power)} {unit}"
@@ -63,14 +63,14 @@ def number(value: float, unit: str = "") -> str:
     """Return a number, with a decimal prefix if the number is large."""
     if not isfinite(value):
         return DASH
-    tail = f" {unit}" if unit else ""
+    suffix = f" {unit}" if unit else ""
     if value == int(value) and abs(value) < 1e5:
-        return f"{value:.0f}{tail}"
+        return f"{value:.0f}{suffix}"
     for factor, prefix in _PREFIXES:
         if abs(value) >= factor and (abs(value) >= 1e4 or unit):
             digits = _three_digits(value / factor)
             return f"{digits} {prefix}{unit}" if unit else f"{digits}{prefix}"
-    return f"{value:.4g}{tail}"
+    return f"{value:.4g}{suffix}"
 
 
 def share(ratio: float) -> str:
@@ -93,7 +93,7 @@ def grams(value: float) -> str:
     return number(value, "g")
 
 
-_WORDS: Mapping[str, Callable[[float], str]] = {
+_FORMATTERS: Mapping[str, Callable[[float], str]] = {
     "seconds": duration,
     "bytes": size,
     "ratio": share,
@@ -104,4 +104,4 @@ _WORDS: Mapping[str, Callable[[float], str]] = {
 
 def quantity(value: float | None, unit: str) -> str:
     """Return a number in a base unit of Prometheus."""
-    return DASH if value is None else _WORDS.get(unit, number)(value)
+    return DASH if value is None else _FORMATTERS.get(unit, number)(value)

@@ -1,4 +1,4 @@
-"""Samples by family name."""
+"""Lookup of samples by family name and labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Labels = Mapping[str, str]
 
 
 class Readings:
-    """Samples by family name; several blocks may hold families of the same name."""
+    """Index of samples by family name; families of the same name are merged."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families: dict[str, list[Metric]] = {}
@@ -31,14 +31,14 @@ class Readings:
         """Yield labels and value of the samples of a family with this suffix and these labels."""
         for family in self._families.get(name, ()):
             for sample in family.samples:
-                found = sample.labels
+                sample_labels = sample.labels
                 if sample.name == name + suffix and all(
-                    found.get(key, "") == value for key, value in labels.items()
+                    sample_labels.get(key, "") == value for key, value in labels.items()
                 ):
-                    yield found, sample.value
+                    yield sample_labels, sample.value
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Return the value of the first matching sample, or None."""
+        """Return the value of the first matching sample; None without samples."""
         return next((value for _, value in self.rows(name, **labels)), None)
 
     def total(self, name: str, **labels: str) -> float | None:
@@ -48,6 +48,9 @@ class Readings:
 
     def means(self, name: str, **labels: str) -> Iterator[tuple[Labels, float, float | None]]:
         """Yield labels, count and sum (None if absent) of a histogram or summary."""
-        sums = {frozenset(found.items()): value for found, value in self.rows(name, "_sum", **labels)}
-        for found, count in self.rows(name, "_count", **labels):
-            yield found, count, sums.get(frozenset(found.items()))
+        sums = {
+            frozenset(sample_labels.items()): value
+            for sample_labels, value in self.rows(name, "_sum", **labels)
+        }
+        for sample_labels, count in self.rows(name, "_count", **labels):
+            yield sample_labels, count, sums.get(frozenset(sample_labels.items()))

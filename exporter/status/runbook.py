@@ -21,7 +21,7 @@ _CELL = re.compile(r"(?<!\\)\|")
 
 @lru_cache(maxsize=1)
 def render() -> bytes:
-    """Return the document in UTF-8; a section has the name of the alert in lower case as its id."""
+    """Render the runbook as UTF-8; the id of a section is the name of the alert in lower case."""
     text = _COMMENT.sub("", SOURCE.read_text(encoding="utf-8"))
     blocks = Markup("\n").join(_block(block) for block in re.split(r"\n\s*\n", text) if block.strip())
     return environment().get_template("runbook.html").render(style=style(), blocks=blocks).encode()
@@ -39,7 +39,7 @@ def _block(block: str) -> Markup:
 
 
 def _table(lines: list[str]) -> Markup:
-    head, _, *rows = ([each.strip() for each in _CELL.split(line)[1:-1]] for line in lines)
+    head, _, *rows = ([cell.strip() for cell in _CELL.split(line)[1:-1]] for line in lines)
     titles = Markup("").join(Markup("<th>{}</th>").format(title) for title in head)
     body = Markup("").join(
         Markup("<tr>{}</tr>").format(
@@ -56,16 +56,16 @@ def _table(lines: list[str]) -> Markup:
 
 
 def _inline(text: str) -> Markup:
-    made, end = Markup(), 0
-    for found in _INLINE.finditer(text):
-        made += escape(text[end : found.start()])
-        if found["code"]:
-            made += Markup("<code>{}</code>").format(found["code"])
-        elif found["bold"]:
-            made += Markup("<b>{}</b>").format(found["bold"])
-        elif found["target"].startswith("#"):
-            made += Markup('<a href="{}">{}</a>').format(found["target"], found["text"])
-        else:  # a file of the repository
-            made += escape(found["text"])
-        end = found.end()
-    return made + escape(text[end:])
+    markup, end = Markup(), 0
+    for match in _INLINE.finditer(text):
+        markup += escape(text[end : match.start()])
+        if match["code"]:
+            markup += Markup("<code>{}</code>").format(match["code"])
+        elif match["bold"]:
+            markup += Markup("<b>{}</b>").format(match["bold"])
+        elif match["target"].startswith("#"):
+            markup += Markup('<a href="{}">{}</a>').format(match["target"], match["text"])
+        else:  # a link to a file of the repository
+            markup += escape(match["text"])
+        end = match.end()
+    return markup + escape(text[end:])

@@ -1,63 +1,63 @@
-"""Section of a run on the status page: state, position, numbers, phases, plots."""
+"""Section of a run on the status page: state, progress, figures, phases and plots."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from exporter.status.elements import (
+    BarSegment,
     Figure,
-    Part,
     Plot,
+    RichText,
     StyledText,
-    Words,
-    ago,
+    age_or_dash,
+    append_current,
+    bar_segments,
     figure,
-    known,
-    parts,
     plot,
-    with_current,
-    words,
+    styled,
+    value_or_dash,
 )
 from exporter.status.history import Line
 from exporter.status.numbers import age, duration, energy, grams, number, ranges, share
 from exporter.status.view import Run, View
 
-_CAUSES = 3
+_MAX_BADPUT_CAUSES = 3
 _STATES = {"stalled": "warn", "stopped": "dim", **dict.fromkeys(("failed", "hung", "lost"), "bad")}
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a run between first and last step."""
+    """Progress of a run towards its last step."""
 
     text: str
-    done: float | None  # share of the steps; None if the target is not known
+    ratio: float | None  # share of the steps that are complete; None if the target is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class RunSection:
-    """A run."""
+    """Content of a run's section."""
 
     name: str
-    badges: Words
+    badges: RichText
     facts: tuple[tuple[str, str], ...]
     position: Position | None
     remark: str
     figures: list[Figure]
     phases_title: str
-    phases: list[Part]
+    phases: list[BarSegment]
     plots: list[Plot]
 
 
-def run_section(seen: View, run: Run) -> RunSection:
-    """Return the section of a run; rates and losses only if steps end now."""
-    readings, now, name = seen.readings, seen.about.now, run.name
+def run_section(view: View, run: Run) -> RunSection:
+    """Return the section of a run; rates and the loss are omitted if they are not current."""
+    readings, now, name = view.readings, view.exporter.now, run.name
     info = next((labels for labels, _ in readings.rows("training_run_info", run=name)), {})
     attempt = readings.value("training_attempt", run=name)
     badges = [StyledText(run.state, _STATES.get(run.state, "good"))] if run.state else []
     if run.state and run.since is not None:
-        ago_text = age(run.since, now)
-        badges.append(StyledText(ago_text if run.ended else f"for {ago_text.removesuffix(' ago')}", "dim"))
+        text = age(run.since, now) if run.ended else f"for {duration(max(0.0, now - run.since))}"
+        badges.append(StyledText(text, "dim"))
     if attempt is not None and attempt > 1:
         badges.append(StyledText(f"attempt {attempt:.0f}", "warn"))
     if 0 < run.reporting < len(run.ranks):
@@ -68,155 +68,166 @@ def run_section(seen: View, run: Run) -> RunSection:
         name=name,
         badges=tuple(badges),
         facts=tuple((key, fact) for key, fact in info.items() if key != "run" and fact),
-        position=_position(seen, run),
+        position=_position(view, run),
         remark=_remark(run),
-        figures=_run_figures(seen, run),
-        phases_title=f"last minute{_reporting(run) or ' of all ranks'}",
-        phases=[] if run.ended else parts(run.phases),
-        plots=_run_plots(seen, run),
+        figures=_run_figures(view, run),
+        phases_title=f"last minute{_coverage_note(run) or ' of all ranks'}",
+        phases=[] if run.ended else bar_segments(run.phases),
+        plots=_run_plots(view, run),
     )
 
 
 def _remark(run: Run) -> str:
-    """Return which part of a run on several nodes this page shows."""
+    """Return a sentence about the part of a multi-node run that this page shows."""
     if not run.is_partial:
         return ""
-    whole = f" of {run.world_size}" if run.world_size else ""
-    part = f"This node has rank{'s' if len(run.ranks) > 1 else ''} {ranges(run.ranks)}{whole}"
+    total = f" of {run.world_size}" if run.world_size else ""
+    part = f"This node has rank{'s' if len(run.ranks) > 1 else ''} {ranges(run.ranks)}{total}"
     if run.has_rank_zero:
-        return f"{part}. Figures of this node are labelled; the others are of the whole run."
+        return f"{part}. Figures of this node are labelled; other figures are of the whole run."
     return (
-        f"{part}. Rank 0 runs on a different node: the status page there has state, step, loss, goodput and saves of the run."
-        " This page has the processes, phases and GPUs of its own ranks."
+        f"{part}. Rank 0 runs on a different node: its status page shows the state, step, loss, goodput and saves of the run."
+        " This page shows the processes, phases and GPUs of the ranks of this node."
     )
 
 
-def _here(run: Run) -> str:
+def _node_note(run: Run) -> str:
     return " (this node)" if run.is_partial else ""
 
 
-def _reporting(run: Run) -> str:
-    """Return which ranks a rate covers, if not all: a rate of half of the ranks is no fall."""
+def _coverage_note(run: Run) -> str:
+    """Return a note about the ranks that a rate covers, if some do not report: the lower rate is then no slowdown."""
     if 0 < run.reporting < len(run.ranks):
         return f" ({run.reporting} of {len(run.ranks)} ranks{' of this node' if run.is_partial else ''})"
-    return _here(run)
+    return _node_note(run)
 
 
-def _step_seconds(seen: View, run: Run) -> float | None:
-    return seen.past.recent("step seconds", run.name, per="steps") if run.steps_now else None
+def _step_seconds(view: View, run: Run) -> float | None:
+    return view.history.recent("step seconds", run.name, divisor="steps") if run.is_stepping else None
 
 
-def _tokens_per_second(seen: View, run: Run) -> float | None:
-    return seen.past.recent("tokens", run.name) if run.steps_now else None
+def _tokens_per_second(view: View, run: Run) -> float | None:
+    return view.history.recent("tokens", run.name) if run.is_stepping else None
 
 
-def _loss(seen: View, run: Run) -> float | None:
-    return seen.readings.value("training_loss", run=run.name, mode="train") if run.steps_now else None
+def _loss(view: View, run: Run) -> float | None:
+    return view.readings.value("training_loss", run=run.name, mode="train") if run.is_stepping else None
 
 
-def _run_figures(seen: View, run: Run) -> list[Figure]:
-    readings, past, now, name = seen.readings, seen.past, seen.about.now, run.name
-    here = _here(run)
+def _run_figures(view: View, run: Run) -> list[Figure]:
+    readings, history, now, name = view.readings, view.history, view.exporter.now, run.name
+    node_note = _node_note(run)
 
     def current(family: str) -> float | None:
-        return readings.value(family, run=name) if run.steps_now else None
+        return readings.value(family, run=name) if run.is_stepping else None
 
     nonfinite = readings.total("training_nonfinite_total", run=name)
     saved = readings.value("training_checkpoint_last_success_timestamp_seconds", run=name)
     unsaved = None if run.ended else readings.value("training_uncommitted_seconds", run=name)
     figures = [
-        *figure("step time", known(_step_seconds(seen, run), duration)),
-        *figure("steps per second", known(past.recent("steps", name) if run.steps_now else None, number)),
-        *figure("loss", known(_loss(seen, run), number)),
-        *figure("not finite", words(f"{nonfinite:.0f}", "bad") if nonfinite else ()),
-        *figure(f"tokens per second{_reporting(run)}", known(_tokens_per_second(seen, run), number)),
-        *figure("gradient norm", known(current("training_grad_norm"), number)),
-        *figure("learning rate", known(current("training_learning_rate"), number)),
-        *_goodput(seen, run),
-        *figure("at risk, unsaved", known(unsaved, duration)),
-        *figure("last checkpoint", ago(saved, now)),
-        *_restarts(seen, run),
-        *figure(f"energy{here}", known(readings.total("training_energy_joules_total", run=name), energy)),
-        *figure(f"CO2{here}", known(readings.total("training_carbon_grams_total", run=name), grams)),
+        *figure("step time", value_or_dash(_step_seconds(view, run), duration)),
+        *figure(
+            "steps per second",
+            value_or_dash(history.recent("steps", name) if run.is_stepping else None, number),
+        ),
+        *figure("loss", value_or_dash(_loss(view, run), number)),
+        *figure("not finite", styled(f"{nonfinite:.0f}", "bad") if nonfinite else ()),
+        *figure(
+            f"tokens per second{_coverage_note(run)}", value_or_dash(_tokens_per_second(view, run), number)
+        ),
+        *figure("gradient norm", value_or_dash(current("training_grad_norm"), number)),
+        *figure("learning rate", value_or_dash(current("training_learning_rate"), number)),
+        *_goodput(view, run),
+        *figure("at risk, unsaved", value_or_dash(unsaved, duration)),
+        *figure("last checkpoint", age_or_dash(saved, now)),
+        *_restarts(view, run),
+        *figure(
+            f"energy{node_note}",
+            value_or_dash(readings.total("training_energy_joules_total", run=name), energy),
+        ),
+        *figure(
+            f"CO2{node_note}", value_or_dash(readings.total("training_carbon_grams_total", run=name), grams)
+        ),
     ]
     costs: dict[str, float] = {}
     for labels, amount in readings.rows("training_cost_total", run=name):
         costs[labels["currency"]] = costs.get(labels["currency"], 0.0) + amount
     for currency, amount in costs.items():
-        figures += figure(f"cost{here}", words(f"{amount:,.2f} {currency}"))
-    losses = readings.rows("training_badput_seconds_total", run=name)
-    lost = sorted(((seconds, labels["cause"]) for labels, seconds in losses if seconds > 0), reverse=True)
-    notes = [f"{cause} {duration(seconds)}" for seconds, cause in lost[:_CAUSES]]
+        figures += figure(f"cost{node_note}", styled(f"{amount:,.2f} {currency}"))
+    badput = readings.rows("training_badput_seconds_total", run=name)
+    lost = sorted(((seconds, labels["cause"]) for labels, seconds in badput if seconds > 0), reverse=True)
+    notes = [f"{cause} {duration(seconds)}" for seconds, cause in lost[:_MAX_BADPUT_CAUSES]]
     return figures + (figure("lost to", (), *notes) if notes else [])
 
 
-def _run_plots(seen: View, run: Run) -> list[Plot]:
-    past, now, name = seen.past, seen.about.now, run.name
+def _run_plots(view: View, run: Run) -> list[Plot]:
+    history, now, name = view.history, view.exporter.now, run.name
 
-    def drawn(
+    def run_plot(
         title: str, line: Line, latest: float | None, unit: str = "", floor: float | None = None
     ) -> list[Plot]:
         if run.ended and run.since is not None:
             line = [point for point in line if point[0] <= run.since]
         return plot(title, {title: line}, unit, now, owner=name, latest=latest, floor=floor)
 
-    loss = _loss(seen, run)
-    rates = past.rates("step seconds", name, per="steps")
+    loss = _loss(view, run)
+    rates = history.rates("step seconds", name, divisor="steps")
     return [
-        *drawn("loss", with_current(past.levels("loss", name), loss, now), loss),
-        *drawn("step time", rates, _step_seconds(seen, run), "seconds"),
-        *drawn(
-            f"tokens per second{_reporting(run)}",
-            past.rates("tokens", name),
-            _tokens_per_second(seen, run),
+        *run_plot("loss", append_current(history.levels("loss", name), loss, now), loss),
+        *run_plot("step time", rates, _step_seconds(view, run), "seconds"),
+        *run_plot(
+            f"tokens per second{_coverage_note(run)}",
+            history.rates("tokens", name),
+            _tokens_per_second(view, run),
             floor=0.0,
         ),
     ]
 
 
-def _restarts(seen: View, run: Run) -> list[Figure]:
-    """Return the number of restarts, with the reasons for which earlier attempts ended."""
+def _restarts(view: View, run: Run) -> list[Figure]:
+    """Return the number of restarts, with the reasons why earlier attempts ended."""
     counts = {
         labels["reason"]: count
-        for labels, count in seen.readings.rows("training_restarts_total", run=run.name)
+        for labels, count in view.readings.rows("training_restarts_total", run=run.name)
     }
-    increase = seen.past.increase("restarts", run.name)
+    increase = view.history.increase("restarts", run.name)
     notes = [f"{reason} {count:.0f}" for reason, count in counts.items() if count]
-    notes += [f"the last {age(increase.last, seen.about.now)}"] if increase else []
-    return figure("restarts", words(f"{sum(counts.values()):.0f}"), *notes) if counts else []
+    notes += [f"the last {age(increase.last, view.exporter.now)}"] if increase else []
+    return figure("restarts", styled(f"{sum(counts.values()):.0f}"), *notes) if counts else []
 
 
-def _goodput(seen: View, run: Run) -> list[Figure]:
-    """Return the goodput of committed work and, while the run lives, of all work if it were saved now."""
-    value, name = seen.readings.value, run.name
-    wall, productive = (value(f"training_{each}_seconds_total", run=name) for each in ("wall", "productive"))
+def _goodput(view: View, run: Run) -> list[Figure]:
+    """Return the goodput of committed work and, while steps complete, the goodput if all work were saved now."""
+    value, name = view.readings.value, run.name
+    wall = value("training_wall_seconds_total", run=name)
+    productive = value("training_productive_seconds_total", run=name)
     if not wall or productive is None:
         return []
     saved = value("training_checkpoint_last_success_timestamp_seconds", run=name) is not None
-    saves = seen.readings.total("training_checkpoints_total", run=name, result="ok")
-    note = "work that a save covers"
+    saves = view.readings.total("training_checkpoints_total", run=name, result="ok")
+    note = "work covered by a save"
     if not saved and not saves and not productive and not run.ended:
         note = "no save yet: work counts after a save or at a successful end"
-    figures = figure("goodput, committed", words(share(productive / wall)), note)
+    figures = figure("goodput, committed", styled(share(productive / wall)), note)
     unsaved = value("training_uncommitted_seconds", run=name)
-    if unsaved is not None and run.steps_now:
+    if unsaved is not None and run.is_stepping:
         figures += figure(
-            "goodput, if saved", words(share((productive + unsaved) / wall)), "if all work were saved now"
+            "goodput, if saved", styled(share((productive + unsaved) / wall)), "if all work were saved now"
         )
     return figures
 
 
-def _position(seen: View, run: Run) -> Position | None:
+def _position(view: View, run: Run) -> Position | None:
     step, target = (
-        seen.readings.value(family, run=run.name) for family in ("training_step", "training_step_target")
+        view.readings.value(family, run=run.name) for family in ("training_step", "training_step_target")
     )
     if step is None:
         return None
     if not target:
         return Position(f"step {step:,.0f}", None)
-    done = min(max(step / target, 0.0), 1.0)
-    step_seconds = _step_seconds(seen, run)
-    left = ""
+    ratio = min(max(step / target, 0.0), 1.0)
+    step_seconds = _step_seconds(view, run)
+    remaining = ""
     if step_seconds and step < target:
-        left = f" · about {duration((target - step) * step_seconds)} left at this pace"
-    return Position(f"step {step:,.0f} of {target:,.0f} · {share(done)}{left}", done)
+        remaining = f" · about {duration((target - step) * step_seconds)} left at this pace"
+    return Position(f"step {step:,.0f} of {target:,.0f} · {share(ratio)}{remaining}", ratio)

@@ -1,4 +1,4 @@
-"""Sections of the status page: ranks, GPUs, machine, statistics, collectors."""
+"""Sections of the status page for ranks, GPUs, the machine, recorded statistics and collectors."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from exporter.status.elements import (
     MISSING,
     Figure,
     Plot,
+    RichText,
     StyledText,
     Table,
-    Words,
-    ago,
+    age_or_dash,
+    append_current,
     figure,
-    known,
     plot,
-    share_of,
+    styled,
     table,
-    with_current,
-    words,
+    used_share,
+    value_or_dash,
 )
 from exporter.status.numbers import duration, energy, number, quantity, share, size, watts
 from exporter.status.view import Gpu, Rank, View
 
-MANY_RANKS = 16
-"""Maximum number of ranks outside the fold; ranks in trouble are first."""
-FEW_STATISTICS = 8
-"""Maximum number of statistics in an open fold."""
+MAX_UNFOLDED_RANKS = 16
+"""Maximum number of ranks outside the fold; ranks that need attention are first."""
+MAX_OPEN_STATISTICS = 8
+"""Number of statistics up to which the fold is open."""
 _WINDOW_GAUGES = ("_window_mean", "_window_last", "_window_p50", "_window_added", "_window_max")
 """Gauges that can represent a statistic, in order of preference."""
 _CONDITIONS = {
@@ -47,7 +47,7 @@ _VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class TableSection:
-    """A table, and a second table in a fold."""
+    """Section with a table, and optionally a folded table and plots."""
 
     title: str
     note: str
@@ -58,7 +58,7 @@ class TableSection:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A table in a fold."""
+    """Collapsible table."""
 
     key: str
     title: str
@@ -68,108 +68,110 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class MachineSection:
-    """The machine: processors, memory, disks, network, power."""
+    """Section of the machine: processors, memory, disks, network and power."""
 
     figures: list[Figure]
     plots: list[Plot]
 
 
-def ranks_section(seen: View) -> TableSection:
-    """Return the table of the ranks."""
-    now = seen.about.now
-    several_runs = len({rank.run for rank in seen.ranks}) > 1
-    other_nodes = any(rank.node not in {"", seen.about.node} for rank in seen.ranks)
+def ranks_section(view: View) -> TableSection:
+    """Return the section of the ranks; ranks above the maximum are folded."""
+    now = view.exporter.now
+    several_runs = len({rank.run for rank in view.ranks}) > 1
+    other_nodes = any(rank.node not in {"", view.exporter.node} for rank in view.ranks)
 
-    def row(rank: Rank) -> dict[str, Words]:
-        since = () if rank.phase_seconds is None else words(duration(rank.phase_seconds), "dim")
+    def row(rank: Rank) -> dict[str, RichText]:
+        phase_duration = () if rank.phase_seconds is None else styled(duration(rank.phase_seconds), "dim")
         return {
-            "run": words(rank.run) if several_runs else (),
-            "rank": words(rank.rank),
-            "GPU": words(rank.gpu),
-            "worker": words(rank.worker),
-            "role": words(rank.role),
+            "run": styled(rank.run) if several_runs else (),
+            "rank": styled(rank.rank),
+            "GPU": styled(rank.gpu),
+            "worker": styled(rank.worker),
+            "role": styled(rank.role),
             "process": (_CONDITIONS.get(rank.condition) or StyledText(rank.condition, "dim"),),
-            "phase": words(rank.phase) + since if rank.phase and rank.alive else MISSING,
-            "last step": ago(rank.progress, now),
-            "own work per step": known(rank.compute_seconds if rank.alive else None, duration),
-            "snapshot": ago(rank.updated, now),
-            "node": words(rank.node) if other_nodes else (),
+            "phase": styled(rank.phase) + phase_duration if rank.phase and rank.alive else MISSING,
+            "last step": age_or_dash(rank.progress, now),
+            "compute time per step": value_or_dash(rank.compute_seconds if rank.alive else None, duration),
+            "snapshot": age_or_dash(rank.updated, now),
+            "node": styled(rank.node) if other_nodes else (),
         }
 
-    numeric = {"rank", "worker", "last step", "own work per step", "snapshot"}
-    others = seen.ranks[MANY_RANKS:]
+    numeric = {"rank", "worker", "last step", "compute time per step", "snapshot"}
+    others = view.ranks[MAX_UNFOLDED_RANKS:]
     return TableSection(
-        title=f"Ranks ({len(seen.ranks)})",
+        title=f"Ranks ({len(view.ranks)})",
         note="",
-        table=table("Ranks", seen.ranks[:MANY_RANKS], row, numeric),
+        table=table("Ranks", view.ranks[:MAX_UNFOLDED_RANKS], row, numeric),
         folded=table(f"{len(others)} more ranks", others, row, numeric) if others else None,
     )
 
 
-def gpus_section(seen: View) -> TableSection:
+def gpus_section(view: View) -> TableSection:
     """Return the table and the plots of the GPUs."""
-    names = {labels["uuid"]: labels.get("name", "") for labels, _ in seen.readings.rows("gpu_info")}
-    models = {names.get(gpu.uuid, "") for gpu in seen.gpus}
-    several_runs = len({rank.run for rank in seen.ranks}) > 1
-    colours = {gpu.uuid: place for place, gpu in enumerate(seen.gpus)}
+    names = {labels["uuid"]: labels.get("name", "") for labels, _ in view.readings.rows("gpu_info")}
+    models = {names.get(gpu.uuid, "") for gpu in view.gpus}
+    several_runs = len({rank.run for rank in view.ranks}) > 1
+    colours = {gpu.uuid: index for index, gpu in enumerate(view.gpus)}
 
-    def row(gpu: Gpu) -> dict[str, Words]:
+    def row(gpu: Gpu) -> dict[str, RichText]:
         def value(family: str, **labels: str) -> float | None:
-            return seen.readings.value(family, uuid=gpu.uuid, **labels)
+            return view.readings.value(family, uuid=gpu.uuid, **labels)
 
-        held = words(f"slowed {share(gpu.throttled_ratio)}", "warn") if gpu.throttled_ratio else ()
+        throttled = styled(f"throttled {share(gpu.throttled_ratio)}", "warn") if gpu.throttled_ratio else ()
         used, total = value("gpu_memory_used_bytes"), value("gpu_memory_total_bytes")
         power, limit = value("gpu_power_watts"), value("gpu_power_limit_watts", limit="enforced")
-        users = [rank for rank in seen.ranks if rank.uuid == gpu.uuid and rank.alive]
+        users = [rank for rank in view.ranks if rank.uuid == gpu.uuid and rank.alive]
         holders = [f"{rank.rank or rank.role}{f' of {rank.run}' if several_runs else ''}" for rank in users]
-        of_total = () if used is None or total is None else words(f"of {size(total)}", "dim")
-        of_limit = words(f"of {limit:.0f}", "dim") if power is not None and limit else ()
+        of_total = () if used is None or total is None else styled(f"of {size(total)}", "dim")
+        of_limit = styled(f"of {limit:.0f}", "dim") if power is not None and limit else ()
         return {
             "GPU": (StyledText(gpu.index, "", colours[gpu.uuid]),),
-            "model": words(names.get(gpu.uuid, "")) if len(models) > 1 else (),
-            "rank": words(", ".join(holders)),
-            "state": (StyledText("up", "good") if gpu.up else StyledText("lost", "bad"), *held),
-            "busy": known(value("gpu_utilization_ratio"), share),
-            "tensor cores": known(value("gpu_tensor_activity_ratio"), share),
-            "memory": known(used, size) + of_total,
-            "power": known(power, "{:.0f} W".format) + of_limit,
-            "temperature": known(value("gpu_temperature_celsius", sensor="gpu"), "{:.0f} °C".format),
-            "energy": known(seen.readings.total("gpu_energy_joules_total", uuid=gpu.uuid), energy),
+            "model": styled(names.get(gpu.uuid, "")) if len(models) > 1 else (),
+            "rank": styled(", ".join(holders)),
+            "state": (StyledText("up", "good") if gpu.up else StyledText("lost", "bad"), *throttled),
+            "busy": value_or_dash(value("gpu_utilization_ratio"), share),
+            "tensor cores": value_or_dash(value("gpu_tensor_activity_ratio"), share),
+            "memory": value_or_dash(used, size) + of_total,
+            "power": value_or_dash(power, "{:.0f} W".format) + of_limit,
+            "temperature": value_or_dash(value("gpu_temperature_celsius", sensor="gpu"), "{:.0f} °C".format),
+            "energy": value_or_dash(view.readings.total("gpu_energy_joules_total", uuid=gpu.uuid), energy),
         }
 
     plots: list[Plot] = []
     for title, track, unit in (("GPU power", "power", "watts"), ("GPU memory", "memory", "bytes")):
-        lines = {f"GPU {gpu.index}": seen.past.levels(track, gpu.uuid) for gpu in seen.gpus}
-        plots += plot(title, lines, unit, seen.about.now, floor=0.0)
+        lines = {f"GPU {gpu.index}": view.history.levels(track, gpu.uuid) for gpu in view.gpus}
+        plots += plot(title, lines, unit, view.exporter.now, floor=0.0)
     numeric = {"GPU", "busy", "tensor cores", "memory", "power", "temperature", "energy"}
     return TableSection(
-        title=f"GPUs ({len(seen.gpus)})",
+        title=f"GPUs ({len(view.gpus)})",
         note=next(iter(models)) if len(models) == 1 else "",
-        table=table("GPUs", seen.gpus, row, numeric),
+        table=table("GPUs", view.gpus, row, numeric),
         plots=tuple(plots),
     )
 
 
-def machine_section(seen: View) -> MachineSection:
-    """Return the section of the machine."""
-    past, now = seen.past, seen.about.now
-    value, total = seen.readings.value, seen.readings.total
+def machine_section(view: View) -> MachineSection:
+    """Return figures and plots of the machine."""
+    history, now = view.history, view.exporter.now
+    value, total = view.readings.value, view.readings.total
     memory, available = value("host_memory_total_bytes"), value("host_memory_available_bytes")
-    rooms = {labels["mountpoint"]: room for labels, room in seen.readings.rows("host_filesystem_avail_bytes")}
+    available_bytes = {
+        labels["mountpoint"]: count for labels, count in view.readings.rows("host_filesystem_avail_bytes")
+    }
     disks = (
-        (1 - rooms[labels["mountpoint"]] / whole, labels["mountpoint"], whole)
-        for labels, whole in seen.readings.rows("host_filesystem_size_bytes")
-        if whole >= 2**30 and labels["mountpoint"] in rooms
+        (1 - available_bytes[labels["mountpoint"]] / size_bytes, labels["mountpoint"], size_bytes)
+        for labels, size_bytes in view.readings.rows("host_filesystem_size_bytes")
+        if size_bytes >= 2**30 and labels["mountpoint"] in available_bytes
     )
     fullest = max(disks, default=None)
     cpu, network, disk = (
         value("host_cpu_utilization_ratio"),
-        past.recent("network"),
-        past.recent("disk"),
+        history.recent("network"),
+        history.recent("disk"),
     )
 
-    def part(name: str, used: float | None, whole: float | None) -> list[Figure]:
-        ratio, note = share_of(used, whole, size)
+    def share_figure(name: str, used: float | None, total: float | None) -> list[Figure]:
+        ratio, note = used_share(used, total, size)
         return figure(name, ratio, note) if ratio else []
 
     def per_second(count: float) -> str:
@@ -177,20 +179,24 @@ def machine_section(seen: View) -> MachineSection:
 
     return MachineSection(
         figures=[
-            *figure("CPU", known(cpu, share)),
-            *figure("CPUs", known(value("host_cpus", kind="online"), number)),
-            *part("memory used", memory and available and memory - available, memory),
-            *part("shared memory used", value("host_shm_used_bytes"), value("host_shm_size_bytes")),
-            *(part(f"fullest disk, {fullest[1]}", fullest[0] * fullest[2], fullest[2]) if fullest else []),
-            *figure("disks, read and written", known(disk, per_second)),
-            *figure("network, in and out", known(network, per_second)),
-            *figure("CPU power", known(total("host_cpu_power_watts"), watts)),
-            *figure("GPU power", known(total("gpu_power_watts"), watts)),
+            *figure("CPU", value_or_dash(cpu, share)),
+            *figure("CPUs", value_or_dash(value("host_cpus", kind="online"), number)),
+            *share_figure("memory used", memory and available and memory - available, memory),
+            *share_figure("shared memory used", value("host_shm_used_bytes"), value("host_shm_size_bytes")),
+            *(
+                share_figure(f"fullest disk, {fullest[1]}", fullest[0] * fullest[2], fullest[2])
+                if fullest
+                else []
+            ),
+            *figure("disks, read and written", value_or_dash(disk, per_second)),
+            *figure("network, in and out", value_or_dash(network, per_second)),
+            *figure("CPU power", value_or_dash(total("host_cpu_power_watts"), watts)),
+            *figure("GPU power", value_or_dash(total("gpu_power_watts"), watts)),
         ],
         plots=[
             *plot(
                 "CPU",
-                {"CPU": with_current(past.levels("cpu"), cpu, now)},
+                {"CPU": append_current(history.levels("cpu"), cpu, now)},
                 "ratio",
                 now,
                 floor=0.0,
@@ -198,7 +204,7 @@ def machine_section(seen: View) -> MachineSection:
             ),
             *plot(
                 "network per second",
-                {"network per second": past.rates("network")},
+                {"network per second": history.rates("network")},
                 "bytes",
                 now,
                 floor=0.0,
@@ -206,7 +212,7 @@ def machine_section(seen: View) -> MachineSection:
             ),
             *plot(
                 "disks per second",
-                {"disks per second": past.rates("disk")},
+                {"disks per second": history.rates("disk")},
                 "bytes",
                 now,
                 floor=0.0,
@@ -216,25 +222,27 @@ def machine_section(seen: View) -> MachineSection:
     )
 
 
-def statistics_fold(seen: View) -> Fold | None:
-    """Return the table of the recorded statistics, or None without statistics."""
-    readings = seen.readings
+def statistics_fold(view: View) -> Fold | None:
+    """Return the folded table of the recorded statistics; None without statistics."""
+    readings = view.readings
     names = sorted(readings.names())
     stems = [name.removesuffix("_window_samples") for name in names if name.endswith("_window_samples")]
     if not stems:
         return None
     samples = {stem: [value for _, value in readings.rows(f"{stem}_window_samples")] for stem in stems}
 
-    def row(stem: str) -> dict[str, Words]:
-        gauges = ([each for each in names if each.startswith(stem + ending)] for ending in _WINDOW_GAUGES)
-        shown = min(next(filter(None, gauges), [""]), key=len)
-        values = [value for _, value in readings.rows(shown)]
-        ends = [quantity(end, readings.unit(shown)) for end in (min(values), max(values))] if values else []
+    def row(stem: str) -> dict[str, RichText]:
+        gauges = ([name for name in names if name.startswith(stem + suffix)] for suffix in _WINDOW_GAUGES)
+        gauge = min(next(filter(None, gauges), [""]), key=len)
+        values = [value for _, value in readings.rows(gauge)]
+        bounds = (
+            [quantity(bound, readings.unit(gauge)) for bound in (min(values), max(values))] if values else []
+        )
         missing, ranks = samples[stem].count(0), len(samples[stem])
-        gaps = words(f"no data on {missing} of {ranks}", "warn") if missing else words("data", "good")
+        gaps = styled(f"no data on {missing} of {ranks}", "warn") if missing else styled("data", "good")
         return {
-            "statistic, last window": words(shown or f"{stem}_window_samples", "code"),
-            "over ranks": words(" … ".join(dict.fromkeys(ends))) or MISSING,
+            "statistic, last window": styled(gauge or f"{stem}_window_samples", "code"),
+            "over ranks": styled(" … ".join(dict.fromkeys(bounds))) or MISSING,
             "gaps": gaps,
         }
 
@@ -242,22 +250,22 @@ def statistics_fold(seen: View) -> Fold | None:
     return Fold(
         key="statistics",
         title=f"Recorded statistics ({len(stems)}{f', {with_gaps} with gaps' if with_gaps else ''})",
-        is_open=len(stems) <= FEW_STATISTICS,
+        is_open=len(stems) <= MAX_OPEN_STATISTICS,
         table=table("Recorded statistics", stems, row, {"over ranks"}),
     )
 
 
 def collectors_fold(collectors: Sequence[CollectorStatus]) -> Fold:
-    """Return the table of the collectors, the failing first."""
+    """Return the folded table of the collectors, failing collectors first."""
 
-    def row(status: CollectorStatus) -> dict[str, Words]:
+    def row(status: CollectorStatus) -> dict[str, RichText]:
         return {
-            "collector": words(status.name),
+            "collector": styled(status.name),
             "verdict": (_VERDICTS[status.success],),
-            "every": words(duration(status.interval_seconds)),
-            "age": known(status.age_seconds, duration),
-            "took": known(status.duration_seconds, duration),
-            "remarks: failures and missing features of this machine": words(
+            "every": styled(duration(status.interval_seconds)),
+            "age": value_or_dash(status.age_seconds, duration),
+            "took": value_or_dash(status.duration_seconds, duration),
+            "remarks: failures and missing features of this machine": styled(
                 status.message or "; ".join(status.unsupported), "remark"
             ),
         }

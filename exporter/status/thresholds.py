@@ -21,4 +21,4 @@ THRESHOLDS = {
     "threshold:gpu_straggler:ratio": GPU_STRAGGLER_RATIO,
     "threshold:cgroup_memory:ratio": CGROUP_MEMORY_RATIO,
 }
-"""By the name of the series. The sidecar does not know changed thresholds of a site."""
+"""Threshold by series name. The sidecar does not read the thresholds that a site has changed in Prometheus."""

@@ -1,6 +1,6 @@
-"""Content of the status page: exporter, runs, ranks and GPUs.
+"""View model of the status page: exporter, runs, ranks and GPUs.
 
-An unknown number is None.
+Unknown numbers are None.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from exporter.status.thresholds import STRAGGLER_RATIO
 from exporter.training.phases import PHASES
 
 STOPPED_SECONDS = 15.0
-"""Age of the snapshot of a process that is alive but stopped, or blocked in the kernel."""
-HEAT = "thermal"
-"""Any heat; drivers before 575 report no other thermal reason. Later drivers also report the parts of heat."""
-HEAT_AND_POWER = ("hw_thermal", "sw_thermal", "hw_power_brake")
+"""Snapshot age from which a living process counts as silent: it is stopped, or blocked in the kernel."""
+THERMAL_REASON = "thermal"
+"""Sum of all thermal reasons; drivers before 575 report only this sum."""
+SPECIFIC_THROTTLE_REASONS = ("hw_thermal", "sw_thermal", "hw_power_brake")
 ENDED_STATES = frozenset({"stopped", "finished", "failed", "lost"})
 """States of a run without processes."""
-TROUBLES = {"ended early": 0, "silent": 1, "hangs": 2, "slow": 3}
+CONDITION_ORDER = {"ended early": 0, "silent": 1, "hangs": 2, "slow": 3}
 """Conditions of a process that need attention, in the order of the table."""
-_OF_RANKS = {
+_RANK_FAMILIES = {
     "training_feed_alive": "alive",
     "training_feed_last_update_timestamp_seconds": "updated",
     "training_last_progress_timestamp_seconds": "progress",
     "training_rank_compute_seconds": "compute_seconds",
     "training_rank_conflicts": "rivals",
 }
-"""Families by the field of `Rank` that holds their value."""
+"""Field of `Rank` for the value of each family."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """A frame of a stack."""
+    """Function and source line of one call on a stack."""
 
     function: str
     location: str  # file:line
@@ -45,7 +45,7 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Ranks that wait at the same place, with the stack of a rank."""
+    """Ranks that wait in the same function, with the stack of one of them."""
 
     title: str
     rank: int
@@ -54,7 +54,7 @@ class StackGroup:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """The explanation of a hanging run."""
+    """Explanation of a hanging run."""
 
     sentence: str
     groups: tuple[StackGroup, ...] = ()
@@ -62,8 +62,8 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """The exporter itself; times are Unix times."""
+class ExporterInfo:
+    """State of the exporter itself; times are Unix times."""
 
     version: str
     node: str
@@ -77,22 +77,22 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run; `state` is the label of `training_run_state`, "" if unknown."""
+    """Training run; `state` is the label of `training_run_state`, "" if unknown."""
 
     name: str
     state: str
     reason: str
     since: float | None
-    fastest_seconds: Mapping[str, float]  # by pipeline stage, own work of the fastest rank in a step
-    phases: Mapping[str, float]  # seconds per second of all ranks in each phase, last minute
-    ended: bool  # True if the run has no process any more
-    is_partial: bool  # True if sums over ranks lack the ranks of other nodes
+    fastest_seconds: Mapping[str, float]  # compute time per step of the fastest rank, by pipeline stage
+    phases: Mapping[str, float]  # seconds per second in each phase, summed over ranks, last minute
+    ended: bool  # True if no process of the run is left
+    is_partial: bool  # True if the run has ranks on other nodes, which are missing from sums
     ranks: tuple[int, ...]  # ranks of this node
-    reporting: int  # number of these ranks that are alive and report; sums and rates have no other ranks
+    reporting: int  # number of these ranks that are alive and report; sums and rates cover only these
     world_size: int | None
 
     @property
-    def steps_now(self) -> bool:
+    def is_stepping(self) -> bool:
         """Return True if rates and losses are current."""
         return not self.ended and self.state not in {"hung", "stalled", "ending"}
 
@@ -104,7 +104,7 @@ class Run:
 
 @dataclass(slots=True)
 class Rank:
-    """A training process; times are Unix times."""
+    """Training process; times are Unix times."""
 
     run: str
     rank: str  # "" for a process without a rank
@@ -119,9 +119,9 @@ class Rank:
     phase: str = ""
     phase_since: float | None = None
     progress: float | None = None  # time of the last step
-    compute_seconds: float | None = None  # own work in a step, without waits
-    rivals: float = 0.0  # further processes that are alive with the same run and rank
-    condition: str = "unknown"  # unknown, alive, ended (with its run), or one of `TROUBLES`
+    compute_seconds: float | None = None  # compute time per step, without waits for other ranks
+    rivals: float = 0.0  # number of other living processes with the same run and rank
+    condition: str = "unknown"  # unknown, alive, ended (with the run), or a key of `CONDITION_ORDER`
     is_slow: bool = False
 
     def reports(self, now: float) -> bool:
@@ -143,23 +143,23 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU."""
+    """GPU of this node, with the ranks that use it."""
 
     index: str
     uuid: str
     up: bool
-    throttled_ratio: float | None  # share of the last minute with clocks reduced by heat or power
-    holders: frozenset[Holder]  # that hold the card now
-    last_holders: frozenset[Holder]  # the same, or those that held the card last
+    throttled_ratio: float | None  # share of the last minute with thermal or power throttling
+    holders: frozenset[Holder]  # ranks that use the GPU now
+    last_holders: frozenset[Holder]  # `holders`, or the last known holders
 
     @property
     def runs(self) -> frozenset[str]:
-        """Return the runs that hold the card now."""
+        """Return the runs that use the GPU now."""
         return frozenset(run for run, _ in self.holders)
 
     @property
     def title(self) -> str:
-        """Return the name of the card with its holder, such as "GPU 3 (rank 5 of night)"."""
+        """Return the name of the GPU with its holders, such as "GPU 3 (rank 5 of night)"."""
         if not self.last_holders:
             return f"GPU {self.index}"
         numbers = [int(rank) for _, rank in self.last_holders if rank.isdecimal()]
@@ -170,50 +170,52 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The content of the page; ranks in trouble are first."""
+    """Content of the status page; ranks that need attention are first."""
 
-    about: About
+    exporter: ExporterInfo
     readings: Readings
-    past: History
+    history: History
     collectors: Sequence[CollectorStatus]
     runs: Mapping[str, Run]
     ranks: Sequence[Rank]
     gpus: Sequence[Gpu]
 
 
-def view(about: About, readings: Readings, past: History, collectors: Sequence[CollectorStatus] = ()) -> View:
-    """Return the content of the page."""
+def build_view(
+    exporter: ExporterInfo, readings: Readings, history: History, collectors: Sequence[CollectorStatus] = ()
+) -> View:
+    """Build the content of the status page from the samples and their history."""
     ranks = _ranks(readings)
     names = {rank.run for rank in ranks if rank.run}
     for family in ("training_wall_seconds_total", "training_run_state", "training_steps_total"):
         names |= {labels["run"] for labels, _ in readings.rows(family)}
-    runs = {name: _run(name, readings, past, ranks, about.now) for name in sorted(names)}
+    runs = {name: _run(name, readings, history, ranks, exporter.now) for name in sorted(names)}
     for rank in ranks:
         rank.is_slow = _is_slow(rank, runs.get(rank.run))
-        rank.condition = _condition(rank, runs.get(rank.run), about)
-    gpus = [_gpu(labels, up, readings, past, ranks) for labels, up in readings.rows("gpu_up")]
-    ranks.sort(key=lambda rank: TROUBLES.get(rank.condition, len(TROUBLES)))
-    gpus.sort(key=lambda each: each.index.zfill(12))
-    return View(about, readings, past, collectors, runs, ranks, gpus)
+        rank.condition = _condition(rank, runs.get(rank.run), exporter)
+    gpus = [_gpu(labels, up, readings, history, ranks) for labels, up in readings.rows("gpu_up")]
+    ranks.sort(key=lambda rank: CONDITION_ORDER.get(rank.condition, len(CONDITION_ORDER)))
+    gpus.sort(key=lambda gpu: gpu.index.zfill(12))
+    return View(exporter, readings, history, collectors, runs, ranks, gpus)
 
 
-def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank], now: float) -> Run:
+def _run(name: str, readings: Readings, history: History, ranks: Sequence[Rank], now: float) -> Run:
     states = readings.rows("training_run_state", run=name)
     state = next((labels["state"] for labels, holds in states if holds), "")
     own_ranks = [rank for rank in ranks if rank.run == name]
     numbers = {rank.rank for rank in own_ranks if rank.rank}
     alive = [rank.alive for rank in own_ranks if rank.alive is not None and (rank.rank or not numbers)]
-    why = next((labels for labels, _ in readings.rows("training_run_outcome_info", run=name)), {})
-    phases = {phase: past.recent("phase", name, phase) or 0.0 for phase in PHASES}
+    outcome = next((labels for labels, _ in readings.rows("training_run_outcome_info", run=name)), {})
+    phases = {phase: history.recent("phase", name, phase) or 0.0 for phase in PHASES}
     fastest: dict[str, float] = {}
     for rank in own_ranks:
         if rank.alive != 0 and rank.compute_seconds:
-            own = rank.compute_seconds
-            fastest[rank.stage] = min(own, fastest.get(rank.stage, own))
+            seconds = rank.compute_seconds
+            fastest[rank.stage] = min(seconds, fastest.get(rank.stage, seconds))
     return Run(
         name=name,
         state=state,
-        reason=why.get("reason", ""),
+        reason=outcome.get("reason", ""),
         since=readings.value("training_run_state_since_timestamp_seconds", run=name),
         fastest_seconds=fastest,
         phases={phase: seconds for phase, seconds in phases.items() if seconds > 0},
@@ -221,11 +223,11 @@ def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank], no
         is_partial=_is_partial(name, readings, numbers),
         ranks=tuple(sorted(int(number) for number in numbers if number.isdecimal())),
         reporting=len({rank.rank for rank in own_ranks if rank.rank.isdecimal() and rank.reports(now)}),
-        world_size=_whole(readings.value("training_world_size", run=name)),
+        world_size=_rounded(readings.value("training_world_size", run=name)),
     )
 
 
-def _whole(value: float | None) -> int | None:
+def _rounded(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
@@ -238,62 +240,62 @@ def _is_partial(name: str, readings: Readings, numbers: set[str]) -> bool:
 
 
 def _gpu(
-    labels: Mapping[str, str], up: float, readings: Readings, past: History, ranks: Sequence[Rank]
+    labels: Mapping[str, str], up: float, readings: Readings, history: History, ranks: Sequence[Rank]
 ) -> Gpu:
     uuid = labels["uuid"]
     holders = {(rank.run, rank.rank) for rank in ranks if rank.uuid == uuid and rank.alive != 0} or {
-        (found.get("run", ""), found.get("rank", ""))
-        for found, _ in readings.rows("training_process_gpu_memory_bytes", uuid=uuid)
+        (process.get("run", ""), process.get("rank", ""))
+        for process, _ in readings.rows("training_process_gpu_memory_bytes", uuid=uuid)
     }
     if not holders:
-        # Where the driver reports process ids of another namespace, the shares of energy name the run.
+        # If the driver reports process ids of another PID namespace, the energy shares still name the run.
         shares = readings.rows("training_energy_share_ratio", component="gpu", device=uuid)
-        holders = {(found.get("run", ""), "") for found, share in shares if share > 0}
-    throttled = [past.recent("clock events", uuid, reason) for reason in HEAT_AND_POWER]
-    known = [ratio for ratio in throttled if ratio is not None]
+        holders = {(owner.get("run", ""), "") for owner, ratio in shares if ratio > 0}
+    throttled = [history.recent("clock events", uuid, reason) for reason in SPECIFIC_THROTTLE_REASONS]
+    ratios = [ratio for ratio in throttled if ratio is not None]
     return Gpu(
         index=labels["gpu"],
         uuid=uuid,
         up=up == 1,
-        throttled_ratio=sum(known) if known else past.recent("clock events", uuid, HEAT),
+        throttled_ratio=sum(ratios) if ratios else history.recent("clock events", uuid, THERMAL_REASON),
         holders=frozenset(holders),
-        last_holders=_named(frozenset(holders), past.last_holders(uuid)),
+        last_holders=_prefer_ranks(frozenset(holders), history.last_holders(uuid)),
     )
 
 
-def _named(holders: frozenset[Holder], last: frozenset[Holder]) -> frozenset[Holder]:
-    """Return the holders, or the last holders if these are the same runs with ranks, or the only known."""
+def _prefer_ranks(holders: frozenset[Holder], last: frozenset[Holder]) -> frozenset[Holder]:
+    """Return the last holders if there are no holders, or if they name the ranks of the same runs; else the holders."""
     runs = {run for run, _ in holders}
     has_ranks = any(rank for _, rank in holders)
     return last if not holders or (not has_ranks and runs == {run for run, _ in last}) else holders
 
 
 def _ranks(readings: Readings) -> list[Rank]:
-    found: dict[tuple[str, ...], Rank] = {}
+    ranks: dict[tuple[str, ...], Rank] = {}
 
-    def rank(labels: Mapping[str, str]) -> Rank:
+    def find_or_add(labels: Mapping[str, str]) -> Rank:
         run, number, worker, role = (labels.get(name, "") for name in ("run", "rank", "worker", "role"))
         key = (run, number, worker, "" if number else role)
-        return found.setdefault(key, Rank(run, number, worker, role))
+        return ranks.setdefault(key, Rank(run, number, worker, role))
 
-    for family, attribute in _OF_RANKS.items():
+    for family, attribute in _RANK_FAMILIES.items():
         for labels, value in readings.rows(family):
-            setattr(rank(labels), attribute, value)
+            setattr(find_or_add(labels), attribute, value)
     for labels, _ in readings.rows("training_rank_info"):
-        found_rank = rank(labels)
+        rank = find_or_add(labels)
         for attribute in ("role", "node", "gpu", "uuid"):
-            setattr(found_rank, attribute, labels.get(attribute, ""))
-        found_rank.stage = labels.get("label_stage", "")
+            setattr(rank, attribute, labels.get(attribute, ""))
+        rank.stage = labels.get("label_stage", "")
     for labels, value in readings.rows("training_phase_active"):
         if value == 1:
-            rank(labels).phase = labels["phase"]
+            find_or_add(labels).phase = labels["phase"]
     for labels, value in readings.rows("training_phase_active_since_timestamp_seconds"):
-        rank(labels).phase_since = value
-    return sorted(found.values(), key=lambda each: (each.run, each.rank.zfill(12), each.worker, each.role))
+        find_or_add(labels).phase_since = value
+    return sorted(ranks.values(), key=lambda rank: (rank.run, rank.rank.zfill(12), rank.worker, rank.role))
 
 
-def _condition(rank: Rank, run: Run | None, about: About) -> str:
-    now = about.now
+def _condition(rank: Rank, run: Run | None, exporter: ExporterInfo) -> str:
+    now = exporter.now
     if not rank.alive:
         if rank.alive is None:
             return "unknown"
@@ -306,6 +308,9 @@ def _condition(rank: Rank, run: Run | None, about: About) -> str:
 
 
 def _is_slow(rank: Rank, run: Run | None) -> bool:
-    """Return True if the fastest rank's own work is far shorter; other ranks wait for a straggler, so only own work differs."""
+    """Return True if the fastest rank of the stage computes far less per step.
+
+    Only compute time is compared: the step time of all ranks is equal, because they wait for the straggler.
+    """
     fastest = run and run.fastest_seconds.get(rank.stage)
     return bool(fastest and fastest < STRAGGLER_RATIO * (rank.compute_seconds or 0.0))

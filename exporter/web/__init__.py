@@ -1,1 +1,1 @@
-"""Web server of the sidecar: listener, connections and their guard, routes, worker threads, TLS and passwords."""
+"""Web server of the sidecar: listener, connections, connection guard, routes, worker threads, TLS and passwords."""

@@ -1,6 +1,6 @@
 """Connections of the web server: handshake, requests, responses and close, each with a deadline.
 
-Each connection is a task on the server's loop, stopped by cancellation. Faults of peers are counted, never logged.
+Each connection is a task on the server's event loop, ended by cancellation. Errors of peers are counted and not logged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from exporter.web.wire import TlsWire, Wire
 
 _log = logging.getLogger(__name__)
 
-_NOT_TLS = Response(400, b"this port speaks HTTPS\n", close=True, route="malformed")
+_NOT_TLS = Response(400, b"this port requires HTTPS\n", close=True, route="malformed")
 
 
 @dataclass(slots=True)
@@ -33,12 +33,12 @@ class ServerState:
     config: WebConfigFile
     router: Router
     counts: Counts = field(default_factory=Counts)
-    closing: bool = False  # the server stops; every response closes the connection
-    defective: bool = False  # an internal error closed a connection and was logged
+    is_closing: bool = False  # True while the server stops; every response then closes the connection
+    has_logged_error: bool = False  # True after an internal error, which is logged once
 
 
 class Connection:
-    """Accepted, non-blocking socket, closed at the end of the connection."""
+    """Connection over an accepted, non-blocking socket, which it closes at the end."""
 
     state: ConnectionState | None = None  # written by the guard; None after the end
     body = b""  # the response body being sent
@@ -52,11 +52,11 @@ class Connection:
         self._timer: asyncio.TimerHandle | None = None
         self._enter(ConnectionState.INCOMPLETE, server.limits.head_seconds, "head_timeout")
         self.task: asyncio.Task[None] | None = self._loop.create_task(self._serve())
-        # Not a `finally` of the task: a task that is cancelled before its first step never enters it.
+        # A callback instead of `finally`: a task that is cancelled before its first step never enters the `try` block.
         self.task.add_done_callback(self._ended)
 
     def end(self, reason: Reason | None = None) -> None:
-        """End the connection soon, in any state, and count the reason."""
+        """Cancel the connection's task, and count the reason."""
         if reason is not None:
             self._server.counts.errors[reason] += 1
         if self.task is not None:
@@ -83,19 +83,18 @@ class Connection:
         self._limit(None)
         server.guard.move(self, None)
         self._sock.close()
-        # Without reference cycles the memory is free at once; the garbage collector may run minutes later.
+        # Reference cycles are broken, because the garbage collector may run minutes later.
         self.task = None
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ssl.SSLError):
             server.counts.errors["tls"] += 1
         elif isinstance(error, OSError):
             server.counts.errors["reset"] += 1
-        elif error is not None and not server.defective:
-            server.defective = True
+        elif error is not None and not server.has_logged_error:
+            server.has_logged_error = True
             _log.error("internal error in a web connection", exc_info=error)
-        while (
-            error is not None
-        ):  # the task's future holds the error, and the error the frame that holds the future
+        # The future holds the error, and the error's traceback holds the frame that holds the future.
+        while error is not None:
             error.__traceback__ = None
             error = error.__context__
 
@@ -112,7 +111,7 @@ class Connection:
                 return
             if not await self._exchange(wire, request):
                 break
-            if self._http.begun:
+            if self._http.has_partial_request:
                 self._enter(ConnectionState.INCOMPLETE, limits.head_seconds, "head_timeout")
                 await asyncio.sleep(0)  # a peer that pipelines requests must not block other peers
             else:
@@ -121,7 +120,7 @@ class Connection:
             await self._close(wire)
 
     async def _open(self) -> Wire | None:
-        """Return the peer's wire, after the TLS handshake if TLS is enabled; None if the peer is refused."""
+        """Return the byte stream of the peer, after the TLS handshake if TLS is enabled; None if the peer is refused."""
         tls = (await self._server.config.current()).tls
         if tls is None:
             return Wire(self._sock, self._progress)
@@ -131,9 +130,9 @@ class Connection:
         except ssl.SSLError as error:
             if error.reason != "HTTP_REQUEST":
                 raise
-            plain = Wire(self._sock)
-            await self._send(plain, _NOT_TLS)
-            await self._close(plain)
+            plain_wire = Wire(self._sock)
+            await self._send(plain_wire, _NOT_TLS)
+            await self._close(plain_wire)
             return None
         if names is not None and not tls.admits(names):
             self._server.counts.errors["certificate"] += 1
@@ -148,36 +147,36 @@ class Connection:
         while (request := self._http.request()) is None:
             data = await wire.read(self._server.limits.head_bytes)
             if not data:
-                if self._http.begun:
+                if self._http.has_partial_request:
                     self._server.counts.errors["truncated"] += 1
                 return None
-            if self.state is ConnectionState.IDLE:  # the first bytes of a head start a deadline
+            if self.state is ConnectionState.IDLE:  # the first bytes of a request start its deadline
                 self._enter(ConnectionState.INCOMPLETE, self._server.limits.head_seconds, "head_timeout")
             self._http.feed(data)
         return request
 
     async def _exchange(self, wire: Wire, request: Request) -> bool:
         """Respond to a request; returns False if the connection must be closed."""
-        began = self._loop.time()
+        start = self._loop.time()
         self._enter(ConnectionState.RUNNING)
         response = await self._server.router.respond(request, self._peer)
         persistent = await self._send(wire, response)
         if response.scrape:
             counts = self._server.counts
             counts.scrapes += 1
-            counts.scrape_seconds += self._loop.time() - began
-            counts.scrapers.note(self._peer, request.header("user-agent") or "", time.monotonic())
+            counts.scrape_seconds += self._loop.time() - start
+            counts.scrapers.record(self._peer, request.header("user-agent") or "", time.monotonic())
         return persistent
 
     async def _send(self, wire: Wire, response: Response) -> bool:
         """Hand a response to the kernel; returns False if the connection is to be closed."""
         self._server.counts.requests[response.route, response.status] += 1
-        parts, persistent = self._http.respond(response, close=self._server.closing)
+        parts, persistent = self._http.respond(response, close=self._server.is_closing)
         self._server.guard.begin_writing(self, response.body)
         self._limit(self._server.limits.write_seconds, "write_timeout")
         await wire.write(parts)
         return persistent
 
     async def _close(self, wire: Wire) -> None:
-        self._enter(ConnectionState.IDLE, self._server.limits.farewell_seconds)
-        await wire.finish(self._server.limits.farewell_bytes)
+        self._enter(ConnectionState.IDLE, self._server.limits.linger_seconds)
+        await wire.finish(self._server.limits.linger_bytes)

@@ -1,4 +1,4 @@
-"""Counters of the web server, their families, and the detection of regular scrapers; only the loop writes."""
+"""Counters of the web server, their families, and the detection of regular scrapers; only the event loop writes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ RELOAD_SUCCESSFUL = FamilySpec(
 SPECS = (SCRAPES, SCRAPE_DURATION, REQUESTS, CONNECTIONS, CONNECTION_ERRORS, RELOAD_SUCCESSFUL)
 
 MAX_CLIENTS = 64
-REMEMBERED_SCRAPES = 3
+SCRAPES_PER_CLIENT = 3
 TOLERANCE_RATIO = 0.2
 TOLERANCE_SECONDS = 0.5
 """Two gaps between scrapes are equal intervals if they differ by at most the larger of both tolerances."""
@@ -79,32 +79,32 @@ class Scrapers:
         self._lock = threading.Lock()
         self._times: OrderedDict[tuple[str, str], tuple[float, ...]] = OrderedDict()
 
-    def note(self, peer: str, agent: str, now: float) -> None:
-        """Record a scrape at a monotonic time."""
+    def record(self, peer: str, agent: str, now: float) -> None:
+        """Record a scrape; `now` is monotonic."""
         client = (peer, agent)
         with self._lock:
             times = self._times.pop(client, ())
-            self._times[client] = (*times, now)[-REMEMBERED_SCRAPES:]
+            self._times[client] = (*times, now)[-SCRAPES_PER_CLIENT:]
             if len(self._times) > MAX_CLIENTS:
                 # Clients with a single scrape are dropped first: arbitrary user agents must not displace a scraper.
-                once = (key for key, seen in self._times.items() if len(seen) == 1)
-                del self._times[next(once, next(iter(self._times)))]
+                single = (key for key, scrapes in self._times.items() if len(scrapes) == 1)
+                del self._times[next(single, next(iter(self._times)))]
 
     def next_expected(self, now: float) -> float | None:
         """Return the monotonic time of the next scrape of a regular client.
 
-        Returns None without a regular client, or if the scrape is an interval late.
+        Returns None without a regular client. A client that is late by an interval is no longer regular.
         """
         with self._lock:
-            seen = list(self._times.values())
-        due = []
-        for times in seen:
+            clients = list(self._times.values())
+        expected = []
+        for times in clients:
             gaps = [later - earlier for earlier, later in pairwise(times)]
             if not gaps or max(gaps) - min(gaps) > max(TOLERANCE_SECONDS, TOLERANCE_RATIO * max(gaps)):
                 continue
             if now < times[-1] + 2 * gaps[-1]:
-                due.append(times[-1] + gaps[-1])
-        return min(due, default=None)
+                expected.append(times[-1] + gaps[-1])
+        return min(expected, default=None)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Endpoints of the web server: metrics, documents, health, readiness and reload.
 
-Rendering runs on worker threads; health and readiness are answered on the loop.
+Worker threads render pages; the event loop responds to health and readiness checks.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from exporter.web.workers import Workers
 
 METRICS = "/metrics"
 RETRY_SOON = {"Retry-After": "1"}
-_MOST_NAMES = 100
-_MOST_NAME_CHARACTERS = 200
+_MAX_NAMES = 100
+_MAX_NAME_LENGTH = 200
 
 Readiness = Callable[[], str | None]
-"""Returns why the exporter is not ready; None if the exporter is ready. Called on the loop."""
+"""Returns the reason why the exporter is not ready; None if it is ready. Called on the event loop."""
 
 
 class Endpoint(Protocol):
-    """Path and handler."""
+    """Path with its allowed methods and its handler."""
 
     @property
     def path(self) -> str:
-        """The path, without a query."""
+        """Return the path, without a query."""
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The allowed methods."""
+        """Return the allowed methods."""
 
     async def respond(self, request: Request, deadline: float) -> Response:
-        """Return the response before a time of the loop's clock; LateError and BusyError become 503, all other exceptions 500."""
+        """Return the response; `deadline` is a time of the event loop's clock.
+
+        The router responds to LateError and BusyError with 503, and to all other exceptions with 500.
+        """
 
     def stop(self) -> None:
-        """Let the endpoint's worker threads end."""
+        """End the worker threads after their current work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class DocumentEndpoint:
         self._workers = Workers("exporter-document", 2)
 
     async def respond(self, request: Request, deadline: float) -> Response:
-        """Return the document, compressed if the client accepts that."""
+        """Return the document, compressed if the client accepts gzip."""
         content = await self._workers.run(self.path, self._make, deadline)
         body, headers = content.body, dict(content.headers)
         if accepts_gzip(request.header("accept-encoding")):
@@ -70,12 +73,12 @@ class DocumentEndpoint:
         return Response(200, body, content.content_type, headers)
 
     def stop(self) -> None:
-        """Let the worker threads end."""
+        """End the worker threads after their current work."""
         self._workers.stop()
 
 
 class MetricsEndpoint:
-    """`/metrics`: `render` runs on a worker thread, for the families of `name[]` or for all."""
+    """`/metrics`: renders the families of the `name[]` parameters, or all families, on a worker thread."""
 
     methods = READ_METHODS
 
@@ -85,7 +88,7 @@ class MetricsEndpoint:
         self.path = METRICS
         self._render = render
         self._not_ready = not_ready
-        # A hung render leaves a second thread; selections of families have a thread of their own.
+        # A second thread serves scrapes while the first hangs; selections of families have a separate thread.
         self._scrapes = Workers("exporter-render", 2)
         self._selections = Workers("exporter-select", max_waiting=16)
 
@@ -95,38 +98,38 @@ class MetricsEndpoint:
         if reason is not None:
             return text_response(503, reason, RETRY_SOON)
         form = negotiate(request.header("accept"))
-        packed = accepts_gzip(request.header("accept-encoding"))
+        use_gzip = accepts_gzip(request.header("accept-encoding"))
         try:
             names = _names(request.query)
         except ValueError as error:
             return text_response(400, str(error))
 
-        def make_page() -> tuple[bytes, bool]:
+        def render_page() -> tuple[bytes, bool]:
             body = self._render(form, names)
-            found = not names or body not in (b"", b"# EOF\n")
-            return compress(body) if packed else body, found
+            has_families = not names or body not in (b"", b"# EOF\n")
+            return compress(body) if use_gzip else body, has_families
 
         workers = self._selections if names else self._scrapes
-        body, found = await workers.run((form, names, packed), make_page, deadline)
+        body, has_families = await workers.run((form, names, use_gzip), render_page, deadline)
         headers = {"Vary": "Accept, Accept-Encoding"}
-        if packed:
+        if use_gzip:
             headers["Content-Encoding"] = "gzip"
-        return Response(200, body, form.value, headers, scrape=request.method == "GET" and found)
+        return Response(200, body, form.value, headers, scrape=request.method == "GET" and has_families)
 
     def stop(self) -> None:
-        """Let the worker threads end."""
+        """End the worker threads after their current work."""
         self._scrapes.stop()
         self._selections.stop()
 
 
 class HealthEndpoint:
-    """`/-/healthy`: 200 as long as the server's loop runs."""
+    """`/-/healthy`: 200 while the server's event loop runs."""
 
     path = "/-/healthy"
     methods = READ_METHODS
 
     async def respond(self, _request: Request, _deadline: float) -> Response:
-        """Return 200."""
+        """Return 200 without a check."""
         return text_response(200, "healthy")
 
     def stop(self) -> None:
@@ -134,7 +137,7 @@ class HealthEndpoint:
 
 
 class ReadinessEndpoint:
-    """`/-/ready`: 200, or 503 with the first reason that is not None."""
+    """`/-/ready`: 200, or 503 with the first reason why the exporter is not ready."""
 
     path = "/-/ready"
     methods = READ_METHODS
@@ -143,8 +146,8 @@ class ReadinessEndpoint:
         self._reasons = reasons
 
     async def respond(self, _request: Request, _deadline: float) -> Response:
-        """Return 200 or 503."""
-        reason = next((text for each in self._reasons if (text := each()) is not None), None)
+        """Return 200 if there is no reason against readiness, otherwise 503."""
+        reason = next((text for get_reason in self._reasons if (text := get_reason()) is not None), None)
         return text_response(200, "ready") if reason is None else text_response(503, reason, RETRY_SOON)
 
     def stop(self) -> None:
@@ -152,7 +155,7 @@ class ReadinessEndpoint:
 
 
 class ReloadEndpoint:
-    """`/-/reload`: `reload` applies the new configuration, or raises ConfigurationError without a change."""
+    """`/-/reload`: `reload` applies the new configuration; it raises ConfigurationError and changes nothing if that is invalid."""
 
     path = "/-/reload"
     methods = ("POST", "PUT")
@@ -167,7 +170,7 @@ class ReloadEndpoint:
         if not self._enabled:
             return text_response(403, "reload over HTTP is disabled; start with --web.enable-lifecycle")
         try:
-            # Not shared: a running reload may have read the file before this client wrote it.
+            # A unique key: a running reload may have read the file before this client wrote it.
             await self._workers.run(object(), self._reload, deadline)
         except ConfigurationError as error:
             return text_response(
@@ -176,19 +179,21 @@ class ReloadEndpoint:
         return text_response(200, "reloaded")
 
     def stop(self) -> None:
-        """Let the worker thread end."""
+        """End the worker thread after its current work."""
         self._workers.stop()
 
 
 def _names(query: str) -> frozenset[str]:
     """Return the values of `name[]`, the parameter of the client libraries; raises ValueError for other parameters."""
     names = []
-    for parameter in query.split("&", _MOST_NAMES + 1) if query else ():
+    for parameter in query.split("&", _MAX_NAMES + 1) if query else ():
         key, _, value = parameter.partition("=")
         if unquote_plus(key) != "name[]":
-            shown = unquote_plus(key)[:_MOST_NAME_CHARACTERS]
-            raise ValueError(f"unknown parameter {shown!r}; name[]=FAMILY selects a family")
+            parameter_name = unquote_plus(key)[:_MAX_NAME_LENGTH]
+            raise ValueError(f"unknown parameter {parameter_name!r}; name[]=FAMILY selects a family")
         names.append(unquote_plus(value))
-    if len(names) > _MOST_NAMES or any(len(name) > _MOST_NAME_CHARACTERS for name in names):
-        raise ValueError(f"at most {_MOST_NAMES} name[], of {_MOST_NAME_CHARACTERS} characters each")
+    if len(names) > _MAX_NAMES or any(len(name) > _MAX_NAME_LENGTH for name in names):
+        raise ValueError(
+            f"at most {_MAX_NAMES} name[] parameters of at most {_MAX_NAME_LENGTH} characters are allowed"
+        )
     return frozenset(name for name in names if name)

@@ -30,23 +30,25 @@ class Guarded(Protocol):
 
 
 class ConnectionGuard:
-    """All connections of a server.
+    """Limit on the connections of a server.
 
-    If there is no room for a new connection, the guard evicts the response with the longest time since the last
-    read of the peer, then the oldest incomplete connection, then the oldest idle connection, but never a response that is
-    being rendered or read. A flood therefore displaces only the flood: a scraper sends a head and reads the response at once.
+    If the limit is reached, the guard evicts the stalled response whose peer has not read for the longest time; without one,
+    the oldest incomplete connection; without one, the oldest idle connection. It never evicts a response that is being rendered
+    or read. A flood of connections therefore evicts only its own connections: a scraper sends its request and reads the response
+    at once.
     """
 
     def __init__(self, limits: Limits) -> None:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        room = limits.connections if files == resource.RLIM_INFINITY else max(16, files - limits.spare_files)
-        self.capacity = min(limits.connections, room)
+        is_unlimited = files == resource.RLIM_INFINITY
+        descriptors = limits.connections if is_unlimited else max(16, files - limits.spare_files)
+        self.capacity = min(limits.connections, descriptors)
         self._limits = limits
         # A dict preserves the order of insertion: the first connection of a state is the oldest.
         self._members: dict[ConnectionState, dict[Guarded, float]] = {state: {} for state in ConnectionState}
 
     def members(self, *states: ConnectionState) -> list[Guarded]:
-        """Return the connections in these states (default: all), the oldest of each state first; from any thread."""
+        """Return the connections in these states (default: all), the oldest of each state first. Thread-safe."""
         return [member for state in states or ConnectionState for member in self._members[state].copy()]
 
     def make_room(self) -> bool:
@@ -67,7 +69,7 @@ class ConnectionGuard:
         member.body = body
         for oldest in self.members(ConnectionState.WRITING):
             # A body sent by several connections is a shared object and counts once.
-            bodies = {id(each.body): len(each.body) for each in self._members[ConnectionState.WRITING]}
+            bodies = {id(writer.body): len(writer.body) for writer in self._members[ConnectionState.WRITING]}
             if oldest is member or sum(bodies.values()) <= self._limits.bytes_in_flight:
                 return
             self._end(oldest)

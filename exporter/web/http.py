@@ -1,4 +1,4 @@
-"""HTTP/1.1 of a connection: bytes to requests, responses to bytes. h11 parses; the limits are the exporter's."""
+"""HTTP/1.1 requests and responses of a connection. h11 parses; this module enforces the limits."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ class Limits:
     head_bytes: int = 16 * 1024
     head_lines: int = 64
     idle_seconds: float = 75.0  # from a response to the first byte of the next head
-    render_seconds: float = (
-        9.5  # from the end of a head to the rendered response, including the password check
-    )
+    render_seconds: float = 9.5  # from the end of a head to the response, including the password check
     scrape_timeout_offset_seconds: float = 0.5  # subtracted from Prometheus's scrape timeout
     write_seconds: float = 10.0  # until the kernel has accepted a whole response
     stalled_seconds: float = 0.3  # without progress, before a response can be evicted for a new connection
     room_seconds: float = 4.0  # wait of a new connection for room
-    farewell_seconds: float = 1.0  # for discarding a peer's input after the last response
-    farewell_bytes: int = 4 * 1024 * 1024
+    linger_seconds: float = 1.0  # for discarding a peer's input after the last response
+    linger_bytes: int = 4 * 1024 * 1024
     drain_seconds: float = 8.0  # for running responses when the server stops
     connections: int = 512  # fewer if the limit of open files is low
     spare_files: int = 64  # descriptors left to the rest of the process
@@ -45,14 +43,13 @@ class Limits:
     file_check_seconds: float = 1.0  # interval of checks of web.config.yml and the referenced files
     passwords_waiting: int = 256  # password checks of all peers
     passwords_waiting_per_peer: int = 64
-    bytes_in_flight: int = (
-        32 * 1024 * 1024
-    )  # distinct bodies being sent; above the limit, the oldest writers are closed
+    # Distinct bodies that are being sent; above the limit, the oldest writers are closed.
+    bytes_in_flight: int = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request without a body."""
+    """HTTP request without a body."""
 
     method: str  # as sent; methods are case-sensitive
     path: str  # without the query, percent-decoded
@@ -67,7 +64,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A complete response."""
+    """Complete HTTP response."""
 
     status: int
     body: bytes = b""  # for HEAD, the length alone is sent
@@ -81,12 +78,12 @@ class Response:
 def text_response(
     status: int, message: str, headers: Mapping[str, str] | None = None, *, close: bool = False
 ) -> Response:
-    """Return a response with a line of plain text."""
+    """Return a plain-text response with the message as its body."""
     return Response(status, f"{message}\n".encode("utf-8", "replace"), headers=headers or {}, close=close)
 
 
 class MalformedError(Exception):
-    """An unreadable request; the connection ends with `response`."""
+    """Malformed request; the connection ends with `response`."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(f"{status} {reason}")
@@ -94,7 +91,7 @@ class MalformedError(Exception):
 
 
 class HttpConnection:
-    """Sequence of requests and responses of a connection."""
+    """Parser of a connection's requests and writer of its responses."""
 
     def __init__(self, *, head_bytes: int, head_lines: int) -> None:
         self._head_bytes = head_bytes
@@ -106,35 +103,35 @@ class HttpConnection:
         return h11.Connection(h11.SERVER, max_incomplete_event_size=self._head_bytes)
 
     @property
-    def begun(self) -> bool:
-        """True if a part of the next request has arrived."""
+    def has_partial_request(self) -> bool:
+        """Return True if a part of the next request has arrived."""
         return bool(self._parser.trailing_data[0])
 
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
         # RFC 9112 section 2.2: empty lines before a request line are skipped; h11 refuses them.
-        if data := data if self.begun else data.lstrip(b"\r\n"):
+        if data := data if self.has_partial_request else data.lstrip(b"\r\n"):
             self._parser.receive_data(data)
 
     def request(self) -> Request | None:
-        """Return the request after a complete head; raises MalformedError."""
-        if not self.begun:
+        """Return the next request; None until its head is complete. Raises MalformedError."""
+        if not self.has_partial_request:
             return None
         try:
             event = self._parser.next_event()
             if not isinstance(event, h11.Request):
                 return None
-            encoded = any(name == b"transfer-encoding" for name, _ in event.headers)
-            # Without a body, h11 has the end of the message at hand.
-            has_body = encoded or not isinstance(self._parser.next_event(), h11.EndOfMessage)
+            is_encoded = any(name == b"transfer-encoding" for name, _ in event.headers)
+            # For a request without a body, the next event of h11 is the end of the message.
+            has_body = is_encoded or not isinstance(self._parser.next_event(), h11.EndOfMessage)
         except h11.RemoteProtocolError as error:
-            # The frame that raises holds the error: a reference cycle through the whole call stack.
+            # Without its traceback: the traceback's frame holds the error, a reference cycle through the whole call stack.
             raise self._malformed(error.with_traceback(None).error_status_hint) from None
         self._method = event.method
         if event.http_version not in (b"1.0", b"1.1"):
-            raise MalformedError(400, "this server speaks HTTP/1.0 and HTTP/1.1")
+            raise MalformedError(400, "this server supports HTTP/1.0 and HTTP/1.1")
         if len(event.headers) >= self._head_lines:  # plus the request line
-            raise MalformedError(431, f"more than {self._head_lines} lines of header")
+            raise MalformedError(431, f"the header has more than {self._head_lines} lines")
         if has_body:
             raise MalformedError(413, "a request must not have a body")
         headers = tuple((name.decode("ascii"), value.decode("latin-1")) for name, value in event.headers)
@@ -144,15 +141,15 @@ class HttpConnection:
 
     def _malformed(self, status_hint: int) -> MalformedError:
         if status_hint == 431:
-            return MalformedError(431, f"more than {self._head_bytes} bytes of header")
+            return MalformedError(431, f"the header has more than {self._head_bytes} bytes")
         if status_hint == 501:  # a transfer encoding other than chunked
             return MalformedError(413, "a request must not have a body")
         return MalformedError(400, "this is not an HTTP request")
 
     def respond(self, response: Response, *, close: bool) -> tuple[list[bytes], bool]:
-        """Return the response as bytes, in parts, and True if the connection stays open for a further request.
+        """Return the parts of the response, and True if the connection stays open for a further request.
 
-        The head is written here because writing with h11 is as slow as parsing the request.
+        h11 does not write the head, because that would take as long as parsing the request.
         """
         persistent = not (close or response.close) and self._parser.their_state is h11.DONE
         fields = {

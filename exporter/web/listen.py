@@ -1,6 +1,6 @@
 """Listen addresses and listening sockets.
 
-Without SO_REUSEPORT: with this option a second exporter would silently receive half of the scrapes.
+SO_REUSEPORT is not set: with this option, a second exporter would silently receive half of the scrapes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ADDRESS = r"^(\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_]+)?\]|[A-Za-z0-9_.-]*):[0-9]{1,5}$"
 """Pattern of an address: `:20909`, `127.0.0.1:0`, `[::1]:9100`, `host:port`."""
 _REASONS = {
     errno.EADDRINUSE: "the port is in use (by another exporter?)",
-    errno.EADDRNOTAVAIL: "this machine does not have this address",
-    errno.EACCES: "ports below 1024 require a privilege",
+    errno.EADDRNOTAVAIL: "no interface of this machine has this address",
+    errno.EACCES: "ports below 1024 require root or CAP_NET_BIND_SERVICE",
 }
 
 
@@ -30,7 +30,7 @@ _REASONS = {
 class Address:
     """Address to listen on."""
 
-    text: str  # as written
+    text: str  # as configured
     host: str  # name or number; "" means all addresses, IPv4 and IPv6
     port: int  # 0 lets the kernel choose
 
@@ -47,22 +47,22 @@ def bind(address: Address, backlog: int) -> socket.socket:
     """Return a listening, non-blocking socket; raises ListenError."""
     try:
         if address.host in ("", "::"):
-            both = socket.has_dualstack_ipv6()
-            family, host = (socket.AF_INET6, "::") if both else (socket.AF_INET, "0.0.0.0")
+            is_dual_stack = socket.has_dualstack_ipv6()
+            family, host = (socket.AF_INET6, "::") if is_dual_stack else (socket.AF_INET, "0.0.0.0")
             listener = socket.create_server(
-                (host, address.port), family=family, backlog=backlog, dualstack_ipv6=both
+                (host, address.port), family=family, backlog=backlog, dualstack_ipv6=is_dual_stack
             )
         else:
-            # As in Go's net.Listen, a single address of a name is used, IPv4 first.
+            # As in Go's net.Listen, only one address of a host name is used; IPv4 is preferred.
             candidates = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            family, _, _, _, place = min(candidates, key=lambda each: each[0] != socket.AF_INET)
-            listener = socket.create_server(place, family=family, backlog=backlog)
+            family, _, _, _, sockaddr = min(candidates, key=lambda info: info[0] != socket.AF_INET)
+            listener = socket.create_server(sockaddr, family=family, backlog=backlog)
     except (OSError, UnicodeError) as error:
         reason = _REASONS.get(getattr(error, "errno", None) or 0, str(error))
         message = f"cannot listen on {address.text}: {reason}; choose another with {FLAG}=HOST:PORT"
         raise ListenError(message, address=address.text) from error
     listener.setblocking(False)
-    # Inherited by every connection: in a container, the kernel's buffers for peers that do not read count as ours.
+    # Accepted connections inherit the limit: a container is charged for the kernel's send buffers of peers that do not read.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return listener
 

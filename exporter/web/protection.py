@@ -1,7 +1,7 @@
-"""TLS, passwords and headers in force: `web.config.yml`, reloaded when the file or a certificate changes.
+"""TLS, password and header settings in force, reloaded when `web.config.yml` or a certificate changes.
 
-The files are checked before a connection or request is handled, at most once a second, on a worker thread. A version that
-is invalid, or removes a protection, leaves the previous version in force.
+A worker thread checks the files before a connection or request is handled, at most once per second. If a new version is
+invalid or removes a protection, the previous version stays in force.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from exporter.web.http import Limits
 from exporter.web.webconfig import ServerTls, WebConfig, load_web_config, make_tls
 from exporter.web.workers import LateError, Workers
 
-_PATIENCE_SECONDS = 0.5
+_RELOAD_TIMEOUT_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Signature of a file, which changes with the content."""
+    """File metadata that changes with the content."""
 
     modified_ns: int
     inode: int
@@ -39,15 +39,18 @@ Signatures = Mapping[Path, Signature | None]
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """Loaded version of the file."""
+    """Loaded version of the web configuration."""
 
     config: WebConfig = field(default_factory=WebConfig)
     tls: ServerTls | None = None
-    files: Signatures = field(default_factory=dict)  # taken before the files were read
+    files: Signatures = field(default_factory=dict)  # computed before the files were read
 
 
 class WebConfigFile:
-    """The web configuration file; `failure` is the reason why the present version is not in force. Raises ConfigurationError."""
+    """Web configuration file; `failure` is the reason why the present version is not in force, "" if it is.
+
+    Raises ConfigurationError if the first version is invalid.
+    """
 
     def __init__(self, path: Path | None, limits: Limits) -> None:
         self.failure = ""
@@ -61,33 +64,32 @@ class WebConfigFile:
 
     @property
     def tls(self) -> bool:
-        """True if connections are encrypted."""
+        """Return True if connections are encrypted."""
         return self._current.tls is not None
 
     async def current(self) -> Protection:
-        """Return the version in force, after a check of the file if that is due."""
+        """Return the version in force, after a check of the files if a check is due."""
         path = self.path
         if path is not None and time.monotonic() >= self._next_check:
-            self._next_check = float(
-                "inf"
-            )  # a hung network share delays a single request, by at most the patience
-            deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+            # No further check until this one ends: a hung file system delays a single request, by at most the timeout.
+            self._next_check = float("inf")
+            deadline = asyncio.get_running_loop().time() + _RELOAD_TIMEOUT_SECONDS
             with contextlib.suppress(LateError):
                 await self._workers.run(path, lambda: self._check_file(path), deadline)
         return self._current
 
     def stop(self) -> None:
-        """Let the worker thread end."""
+        """End the worker thread after its current work."""
         self._workers.stop()
 
     def _check_file(self, path: Path) -> None:
-        failure, old = "", self._current
+        failure, previous = "", self._current
         try:
             # A failed load is retried at each check, because not every failure is in the files.
-            if _signatures(*old.files) != old.files:
-                self._current = load_protection(path, old)
+            if _signatures(*previous.files) != previous.files:
+                self._current = load_protection(path, previous)
                 _log.info("web configuration reloaded: %s", path)
-        except Exception as error:  # noqa: BLE001 - on any error the old version stays in force
+        except Exception as error:  # noqa: BLE001 - the previous version stays in force after any error
             failure = str(error)
         if failure and failure != self.failure:
             _log.error("web configuration not reloaded; the previous one stays in force: %s", failure)
@@ -95,10 +97,10 @@ class WebConfigFile:
         self._next_check = time.monotonic() + self._interval_seconds
 
 
-def load_protection(path: Path, old: Protection | None = None) -> Protection:
+def load_protection(path: Path, previous: Protection | None = None) -> Protection:
     """Load the file, certificates and keys; raises ConfigurationError.
 
-    A version that removes a protection of `old` is refused.
+    A version that removes a protection of `previous` is refused.
     """
     # Each signature is computed before the file is read: the next check detects a change in between.
     signatures = _signatures(path)
@@ -106,8 +108,10 @@ def load_protection(path: Path, old: Protection | None = None) -> Protection:
     problem = ""
     if config.basic_auth_users and importlib.util.find_spec("bcrypt") is None:
         problem = "basic_auth_users needs the bcrypt package: pip install training-exporter[auth]"
-    elif old is not None and (lost := _lost_protection(old.config, config)):
-        problem = f"{lost} cannot be switched off while the server runs; restart the exporter to do that"
+    elif previous is not None and (protection := _removed_protection(previous.config, config)):
+        problem = (
+            f"{protection} cannot be switched off while the server runs; restart the exporter to do that"
+        )
     if problem:
         raise ConfigurationError([Problem(str(path), None, None, problem)])
     tls = None
@@ -118,24 +122,24 @@ def load_protection(path: Path, old: Protection | None = None) -> Protection:
     return Protection(config, tls, signatures)
 
 
-def _lost_protection(old: WebConfig, new: WebConfig) -> str:
-    """Name a protection that a new version, possibly half written, would remove; "" for none."""
+def _removed_protection(old: WebConfig, new: WebConfig) -> str:
+    """Return the name of a protection that a new version, possibly half written, would remove; "" for none."""
     if old.basic_auth_users and not new.basic_auth_users:
         return "basic_auth_users"
-    before, after = old.tls_server_config, new.tls_server_config
-    if before is None:
+    old_tls, new_tls = old.tls_server_config, new.tls_server_config
+    if old_tls is None:
         return ""
-    if after is None:
+    if new_tls is None:
         return "TLS"
-    if after.verify_mode < before.verify_mode:
-        return "the demand for client certificates"
-    return "client_allowed_sans" if before.client_allowed_sans and not after.client_allowed_sans else ""
+    if new_tls.verify_mode < old_tls.verify_mode:
+        return "the verification of client certificates"
+    return "client_allowed_sans" if old_tls.client_allowed_sans and not new_tls.client_allowed_sans else ""
 
 
 def _signatures(*files: Path) -> Signatures:
     signatures: dict[Path, Signature | None] = dict.fromkeys(files)
     for file in files:
         with contextlib.suppress(OSError):
-            found = file.stat()
-            signatures[file] = Signature(found.st_mtime_ns, found.st_ino, found.st_size)
+            status = file.stat()
+            signatures[file] = Signature(status.st_mtime_ns, status.st_ino, status.st_size)
     return signatures

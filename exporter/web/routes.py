@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Router:
-    """All responses of the server."""
+    """Dispatcher of requests to endpoints."""
 
     def __init__(self, endpoints: Sequence[Endpoint], config: WebConfigFile, limits: Limits) -> None:
         self._endpoints = {endpoint.path: endpoint for endpoint in endpoints}
@@ -31,7 +31,7 @@ class Router:
         self._failing: set[str] = set()
 
     async def respond(self, request: Request, peer: str) -> Response:
-        """Return the response to a request of an address; never raises."""
+        """Return the response to a request; `peer` is the client's IP address. Never raises."""
         deadline = asyncio.get_running_loop().time() + self._budget_seconds(request)
         protection = await self._config.current()
         endpoint = self._endpoints.get(request.path)
@@ -41,7 +41,12 @@ class Router:
                 response = text_response(404, f"not found; the metrics are at {METRICS}")
             elif request.method not in endpoint.methods:
                 allowed = ", ".join(endpoint.methods)
-                response = text_response(405, f"allowed here: {allowed}", {"Allow": allowed}, close=True)
+                response = text_response(
+                    405,
+                    f"{request.method} is not allowed; allowed methods: {allowed}",
+                    {"Allow": allowed},
+                    close=True,
+                )
             else:
                 response = await self._respond(endpoint, request, deadline)
         headers = {**response.headers, **protection.config.http_server_config.headers.fields()}
@@ -49,13 +54,13 @@ class Router:
         return dataclasses.replace(response, headers=headers, route=route)
 
     def stop(self) -> None:
-        """Let the worker threads end."""
+        """End the worker threads after their current work."""
         for endpoint in self._endpoints.values():
             endpoint.stop()
         self._passwords.stop()
 
     def _budget_seconds(self, request: Request) -> float:
-        """Return the time for a response: below Prometheus' timeout, because Prometheus then receives the reason."""
+        """Return the time limit of a response: below Prometheus' scrape timeout, so that Prometheus receives the error."""
         try:
             timeout = float(request.header("x-prometheus-scrape-timeout-seconds") or "nan")
         except ValueError:
@@ -68,7 +73,7 @@ class Router:
     async def _refusal(
         self, protection: Protection, request: Request, peer: str, deadline: float
     ) -> Response | None:
-        """Return the response to an unauthenticated request; None if the request may pass."""
+        """Return the response to an unauthenticated request; None if the request is authenticated."""
         users = protection.config.basic_auth_users
         if not users:
             return None
@@ -79,7 +84,7 @@ class Router:
             return text_response(429, "too many passwords are being checked", RETRY_SOON)
         except LateError:
             return text_response(503, "the password check took too long", RETRY_SOON)
-        except Exception as error:  # noqa: BLE001 - an error of bcrypt; the request does not pass
+        except Exception as error:  # noqa: BLE001 - after an error of bcrypt the request is refused
             self._log_once("passwords", error)
         return text_response(
             401, "unauthorized", {"WWW-Authenticate": 'Basic realm="exporter", charset="UTF-8"'}
@@ -89,9 +94,9 @@ class Router:
         try:
             response = await endpoint.respond(request, deadline)
         except LateError:
-            return text_response(503, "making this page took too long", RETRY_SOON)
+            return text_response(503, "rendering this page took too long", RETRY_SOON)
         except BusyError:
-            return text_response(503, "too many pages are waiting to be made", RETRY_SOON)
+            return text_response(503, "too many pages are waiting to be rendered", RETRY_SOON)
         except Exception as error:  # noqa: BLE001 - an internal error of the sidecar must not stop the server
             self._log_once(request.path, error)
             return text_response(500, "internal error; see the exporter's log")

@@ -1,7 +1,7 @@
-"""Web server: binds, accepts, and stops without dropping a response, on a thread with an asyncio loop.
+"""Web server on a thread with an asyncio event loop; stops without dropping a response.
 
-Connections are accepted individually and not by `asyncio.start_server`, which accepts the whole backlog at once, pauses
-for a second at every lack of descriptors, and hides connections from any limit during the TLS handshake.
+The server does not use `asyncio.start_server`, which accepts the whole backlog at once, pauses for a second whenever
+descriptors run out, and exempts connections from every limit during the TLS handshake.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Server:
-    """Serves endpoints on any number of addresses, protected as `web_config` says. Raises ConfigurationError."""
+    """Server of endpoints on one or more addresses, with the TLS and password settings of `web_config`.
+
+    Raises ConfigurationError if `web_config` is invalid.
+    """
 
     def __init__(
         self,
@@ -60,8 +63,11 @@ class Server:
         return self._state.counts.scrapers.next_expected(time.monotonic())
 
     def start(self) -> None:
-        """Bind every address and serve; raises StartError or ListenError, and then no address is bound."""
-        addresses = [parse_address(each) for each in self._listen]
+        """Bind every address and serve.
+
+        Raises StartError or ListenError; no address is bound after an error.
+        """
+        addresses = [parse_address(text) for text in self._listen]
         serving = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(serving,), name="exporter-web", daemon=True)
         try:
@@ -78,7 +84,7 @@ class Server:
             raise
         except RuntimeError as error:
             self._close_listeners()
-            message = "cannot start a thread for the web server; raise the limit of processes or memory"
+            message = "cannot start a thread for the web server; raise the limit of processes (ulimit -u) or of memory"
             raise StartError(message) from error
         serving.wait()
         if self._failure is not None:
@@ -86,26 +92,27 @@ class Server:
             raise ListenError(message, address=self._listen[0]) from self._failure
 
     def stop(self) -> None:
-        """Refuse new connections, finish responses within `drain_seconds`, then end; idempotent, from any thread."""
+        """Refuse new connections and finish responses within `drain_seconds`. Idempotent and thread-safe."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._wake()
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(self._limits.drain_seconds + 2.0)
 
     def families(self) -> Sequence[Metric]:
-        """Return the server's own metrics; from any thread."""
+        """Return the server's own metrics. Thread-safe."""
         guard = self._state.guard
         connections = CONNECTIONS.family(
             {(state.value,): len(guard.members(state)) for state in ConnectionState}
         )
-        found = [*self._state.counts.families(), connections]
+        families = [*self._state.counts.families(), connections]
         if self._state.config.path is not None:
-            found.append(RELOAD_SUCCESSFUL.family({(): int(not self._state.config.failure)}))
-        return found
+            families.append(RELOAD_SUCCESSFUL.family({(): int(not self._state.config.failure)}))
+        return families
 
     def _run(self, serving: threading.Event) -> None:
         try:
-            # Descriptors for the loop: if they are lacking, asyncio leaves half a loop, which cannot be closed.
+            # Checks that descriptors for the event loop are available: without them, asyncio leaves a half-initialized loop that
+            # cannot be closed.
             with contextlib.ExitStack() as spare:
                 for _ in range(4):
                     spare.callback(os.close, os.dup(self._listeners[0].fileno()))
@@ -125,19 +132,19 @@ class Server:
         stopped = loop.create_task(stopping.wait())
         serving.set()
         await asyncio.wait([stopped, *accepting], return_when=asyncio.FIRST_COMPLETED)
-        self._state.closing = True
+        self._state.is_closing = True
         for task in (stopped, *accepting):
             task.cancel()
-        # The loop must release the listeners before they are closed.
-        ends = await asyncio.gather(*accepting, return_exceptions=True)
+        # The event loop must release the listeners before they are closed.
+        results = await asyncio.gather(*accepting, return_exceptions=True)
         self._close_listeners()
         await self._drain(
             ConnectionState.INCOMPLETE, ConnectionState.IDLE, seconds=self._limits.drain_seconds
         )
         await self._drain(seconds=1.0)
-        for end in ends:
-            if isinstance(end, Exception):  # a server that no longer accepts must not look alive
-                raise end
+        for result in results:
+            if isinstance(result, Exception):  # a server that no longer accepts must not look alive
+                raise result
 
     async def _accept(self, listener: socket.socket) -> None:
         loop, guard, errors = asyncio.get_running_loop(), self._state.guard, self._state.counts.errors
@@ -149,9 +156,9 @@ class Server:
                 continue  # the peer closed before the accept
             except OSError as error:
                 errors["accept"] += 1
-                made_room = error.errno in _EXHAUSTED and guard.evict()
-                # A tenth after an eviction: the descriptor is free by then, and waiting peers are served sooner.
-                await asyncio.sleep(pause_seconds / 10 if made_room else pause_seconds)
+                has_evicted = error.errno in _EXHAUSTED and guard.evict()
+                # An eviction frees a descriptor soon: after a tenth of the pause, the next peer can be accepted.
+                await asyncio.sleep(pause_seconds / 10 if has_evicted else pause_seconds)
                 continue
             if not guard.make_room() and not await self._wait_for_room():
                 errors["full"] += 1
@@ -160,11 +167,11 @@ class Server:
             with contextlib.suppress(OSError):  # the peer closed; the first read will show that
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             Connection(sock, str(address[0]), self._state)
-            del sock  # the last socket must not live until the next accept
-            await asyncio.sleep(0)  # let the connection begin before the next accept
+            del sock  # otherwise the socket would stay open until the next accept
+            await asyncio.sleep(0)  # start the connection before the next accept
 
     async def _wait_for_room(self) -> bool:
-        """Wait until a response is complete or stalled; returns False after `room_seconds`.
+        """Wait until a connection can be closed for a new connection; returns False after `room_seconds`.
 
         New connections wait in the kernel's backlog.
         """
@@ -176,8 +183,8 @@ class Server:
         return False
 
     async def _drain(self, *states: ConnectionState, seconds: float) -> None:
-        """End the connections in these states (default: all), and wait for the end of all connections."""
-        connections = [each for each in self._state.guard.members() if isinstance(each, Connection)]
+        """Close the connections in these states (default: all), and wait until all connections are closed."""
+        connections = [member for member in self._state.guard.members() if isinstance(member, Connection)]
         for connection in connections:
             if not states or connection.state in states:
                 connection.end()

@@ -1,9 +1,12 @@
 """`web.config.yml`: the file for TLS, passwords and headers, in exporter-toolkit's format.
 
-Used in the sidecar, at the start and whenever the file has changed. Deviations, all on the side of refusing: client
-certificates are always verified, because Python's ssl always verifies a requested certificate; every `client_auth_type` but
-`NoClientCert` needs a CA; TLS 1.0 and 1.1, `curve_preferences`, `rate_limit`, and certificates inside the file are not
-offered; `http2: true` is noted in the log, and clients are offered HTTP/1.1; `tls_server_config` needs a certificate.
+The sidecar reads the file at the start and whenever it has changed. Differences from exporter-toolkit, all of them stricter:
+
+- Client certificates are always verified, because Python's ssl verifies every requested certificate. Every
+  `client_auth_type` except `NoClientCert` therefore requires `client_ca_file`.
+- TLS 1.0 and 1.1, `curve_preferences`, `rate_limit` and inline certificates are not supported.
+- `http2: true` is logged; clients are served with HTTP/1.1.
+- `tls_server_config` requires a certificate.
 
 Source: github.com/prometheus/exporter-toolkit, docs/web-configuration.md.
 """
@@ -28,7 +31,7 @@ _BCRYPT = Notation(
     r"^\$2[aby]\$(0[4-9]|1[0-8])\$[./A-Za-z0-9]{53}$",
 )
 BcryptHash = Annotated[str, Hidden(), _BCRYPT]
-"""`$2y$10$…`; above cost 18 a check would last minutes."""
+"""Hash such as `$2y$10$…`. A check of a hash with a cost above 18 would last minutes."""
 
 TlsVersion = Literal["TLS12", "TLS13"]
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -40,7 +43,7 @@ CLIENT_AUTH_TYPES: Mapping[str, ssl.VerifyMode] = {
         ("RequireAnyClientCert", "RequireClientCert", "RequireAndVerifyClientCert"), ssl.CERT_REQUIRED
     ),
 }
-# exporter-toolkit accepts these of Go's names. For TLS 1.3 (None) both Go and OpenSSL always offer all three.
+# Cipher names that exporter-toolkit accepts. Go and OpenSSL always offer all three TLS 1.3 suites, hence None.
 _TLS13_SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 _CIPHERS = {
     "AES_128_CBC_SHA": "AES128-SHA",
@@ -72,19 +75,19 @@ class TlsServerConfig:
 
     @property
     def verify_mode(self) -> ssl.VerifyMode:
-        """Verification of client certificates."""
+        """Return the verification mode of client certificates."""
         return CLIENT_AUTH_TYPES.get(self.client_auth_type, ssl.CERT_NONE)
 
     @property
     def files(self) -> list[Path]:
-        """The configured files."""
+        """Return the configured certificate and key files."""
         return [name for name in (self.cert_file, self.key_file, self.client_ca_file) if name is not None]
 
     def problems(self) -> Iterable[tuple[str, str]]:
-        """Return (field, message) of unknown and conflicting values."""
+        """Yield (field, message) for unknown and conflicting values."""
         if self.client_auth_type not in CLIENT_AUTH_TYPES:
-            known = ", ".join(filter(None, CLIENT_AUTH_TYPES))
-            yield "client_auth_type", f"{self.client_auth_type} is not one of {known}"
+            allowed = ", ".join(filter(None, CLIENT_AUTH_TYPES))
+            yield "client_auth_type", f"{self.client_auth_type} is not one of {allowed}"
         for suite in set(self.cipher_suites) - set(CIPHER_SUITES):
             yield "cipher_suites", f"{suite} is not one of {', '.join(CIPHER_SUITES)}"
         verifies = self.verify_mode != ssl.CERT_NONE
@@ -97,10 +100,10 @@ class TlsServerConfig:
                 yield name, f"{reason}; set RequireAndVerifyClientCert"
         if self.min_version > self.max_version:
             yield "min_version", f"{self.min_version} is above max_version {self.max_version}"
-        older = any(map(CIPHER_SUITES.get, self.cipher_suites))
-        if self.cipher_suites and self.min_version == "TLS12" and not older:
-            remedy = "add one of TLS 1.2, or set min_version: TLS13"
-            yield "cipher_suites", f"holds only suites of TLS 1.3, which are always offered; {remedy}"
+        has_tls12_suite = any(map(CIPHER_SUITES.get, self.cipher_suites))
+        if self.cipher_suites and self.min_version == "TLS12" and not has_tls12_suite:
+            remedy = "add a TLS 1.2 suite, or set min_version: TLS13"
+            yield "cipher_suites", f"has only TLS 1.3 suites, which are always offered; {remedy}"
 
 
 def _header(name: str) -> Any:
@@ -118,20 +121,22 @@ class HttpHeaders:
     content_security_policy: str = _header("Content-Security-Policy")
 
     def problems(self) -> Iterable[tuple[str, str]]:
-        """(field, message) of values that no header can carry."""
+        """Yield (field, message) for values that are not valid header values."""
         for name in self.__slots__:
             if re.fullmatch(r"[\x20-\x7e]*", str(getattr(self, name))) is None:
                 yield name, "a header's value is printable ASCII on one line"
 
     def fields(self) -> dict[str, str]:
-        """Header fields by name."""
-        found = {str(each.metadata["key"]): str(getattr(self, each.name)).strip() for each in fields(self)}
-        return {name: value for name, value in found.items() if value}
+        """Return the configured header fields by name."""
+        values = {
+            str(header.metadata["key"]): str(getattr(self, header.name)).strip() for header in fields(self)
+        }
+        return {name: value for name, value in values.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class HttpServerConfig:
-    """`http_server_config`."""
+    """`http_server_config`: HTTP/2 and additional header fields."""
 
     http2: bool = False
     headers: HttpHeaders = field(default_factory=HttpHeaders)
@@ -139,22 +144,24 @@ class HttpServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """The whole file."""
+    """Content of `web.config.yml`."""
 
     tls_server_config: TlsServerConfig | None = None
     http_server_config: HttpServerConfig = field(default_factory=HttpServerConfig)
     basic_auth_users: Mapping[str, BcryptHash] = field(default_factory=dict)
 
     def problems(self) -> Iterable[tuple[str, str]]:
-        """(field, message) of names that cannot log in."""
+        """Yield (field, message) for user names that can never log in."""
         for name in self.basic_auth_users:
             if ":" in name or not name.isprintable():
-                problem = f"{name!r} can never log in: no colon or control character in a name"
+                problem = (
+                    f"{name!r} can never log in: a user name must not have a colon or a control character"
+                )
                 yield "basic_auth_users", problem
 
 
 def load_web_config(path: Path) -> WebConfig:
-    """Read the file; certificates are not opened. Raises ConfigurationError."""
+    """Read the file without opening the certificates. Raises ConfigurationError."""
     return load_file(path, WebConfig)
 
 
@@ -163,15 +170,15 @@ class ServerTls:
     """TLS settings of new connections."""
 
     context: ssl.SSLContext
-    allowed_names: frozenset[str]  # a client's certificate must have a listed name; empty allows all
+    allowed_names: frozenset[str]  # names of allowed client certificates; empty allows all
 
     def admits(self, names: frozenset[str]) -> bool:
         """Return True if a verified client certificate with these alternative names is allowed."""
-        return not self.allowed_names or not self.allowed_names.isdisjoint(map(_normal, names))
+        return not self.allowed_names or not self.allowed_names.isdisjoint(map(_normalize, names))
 
 
 def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
-    """Return the TLS settings of the file `source`, with certificates and keys; raises ConfigurationError."""
+    """Load certificates and keys, and return the TLS settings of the file `source`. Raises ConfigurationError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     problems: list[Problem] = []
 
@@ -195,7 +202,7 @@ def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
             context.set_ciphers(":".join(suites))
     with step("cert_file"):
         certificate, key = (_readable(source.parent / file) for file in (config.cert_file, config.key_file))
-        # With a password, OpenSSL does not prompt on the terminal for an encrypted key.
+        # With an empty password, OpenSSL fails for an encrypted key, and does not prompt on the terminal.
         context.load_cert_chain(certificate, key, password="")
     context.verify_mode = config.verify_mode
     if config.client_ca_file is not None:
@@ -203,11 +210,11 @@ def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
             context.load_verify_locations(cafile=_readable(source.parent / config.client_ca_file))
     if problems:
         raise ConfigurationError(problems)
-    return ServerTls(context, frozenset(map(_normal, config.client_allowed_sans)))
+    return ServerTls(context, frozenset(map(_normalize, config.client_allowed_sans)))
 
 
 def _readable(path: Path) -> Path:
-    """Return the path if readable; OpenSSL's message contains neither file nor reason."""
+    """Return the path if it is readable; raises OSError with the path, which OpenSSL's message lacks."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -215,8 +222,8 @@ def _readable(path: Path) -> Path:
     return path
 
 
-def _normal(name: str) -> str:
-    """IP addresses have many spellings; other names are compared as they are."""
+def _normalize(name: str) -> str:
+    """Return the canonical form of an IP address, which has many spellings; other names are unchanged."""
     try:
         return ipaddress.ip_address(name.strip()).compressed
     except ValueError:

@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class Wire:
-    """A connected, non-blocking socket; the owner closes the socket.
+    """Byte stream over a connected, non-blocking socket; the owner closes the socket.
 
-    No method has a time limit. `write` returns when the kernel has accepted all bytes, and calls `progress` after each
-    chunk. Peers that do not read are therefore detected, and no response is copied. asyncio's TLS transport instead buffers a
-    response of any size and reports success, so no write could have a deadline.
+    No method has a timeout; the owner cancels. `write` returns when the kernel has accepted all bytes, and calls `progress`
+    after each chunk, so that peers that do not read are detected. asyncio's TLS transport would instead buffer a response of
+    any size and report success, so that no write could have a deadline.
     """
 
     def __init__(self, sock: socket.socket, progress: Callable[[], None] = lambda: None) -> None:
@@ -44,18 +44,18 @@ class Wire:
                 await self._send(view[start : start + CHUNK_BYTES])
                 self._progress()
 
-    async def finish(self, most: int) -> None:
-        """Close the sending side, then discard input up to `most` bytes: unread input would reset the connection."""
+    async def finish(self, max_bytes: int) -> None:
+        """Close the sending side, then discard input up to `max_bytes`: unread input would reset the connection."""
         self._sock.shutdown(socket.SHUT_WR)
-        while most > 0 and (data := await Wire.read(self, CHUNK_BYTES)):
-            most -= len(data)
+        while max_bytes > 0 and (data := await Wire.read(self, CHUNK_BYTES)):
+            max_bytes -= len(data)
 
     async def _send(self, data: bytes | memoryview) -> None:
         await self._loop.sock_sendall(self._sock, data)
 
 
 class TlsWire(Wire):
-    """TLS over a socket."""
+    """TLS byte stream over a connected, non-blocking socket."""
 
     def __init__(
         self, sock: socket.socket, context: ssl.SSLContext, progress: Callable[[], None] = lambda: None
@@ -66,7 +66,7 @@ class TlsWire(Wire):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
     async def handshake(self) -> frozenset[str] | None:
-        """Perform the handshake and return the alternative names of the peer's verified certificate, if any.
+        """Perform the handshake and return the alternative names of the peer's verified certificate; None without one.
 
         Raises SSLError.
         """
@@ -84,12 +84,12 @@ class TlsWire(Wire):
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return b""  # with or without close_notify: HTTP detects incomplete messages
 
-    async def finish(self, most: int) -> None:
+    async def finish(self, max_bytes: int) -> None:
         """Send close_notify, then finish as `Wire.finish`."""
         with contextlib.suppress(ssl.SSLError):  # the peer's close_notify is discarded
             self._tls.unwrap()
         await self._flush()
-        await super().finish(most)
+        await super().finish(max_bytes)
 
     async def _send(self, data: bytes | memoryview) -> None:
         self._tls.write(data)
@@ -102,7 +102,7 @@ class TlsWire(Wire):
             except ssl.SSLWantReadError:
                 await self._flush()
             except ssl.SSLError:
-                await self._flush()  # the alert for the peer
+                await self._flush()  # send the TLS alert to the peer
                 raise
             else:
                 await self._flush()

@@ -21,7 +21,7 @@ from run_support import answers, environment, finished, free_port, started
 from waiting import wait_until
 from web_support import Authority
 
-from exporter.cli.check import BOOT_ID, ask, nvidia, rapl
+from exporter.cli.check import BOOT_ID, nvidia, rapl, run_probes
 from exporter.cli.check_server import own_metrics
 from exporter.cli.configuration import Configuration
 from exporter.cli.findings import CheckFinding
@@ -75,7 +75,7 @@ def test_an_empty_directory_is_a_warning_with_the_remedy(tmp_path: Path) -> None
     output_lines = completed.stdout.splitlines()
 
     assert completed.returncode == 0
-    assert "ok   configuration: valid; from --web.listen-address, --feed.dir" in output_lines
+    assert "ok   configuration: valid; read from --web.listen-address, --feed.dir" in output_lines
     for line_start in (
         "environment: EXPORTER_DISABLED=yes has",
         "sidecar: no exporter",
@@ -121,7 +121,7 @@ def test_the_latest_of_many_ended_processes_are_named_and_killed_ones_marked(
     messages = [row["found"] for row in check(tmp_path)[1] if row["subject"] == "writer"]
     received = [(text.split('"')[1], text.split("; ")[1].split(",")[0]) for text in messages[:3]]
     killed_text = "ended without a final snapshot (killed?)"
-    assert received == [("age60", "ended in order"), ("mine", killed_text), ("age70", "ended in order")]
+    assert received == [("age60", "ended normally"), ("mine", killed_text), ("age70", "ended normally")]
     assert messages[3:] == ["2 more processes ended before these"]
 
 
@@ -137,7 +137,7 @@ def test_a_second_trainer_of_a_rank_is_reported_and_a_helper_or_successor_is_not
         assert writer.publish(new_recording())
 
     warnings = [row["found"] for row in check(tmp_path)[1] if row["status"] == "warn"]
-    received = 'process 8 trains as rank 0 of run "r", which process 7 is already'
+    received = 'process 8 trains as rank 0 of run "r", and so does process 7'
     assert (received in warnings, len(writers)) == (warned, 2)
 
 
@@ -225,7 +225,7 @@ def test_a_check_that_hangs_affects_only_its_own_line() -> None:
     fine = CheckFinding("ok", "fine", "found")
     probes = {"hung": lambda: iter([fine] if forever.wait() else []), "fine": lambda: [fine]}
 
-    findings = list(ask(probes, deadline_seconds=0.2))
+    findings = list(run_probes(probes, deadline_seconds=0.2))
 
     assert [(finding.status, finding.subject) for finding in findings] == [("FAIL", "hung"), ("ok", "fine")]
     forever.set()

@@ -66,8 +66,8 @@ def test_the_rendezvous_in_the_environment_names_the_run(command: str, environme
     plan = make_plan(command.split(), environment)
 
     assert plan.run == parse_job_command(command.split(), environment).shared_name != ""
-    assert plan.shared
-    assert plan.derived
+    assert plan.is_shared
+    assert plan.has_shared_name
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_a_shared_launch_without_a_rendezvous_is_recognised(
 ) -> None:
     plan = make_plan(command.split(), environment)
 
-    assert (plan.shared, plan.derived) == (True, False)
+    assert (plan.is_shared, plan.has_shared_name) == (True, False)
 
 
 def test_a_world_size_of_the_environment_does_not_apply_to_an_agent_of_one_node() -> None:
-    assert not make_plan(["torchrun", "train.py"], {"WORLD_SIZE": "4", "MASTER_ADDR": "n1"}).shared
+    assert not make_plan(["torchrun", "train.py"], {"WORLD_SIZE": "4", "MASTER_ADDR": "n1"}).is_shared
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ def test_a_crashed_sidecar_is_restarted_and_reported(feed: Path, tmp_path: Path)
     job = ["sh", "-c", f"while [ $(wc -l < {starts}) -lt 2 ]; do sleep 0.1; done; sleep 0.2"]
     received = finished(supervise_command(feed, job, sidecar=sidecar)).stderr
 
-    restart_line = "exporter: the sidecar ended with status 9; restarting in 1 s, the job is not affected\n"
+    restart_line = "exporter: the sidecar ended with status 9; it restarts in 1 s; the job is not affected\n"
     assert received == FIRST_LINE + restart_line
     assert len(lines(starts)) == 2
 

@@ -25,7 +25,7 @@ from run_support import (
 )
 from waiting import PATIENCE, wait_until
 
-from exporter.cli.silence import remedy, silence_of
+from exporter.cli.silence import install_command, silence_of
 from exporter.cli.silent_jobs import SilentJobs
 from exporter.feed.runs import Job, Silence
 from exporter.recording.values import ProcessIdentity
@@ -116,7 +116,7 @@ def test_a_job_without_python_is_not_reported_as_silent(tmp_path: Path) -> None:
 
 
 def test_the_remedy_needs_no_package_index(tmp_path: Path, bare_python: str) -> None:
-    if "PYTHONPATH=" not in remedy(bare_python, ""):
+    if "PYTHONPATH=" not in install_command(bare_python, ""):
         pytest.skip("the package is not installed from here")
     look = "import exporter, importlib.metadata as m; print([e.value for e in m.entry_points(group='torch.backends')])"
     completed = finished([bare_python, "-c", look])

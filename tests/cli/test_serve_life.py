@@ -92,7 +92,7 @@ def test_a_chosen_feed_and_state_directory_are_created(tmp_path: Path) -> None:
         ),
         (["--web.config.file=/nowhere/web.yml"], "/nowhere/web.yml: cannot be read: No such file"),
         (["--web.listen-address=here"], "--web.listen-address: expected an address such as :20909"),
-        (["--web.listen-address=192.0.2.1:0"], "cannot listen on 192.0.2.1:0: this machine does not have"),
+        (["--web.listen-address=192.0.2.1:0"], "cannot listen on 192.0.2.1:0: no interface of this machine"),
     ],
 )
 def test_an_impossible_start_is_reported_with_status_2(

@@ -248,5 +248,5 @@ def test_a_sidecar_that_no_signal_can_end_does_not_delay_the_job(tmp_path: Path)
     received = beside_a_dead_filesystem("run", tmp_path)
 
     assert received["status"] == 3, received["log"]
-    assert "the sidecar cannot be ended" in received["log"]
+    assert "does not exit after SIGKILL" in received["log"]
     assert received["seconds"] < 10 * PATIENCE

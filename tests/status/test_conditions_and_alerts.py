@@ -32,7 +32,7 @@ from exporter.status.conditions import (
 from exporter.status.history import History
 from exporter.status.readings import Readings
 from exporter.status.thresholds import THRESHOLDS
-from exporter.status.view import About, view
+from exporter.status.view import ExporterInfo, build_view
 
 SERIES = re.compile(r"^(?P<name>[\w:]+)\{(?P<labels>.*)\}$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -217,19 +217,19 @@ def of_the_pages(case: Case) -> list[set[Holds]]:
         by_target.setdefault(series.target, []).append(series)
     for (_, instance), own in by_target.items():
         scrapes = count()
-        history = History(seconds=interval, clock=lambda scrapes=scrapes: interval * next(scrapes))  # type: ignore[misc]
+        history = History(interval_seconds=interval, clock=lambda scrapes=scrapes: interval * next(scrapes))  # type: ignore[misc]
         for place in range(int(case.times[-1] // interval) + 1):
             readings = Readings(families(own, place))
-            history.note(interval * place, readings)
+            history.record(interval * place, readings)
             for at in case.times:
                 if int(at // interval) == place:
-                    status_view = view(About("", "", 0.0, at, ""), readings, history)
+                    status_view = build_view(ExporterInfo("", "", 0.0, at, ""), readings, history)
                     found[at] |= {
                         Holds.of(
-                            finding.condition.alert, instance, *[(finding.found.subject or ("",))[0]] * 2
+                            finding.condition.alert, instance, *[(finding.match.subject or ("",))[0]] * 2
                         )
                         for finding in findings(status_view)
-                        if not finding.found.is_past
+                        if not finding.match.is_past
                     }
     return [found[at] for at in case.times]
 

@@ -26,7 +26,7 @@ from exporter.hangs.collector import Explained
 from exporter.hangs.explanation import Explanation, RankGroup
 from exporter.recording.stacks import Frame, ThreadStack
 from exporter.status.attention import Onsets
-from exporter.status.condition import Finding, Found
+from exporter.status.condition import Finding, Match
 from exporter.status.conditions import CONDITIONS
 from exporter.status.conditions.gpus import CRITICAL_XIDS, WARNING_XIDS
 from exporter.status.history import History
@@ -83,7 +83,7 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
             ["Run night ended without a report: killed by SIGKILL; it has not restarted. for 90 s"],
         ),
         (SLOW | {"training_rank_info": run_sample(1.0, rank="1", label_stage="last")}, []),
-        (SLOW, ["Rank 1 of night slow: 0.4 s of own work per step, the fastest rank 0.25 s. since now"]),
+        (SLOW, ["Rank 1 of night slow: 0.4 s of compute time per step, the fastest rank 0.25 s. since now"]),
         (saving(101.0), [SAVING]),
         (saving(99.0), []),
         (
@@ -174,7 +174,7 @@ def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) 
 
     assert concern_texts(rows, past=history) == [
         "GPU 0 does not answer (gpu_is_lost).",
-        "Only 2 of 8 GPUs answer.",
+        "Only 2 of 8 GPUs respond.",
         "The driver requests a recovery of GPU 3: reset the GPU.",
         f"Heat slows GPU 3 80 % of the time ({reasons[-1]}).",
     ]
@@ -201,8 +201,8 @@ def test_an_xid_of_the_program_is_no_concern() -> None:
 
 def test_a_lost_card_and_the_card_of_a_dead_rank_name_their_last_holder() -> None:
     history = History()
-    history.note_holders({"GPU-3": frozenset({("night", "5")})})
-    history.note_holders({"GPU-3": frozenset()})
+    history.record_holders({"GPU-3": frozenset({("night", "5")})})
+    history.record_holders({"GPU-3": frozenset()})
     lost: Rows = {"gpu_up": [(CARD, 0.0)]}
     taken = GPU_3 | {
         "training_rank_info": [({"run": "day", "rank": "0", **CARD}, 1.0)],
@@ -270,20 +270,20 @@ def test_a_collector_that_fails_is_a_concern_with_its_reason() -> None:
 
 
 LOST_CARD = next(condition for condition in CONDITIONS if condition.alert == "GpuLost")
-CARD_LOST = Finding(LOST_CARD, Found(("GPU-3",), {"gpu": "GPU 3", "index": "3", "reason": ""}))
+CARD_LOST = Finding(LOST_CARD, Match(("GPU-3",), {"gpu": "GPU 3", "index": "3", "reason": ""}))
 
 
 def test_a_condition_without_a_time_began_when_it_was_first_seen() -> None:
     onsets = Onsets()
     for at, found in ((NOW - 100, []), (NOW - 60, [CARD_LOST]), (NOW - 10, [CARD_LOST])):
-        onsets.note(at, found)
+        onsets.record(at, found)
 
     assert onsets.text(CARD_LOST, NOW).startswith("for 60 s (")
 
 
 def test_a_condition_that_the_exporter_found_at_its_start_began_at_least_then() -> None:
     onsets = Onsets()
-    onsets.note(NOW - 60, [CARD_LOST])
+    onsets.record(NOW - 60, [CARD_LOST])
 
     assert onsets.text(CARD_LOST, NOW).startswith("for at least 60 s (")
 
@@ -291,7 +291,7 @@ def test_a_condition_that_the_exporter_found_at_its_start_began_at_least_then() 
 def test_a_condition_that_returns_begins_again() -> None:
     onsets = Onsets()
     for at, found in ((NOW - 100, [CARD_LOST]), (NOW - 60, []), (NOW - 20, [CARD_LOST])):
-        onsets.note(at, found)
+        onsets.record(at, found)
 
     assert onsets.text(CARD_LOST, NOW).startswith("for 20 s (")
 

@@ -22,11 +22,11 @@ from status_support import (
 )
 
 from exporter.status.document import environment
-from exporter.status.elements import MOST_ROWS, plot
+from exporter.status.elements import MAX_ROWS, plot
 from exporter.status.history import History
 from exporter.status.numbers import duration, energy, number, size
 from exporter.status.readings import Readings
-from exporter.status.sections import MANY_RANKS
+from exporter.status.sections import MAX_UNFOLDED_RANKS
 
 PAST = history_of(4, lambda tick: step_durations(10 * tick, 20.0 * tick))
 UNSAVED: Rows = {
@@ -257,9 +257,9 @@ def test_foreign_text_is_escaped(text: str) -> None:
     ]
     rows["training_cost_total"] = [({"run": hostile, "currency": hostile, "kind": hostile}, 1.0)]
     rows["gpu_power_watts"] = [({"gpu": hostile, "uuid": hostile}, 500.0)]
-    history = History(seconds=5, clock=lambda: NOW - 5)
+    history = History(interval_seconds=5, clock=lambda: NOW - 5)
     for tick in range(2):
-        history.note(5.0 * tick, Readings(families_of(rows)))
+        history.record(5.0 * tick, Readings(families_of(rows)))
     bad = collector_status(name=hostile, success=False, message=hostile)
     document = status_page(rows, bad, past=history, node=hostile, not_ready=hostile, feed_directory=hostile)
 
@@ -272,13 +272,11 @@ def test_foreign_text_is_escaped(text: str) -> None:
 
 
 def test_many_runs_are_shortened_to_a_bounded_number_of_rows() -> None:
-    crowd: Rows = {
-        "training_feed_alive": [({"run": "r", "rank": str(n)}, 1.0) for n in range(MOST_ROWS + 50)]
-    }
+    crowd: Rows = {"training_feed_alive": [({"run": "r", "rank": str(n)}, 1.0) for n in range(MAX_ROWS + 50)]}
     document = status_page(crowd)
 
-    assert document.words.count(" alive ") == MANY_RANKS + MOST_ROWS
-    assert f"and {50 - MANY_RANKS} more" in document.words
+    assert document.words.count(" alive ") == MAX_UNFOLDED_RANKS + MAX_ROWS
+    assert f"and {50 - MAX_UNFOLDED_RANKS} more" in document.words
 
 
 def test_slow_and_silent_ranks_are_listed_first() -> None:
@@ -321,13 +319,13 @@ def test_a_plot_has_axes_gaps_and_data_for_the_script() -> None:
 
 def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
     now = [0.0]
-    history = History(seconds=5, clock=lambda: NOW + now[0])
+    history = History(interval_seconds=5, clock=lambda: NOW + now[0])
     for at, tokens in ((0, 0.0), (5, 50.0), (10, None), (15, 100.0), (20, 20.0), (25, 70.0)):
         rows: Rows = (
             {} if tokens is None else {"training_tokens_total": [({"run": "r", "mode": "train"}, tokens)]}
         )
         now[0] = at
-        history.note(now[0], Readings(families_of(rows)))
+        history.record(now[0], Readings(families_of(rows)))
 
     assert history.rates("tokens", "r") == [
         *((NOW + 5, 10.0), (NOW + 10, None), (NOW + 15, None), (NOW + 20, None), (NOW + 25, 10.0))
@@ -335,11 +333,11 @@ def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
 
 
 def test_history_is_bounded_for_any_number_of_runs() -> None:
-    history = History(seconds=5, kept=500)
+    history = History(interval_seconds=5, retention_seconds=500)
     for tick in range(700):
         runs = range(10 * tick, 10 * tick + 10)
         rows: Rows = {"training_loss": [({"run": str(run), "mode": "train"}, 1.0) for run in runs]}
-        history.note(5.0 * tick, Readings(families_of(rows)))
+        history.record(5.0 * tick, Readings(families_of(rows)))
 
     assert [value for _, value in history.levels("loss", "6999")][-2:] == [None, 1.0]
     assert history.levels("loss", "6300") == []

@@ -172,7 +172,7 @@ def child() -> Iterator[Child]:
 
 
 def test_a_client_can_send_a_megabyte_before_reading_the_refusal() -> None:
-    child = Child(limits={"farewell_seconds": 10})
+    child = Child(limits={"linger_seconds": 10})
     with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
         peer.sendall(INCOMPLETE_REQUEST + b"X: " + b"a" * 20_000)
         time.sleep(0.2)  # the response has arrived, and the server has closed its side
@@ -181,7 +181,7 @@ def test_a_client_can_send_a_megabyte_before_reading_the_refusal() -> None:
         status, body = read_answer(peer)
 
     assert status == 431
-    assert body == b"more than 16384 bytes of header\n"
+    assert body == b"the header has more than 16384 bytes\n"
 
 
 def test_behaviour_of_peers_is_not_logged() -> None:

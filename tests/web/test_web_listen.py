@@ -73,13 +73,13 @@ def test_an_address_of_another_machine_is_refused_with_the_reason(text: str) -> 
 def noted(*times: float, peer: str = "10.0.0.1", agent: str = "Prometheus/3") -> Scrapers:
     scrapers = Scrapers()
     for clock_seconds in times:
-        scrapers.note(peer, agent, clock_seconds)
+        scrapers.record(peer, agent, clock_seconds)
     return scrapers
 
 
 def test_a_scraper_seen_twice_is_expected_after_the_same_interval() -> None:
     scrapers = noted(100.0, 115.0)
-    scrapers.note("10.0.0.1", "curl/8", 115.5)  # a person
+    scrapers.record("10.0.0.1", "curl/8", 115.5)  # a person
 
     assert noted(100.0).next_expected(101.0) is None
     assert scrapers.next_expected(116.0) == 130.0
@@ -90,7 +90,7 @@ def test_a_scraper_seen_twice_is_expected_after_the_same_interval() -> None:
 def test_differing_gaps_are_not_an_interval() -> None:
     scrapers = noted(100.0, 103.0, 140.0)
     irregular = scrapers.next_expected(141.0)
-    scrapers.note("10.0.0.1", "Prometheus/3", 176.0)
+    scrapers.record("10.0.0.1", "Prometheus/3", 176.0)
 
     assert irregular is None
     assert scrapers.next_expected(177.0) == 212.0
@@ -99,6 +99,6 @@ def test_differing_gaps_are_not_an_interval() -> None:
 def test_many_single_clients_do_not_displace_a_scraper() -> None:
     scrapers = noted(100.0, 115.0)
     for place in range(10 * MAX_CLIENTS):
-        scrapers.note("10.0.0.2", f"made up {place}", 116.0)
+        scrapers.record("10.0.0.2", f"made up {place}", 116.0)
 
     assert scrapers.next_expected(117.0) == 130.0

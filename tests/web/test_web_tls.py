@@ -84,7 +84,7 @@ def test_the_format_of_exporter_toolkit_is_read_in_full(tmp_path: Path) -> None:
                 ("min_version: TLS10", 16, "TLS10"),
                 ("min_version: TLS13\n  max_version: TLS12", 16, "above max_version"),
                 ("cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]", 18, "TLS_RSA_WITH_RC4_128_SHA"),
-                ("cipher_suites: [TLS_AES_128_GCM_SHA256]", 18, "only suites of TLS 1.3"),
+                ("cipher_suites: [TLS_AES_128_GCM_SHA256]", 18, "only TLS 1.3 suites"),
             )
         ),
         (f'basic_auth_users:\n  "a:b": {HASH}\n', "2:3", "can never log in"),
@@ -146,7 +146,7 @@ def test_plain_http_on_the_tls_port_gets_an_error(authority: Authority) -> None:
 
     assert noise == b"" or noise[:1] == b"\x15"  # an alert
     assert received.startswith(b"HTTP/1.1 400 ")
-    assert received.endswith(b"this port speaks HTTPS\n")
+    assert received.endswith(b"this port requires HTTPS\n")
 
 
 def test_a_session_below_the_minimum_version_is_refused(authority: Authority) -> None:
@@ -277,7 +277,7 @@ def test_a_changed_file_cannot_disable_protection(authority: Authority, text: st
         plaintext_response = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
 
     assert accepted_status == 200
-    assert b"this port speaks HTTPS" in plaintext_response
+    assert b"this port requires HTTPS" in plaintext_response
 
 
 def test_a_hanging_share_delays_once_by_half_a_second(

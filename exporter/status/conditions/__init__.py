@@ -1,4 +1,4 @@
-"""The table of conditions: each alert that the samples of one exporter can decide, and conditions of the page only."""
+"""Table of conditions: the alerts that a single exporter can evaluate, and conditions without an alert."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NOT_DECIDED = {
     "TrainingGoodputVeryLow": "compares six hours",
     "TrainingCheckpointDiskFillingUp": "extrapolates six hours",
     "TensorActivityCollapse": "compares six hours",
-    "GpuPowerCapped": "usual under full load; the alert is for information only",
+    "GpuPowerCapped": "normal under full load; the alert is informational",
 }
 """Alerts without a condition on the page, with the reason."""
 
 
-def findings(seen: View) -> list[Finding]:
-    """Return all findings, the urgent first."""
-    found = [Finding(condition, each) for condition in CONDITIONS for each in condition.find(seen)]
-    return sorted(found, key=lambda each: (not each.is_urgent, each.found.is_past))
+def findings(view: View) -> list[Finding]:
+    """Return all findings, urgent findings first."""
+    holding = [Finding(condition, match) for condition in CONDITIONS for match in condition.find(view)]
+    return sorted(holding, key=lambda finding: (not finding.is_urgent, finding.match.is_past))

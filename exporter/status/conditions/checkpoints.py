@@ -1,63 +1,65 @@
-"""Conditions of checkpoints: saves that hang, fail or are overdue, and room for the next one."""
+"""Conditions of checkpoints: hanging, failed and overdue saves, and space for the next checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.status.condition import AlertSeverity, Condition, Found
+from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.conditions.runs import counted, last_time
 from exporter.status.numbers import duration, ranges, share, size
 from exporter.status.thresholds import CHECKPOINT_HANG_RATIO, CHECKPOINT_OVERDUE_INTERVALS
 from exporter.status.view import View
 
-SHORTEST_HANG_SECONDS = 60.0
+MIN_HANG_SECONDS = 60.0
 FAILED_SECONDS = 3600.0
 SAVES = frozenset({"checkpoint_save_sync", "checkpoint_save_async"})
 NEARLY_FULL_RATIO, PREDICTED_FROM_SECONDS, PREDICTED_SECONDS = 0.2, 3600.0, 14400.0
-LEAST_CHECKPOINTS = 2.0
+MIN_FREE_CHECKPOINTS = 2.0
 
 
-def _hanging(seen: View) -> Iterator[Found]:
-    for name in seen.runs:
-        means = seen.readings.means("training_checkpoint_duration_seconds", run=name, part="total")
-        totals = [(count, spent) for _, count, spent in means if spent is not None]
-        count = sum(each for each, _ in totals)
+def _hanging(view: View) -> Iterator[Match]:
+    for name in view.runs:
+        means = view.readings.means("training_checkpoint_duration_seconds", run=name, part="total")
+        totals = [(count, seconds) for _, count, seconds in means if seconds is not None]
+        count = sum(saves for saves, _ in totals)
         if not count:
             continue
-        usual = sum(spent for _, spent in totals) / count
-        limit = max(CHECKPOINT_HANG_RATIO * usual, SHORTEST_HANG_SECONDS)
+        mean_seconds = sum(seconds for _, seconds in totals) / count
+        limit_seconds = max(CHECKPOINT_HANG_RATIO * mean_seconds, MIN_HANG_SECONDS)
         ranks = {
             rank.rank: rank.phase_since
-            for rank in seen.ranks
+            for rank in view.ranks
             if rank.run == name and rank.alive != 0 and rank.phase in SAVES and rank.phase_since is not None
         }
-        late = {rank: since for rank, since in ranks.items() if seen.about.now - since > limit}
+        late = {rank: since for rank, since in ranks.items() if view.exporter.now - since > limit_seconds}
         if late:
             numbers = ranges(int(rank) for rank in late if rank.isdecimal())
-            facts = {"run": name, "ranks": numbers, "usual": duration(usual)}
-            yield Found((name,), facts, since=min(late.values()))
+            facts = {"run": name, "ranks": numbers, "usual": duration(mean_seconds)}
+            yield Match((name,), facts, since=min(late.values()))
 
 
-def _failed(seen: View) -> Iterator[Found]:
-    for name, run in seen.runs.items():
+def _failed(view: View) -> Iterator[Match]:
+    for name, run in view.runs.items():
         if run.ended or run.state == "ending":
             continue
-        increase = seen.past.increase("failed saves", name, seconds=FAILED_SECONDS, known="executed steps")
+        increase = view.history.increase(
+            "failed saves", name, seconds=FAILED_SECONDS, existence="executed steps"
+        )
         if increase is not None:
             facts = {
                 "run": name,
                 "count": counted(increase, "save", "saves"),
-                "last": last_time(seen, increase),
+                "last": last_time(view, increase),
             }
-            yield Found((name,), facts, since=increase.first, event=True)
+            yield Match((name,), facts, since=increase.first, event=True)
 
 
-def _overdue(seen: View) -> Iterator[Found]:
-    for name in seen.runs:
-        ranks = [rank for rank in seen.ranks if rank.run == name]
+def _overdue(view: View) -> Iterator[Match]:
+    for name in view.runs:
+        ranks = [rank for rank in view.ranks if rank.run == name]
         progress = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
-        saved = seen.readings.value("training_checkpoint_last_success_timestamp_seconds", run=name)
-        interval = seen.readings.value("training_checkpoint_interval_seconds", run=name)
+        saved = view.readings.value("training_checkpoint_last_success_timestamp_seconds", run=name)
+        interval = view.readings.value("training_checkpoint_interval_seconds", run=name)
         if (
             progress is None
             or saved is None
@@ -67,26 +69,34 @@ def _overdue(seen: View) -> Iterator[Found]:
             continue
         if progress - saved > CHECKPOINT_OVERDUE_INTERVALS * interval:
             facts = {"run": name, "trained": duration(progress - saved), "usual": duration(interval)}
-            yield Found((name,), facts)
+            yield Match((name,), facts)
 
 
-def _filling(seen: View) -> Iterator[Found]:
-    for labels, room in seen.readings.rows("training_checkpoint_dir_available_bytes"):
+def _filling(view: View) -> Iterator[Match]:
+    for labels, available_bytes in view.readings.rows("training_checkpoint_dir_available_bytes"):
         run, path = labels["run"], labels["path"]
-        whole = seen.readings.value("training_checkpoint_dir_size_bytes", run=run, path=path)
-        left = seen.past.predicted(
-            "checkpoint room", run, path, seconds=PREDICTED_FROM_SECONDS, ahead=PREDICTED_SECONDS
+        size_bytes = view.readings.value("training_checkpoint_dir_size_bytes", run=run, path=path)
+        predicted_bytes = view.history.predicted(
+            "checkpoint room", run, path, seconds=PREDICTED_FROM_SECONDS, ahead_seconds=PREDICTED_SECONDS
         )
-        if whole and left is not None and room / whole < NEARLY_FULL_RATIO and left < 0:
-            yield Found((run, path), {"run": run, "path": path, "share": share(room / whole)})
+        if not size_bytes or predicted_bytes is None:
+            continue
+        available_ratio = available_bytes / size_bytes
+        if available_ratio < NEARLY_FULL_RATIO and predicted_bytes < 0:
+            yield Match((run, path), {"run": run, "path": path, "share": share(available_ratio)})
 
 
-def _no_room(seen: View) -> Iterator[Found]:
-    for labels, room in seen.readings.rows("training_checkpoint_dir_available_bytes"):
-        last = seen.readings.value("training_checkpoint_last_bytes", run=labels["run"])
-        if last and room < LEAST_CHECKPOINTS * last:
-            facts = {"run": labels["run"], "path": labels["path"], "room": size(room), "last": size(last)}
-            yield Found((labels["run"], labels["path"]), facts)
+def _no_room(view: View) -> Iterator[Match]:
+    for labels, available_bytes in view.readings.rows("training_checkpoint_dir_available_bytes"):
+        last_bytes = view.readings.value("training_checkpoint_last_bytes", run=labels["run"])
+        if last_bytes and available_bytes < MIN_FREE_CHECKPOINTS * last_bytes:
+            facts = {
+                "run": labels["run"],
+                "path": labels["path"],
+                "room": size(available_bytes),
+                "last": size(last_bytes),
+            }
+            yield Match((labels["run"], labels["path"]), facts)
 
 
 CONDITIONS = (

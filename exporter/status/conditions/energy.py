@@ -1,40 +1,40 @@
-"""Conditions of energy: counters that contradict power, gaps, an old carbon intensity."""
+"""Conditions of energy: counters that contradict the power, gaps in the readings, and a stale carbon intensity."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.status.condition import Condition, Found
+from exporter.status.condition import Condition, Match
 from exporter.status.numbers import duration
 from exporter.status.view import View
 
-LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.25
-GAP_SECONDS, MOST_GAP_SECONDS = 3600.0, 60.0
+MIN_RATIO, MAX_RATIO = 0.8, 1.25
+GAP_SECONDS, MAX_GAP_SECONDS = 3600.0, 60.0
 OLD_SECONDS = 7200.0
 
 
-def _suspect(seen: View) -> Iterator[Found]:
-    titles = {gpu.uuid: gpu.title for gpu in seen.gpus}
-    for labels, ratio in seen.readings.rows("exporter_energy_crosscheck"):
-        if not LOWEST_RATIO <= ratio <= HIGHEST_RATIO:
+def _suspect(view: View) -> Iterator[Match]:
+    titles = {gpu.uuid: gpu.title for gpu in view.gpus}
+    for labels, ratio in view.readings.rows("exporter_energy_crosscheck"):
+        if not MIN_RATIO <= ratio <= MAX_RATIO:
             device = labels["device"]
             facts = {"device": titles.get(device, device), "ratio": f"{ratio:.2f}"}
-            yield Found((device,), facts)
+            yield Match((device,), facts)
 
 
-def _gap(seen: View) -> Iterator[Found]:
-    for (component,) in seen.past.owners("energy gap"):
-        increase = seen.past.increase("energy gap", component, seconds=GAP_SECONDS)
-        if increase is not None and increase.count > MOST_GAP_SECONDS:
+def _gap(view: View) -> Iterator[Match]:
+    for (component,) in view.history.owners("energy gap"):
+        increase = view.history.increase("energy gap", component, seconds=GAP_SECONDS)
+        if increase is not None and increase.count > MAX_GAP_SECONDS:
             facts = {"component": component, "seconds": duration(increase.count)}
-            yield Found((component,), facts, since=increase.first)
+            yield Match((component,), facts, since=increase.first)
 
 
-def _old_intensity(seen: View) -> Iterator[Found]:
+def _old_intensity(view: View) -> Iterator[Match]:
     family = "training_carbon_intensity_last_update_timestamp_seconds"
-    for labels, at in seen.readings.rows(family):
-        if labels.get("source") in {"live", "file"} and seen.about.now - at > OLD_SECONDS:
-            yield Found((), {}, since=at)
+    for labels, updated in view.readings.rows(family):
+        if labels.get("source") in {"live", "file"} and view.exporter.now - updated > OLD_SECONDS:
+            yield Match((), {}, since=updated)
 
 
 CONDITIONS = (

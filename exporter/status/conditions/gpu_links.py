@@ -4,38 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.status.condition import Condition, Found
+from exporter.status.condition import Condition, Match
 from exporter.status.numbers import number
 from exporter.status.view import View
 
 RATE_SECONDS = 300.0
-MOST_REPLAYS_PER_MINUTE = 1.0
+MAX_REPLAYS_PER_MINUTE = 1.0
 BUSY_RATIO = 0.5
 
 
-def _nvlink(seen: View) -> Iterator[Found]:
-    titles = {gpu.uuid: gpu.title for gpu in seen.gpus}
-    for uuid, kind in seen.past.owners("nvlink errors"):
-        if uuid in titles and seen.past.rate("nvlink errors", uuid, kind, seconds=RATE_SECONDS):
-            yield Found((uuid, kind), {"gpu": titles[uuid], "kind": kind})
+def _nvlink(view: View) -> Iterator[Match]:
+    titles = {gpu.uuid: gpu.title for gpu in view.gpus}
+    for uuid, kind in view.history.owners("nvlink errors"):
+        if uuid in titles and view.history.rate("nvlink errors", uuid, kind, seconds=RATE_SECONDS):
+            yield Match((uuid, kind), {"gpu": titles[uuid], "kind": kind})
 
 
-def _replays(seen: View) -> Iterator[Found]:
-    for gpu in seen.gpus:
-        rate = seen.past.rate("pcie replays", gpu.uuid, seconds=RATE_SECONDS)
-        if rate is not None and 60 * rate > MOST_REPLAYS_PER_MINUTE:
-            yield Found((gpu.uuid,), {"gpu": gpu.title, "rate": number(60 * rate)})
+def _replays(view: View) -> Iterator[Match]:
+    for gpu in view.gpus:
+        rate = view.history.rate("pcie replays", gpu.uuid, seconds=RATE_SECONDS)
+        if rate is not None and 60 * rate > MAX_REPLAYS_PER_MINUTE:
+            yield Match((gpu.uuid,), {"gpu": gpu.title, "rate": number(60 * rate)})
 
 
-def _width(seen: View) -> Iterator[Found]:
-    for gpu in seen.gpus:
-        now, most = (
-            seen.readings.value("gpu_pcie_link_width", uuid=gpu.uuid, kind=kind)
+def _width(view: View) -> Iterator[Match]:
+    for gpu in view.gpus:
+        width, max_width = (
+            view.readings.value("gpu_pcie_link_width", uuid=gpu.uuid, kind=kind)
             for kind in ("current", "max")
         )
-        busy = seen.readings.value("gpu_utilization_ratio", uuid=gpu.uuid)
-        if now is not None and most is not None and now < most and busy is not None and busy > BUSY_RATIO:
-            yield Found((gpu.uuid,), {"gpu": gpu.title, "now": f"{now:.0f}", "most": f"{most:.0f}"})
+        busy_ratio = view.readings.value("gpu_utilization_ratio", uuid=gpu.uuid)
+        if width is None or max_width is None or busy_ratio is None:
+            continue
+        if width < max_width and busy_ratio > BUSY_RATIO:
+            yield Match(
+                (gpu.uuid,), {"gpu": gpu.title, "width": f"{width:.0f}", "max_width": f"{max_width:.0f}"}
+            )
 
 
 CONDITIONS = (
@@ -56,7 +60,7 @@ CONDITIONS = (
     Condition(
         alert="PcieWidthDegraded",
         condition="fewer PCIe lanes than the card has, while it is busy",
-        sentence="{gpu} uses {now} of {most} PCIe lanes under load",
+        sentence="{gpu} uses {width} of {max_width} PCIe lanes under load",
         remedy="check the slot's width (lspci -vv), then reseat the card or its riser",
         find=_width,
     ),

@@ -1,14 +1,14 @@
-"""Conditions of GPUs: lost and broken cards, memory errors, heat, power, idle cards."""
+"""Conditions of GPUs: lost and defective GPUs, memory errors, throttling, and idle GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
 
-from exporter.status.condition import AlertSeverity, Condition, Found
+from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.numbers import age, share
 from exporter.status.thresholds import GPU_IDLE_RATIO, GPU_STRAGGLER_RATIO
-from exporter.status.view import HEAT, Gpu, View
+from exporter.status.view import THERMAL_REASON, Gpu, View
 
 CRITICAL_XIDS = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 WARNING_XIDS = frozenset({94, *range(144, 151)})
@@ -16,9 +16,9 @@ EVENT_SECONDS = 600.0
 KEPT_SECONDS = 3600.0
 """`keep_firing_for` of the alerts on Xids and uncorrected errors."""
 RATE_SECONDS = 300.0
-HEAT_RATIOS = {"hw_thermal": 0.05, "sw_thermal": 0.1, HEAT: 0.1}
+HEAT_RATIOS = {"hw_thermal": 0.05, "sw_thermal": 0.1, THERMAL_REASON: 0.1}
 BRAKE_RATIO = 0.01
-LEAST_MARGIN_CELSIUS = 5.0
+MIN_MARGIN_CELSIUS = 5.0
 IDLE_SECONDS = 900.0
 RECOVERY_ACTIONS = {
     1: "reset the GPU",
@@ -31,84 +31,84 @@ RECOVERY_ACTIONS = {
 }
 
 
-def _nvml_down(seen: View) -> Iterator[Found]:
-    value = seen.readings.value
+def _nvml_down(view: View) -> Iterator[Match]:
+    value = view.readings.value
     expected = value("gpu_devices_expected")
     if value("gpu_nvml_up") == 0 and expected:
-        errors = [labels.get("reason", "") for labels, _ in seen.readings.rows("gpu_nvml_error_info")]
+        errors = [labels.get("reason", "") for labels, _ in view.readings.rows("gpu_nvml_error_info")]
         reason = f" ({', '.join(errors)})" if errors else ""
-        yield Found((), {"expected": f"{expected:.0f}", "reason": reason})
+        yield Match((), {"expected": f"{expected:.0f}", "reason": reason})
 
 
-def _lost(seen: View) -> Iterator[Found]:
-    for gpu in seen.gpus:
+def _lost(view: View) -> Iterator[Match]:
+    for gpu in view.gpus:
         if not gpu.up:
-            errors = [labels["reason"] for labels, _ in seen.readings.rows("gpu_error_info", uuid=gpu.uuid)]
+            errors = [labels["reason"] for labels, _ in view.readings.rows("gpu_error_info", uuid=gpu.uuid)]
             reason = f" ({', '.join(errors)})" if errors else ""
-            yield Found((gpu.uuid,), {"gpu": gpu.title, "index": gpu.index, "reason": reason})
+            yield Match((gpu.uuid,), {"gpu": gpu.title, "index": gpu.index, "reason": reason})
 
 
-def _missing(seen: View) -> Iterator[Found]:
-    value = seen.readings.value
-    found, expected = value("gpu_devices"), value("gpu_devices_expected")
-    if found is not None and expected is not None and found < expected:
-        yield Found((), {"found": f"{found:.0f}", "expected": f"{expected:.0f}"})
+def _missing(view: View) -> Iterator[Match]:
+    value = view.readings.value
+    present, expected = value("gpu_devices"), value("gpu_devices_expected")
+    if present is not None and expected is not None and present < expected:
+        yield Match((), {"present": f"{present:.0f}", "expected": f"{expected:.0f}"})
 
 
-def _critical_xids(seen: View) -> Iterator[Found]:
-    yield from _xids(seen, CRITICAL_XIDS)
+def _critical_xids(view: View) -> Iterator[Match]:
+    yield from _xids(view, CRITICAL_XIDS)
 
 
-def _warning_xids(seen: View) -> Iterator[Found]:
-    yield from _xids(seen, WARNING_XIDS)
+def _warning_xids(view: View) -> Iterator[Match]:
+    yield from _xids(view, WARNING_XIDS)
 
 
-def _xids(seen: View, wanted: frozenset[int]) -> Iterator[Found]:
+def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
     last = {
-        (labels["uuid"], labels["xid"]): at
-        for labels, at in seen.readings.rows("gpu_xid_last_timestamp_seconds")
+        (labels["uuid"], labels["xid"]): timestamp
+        for labels, timestamp in view.readings.rows("gpu_xid_last_timestamp_seconds")
     }
-    titles = {gpu.uuid: gpu.title for gpu in seen.gpus}
-    for uuid, xid in sorted({*last, *((owner[0], owner[1]) for owner in seen.past.owners("xid"))}):
-        if not xid.isdecimal() or int(xid) not in wanted or uuid not in titles:
+    titles = {gpu.uuid: gpu.title for gpu in view.gpus}
+    for uuid, xid in sorted({*last, *((owner[0], owner[1]) for owner in view.history.owners("xid"))}):
+        if not xid.isdecimal() or int(xid) not in codes or uuid not in titles:
             continue
-        increase = seen.past.increase("xid", uuid, xid, seconds=EVENT_SECONDS + KEPT_SECONDS)
-        at = last.get((uuid, xid)) or (increase.last if increase else None)
-        if at is None:
+        increase = view.history.increase("xid", uuid, xid, seconds=EVENT_SECONDS + KEPT_SECONDS)
+        since = last.get((uuid, xid)) or (increase.last if increase else None)
+        if since is None:
             continue
-        count = seen.readings.total("gpu_xid_errors_total", uuid=uuid, xid=xid) or 1
+        count = view.readings.total("gpu_xid_errors_total", uuid=uuid, xid=xid) or 1
         times = f" {count:.0f} times" if count > 1 else ""
-        yield Found(
+        yield Match(
             (uuid, xid),
             {"gpu": titles[uuid], "xid": xid, "times": times},
-            since=at,
+            since=since,
             event=True,
-            is_past=seen.about.now - at >= EVENT_SECONDS + KEPT_SECONDS,
+            is_past=view.exporter.now - since >= EVENT_SECONDS + KEPT_SECONDS,
         )
 
 
-def _recovery(seen: View) -> Iterator[Found]:
-    for gpu in seen.gpus:
-        action = seen.readings.value("gpu_recovery_action", uuid=gpu.uuid)
+def _recovery(view: View) -> Iterator[Match]:
+    for gpu in view.gpus:
+        action = view.readings.value("gpu_recovery_action", uuid=gpu.uuid)
         if action:
             text = RECOVERY_ACTIONS.get(round(action), f"recovery action {action:.0f}")
-            yield Found((gpu.uuid,), {"gpu": gpu.title, "action": text})
+            yield Match((gpu.uuid,), {"gpu": gpu.title, "action": text})
 
 
-def _reset_required(seen: View) -> Iterator[Found]:
-    for gpu in seen.gpus:
-        if seen.readings.value("gpu_reset_required", uuid=gpu.uuid):
-            yield Found((gpu.uuid,), {"gpu": gpu.title, "index": gpu.index})
+def _reset_required(view: View) -> Iterator[Match]:
+    for gpu in view.gpus:
+        if view.readings.value("gpu_reset_required", uuid=gpu.uuid):
+            yield Match((gpu.uuid,), {"gpu": gpu.title, "index": gpu.index})
 
 
-def _uncorrected(seen: View) -> Iterator[Found]:
-    for gpu in seen.gpus:
-        count = seen.readings.total("gpu_ecc_errors_total", uuid=gpu.uuid, kind="uncorrected")
+def _uncorrected(view: View) -> Iterator[Match]:
+    for gpu in view.gpus:
+        count = view.readings.total("gpu_ecc_errors_total", uuid=gpu.uuid, kind="uncorrected")
         if count:
-            increase = seen.past.increase("uncorrected", gpu.uuid, seconds=EVENT_SECONDS + KEPT_SECONDS)
-            last = f", the last {age(increase.last, seen.about.now)}" if increase else ""
+            increase = view.history.increase("uncorrected", gpu.uuid, seconds=EVENT_SECONDS + KEPT_SECONDS)
+            last = f", the last {age(increase.last, view.exporter.now)}" if increase else ""
             errors = f"{count:.0f} uncorrected ECC error{'s' if count > 1 else ''}"
-            yield Found(
+            yield Match(
                 (gpu.uuid,),
                 {"gpu": gpu.title, "errors": errors, "last": last},
                 since=increase.first if increase else None,
@@ -117,74 +117,81 @@ def _uncorrected(seen: View) -> Iterator[Found]:
             )
 
 
-def _remap_failed(seen: View) -> Iterator[Found]:
-    yield from _flagged(seen, "gpu_remapped_rows_failed")
+def _remap_failed(view: View) -> Iterator[Match]:
+    yield from _flagged(view, "gpu_remapped_rows_failed")
 
 
-def _remap_pending(seen: View) -> Iterator[Found]:
-    yield from _flagged(seen, "gpu_remapped_rows_pending")
+def _remap_pending(view: View) -> Iterator[Match]:
+    yield from _flagged(view, "gpu_remapped_rows_pending")
 
 
-def _flagged(seen: View, family: str) -> Iterator[Found]:
-    for gpu in seen.gpus:
-        if seen.readings.value(family, uuid=gpu.uuid) == 1:
-            yield Found((gpu.uuid,), {"gpu": gpu.title})
+def _flagged(view: View, family: str) -> Iterator[Match]:
+    for gpu in view.gpus:
+        if view.readings.value(family, uuid=gpu.uuid) == 1:
+            yield Match((gpu.uuid,), {"gpu": gpu.title})
 
 
-def _hot(seen: View) -> Iterator[Found]:
-    for gpu in seen.gpus:
-        rates = {reason: _clock_events(seen, gpu, reason) for reason in HEAT_RATIOS}
+def _hot(view: View) -> Iterator[Match]:
+    for gpu in view.gpus:
+        rates = {reason: _clock_events(view, gpu, reason) for reason in HEAT_RATIOS}
         if rates["sw_thermal"] is not None:
-            rates[HEAT] = None  # contains the others
-        over = {reason: rate for reason, rate in rates.items() if rate and rate > HEAT_RATIOS[reason]}
-        if over:
-            reason, rate = max(over.items(), key=lambda item: item[1])
-            yield Found((gpu.uuid,), {"gpu": gpu.title, "share": share(rate), "reason": reason})
+            rates[THERMAL_REASON] = None  # the sum of the other reasons
+        exceeded = {reason: rate for reason, rate in rates.items() if rate and rate > HEAT_RATIOS[reason]}
+        if exceeded:
+            reason, rate = max(exceeded.items(), key=lambda item: item[1])
+            yield Match((gpu.uuid,), {"gpu": gpu.title, "share": share(rate), "reason": reason})
 
 
-def _clock_events(seen: View, gpu: Gpu, reason: str) -> float | None:
-    return seen.past.rate("clock events", gpu.uuid, reason, seconds=RATE_SECONDS)
+def _clock_events(view: View, gpu: Gpu, reason: str) -> float | None:
+    return view.history.rate("clock events", gpu.uuid, reason, seconds=RATE_SECONDS)
 
 
-def _braked(seen: View) -> Iterator[Found]:
-    for gpu in seen.gpus:
-        rate = _clock_events(seen, gpu, "hw_power_brake")
+def _braked(view: View) -> Iterator[Match]:
+    for gpu in view.gpus:
+        rate = _clock_events(view, gpu, "hw_power_brake")
         if rate and rate > BRAKE_RATIO:
-            yield Found((gpu.uuid,), {"gpu": gpu.title, "share": share(rate)})
+            yield Match((gpu.uuid,), {"gpu": gpu.title, "share": share(rate)})
 
 
-def _near_limit(seen: View) -> Iterator[Found]:
-    value = seen.readings.value
-    for gpu in seen.gpus:
+def _near_limit(view: View) -> Iterator[Match]:
+    value = view.readings.value
+    for gpu in view.gpus:
         limit = value("gpu_temperature_threshold_celsius", uuid=gpu.uuid, threshold="slowdown")
-        now = value("gpu_temperature_celsius", uuid=gpu.uuid, sensor="gpu")
+        temperature = value("gpu_temperature_celsius", uuid=gpu.uuid, sensor="gpu")
         margin = value("gpu_temperature_margin_celsius", uuid=gpu.uuid, threshold="nearest")
-        if limit is not None and now is not None:
-            margin = limit - now
-        if margin is not None and margin < LEAST_MARGIN_CELSIUS:
-            yield Found((gpu.uuid,), {"gpu": gpu.title, "margin": f"{margin:.0f}"})
+        if limit is not None and temperature is not None:
+            margin = limit - temperature
+        if margin is not None and margin < MIN_MARGIN_CELSIUS:
+            yield Match((gpu.uuid,), {"gpu": gpu.title, "margin": f"{margin:.0f}"})
 
 
-def _idle(seen: View) -> Iterator[Found]:
-    trainers = seen.readings.total("training_process_instances", role="trainer")
-    for gpu in seen.gpus if trainers else ():
-        busy = seen.past.rate("busy seconds", gpu.uuid, seconds=IDLE_SECONDS)
-        if busy is None:
-            busy = seen.past.mean("busy", gpu.uuid, seconds=IDLE_SECONDS)
-        if busy is not None and busy < GPU_IDLE_RATIO:
-            yield Found((gpu.uuid,), {"gpu": gpu.title, "share": share(busy)})
+def _idle(view: View) -> Iterator[Match]:
+    trainers = view.readings.total("training_process_instances", role="trainer")
+    for gpu in view.gpus if trainers else ():
+        busy_ratio = view.history.rate("busy seconds", gpu.uuid, seconds=IDLE_SECONDS)
+        if busy_ratio is None:
+            busy_ratio = view.history.mean("busy", gpu.uuid, seconds=IDLE_SECONDS)
+        if busy_ratio is not None and busy_ratio < GPU_IDLE_RATIO:
+            yield Match((gpu.uuid,), {"gpu": gpu.title, "share": share(busy_ratio)})
 
 
-def _behind(seen: View) -> Iterator[Found]:
+def _behind(view: View) -> Iterator[Match]:
     for track, signal in (("clock", "SM clock"), ("power", "power"), ("SM activity", "SM activity")):
-        means = {gpu: seen.past.mean(track, gpu.uuid, seconds=RATE_SECONDS) for gpu in seen.gpus if gpu.runs}
+        means = {
+            gpu: view.history.mean(track, gpu.uuid, seconds=RATE_SECONDS) for gpu in view.gpus if gpu.runs
+        }
         for run in sorted({run for gpu in means for run in gpu.runs}):
-            known = {gpu: mean for gpu, mean in means.items() if run in gpu.runs and mean is not None}
-            usual = median(known.values()) if known else 0.0
-            for gpu, mean in known.items():
-                if mean < GPU_STRAGGLER_RATIO * usual:
-                    facts = {"gpu": gpu.title, "signal": signal, "run": run, "share": share(mean / usual)}
-                    yield Found((gpu.uuid, run, track), facts)
+            run_means = {gpu: mean for gpu, mean in means.items() if run in gpu.runs and mean is not None}
+            run_median = median(run_means.values()) if run_means else 0.0
+            for gpu, mean in run_means.items():
+                if mean < GPU_STRAGGLER_RATIO * run_median:
+                    facts = {
+                        "gpu": gpu.title,
+                        "signal": signal,
+                        "run": run,
+                        "share": share(mean / run_median),
+                    }
+                    yield Match((gpu.uuid, run, track), facts)
 
 
 CONDITIONS = (
@@ -192,7 +199,7 @@ CONDITIONS = (
         alert="NvmlDown",
         condition="no answer of NVML where GPUs are expected",
         severity=AlertSeverity.CRITICAL,
-        sentence="NVIDIA's library does not answer{reason}, and {expected} GPUs are expected",
+        sentence="NVML does not respond{reason}, and {expected} GPUs are expected",
         remedy="check nvidia-smi and dmesg; reload the driver or reboot the node",
         find=_nvml_down,
     ),
@@ -208,7 +215,7 @@ CONDITIONS = (
         alert="GpuMissing",
         condition="fewer GPUs than expected",
         severity=AlertSeverity.CRITICAL,
-        sentence="only {found} of {expected} GPUs answer",
+        sentence="only {present} of {expected} GPUs respond",
         remedy="compare lspci with nvidia-smi -L; drain and reboot the node",
         find=_missing,
     ),

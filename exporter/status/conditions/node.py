@@ -1,10 +1,10 @@
-"""Conditions of the machine under the job, and of the limits of the job's container."""
+"""Conditions of the node, and of the resource limits of the job's container."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.status.condition import AlertSeverity, Condition, Found
+from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.numbers import share
 from exporter.status.thresholds import CGROUP_MEMORY_RATIO
 from exporter.status.view import View
@@ -19,86 +19,86 @@ SHM_RATIO = 0.9
 ACTIVE_PORT = 4.0
 
 
-def _starved(seen: View) -> Iterator[Found]:
-    readings = seen.readings
-    if any(rank.phase for rank in seen.ranks) or any(True for _ in readings.rows("training_phase_active")):
+def _starved(view: View) -> Iterator[Match]:
+    readings = view.readings
+    if any(rank.phase for rank in view.ranks) or any(True for _ in readings.rows("training_phase_active")):
         return
     active = {labels["uuid"]: value for labels, value in readings.rows("gpu_utilization_ratio")}
     active |= {labels["uuid"]: value for labels, value in readings.rows("gpu_sm_activity_ratio")}
-    waiting = seen.past.rate("I/O pressure", seconds=RATE_SECONDS)
+    pressure_ratio = view.history.rate("I/O pressure", seconds=RATE_SECONDS)
     sleeping = readings.total("training_process_state", state="disk_sleep")
     processes = readings.total("training_process_instances")
-    by_processes = sleeping / processes if sleeping is not None and processes else None
-    waits = next(
-        (ratio for ratio in (waiting, by_processes) if ratio is not None and ratio > WAITING_RATIO), None
-    )
-    if waits is not None and active and sum(active.values()) / len(active) < ACTIVE_RATIO:
-        yield Found((), {"share": share(waits)})
+    sleeping_ratio = sleeping / processes if sleeping is not None and processes else None
+    ratios = [ratio for ratio in (pressure_ratio, sleeping_ratio) if ratio is not None]
+    waiting_ratio = next((ratio for ratio in ratios if ratio > WAITING_RATIO), None)
+    if waiting_ratio is not None and active and sum(active.values()) / len(active) < ACTIVE_RATIO:
+        yield Match((), {"share": share(waiting_ratio)})
 
 
-def _memory_ratios(seen: View) -> tuple[float, float] | None:
-    used = seen.readings.value("cgroup_memory_working_set_bytes")
-    limit = seen.readings.value("cgroup_memory_limit_bytes")
+def _memory_use_and_limit(view: View) -> tuple[float, float] | None:
+    used = view.readings.value("cgroup_memory_working_set_bytes")
+    limit = view.readings.value("cgroup_memory_limit_bytes")
     return (used, limit) if used is not None and limit else None
 
 
-def _near_limit(seen: View) -> Iterator[Found]:
-    found = _memory_ratios(seen)
-    if found is None:
+def _near_limit(view: View) -> Iterator[Match]:
+    memory = _memory_use_and_limit(view)
+    if memory is None:
         return
-    used, limit = found
-    ahead = [
-        seen.past.predicted("working set", seconds=seconds, ahead=PREDICTED_SECONDS)
+    used, limit = memory
+    predictions = [
+        view.history.predicted("working set", seconds=seconds, ahead_seconds=PREDICTED_SECONDS)
         for seconds in (1800.0, 600.0)
     ]
-    recent = [value for _, value in seen.past.levels("working set", seconds=600.0) if value is not None]
-    grows = all(value is not None and value > limit for value in ahead)
+    recent = [value for _, value in view.history.levels("working set", seconds=600.0) if value is not None]
+    grows = all(value is not None and value > limit for value in predictions)
     if used / limit > CGROUP_MEMORY_RATIO:
-        yield Found((), {"share": share(used / limit), "forecast": ""})
+        yield Match((), {"share": share(used / limit), "forecast": ""})
     elif grows and recent and min(recent) / limit > HALF_RATIO:
-        yield Found((), {"share": share(used / limit), "forecast": " and exceeds it within the hour"})
+        yield Match((), {"share": share(used / limit), "forecast": " and exceeds it within the hour"})
 
 
-def _at_limit(seen: View) -> Iterator[Found]:
-    found = _memory_ratios(seen)
-    if found is not None and found[0] / found[1] > AT_LIMIT_RATIO:
-        yield Found((), {"share": share(found[0] / found[1])})
+def _at_limit(view: View) -> Iterator[Match]:
+    memory = _memory_use_and_limit(view)
+    if memory is not None and memory[0] / memory[1] > AT_LIMIT_RATIO:
+        yield Match((), {"share": share(memory[0] / memory[1])})
 
 
-def _killed(seen: View) -> Iterator[Found]:
-    increase = seen.past.increase("killed", seconds=EVENT_SECONDS)
+def _killed(view: View) -> Iterator[Match]:
+    increase = view.history.increase("killed", seconds=EVENT_SECONDS)
     if increase is not None:
         processes = f"{increase.count:.0f} process{'es' if increase.count > 1 else ''}"
-        yield Found((), {"processes": processes}, since=increase.first, event=True)
+        yield Match((), {"processes": processes}, since=increase.first, event=True)
 
 
-def _throttled(seen: View) -> Iterator[Found]:
-    stopped = seen.past.rate("throttled periods", seconds=RATE_SECONDS)
-    periods = seen.past.rate("periods", seconds=RATE_SECONDS)
-    if stopped is not None and periods and stopped / periods > THROTTLED_RATIO:
-        yield Found((), {"share": share(stopped / periods)})
+def _throttled(view: View) -> Iterator[Match]:
+    throttled = view.history.rate("throttled periods", seconds=RATE_SECONDS)
+    periods = view.history.rate("periods", seconds=RATE_SECONDS)
+    if throttled is not None and periods and throttled / periods > THROTTLED_RATIO:
+        yield Match((), {"share": share(throttled / periods)})
 
 
-def _shm(seen: View) -> Iterator[Found]:
-    used, whole = (seen.readings.value(f"host_shm_{each}_bytes") for each in ("used", "size"))
-    if used is not None and whole and used / whole > SHM_RATIO:
-        yield Found((), {"share": share(used / whole)})
+def _shm(view: View) -> Iterator[Match]:
+    used = view.readings.value("host_shm_used_bytes")
+    size = view.readings.value("host_shm_size_bytes")
+    if used is not None and size and used / size > SHM_RATIO:
+        yield Match((), {"share": share(used / size)})
 
 
-def _link_down(seen: View) -> Iterator[Found]:
-    for device, port in seen.past.owners("port state"):
-        states = [value for _, value in seen.past.levels("port state", device, port) if value is not None]
-        now = seen.readings.value("host_rdma_port_state", device=device, port=port)
-        if now is not None and now < ACTIVE_PORT and max(states, default=0.0) >= ACTIVE_PORT:
-            yield Found((device, port), {"device": device, "port": port, "state": f"{now:.0f}"})
+def _link_down(view: View) -> Iterator[Match]:
+    for device, port in view.history.owners("port state"):
+        states = [value for _, value in view.history.levels("port state", device, port) if value is not None]
+        state = view.readings.value("host_rdma_port_state", device=device, port=port)
+        if state is not None and state < ACTIVE_PORT and max(states, default=0.0) >= ACTIVE_PORT:
+            yield Match((device, port), {"device": device, "port": port, "state": f"{state:.0f}"})
 
 
-def _link_errors(seen: View) -> Iterator[Found]:
-    for device, port in seen.past.owners("link failures"):
-        state = seen.readings.value("host_rdma_port_state", device=device, port=port)
-        increase = seen.past.increase("link failures", device, port, seconds=EVENT_SECONDS)
+def _link_errors(view: View) -> Iterator[Match]:
+    for device, port in view.history.owners("link failures"):
+        state = view.readings.value("host_rdma_port_state", device=device, port=port)
+        increase = view.history.increase("link failures", device, port, seconds=EVENT_SECONDS)
         if increase is not None and not (state is not None and state < ACTIVE_PORT):
-            yield Found((device, port), {"device": device, "port": port}, since=increase.first, event=True)
+            yield Match((device, port), {"device": device, "port": port}, since=increase.first, event=True)
 
 
 CONDITIONS = (

@@ -1,10 +1,10 @@
-"""Conditions of ranks: ended or silent processes, stuck phases, stragglers, tight memory."""
+"""Conditions of ranks: ended and silent processes, stuck phases, stragglers, and GPU memory pressure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from exporter.status.condition import AlertSeverity, Condition, Found
+from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.numbers import duration, ranges
 from exporter.status.view import STOPPED_SECONDS, Rank, View
 
@@ -19,98 +19,100 @@ LONG_PHASES = frozenset(
 )
 
 
-def _by_run(seen: View, holds: Callable[[Rank], bool]) -> Iterator[tuple[str, str, list[Rank]]]:
-    """Yield the run, the name of the ranks for which something holds, and these ranks."""
-    found: dict[str, list[Rank]] = {}
-    for rank in seen.ranks:
-        if rank.run and holds(rank):
-            found.setdefault(rank.run, []).append(rank)
-    for run, ranks in found.items():
-        yield run, _named(ranks), ranks
+def _by_run(view: View, is_affected: Callable[[Rank], bool]) -> Iterator[tuple[str, str, list[Rank]]]:
+    """Yield each run with affected ranks: the run, the text that names the ranks, and the ranks."""
+    ranks_by_run: dict[str, list[Rank]] = {}
+    for rank in view.ranks:
+        if rank.run and is_affected(rank):
+            ranks_by_run.setdefault(rank.run, []).append(rank)
+    for run, ranks in ranks_by_run.items():
+        yield run, _ranks_text(ranks), ranks
 
 
-def _named(ranks: list[Rank]) -> str:
+def _ranks_text(ranks: list[Rank]) -> str:
     numbers = {int(rank.rank) for rank in ranks if rank.rank.isdecimal()}
     if not numbers:
         return ranks[0].title
     return f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)} of {ranks[0].run}"
 
 
-def _ended(seen: View) -> Iterator[Found]:
-    running = {rank.run for rank in seen.ranks if rank.alive and rank.rank}
+def _ended(view: View) -> Iterator[Match]:
+    running = {rank.run for rank in view.ranks if rank.alive and rank.rank}
     for run, name, ranks in _by_run(
-        seen, lambda rank: rank.alive == 0 and bool(rank.rank) and rank.run in running
+        view, lambda rank: rank.alive == 0 and bool(rank.rank) and rank.run in running
     ):
-        if not seen.runs[run].ended:
+        if not view.runs[run].ended:
             since = min((rank.updated for rank in ranks if rank.updated is not None), default=None)
-            yield Found((run,), {"ranks": name}, since=since)
+            yield Match((run,), {"ranks": name}, since=since)
 
 
-def _silence(rank: Rank, seen: View) -> float:
-    return seen.about.now - rank.updated if rank.alive and rank.updated is not None else 0.0
+def _silent_seconds(rank: Rank, view: View) -> float:
+    return view.exporter.now - rank.updated if rank.alive and rank.updated is not None else 0.0
 
 
-def _silent(seen: View) -> Iterator[Found]:
+def _silent(view: View) -> Iterator[Match]:
     for run, name, ranks in _by_run(
-        seen, lambda rank: STOPPED_SECONDS < _silence(rank, seen) <= LOST_SECONDS
+        view, lambda rank: STOPPED_SECONDS < _silent_seconds(rank, view) <= LOST_SECONDS
     ):
-        yield Found((run,), {"ranks": name}, since=min(rank.updated or 0.0 for rank in ranks))
+        yield Match((run,), {"ranks": name}, since=min(rank.updated or 0.0 for rank in ranks))
 
 
-def _lost(seen: View) -> Iterator[Found]:
-    for run, name, ranks in _by_run(seen, lambda rank: _silence(rank, seen) > LOST_SECONDS):
-        yield Found((run,), {"ranks": name}, since=min(rank.updated or 0.0 for rank in ranks))
+def _lost(view: View) -> Iterator[Match]:
+    for run, name, ranks in _by_run(view, lambda rank: _silent_seconds(rank, view) > LOST_SECONDS):
+        yield Match((run,), {"ranks": name}, since=min(rank.updated or 0.0 for rank in ranks))
 
 
-def _stuck(seen: View) -> Iterator[Found]:
+def _stuck(view: View) -> Iterator[Match]:
     def start(rank: Rank) -> float | None:
         if rank.alive == 0:
             return None
         return rank.phase_since if rank.phase in LONG_PHASES else rank.progress
 
     for run, name, ranks in _by_run(
-        seen,
+        view,
         lambda rank: (
             rank.phase in LONG_PHASES | {"validation"}
-            and (began := start(rank)) is not None
-            and seen.about.now - began > STUCK_SECONDS
+            and (since := start(rank)) is not None
+            and view.exporter.now - since > STUCK_SECONDS
         ),
     ):
         phases = ", ".join(sorted({rank.phase for rank in ranks}))
-        since = min(began for rank in ranks if (began := start(rank)) is not None)
-        yield Found((run,), {"ranks": name, "phases": phases}, since=since)
+        first = min(since for rank in ranks if (since := start(rank)) is not None)
+        yield Match((run,), {"ranks": name, "phases": phases}, since=first)
 
 
-def _stragglers(seen: View) -> Iterator[Found]:
-    for run, name, ranks in _by_run(seen, lambda rank: rank.is_slow):
+def _stragglers(view: View) -> Iterator[Match]:
+    for run, name, ranks in _by_run(view, lambda rank: rank.is_slow):
         slowest = max(rank.compute_seconds or 0.0 for rank in ranks)
-        fastest = min(seen.runs[run].fastest_seconds.values(), default=None)
+        fastest = min(view.runs[run].fastest_seconds.values(), default=None)
         cards = sorted({rank.gpu for rank in ranks if rank.gpu})
         facts = {
             "ranks": name,
             "cards": f" (GPU {', '.join(cards)})" if cards else "",
-            "own": duration(slowest),
+            "slowest": duration(slowest),
             "fastest": duration(fastest),
         }
-        yield Found((run,), facts)
+        yield Match((run,), facts)
 
 
-def _rivals(seen: View) -> Iterator[Found]:
-    for rank in seen.ranks:
+def _rivals(view: View) -> Iterator[Match]:
+    for rank in view.ranks:
         if rank.rivals:
-            more = f"{rank.rivals:.0f} more processes train" if rank.rivals > 1 else "a second process trains"
-            yield Found((rank.run, rank.rank), {"more": more, "rank": rank.title})
+            processes = (
+                f"{rank.rivals:.0f} more processes train" if rank.rivals > 1 else "a second process trains"
+            )
+            yield Match((rank.run, rank.rank), {"processes": processes, "rank": rank.title})
 
 
-def _retries(seen: View) -> Iterator[Found]:
-    found: dict[str, list[tuple[str, str]]] = {}
-    for run, rank, gpu in seen.past.owners("allocation retries"):
-        if seen.past.increase("allocation retries", run, rank, gpu, seconds=RETRY_SECONDS):
-            found.setdefault(run, []).append((rank, gpu))
-    for run, places in found.items():
-        ranks = ranges(int(rank) for rank, _ in places if rank.isdecimal())
-        cards = ", ".join(sorted({gpu for _, gpu in places if gpu}))
-        yield Found((run,), {"run": run, "ranks": ranks, "cards": cards or "unknown"})
+def _retries(view: View) -> Iterator[Match]:
+    ranks_and_gpus: dict[str, list[tuple[str, str]]] = {}
+    for run, rank, gpu in view.history.owners("allocation retries"):
+        if view.history.increase("allocation retries", run, rank, gpu, seconds=RETRY_SECONDS):
+            ranks_and_gpus.setdefault(run, []).append((rank, gpu))
+    for run, pairs in ranks_and_gpus.items():
+        ranks = ranges(int(rank) for rank, _ in pairs if rank.isdecimal())
+        cards = ", ".join(sorted({gpu for _, gpu in pairs if gpu}))
+        yield Match((run,), {"run": run, "ranks": ranks, "cards": cards or "unknown"})
 
 
 CONDITIONS = (
@@ -146,14 +148,14 @@ CONDITIONS = (
     Condition(
         alert="TrainingStraggler",
         condition="the fastest rank's compute time below threshold:training_straggler:ratio of a rank's own",
-        sentence="{ranks}{cards} slow: {own} of own work per step, the fastest rank {fastest}",
+        sentence="{ranks}{cards} slow: {slowest} of compute time per step, the fastest rank {fastest}",
         remedy="check heat, clocks and power limit of the card, then the CPU of the node",
         find=_stragglers,
     ),
     Condition(
         condition="training_rank_conflicts is above 0",
         severity=AlertSeverity.CRITICAL,
-        sentence="{more} as {rank}",
+        sentence="{processes} as {rank}",
         remedy="choose a different run name for either job",
         find=_rivals,
     ),

@@ -1,10 +1,10 @@
-"""Conditions of runs: death, hang, pace, waiting for data, values that are not finite, restarts."""
+"""Conditions of runs: failed, hanging and slow runs, data stalls, nonfinite values, and restarts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.status.condition import AlertSeverity, Condition, Found
+from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.history import PACE_SECONDS, Increase
 from exporter.status.numbers import age, ranges, share
 from exporter.status.thresholds import DATA_STALL_RATIO, SLOWER_RATIO, STARTUP_SECONDS
@@ -12,41 +12,41 @@ from exporter.status.view import Run, View
 
 NONFINITE_SECONDS = 900.0
 GRADIENT_SECONDS, GRADIENT_RATIO = 600.0, 0.1
-RESTART_SECONDS, MOST_RESTARTS = 3600.0, 3
+RESTART_SECONDS, MAX_RESTARTS = 3600.0, 3
 SAVING_OR_VALIDATING = frozenset({"checkpoint_load", "checkpoint_save_sync", "validation", "test"})
 
 
-def _died(seen: View) -> Iterator[Found]:
-    for name, run in seen.runs.items():
+def _died(view: View) -> Iterator[Match]:
+    for name, run in view.runs.items():
         if run.state in {"failed", "lost"}:
             outcome = "failed" if run.state == "failed" else "ended without a report"
             reason = f": {run.reason}" if run.reason else ""
-            yield Found((name,), {"run": name, "outcome": outcome, "reason": reason}, since=run.since)
+            yield Match((name,), {"run": name, "outcome": outcome, "reason": reason}, since=run.since)
 
 
-def _hung(seen: View) -> Iterator[Found]:
-    yield from _overdue(seen, "hung")
+def _hung(view: View) -> Iterator[Match]:
+    yield from _overdue(view, "hung")
 
 
-def _stalled(seen: View) -> Iterator[Found]:
-    yield from _overdue(seen, "stalled")
+def _stalled(view: View) -> Iterator[Match]:
+    yield from _overdue(view, "stalled")
 
 
-def _overdue(seen: View, state: str) -> Iterator[Found]:
-    for name, run in seen.runs.items():
+def _overdue(view: View, state: str) -> Iterator[Match]:
+    for name, run in view.runs.items():
         if run.state == state:
-            hang = seen.about.hangs.get(name)
-            where = hang.sentence if hang else _phases(seen, run)
+            hang = view.exporter.hangs.get(name)
+            where = hang.sentence if hang else _phases(view, run)
             stacks = hang.groups if hang else ()
             step = f" at step {hang.step:,}" if hang and hang.step is not None else ""
             facts = {"run": name, "step": step, "where": where}
-            yield Found((name,), facts, since=run.since, stacks=stacks)
+            yield Match((name,), facts, since=run.since, stacks=stacks)
 
 
-def _phases(seen: View, run: Run) -> str:
+def _phases(view: View, run: Run) -> str:
     """Return the phases of the ranks of this node."""
     phases: dict[str, list[int]] = {}
-    for rank in seen.ranks:
+    for rank in view.ranks:
         if rank.run == run.name and rank.alive and rank.phase and rank.rank.isdecimal():
             phases.setdefault(rank.phase, []).append(int(rank.rank))
     texts = [
@@ -55,88 +55,92 @@ def _phases(seen: View, run: Run) -> str:
     return ". ".join(texts) or "No phase of its ranks is known"
 
 
-def _slow_start(seen: View) -> Iterator[Found]:
-    for name in seen.runs:
-        started = seen.readings.value("training_attempt_start_timestamp_seconds", run=name)
-        ranks = [rank for rank in seen.ranks if rank.run == name]
+def _slow_start(view: View) -> Iterator[Match]:
+    for name in view.runs:
+        started = view.readings.value("training_attempt_start_timestamp_seconds", run=name)
+        ranks = [rank for rank in view.ranks if rank.run == name]
         progress = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
         if (
             started is not None
-            and seen.about.now - started > STARTUP_SECONDS
-            and seen.readings.value("training_attempt_steps", run=name) == 0
-            and (progress is None or seen.about.now - progress >= STARTUP_SECONDS)
+            and view.exporter.now - started > STARTUP_SECONDS
+            and view.readings.value("training_attempt_steps", run=name) == 0
+            and (progress is None or view.exporter.now - progress >= STARTUP_SECONDS)
             and any(rank.alive != 0 for rank in ranks)
         ):
-            yield Found((name,), {"run": name, "where": _phases(seen, seen.runs[name])}, since=started)
+            yield Match((name,), {"run": name, "where": _phases(view, view.runs[name])}, since=started)
 
 
-def _slower(seen: View) -> Iterator[Found]:
-    for name, run in seen.runs.items():
-        now = seen.past.rate("executed steps", name, seconds=PACE_SECONDS)
-        busy = any(rank.run == name and rank.phase in SAVING_OR_VALIDATING for rank in seen.ranks)
-        if now is None or busy or run.ended or run.state in {"hung", "stalled"}:
+def _slower(view: View) -> Iterator[Match]:
+    for name, run in view.runs.items():
+        rate = view.history.rate("executed steps", name, seconds=PACE_SECONDS)
+        busy = any(rank.run == name and rank.phase in SAVING_OR_VALIDATING for rank in view.ranks)
+        if rate is None or busy or run.ended or run.state in {"hung", "stalled"}:
             continue
-        before = seen.past.usual_rate("executed steps", name)
-        if before and now / before < SLOWER_RATIO:
-            facts = {"run": name, "share": share(now / before)}
-            yield Found((name,), facts)
+        usual_rate = view.history.usual_rate("executed steps", name)
+        if usual_rate and rate / usual_rate < SLOWER_RATIO:
+            facts = {"run": name, "share": share(rate / usual_rate)}
+            yield Match((name,), facts)
 
 
-def _waits_for_data(seen: View) -> Iterator[Found]:
+def _waits_for_data(view: View) -> Iterator[Match]:
     phases: dict[str, dict[str, float]] = {}
-    for run, phase in seen.past.owners("phase"):
-        seconds = seen.past.rate("phase", run, phase, seconds=PACE_SECONDS)
+    for run, phase in view.history.owners("phase"):
+        seconds = view.history.rate("phase", run, phase, seconds=PACE_SECONDS)
         phases.setdefault(run, {})[phase] = seconds or 0.0
     for run, rates in phases.items():
-        whole = sum(rates.values())
-        if whole and rates.get("data_loading", 0.0) / whole > DATA_STALL_RATIO:
-            yield Found((run,), {"run": run, "share": share(rates["data_loading"] / whole)})
+        total = sum(rates.values())
+        if total and rates.get("data_loading", 0.0) / total > DATA_STALL_RATIO:
+            yield Match((run,), {"run": run, "share": share(rates["data_loading"] / total)})
 
 
-def _losses(seen: View) -> Iterator[Found]:
-    for name, run in seen.runs.items():
+def _losses(view: View) -> Iterator[Match]:
+    for name, run in view.runs.items():
         if run.ended or run.state == "ending":
             continue
-        whole = seen.past.increase("nonfinite", name, "loss", known="executed steps")
-        if whole is not None:
-            recent = seen.past.increase(
-                "nonfinite", name, "loss", seconds=NONFINITE_SECONDS, known="executed steps"
+        increase = view.history.increase("nonfinite", name, "loss", existence="executed steps")
+        if increase is not None:
+            recent = view.history.increase(
+                "nonfinite", name, "loss", seconds=NONFINITE_SECONDS, existence="executed steps"
             )
-            yield Found(
+            yield Match(
                 (name,),
-                {"run": name, "count": counted(whole, "loss", "losses"), "last": last_time(seen, whole)},
-                since=whole.first,
+                {
+                    "run": name,
+                    "count": counted(increase, "loss", "losses"),
+                    "last": last_time(view, increase),
+                },
+                since=increase.first,
                 event=True,
                 is_past=recent is None,
             )
 
 
-def counted(increase: Increase, one: str, many: str) -> str:
+def counted(increase: Increase, singular: str, plural: str) -> str:
     """Return the number of events with their name."""
-    return f"{increase.count:.0f} {one if round(increase.count) == 1 else many}"
+    return f"{increase.count:.0f} {singular if round(increase.count) == 1 else plural}"
 
 
-def last_time(seen: View, increase: Increase) -> str:
+def last_time(view: View, increase: Increase) -> str:
     """Return when the last of several events happened; "" for events at one time."""
-    return "" if increase.first == increase.last else f", the last {age(increase.last, seen.about.now)}"
+    return "" if increase.first == increase.last else f", the last {age(increase.last, view.exporter.now)}"
 
 
-def _gradients(seen: View) -> Iterator[Found]:
-    for name, run in seen.runs.items():
+def _gradients(view: View) -> Iterator[Match]:
+    for name, run in view.runs.items():
         if run.ended or run.state == "ending":
             continue
-        bad = seen.past.rate("nonfinite", name, "grad", seconds=GRADIENT_SECONDS)
-        steps = seen.past.rate("executed steps", name, seconds=GRADIENT_SECONDS)
-        if bad is not None and steps is not None and bad > GRADIENT_RATIO * steps:
-            yield Found((name,), {"run": name, "share": share(bad / steps) if steps else "all"})
+        nonfinite = view.history.rate("nonfinite", name, "grad", seconds=GRADIENT_SECONDS)
+        steps = view.history.rate("executed steps", name, seconds=GRADIENT_SECONDS)
+        if nonfinite is not None and steps is not None and nonfinite > GRADIENT_RATIO * steps:
+            yield Match((name,), {"run": name, "share": share(nonfinite / steps) if steps else "all"})
 
 
-def _restarts(seen: View) -> Iterator[Found]:
-    for (run,) in seen.past.owners("restarts"):
-        increase = seen.past.increase("restarts", run, seconds=RESTART_SECONDS)
-        if increase is not None and round(increase.count) > MOST_RESTARTS:
+def _restarts(view: View) -> Iterator[Match]:
+    for (run,) in view.history.owners("restarts"):
+        increase = view.history.increase("restarts", run, seconds=RESTART_SECONDS)
+        if increase is not None and round(increase.count) > MAX_RESTARTS:
             facts = {"run": run, "count": f"{increase.count:.0f}"}
-            yield Found((run,), facts, since=increase.first)
+            yield Match((run,), facts, since=increase.first)
 
 
 CONDITIONS = (

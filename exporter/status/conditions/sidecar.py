@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter import diagnoses
-from exporter.status.condition import AlertSeverity, Condition, Found
+from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.numbers import share
 from exporter.status.view import View
 
@@ -14,69 +14,69 @@ RATE_SECONDS = 300.0
 CORE_RATIO, CORE_RATIO_PER_RANK = 0.02, 0.002
 
 
-def _not_ready(seen: View) -> Iterator[Found]:
-    if seen.about.not_ready is not None:
-        yield Found((), {"reason": seen.about.not_ready})
+def _not_ready(view: View) -> Iterator[Match]:
+    if view.exporter.not_ready is not None:
+        yield Match((), {"reason": view.exporter.not_ready})
 
 
-def _silent_jobs(seen: View) -> Iterator[Found]:
-    for job in seen.about.silent_jobs:
+def _silent_jobs(view: View) -> Iterator[Match]:
+    for job in view.exporter.silent_jobs:
         if job.silence is not None:
             facts = {"run": job.run, "found": job.silence.found, "remedy": job.silence.remedy}
-            yield Found((job.run,), facts)
+            yield Match((job.run,), facts)
 
 
-def _stale_collectors(seen: View) -> Iterator[Found]:
+def _stale_collectors(view: View) -> Iterator[Match]:
     intervals = {
         labels["collector"]: value
-        for labels, value in seen.readings.rows("exporter_collector_interval_seconds")
+        for labels, value in view.readings.rows("exporter_collector_interval_seconds")
     }
-    succeeded = {
+    success_times = {
         labels["collector"]: value
-        for labels, value in seen.readings.rows("exporter_collector_last_success_timestamp_seconds")
+        for labels, value in view.readings.rows("exporter_collector_last_success_timestamp_seconds")
     }
-    messages = {status.name: status.message or status.reason for status in seen.collectors}
-    for labels, success in seen.readings.rows("exporter_collector_success"):
+    messages = {status.name: status.message or status.reason for status in view.collectors}
+    for labels, success in view.readings.rows("exporter_collector_success"):
         name = labels["collector"]
-        last = succeeded.get(name)
-        limit = max(STALE_INTERVALS * intervals.get(name, 0.0), STALE_SECONDS)
-        if success == 0 if last is None else seen.about.now - last > limit:
+        last = success_times.get(name)
+        limit_seconds = max(STALE_INTERVALS * intervals.get(name, 0.0), STALE_SECONDS)
+        if success == 0 if last is None else view.exporter.now - last > limit_seconds:
             reason = messages.get(name) or "no success"
-            yield Found((name,), {"collector": name, "reason": reason}, since=last)
+            yield Match((name,), {"collector": name, "reason": reason}, since=last)
 
 
-def _dropped_series(seen: View) -> Iterator[Found]:
-    for (reason,) in seen.past.owners("dropped series"):
-        if seen.past.rate("dropped series", reason, seconds=RATE_SECONDS):
-            count = seen.readings.total("exporter_series_dropped_total", reason=reason) or 0
-            yield Found((reason,), {"count": f"{count:.0f}", "reason": reason})
+def _dropped_series(view: View) -> Iterator[Match]:
+    for (reason,) in view.history.owners("dropped series"):
+        if view.history.rate("dropped series", reason, seconds=RATE_SECONDS):
+            count = view.readings.total("exporter_series_dropped_total", reason=reason) or 0
+            yield Match((reason,), {"count": f"{count:.0f}", "reason": reason})
 
 
-def _cost(seen: View) -> Iterator[Found]:
-    used = seen.past.rate("exporter CPU", seconds=RATE_SECONDS)
-    ranks = sum(rank.alive == 1 for rank in seen.ranks)
-    if used is not None and used > CORE_RATIO + CORE_RATIO_PER_RANK * ranks:
-        yield Found((), {"share": share(used), "ranks": ranks})
+def _cost(view: View) -> Iterator[Match]:
+    cpu_ratio = view.history.rate("exporter CPU", seconds=RATE_SECONDS)
+    ranks = sum(rank.alive == 1 for rank in view.ranks)
+    if cpu_ratio is not None and cpu_ratio > CORE_RATIO + CORE_RATIO_PER_RANK * ranks:
+        yield Match((), {"share": share(cpu_ratio), "ranks": ranks})
 
 
-def _reload(seen: View) -> Iterator[Found]:
+def _reload(view: View) -> Iterator[Match]:
     for family, file in (
         ("exporter_config_last_reload_successful", "--config.file"),
         ("exporter_web_config_last_reload_successful", "--web.config.file"),
     ):
-        if seen.readings.value(family) == 0:
-            yield Found((file,), {"file": file})
+        if view.readings.value(family) == 0:
+            yield Match((file,), {"file": file})
 
 
-def _suppressed(seen: View) -> Iterator[Found]:
-    if count := seen.readings.value("exporter_ledger_suppressed_ranks"):
-        yield Found((), {"count": f"{count:.0f}"})
+def _suppressed(view: View) -> Iterator[Match]:
+    if count := view.readings.value("exporter_ledger_suppressed_ranks"):
+        yield Match((), {"count": f"{count:.0f}"})
 
 
-def _foreign_entries(seen: View) -> Iterator[Found]:
-    for labels, value in seen.readings.rows("exporter_feed_foreign_entry"):
+def _foreign_entries(view: View) -> Iterator[Match]:
+    for labels, value in view.readings.rows("exporter_feed_foreign_entry"):
         if value:
-            yield Found((labels["entry"],), {"entry": labels["entry"]})
+            yield Match((labels["entry"],), {"entry": labels["entry"]})
 
 
 CONDITIONS = (
