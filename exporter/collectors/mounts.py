@@ -31,7 +31,7 @@ class Mount:
 
     @property
     def label(self) -> str:
-        """The mount point as a label value."""
+        """Mount point as a label value."""
         return printable(self.path)
 
 

@@ -29,7 +29,7 @@ class CollectorOptions:
 
     @property
     def effective_deadline(self) -> float:
-        """The deadline, or the interval if that is shorter than the default deadline."""
+        """Deadline in seconds, but at most the interval."""
         return min(self.deadline, self.interval)
 
     def problems(self) -> Iterator[tuple[str, str]]:

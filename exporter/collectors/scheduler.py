@@ -33,7 +33,7 @@ WATCH_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A thread and the collectors of the thread; guarded by the scheduler's lock."""
+    """Thread with its collectors; guarded by the scheduler's lock."""
 
     name: str
     wake: threading.Condition

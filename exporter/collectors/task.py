@@ -20,7 +20,7 @@ Problems = Sequence[tuple[str, str]]
 
 @dataclass(slots=True, eq=False)
 class CollectorTask:
-    """Schedule of a collector name, which remains after the collector is removed; guarded by the scheduler's lock."""
+    """Schedule and counters of a collector name, which outlive the collector; guarded by the scheduler's lock."""
 
     name: str
     lane: str = ""  # name of the lane
@@ -41,7 +41,7 @@ class CollectorTask:
     logged: set[str] = field(default_factory=set)
 
     def schedule(self, collector: AnyCollector, *, lane: str, interval: float, deadline: float) -> None:
-        """Begin with a collector; the counters of the name continue."""
+        """Schedule a collector; the counters of the name continue."""
         self.collector, self.lane = collector, lane
         self.interval_seconds, self.deadline_seconds = interval, deadline
         self.due, self.duration_seconds, self.unsupported = -math.inf, None, ()
@@ -59,11 +59,11 @@ class CollectorTask:
         return next_time + interval if next_time - now < interval / 2 else next_time
 
     def is_late(self, now: float) -> bool:
-        """Return whether the present pass is past the deadline."""
+        """Return True if the present pass has exceeded the deadline."""
         return self.running_since is not None and now - self.running_since >= self.deadline_seconds
 
     def is_stale(self, now: float) -> bool:
-        """Return whether the published block is too old, or of a removed collector."""
+        """Return True if the published block is too old or belongs to a removed collector."""
         longest = max(3 * self.interval_seconds, self.interval_seconds + self.deadline_seconds)
         late = self.published_at is not None and now - self.published_at >= longest
         return late or self.published_by is not self.collector
@@ -77,7 +77,7 @@ class CollectorTask:
                 LOG.info("collector %s: %s", self.name, missing)
 
     def judge(self, problems: Problems) -> None:
-        """Record the verdict on a pass; the log has a line for each change of the reasons."""
+        """Record the result of a pass, and log a line if the failure reasons have changed."""
         previous_problems, self.problems = self.problems, tuple(problems)
         reasons = {reason for reason, _ in problems}
         for reason in reasons:
@@ -108,5 +108,5 @@ class CollectorTask:
 
 
 def message_of(problems: Problems) -> str:
-    """Return the problems as a line of text."""
+    """Return the problems as one line of text."""
     return "; ".join(f"{message} ({reason})" for reason, message in problems)

@@ -1,7 +1,7 @@
-"""Feed file decoding, in the sidecar: bytes to snapshots, within limits on memory.
+"""Decoder of feed files, used in the sidecar: bytes to snapshots, within memory limits.
 
-Damaged or invented content and content of another version raises `FeedFormatError`. Unknown keys, aggregations and fields
-are ignored; missing fields have the default of the contract. All limits of the writer are checked.
+Damaged or invalid content and content of an unknown version raise `FeedFormatError`. Unknown keys, aggregations and fields are
+ignored; missing fields have the default values of the contract. The decoder checks all limits of the writer.
 """
 
 from __future__ import annotations
@@ -53,31 +53,31 @@ Parsed = TypeVar("Parsed")
 STAT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*(\.[a-zA-Z0-9_]+)*")
 LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 RESERVED_LABELS = frozenset({"run", "rank", "worker", "le", "quantile"})
-"""Labels that the sidecar adds to a Stat's series; a second label of the name would invalidate the scrape."""
+"""Labels that the sidecar adds to the series of a Stat; a duplicate label name would invalidate the scrape."""
 
 MAX_CONTAINERS = 200_000
-"""Lists and objects of a section: 10,000 Stats with 16 labels each have 180,000."""
+"""Maximum number of lists and objects in a section: 10,000 Stats with 16 labels each have 180,000."""
 MAX_AGGREGATIONS = 64
 MAX_REASONS = 32
-"""Reasons for rejected samples of a Stat."""
+"""Maximum number of reasons for rejected samples of a Stat."""
 STAT_BYTES, PART_BYTES = 4_000, 700
-"""Cost of a Stat in the sidecar, from the snapshot to the series, and of an aggregation or bucket of the Stat."""
+"""Memory in bytes of a Stat in the sidecar, from the snapshot to the series, and of each aggregation or bucket."""
 BUCKET_BYTES = 100
-"""Cost of an exponential bucket."""
+"""Memory of an exponential bucket."""
 ITEM_BYTES = 200
-"""Cost of a fact, an event type or a phase."""
+"""Memory of a fact, an event type or a phase."""
 MAX_OTHER_BYTES = 1 << 20
-"""Limit of the cost of facts, events and phases of a process; 500 kinds of events and all handlers use half of it."""
+"""Limit of the memory of facts, events and phases of a process; 500 event types and all handlers use half of the limit."""
 MAX_EXPONENTIAL_BUCKETS = 40_000
-"""Limit of the exponential buckets of a process; further histograms stay classic."""
+"""Maximum number of exponential buckets of a process; the remaining histograms are published with classic buckets."""
 ROOM_BYTES = 24 << 20
-"""Default limit of the cost of a process."""
+"""Default memory limit of a process."""
 
 
 class Decoder:
     """Decoder of the successive snapshots of a process; unchanged sections are not parsed.
 
-    Stats without room are ignored: first Stats of users, in reverse order. `dropped["memory"]` of the snapshot has the number.
+    Stats beyond the memory limit are ignored, the last Stats of users first. `dropped["memory"]` of the snapshot counts them.
 
     Attributes:
         cost: Memory of the process in the sidecar in bytes, computed from the decoded objects and their series.
@@ -96,7 +96,7 @@ class Decoder:
         self.cost = 0
 
     def decode(self, data: bytes, room: int = ROOM_BYTES) -> Snapshot:
-        """Return the snapshot of a file, with a cost of at most *room* bytes; raises only `FeedFormatError`."""
+        """Return the snapshot of a file, within *room* bytes of memory; raises only `FeedFormatError`."""
         try:
             process_id, sequence, (definitions, windows, totals) = _sections(data)
             section_hash = _hash(definitions)
@@ -116,7 +116,7 @@ class Decoder:
     def _take_definitions(self, body: dict[str, Any], process_id: str, room: int) -> None:
         stats = [to_object(stat) for stat in to_list(body["stats"])]
         is_kept, cost = [False] * len(stats), 0
-        for of_exporter in (True, False):  # families of the exporter before Stats of users
+        for of_exporter in (True, False):  # the exporter's families take precedence over Stats of users
             for index, stat in enumerate(stats):
                 if (stat.get("kind", "stat") != "stat") is of_exporter and cost + (
                     needed := _cost(stat)
@@ -163,7 +163,7 @@ class Decoder:
 
 
 def decode(data: bytes) -> Snapshot:
-    """Return a single snapshot; for successive snapshots, use a `Decoder` for each process."""
+    """Return the snapshot of a file; use a `Decoder` per process for successive snapshots."""
     return Decoder().decode(data)
 
 
@@ -198,11 +198,11 @@ def _sections(data: bytes) -> tuple[str, int, list[bytes]]:
 
 
 def _parse(section: bytes, convert: Callable[[dict[str, Any]], Parsed]) -> Parsed:
-    # Before parsing, because a container of three bytes of JSON becomes 64 bytes of memory.
+    # Checked before parsing, because an empty container of a few bytes of JSON occupies 64 bytes of memory.
     check_size(section.count(b"[") + section.count(b"{"), MAX_CONTAINERS, "lists and objects")
     try:
         return convert(to_object(_JSON.decode(section.decode())))
-    # A missing key, a value of another type, a bad encoding or a deep nesting.
+    # Missing keys, wrong types, an invalid encoding or too deep nesting raise these errors.
     except (LookupError, TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
         raise FeedFormatError(
             f"content that no writer makes: {type(error).__name__}: {str(error)[:200]}", reason="content"
@@ -228,7 +228,7 @@ def _identity(process_id: str, body: dict[str, Any]) -> ProcessIdentity:
 
 
 def _cost(body: dict[str, Any]) -> int:
-    """Return the cost of a definition after checking its limits; each part becomes a series with all labels."""
+    """Check the limits of a definition and return its memory; each aggregation and bucket becomes a series."""
     labels, buckets, aggregations = body.get("labels", []), body.get("buckets", []), body["aggregations"]
     check_size(len(to_list(labels)), MOST_LABELS, "labels")
     check_size(len(to_list(buckets)), MOST_BUCKETS, "buckets")
@@ -246,7 +246,7 @@ def _check_labels(labels: tuple[tuple[str, str], ...]) -> None:
 
 def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatDefinition:
     values = convert_fields(body, _DEFINITION)
-    # Shared by most Stats of a process, which saves a third of the memory.
+    # Most Stats of a process share these values; sharing the objects saves a third of the memory.
     for name in ("aggregations", "buckets"):
         values[name] = shared_values.setdefault(values.get(name, ()), values.get(name, ()))
     definition = StatDefinition(**values)
@@ -313,7 +313,7 @@ def _exponential(value: Any) -> dict[int, int]:
 
 
 def _other_cost(snapshot: Snapshot) -> int:
-    """Return the cost of the events and the training of a snapshot."""
+    """Return the memory of the events and the training report of a snapshot."""
     events, training = snapshot.recording.events, snapshot.recording.training
     texts = [
         *(

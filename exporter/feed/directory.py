@@ -1,9 +1,9 @@
-"""Feed directory: path and checks.
+"""Path and checks of the feed directory.
 
-Used in training processes and in the sidecar. The default directory is created, and refused if other users can write to
-the directory. A configured directory is trusted. Every directory is refused on systems other than Linux.
+Used in training processes and in the sidecar. The default directory is created, and is refused if other users can write to it.
+A configured directory is trusted. Systems other than Linux have no feed: every directory is refused.
 """
-# one kind of path within the folder, which the job and the sidecar share:
+# The folder uses string paths, which the job and the sidecar share.
 # ruff: noqa: PTH100, PTH101, PTH102, PTH112, PTH116
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from pathlib import Path
 
 from exporter.errors import FeedDirectoryError
 
-SHARED_MEMORY = "/dev/shm"  # noqa: S108  # checked before use
-FALLBACK = "/tmp"  # noqa: S108  # likewise
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - checked before use
+FALLBACK = "/tmp"  # noqa: S108 - checked before use
 _ANOTHER = "choose another with --feed.dir and EXPORTER_FEED_DIR"
 
 
 def own_uid() -> int:
     """Return the user id of files that this process creates."""
-    return os.geteuid() if hasattr(os, "geteuid") else 0  # Windows has none, and is refused below
+    return (
+        os.geteuid() if hasattr(os, "geteuid") else 0
+    )  # Windows has no user ids, and `check_directory` refuses it
 
 
 def default_directory() -> Path:
-    """Return the directory of this user without a configured directory."""
+    """Return the directory that this user has if no directory is configured."""
     return Path(SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else FALLBACK, f"exporter-{own_uid()}")
 
 
@@ -44,7 +46,10 @@ def feed_directory(environment: Mapping[str, str]) -> str:
 
 
 def prepare_directory(path: str | os.PathLike[str]) -> None:
-    """Create the directory (0700) if it is missing and its parent exists, and check it; raises as `check_directory`."""
+    """Create a missing directory with mode 0700, unless the parent is missing too, and check the directory.
+
+    Raises `FeedDirectoryError`.
+    """
     if sys.platform == "linux" and not os.path.isdir(path):
         try:
             os.mkdir(path, 0o700)

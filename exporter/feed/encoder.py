@@ -1,6 +1,6 @@
-"""Feed file format, byte by byte, and its encoder.
+"""Feed file format and encoder.
 
-The encoder touches no file. Unchanged parts of the last snapshot are kept as text: most flushes render totals only.
+The encoder returns bytes and writes no file. The text of unchanged parts is reused: most flushes render only the totals.
 
 A file is a Snapshot: a header of 52 bytes, little-endian on every machine, and three adjacent sections of JSON (UTF-8).
 
@@ -61,7 +61,7 @@ from exporter.feed.snapshot import Snapshot
 from exporter.recording.values import ProcessIdentity, StatReading, TrainingReading
 
 MAGIC = b"\x89EXPF\r\n\x1a"
-"""Not text in any encoding; a transfer that changes line ends or cuts at Ctrl-Z damages it (PNG's idea)."""
+"""Invalid as text in any encoding; as in PNG, a transfer that converts line ends or stops at Ctrl-Z damages the magic."""
 VERSION = 2
 
 HEADER = struct.Struct("<8sHHI16sQIII")
@@ -70,11 +70,11 @@ CHECKSUM = struct.Struct("<I")
 CHECKSUM_OFFSET = 12
 
 MAX_BYTES = 4 << 20
-"""Largest snapshot that is written and read: some 10,000 Stats with the default aggregations. A process omits further
+"""Maximum size of a snapshot in bytes: about 10,000 Stats with the default aggregations. A process omits further
 Stats, counts them and logs a notice."""
 MAX_COUNT = (1 << 63) - 1
 _BATCH = 32
-"""Values rendered between two chances for the job's threads to take the interpreter lock: a tenth of a millisecond."""
+"""Number of values that are rendered before the interpreter lock is offered to the job's threads: about 0.1 ms."""
 
 _dumps: Callable[[object], str] = JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False
@@ -136,18 +136,18 @@ class Encoder:
 
     def _process_text(self, process: ProcessIdentity) -> bytes:
         if self._process is None or self._process[0] is not process:
-            # The id stands in the header.
+            # The header contains the id.
             self._process = process, _dumps(_body(process, "id")).encode()
         return self._process[1]
 
 
 class _Column:
-    """A value of every Stat as JSON; the text of a batch of unchanged objects is reused."""
+    """JSON of a value of every Stat; the text of a batch of unchanged objects is reused."""
 
     def __init__(self, to_json: Callable[[Any], object], *, batch: int = _BATCH) -> None:
         self._to_json = to_json
         self._batch = batch
-        # by the identities of the values, which a reference keeps valid
+        # by the identities of the values; the stored references keep the identities valid
         self._batches: dict[tuple[int, ...], tuple[Sequence[object], str]] = {}
 
     def render(self, values: Sequence[object]) -> bytes:
@@ -170,7 +170,7 @@ class _Column:
 
 
 def _body(value: Any, *without: str) -> dict[str, object]:
-    """Return the fields of a contract's type without default values."""
+    """Return the fields of a contract type that differ from their default values."""
     body: dict[str, object] = {}
     for name, default, has_factory in _defaults(value.__class__):
         item = getattr(value, name)
@@ -184,7 +184,7 @@ def _body(value: Any, *without: str) -> dict[str, object]:
 
 @cache
 def _defaults(kind: type) -> tuple[tuple[str, object, bool], ...]:
-    """Return name and default of each field of a contract's type, and whether the default is an empty collection."""
+    """Return name and default of each field of a contract type, and whether the field has a default factory."""
     return tuple(
         [(field.name, field.default, field.default_factory is not MISSING) for field in fields(kind)]
     )

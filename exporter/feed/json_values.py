@@ -1,6 +1,6 @@
-"""Conversion of JSON values to the contract's types, with limits on every text and collection.
+"""Conversion of JSON values to the types of the feed contract, with limits on every text and collection.
 
-Runs in the sidecar. Each converter returns a value of a single type or raises `FeedFormatError`.
+Used in the sidecar. Each converter returns a value of a single type or raises `FeedFormatError`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from exporter.feed.encoder import MAX_COUNT
 from exporter.recording.values import Aggregation
 
 MAX_TEXT = 4096
-"""Characters of any text."""
+"""Maximum number of characters of a text."""
 MAX_ITEMS = 5000
-"""Items of any list or mapping of the contract but the lists of Stats: the longest, a second of phases, has 2,100."""
+"""Maximum number of items of a list or mapping, except lists of Stats; the longest, a second of phases, has 2,100."""
 
 Convert = Callable[[Any], Any]
 
@@ -26,40 +26,40 @@ _AGGREGATIONS = {each.value: each for each in Aggregation}
 
 
 def refuse(message: str) -> NoReturn:
-    """Raise the error for content that no writer makes."""
+    """Raise `FeedFormatError` for invalid content."""
     raise FeedFormatError(message, reason="content")
 
 
 def to_object(value: object) -> dict[str, Any]:
-    """Return a JSON object."""
+    """Return *value* if it is a JSON object."""
     return value if type(value) is dict else refuse(f"{type(value).__name__} where an object belongs")
 
 
 def to_list(value: object) -> list[Any]:
-    """Return a JSON list of any length."""
+    """Return *value* if it is a JSON list, of any length."""
     return value if type(value) is list else refuse(f"{type(value).__name__} where a list belongs")
 
 
 def to_count(value: object) -> int:
-    """Return a whole number from 0."""
+    """Return *value* if it is a whole number of 0 or more."""
     return _whole(value) if type(value) is int and value >= 0 else refuse("not a whole number from 0")
 
 
 def to_number(value: object) -> float:
-    """Return a finite number."""
+    """Return *value* as a float if it is a finite number."""
     if (type(value) is not float and type(value) is not int) or not isfinite(value):
         refuse("not a finite number")
     return float(value)
 
 
 def check_text(text: str, maximum: int, subject: str) -> None:
-    """Raise `FeedFormatError` for a text that is longer than its writer allows."""
+    """Raise `FeedFormatError` if a text is longer than *maximum* characters."""
     if len(text) > maximum:
         refuse(f"{subject} of {len(text)} characters, of which {maximum} are allowed")
 
 
 def check_size(count: int, maximum: int, subject: str) -> None:
-    """Raise `FeedFormatError` for more items than their writer allows."""
+    """Raise `FeedFormatError` if *count* is above *maximum*."""
     if count > maximum:
         refuse(f"{count} {subject}, of which {maximum} are allowed")
 
@@ -82,7 +82,7 @@ def converter(hint: Any) -> Convert:
         return lambda body: frozenset(
             _AGGREGATIONS[name] for name in _short_list(body) if name in _AGGREGATIONS
         )
-    if inner:  # a mapping by name, by aggregation (without those of a later version), or by a pair, in rows
+    if inner:  # a mapping by name, by aggregation (unknown aggregations are ignored), or by a pair, as rows
         convert = to_count if inner[1] is int else converter(inner[1])
         if inner[0] is str:
             return lambda body: {_text(key): convert(value) for key, value in _short_object(body).items()}
@@ -109,7 +109,7 @@ def converters_of(kind: Any, *without: str) -> dict[str, Convert]:
 
 
 def convert_fields(body: Mapping[str, Any], table: Mapping[str, Convert]) -> dict[str, Any]:
-    """Return the known fields; missing fields keep the default of the contract, unknown keys are ignored."""
+    """Return the converted fields that are present; unknown keys are ignored."""
     return {name: convert(body[name]) for name, convert in table.items() if name in body}
 
 
@@ -132,7 +132,7 @@ def _flag(value: object) -> bool:
 def _text(value: object) -> str:
     if type(value) is not str or len(value) > MAX_TEXT or "\0" in value:
         refuse(f"not a text of at most {MAX_TEXT} characters without NUL")
-    value.encode()  # half of a surrogate pair raises
+    value.encode()  # raises for a lone surrogate
     return value
 
 

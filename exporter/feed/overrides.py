@@ -66,7 +66,7 @@ class OverridesReader:
 
     def changed_rules(self) -> tuple[Rule, ...] | None:
         """Return the rules if the file has changed since the last call, otherwise None; raises once per change."""
-        # Before reading, so that a later write is a change for the next call.
+        # Taken before the file is read, so that the next call notices a later write.
         entry = newest_entry(self._path)
         stamp = None if entry is None else _stamp(entry)
         if stamp == self._stamp:

@@ -1,7 +1,7 @@
-"""Launches of `run` in a feed directory, their jobs, and the exit status of each job.
+"""Launches of `run` in a feed directory, with their jobs and exit statuses.
 
-A launch locks `runs/<pid>-<random>.lock`. A file without a lock is from a killed launch; the job may still run. Files of the
-same stem, in JSON, contain the description of the running job (`….job`) and the exit status (`….ended`). In a shared feed
+A launch locks `runs/<pid>-<random>.lock`. An unlocked file is from a killed launch, whose job may still be running. JSON files
+with the same stem contain the description of the running job (`….job`) and the exit status (`….ended`). In a shared feed
 directory, each user has a directory `runs-<uid>` without write access for other users.
 """
 
@@ -34,11 +34,11 @@ JOB = ".job"
 ENDED = ".ended"
 MAX_BYTES = 4096
 MAX_FILES = 4096
-"""Limit of the files that are read from a foreign directory, and of the directories."""
+"""Maximum number of files that are read from the directory of another user, and of directories."""
 ENDED_SECONDS = 86400.0
-"""Age after which files of ended launches are removed."""
+"""Age after which exit status files are removed."""
 SILENT_SECONDS = 20.0
-"""Time since the start after which a job without records is diagnosed."""
+"""Time after the start of a job without records before the diagnosis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class End:
 
 
 class Registration:
-    """Registration of a launch until release or the end of the process; raises OSError or FeedError."""
+    """Registration of a launch until `release` or the exit of the process; the constructor raises OSError or FeedError."""
 
     def __init__(self, feed_directory: Path) -> None:
         self._feed_directory = feed_directory
@@ -89,12 +89,12 @@ class Registration:
         directory = _make_directory(self._feed_directory)
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         beginning, self._path = directory / f"{name}.new", directory / f"{name}{LOCK}"
-        # Readable for sidecars of other users, if the directory permits.
+        # Sidecars of other users can read the file if the directory permits.
         lock = RecordLock.take(os.fspath(beginning), create_mode=0o644)
         if lock is None:
             raise FeedError(f"{beginning}: locked by another process")
         try:
-            # Visible only with the lock: a file without a lock is from a killed launch.
+            # Renamed after the lock is taken, because an unlocked file means a killed launch.
             beginning.rename(self._path)
         except OSError:
             lock.release()
@@ -105,11 +105,11 @@ class Registration:
 
     @property
     def job_file(self) -> str:
-        """Path that `write_job` writes."""
+        """Path of the file that `write_job` writes."""
         return os.fspath(self._path.with_suffix(JOB))
 
     def keep(self) -> None:
-        """Register again if the directory was emptied; never raises."""
+        """Restore the registration after its file was removed; never raises."""
         if self._pid == os.getpid() and not self._lock.keep():
             with contextlib.suppress(OSError, FeedError):
                 self._lock.release()
@@ -145,15 +145,15 @@ class Registration:
 def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
     """Return True if a run needs the sidecar: a running launch, or a recording job of a killed launch.
 
-    Files of a killed launch are removed after the last recording process has ended. `launcher` is the process that started
-    this process, and registers again in a directory that was emptied.
+    Files of a killed launch are removed after the last recording process has ended. `launcher` is the pid of the parent, which
+    restores its registration in an emptied directory.
     """
     registered = _files(feed_directory, LOCK)
     if any(_holder(path) is not None for path in registered):
         return True
     if launcher is not None and launcher == os.getppid() and not _directories(feed_directory):
         return True
-    # A file that disappeared since the listing is of a launch that ended normally.
+    # A file that disappeared after the listing belonged to a launch that ended normally.
     abandoned = [path for path in registered if path.exists()]
     if abandoned and recording_processes(feed_directory):
         return True
@@ -205,7 +205,7 @@ def write_worker_end(feed_directory: Path, *, pid: int, status: int, launch: str
 
 
 def forget_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time) -> None:
-    """Remove old files of ended launches; for the owner of the directory."""
+    """Remove old exit statuses, and descriptions of jobs without a launch; called by the owner of the directory."""
     for path in _files(feed_directory, ENDED, JOB):
         with contextlib.suppress(OSError):
             is_old = path.suffix == ENDED and clock() - path.lstat().st_mtime > ENDED_SECONDS
@@ -229,7 +229,7 @@ def own_name(feed_directory: Path) -> str:
 
 
 def _directories(feed_directory: Path) -> list[Path]:
-    """Return the directories of launches; in a shared feed directory for each user, this user's directory first."""
+    """Return the directories of launches, this user's first; a shared feed directory has one per user."""
     names = [RUNS]
     if is_shared(os.fspath(feed_directory)):
         with contextlib.suppress(OSError):
@@ -271,7 +271,7 @@ def _remove_registration(lock_file: Path) -> None:
 
 
 def recording_processes(feed_directory: Path) -> set[int]:
-    """Return the processes that hold the lock of a feed file; 0 in an invisible pid namespace."""
+    """Return the pids that hold the lock of a feed file; 0 for a process in an invisible pid namespace."""
     try:
         locks = [path for path in feed_directory.iterdir() if path.suffix == LOCK and process_of(path.name)]
     except OSError:
@@ -282,7 +282,7 @@ def recording_processes(feed_directory: Path) -> set[int]:
 def owner(feed_directory: Path) -> int | None:
     """Return the process id of the sidecar that owns the directory; None without an owner.
 
-    0 for a sidecar in another pid namespace. Lock files of other users are ignored.
+    The pid is 0 if the sidecar is in an invisible pid namespace. Lock files of other users are ignored.
     """
     for path in trusted_entries(os.fspath(feed_directory / OWNER_LOCK)):
         if (pid := _holder(Path(path))) is not None:
@@ -291,7 +291,7 @@ def owner(feed_directory: Path) -> int | None:
 
 
 def attached_owner(feed_directory: Path, proc: Path = Path("/proc")) -> int | None:
-    """Return the process id of the owner if a run has started the owner."""
+    """Return the process id of the owner if `run` started the owner; otherwise None."""
     pid = owner(feed_directory)
     if not pid:
         return None

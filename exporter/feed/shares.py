@@ -1,6 +1,6 @@
-"""Shares of the reader's limits: which files are read in a pass, and which files have room in memory.
+"""Fair shares of the reader's limits: selection of the files of a pass, and of the files that stay in memory.
 
-A user cannot occupy the share of other users, and a large file does not delay small files.
+No user can exhaust the limits for other users, and no large file delays small files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ChangedFile:
 
 @dataclass(frozen=True, slots=True)
 class FileCost:
-    """Memory that the snapshot of a file costs."""
+    """Memory cost of the snapshot of a file."""
 
     name: str
     uid: int
@@ -33,8 +33,8 @@ class FileCost:
 def files_of_pass(changed: Iterable[ChangedFile], max_bytes: int) -> list[str]:
     """Return the files to read in a pass: at most *max_bytes*, and at least the file with the longest delay.
 
-    Half of the bytes is for small files, first of running processes; the other half is for the files with the longest delay, so
-    that every file is read eventually.
+    Half of the bytes is reserved for small files, those of running processes first. The other half is for the files with the
+    longest delay, so that every file is eventually read.
     """
     changed = list(changed)
     small = sorted(
@@ -48,7 +48,7 @@ def files_of_pass(changed: Iterable[ChangedFile], max_bytes: int) -> list[str]:
 
 
 def _within(files: Sequence[ChangedFile], max_bytes: int) -> dict[str, None]:
-    """Return the first files with at most *max_bytes* in total."""
+    """Return the names of the first files, up to *max_bytes* in total."""
     names: dict[str, None] = {}
     for file in files:
         max_bytes -= file.size
@@ -59,7 +59,7 @@ def _within(files: Sequence[ChangedFile], max_bytes: int) -> dict[str, None]:
 
 
 def files_of_users(users: Mapping[str, int], max_files: int) -> list[str]:
-    """Return at most *max_files* of the files, given with their users: the first of each user, then the second of each, …."""
+    """Return at most *max_files* names from a mapping of names to users: the first of each user, then the second, and so on."""
     by_user: dict[int, list[str]] = defaultdict(list)
     for name, uid in users.items():
         by_user[uid].append(name)
@@ -68,7 +68,7 @@ def files_of_users(users: Mapping[str, int], max_files: int) -> list[str]:
 
 
 def displaced(newcomer: FileCost, present: Iterable[FileCost], excess: int) -> list[str]:
-    """Return files that make room of *excess* bytes for a new file; empty if the new file has no claim to that room.
+    """Return the files to remove for *excess* bytes of a new file; empty if the new file is refused.
 
     A new file displaces files of users with a higher cost, and larger files of the same user, in descending order.
     """

@@ -37,7 +37,7 @@ MAX_GROUPS = 16
 
 @value_class
 class StackRequest(Value):
-    """A request of the sidecar, or of the command `stacks`."""
+    """Stack request of the sidecar, or of the command `stacks`."""
 
     id: str  # 32 hexadecimal digits, new for each request
     asked_at: float  # Unix time
@@ -47,7 +47,7 @@ class StackRequest(Value):
 
 @value_class
 class StackAnswer(Value):
-    """Stacks of a training process."""
+    """Content of a stack file: the stacks of a training process."""
 
     request_id: str
     process_id: str  # as in the name of the feed file
@@ -73,13 +73,13 @@ def write_request(directory: str, request: StackRequest, *, shared: bool) -> Non
 
 
 def request_stamp(directory: str) -> tuple[str, int, int] | None:
-    """Return path, inode and time of change of the request, or None."""
+    """Return path, inode and modification time of the request, or None."""
     entry = newest_entry(os.path.join(directory, REQUEST))
     return None if entry is None else (entry.path, entry.status.st_ino, entry.status.st_mtime_ns)
 
 
 def read_request(directory: str) -> StackRequest | None:
-    """Return the request of a directory that counts, or None."""
+    """Return the trusted request of a directory, or None."""
     try:
         fields = _read(directory, REQUEST, MAX_REQUEST_BYTES)
         if fields is None:
@@ -110,7 +110,7 @@ def write_answer(directory: str, answer: StackAnswer) -> None:
 def read_answer(directory: str, process_id: str) -> StackAnswer | None:
     """Return the stack file of a process, or None.
 
-    Raises FeedFormatError for a file with invalid content or beyond a limit, and OSError for an unreadable file.
+    Raises FeedFormatError if the content is invalid or exceeds a limit, and OSError if the file is unreadable.
     """
     try:
         writer = os.stat(os.path.join(directory, process_id + FEED), follow_symlinks=False).st_uid

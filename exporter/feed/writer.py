@@ -1,9 +1,9 @@
 """Feed writer: a file per training process, replaced as a whole at each flush by the recording thread.
 
-The writer never raises, and waits only for a disk that hangs. A failed write is counted in the next snapshot, and the last
-complete snapshot stays readable.
+The writer never raises, and blocks only if the disk hangs. A failed write is counted in the next snapshot; the last complete
+snapshot stays readable.
 """
-# one kind of path within the folder, which the job and the sidecar share:
+# The folder uses string paths, which the job and the sidecar share.
 # ruff: noqa: PTH100, PTH108, PTH118, PTH208
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from exporter.recording.values import Recording
 OLD_SECONDS = 86_400.0
 """Age after which the next writer removes the files of an exited process."""
 BUSY_SECONDS = 1.0
-"""Longest wait of a thread for the write of a different thread."""
+"""Maximum time for which a thread waits for the write of another thread."""
 RIVAL_SECONDS = 10.0
-"""Time for which two running processes claim the same rank before a notice; during a restart they overlap briefly."""
+"""Minimum overlap of two running processes of the same rank before a notice; a restart overlaps for less."""
 MAX_CLEARED_NAMES = 10_000
-"""Names checked while clearing, a bound on the cost of a crowded directory."""
+"""Maximum number of names that are checked in a crowded directory."""
 
 
 class FeedWriter:
-    """Writer of a process's snapshots. The constructor touches no file.
+    """Writer of the snapshots of a process; the constructor accesses no file.
 
-    The writer does nothing in a forked child. A missing default directory is created, also after a removal. A snapshot of more
-    than `max_bytes` loses the newest Stats.
+    A writer in a forked child has no effect. A missing default directory is created, even after a removal. If a snapshot exceeds
+    `max_bytes`, the newest Stats are omitted.
     """
 
     def __init__(
@@ -53,7 +53,9 @@ class FeedWriter:
     ) -> None:
         if not files.is_process_id(identity.id):
             raise ValueError(f"a process id is 32 hexadecimal digits, not {identity.id!r}")
-        self.directory = os.path.abspath(directory)  # the job may change its working directory later
+        self.directory = os.path.abspath(
+            directory
+        )  # absolute, because the job may change the working directory
         self._mode = files.SHARED_MODE if is_trusted(self.directory) else files.OWN_MODE
         self.identity = identity  # may be replaced by an identity of the same id
         self._flush_seconds = flush_seconds
@@ -76,7 +78,7 @@ class FeedWriter:
     def publish(self, recording: Recording) -> bool:
         """Replace the last snapshot with a snapshot of this recording; returns False if the write failed. Never raises."""
         if self._closed or self._pid != os.getpid() or not self._writing.acquire(timeout=BUSY_SECONDS):
-            return False  # the write of the other thread may still succeed
+            return False  # the other thread may still complete its write
         try:
             self._write(recording)
         except (OSError, FeedDirectoryError, FeedFormatError, MemoryError) as error:
@@ -94,7 +96,7 @@ class FeedWriter:
         return True
 
     def close(self) -> None:
-        """Release the lock; the last snapshot stays. A later `publish` has no effect."""
+        """Release the lock and keep the last snapshot; a later `publish` has no effect."""
         self._closed = True
         self._drop_lock()
 
@@ -109,10 +111,10 @@ class FeedWriter:
             self._lock = None
 
     def _write(self, recording: Recording) -> None:
-        # Encoded before the lock file shows the process id, which shortens the time for a foreign file of the same name.
+        # Encoded before the lock file reveals the process id, so that other users have less time to create a file of that name.
         data = self._fitting(recording)
         if self._lock is None or not self._lock.keep():
-            # The first snapshot, or a closed descriptor, or removed files.
+            # This is the first snapshot, or the job closed the descriptor, or the files were removed.
             self._drop_lock()
             prepare_directory(self.directory)
             self._lock = RecordLock.take(self._stem + LOCK, create_mode=self._mode)
@@ -155,7 +157,7 @@ class FeedWriter:
             )
             if len(data) <= self._max_bytes or not count:
                 break
-            # The next snapshot is then encoded once; a tenth is reserved for growing numbers.
+            # With this limit the next snapshot fits at once; a tenth is reserved for growing numbers.
             self._max_stats = min(count - 1, int(count * 0.9 * self._max_bytes / len(data)))
         self.dropped = dropped
         if count < len(stats) and self.notice is None:
@@ -167,7 +169,7 @@ class FeedWriter:
         return data
 
     def _search_rival(self) -> None:
-        """Search once for a rival process of this rank, after a delay in which a replaced process ends."""
+        """Search once for another process of this rank, after the overlap of a restart."""
         now, identity = self._clock(), self.identity
         self._rivals_at = min(self._rivals_at, now + RIVAL_SECONDS)
         if now < self._rivals_at:

@@ -1,6 +1,6 @@
-"""Explanation of hanging runs: requests stacks from the ranks and publishes the place where each rank waits.
+"""Collector that requests stacks from the ranks of hanging runs and publishes where each rank waits.
 
-Runs in the sidecar. A request is written when a run is hung or stalled, repeated every minute, at most ten times.
+Runs in the sidecar. While a run is hung or stalled, the collector writes a request every minute, at most ten times.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ SPECS = (HANG_INFO,)
 REQUEST_INTERVAL_SECONDS = 60.0
 MAX_REQUESTS = 10
 ANSWER_SECONDS = 3.0
-"""Longest wait for stack files; a process writes within a second and a flush interval."""
+"""Maximum wait for stack files; a process writes the file within a second and a flush interval."""
 NO_ANSWER = "no_answer"
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Explanation of a hang."""
+    """Explanation of a hang, with the run and the stacks."""
 
     run: OverdueRun
     explanation: Explanation
@@ -75,7 +75,7 @@ class _Case:
 
     @property
     def is_waiting(self) -> bool:
-        """Return True between a request and the explanation."""
+        """True between a request and the explanation."""
         return bool(self.request_id)
 
 
@@ -85,7 +85,7 @@ class HangCollector:
     Args:
         directory: The feed directory.
         hanging: Returns the hanging runs according to the last pass of the ledger.
-        detail: Content of the answers; None disables requests.
+        detail: Content of the stack files; None disables requests.
     """
 
     name = "hangs"
@@ -112,7 +112,7 @@ class HangCollector:
         return [case.explained for case in self._cases.values() if case.explained is not None]
 
     def collect(self) -> Collected:
-        """Write requests, read answers, and publish the ranks of explained runs."""
+        """Write due requests, read stack files, and publish the ranks of explained runs."""
         collected = Collected()
         if self._detail is None:
             return collected
@@ -133,7 +133,7 @@ class HangCollector:
             del self._cases[name]
         for name, run in hanging.items():
             case = self._cases.setdefault(name, _Case(run))
-            if run.since > case.run.since:  # a step ended between two passes: a new hang
+            if run.since > case.run.since:  # a step has ended in between: this is a new hang
                 self._cases[name] = _Case(run)
             else:
                 case.run = run

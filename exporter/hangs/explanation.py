@@ -1,4 +1,4 @@
-"""Grouping of stacks: ranks that wait at the same place form a group, and the odd group comes first."""
+"""Explanation of a hang from stacks: ranks that wait at the same place are grouped, and the suspected group is first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WRAPPERS = frozenset(
 )
 _AUTOGRAD_FUNCTION = "_engine_run_backward"
 AUTOGRAD = "backward (autograd engine)"
-"""Function of a rank with a Python stack that ends in the autograd engine, which runs DDP's all-reduces in C++."""
+"""Function name for a stack that ends in the autograd engine, which runs the all-reduces of DDP in C++."""
 DEFAULT_GROUP = "default"
 """Name of the default process group."""
 MAX_SHOWN_GROUPS = 6
@@ -40,7 +40,7 @@ MAX_SHOWN_RANKS = 12
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
-    """Place where a rank waits."""
+    """Function and line in which a rank waits."""
 
     rank: int
     function: str  # the function that the job's code called
@@ -72,14 +72,14 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Cause of a hang, as far as stacks show."""
+    """Groups of the ranks of a hang, with the ranks that did not answer."""
 
-    groups: tuple[RankGroup, ...]  # the odd group first
+    groups: tuple[RankGroup, ...]  # the suspected group first
     tie: bool  # True if no rule separates the first two groups
     silent: Mapping[int, str]  # ranks without an answer, with the reason
 
     def sentence(self) -> str:
-        """Return a sentence for each group, the odd group first."""
+        """Return a sentence for each group, the suspected group first."""
         parts = [_sentence_of(group) for group in self.groups[:MAX_SHOWN_GROUPS]]
         hidden = len(self.groups) - MAX_SHOWN_GROUPS
         if hidden > 0:
@@ -132,7 +132,7 @@ def location_of(frame: Frame | None) -> str:
 def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None) -> Explanation:
     """Group ranks by the place where they wait, and order the groups.
 
-    First the group with the fewest enqueued collectives, then groups outside a collective, then the smallest group.
+    Groups with fewer enqueued collectives are first, then groups outside a collective, then smaller groups.
     """
     by_place: dict[tuple[str, str], list[RankStack]] = defaultdict(list)
     stacks = list(stacks)

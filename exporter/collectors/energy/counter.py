@@ -80,7 +80,7 @@ class EnergyCounter:
 
 @dataclass(frozen=True, slots=True)
 class RegisterMark:
-    """A reading of an energy register, valid in one boot of the machine."""
+    """Reading of an energy register, valid within one boot of the machine."""
 
     joules: float
     at: float  # monotonic seconds

@@ -151,7 +151,7 @@ class RaplCollector:
             device.idle.note(device.counter.watts, working=self._working())
 
     def _is_mirror(self, device: EnergyDevice) -> bool:
-        """Return whether a device shows the register of an earlier device, as some of AMD's first dies do."""
+        """Return True if a device repeats the register of an earlier device, as some early AMD dies do."""
         register = device.counter.register
         for counterpart in self._devices.values():
             if counterpart is device or register is None:

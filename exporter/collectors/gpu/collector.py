@@ -1,8 +1,8 @@
-"""GPU collector: publishes the readings of the NVML child and supervises the child's life.
+"""GPU collector, which publishes the readings of the NVML child.
 
-Runs in the sidecar. The child sends readings on an independent schedule. `collect` returns families of the latest readings and
-of the kernel log, without waiting. The supervisor's thread receives messages; every method may be called from any
-thread; the registry's lock guards the readings. The GPU families are absent without a child, and if the child hangs.
+Runs in the sidecar. The child sends readings on an independent schedule, and the supervisor's thread receives the messages.
+`collect` returns the families of the latest readings and of the kernel log without waiting. Every method may be called from any
+thread; the registry's lock guards the readings. The GPU families are absent if there is no child, or if the child hangs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from exporter.families import Collected
 LOG = logging.getLogger("exporter.collectors.gpu")
 
 # The section of the configuration has more keys than these options.
-_CHILD_OPTIONS = tuple(each.name for each in dataclasses.fields(GpuOptions))
+_CHILD_OPTIONS = tuple(field.name for field in dataclasses.fields(GpuOptions))
 _DOWN = "nvml_down"
 
 
@@ -40,7 +40,7 @@ class GpuCollector:
         replay: A described machine as plain values.
         visible: The job's CUDA_VISIBLE_DEVICES.
         on_change: Called when NVML or a GPU is lost or returns, on a thread of the collector; must not block.
-        on_sample: Called after each pass of the child, on a thread of the collector; must not wait.
+        on_sample: Called after each pass of the child, on a thread of the collector; must not block.
         counts_energy: Returns False if a different exporter counts the GPU energy of this machine.
         detached: True to start without loading NVML.
     """
@@ -91,7 +91,7 @@ class GpuCollector:
         )
         self._started = False
         self._block = GpuBlock()
-        # For log lines, used by the supervisor's thread only.
+        # State of the log lines; used only by the supervisor's thread.
         self._logged: dict[int, tuple[str, str]] = {}
         self._seen: set[int] = set()
 
@@ -107,7 +107,7 @@ class GpuCollector:
         self._started = True
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
-        """End the child and stop watching."""
+        """Stop the child and close the kernel log."""
         if self._started:
             self._started = False
             self._supervisor.stop(timeout_seconds)
@@ -134,8 +134,8 @@ class GpuCollector:
             collected.unsupported.append("another exporter on this machine counts its energy: absent here")
         if reason in {"", STARTING, DETACHED}:
             return collected
-        known = NVML_FAILURES.get(reason, NVML_DOWN).describe(reason=reason)
-        about = f"GPUs are not watched ({reason}): {message or known.found}; {known.remedy}"
+        diagnosis = NVML_FAILURES.get(reason, NVML_DOWN).describe(reason=reason)
+        about = f"GPUs are not watched ({reason}): {message or diagnosis.found}; {diagnosis.remedy}"
         if self._options.mode == "required" or self._was_up or expected is not None:
             collected.fail(CollectError(about, reason=_DOWN))
         else:
@@ -149,7 +149,7 @@ class GpuCollector:
         return f"NVML does not answer ({reason})" if required else None
 
     def detach(self) -> None:
-        """Stop the child, so that the driver can be unloaded or a GPU can be reset."""
+        """Stop the child, so that the driver can be unloaded or a GPU reset."""
         self.detached = True
         self._supervisor.detach()
 
@@ -159,7 +159,7 @@ class GpuCollector:
         self._supervisor.reattach()
 
     def toggle(self) -> bool:
-        """Detach from NVML, or reattach; return whether NVML is detached now."""
+        """Detach from NVML, or reattach if detached; return True if NVML is detached now."""
         if self.detached:
             self.reattach()
         else:
@@ -210,7 +210,7 @@ class GpuCollector:
             )
 
     def _log_changes(self) -> None:
-        """Log state changes of single GPUs; the collector's verdict covers all GPUs together."""
+        """Log state changes of single GPUs; the collector's status covers only all GPUs together."""
         gpus = dict(self.registry.gpus)  # changed by this thread only
         for index, gpu in gpus.items():
             name, down = f"GPU {gpu.number} ({gpu.uuid or 'UUID unknown'})", gpu.down

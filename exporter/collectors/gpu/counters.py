@@ -72,7 +72,7 @@ class MonotonicCounter:
 
     @property
     def raw(self) -> float | None:
-        """The last accepted raw number; None before the first number, and if the total is in doubt."""
+        """Last accepted raw number; None before the first number, and while the total is in doubt."""
         return None if self._last is None or self._suspect is not None else self._last.raw
 
     def value(self) -> float | None:

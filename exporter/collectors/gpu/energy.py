@@ -78,7 +78,7 @@ class GpuEnergy:
 
     @property
     def register_joules(self) -> float | None:
-        """The card's counter, extended by the integral to the last reading; None without a counter."""
+        """Energy of the card's counter, extended by the integral up to the last reading; None without a counter."""
         raw = None if self._counter is None else self._counter.raw
         return None if raw is None else raw * _RULE.scale + self._integral - self._integral_at_base
 

@@ -1,8 +1,8 @@
 """Cgroup of this process in every mounted hierarchy, and the tightest limits above it.
 
-Limits often belong to a parent (Slurm limits the parent of a step): the tightest limit between the cgroup and the root
-applies. A cgroup namespace shows paths from its own root; without a namespace the path is the host's, and a container sees
-only the part of the tree that mountinfo names as the root of the mount.
+A parent often sets the limit (Slurm limits the parent of a step), so the tightest limit between the cgroup and the root applies.
+Paths in a cgroup namespace start at the root of the namespace. Without a namespace the path is the host's, and a container sees
+only the part of the tree below the root of the mount in mountinfo.
 Source: cgroup-v2.rst, cgroup-v1/{memory,cpuacct}.rst, sched-bwc.rst, man 7 cgroups.
 """
 
@@ -16,16 +16,16 @@ from exporter.collectors.kernel_files import parse, printable, procfs, read_opti
 from exporter.collectors.mounts import Mount, parse_mounts, visible
 
 UNIFIED = ""
-"""Name of cgroup v2 beside the controllers of v1, as in /proc/self/cgroup."""
+"""Key of the cgroup v2 hierarchy among the v1 controllers, as in /proc/self/cgroup."""
 CONTROLLERS = frozenset(("cpu", "cpuacct", "memory"))
 """Controllers of v1 that are read."""
 NO_LIMIT = 2**62
-"""Numbers from here on mean that there is no limit (v1: the largest page count)."""
+"""Lower bound of the values that mean no limit (in v1: the largest page count)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupLevel:
-    """A cgroup: the path in /proc/<pid>/cgroup, and the directory with the files."""
+    """Cgroup with the path in /proc/<pid>/cgroup and the directory of the files."""
 
     path: str
     directory: Path
@@ -45,7 +45,7 @@ class TightestLimit:
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """A cgroup and its visible ancestors."""
+    """Cgroup with its visible ancestors."""
 
     version: str
     levels: tuple[CgroupLevel, ...]  # from the cgroup itself up to the mount

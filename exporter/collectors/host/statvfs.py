@@ -1,7 +1,8 @@
-"""statvfs with a deadline.
+"""statvfs calls with a deadline.
 
-A dead NFS server or FUSE daemon blocks statvfs forever, in a thread that cannot be interrupted. Each call therefore has a
-daemon thread of its own. A call that has not returned at the deadline is abandoned, and its filesystem gets no further call.
+A dead NFS server or FUSE daemon blocks statvfs forever, and the thread cannot be interrupted. Each call therefore runs in a
+separate daemon thread. A call that exceeds the deadline is abandoned, and statvfs is not called again for that filesystem until
+the call returns.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from collections.abc import Callable, Mapping
 
 NOT_RETURNED = "statvfs has not returned"
 _UNKNOWN_COUNT = 2**63
-"""Larger counts are -1 in the kernel's unsigned fields: the filesystem does not know."""
+"""Lower bound of unknown counts, which are -1 in the kernel's unsigned fields."""
 
 StatvfsResult = os.statvfs_result | OSError | None
 """None if statvfs has not returned."""
 
 
 class StatvfsPool:
-    """Concurrent statvfs calls; a call that hangs affects its own filesystem only."""
+    """Pool of concurrent statvfs calls; a hanging call affects only one filesystem."""
 
     def __init__(
         self,
@@ -34,9 +35,9 @@ class StatvfsPool:
         self._running: set[str] = set()  # calls that have not returned; guarded by the condition
 
     def call(self, paths: Mapping[str, str]) -> Mapping[str, StatvfsResult]:
-        """Call statvfs for the path of each filesystem, without those whose previous call has not returned.
+        """Call statvfs for the path of each filesystem, except filesystems with a hanging call.
 
-        One thread at a time may call this method.
+        Not thread-safe.
         """
         results: dict[str, StatvfsResult] = {}
         with self._returned:

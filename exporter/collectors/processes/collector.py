@@ -27,7 +27,7 @@ START_SLACK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LivingMember:
-    """A running member and the reading of the member."""
+    """Running member of the process tree, with its reading."""
 
     member: Member
     reading: ProcessReading

@@ -22,7 +22,7 @@ class ProcessReading:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is a zombie or dead, without resources."""
+        """True if the process is a zombie or dead, and holds no resources."""
         return self.state in {"zombie", "dead"}
 
 
