@@ -21,7 +21,7 @@ from exporter.feed.json_values import (
     check_text,
     convert_fields,
     converter,
-    converters_of,
+    field_converters,
     refuse,
     to_count,
     to_list,
@@ -213,10 +213,10 @@ _JSON = json.JSONDecoder(parse_constant=lambda name: refuse(f"{name} is no numbe
 
 _counts = converter(Mapping[str, int])
 _window = converter(WindowReading)  # the end may precede the start, after a step of the wall clock
-_PROCESS = converters_of(ProcessIdentity, "id")
-_DEFINITION = converters_of(StatDefinition, "min_samples")
-_RECORDING = converters_of(Recording, "stats")
-_REST = converters_of(Snapshot, "process", "sequence", "recording")
+_PROCESS = field_converters(ProcessIdentity, "id")
+_DEFINITION = field_converters(StatDefinition, "min_samples")
+_RECORDING = field_converters(Recording, "stats")
+_REST = field_converters(Snapshot, "process", "sequence", "recording")
 
 
 def _identity(process_id: str, body: dict[str, Any]) -> ProcessIdentity:

@@ -129,7 +129,7 @@ class RecordLock:
 
         With None for a mode the file must exist. Raises OSError if the file cannot be locked, or is not a regular file.
         """
-        if _held_here(path):
+        if _is_held_here(path):
             return None  # opening and closing the file would drop the lock of this process
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         create = 0 if create_mode is None else os.O_CREAT
@@ -180,7 +180,7 @@ def holder(path: str, *, directory: int | None = None) -> int | None:
 
     None without a holder or a file; 0 for a process in an invisible pid namespace.
     """
-    if _held_here(path, directory=directory):
+    if _is_held_here(path, directory=directory):
         return os.getpid()
     try:
         descriptor, _ = open_regular(path, directory=directory)
@@ -228,7 +228,7 @@ def remove_process(directory: str, process_id: str, *, if_true: Callable[[], boo
     return True
 
 
-def _held_here(path: str, *, directory: int | None = None) -> bool:
+def _is_held_here(path: str, *, directory: int | None = None) -> bool:
     try:
         status = os.stat(path, dir_fd=directory, follow_symlinks=False)
     except OSError:

@@ -96,14 +96,14 @@ def converter(hint: Any) -> Convert:
             (_text(first), _text(second)): convert(value) for first, second, value in _short_list(body)
         }
     if is_dataclass(hint):
-        table = converters_of(hint)
+        table = field_converters(hint)
         make: Any = hint
         return lambda body: make(**convert_fields(to_object(body), table))
     by_type: dict[object, Convert] = {float: to_number, int: _whole, str: _text, bool: _flag}
     return by_type[hint]
 
 
-def converters_of(kind: Any, *without: str) -> dict[str, Convert]:
+def field_converters(kind: Any, *without: str) -> dict[str, Convert]:
     """Return a converter for each field of a dataclass."""
     return {name: converter(hint) for name, hint in get_type_hints(kind).items() if name not in without}
 

@@ -195,28 +195,28 @@ def _read(directory: str, name: str, max_bytes: int, owner: int | None = None) -
     return fields
 
 
-def _wrong(name: str, expected: str) -> FeedFormatError:
+def _invalid(name: str, expected: str) -> FeedFormatError:
     return FeedFormatError(f"stacks: {name} is not {expected}", reason="content")
 
 
 def _process_id(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str) or not is_process_id(value):
-        raise _wrong(name, "32 hexadecimal digits")
+        raise _invalid(name, "32 hexadecimal digits")
     return value
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
-        raise _wrong(name, f"printable text of at most {MAX_TEXT} characters")
+        raise _invalid(name, f"printable text of at most {MAX_TEXT} characters")
     return value
 
 
 def _number(fields: Mapping[str, Any], name: str) -> float:
     value = fields.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not -1e18 < value < 1e18:
-        raise _wrong(name, "a finite number")
+        raise _invalid(name, "a finite number")
     return value
 
 
@@ -234,14 +234,14 @@ def _optional_int(fields: Mapping[str, Any], name: str) -> int | None:
 
 def _thread(value: object, max_frames: int) -> ThreadStack:
     if not isinstance(value, dict) or not isinstance(value.get("frames"), list):
-        raise _wrong("a thread", "an object with frames")
+        raise _invalid("a thread", "an object with frames")
     if len(value["frames"]) > max_frames:
-        raise _wrong("frames", f"a list of at most {max_frames}")
+        raise _invalid("frames", f"a list of at most {max_frames}")
     return ThreadStack(_text(value, "name"), tuple([_frame(frame) for frame in value["frames"]]))
 
 
 def _frame(value: object) -> Frame:
     if not isinstance(value, dict):
-        raise _wrong("a frame", "an object")
+        raise _invalid("a frame", "an object")
     library = value.get("library") is True
     return Frame(_text(value, "file"), int(_number(value, "line")), _text(value, "function"), library)

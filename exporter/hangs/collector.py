@@ -67,7 +67,7 @@ class _Case:
 
     run: OverdueRun
     requests: int = 0
-    asked_at: float = float("-inf")  # monotonic
+    requested_at: float = float("-inf")  # monotonic
     request_id: str = ""
     logged: bool = False
     explained: Explained | None = None
@@ -142,17 +142,17 @@ class HangCollector:
         due_cases = [
             case
             for case in self._cases.values()
-            if case.requests < MAX_REQUESTS and now - case.asked_at >= REQUEST_INTERVAL_SECONDS
+            if case.requests < MAX_REQUESTS and now - case.requested_at >= REQUEST_INTERVAL_SECONDS
         ]
         if not due_cases or self._detail is None:
             return
         # The directory has a single request file: one run at a time.
-        case = min(due_cases, key=lambda candidate: candidate.asked_at)
+        case = min(due_cases, key=lambda candidate: candidate.requested_at)
         request = StackRequest(
             os.urandom(16).hex(), self._clock(), self._detail, case.run.run if case.requests == 0 else ""
         )
         case.requests += 1
-        case.asked_at = now
+        case.requested_at = now
         try:
             write_request(self._directory, request, shared=self._shared)
         except OSError as error:
@@ -168,7 +168,7 @@ class HangCollector:
                 if answer is not None:
                     case.answers[rank.process_id] = answer
         missing = [rank for rank in case.run.ranks if rank.process_id not in case.answers]
-        if missing and now - case.asked_at < ANSWER_SECONDS:
+        if missing and now - case.requested_at < ANSWER_SECONDS:
             return
         case.request_id = ""
         case.explained = explanation_of(case.run, case.answers, missing)

@@ -80,7 +80,7 @@ class Explanation:
 
     def sentence(self) -> str:
         """Return a sentence for each group, the suspected group first."""
-        parts = [_sentence_of(group) for group in self.groups[:MAX_SHOWN_GROUPS]]
+        parts = [_group_sentence(group) for group in self.groups[:MAX_SHOWN_GROUPS]]
         hidden = len(self.groups) - MAX_SHOWN_GROUPS
         if hidden > 0:
             parts.append(f"{hidden} more groups.")
@@ -191,7 +191,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return ", ".join(texts)
 
 
-def _sentence_of(group: RankGroup) -> str:
+def _group_sentence(group: RankGroup) -> str:
     noun = "Rank" if len(group.ranks) == 1 else "Ranks"
     parts = [f"{group.function} ({group.location})" if group.location else group.function]
     if group.phase:

@@ -38,7 +38,7 @@ def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
         return f"{text}; a C call may hold the interpreter lock"
     if state in {"T", "t", "Z", "X"}:
         return text
-    place, denied = _waits_in(task)
+    place, denied = _waiting_place(task)
     if place:
         text += f" in {place}"
     if denied:
@@ -46,7 +46,7 @@ def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
     return text
 
 
-def _waits_in(task: Path) -> tuple[str, list[str]]:
+def _waiting_place(task: Path) -> tuple[str, list[str]]:
     """Return the kernel function in which a thread waits, and the files that the kernel does not permit to read."""
     denied = []
     for name in ("wchan", "stack", "syscall"):

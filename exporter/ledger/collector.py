@@ -122,13 +122,13 @@ class JobCollector:
 
     def collect(self) -> Collected:
         """Observe, count, save and publish. Raises CollectError if the feed directory is unreadable."""
-        look = self._observe()
-        self._count(look)
-        self._save(look)
-        slots = self._visible(look)
-        collected = self._publish(slots, look)
-        self._clean_up(slots, look)
-        self._share(slots, look)
+        feed_pass = self._observe()
+        self._count(feed_pass)
+        self._save(feed_pass)
+        slots = self._visible(feed_pass)
+        collected = self._publish(slots, feed_pass)
+        self._clean_up(slots, feed_pass)
+        self._share(slots, feed_pass)
         return collected
 
     # Observe --------------------------------------------------------------------------------------------
@@ -147,11 +147,11 @@ class JobCollector:
         # A listing may contain a file and its replacement: the higher sequence is used.
         in_order = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
         entries = {entry.snapshot.process.id: entry for entry in in_order}
-        look = FeedPass(now, rules, owner, entries, scan.refused, scan.waiting)
+        feed_pass = FeedPass(now, rules, owner, entries, scan.refused, scan.waiting)
         self._log_missing_feed(now, has_feed=bool(entries))
-        self._ranks.observe(owner, entries, look.unreadable, rules, now)
+        self._ranks.observe(owner, entries, feed_pass.unreadable, rules, now)
         self._log_refused([*scan.refused, *self._already_counted(entries)])
-        return look
+        return feed_pass
 
     def _already_counted(self, entries: Mapping[str, FeedEntry]) -> list[tuple[str, str]]:
         """Return the files of running processes whose totals are part of a base: each may be a copy of an old file."""
@@ -185,43 +185,45 @@ class JobCollector:
 
     # Count and save -------------------------------------------------------------------------------------
 
-    def _count(self, look: FeedPass) -> None:
+    def _count(self, feed_pass: FeedPass) -> None:
         """Count the new snapshots of all ranks."""
         processes = list(self._ranks.processes())
         self._owners.count(processes)
-        self._evidence = self.endings.begin_pass(processes, look.now)
+        self._evidence = self.endings.begin_pass(processes, feed_pass.now)
 
-    def _save(self, look: FeedPass) -> None:
+    def _save(self, feed_pass: FeedPass) -> None:
         """Decide the outcomes of exited processes, save the ranks, then count and save the sessions."""
         self._ranks.decide_outcomes(self.endings)
         self._ranks.save()
-        self.sessions.update(self._ranks, look.entries, self.endings, self._evidence, look.rules, look.now)
+        self.sessions.update(
+            self._ranks, feed_pass.entries, self.endings, self._evidence, feed_pass.rules, feed_pass.now
+        )
 
     # Publish --------------------------------------------------------------------------------------------
 
-    def _visible(self, look: FeedPass) -> list[VisibleSlot]:
+    def _visible(self, feed_pass: FeedPass) -> list[VisibleSlot]:
         ranks = sorted(self._ranks, key=lambda rank: (rank.key.run, rank.key.rank or 0, rank.key.role))
         slots = [
-            visible(rank.key, slot, look.rules, look.now, counted=rank.safe)
+            visible(rank.key, slot, feed_pass.rules, feed_pass.now, counted=rank.safe)
             for rank in ranks
             for _, slot in sorted(rank.slots.items())
         ]
         return [slot for slot in slots if slot is not None]
 
-    def _publish(self, slots: Sequence[VisibleSlot], look: FeedPass) -> Collected:
+    def _publish(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> Collected:
         devices = RankDevices(self.gpus)
-        pids = {process_id: entry.pid for process_id, entry in look.entries.items() if entry.alive}
+        pids = {process_id: entry.pid for process_id, entry in feed_pass.entries.items() if entry.alive}
         self.work = self._work(slots, pids, devices)
         collected = Collected()
-        collected += self._stats.make(slots, look.rules, look.now)
+        collected += self._stats.make(slots, feed_pass.rules, feed_pass.now)
         feed.add_processes(collected, slots, lambda process_id: devices.of(pids.get(process_id)))
         add_runs(collected, slots, pids, devices, self.sessions.options.peak_flops)
         self.sessions.add_families(collected)
         runs = {slot.key.run for slot in slots}
         self._states.add_families(
-            collected, self._ranks.processes(), runs, self.endings, look.rules, look.now
+            collected, self._ranks.processes(), runs, self.endings, feed_pass.rules, feed_pass.now
         )
-        self._add_conflicts(collected, look.now)
+        self._add_conflicts(collected, feed_pass.now)
         self._add_own_state(collected)
         return collected
 
@@ -293,15 +295,15 @@ class JobCollector:
 
     # Clean up -------------------------------------------------------------------------------------------
 
-    def _clean_up(self, slots: Sequence[VisibleSlot], look: FeedPass) -> None:
+    def _clean_up(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> None:
         """Remove the files of exited, counted processes, and drop completed ranks."""
-        if look.owner:
-            for process_id, entry in look.entries.items():
+        if feed_pass.owner:
+            for process_id, entry in feed_pass.entries.items():
                 rank = self._ranks[entry.snapshot.process]
                 if not entry.alive and rank.loaded and rank.safe and not self.sessions.holds(process_id):
                     self._remove(process_id)
-            self._undeletable &= look.entries.keys()
-        self._ranks.forget({slot.slot for slot in slots}, look.present, look.now)
+            self._undeletable &= feed_pass.entries.keys()
+        self._ranks.forget({slot.slot for slot in slots}, feed_pass.present, feed_pass.now)
 
     def _remove(self, process_id: str) -> None:
         try:
@@ -311,10 +313,10 @@ class JobCollector:
                 _log.warning("the files of dead process %s cannot be removed: %s", process_id, error)
             self._undeletable.add(process_id)
 
-    def _share(self, slots: Sequence[VisibleSlot], look: FeedPass) -> None:
+    def _share(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> None:
         """Publish to other collectors the processes with a feed file and the exited processes of each visible slot."""
         present = [
-            _job_process(entry.snapshot, entry.pid, alive=entry.alive) for entry in look.entries.values()
+            _job_process(entry.snapshot, entry.pid, alive=entry.alive) for entry in feed_pass.entries.values()
         ]
         dead = [
             JobProcess(process.identity, alive=False)
@@ -322,19 +324,21 @@ class JobCollector:
             else _job_process(process.snapshot, None, alive=False)
             for slot in slots
             for process in slot.slot.processes
-            if process.identity.id not in look.entries
+            if process.identity.id not in feed_pass.entries
         ]
         self.processes = (*present, *dead)
-        self.overdue_runs = tuple(self._overdue_runs(slots, look))
+        self.overdue_runs = tuple(self._overdue_runs(slots, feed_pass))
         self.loaded = True
 
-    def _overdue_runs(self, slots: Sequence[VisibleSlot], look: FeedPass) -> Iterator[OverdueRun]:
+    def _overdue_runs(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> Iterator[OverdueRun]:
         for run, state in self._states.overdue().items():
             processes = [slot.process for slot in slots if slot.key.run == run and slot.process.living]
             ranks = [
-                OverdueRank(process.identity.rank, process.identity.id, look.entries[process.identity.id].pid)
+                OverdueRank(
+                    process.identity.rank, process.identity.id, feed_pass.entries[process.identity.id].pid
+                )
                 for process in processes
-                if process.identity.rank is not None and process.identity.id in look.entries
+                if process.identity.rank is not None and process.identity.id in feed_pass.entries
             ]
             steps = [process.training.step for process in processes if process.training is not None]
             step = next((candidate for candidate in steps if candidate is not None), None)

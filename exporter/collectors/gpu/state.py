@@ -152,7 +152,7 @@ class GpuRegistry:
         self.cpu_seconds = MonotonicCounter(CHILD_COUNTER)
         self.errors: dict[Labels, MonotonicCounter] = {}  # by call and error
         self._outage_seconds = outage_seconds
-        self._gone: dict[str, GpuState] = {}  # by UUID
+        self._removed: dict[str, GpuState] = {}  # by UUID
         self._received: set[str] = set()  # readings, since the last `take_changes`
         self._rearranged = True  # a GPU was added or removed, or changed state, since the last `take_changes`
 
@@ -208,7 +208,7 @@ class GpuRegistry:
     def resets(self) -> Mapping[str, int]:
         """Return the number of corrections of counters by reason, over all GPUs."""
         corrections: Tally[str] = Tally()
-        for gpu in (*self.gpus.values(), *self._gone.values()):
+        for gpu in (*self.gpus.values(), *self._removed.values()):
             corrections.update(gpu.energy.resets)
             for by_label in gpu.counters.values():
                 for counter in by_label.values():
@@ -267,7 +267,7 @@ class GpuRegistry:
         ]
         for index in moved:
             gpu = self.gpus.pop(index)
-            self._gone[gpu.uuid] = gpu
+            self._removed[gpu.uuid] = gpu
             self._rearranged = True
         return bool(moved)
 
@@ -276,7 +276,7 @@ class GpuRegistry:
         gpu = self.gpus.get(index)
         if gpu is None:
             new_gpu = GpuState(index, index, energy=GpuEnergy(outage_seconds=self._outage_seconds))
-            gpu = self.gpus[index] = self._gone.pop(uuid, new_gpu)
+            gpu = self.gpus[index] = self._removed.pop(uuid, new_gpu)
             gpu.index = index
             self._rearranged = True
         previous_labels, previous_reason = gpu.labels(), gpu.down

@@ -70,23 +70,23 @@ class StatvfsPool:
 
 def size_bytes(status: os.statvfs_result) -> int | None:
     """Return the size of a filesystem; None for a filesystem without blocks (autofs, lxcfs)."""
-    return _known(status.f_blocks * status.f_frsize) if status.f_blocks else None
+    return _valid_count(status.f_blocks * status.f_frsize) if status.f_blocks else None
 
 
 def available_bytes(status: os.statvfs_result) -> int | None:
     """Return the bytes that users other than root can still write; None for a filesystem without blocks."""
-    return _known(status.f_bavail * status.f_frsize) if status.f_blocks else None
+    return _valid_count(status.f_bavail * status.f_frsize) if status.f_blocks else None
 
 
 def files(status: os.statvfs_result) -> int | None:
     """Return the number of inodes; None if the filesystem has no limit (btrfs)."""
-    return _known(status.f_files) if status.f_files else None
+    return _valid_count(status.f_files) if status.f_files else None
 
 
 def files_free(status: os.statvfs_result) -> int | None:
     """Return the number of free inodes; None if the filesystem has no limit (btrfs)."""
-    return _known(status.f_ffree) if status.f_files else None
+    return _valid_count(status.f_ffree) if status.f_files else None
 
 
-def _known(count: int) -> int | None:
+def _valid_count(count: int) -> int | None:
     return count if count < _UNKNOWN_COUNT else None

@@ -60,8 +60,8 @@ class PowerSplitter:
     """Division of GPU power samples among phases."""
 
     def __init__(self) -> None:
-        self._drawn: dict[str, list[PowerSample]] = {}
-        self._read: dict[str, float] = {}  # Unix time of the last sample
+        self._samples: dict[str, list[PowerSample]] = {}
+        self._last_sample_at: dict[str, float] = {}  # Unix time of the last sample
         self._divided: dict[str, float] = {}  # end of the last division
         self._offset: float | None = None
 
@@ -70,15 +70,15 @@ class PowerSplitter:
         offset, previous_offset = wall - now, self._offset
         self._offset = offset
         if previous_offset is not None and abs(offset - previous_offset) > CLOCK_STEP_SECONDS:
-            self._drawn.clear()
+            self._samples.clear()
             self._divided.clear()
-        for uuid, samples in source(self._read).items():
-            stored, last = self._drawn.setdefault(uuid, []), self._read.get(uuid, 0.0)
+        for uuid, samples in source(self._last_sample_at).items():
+            stored, last = self._samples.setdefault(uuid, []), self._last_sample_at.get(uuid, 0.0)
             for at, watts in samples:
                 step = at - last if 0 < at - last <= LONGEST_GAP_SECONDS else USUAL_STEP_SECONDS
                 stored.append(PowerSample(at - step - offset, at - offset, watts))
                 last = at
-            self._read[uuid] = last
+            self._last_sample_at[uuid] = last
             if stored:
                 del stored[
                     : bisect_left(stored, stored[-1].end - RETENTION_SECONDS, key=lambda sample: sample.end)
@@ -92,7 +92,7 @@ class PowerSplitter:
         Returns None if the phases are unknown, or if samples are missing or too far apart.
         """
         power_samples = [
-            sample for sample in self._drawn.get(uuid, ()) if sample.end > begin and sample.begin < end
+            sample for sample in self._samples.get(uuid, ()) if sample.end > begin and sample.begin < end
         ]
         covered = sum(min(sample.end, end) - max(sample.begin, begin) for sample in power_samples)
         if not ranks or not all(ranks) or covered < MIN_COVERED * (end - begin):
@@ -115,7 +115,7 @@ class PowerSplitter:
 
         Returns None if the energy cannot be divided; then no energy waits. If the result has no joules, all energy waits.
         """
-        power_samples, start = self._drawn.pop(uuid, []), self._divided.pop(uuid, None)
+        power_samples, start = self._samples.pop(uuid, []), self._divided.pop(uuid, None)
         if not power_samples and start is None:
             return None
         newest = power_samples[-1].end if power_samples else start or 0.0
@@ -130,7 +130,7 @@ class PowerSplitter:
         if late or step > LONGEST_STEP_SECONDS:
             return None
         self._divided[uuid] = end
-        self._drawn[uuid] = [sample for sample in power_samples if sample.end > end]
+        self._samples[uuid] = [sample for sample in power_samples if sample.end > end]
         joules: dict[str, float] = {}
         blurred: dict[str, float] = {}
         for intervals in ranks:
@@ -142,7 +142,7 @@ class PowerSplitter:
         return Split(
             joules,
             blurred,
-            sum(sample.watts * (sample.end - max(sample.begin, end)) for sample in self._drawn[uuid]),
+            sum(sample.watts * (sample.end - max(sample.begin, end)) for sample in self._samples[uuid]),
         )
 
 

@@ -65,7 +65,7 @@ class RunEnergy:
         self._boot = boot
         self._reports = False  # True if the job reports training
         self._validates = False
-        self._before: dict[str, Mapping[str, float]] = {}
+        self._previous_phases: dict[str, Mapping[str, float]] = {}
         self._spent: list[_SpentTime] = []
 
     @property
@@ -130,13 +130,13 @@ class RunEnergy:
         *split* is the measured energy by phase if the run uses the device alone.
         """
         component, record = reading.component, self.record
-        at_site = joules * (1.0 if options.pue is None else options.pue)
+        site_joules = joules * (1.0 if options.pue is None else options.pue)
         _add(record.energy, ComponentMethod(component, method), joules)
         if intensity is not None:
-            _add(record.carbon, component, at_site * intensity.grams_per_joule)
+            _add(record.carbon, component, site_joules * intensity.grams_per_joule)
         if options.price_per_joule is not None:
             electricity = CostKind("electricity", options.currency or "")
-            _add(record.cost, electricity, at_site * options.price_per_joule)
+            _add(record.cost, electricity, site_joules * options.price_per_joule)
         self.changed = True
         if self._reports:
             self._split(component, reading.device, joules, seconds, split)
@@ -152,11 +152,11 @@ class RunEnergy:
         """Compute the time by phase of the run's processes since the last division."""
         self._spent = []
         for process in processes:
-            previous = self._before.get(process.process, {})
+            previous = self._previous_phases.get(process.process, {})
             grown = {phase: seconds - previous.get(phase, 0.0) for phase, seconds in process.phases.items()}
             spent = {phase: seconds for phase, seconds in grown.items() if seconds > 0}
-            self._spent.append(_SpentTime(process, spent, process.process in self._before))
-        self._before = {process.process: process.phases for process in processes}
+            self._spent.append(_SpentTime(process, spent, process.process in self._previous_phases))
+        self._previous_phases = {process.process: process.phases for process in processes}
         self._reports = self._reports or bool(processes)
 
     def apply_outcomes(self, account: WorkAccount | None) -> None:

@@ -47,7 +47,7 @@ class Session:
     saved_hash: int = 0  # of the content saved last
     released: bool = False  # released for other sidecars
     refused: bool = False  # locked by a different sidecar
-    gone: float | None = None  # exit time of the latest process
+    exited_at: float | None = None  # exit time of the latest process
     # the kernel's count of OOM kills at the last and at the previous snapshot
     _oom_kills: float | None = None
     _oom_kills_before: float | None = None
@@ -65,63 +65,65 @@ class Session:
         """Name for log lines."""
         return f"{self.key[2]} {self.key[1]!r}"
 
-    def see(self, process: ProcessTotals, look: SessionPass) -> None:
+    def count_snapshot(self, process: ProcessTotals, session_pass: SessionPass) -> None:
         """Count the latest snapshot of a process of this session."""
-        goodput, snapshot, now = self.goodput, process.snapshot, look.now.monotonic
+        goodput, snapshot, now = self.goodput, process.snapshot, session_pass.now.monotonic
         assert snapshot is not None  # noqa: S101  # the caller passes only such processes
         attempt = goodput.attempt
         if attempt is None or attempt.process != process.identity.id:
-            if not self._may_begin(process, look):
+            if not self._may_begin(process, session_pass):
                 return
-            start = look.evidence.started(look.pids.get(process.identity.id), process.identity.started)
+            start = session_pass.evidence.started(
+                session_pass.pids.get(process.identity.id), process.identity.started
+            )
             if attempt is not None and attempt.ended is None:
-                self._end_superseded(attempt, process, look, latest_end=start)
-            attempt = self._begin(process, start, look)
+                self._end_superseded(attempt, process, session_pass, latest_end=start)
+            attempt = self._begin(process, start, session_pass)
         if self._snapshot is not snapshot:
             self._snapshot = snapshot
-            hangs = process.living and look.rules.hangs(process, look.now)
+            hangs = process.living and session_pass.rules.hangs(process, session_pass.now)
             goodput.update(process.training, written=snapshot.written, final=process.final, hangs=hangs)
             # The process was alive at this count of OOM kills.
             self._oom_kills_before = self._oom_kills
-            self._oom_kills = look.evidence.oom_kills() if process.living else self._oom_kills
+            self._oom_kills = session_pass.evidence.oom_kills() if process.living else self._oom_kills
         if process.living:
-            self.gone = None
+            self.exited_at = None
             if attempt.ended is not None:
                 goodput.revive()
             self._finished = (self._finished or now) if attempt.reading.finished else None
             if self._finished is not None and now - self._finished >= FINISHED_SECONDS:
                 goodput.complete()
 
-    def follow_end(self, look: SessionPass, *, linger_seconds: float) -> None:
+    def follow_end(self, session_pass: SessionPass, *, linger_seconds: float) -> None:
         """Count the end of the latest process after a decided outcome, and then the downtime."""
-        attempt, now = self.goodput.attempt, look.now
+        attempt, now = self.goodput.attempt, session_pass.now
         if attempt is None:
             return
-        process = look.leading.get(attempt.process)
-        if self.gone is None:
+        process = session_pass.leading.get(attempt.process)
+        if self.exited_at is None:
             if process is not None and process.living:
                 return
             # A process without a record had exited before this sidecar started.
             ended = attempt.written if attempt.ended is None else attempt.ended
             ago = max(0.0, now.wall - ended)
-            self.gone = now.monotonic - ago if process is None else process.departed_monotonic
+            self.exited_at = now.monotonic - ago if process is None else process.departed_monotonic
         if attempt.ended is None:
-            outcome = self._outcome(attempt, process, look)
+            outcome = self._outcome(attempt, process, session_pass)
             if outcome is None:
                 return
-            self._end(attempt, outcome, look, observed=process is not None)
-        since_end = now.monotonic - self.gone
-        if since_end <= linger_seconds and look.endings.expects_restart(attempt.run):
+            self._end(attempt, outcome, session_pass, observed=process is not None)
+        since_end = now.monotonic - self.exited_at
+        if since_end <= linger_seconds and session_pass.endings.expects_restart(attempt.run):
             self.goodput.wait(since_end)
 
-    def _may_begin(self, process: ProcessTotals, look: SessionPass) -> bool:
+    def _may_begin(self, process: ProcessTotals, session_pass: SessionPass) -> bool:
         attempt, identity = self.goodput.attempt, process.identity
         if attempt is None:
             return True
         # An exited process may be older than the attempt; a running process is later, even after a clock step.
         if self.goodput.knows(identity.id) or (not process.living and identity.started < attempt.recorded):
             return False
-        current = look.leading.get(attempt.process)
+        current = session_pass.leading.get(attempt.process)
         if current is None or not current.living:
             return True
         if identity.id not in self._warned:
@@ -133,7 +135,7 @@ class Session:
             _log.warning(text, self.name, attempt.run, identity.run)
         return False
 
-    def _begin(self, process: ProcessTotals, start: float, look: SessionPass) -> Attempt:
+    def _begin(self, process: ProcessTotals, start: float, session_pass: SessionPass) -> Attempt:
         identity = process.identity
         attempt = Attempt(
             process=identity.id,
@@ -143,42 +145,42 @@ class Session:
             recorded=identity.started,
             pid=identity.pid,
             launch=identity.launch,
-            machine=look.evidence.machine,
+            machine=session_pass.evidence.machine,
             tagged=self.key[2] == "session",
-            validates=look.options.validation == "productive",
+            validates=session_pass.options.validation == "productive",
         )
-        self.goodput.begin(attempt, new_after_seconds=look.options.new_task_after)
-        self.gone = self._finished = self._oom_kills = self._oom_kills_before = None
+        self.goodput.begin(attempt, new_after_seconds=session_pass.options.new_task_after)
+        self.exited_at = self._finished = self._oom_kills = self._oom_kills_before = None
         return attempt
 
     def _end_superseded(
-        self, attempt: Attempt, successor: ProcessTotals, look: SessionPass, *, latest_end: float
+        self, attempt: Attempt, successor: ProcessTotals, session_pass: SessionPass, *, latest_end: float
     ) -> None:
         """End the latest attempt: a new process of the rank has started."""
-        process = look.leading.get(attempt.process)
-        outcome = self._outcome(attempt, process, look, successor=successor)
+        process = session_pass.leading.get(attempt.process)
+        outcome = self._outcome(attempt, process, session_pass, successor=successor)
         if outcome is None:  # the exit was not observed
             outcome = Outcome(EvidenceSource.INFERRED, attempt.final, attempt.written)
-        self._end(attempt, outcome, look, observed=process is not None, latest_end=latest_end)
+        self._end(attempt, outcome, session_pass, observed=process is not None, latest_end=latest_end)
 
     def _outcome(
         self,
         attempt: Attempt,
         process: ProcessTotals | None,
-        look: SessionPass,
+        session_pass: SessionPass,
         *,
         successor: ProcessTotals | None = None,
     ) -> Outcome | None:
         if process is not None:
-            return look.endings.outcome(process, successor=successor)
-        return look.evidence.outcome(
+            return session_pass.endings.outcome(process, successor=successor)
+        return session_pass.evidence.outcome(
             EndedProcess(
                 pid=attempt.pid,
                 run=attempt.run,
                 launch=attempt.launch,
                 recorded=attempt.recorded,
                 at=attempt.written,
-                seconds_ago=max(0.0, look.now.wall - attempt.written),
+                seconds_ago=max(0.0, session_pass.now.wall - attempt.written),
                 final=attempt.final,
                 finished=attempt.reading.finished,
                 failure=attempt.reading.failure,
@@ -190,7 +192,7 @@ class Session:
         self,
         attempt: Attempt,
         outcome: Outcome,
-        look: SessionPass,
+        session_pass: SessionPass,
         *,
         observed: bool,
         latest_end: float = inf,
@@ -198,18 +200,18 @@ class Session:
         """Count the end of an attempt; *latest_end* is the start of the next process."""
         ended = attempt.written
         if observed and not attempt.final:
-            ended = max(ended, min(look.leading[attempt.process].departed or ended, latest_end))
+            ended = max(ended, min(session_pass.leading[attempt.process].departed or ended, latest_end))
         if outcome.source is EvidenceSource.PROCESS:
             ended = max(attempt.written, min(outcome.at, latest_end))
-        peers = peers_ended(attempt, ended, look.processes)
-        reason = look.evidence.reason(
+        peers = peers_ended(attempt, ended, session_pass.processes)
+        reason = session_pass.evidence.reason(
             attempt,
             outcome,
-            look.processes,
+            session_pass.processes,
             self._oom_kills_before,
             silent=(observed and not attempt.final) or not all(peer.final for peer in peers),
         )
-        self.goodput.end(ended, reason, completed=outcome.completed, hang=look.rules.hang)
+        self.goodput.end(ended, reason, completed=outcome.completed, hang=session_pass.rules.hang)
         if not outcome.completed:
             extra = {"reason": attempt.reason}
             _log.info(

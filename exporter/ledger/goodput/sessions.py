@@ -87,7 +87,7 @@ class Sessions:
             self._resume_recent(now)
         leading = {process.identity.id: process for process in _leading(ranks)}
         pids = {process_id: entry.pid for process_id, entry in entries.items()}
-        look = SessionPass(
+        session_pass = SessionPass(
             now, rules, self.options, endings, evidence, list(ranks.processes()), leading, pids
         )
         # Counts of a rank that was read before the leading rank of the run are discarded.
@@ -113,10 +113,10 @@ class Sessions:
             if not bound.loaded:
                 self._open(bound)
             if bound.loaded and not bound.released:
-                bound.see(leading[process_id], look)
+                bound.count_snapshot(leading[process_id], session_pass)
         for session in self._sessions.values():
             if session.loaded and not session.released:
-                session.follow_end(look, linger_seconds=rules.linger_seconds)
+                session.follow_end(session_pass, linger_seconds=rules.linger_seconds)
                 self._save(session)
         self._holds = frozenset(self._needed(leading, now))
         self._forget(now)
@@ -224,7 +224,7 @@ class Sessions:
             if is_over and self._shared and not session.released:
                 self._state.release(key)
                 session.released = True
-            lingers = session.gone is None or now.monotonic - session.gone <= self._linger_seconds
+            lingers = session.exited_at is None or now.monotonic - session.exited_at <= self._linger_seconds
             if (is_over and not lingers) or (not session.loaded and key not in self._bound.values()):
                 self._release(key)
 

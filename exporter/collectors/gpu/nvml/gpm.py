@@ -81,15 +81,15 @@ class GpmMetrics:
         self._call, self._arguments = call, arguments
         self._later: Any = None
         self._earlier: Any = None
-        self._taken_at: float | None = None
-        self._asked_at: float | None = None
+        self._sampled_at: float | None = None
+        self._queried_at: float | None = None
         self._supported = False
 
     def supported(self) -> bool:
         """Return True if the GPU has performance counters that can be sampled."""
         device = self._device
-        if self._asked_at is None or device.now - self._asked_at >= _SUPPORT_SECONDS:
-            self._asked_at = device.now
+        if self._queried_at is None or device.now - self._queried_at >= _SUPPORT_SECONDS:
+            self._queried_at = device.now
             answer = device.query("gpm", "nvmlGpmQueryDeviceSupport")
             self._supported = answer is not None and bool(answer.isSupportedDevice)
         return self._supported and device.may_call(self._item, self._call)
@@ -103,18 +103,18 @@ class GpmMetrics:
         device = self._device
         if not self.supported():
             return {}
-        if self._taken_at is not None and device.now - self._taken_at < MIN_SECONDS:
+        if self._sampled_at is not None and device.now - self._sampled_at < MIN_SECONDS:
             return None
         try:
             if self._earlier is None:
                 self._earlier = device.library.call("nvmlGpmSampleAlloc")
             device.call(self._call, *self._arguments, self._earlier)
         except CallFailedError as failure:
-            self._taken_at = None
+            self._sampled_at = None
             device.fail(self._item, failure.call, failure.error)
             return {}
         self._earlier, self._later = self._later, self._earlier
-        previous_at, self._taken_at = self._taken_at, device.now
+        previous_at, self._sampled_at = self._sampled_at, device.now
         if previous_at is None:
             return None
         self.seconds = device.now - previous_at
@@ -126,7 +126,7 @@ class GpmMetrics:
 
     def restart(self) -> None:
         """Discard the previous sample."""
-        self._taken_at = None
+        self._sampled_at = None
 
     def _between(self, numbers: list[int]) -> dict[int, float]:
         """Return metrics between the samples, without NaN and unsupported metrics."""

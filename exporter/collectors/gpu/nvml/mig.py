@@ -27,8 +27,8 @@ class ListedInstance:
     """Compute instance with a handle."""
 
     device: NvmlDevice
-    about: dict[str, Any]  # uuid, gi, ci and profile
-    known: bool = False  # True if the memory was readable
+    labels: dict[str, Any]  # uuid, gi, ci and profile
+    was_readable: bool = False  # True if the last read of the memory succeeded
 
 
 class Mig:
@@ -58,7 +58,7 @@ class Mig:
     def sample(self) -> None:
         """Sample performance counters, once for each GPU instance."""
         # NVML refuses a GPU instance without a compute instance, which the list does not contain.
-        for number in {instance.about["gi"] for instance in self._instances}:
+        for number in {instance.labels["gi"] for instance in self._instances}:
             if number not in self._metrics:
                 metrics = GpmMetrics(self._device, f"gpm.gi{number}", "nvmlGpmMigSampleGet", number)
                 self._metrics[number] = metrics
@@ -68,7 +68,7 @@ class Mig:
 
     def uuids(self) -> list[str]:
         """Return the UUIDs of the instances."""
-        return [str(instance.about["uuid"]) for instance in self._instances]
+        return [str(instance.labels["uuid"]) for instance in self._instances]
 
     def _list_instances(self) -> Iterator[ListedInstance]:
         device = self._device
@@ -104,7 +104,7 @@ class Mig:
             total, used = make(instance.device, MEMORY) or (None, None)
         except DeviceDownError:
             total = used = None
-        self.changed |= instance.known and total is None
-        instance.known = total is not None
-        activity = self._sm_activity.get(instance.about["gi"])
-        return {**instance.about, "memory_total": total, "memory_used": used, "sm": activity}
+        self.changed |= instance.was_readable and total is None
+        instance.was_readable = total is not None
+        activity = self._sm_activity.get(instance.labels["gi"])
+        return {**instance.labels, "memory_total": total, "memory_used": used, "sm": activity}
