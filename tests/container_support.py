@@ -73,7 +73,7 @@ def contained(tmp_path: Path, feed: Path, configuration: str = "") -> Iterator[C
     flags = [f"--web.listen-address=127.0.0.1:{PORT}", f"--feed.dir={feed}", f"--config.file={config}"]
     with log.open("wb") as stderr:
         command = [*UNSHARE, sys.executable, "-m", "exporter", *flags]
-        process = subprocess.Popen(command, env=run_support.environment(), stderr=stderr)
+        process = subprocess.Popen(command, env=run_support.child_environment(), stderr=stderr)
     running = Contained(process, log)
     try:
         wait_until(lambda: "listening on" in running.log or process.poll() is not None)

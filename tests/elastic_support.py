@@ -34,7 +34,7 @@ from exporter import Stat, flush, log, training
 """
 
 
-def tally(name: str, **labels: str) -> StatState:
+def stat_state(name: str, **labels: str) -> StatState:
     """A Stat of this process, drained."""
     (found,) = _states(name, labels)
     return found
@@ -106,7 +106,7 @@ def snapshots(feed: Path) -> list[Snapshot]:
     return sorted(found, key=lambda snapshot: snapshot.process.started)
 
 
-def only(feed: Path, name: str = "train.loss") -> StatReading:
+def single_reading(feed: Path, name: str = "train.loss") -> StatReading:
     """The only reading of a Stat in the only file of the feed."""
     (snapshot,) = snapshots(feed)
     (reading,) = [reading for reading in snapshot.recording.stats if reading.definition.name == name]
@@ -138,7 +138,7 @@ def series(page: str, name: str) -> dict[str, float]:
     return found
 
 
-def labelled(page: str, name: str, **labels: str) -> float:
+def sum_by_labels(page: str, name: str, **labels: str) -> float:
     """The sum of a family's series that have these labels."""
     expected = [f'{label}="{value}"' for label, value in labels.items()]
     return sum(value for key, value in series(page, name).items() if all(pair in key for pair in expected))

@@ -189,7 +189,7 @@ def energy_of(page: Page) -> float:
 
 
 @contextmanager
-def nobody() -> Iterator[None]:
+def no_processes() -> Iterator[None]:
     """Drop root privileges, for files that only root can read."""
     if os.geteuid() != 0:
         pytest.skip("only root can change to another user")

@@ -20,7 +20,7 @@ from exporter.recording.values import Aggregation, Recording, StatDefinition, St
 CHILD = Path(__file__).with_name("feed_child.py")
 
 
-def make_default(parent: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def redirect_default_directory(parent: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Redirect the default directory of the user into the test directory, without creating it."""
     monkeypatch.setattr(feed_directory, "SHARED_MEMORY", str(parent))
     return feed_directory.default_directory()
@@ -116,7 +116,7 @@ def training_process(directory: Path, *before: str) -> Iterator[Child]:
 
 
 @contextmanager
-def mounted(target: Path, *arguments: str) -> Iterator[None]:
+def mounted_filesystem(target: Path, *arguments: str) -> Iterator[None]:
     """Mount a filesystem during a test; skip the test where mounting is not permitted."""
     completed = subprocess.run(
         ["mount", *arguments, str(target)], capture_output=True, text=True, check=False
@@ -133,7 +133,7 @@ def mounted(target: Path, *arguments: str) -> Iterator[None]:
 def read_only_view(directory: Path, at: Path) -> Iterator[Path]:
     """Bind-mount a directory read-only, like the volume of a container."""
     at.mkdir()
-    with mounted(at, "--bind", str(directory)):
+    with mounted_filesystem(at, "--bind", str(directory)):
         subprocess.run(["mount", "-o", "remount,ro,bind", str(at)], check=True)
         yield at
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from ledger_support import Page, Sidecar, a_process, a_snapshot
+from ledger_support import Page, Sidecar, make_process, make_snapshot
 
 from exporter.ledger.goodput.accounting import CAUSES
 from exporter.recording.values import END_REASONS, Ending, StatReading, TrainingReading
@@ -136,7 +136,7 @@ class MonitoredJob:
         self.sidecar = sidecar
         self.job = job or SimulatedJob()
         sidecar.clock.advance(0.5)
-        self.process = a_process(run=run, rank=rank, started=sidecar.clock.wall)
+        self.process = make_process(run=run, rank=rank, started=sidecar.clock.wall)
         self.pid = pid
         self.sequence = 0
 
@@ -147,7 +147,7 @@ class MonitoredJob:
         written, clock = self.process.started + self.job.seconds, self.sidecar.clock
         clock.advance(max(0.0, written - clock.wall))
         self.sequence += 1
-        snapshot = a_snapshot(self.process, *stats, sequence=self.sequence, written=written, final=final)
+        snapshot = make_snapshot(self.process, *stats, sequence=self.sequence, written=written, final=final)
         recording = snapshot.recording.replace(training=self.job.reading(), ending=ending)
         self.sidecar.feed.put(snapshot.replace(recording=recording), age_seconds=age_seconds, pid=self.pid)
         return self

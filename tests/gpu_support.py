@@ -31,13 +31,13 @@ from exporter.replay.machines import load_machine
 
 DATA = Path(__file__).parent / "data" / "gpu"
 
-UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
+UPDATE_GOLDEN = os.environ.get("UPDATE_GOLDEN") == "1"
 """Write the expected expositions instead of comparing; the diff is the review."""
 
-QUICK = Timings(deadline=1.5, start_deadline=10, patience=0.3, first_backoff=0.2, max_backoff=1.0)
+SHORT_TIMINGS = Timings(deadline=1.5, start_deadline=10, patience=0.3, first_backoff=0.2, max_backoff=1.0)
 """A supervisor that does not let a test wait, on a machine that is busy with other tests."""
 
-SMALL = """{head}
+SMALL_MACHINE = """{head}
 models:
   small:
     name: Small
@@ -61,7 +61,7 @@ timeline:
 """
 """GPUs in a constant state."""
 
-DIVIDED = (
+MIG_MACHINE = (
     "set: {mig_mode: 1}, "
     "mig: [{gi: 1, profile: 1g.10gb, memory: 1000}, {gi: 2, profile: 1g.10gb, memory: 1000}]"
 )
@@ -69,7 +69,7 @@ DIVIDED = (
 
 
 @dataclass
-class Replayed:
+class ReplayResult:
     """Result of a replay."""
 
     messages: list[dict[str, Any]]
@@ -113,10 +113,10 @@ def machine(text: str) -> MachineDescription:
 def small_text(*timeline: str, head: str = "", model: str = "", count: int = 2) -> str:
     """Small machine with additional fields of its model and a timeline."""
     entries = "".join(f"  - {{{entry}}}\n" for entry in timeline or ("at: 1h",))
-    return SMALL.format(head=head, model=model, count=count) + entries
+    return SMALL_MACHINE.format(head=head, model=model, count=count) + entries
 
 
-def small(*timeline: str, **more: Any) -> MachineDescription:
+def small_machine(*timeline: str, **more: Any) -> MachineDescription:
     return machine(small_text(*timeline, **more))
 
 
@@ -143,7 +143,7 @@ class VirtualClock(Clock):
         return self._now + self._worked
 
 
-def play(
+def simulate(
     described: dict[str, Any], seconds: float, options: GpuOptions, *, origin: float = 0.0, **start: Any
 ) -> list[dict[str, Any]]:
     """Messages of a child about a machine over a number of seconds, on a simulated clock."""
@@ -169,12 +169,12 @@ def play(
     return [parse(line) for line in messages]
 
 
-def replay(described: MachineDescription | str, seconds: float, **more: Any) -> Replayed:
+def replay(described: MachineDescription | str, seconds: float, **more: Any) -> ReplayResult:
     """Replay a machine through pynvml on a simulated clock; options of GPUs, or parts of the first message."""
     if isinstance(described, str):
         described = load_machine(described)
     start = {key: more.pop(key) for key in ("visible", "origin") if key in more}
-    played = Replayed(play(described.plain(), seconds, GpuOptions(**more), **start))
+    played = ReplayResult(simulate(described.plain(), seconds, GpuOptions(**more), **start))
     for message in played.messages:
         if message["kind"] == "machine":
             played.registry.machine = message
@@ -184,10 +184,10 @@ def replay(described: MachineDescription | str, seconds: float, **more: Any) -> 
 
 
 @contextlib.contextmanager
-def watching(file: str, *, options: GpuOptions | None = None, **more: Any) -> Iterator[GpuCollector]:
+def running_collector(file: str, *, options: GpuOptions | None = None, **more: Any) -> Iterator[GpuCollector]:
     """A collector over a machine, by the clock, with ten passes a second."""
     chosen = options or GpuOptions(period=0.1, retry=0.3)
-    collector = GpuCollector(chosen, **{**replaying(file), "timings": QUICK, **more})
+    collector = GpuCollector(chosen, **{**replay_arguments(file), "timings": SHORT_TIMINGS, **more})
     collector.start()
     try:
         yield collector
@@ -196,13 +196,13 @@ def watching(file: str, *, options: GpuOptions | None = None, **more: Any) -> It
         assert collector.child_pid is None
 
 
-def replaying(file: str) -> dict[str, Any]:
+def replay_arguments(file: str) -> dict[str, Any]:
     """The arguments with which a collector replays a machine of a file."""
     plain = load_file(file, MachineDescription).plain()
     return {"replay": plain, "command": command_of("exporter.replay.library")}
 
 
-def described(tmp_path: Path, *timeline: str, head: str = "") -> str:
+def write_machine(tmp_path: Path, *timeline: str, head: str = "") -> str:
     """Write the small machine to a file and return its path."""
     file = tmp_path / "machine.yaml"
     file.write_text(small_text(*timeline, head=head))

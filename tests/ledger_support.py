@@ -21,7 +21,7 @@ START = 1_700_000_000.0
 _numbers = count(1 << 64)
 
 
-def a_process(*, rank: int | None = 0, **others: object) -> ProcessIdentity:
+def make_process(*, rank: int | None = 0, **others: object) -> ProcessIdentity:
     usual = ProcessIdentity(
         id=f"{next(_numbers):032x}",
         pid=7,
@@ -37,7 +37,7 @@ def a_process(*, rank: int | None = 0, **others: object) -> ProcessIdentity:
     return usual.replace(**others)
 
 
-def a_definition(
+def make_definition(
     name: str = "loss",
     *aggregations: Aggregation,
     unit: str | None = None,
@@ -51,7 +51,7 @@ def a_definition(
     return StatDefinition(name, frozenset(expected), window_seconds, samples, unit, help, labels, buckets)
 
 
-def a_reading(
+def make_reading(
     definition: StatDefinition,
     samples: Sequence[float],
     *,
@@ -73,7 +73,7 @@ def a_reading(
     )
 
 
-def a_snapshot(
+def make_snapshot(
     process: ProcessIdentity,
     *stats: StatReading,
     sequence: int = 1,
@@ -178,8 +178,8 @@ class Sidecar:
         value: float = 2.0,
     ) -> None:
         """Write a snapshot of a process with a number of samples in its only Stat, `loss`."""
-        reading = a_reading(a_definition(), [value] * samples)
-        written = a_snapshot(process, reading, sequence=sequence, written=self.clock.wall)
+        reading = make_reading(make_definition(), [value] * samples)
+        written = make_snapshot(process, reading, sequence=sequence, written=self.clock.wall)
         self.feed.put(written, alive=alive)
 
 

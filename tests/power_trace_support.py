@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from energy_support import SidecarNode
 from gpu_support import DATA
-from ledger_support import Page, a_process, a_snapshot
+from ledger_support import Page, make_process, make_snapshot
 from training_support import SimulatedTraining
 
 from exporter.collectors.gpu.nvml import encode, parse
@@ -105,7 +105,7 @@ class Node(SidecarNode):
     def __init__(self, directory: Path, *, strangers: int = 0, did: Sequence[Window] = WINDOWS) -> None:
         self.card, self.strangers = Card(), strangers
         self.job = SimulatedTraining(began=MONOTONIC)
-        self.process = a_process(started=EPOCH)
+        self.process = make_process(started=EPOCH)
         ends = [(end, False, phase) for phase, _, end in did]
         self.marks = sorted([*((begin, True, phase) for phase, begin, _ in did), *ends])
         self.sequence, self.now = 0, 0.0
@@ -130,7 +130,7 @@ class Node(SidecarNode):
                 self.job.leave(MONOTONIC + at)
         self.job.publish(MONOTONIC + self.now)
         self.sequence += 1
-        snapshot = a_snapshot(self.process, sequence=self.sequence, written=self.clock.wall)
+        snapshot = make_snapshot(self.process, sequence=self.sequence, written=self.clock.wall)
         received = snapshot.replace(recording=snapshot.recording.replace(training=self.job.reading()))
         self.sidecar.feed.put(received, pid=7)
         self.sidecar.collect()

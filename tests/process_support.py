@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from ledger_support import START, a_process
+from ledger_support import START, make_process
 
 from exporter.collectors.job import GpuProcessUse, JobProcess
 from exporter.collectors.processes.collector import ProcessCollector
@@ -132,7 +132,7 @@ class Watch:
     def records(self, process: FakeProcess, *, rank: int | None = 0) -> JobProcess:
         """Add a recording process; the first Stat is 10 s after the start."""
         role = "trainer" if rank is not None else "agent"
-        identity = a_process(run="r", rank=rank, role=role, started=process.started + 10.0)
+        identity = make_process(run="r", rank=rank, role=role, started=process.started + 10.0)
         own_pid = process.own_pid or process.pid
         each = JobProcess(identity.replace(pid=own_pid), alive=True, pid=process.pid)
         self.job.append(each)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from places import PROJECT
-from run_support import finished
+from run_support import run_to_completion
 
 ROOT = PROJECT
 PROMETHEUS = ROOT / "deploy/prometheus"
@@ -26,9 +26,9 @@ needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="install Prometheus: apt-get install prometheus"
 )
 
-WORDS = frozenset({"and", "atan2", "bool", "group_left", "group_right", "offset", "or", "unless"})
+KEYWORDS = frozenset({"and", "atan2", "bool", "group_left", "group_right", "offset", "or", "unless"})
 """PromQL keywords other than functions and label lists."""
-LISTS = re.compile(r"\b(?:by|group_left|group_right|ignoring|on|without)\s*\(([^)]*)\)")
+LABEL_LISTS = re.compile(r"\b(?:by|group_left|group_right|ignoring|on|without)\s*\(([^)]*)\)")
 SELECTOR = re.compile(
     r"""(?P<text>"(?:[^"\\]|\\.)*")|(?P<range>\[[^\]]*\])|(?P<number>\b\d[\w.]*)
     |(?P<name>[a-zA-Z_:][\w:]*)(?P<function>\s*\()?(?:\{(?P<matchers>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?""",
@@ -85,8 +85,8 @@ def thresholds() -> list[Rule]:
 
 def selectors(expression: str) -> Iterator[Selector]:
     """Every selector of an expression."""
-    for found in SELECTOR.finditer(LISTS.sub(" ", expression)):
-        if found["name"] and not found["function"] and found["name"] not in WORDS:
+    for found in SELECTOR.finditer(LABEL_LISTS.sub(" ", expression)):
+        if found["name"] and not found["function"] and found["name"] not in KEYWORDS:
             matchers = found["matchers"] or ""
             labels = frozenset(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
             yield Selector(found["name"], matchers, labels)
@@ -94,10 +94,10 @@ def selectors(expression: str) -> Iterator[Selector]:
 
 def labels_grouped(expression: str) -> set[str]:
     """Labels in `by (…)`, `on (…)` and their like, wherever they stand."""
-    return {label.strip() for labels in LISTS.findall(expression) for label in labels.split(",")} - {""}
+    return {label.strip() for labels in LABEL_LISTS.findall(expression) for label in labels.split(",")} - {""}
 
 
-def script(path: Path) -> ModuleType:
+def load_script(path: Path) -> ModuleType:
     """Script of deploy/, imported from its place."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -116,16 +116,16 @@ def headings() -> dict[str, str]:
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return finished(["promtool", *map(str, arguments)])
+    return run_to_completion(["promtool", *map(str, arguments)])
 
 
 @functools.cache
-def known() -> dict[str, frozenset[str]]:
+def labels_by_name() -> dict[str, frozenset[str]]:
     """Names available to rules, with their labels."""
     names = {"up": frozenset[str]()}
     specs = [
         (spec.name, spec.type in {"histogram", "summary"}, frozenset(spec.labels))
-        for listed in script(ROOT / "docs/generate_metrics.py").specs_by_module().values()
+        for listed in load_script(ROOT / "docs/generate_metrics.py").specs_by_module().values()
         for spec in listed
     ]
     for name, distribution, labels in specs:
@@ -148,7 +148,7 @@ def known() -> dict[str, frozenset[str]]:
     return names
 
 
-def in_a_hurry(directory: Path, seconds: float, *, at_once: bool = False) -> Path:
+def accelerated_rules(directory: Path, seconds: float, *, at_once: bool = False) -> Path:
     """Rules with short evaluation intervals and without pending times."""
     directory.mkdir(exist_ok=True)
     interval = f"    interval: {int(1000 * seconds)}ms"
@@ -160,7 +160,7 @@ def in_a_hurry(directory: Path, seconds: float, *, at_once: bool = False) -> Pat
     return directory
 
 
-GOT = re.compile(r"Labels:\{(?P<labels>.*)\}\n\s*Annotations:\{(?P<annotations>.*)\}")
+ACTUAL_ALERT = re.compile(r"Labels:\{(?P<labels>.*)\}\n\s*Annotations:\{(?P<annotations>.*)\}")
 PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 EXPECTED = re.compile(r"^(?P<indent> *)- exp_labels: (?P<labels>\{.*\})$")
 
@@ -179,7 +179,7 @@ def fill_annotations(path: Path) -> None:
         where = re.search(r"name: (.*),\n\s*alertname: (\w+), time: (\w+)", failure)
         if where is None:
             continue
-        for found in GOT.finditer(failure.partition("got:[")[2]):
+        for found in ACTUAL_ALERT.finditer(failure.partition("got:[")[2]):
             key = frozenset(pair for pair in PAIR.findall(found["labels"]) if pair[0] != "alertname")
             annotations[where[1] + where[2], where[3], key] = PAIR.findall(found["annotations"])
     filled = []

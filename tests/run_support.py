@@ -21,7 +21,7 @@ from waiting import PATIENCE
 REPOSITORY = PROJECT
 
 # Logs every received signal to the file of its argument; exits at SIGUSR2 or after a time limit.
-NOTING_JOB = """
+SIGNAL_LOGGING_JOB = """
 import os, signal, sys, time
 notes = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 ended = []
@@ -38,7 +38,7 @@ while not ended and time.monotonic() < until:
 """
 
 
-def environment(**more: str) -> dict[str, str]:
+def child_environment(**more: str) -> dict[str, str]:
     """Environment of a child process, with the package importable from any directory."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("EXPORTER_", "SLURM_"))
@@ -46,13 +46,18 @@ def environment(**more: str) -> dict[str, str]:
     return {**inherited, "PYTHONPATH": str(REPOSITORY), **more}
 
 
-def finished(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
+def run_to_completion(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
     """Finished command with its output."""
-    settings: dict[str, object] = {"env": environment(), "capture_output": True, "text": True, **options}
+    settings: dict[str, object] = {
+        "env": child_environment(),
+        "capture_output": True,
+        "text": True,
+        **options,
+    }
     return subprocess.run(command, check=False, **settings)  # type: ignore[call-overload,no-any-return]  # by name
 
 
-def quick(flags: Sequence[str]) -> list[str]:
+def short_interval_flags(flags: Sequence[str]) -> list[str]:
     """Flag of a configuration with short intervals, unless the test has a configuration."""
     own = any(flag.startswith("--config.file") for flag in flags)
     return [] if own else [f"--config.file={REPOSITORY / 'tests/data/quick.yml'}"]
@@ -60,13 +65,18 @@ def quick(flags: Sequence[str]) -> list[str]:
 
 def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> list[str]:
     """The command line of `run`."""
-    own = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", *quick(flags), *flags]
+    own = [
+        f"--feed.dir={feed}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        *short_interval_flags(flags),
+        *flags,
+    ]
     return [sys.executable, "-m", "exporter", "run", *own, "--", *job]
 
 
-def noting_job(notes: Path) -> list[str]:
+def signal_logging_job(notes: Path) -> list[str]:
     """Command line of a job that logs its signals."""
-    return [sys.executable, "-c", NOTING_JOB, str(notes)]
+    return [sys.executable, "-c", SIGNAL_LOGGING_JOB, str(notes)]
 
 
 def free_port() -> int:
@@ -77,7 +87,7 @@ def free_port() -> int:
         return port
 
 
-def lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Lines of a file; empty if the file does not exist."""
     return path.read_text().splitlines() if path.exists() else []
 
@@ -94,10 +104,10 @@ def sidecars(feed: Path) -> list[int]:
     """The sidecars that `run` started for a feed directory."""
     found = processes_naming(str(feed)) & processes_naming("--run.attached")
     # Before exec, the NVML child has the command line of its parent.
-    return [pid for pid in found if lives(pid) and psutil.Process(pid).ppid() not in found]
+    return [pid for pid in found if is_alive(pid) and psutil.Process(pid).ppid() not in found]
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """True while a process runs (not a zombie)."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -125,12 +135,12 @@ def scrape(port: int, path: str = "/metrics") -> str:
     return found
 
 
-def answers(port: int, path: str = "/-/ready") -> bool:
+def is_ready(port: int, path: str = "/-/ready") -> bool:
     """True if the sidecar is healthy."""
     return page(port, path) != ""
 
 
-def sample(port: int, begins: str) -> float | None:
+def sample_value(port: int, begins: str) -> float | None:
     """Value of the first series with this prefix; None without a series."""
     found = [line for line in page(port).splitlines() if line.startswith(begins)]
     return float(found[0].rpartition(" ")[2]) if found else None
@@ -161,9 +171,14 @@ def web_server(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterat
 
 
 @contextlib.contextmanager
-def started(command: Sequence[str], feed: Path, **options: object) -> Iterator[subprocess.Popen[str]]:
+def running_process(command: Sequence[str], feed: Path, **options: object) -> Iterator[subprocess.Popen[str]]:
     """Process in a separate group, killed with every process whose command line names the feed directory."""
-    settings: dict[str, object] = {"env": environment(), "start_new_session": True, "text": True, **options}
+    settings: dict[str, object] = {
+        "env": child_environment(),
+        "start_new_session": True,
+        "text": True,
+        **options,
+    }
     process: subprocess.Popen[str] = subprocess.Popen(command, **settings)  # type: ignore[call-overload]  # by name
     try:
         yield process
@@ -198,7 +213,7 @@ def start_run(feed: Path) -> subprocess.Popen[str]:
 def start(program: str, path: Path) -> subprocess.Popen[str]:
     """Program that has printed its line, and exits when its input closes."""
     command, pipe = [sys.executable, "-c", program, str(path)], subprocess.PIPE
-    process = subprocess.Popen(command, env=environment(), stdin=pipe, stdout=pipe, text=True)
+    process = subprocess.Popen(command, env=child_environment(), stdin=pipe, stdout=pipe, text=True)
     assert process.stdout is not None
     assert process.stdout.readline()
     return process

@@ -18,13 +18,13 @@ from waiting import PATIENCE, wait_until
 
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
-environment = run_support.environment
+environment = run_support.child_environment
 
 
 def exporter(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the command line of the exporter to its end."""
     command = [sys.executable, "-m", "exporter", *arguments]
-    return run_support.finished(command, env=environment(**more), timeout=15 * PATIENCE)
+    return run_support.run_to_completion(command, env=environment(**more), timeout=15 * PATIENCE)
 
 
 @dataclass
@@ -81,7 +81,7 @@ def sidecar(
     feed = tmp_path / "feed"
     feed.mkdir(exist_ok=True)
     log = tmp_path / f"log-{time.monotonic_ns()}"
-    own = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={feed}", *run_support.quick(flags)]
+    own = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={feed}", *run_support.short_interval_flags(flags)]
     with log.open("wb") as stderr:
         command = [sys.executable, "-m", "exporter", *own, *flags]
         if machines is not None:

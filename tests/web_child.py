@@ -22,7 +22,7 @@ from exporter.web.http import Limits
 from exporter.web.server import Server
 
 
-def endpoints_of(page: Page) -> list[Endpoint]:
+def fixed_endpoints(page: Page) -> list[Endpoint]:
     """The endpoints of a fixed page."""
     return [MetricsEndpoint(page.metrics), HealthEndpoint(), ReadinessEndpoint()]
 
@@ -46,7 +46,7 @@ class Page:
         return ("# TYPE load gauge\n" + "\n".join(lines) + "\n" + end).encode()
 
 
-def numbers(server: Server) -> dict[str, float]:
+def sample_values(server: Server) -> dict[str, float]:
     """The server's families as `name` or `name{values}`."""
     found = {}
     for family in server.families():
@@ -68,7 +68,7 @@ def main() -> None:
     page = Page(options.get("series", 2000))
     web_config = options.get("web_config")
     server = Server(
-        endpoints_of(page),
+        fixed_endpoints(page),
         listen=[options.get("listen", "127.0.0.1:0")],
         web_config=None if web_config is None else Path(web_config),
         limits=Limits(**options.get("limits", {})),
@@ -98,7 +98,7 @@ def main() -> None:
                 page.slow_seconds = float(arguments[0])
             elif command == "release":
                 page.free.set()
-            stats = {**numbers(server), "renders": page.renders, "cpu": time.process_time()}
+            stats = {**sample_values(server), "renders": page.renders, "cpu": time.process_time()}
             stats["resident"] = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
             print(json.dumps({**stats, "threads": threading.active_count()}), flush=True)
     finally:

@@ -130,7 +130,7 @@ def fetch(
         return Reply(response.status, names, body, time.monotonic() - start)
 
 
-def scrapes(port: int, count: int = 3, context: ssl.SSLContext | None = None) -> list[Reply]:
+def scrape_repeatedly(port: int, count: int = 3, context: ssl.SSLContext | None = None) -> list[Reply]:
     """Consecutive scrapes, each of which must succeed; the margin is for a busy machine."""
     replies = [fetch(port, context=context) for _ in range(count)]
     assert [reply.status for reply in replies] == [200] * count
@@ -161,7 +161,7 @@ def read_answer(peer: socket.socket) -> tuple[int, bytes]:
     return response.status, response.read()
 
 
-class Crowd:
+class ClientCrowd:
     """Many connections at once, closed together."""
 
     def __init__(

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 from bridges_support import PRINT_PAGE, STEPS, installed_distribution, job, wanted
-from elastic_support import REPOSITORY, child, labelled, page_of, series, total
+from elastic_support import REPOSITORY, child, page_of, series, sum_by_labels, total
 
 import exporter
 import exporter_auto
@@ -222,13 +222,13 @@ def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path
     assert done.stderr == plain.stderr
     assert ('"on.console"' in done.stderr) is (loglevel == "INFO")
     assert not list((tmp_path / "nothing").iterdir())
-    assert labelled(page, "torchelastic_train_step_seconds_sum") == 0.012
-    assert labelled(page, "my_app_loss_sum") == 0.5
-    assert labelled(page, "raising_x_sum") == 1
+    assert sum_by_labels(page, "torchelastic_train_step_seconds_sum") == 0.012
+    assert sum_by_labels(page, "my_app_loss_sum") == 0.5
+    assert sum_by_labels(page, "raising_x_sum") == 1
     for type_ in ("my.event", "on.console", "my.monitor.event", "torch.monitor.Stat"):
-        assert labelled(page, "training_events_total", type=type_) == 1
-    assert labelled(page, "train_batch_mean_seconds_sum") == pytest.approx(0.015)
-    assert labelled(page, "train_batch_samples_total") == 2
+        assert sum_by_labels(page, "training_events_total", type=type_) == 1
+    assert sum_by_labels(page, "train_batch_mean_seconds_sum") == pytest.approx(0.015)
+    assert sum_by_labels(page, "train_batch_samples_total") == 2
 
 
 FLOOD = """
@@ -264,14 +264,14 @@ def test_threads_that_flood_torch_monitor_end_in_order_with_exact_counts(tmp_pat
     page = page_of(tmp_path / "feed")
 
     assert prebuilt > 1000
-    assert labelled(page, "training_events_total", type="prebuilt") == prebuilt
-    assert labelled(page, "training_events_total", type="built") == built
-    delivered = labelled(page, "training_event_handler_events_total", handler="delivered")
-    dropped = labelled(page, "training_event_handler_dropped_total", handler="delivered")
-    suppressed = labelled(page, "training_events_suppressed_total", type="built", reason="rate_limit")
+    assert sum_by_labels(page, "training_events_total", type="prebuilt") == prebuilt
+    assert sum_by_labels(page, "training_events_total", type="built") == built
+    delivered = sum_by_labels(page, "training_event_handler_events_total", handler="delivered")
+    dropped = sum_by_labels(page, "training_event_handler_dropped_total", handler="delivered")
+    suppressed = sum_by_labels(page, "training_events_suppressed_total", type="built", reason="rate_limit")
     assert delivered + dropped + suppressed == built
-    assert labelled(page, "training_torch_monitor_overflows_total") == 0
-    assert labelled(page, "flood_samples_total") >= 1
+    assert sum_by_labels(page, "training_torch_monitor_overflows_total") == 0
+    assert sum_by_labels(page, "flood_samples_total") >= 1
 
 
 @torch_wanted
@@ -321,8 +321,8 @@ def test_a_forked_child_reports_only_its_own_values(tmp_path: Path) -> None:
     child(tmp_path / "feed", FORK)
     page = page_of(tmp_path / "feed")
 
-    assert labelled(page, "training_events_total", type="parent") == 2
-    assert labelled(page, "training_events_total", type="child") == 1
+    assert sum_by_labels(page, "training_events_total", type="parent") == 2
+    assert sum_by_labels(page, "training_events_total", type="child") == 1
 
 
 # The agent process ---------------------------------------------------------------------------------------------
@@ -372,9 +372,9 @@ def test_allocator_statistics_become_the_documented_families(tmp_path: Path) -> 
         '{gpu="0",role="helper",run="mine",uuid="GPU-a"}',
         '{gpu="1",role="helper",run="mine",uuid="GPU-b"}',
     }
-    assert labelled(page, retries, gpu="0") == 5 + 1
-    assert labelled(page, "training_gpu_oom_total", gpu="0") == 1
-    assert labelled(page, "training_gpu_oom_total", gpu="1") == 0
+    assert sum_by_labels(page, retries, gpu="0") == 5 + 1
+    assert sum_by_labels(page, "training_gpu_oom_total", gpu="0") == 1
+    assert sum_by_labels(page, "training_gpu_oom_total", gpu="1") == 0
     states = {"allocated": 5, "reserved": 40, "peak_allocated": 10, "peak_reserved": 80}
     for state, found in states.items():
-        assert labelled(page, "training_gpu_memory_bytes", gpu="0", state=state) == found
+        assert sum_by_labels(page, "training_gpu_memory_bytes", gpu="0", state=state) == found

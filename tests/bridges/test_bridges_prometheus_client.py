@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bridges_support import PRINT_PAGE, job
-from elastic_support import labelled, series
+from elastic_support import series, sum_by_labels
 
 PRELUDE = """
 import os, time
@@ -41,10 +41,10 @@ def test_metrics_of_the_job_have_run_and_rank_and_continue_over_a_restart(tmp_pa
     living = job(tmp_path, program).done.stdout
     ended = job(tmp_path, program).page
 
-    assert labelled(living, "app_requests_total", run="mine", rank="0", path="/a") == 2.5
-    assert labelled(living, "app_queue_depth", rank="0") == 7
-    assert labelled(living, "app_own") == 3
-    assert labelled(living, "app_build_info", version="1.2") == 1
+    assert sum_by_labels(living, "app_requests_total", run="mine", rank="0", path="/a") == 2.5
+    assert sum_by_labels(living, "app_queue_depth", rank="0") == 7
+    assert sum_by_labels(living, "app_own") == 3
+    assert sum_by_labels(living, "app_build_info", version="1.2") == 1
     assert {
         key.partition("le=")[2]: value for key, value in series(living, "app_took_seconds_bucket").items()
     } == {
@@ -54,10 +54,10 @@ def test_metrics_of_the_job_have_run_and_rank_and_continue_over_a_restart(tmp_pa
     }
     assert "python_info" not in living
     assert "gpu_energy_joules_total{rank" not in living
-    assert labelled(ended, "app_requests_total", path="/a") == 2 * 6.5
-    assert labelled(ended, "app_took_seconds_count") == 6
-    assert labelled(ended, "app_took_seconds_sum") == pytest.approx(2 * 5.55)
-    assert labelled(ended, "app_size_bytes_sum") == 200
+    assert sum_by_labels(ended, "app_requests_total", path="/a") == 2 * 6.5
+    assert sum_by_labels(ended, "app_took_seconds_count") == 6
+    assert sum_by_labels(ended, "app_took_seconds_sum") == pytest.approx(2 * 5.55)
+    assert sum_by_labels(ended, "app_size_bytes_sum") == 200
     assert series(ended, "app_queue_depth") == {}  # a gap: the rank has ended
 
 
@@ -77,7 +77,7 @@ counter.inc(2)
 time.sleep(1)
 counter.inc(1)
 """
-    assert labelled(job(tmp_path, PRELUDE + program).page, "app_steps_total") == 5 + 100 + 3
+    assert sum_by_labels(job(tmp_path, PRELUDE + program).page, "app_steps_total") == 5 + 100 + 3
 
 
 def test_a_collector_that_raises_or_hangs_affects_only_itself(tmp_path: Path) -> None:
@@ -108,4 +108,4 @@ os.kill(os.getpid(), 9)
     assert recorded.done.stdout == "2\n"
     assert "the collector Raising of prometheus_client has raised" in recorded.done.stderr
     assert "has not answered" in recorded.done.stderr
-    assert labelled(recorded.page, "app_steps_total") == 9
+    assert sum_by_labels(recorded.page, "app_steps_total") == 9

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from bridges_support import installed_distribution, wanted
-from elastic_support import labelled, page_of
-from run_support import environment, finished, free_port, page, run_command, started
+from elastic_support import page_of, sum_by_labels
+from run_support import child_environment, free_port, page, run_command, run_to_completion, running_process
 from waiting import PATIENCE, wait_until
 
 pytestmark = [wanted("torch"), pytest.mark.timeout(180)]
@@ -22,7 +22,9 @@ pytestmark = [wanted("torch"), pytest.mark.timeout(180)]
 
 def job_environment(path: Path, **more: str) -> dict[str, str]:
     """That of a job where the package is installed."""
-    env = environment(OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", EXPORTER_FLUSH_SECONDS="0.2", **more)
+    env = child_environment(
+        OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", EXPORTER_FLUSH_SECONDS="0.2", **more
+    )
     env["PYTHONPATH"] = f"{installed_distribution(path / 'site')}:{env['PYTHONPATH']}"
     return env
 
@@ -58,7 +60,7 @@ def ran(
     with (
         (path / "out").open("w+") as out,
         (path / "err").open("w+") as err,
-        started(command, path, env=env, stdout=out, stderr=err, cwd=path) as process,
+        running_process(command, path, env=env, stdout=out, stderr=err, cwd=path) as process,
     ):
         if sigterm_when is not None:
             wait_until(lambda: sigterm_when() and (page(port) or not watched), 60)
@@ -120,22 +122,22 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
 
     assert (recorded.status, recorded.out, recorded.err) == (plain.status, plain.out, plain.err)
     assert (plain.status == 0) is (ends_with == 0)
-    assert labelled(page, "torchelastic_train_step_seconds_count", rank="0") == 6
-    assert labelled(page, "torchelastic_train_step_seconds_count", rank="1") == 6
-    assert labelled(page, "training_events_total", type="worker.evt") == 4
-    assert labelled(page, "training_elastic_restarts_total", role="agent", run="llama") == 1
-    assert labelled(page, "training_elastic_failure_restarts_total") == 1
-    assert labelled(page, "training_elastic_rendezvous_seconds_count") == 2
-    assert labelled(page, "training_elastic_worker_starts_total") == 4
+    assert sum_by_labels(page, "torchelastic_train_step_seconds_count", rank="0") == 6
+    assert sum_by_labels(page, "torchelastic_train_step_seconds_count", rank="1") == 6
+    assert sum_by_labels(page, "training_events_total", type="worker.evt") == 4
+    assert sum_by_labels(page, "training_elastic_restarts_total", role="agent", run="llama") == 1
+    assert sum_by_labels(page, "training_elastic_failure_restarts_total") == 1
+    assert sum_by_labels(page, "training_elastic_rendezvous_seconds_count") == 2
+    assert sum_by_labels(page, "training_elastic_worker_starts_total") == 4
     outcome = "failed_with_retries" if ends_with else "success_with_retries"
-    assert labelled(page, "training_elastic_runs_total", outcome=outcome) == 1
-    assert labelled(page, "training_elastic_runs_total") == 1
+    assert sum_by_labels(page, "training_elastic_runs_total", outcome=outcome) == 1
+    assert sum_by_labels(page, "training_elastic_runs_total") == 1
     results = [("failed", "3"), ("failed", "-15")] if ends_with else [("succeeded", "0"), ("succeeded", "0")]
     for result, code in results:
-        found = labelled(page, "training_elastic_worker_results_total", result=result, exit_code=code)
+        found = sum_by_labels(page, "training_elastic_worker_results_total", result=result, exit_code=code)
         assert found == results.count((result, code))
-    assert labelled(page, "training_events_total", type="torchelastic.agent.status.SUCCEEDED") == 1
-    assert labelled(page, "exporter_collector_success", collector="feed") == 1
+    assert sum_by_labels(page, "training_events_total", type="torchelastic.agent.status.SUCCEEDED") == 1
+    assert sum_by_labels(page, "exporter_collector_success", collector="feed") == 1
 
 
 # Reports its start and waits for a signal; needs no torch.
@@ -154,12 +156,12 @@ def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interru
 
     assert (recorded.status, recorded.out, recorded.err) == (plain.status, plain.out, plain.err)
     assert plain.status != 0
-    assert labelled(page, "training_elastic_runs_total", outcome="interrupted", run="llama") == 1
-    assert labelled(page, "training_elastic_runs_total") == 1
+    assert sum_by_labels(page, "training_elastic_runs_total", outcome="interrupted", run="llama") == 1
+    assert sum_by_labels(page, "training_elastic_runs_total") == 1
     calls = {"function": "SimpleElasticAgent.run", "outcome": "failure"}
-    assert labelled(page, "training_elastic_function_calls_total", **calls) == 1
-    assert labelled(page, "training_events_total", type="torchelastic.agent.status.FAILED") == 1
-    assert labelled(page, "training_elastic_restarts_total") == 0
+    assert sum_by_labels(page, "training_elastic_function_calls_total", **calls) == 1
+    assert sum_by_labels(page, "training_events_total", type="torchelastic.agent.status.FAILED") == 1
+    assert sum_by_labels(page, "training_elastic_restarts_total") == 0
 
 
 # Launcher of the customisation page for torch 2.13; only the imports of its handlers are changed.
@@ -221,7 +223,7 @@ def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: P
     launcher.write_text(LAUNCHER)
     feed.mkdir()
     env = job_environment(tmp_path, EXPORTER_FEED_DIR=str(feed))
-    done = finished([sys.executable, str(launcher)], env=env, cwd=tmp_path)
+    done = run_to_completion([sys.executable, str(launcher)], env=env, cwd=tmp_path)
     page = page_of(feed)
 
     assert done.returncode == 0, done.stderr
@@ -235,9 +237,9 @@ def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: P
         assert line in done.stdout
     succeeded = {"result": "succeeded", "worker_role": "trainer"}
     rendezvous = {"type": "torchelastic.rendezvous.SUCCEEDED", "role": "agent"}
-    assert labelled(page, "training_elastic_runs_total", run="custom", outcome="success_no_retries") == 1
-    assert labelled(page, "training_elastic_worker_results_total", **succeeded) == 1
-    assert labelled(page, "training_events_total", **rendezvous) >= 1
+    assert sum_by_labels(page, "training_elastic_runs_total", run="custom", outcome="success_no_retries") == 1
+    assert sum_by_labels(page, "training_elastic_worker_results_total", **succeeded) == 1
+    assert sum_by_labels(page, "training_events_total", **rendezvous) >= 1
 
 
 # Fails once on the given node, otherwise sleeps; needs no torch.
@@ -284,6 +286,6 @@ def test_a_restart_caused_by_another_node_is_recorded_by_both_agents(tmp_path: P
         feeds, (0, 1), ("success_no_retries", "success_with_retries"), strict=True
     ):
         page = page_of(feed)
-        assert labelled(page, "training_elastic_restarts_total", run="two", role="agent") == 1
-        assert labelled(page, "training_elastic_failure_restarts_total") == own_failures
-        assert labelled(page, "training_elastic_runs_total", outcome=outcome) == 1
+        assert sum_by_labels(page, "training_elastic_restarts_total", run="two", role="agent") == 1
+        assert sum_by_labels(page, "training_elastic_failure_restarts_total") == own_failures
+        assert sum_by_labels(page, "training_elastic_runs_total", outcome=outcome) == 1

@@ -11,9 +11,17 @@ from typing import Any
 
 import pytest
 from bridges_support import QUIET, installed_distribution, wanted
-from elastic_support import labelled
+from elastic_support import sum_by_labels
 from places import TESTS
-from run_support import REPOSITORY, answers, environment, free_port, run_command, scrape, started
+from run_support import (
+    REPOSITORY,
+    child_environment,
+    free_port,
+    is_ready,
+    run_command,
+    running_process,
+    scrape,
+)
 from waiting import wait_until
 
 pytestmark = [wanted("torch"), pytest.mark.timeout(240)]
@@ -93,17 +101,17 @@ def truth_of(name: str, directory: Path) -> Truth:
     command = run_command(feed, job, "--run.name=truth", "--run.linger=0s", port=port)
     errors = directory / "errors"
     paths = f"{site}:{REPOSITORY}"
-    settings = {"env": environment(**QUIET, PYTHONPATH=paths, OMP_NUM_THREADS="1"), "cwd": directory}
-    with errors.open("w") as stderr, started(command, feed, stderr=stderr, **settings) as process:
+    settings = {"env": child_environment(**QUIET, PYTHONPATH=paths, OMP_NUM_THREADS="1"), "cwd": directory}
+    with errors.open("w") as stderr, running_process(command, feed, stderr=stderr, **settings) as process:
         wait_until(lambda: '"done"' in text_of(directory / "diary") or process.poll() is not None, 150)
         assert '"done"' in text_of(directory / "diary"), errors.read_text()
-        wait_until(partial(answers, port), 30)
-        wait_until(lambda: labelled(scrape(port), "training_step") == STEPS, 30)
+        wait_until(partial(is_ready, port), 30)
+        wait_until(lambda: sum_by_labels(scrape(port), "training_step") == STEPS, 30)
         live = scrape(port)
         (directory / "go").touch()
         wait_until((directory / "ended").exists, 30)
-        wait_until(lambda: labelled(scrape(port), "training_feed_alive") == 0, 30)
-        wait_until(lambda: labelled(scrape(port), "training_uncommitted_seconds") == 0, 30)
+        wait_until(lambda: sum_by_labels(scrape(port), "training_feed_alive") == 0, 30)
+        wait_until(lambda: sum_by_labels(scrape(port), "training_uncommitted_seconds") == 0, 30)
         final = scrape(port)
         (directory / "over").touch()
         process.wait(30)
@@ -118,27 +126,27 @@ def text_of(path: Path) -> str:
 def what_was_counted_is_what_was_done(truth: Truth) -> None:
     assert truth.codes == [1, 0]
     for page in (truth.live, truth.final):
-        assert labelled(page, "training_steps_total", mode="train") == len(truth.steps)
-        assert labelled(page, "training_steps_total", mode="validation") == len(truth.of("validation"))
-        assert labelled(page, "training_samples_total", mode="train") == sum(
+        assert sum_by_labels(page, "training_steps_total", mode="train") == len(truth.steps)
+        assert sum_by_labels(page, "training_steps_total", mode="validation") == len(truth.of("validation"))
+        assert sum_by_labels(page, "training_samples_total", mode="train") == sum(
             line["samples"] for line in truth.of("batch")
         )
-        assert labelled(page, "training_microbatches_total") == len(truth.of("batch"))
-        assert labelled(page, "training_checkpoints_total", result="ok") == len(truth.of("save"))
-        assert labelled(page, "training_checkpoints_total", result="failed") == 0
+        assert sum_by_labels(page, "training_microbatches_total") == len(truth.of("batch"))
+        assert sum_by_labels(page, "training_checkpoints_total", result="ok") == len(truth.of("save"))
+        assert sum_by_labels(page, "training_checkpoints_total", result="failed") == 0
 
 
 def last_values_are_those_of_the_last_step(truth: Truth) -> None:
     last = truth.of("step")[-1]
     logged = {**last, **(truth.of("logged") or [{}])[-1]}
 
-    assert labelled(truth.live, "training_step") == last["step"]
-    assert labelled(truth.live, "training_loss", mode="train") == pytest.approx(last["loss"], rel=1e-5)
+    assert sum_by_labels(truth.live, "training_step") == last["step"]
+    assert sum_by_labels(truth.live, "training_loss", mode="train") == pytest.approx(last["loss"], rel=1e-5)
     for field, family in (("norm", "training_grad_norm"), ("rate", "training_learning_rate")):
         if field in logged:
-            assert labelled(truth.live, family) == pytest.approx(logged[field], rel=1e-5)
+            assert sum_by_labels(truth.live, family) == pytest.approx(logged[field], rel=1e-5)
     if truth.of("validated"):
-        found = labelled(truth.live, "training_loss", mode="validation")
+        found = sum_by_labels(truth.live, "training_loss", mode="validation")
         assert found == pytest.approx(truth.of("validated")[-1]["loss"], rel=1e-5)
 
 
@@ -148,23 +156,23 @@ def durations_are_those_of_the_job(truth: Truth) -> None:
     firsts = [next(line["seconds"] for line in attempt if "seconds" in line) for attempt in truth.attempts]
     validated = sum(line["seconds"] for line in truth.of("validation"))
     shown, shown_validated = (
-        labelled(truth.final, "training_step_duration_seconds_sum", mode=mode)
+        sum_by_labels(truth.final, "training_step_duration_seconds_sum", mode=mode)
         for mode in ("train", "validation")
     )
 
     assert 0.9 * (sum(later) - validated - sum(firsts)) < shown < SLOWER_RATIO * (sum(later) - validated) + 1
     assert SHORTER_RATIO * validated < shown_validated < SLOWER_RATIO * validated + 0.5
     for mode, lines in (("train", truth.steps), ("validation", truth.of("validation"))):
-        assert labelled(truth.final, "training_step_duration_seconds_count", mode=mode) == len(lines)
+        assert sum_by_labels(truth.final, "training_step_duration_seconds_count", mode=mode) == len(lines)
 
 
 def the_crash_costs_the_steps_since_the_last_checkpoint_and_the_end_nothing(truth: Truth) -> None:
-    assert labelled(truth.final, "training_lost_steps_total") == len(truth.lost)
-    assert labelled(truth.final, "training_attempt") == 2
-    assert labelled(truth.final, "training_uncommitted_seconds") == 0
+    assert sum_by_labels(truth.final, "training_lost_steps_total") == len(truth.lost)
+    assert sum_by_labels(truth.final, "training_attempt") == 2
+    assert sum_by_labels(truth.final, "training_uncommitted_seconds") == 0
     lost = [*truth.lost, *(next(line for line in attempt if "seconds" in line) for attempt in truth.attempts)]
     kept = sum(line["seconds"] for line in truth.steps) - sum(line["seconds"] for line in lost)
-    assert labelled(truth.final, "training_productive_seconds_total") > 0.8 * kept
+    assert sum_by_labels(truth.final, "training_productive_seconds_total") > 0.8 * kept
 
 
 def only_the_job_itself_is_in_its_traceback(truth: Truth) -> None:
@@ -176,12 +184,12 @@ def windows_of_a_stat_are_those_of_its_samples(truth: Truth) -> None:  # only th
     samples = [line["loss"] for line in truth.attempts[1] if line["event"] == "step"]
     window = samples[: len(samples) // 4 * 4][-4:]
 
-    assert labelled(truth.live, "truth_loss_window_samples") == len(window)
-    assert labelled(truth.live, "truth_loss_window_mean") == pytest.approx(sum(window) / len(window))
-    assert labelled(truth.live, "truth_loss_window_max") == pytest.approx(max(window))
-    assert labelled(truth.live, "truth_loss_window_last") == pytest.approx(window[-1])
+    assert sum_by_labels(truth.live, "truth_loss_window_samples") == len(window)
+    assert sum_by_labels(truth.live, "truth_loss_window_mean") == pytest.approx(sum(window) / len(window))
+    assert sum_by_labels(truth.live, "truth_loss_window_max") == pytest.approx(max(window))
+    assert sum_by_labels(truth.live, "truth_loss_window_last") == pytest.approx(window[-1])
     last = truth.of("step")[-1]["at"]
-    assert labelled(truth.live, "truth_loss_last_sample_timestamp_seconds") == pytest.approx(last, abs=2)
+    assert sum_by_labels(truth.live, "truth_loss_last_sample_timestamp_seconds") == pytest.approx(last, abs=2)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_support import REPOSITORY, finished
+from run_support import REPOSITORY, run_to_completion
 
 SOURCES = {
     "grafana/dashboards": "dashboards/json",
@@ -19,13 +19,13 @@ SOURCES = {
 
 
 def assets(output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    return finished([sys.executable, "-m", "exporter", "assets", f"--output={output}", *flags])
+    return run_to_completion([sys.executable, "-m", "exporter", "assets", f"--output={output}", *flags])
 
 
 @pytest.mark.timeout(180)
 def test_an_installed_wheel_writes_what_the_repository_has(tmp_path: Path) -> None:
     source, venv, output = tmp_path / "source", tmp_path / "venv", tmp_path / "out"
-    tracked = finished(["git", "ls-files", "-z"], cwd=REPOSITORY).stdout.rstrip("\0").split("\0")
+    tracked = run_to_completion(["git", "ls-files", "-z"], cwd=REPOSITORY).stdout.rstrip("\0").split("\0")
     if tracked == [""]:
         pytest.skip("this is no checkout of git")
     for name in tracked:
@@ -39,7 +39,7 @@ def test_an_installed_wheel_writes_what_the_repository_has(tmp_path: Path) -> No
     (wheel,) = tmp_path.glob("*.whl")
     subprocess.run([*pip, f"--python={venv}/bin/python", "install", "--no-deps", str(wheel)], check=True)
 
-    completed = finished(
+    completed = run_to_completion(
         [f"{venv}/bin/training-exporter", "assets", f"--output={output}"], cwd=tmp_path, env={}
     )
 

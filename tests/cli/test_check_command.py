@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from fake_nvml_support import FakeNvml, needs_fake_nvml
 from feed_support import new_identity, new_recording
-from run_support import answers, environment, finished, free_port, started
+from run_support import child_environment, free_port, is_ready, run_to_completion, running_process
 from waiting import wait_until
 from web_support import Authority
 
@@ -45,7 +45,7 @@ def check(feed: Path, *flags: str, port: int | None = None) -> tuple[int, list[d
     """Exit status and findings."""
     address = f"--web.listen-address=127.0.0.1:{free_port() if port is None else port}"
     arguments = [f"--feed.dir={feed}", address, "--check.format=json", *flags]
-    completed = finished([sys.executable, "-m", "exporter", "check", *arguments])
+    completed = run_to_completion([sys.executable, "-m", "exporter", "check", *arguments])
     assert completed.stdout, completed.stderr
     return completed.returncode, json.loads(completed.stdout)["findings"]
 
@@ -61,8 +61,8 @@ def recorder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A live process that has recorded a value."""
     command = [sys.executable, "-c", RECORD]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    env = environment(EXPORTER_FEED_DIR=str(tmp_path), EXPORTER_RUN="mine", RANK="3")
-    with started(command, tmp_path, env=env, **streams) as process:
+    env = child_environment(EXPORTER_FEED_DIR=str(tmp_path), EXPORTER_RUN="mine", RANK="3")
+    with running_process(command, tmp_path, env=env, **streams) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         yield process
@@ -71,7 +71,7 @@ def recorder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_an_empty_directory_is_a_warning_with_the_remedy(tmp_path: Path) -> None:
     flags = [f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0"]
     command = [sys.executable, "-m", "exporter", "check", *flags]
-    completed = finished(command, env=environment(EXPORTER_DISABLED="yes"))
+    completed = run_to_completion(command, env=child_environment(EXPORTER_DISABLED="yes"))
     output_lines = completed.stdout.splitlines()
 
     assert completed.returncode == 0
@@ -112,8 +112,8 @@ def test_the_latest_of_many_ended_processes_are_named_and_killed_ones_marked(
     (killed,) = tmp_path.glob("*.feed")
     for age in (90, 80, 70, 60):
         initial_files = set(tmp_path.glob("*.feed"))
-        env = environment(EXPORTER_FEED_DIR=str(tmp_path), EXPORTER_RUN=f"age{age}")
-        finished([sys.executable, "-c", RECORD], env=env, stdin=subprocess.DEVNULL)
+        env = child_environment(EXPORTER_FEED_DIR=str(tmp_path), EXPORTER_RUN=f"age{age}")
+        run_to_completion([sys.executable, "-c", RECORD], env=env, stdin=subprocess.DEVNULL)
         (created,) = set(tmp_path.glob("*.feed")) - initial_files
         os.utime(created, (time.time() - age,) * 2)
     os.utime(killed, (time.time() - 65,) * 2)
@@ -178,8 +178,8 @@ def test_an_invalid_configuration_is_reported_with_its_place_and_other_checks_ru
 def test_a_running_exporter_is_recognised_by_port_and_owner_lock(tmp_path: Path) -> None:
     port = free_port()
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
-    with started([sys.executable, "-m", "exporter", *flags], tmp_path) as exporter:
-        wait_until(lambda: answers(port))
+    with running_process([sys.executable, "-m", "exporter", *flags], tmp_path) as exporter:
+        wait_until(lambda: is_ready(port))
         status, findings = check(tmp_path, port=port)
 
         assert (status, finding_of(findings, "address")["status"]) == (0, "ok")
@@ -304,7 +304,7 @@ def test_a_running_exporter_whose_nvml_refuses_the_driver_fails_once(
         rows[:] = check(tmp_path, f"--config.file={config}", port=port)[1]
         return any((row["subject"], row["status"]) == ("nvidia", "FAIL") for row in rows)
 
-    with started([sys.executable, "-m", "exporter", *flags], tmp_path):
+    with running_process([sys.executable, "-m", "exporter", *flags], tmp_path):
         wait_until(fails)
 
     assert [row["status"] for row in rows if row["subject"] == "nvidia"] == ["FAIL"]
@@ -315,11 +315,11 @@ def test_a_running_exporter_whose_nvml_refuses_the_driver_fails_once(
 def test_a_second_exporter_on_the_feed_directory_is_reported(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "exporter", f"--feed.dir={tmp_path}", "--log.level=error"]
-    first = started([*command, "--web.listen-address=127.0.0.1:0"], tmp_path)
+    first = running_process([*command, "--web.listen-address=127.0.0.1:0"], tmp_path)
     with first as owner:
         wait_until(lambda: runs.owner(tmp_path) == owner.pid)
-        with started([*command, f"--web.listen-address=127.0.0.1:{port}"], tmp_path):
-            wait_until(lambda: answers(port))
+        with running_process([*command, f"--web.listen-address=127.0.0.1:{port}"], tmp_path):
+            wait_until(lambda: is_ready(port))
             messages = [row["found"] for row in check(tmp_path, port=port)[1] if row["status"] == "warn"]
 
     assert any(f"process {owner.pid} does, and keeps the totals" in text for text in messages)
@@ -330,7 +330,7 @@ def test_an_exporter_that_requires_client_certificates_is_no_failure(tmp_path: P
     lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
     web = f"--web.config.file={authority.config(lines)}"
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", web]
-    with started([sys.executable, "-m", "exporter", *flags], tmp_path) as sidecar:
+    with running_process([sys.executable, "-m", "exporter", *flags], tmp_path) as sidecar:
         wait_until(lambda: runs.owner(tmp_path) == sidecar.pid)
         finding = finding_of(check(tmp_path, web, port=port)[1], "address")
 

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import PROJECT
-from rules_support import script
+from rules_support import load_script
 from serve_support import exporter
 
 from exporter.cli.configuration import Configuration, Rule, resolve
@@ -189,7 +189,7 @@ def test_version_and_help_exit_with_status_0() -> None:
     assert "--run.attached" not in usage.stdout
 
 
-generator = script(PROJECT / "docs/generate_configuration.py")
+generator = load_script(PROJECT / "docs/generate_configuration.py")
 
 
 def keys_of(node: object) -> Iterator[str]:

@@ -15,7 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import environment, finished, free_port, page, processes_naming, quick, started
+from run_support import (
+    child_environment,
+    free_port,
+    page,
+    processes_naming,
+    run_to_completion,
+    running_process,
+    short_interval_flags,
+)
 from waiting import wait_until
 
 from exporter.cli.simulated_job import CHECKPOINT_STEPS, CRASH_STEP, RANKS
@@ -33,9 +41,11 @@ def demo_command(*flags: str, port: int = 0) -> list[str]:
 @contextlib.contextmanager
 def demo(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Demo in a temporary directory, and its port."""
-    env = environment(TMPDIR=str(tmp_path), EXPORTER_FEED_DIR=str(tmp_path / "never"))
+    env = child_environment(TMPDIR=str(tmp_path), EXPORTER_FEED_DIR=str(tmp_path / "never"))
     command = demo_command(f"--feed.dir={tmp_path}", *flags)
-    with started(command, tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running_process(
+        command, tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         address = None
         while address is None:
@@ -97,7 +107,10 @@ def is_past_the_crash(pages: list[str]) -> bool:
 @pytest.mark.timeout(90)
 def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_steps(tmp_path: Path) -> None:
     pages: list[str] = []
-    with demo(tmp_path, "--demo.speed=6", *quick(())) as (process, port):  # the gap lasts two seconds
+    with demo(tmp_path, "--demo.speed=6", *short_interval_flags(())) as (
+        process,
+        port,
+    ):  # the gap lasts two seconds
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not is_past_the_crash(pages):
             pages.append(page(port))
@@ -163,7 +176,7 @@ def test_the_directory_of_the_demo_is_removed_and_old_directories_after_a_day(tm
 def test_a_port_in_use_is_one_line_and_status_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        completed = finished(demo_command(port=port))
+        completed = run_to_completion(demo_command(port=port))
 
     assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (2, "", 1)
     assert f"127.0.0.1:{port}" in completed.stderr
@@ -172,9 +185,9 @@ def test_a_port_in_use_is_one_line_and_status_2(tmp_path: Path) -> None:
 def test_a_directory_served_by_another_exporter_is_refused(tmp_path: Path) -> None:
     port = free_port()
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
-    with started([sys.executable, "-m", "exporter", *flags], tmp_path):
+    with running_process([sys.executable, "-m", "exporter", *flags], tmp_path):
         wait_until(lambda: page(port))
-        completed = finished(demo_command(f"--feed.dir={tmp_path}"))
+        completed = run_to_completion(demo_command(f"--feed.dir={tmp_path}"))
 
     assert completed.returncode == 2
     assert "another exporter serves this feed directory" in completed.stderr

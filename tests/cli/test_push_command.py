@@ -14,7 +14,7 @@ from typing import Any
 import bcrypt
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
-from run_support import environment, finished, free_port, page, started, web_server
+from run_support import child_environment, free_port, page, run_to_completion, running_process, web_server
 from waiting import PATIENCE, wait_until
 from web_support import Authority, serving
 
@@ -72,7 +72,7 @@ def command(server: Server, target: str, *flags: str) -> list[str]:
 @contextlib.contextmanager
 def pushing(server: Server, target: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        command(server, target), env=environment(), stderr=subprocess.PIPE, text=True
+        command(server, target), env=child_environment(), stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             yield process
@@ -112,10 +112,10 @@ def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> Non
 def test_once_keeps_the_file_and_removes_it_without_a_page(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "training.prom"
     flags = ["--once", "--name=train_*", "--name=gpu_*"]
-    completed = finished(command(server, str(path), *flags))
+    completed = run_to_completion(command(server, str(path), *flags))
     content = path.read_bytes()
     server.page = None
-    failed = finished(command(server, str(path), "--once"))
+    failed = run_to_completion(command(server, str(path), "--once"))
 
     assert (completed.returncode, failed.returncode) == (0, 1)
     assert content == PAGE
@@ -179,11 +179,11 @@ def test_an_invalid_command_line_is_reported_at_the_start(argument: str, message
 
 @pytest.mark.skipif(shutil.which("prometheus-node-exporter") is None, reason="node_exporter is not installed")
 def test_node_exporter_shows_the_file_on_its_page(server: Server, tmp_path: Path) -> None:
-    finished(command(server, str(tmp_path / "training.prom"), "--once"))
+    run_to_completion(command(server, str(tmp_path / "training.prom"), "--once"))
     port = free_port()
     flags = ["--collector.disable-defaults", "--collector.textfile"]
     flags += [f"--collector.textfile.directory={tmp_path}", f"--web.listen-address=127.0.0.1:{port}"]
-    with started(["prometheus-node-exporter", *flags], tmp_path, stderr=subprocess.DEVNULL):
+    with running_process(["prometheus-node-exporter", *flags], tmp_path, stderr=subprocess.DEVNULL):
         wait_until(lambda: "train_loss 0.5" in page(port))
 
         assert "process_cpu_seconds_total" in page(port)

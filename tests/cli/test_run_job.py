@@ -11,7 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
-from run_support import FIRST_LINE, REPOSITORY, environment, finished, run_command, started, supervise_command
+from run_support import (
+    FIRST_LINE,
+    REPOSITORY,
+    child_environment,
+    run_command,
+    run_to_completion,
+    running_process,
+    supervise_command,
+)
 from waiting import wait_until
 
 from exporter.feed import runs
@@ -22,7 +30,7 @@ GLIBC_SIGNALS = 0b11 << 31
 
 def finish(feed: Path, *job: str, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a job to its end."""
-    return finished(supervise_command(feed, job), **options)
+    return run_to_completion(supervise_command(feed, job), **options)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +53,7 @@ def test_the_job_starts_before_the_configuration_is_imported(tmp_path: Path) -> 
         "print([name for name in ('yaml', 'psutil', 'prometheus_client', 'h11') if name in sys.modules])"
     )
 
-    assert finished([sys.executable, "-c", program]).stdout == "[]\n"
+    assert run_to_completion([sys.executable, "-c", program]).stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +73,7 @@ def test_a_command_that_cannot_be_executed_exits_as_in_a_shell_with_one_line(
         (tmp_path / "program").write_text(content)
         (tmp_path / "program").chmod(mode)
     trace = tmp_path / "sidecar"
-    completed = finished(
+    completed = run_to_completion(
         supervise_command(tmp_path, [name.format(tmp_path)], sidecar=["/bin/touch", str(trace)])
     )
 
@@ -91,7 +99,8 @@ def test_the_job_inherits_the_signal_mask_and_dispositions_of_run(tmp_path: Path
     env_command = ["env", "--default-signal", "--ignore-signal=HUP", "--block-signal=USR1"]
 
     outputs = [
-        finished([*env_command, *command]).stdout for command in (supervise_command(tmp_path, look), look)
+        run_to_completion([*env_command, *command]).stdout
+        for command in (supervise_command(tmp_path, look), look)
     ]
     masks = [[int(line.split()[1], 16) & ~GLIBC_SIGNALS for line in text.splitlines()] for text in outputs]
 
@@ -104,7 +113,9 @@ def test_inherited_descriptors_reach_the_job_but_not_the_sidecar(tmp_path: Path)
     sidecar = ["/bin/sh", "-c", f"{look} > {note}.new; mv {note}.new {note}"]
     job = ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done; {look}"]
     with (tmp_path / "given").open("w") as file:
-        completed = finished(supervise_command(tmp_path, job, sidecar=sidecar), pass_fds=[file.fileno()])
+        completed = run_to_completion(
+            supervise_command(tmp_path, job, sidecar=sidecar), pass_fds=[file.fileno()]
+        )
 
     assert (completed.stdout, note.read_text()) == ("1\n", "0\n")
 
@@ -112,14 +123,14 @@ def test_inherited_descriptors_reach_the_job_but_not_the_sidecar(tmp_path: Path)
 def test_run_works_with_closed_standard_streams(tmp_path: Path) -> None:
     command = run_command(tmp_path, ["sh", "-c", "exit 4"])
 
-    assert finished(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]).returncode == 4
+    assert run_to_completion(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]).returncode == 4
 
 
 def test_run_reaps_orphans_as_the_first_process_of_a_container(tmp_path: Path) -> None:
     # A subshell leaves `sleep` as an orphan; the last `ps` would list zombies.
     orphans = "(sleep 0.1 & ) ; sleep 0.5; ps -e -o stat= | grep -c '^Z'; exit 6"
     job = supervise_command(tmp_path, ["sh", "-c", orphans])
-    completed = finished(["unshare", "--pid", "--fork", "--mount-proc", *job])
+    completed = run_to_completion(["unshare", "--pid", "--fork", "--mount-proc", *job])
 
     if "unshare" in completed.stderr:
         pytest.skip(f"no pid namespaces here: {completed.stderr.strip()}")
@@ -128,7 +139,7 @@ def test_run_reaps_orphans_as_the_first_process_of_a_container(tmp_path: Path) -
 
 def test_a_live_launch_names_run_and_job_and_a_killed_launch_does_not(tmp_path: Path) -> None:
     command = run_command(tmp_path, ["sleep", "60"], "--run.name=llama")
-    with started(command, tmp_path) as run:
+    with running_process(command, tmp_path) as run:
         wait_until(lambda: runs.jobs(tmp_path))
         (job,) = runs.jobs(tmp_path)
         # Directly after the spawn, the process still has the name of the parent.
@@ -158,7 +169,7 @@ def test_an_exit_record_is_removed_after_a_day(tmp_path: Path) -> None:
 def test_the_separator_is_optional_and_the_job_keeps_its_flags(tmp_path: Path) -> None:
     show = ["sh", "-c", "echo $0 $*", "--web.listen-address=x", "--", "-v"]
     flags = ["--feed.dir", str(tmp_path), "--web.listen-address=127.0.0.1:0"]
-    completed = finished([sys.executable, "-m", "exporter", "run", *flags, *show])
+    completed = run_to_completion([sys.executable, "-m", "exporter", "run", *flags, *show])
 
     assert (completed.returncode, completed.stdout) == (0, "--web.listen-address=x -- -v\n")
 
@@ -171,7 +182,9 @@ def test_an_invalid_command_line_is_refused_before_the_job_starts(
     tmp_path: Path, arguments: list[str], error_text: str
 ) -> None:
     formatted = [argument.format(tmp_path) for argument in arguments]
-    completed = finished([sys.executable, "-m", "exporter", "run", f"--feed.dir={tmp_path}", *formatted])
+    completed = run_to_completion(
+        [sys.executable, "-m", "exporter", "run", f"--feed.dir={tmp_path}", *formatted]
+    )
 
     assert completed.returncode == 2
     assert error_text in completed.stderr
@@ -180,7 +193,7 @@ def test_an_invalid_command_line_is_refused_before_the_job_starts(
 
 def test_a_job_with_the_exporter_disabled_runs_unchanged(tmp_path: Path) -> None:
     command = run_command(tmp_path, ["sh", "-c", f"sleep 0.5; exec ls {tmp_path}"])
-    completed = finished(command, env=environment(EXPORTER_DISABLED="1"))
+    completed = run_to_completion(command, env=child_environment(EXPORTER_DISABLED="1"))
 
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
 
@@ -188,7 +201,7 @@ def test_a_job_with_the_exporter_disabled_runs_unchanged(tmp_path: Path) -> None
 def test_an_unusable_feed_directory_is_one_line_and_the_job_runs(tmp_path: Path) -> None:
     feed_file = tmp_path / "file"
     feed_file.touch()
-    completed = finished(run_command(feed_file, ["sh", "-c", "echo $EXPORTER_FEED_DIR; exit 3"]))
+    completed = run_to_completion(run_command(feed_file, ["sh", "-c", "echo $EXPORTER_FEED_DIR; exit 3"]))
 
     assert (completed.returncode, completed.stdout) == (3, f"{feed_file}\n")
     assert len(completed.stderr.splitlines()) == 1
@@ -200,8 +213,8 @@ def test_the_environment_of_the_job_names_feed_directory_and_run(tmp_path: Path)
     script.write_text("echo $EXPORTER_FEED_DIR $EXPORTER_AUTO $EXPORTER_LAUNCH $EXPORTER_RUN")
 
     def error_text(*flags: str, **variables: str) -> list[str]:
-        completed = finished(
-            run_command(tmp_path, ["bash", str(script)], *flags), env=environment(**variables)
+        completed = run_to_completion(
+            run_command(tmp_path, ["bash", str(script)], *flags), env=child_environment(**variables)
         )
         fields = completed.stdout.split()
         assert f"exporter: run {fields[-1]}" in completed.stderr
@@ -225,6 +238,6 @@ def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_us
     )
     path = f"{REPOSITORY}:{tmp_path}"
     command = run_command(tmp_path / "feed", [sys.executable, "-c", code])
-    completed = finished(command, env=environment(PYTHONPATH=path, EXPORTER_AUTO=auto))
+    completed = run_to_completion(command, env=child_environment(PYTHONPATH=path, EXPORTER_AUTO=auto))
 
     assert completed.stdout.split(maxsplit=2) == [str(tmp_path / "sitecustomize.py"), str(sampled), "[]\n"]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from bridges_support import wanted
-from elastic_support import labelled, series
-from run_support import environment, finished, free_port, page, run_command, started
+from elastic_support import series, sum_by_labels
+from run_support import child_environment, free_port, page, run_command, run_to_completion, running_process
 from waiting import wait_until
 
 pytestmark = [wanted("torch"), pytest.mark.timeout(300)]
@@ -62,8 +62,8 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
             job = agent(node, static if backend == "static" else c10d, script, tmp_path, STEPS)
             stderr = stack.enter_context(path.open("w"))
             command = run_command(feed, job, f"--state.dir={tmp_path / f'state{node}'}", port=port)
-            settings = {"stderr": stderr, "env": environment(OMP_NUM_THREADS="1")}
-            stack.enter_context(started(command, feed, **settings))
+            settings = {"stderr": stderr, "env": child_environment(OMP_NUM_THREADS="1")}
+            stack.enter_context(running_process(command, feed, **settings))
         wait_until((tmp_path / "rank0").exists)
         wait_until((tmp_path / "rank1").exists)
         ranks = [wait_until(partial(port_with, rank, ports)) for rank in (0, 1)]
@@ -79,18 +79,19 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
     assert len(names) == 1
     assert identities == names
     assert all("share the run name above" in path.read_text() for path in outputs)
-    assert labelled(pages[0], "training_steps_total", mode="train") == rank_environment["steps"] == STEPS
-    assert labelled(pages[0], "training_loss", mode="train") == pytest.approx(
+    assert sum_by_labels(pages[0], "training_steps_total", mode="train") == rank_environment["steps"] == STEPS
+    assert sum_by_labels(pages[0], "training_loss", mode="train") == pytest.approx(
         rank_environment["loss"], rel=1e-5
     )
-    assert labelled(pages[0], "training_run_state", state="running") == 1
+    assert sum_by_labels(pages[0], "training_run_state", state="running") == 1
     assert series(pages[1], "training_run_state") == {}  # published once, beside rank 0
 
 
 def port_with(rank: int, ports: list[int]) -> int | None:
     """Return the port of the sidecar that shows all steps of a rank."""
     steps = {
-        port: labelled(page(port), "training_steps_total", rank=str(rank), mode="train") for port in ports
+        port: sum_by_labels(page(port), "training_steps_total", rank=str(rank), mode="train")
+        for port in ports
     }
     return next((port for port in ports if steps[port] == STEPS), None)
 
@@ -98,9 +99,9 @@ def port_with(rank: int, ports: list[int]) -> int | None:
 def test_a_launch_of_several_nodes_without_a_rendezvous_address_is_asked_for_a_name_at_once(
     tmp_path: Path,
 ) -> None:
-    mpi = environment(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1")
-    refused = finished(run_command(tmp_path, ["sleep", "0"]), env=mpi)
-    completed = finished(run_command(tmp_path, ["sleep", "0"], "--run.name=r"), env=mpi)
+    mpi = child_environment(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1")
+    refused = run_to_completion(run_command(tmp_path, ["sleep", "0"]), env=mpi)
+    completed = run_to_completion(run_command(tmp_path, ["sleep", "0"], "--run.name=r"), env=mpi)
 
     assert "set the same --run.name on all nodes" in refused.stderr
     assert "--run.name" not in completed.stderr

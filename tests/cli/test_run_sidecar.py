@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 from run_support import (
     FIRST_LINE,
-    answers,
-    finished,
     free_port,
-    lines,
+    is_ready,
     processes_naming,
+    read_lines,
     run_command,
-    sample,
+    run_to_completion,
+    running_process,
+    sample_value,
     scrape,
     sidecars,
-    started,
     supervise_command,
 )
 from waiting import PATIENCE, wait_until
@@ -64,14 +64,14 @@ class Launch:
     @contextlib.contextmanager
     def running(self, *flags: str, steps: int = 5) -> Iterator[subprocess.Popen[str]]:
         """Real run with a real sidecar whose page has the recorded steps."""
-        with started(self.command(*flags, steps=steps), self.feed) as run:
+        with running_process(self.command(*flags, steps=steps), self.feed) as run:
             wait_until(lambda: self.steps is not None)
             yield run
 
     @property
     def steps(self) -> float | None:
         """The total of the recorded steps on the page."""
-        return sample(self.port, "job_steps_count{")
+        return sample_value(self.port, "job_steps_count{")
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(launch
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_after_a_signal_run_waits_at_most_three_seconds(feed: Path, tmp_path: Path, number: int) -> None:
     job, patient = ["sh", "-c", f"touch {tmp_path}/ready; exec sleep 60"], ["/bin/sleep", "60"]
-    with started(supervise_command(feed, job, sidecar=patient, linger_seconds=60), feed) as run:
+    with running_process(supervise_command(feed, job, sidecar=patient, linger_seconds=60), feed) as run:
         wait_until((tmp_path / "ready").exists)
         start = time.monotonic()
         run.send_signal(number)
@@ -144,7 +144,7 @@ def test_only_the_output_of_the_job_is_printed_by_default(feed: Path) -> None:
     wait = f"for i in $(seq 300); do [ -e {feed}/overrides.json ] && break; sleep 0.1; done"
     job = ["sh", "-c", f"rm -f {feed}/overrides.json; {wait}; echo the job >&2"]
     logs = [
-        finished(without_configuration(run_command(feed, job, "--run.linger=0s", *flags))).stderr
+        run_to_completion(without_configuration(run_command(feed, job, "--run.linger=0s", *flags))).stderr
         for flags in ([], ["--log.level=info"])
     ]
 
@@ -161,7 +161,7 @@ def test_a_port_in_use_is_one_line_and_the_job_runs(feed: Path, tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as listener, log_file.open("w") as stderr:
         port = listener.getsockname()[1]
         command = run_command(feed, job, "--log.level=error", port=port)
-        completed = finished(command, capture_output=False, stderr=stderr)
+        completed = run_to_completion(command, capture_output=False, stderr=stderr)
 
     assert completed.returncode == 3
     first, refused = log_file.read_text().splitlines()
@@ -174,7 +174,7 @@ def test_recording_rules_exist_before_the_first_value_of_the_job(feed: Path, tmp
     config = tmp_path / "config.yaml"
     config.write_text("recording: [{match: demo.latency, aggregations: [histogram], buckets: [0.01, 0.1]}]")
     job = ["sh", "-c", "cat $EXPORTER_FEED_DIR/overrides.json"]
-    completed = finished(run_command(feed, job, f"--config.file={config}", "--run.linger=0s"))
+    completed = run_to_completion(run_command(feed, job, f"--config.file={config}", "--run.linger=0s"))
 
     (rule,) = json.loads(completed.stdout)["rules"]
     assert (completed.returncode, rule["buckets"]) == (0, [0.01, 0.1])
@@ -185,12 +185,12 @@ def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(launch: Launch, 
     with launch.running("--run.linger=0s") as first:
         (sidecar,) = sidecars(launch.feed)
         joining = launch.command("--run.linger=0s", go_on=second_goes_on)
-        with started(joining, tmp_path / "none") as second:
+        with running_process(joining, tmp_path / "none") as second:
             wait_until(lambda: len(runs.jobs(launch.feed)) == 2)
             launch.go_on.touch()
             assert first.wait(timeout=8 * PATIENCE) == 0
             assert sidecars(launch.feed) == [sidecar]
-            assert answers(launch.port)
+            assert is_ready(launch.port)
 
             second_goes_on.touch()
             assert second.wait(timeout=8 * PATIENCE) == 0
@@ -200,15 +200,15 @@ def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(launch: Launch, 
 def test_a_run_beside_a_running_exporter_does_not_stop_it(launch: Launch) -> None:
     flags = [f"--feed.dir={launch.feed}", f"--web.listen-address=127.0.0.1:{launch.port}"]
     command = [sys.executable, "-m", "exporter", *flags, "--log.level=error"]
-    with started(command, launch.feed) as exporter:
-        wait_until(lambda: answers(launch.port))
+    with running_process(command, launch.feed) as exporter:
+        wait_until(lambda: is_ready(launch.port))
         with launch.running() as run:
             launch.go_on.touch()
             assert run.wait(timeout=5 * PATIENCE) == 0
 
             assert exporter.poll() is None
             assert sidecars(launch.feed) == []
-            assert answers(launch.port)
+            assert is_ready(launch.port)
 
 
 def test_the_job_is_unaffected_by_a_killed_sidecar_and_totals_continue(launch: Launch) -> None:
@@ -252,20 +252,20 @@ def test_a_crashed_sidecar_is_restarted_and_reported(feed: Path, tmp_path: Path)
     starts.touch()
     sidecar = ["/bin/sh", "-c", f"echo x >> {starts}; [ $(wc -l < {starts}) -lt 2 ] && exit 9; exit 2"]
     job = ["sh", "-c", f"while [ $(wc -l < {starts}) -lt 2 ]; do sleep 0.1; done; sleep 0.2"]
-    received = finished(supervise_command(feed, job, sidecar=sidecar)).stderr
+    received = run_to_completion(supervise_command(feed, job, sidecar=sidecar)).stderr
 
     restart_line = "exporter: the sidecar ended with status 9; it restarts in 1 s; the job is not affected\n"
     assert received == FIRST_LINE + restart_line
-    assert len(lines(starts)) == 2
+    assert len(read_lines(starts)) == 2
 
 
 def test_the_sidecar_has_its_own_session_and_no_standard_input(feed: Path, tmp_path: Path) -> None:
     note = tmp_path / "note"
     look = f"cut -d' ' -f1,6 /proc/self/stat > {note}.new; readlink /proc/self/fd/0 >> {note}.new; mv {note}.new {note}"
     job = ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done"]
-    finished(supervise_command(feed, job, sidecar=["/bin/sh", "-c", look]))
+    run_to_completion(supervise_command(feed, job, sidecar=["/bin/sh", "-c", look]))
 
-    (ids, stream) = lines(note)
+    (ids, stream) = read_lines(note)
     assert int(ids.split()[1]) != os.getsid(0)
     assert stream == "/dev/null"
 
@@ -274,7 +274,7 @@ def test_a_sidecar_that_ignores_sigterm_is_killed(feed: Path, tmp_path: Path) ->
     ready = tmp_path / "ready"
     stubborn = ["/bin/sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.1; done"]
     job = ["sh", "-c", f"while [ ! -e {ready} ]; do sleep 0.05; done"]
-    with started(supervise_command(feed, job, sidecar=stubborn, linger_seconds=60), feed) as run:
+    with running_process(supervise_command(feed, job, sidecar=stubborn, linger_seconds=60), feed) as run:
         wait_until(lambda: ready.exists() and not runs.any_active(feed))
         time.sleep(0.3)
         # `run` is stopped when the time limit of the sidecar expires.

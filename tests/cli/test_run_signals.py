@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from run_support import lines, noting_job, processes_naming, started, supervise_command
+from run_support import processes_naming, read_lines, running_process, signal_logging_job, supervise_command
 from waiting import wait_until
 
 PASSED_ON = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGWINCH]
@@ -47,24 +47,24 @@ time.sleep(30)
 
 
 @contextlib.contextmanager
-def noting(
+def job_that_logs_signals(
     tmp_path: Path, *, prefix: Sequence[str] = (), inner_prefix: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """Start a job under `run` that logs its signals; programs can precede `run` and the job."""
     notes = tmp_path / "notes"
-    command = [*prefix, *supervise_command(tmp_path, [*inner_prefix, *noting_job(notes)])]
-    with started(command, tmp_path, stderr=subprocess.PIPE) as process:
-        wait_until(lambda: "ready" in lines(notes))
+    command = [*prefix, *supervise_command(tmp_path, [*inner_prefix, *signal_logging_job(notes)])]
+    with running_process(command, tmp_path, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: "ready" in read_lines(notes))
         yield process, notes
 
 
 def signals_after_the_last(notes: Path, end: Callable[[], object]) -> list[str]:
     """Return the signals that the job logged until its end, some time after the signal under test."""
-    wait_until(lambda: len(lines(notes)) > 1)
+    wait_until(lambda: len(read_lines(notes)) > 1)
     time.sleep(0.2)  # time for a second signal, which must not arrive
     end()
-    wait_until(lambda: "SIGUSR2" in lines(notes))
-    return [name for name in lines(notes) if name not in {"ready", "SIGUSR2"}]
+    wait_until(lambda: "SIGUSR2" in read_lines(notes))
+    return [name for name in read_lines(notes) if name not in {"ready", "SIGUSR2"}]
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def terminal(command: list[str], feed: Path) -> Iterator[tuple[subprocess.Popen[
     person, machine = pty.openpty()
     streams = {"stdin": machine, "stdout": machine, "stderr": machine}
     try:
-        with started([sys.executable, "-c", TAKE_TERMINAL, *command], feed, **streams) as process:
+        with running_process([sys.executable, "-c", TAKE_TERMINAL, *command], feed, **streams) as process:
             os.close(machine)
             yield process, person
     finally:
@@ -92,7 +92,7 @@ def terminal(command: list[str], feed: Path) -> Iterator[tuple[subprocess.Popen[
 def test_a_signal_to_run_or_to_the_process_group_reaches_the_job_once(
     tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals, inner_prefix: list[str]
 ) -> None:
-    with noting(tmp_path, inner_prefix=inner_prefix) as (run, notes):
+    with job_that_logs_signals(tmp_path, inner_prefix=inner_prefix) as (run, notes):
         send(run.pid, number)
 
         assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == [number.name]
@@ -100,14 +100,14 @@ def test_a_signal_to_run_or_to_the_process_group_reaches_the_job_once(
 
 
 def test_timeout_signals_child_and_group_and_the_job_receives_one_signal(tmp_path: Path) -> None:
-    with noting(tmp_path, prefix=["timeout", "--signal=TERM", "5"]) as (timeout, notes):
+    with job_that_logs_signals(tmp_path, prefix=["timeout", "--signal=TERM", "5"]) as (timeout, notes):
         names = signals_after_the_last(notes, lambda: os.killpg(timeout.pid, signal.SIGUSR2))
 
         assert names == ["SIGTERM"]
 
 
 def test_signals_still_reach_the_job_when_the_probe_is_killed(tmp_path: Path) -> None:
-    with noting(tmp_path) as (run, notes):
+    with job_that_logs_signals(tmp_path) as (run, notes):
         probes: list[psutil.Process] = []
         while not probes:  # the process has its final name once it exists
             probes = [child for child in psutil.Process(run.pid).children() if child.name() == "signal-probe"]
@@ -125,14 +125,14 @@ def test_ctrl_c_during_training_leaves_a_complete_checkpoint(tmp_path: Path, sta
         os.write(keyboard, b"\x03")
 
         assert run.wait() == status
-    assert lines(tmp_path / "checkpoint") == [f"part {part}" for part in range(10)]
-    assert lines(tmp_path / "signals") == [str(int(signal.SIGINT))]
+    assert read_lines(tmp_path / "checkpoint") == [f"part {part}" for part in range(10)]
+    assert read_lines(tmp_path / "signals") == [str(int(signal.SIGINT))]
 
 
 def test_a_terminal_hangup_reaches_the_job_when_run_leads_the_session(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    with terminal(supervise_command(tmp_path, noting_job(notes)), tmp_path) as (run, keyboard):
-        wait_until(lambda: "ready" in lines(notes))
+    with terminal(supervise_command(tmp_path, signal_logging_job(notes)), tmp_path) as (run, keyboard):
+        wait_until(lambda: "ready" in read_lines(notes))
         os.close(keyboard)
 
         assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGHUP"]
@@ -161,9 +161,9 @@ def test_ctrl_z_stops_the_job_and_returns_to_the_shell_and_fg_resumes(tmp_path: 
             tmp_path / "status",
         )
 
-    assert "Stopped" in lines(tmp_path / "jobs")[0]
+    assert "Stopped" in read_lines(tmp_path / "jobs")[0]
     assert was_stopped
-    assert lines(tmp_path / "status") == ["9"]
+    assert read_lines(tmp_path / "status") == ["9"]
 
 
 def typed(keyboard: int, line: str, result: Path) -> None:
@@ -171,7 +171,7 @@ def typed(keyboard: int, line: str, result: Path) -> None:
     for _ in range(60):
         os.write(keyboard, f"{line}\n".encode())
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: lines(result), 0.5)
+            wait_until(lambda: read_lines(result), 0.5)
             return
     raise AssertionError(f"nothing came of {line}")
 

@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ledger_support import a_process
+from ledger_support import make_process
 from run_support import (
     REPOSITORY,
-    environment,
-    finished,
+    child_environment,
     free_port,
     page,
+    run_to_completion,
+    running_process,
     scrape,
-    started,
     supervise_command,
 )
 from waiting import PATIENCE, wait_until
@@ -40,9 +40,9 @@ def job(
     """Process id of a sleeping Python job, started as `run` starts jobs."""
     script = tmp_path / "train.py"
     script.write_text(f"{program}\nprint('ready', flush=True)\nimport time; time.sleep(60)\n")
-    env = environment(EXPORTER_AUTO="1", EXPORTER_FEED_DIR=str(tmp_path)) | variables
+    env = child_environment(EXPORTER_AUTO="1", EXPORTER_FEED_DIR=str(tmp_path)) | variables
     command = [*prefix, python, str(script)]
-    with started(command, tmp_path, env=env, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+    with running_process(command, tmp_path, env=env, cwd=tmp_path, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process.pid
@@ -108,7 +108,7 @@ def test_a_recording_job_is_not_reported_as_silent(tmp_path: Path) -> None:
 
 
 def test_a_job_without_python_is_not_reported_as_silent(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "60"], env=environment()) as process:
+    with subprocess.Popen(["sleep", "60"], env=child_environment()) as process:
         silence = silence_of(process.pid, "r", tmp_path)
         process.kill()
 
@@ -119,7 +119,7 @@ def test_the_remedy_needs_no_package_index(tmp_path: Path, bare_python: str) -> 
     if "PYTHONPATH=" not in install_command(bare_python, ""):
         pytest.skip("the package is not installed from here")
     look = "import exporter, importlib.metadata as m; print([e.value for e in m.entry_points(group='torch.backends')])"
-    completed = finished([bare_python, "-c", look])
+    completed = run_to_completion([bare_python, "-c", look])
 
     assert "exporter_auto:start" in completed.stdout
 
@@ -133,13 +133,13 @@ def test_run_and_the_page_give_the_reason_of_a_silent_job_once(tmp_path: Path, b
     log_file = tmp_path / "heard"
     with (
         log_file.open("w") as stderr,
-        started(command, feed, stderr=stderr, cwd=tmp_path, env=environment(PYTHONPATH="")),
+        running_process(command, feed, stderr=stderr, cwd=tmp_path, env=child_environment(PYTHONPATH="")),
     ):
         wait_until(lambda: "has recorded nothing" in log_file.read_text(), 40)
         wait_until(lambda: "training_run_silent{" in page(port))
         status_page, metrics = scrape(port, "/"), page(port)
         check = [*LAUNCHER, "check", f"--feed.dir={feed}", "--web.listen-address=127.0.0.1:0"]
-        check_output = finished(check).stdout
+        check_output = run_to_completion(check).stdout
 
     assert f"not installed for {bare_python}" in log_file.read_text()
     assert f"not installed for {bare_python}" in status_page
@@ -149,7 +149,7 @@ def test_run_and_the_page_give_the_reason_of_a_silent_job_once(tmp_path: Path, b
 
 def test_a_job_that_records_under_a_name_of_its_own_is_not_silent(tmp_path: Path) -> None:
     silence = Silence("nothing_told", "found", "remedy")
-    with started(supervise_command(tmp_path, ["sleep", "60"]), tmp_path):
+    with running_process(supervise_command(tmp_path, ["sleep", "60"]), tmp_path):
         (job_file,) = wait_until(lambda: [*(tmp_path / "runs").glob("*.job")])
         job = Job(7, "train-1", 0.0, silence, launch="5f2c")
         job_file.write_text(json.dumps(dataclasses.asdict(job)))
@@ -157,7 +157,7 @@ def test_a_job_that_records_under_a_name_of_its_own_is_not_silent(tmp_path: Path
         jobs = SilentJobs(tmp_path, lambda: recording)
         jobs.collect()
         silent = jobs.jobs
-        recording.append(a_process(run="mine", launch="5f2c"))
+        recording.append(make_process(run="mine", launch="5f2c"))
         jobs.collect()
 
     assert silent == (job,)
@@ -175,8 +175,8 @@ def test_a_module_named_exporter_of_the_job_shadows_nothing(tmp_path: Path, name
     flags = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", "--run.linger=0s"]
     program = "import exporter, sys; sys.stdin.readline()"
     command = [*LAUNCHER, "run", *flags, sys.executable, "-c", program]
-    settings = {"cwd": tmp_path, "env": environment(PYTHONPATH=path), "stdin": subprocess.PIPE}
-    with started(command, feed, stdout=subprocess.PIPE, **settings) as run:
+    settings = {"cwd": tmp_path, "env": child_environment(PYTHONPATH=path), "stdin": subprocess.PIPE}
+    with running_process(command, feed, stdout=subprocess.PIPE, **settings) as run:
         wait_until(lambda: "exporter_build_info" in page(port))
         output, _ = run.communicate("\n", timeout=20 * PATIENCE)
 

@@ -9,7 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
-from run_support import free_port, page, run_command, sample, sidecars, start, start_run, started
+from run_support import (
+    free_port,
+    page,
+    run_command,
+    running_process,
+    sample_value,
+    sidecars,
+    start,
+    start_run,
+)
 from waiting import wait_until
 
 from exporter.feed import runs
@@ -130,7 +139,7 @@ def test_emptying_the_feed_directory_of_a_run_loses_neither_sidecar_nor_totals(
     feed: Path,
 ) -> None:
     port = free_port()
-    with started(command_of(feed, RECORDS, port), feed):
+    with running_process(command_of(feed, RECORDS, port), feed):
         wait_until(lambda: "train_loss_count{" in page(port))
         initial_sidecars = sidecars(feed)
         for path in feed.iterdir():
@@ -139,42 +148,42 @@ def test_emptying_the_feed_directory_of_a_run_loses_neither_sidecar_nor_totals(
 
         assert [job.run for job in runs.jobs(feed)] == ["r"]
         assert sidecars(feed) == initial_sidecars
-        wait_until(lambda: sample(port, 'training_feed_alive{rank="0",run="r"}') == 1)
+        wait_until(lambda: sample_value(port, 'training_feed_alive{rank="0",run="r"}') == 1)
 
 
 def test_a_job_without_further_steps_is_hung_and_its_gauges_are_absent(feed: Path, tmp_path: Path) -> None:
     port, config = free_port(), tmp_path / "exporter.yaml"
     config.write_text("goodput: {hang_after: 4s}\nfeed: {interval: 500ms}\n")
     hung = 'training_run_state{run="r",state="hung"}'
-    with started(command_of(feed, HANGS, port, f"--config.file={config}"), feed):
-        wait_until(lambda: sample(port, "training_loss{") == 7.5)
-        wait_until(lambda: sample(port, hung) == 1)
+    with running_process(command_of(feed, HANGS, port, f"--config.file={config}"), feed):
+        wait_until(lambda: sample_value(port, "training_loss{") == 7.5)
+        wait_until(lambda: sample_value(port, hung) == 1)
         time.sleep(2.5)  # the process continues to write snapshots
 
-        assert (sample(port, hung), sample(port, "training_loss{")) == (1, None)
+        assert (sample_value(port, hung), sample_value(port, "training_loss{")) == (1, None)
 
 
 def test_a_job_that_reports_success_and_exits_with_an_error_has_failed(feed: Path) -> None:
     port = free_port()
-    with started(command_of(feed, FAILS_SLOWLY, port, "--run.linger=60s"), feed):
-        wait_until(lambda: sample(port, 'training_run_state{run="r",state="failed"}') == 1)
-        wait_until(lambda: sample(port, "training_interruptions_total{") == 1)
+    with running_process(command_of(feed, FAILS_SLOWLY, port, "--run.linger=60s"), feed):
+        wait_until(lambda: sample_value(port, 'training_run_state{run="r",state="failed"}') == 1)
+        wait_until(lambda: sample_value(port, "training_interruptions_total{") == 1)
 
-        assert (sample(port, "training_uncommitted_seconds{") or 0.0) > 0.2
+        assert (sample_value(port, "training_uncommitted_seconds{") or 0.0) > 0.2
 
 
 def test_the_position_of_an_ended_run_stays_with_its_times(feed: Path) -> None:
     port, began = free_port(), time.time()
-    with started(command_of(feed, FAILS_SLOWLY, port, "--run.linger=60s"), feed):
-        wait_until(lambda: sample(port, 'training_run_state{run="r",state="failed"}') == 1)
+    with running_process(command_of(feed, FAILS_SLOWLY, port, "--run.linger=60s"), feed):
+        wait_until(lambda: sample_value(port, 'training_run_state{run="r",state="failed"}') == 1)
 
         names = (
             "training_step{",
             "training_checkpoint_last_step{",
             "training_last_progress_timestamp_seconds{",
         )
-        step, saved, progress = (sample(port, name) for name in names)
-        saved_at = sample(port, "training_checkpoint_last_success_timestamp_seconds{")
+        step, saved, progress = (sample_value(port, name) for name in names)
+        saved_at = sample_value(port, "training_checkpoint_last_success_timestamp_seconds{")
         assert (step, saved) == (10, 5)
         assert saved_at is not None
         assert progress is not None
@@ -183,5 +192,5 @@ def test_the_position_of_an_ended_run_stays_with_its_times(feed: Path) -> None:
 
 def test_metrics_of_a_job_with_only_prometheus_client_are_on_the_page(feed: Path) -> None:
     port = free_port()
-    with started(command_of(feed, COUNTS, port), feed):
-        wait_until(lambda: (sample(port, "myjob_things_total{") or 0.0) > 0)
+    with running_process(command_of(feed, COUNTS, port), feed):
+        wait_until(lambda: (sample_value(port, "myjob_things_total{") or 0.0) > 0)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import answers, free_port, lives, page, start_run
+from run_support import free_port, is_alive, is_ready, page, start_run
 from serve_support import environment, exporter, sidecar
 from waiting import PATIENCE, wait_until
 
@@ -116,7 +116,7 @@ def test_a_sidecar_started_by_the_job_serves_and_ends_with_it(tmp_path: Path, en
         if ending == "kill":
             job.kill()
 
-    wait_until(lambda: not lives(sidecar))
+    wait_until(lambda: not is_alive(sidecar))
     assert job.returncode == (0 if ending == "exit" else -signal.SIGKILL)
 
 
@@ -124,14 +124,14 @@ def test_two_processes_share_one_sidecar(tmp_path: Path) -> None:
     port = free_port()
     with contextlib.ExitStack() as second:
         with attached_job(tmp_path, port) as (_, serving):
-            wait_until(lambda: answers(port))
+            wait_until(lambda: is_ready(port))
             _, other_pid = second.enter_context(attached_job(tmp_path, free_port()))
             assert serving is not None
             assert other_pid is not None
-            wait_until(lambda: not lives(other_pid))
-        assert lives(serving)
+            wait_until(lambda: not is_alive(other_pid))
+        assert is_alive(serving)
 
-    wait_until(lambda: not lives(serving))
+    wait_until(lambda: not is_alive(serving))
 
 
 @pytest.mark.parametrize(("folder", "more"), [(".", {"EXPORTER_DISABLED": "1"}), ("missing/parent", {})])

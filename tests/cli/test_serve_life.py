@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_support import REPOSITORY, answers, finished, free_port, started
+from run_support import REPOSITORY, free_port, is_ready, run_to_completion, running_process
 from serve_support import exporter, sidecar
 from waiting import PATIENCE, wait_until
 
@@ -121,8 +121,8 @@ def test_recording_rules_reach_the_feed_directory_also_after_a_reload(tmp_path: 
 def test_the_sidecar_serves_without_standard_streams(tmp_path: Path) -> None:
     port = free_port()
     command = f"exec {sys.executable} -m exporter --web.listen-address=127.0.0.1:{port} --feed.dir={tmp_path}"
-    with started(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], tmp_path) as process:
-        wait_until(lambda: answers(port, "/-/healthy"))
+    with running_process(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], tmp_path) as process:
+        wait_until(lambda: is_ready(port, "/-/healthy"))
         descriptors = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)]
         process.terminate()
 
@@ -158,7 +158,7 @@ def test_a_signal_is_not_lost_whichever_thread_it_is_delivered_to(
 ) -> None:
     # A signal on another thread, or just before the wait, does not interrupt the wait of the main thread.
     program = WAITING.format(name=name, before=prefix.format(name=name), timeout=timeout)
-    completed = finished([sys.executable, "-c", program], timeout=10)
+    completed = run_to_completion([sys.executable, "-c", program], timeout=10)
 
     assert (completed.stdout.strip(), completed.stderr) == (str(int(getattr(signal, name))), "")
 
@@ -170,7 +170,9 @@ def test_a_full_disk_is_logged_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full_device:
         flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]
         command = [*LAUNCHER, "check", *flags]
-        completed = finished(command, capture_output=False, stdout=full_device, stderr=subprocess.PIPE)
+        completed = run_to_completion(
+            command, capture_output=False, stdout=full_device, stderr=subprocess.PIPE
+        )
 
     assert (completed.returncode, len(completed.stderr.splitlines())) == (1, 1)
     assert completed.stderr.startswith("exporter: cannot go on: ")
@@ -189,7 +191,7 @@ def test_a_defect_is_logged_with_its_traceback(monkeypatch: pytest.MonkeyPatch) 
 def test_a_sighup_during_the_start_does_not_end_the_sidecar(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [*LAUNCHER, "--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]
-    with log.open("w") as stderr, started(command, tmp_path, stderr=stderr) as process:
+    with log.open("w") as stderr, running_process(command, tmp_path, stderr=stderr) as process:
         wait_until(lambda: blocks_sighup(process.pid))
         process.send_signal(signal.SIGHUP)
         wait_until(lambda: "configuration reloaded" in log.read_text(), 30)
@@ -200,7 +202,7 @@ def test_a_sighup_during_the_start_does_not_end_the_sidecar(tmp_path: Path) -> N
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.3, 0.6])
 def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay: float) -> None:
     command = [*LAUNCHER, "--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]
-    with started(command, tmp_path, stderr=subprocess.PIPE) as process:
+    with running_process(command, tmp_path, stderr=subprocess.PIPE) as process:
         wait_until(lambda: blocks_sighup(process.pid))
         time.sleep(delay)
         process.send_signal(signal.SIGINT)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from container_support import Contained, contained, reason_to_skip
-from run_support import environment
+from run_support import child_environment
 from waiting import wait_until
 
 SKIP = reason_to_skip()
@@ -30,7 +30,7 @@ with training.training_loop(train_iterations_start=0):
 def job(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A job in the namespaces of the test, as in the container of the training."""
     (tmp_path / "feed").mkdir(mode=0o700)
-    env = environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN="r", RANK="0")
+    env = child_environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN="r", RANK="0")
     with subprocess.Popen([sys.executable, "-c", JOB], env=env) as process:
         yield process
         process.kill()

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from collectors_support import assert_golden, assert_sound, text_of, value_of
-from energy_support import MACHINES, RANGE, Machine, nobody
+from energy_support import MACHINES, RANGE, Machine, no_processes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import DATA
@@ -93,7 +93,7 @@ def test_registers_that_only_root_may_read_are_absent_with_the_remedy(tmp_path: 
     for key in machine.zones:
         machine.register(key).chmod(0o400)
     collector = machine.collector()
-    with nobody():
+    with no_processes():
         first = collector.collect()
         machine.now += 5.0
         assert not collector.collect()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from collectors_support import assert_sound, value_of
-from energy_support import nobody
-from ledger_support import a_process
+from energy_support import no_processes
+from ledger_support import make_process
 from waiting import wait_until
 
 from exporter.collectors.job import JobProcess
@@ -92,7 +92,7 @@ def job() -> Iterator[Job]:
 
 
 def collector_of(job: Job) -> ProcessCollector:
-    identity = a_process(started=time.time()).replace(pid=job.process.pid)
+    identity = make_process(started=time.time()).replace(pid=job.process.pid)
     return ProcessCollector(
         job=lambda: [JobProcess(identity, alive=True, pid=job.process.pid)], discover_seconds=0.0
     )
@@ -158,7 +158,7 @@ def test_the_numbers_match_the_tools_of_the_system(job: Job) -> None:
 
 def test_private_facts_of_another_users_processes_are_absent(job: Job) -> None:
     collector = collector_of(job)
-    with nobody():
+    with no_processes():
         collected = collector.collect()
         memory = ProcessMemoryCollector(members=lambda: collector.members).collect()
 

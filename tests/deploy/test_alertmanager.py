@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from prometheus_support import Prometheus, fetch, free_port, needs_prometheus
-from rules_support import PROMETHEUS, in_a_hurry
-from run_support import started, web_server
+from rules_support import PROMETHEUS, accelerated_rules
+from run_support import running_process, web_server
 from serve_support import sidecar
 from waiting import wait_until
 
@@ -67,9 +67,9 @@ class Receiver:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    with web_server(made.answer) as made.url:
-        yield made
+    receiver = Receiver()
+    with web_server(receiver.answer) as receiver.url:
+        yield receiver
 
 
 @contextlib.contextmanager
@@ -84,8 +84,8 @@ def alertmanager(directory: Path, receiver: Receiver) -> Iterator[str]:
     configuration.write_text(text)
     address = f"127.0.0.1:{free_port()}"
     command = ["prometheus-alertmanager", f"--config.file={configuration}", f"--web.listen-address={address}"]
-    own = [f"--storage.path={directory / 'alerts'}", "--cluster.listen-address=", "--log.level=error"]
-    with started([*command, *own], directory / "alerts") as process:
+    flags = [f"--storage.path={directory / 'alerts'}", "--cluster.listen-address=", "--log.level=error"]
+    with running_process([*command, *flags], directory / "alerts") as process:
         wait_until(lambda: fetch(f"http://{address}/-/ready") or process.poll(), 15)
         yield address
 
@@ -119,20 +119,20 @@ def test_a_lost_gpu_pages_and_resolves_when_it_returns(tmp_path: Path, receiver:
     machine, options = (tmp_path / name for name in ("machine.yaml", "config.yaml"))
     machine.write_text(MACHINE)
     options.write_text("gpu: {retry: 500ms}\n")
-    more = f"rule_files: ['{in_a_hurry(tmp_path / 'rules', 0.5, at_once=True)}/*.yml']\n"
+    extra_config = f"rule_files: ['{accelerated_rules(tmp_path / 'rules', 0.5, at_once=True)}/*.yml']\n"
     with (
         alertmanager(tmp_path, receiver) as address,
         sidecar(tmp_path, "--gpu.replay=machine", f"--config.file={options}", machines=tmp_path) as exporter,
     ):
-        more += f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['{address}']}}]}}]}}\n"
-        with Prometheus(tmp_path / "prometheus", {"training": exporter.address}, more=more):
-            path, lost = receiver.alert("GpuLost", "firing")
+        extra_config += f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['{address}']}}]}}]}}\n"
+        with Prometheus(tmp_path / "prometheus", {"training": exporter.address}, more=extra_config):
+            path, firing = receiver.alert("GpuLost", "firing")
             _, xid = receiver.alert("GpuXidCritical", "firing")
-            _, back = receiver.alert("GpuLost", "resolved")
+            _, resolved = receiver.alert("GpuLost", "resolved")
 
     assert path == "/pager"
-    assert lost["labels"]["instance"] == exporter.address
-    assert lost["annotations"]["runbook_url"] == "http://localhost:20909/runbook#gpulost"
-    assert lost["annotations"]["summary"] == f"GPU 1 on {exporter.address} does not answer."
+    assert firing["labels"]["instance"] == exporter.address
+    assert firing["annotations"]["runbook_url"] == "http://localhost:20909/runbook#gpulost"
+    assert firing["annotations"]["summary"] == f"GPU 1 on {exporter.address} does not answer."
     assert xid["labels"]["xid"] == "79"
-    assert back["labels"] == lost["labels"]
+    assert resolved["labels"] == firing["labels"]

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from dashboards_support import EXPORTER_LABELS, MODELS, all_queries, fill_variables, panel_queries
 from prometheus_support import needs_prometheus
-from rules_support import ROOT, known, labels_grouped, promtool, selectors
+from rules_support import ROOT, labels_by_name, labels_grouped, promtool, selectors
 
 from dashboards.board import COLUMNS, all_panels, read_texts
 
@@ -104,7 +104,7 @@ def test_a_panel_that_a_description_names_exists(uid: str) -> None:
 
 @every_board
 def test_every_name_and_label_in_a_query_exists(uid: str) -> None:
-    names = known() | {name: frozenset(labels) for name, labels in PROMETHEUS_SERIES.items()}
+    names = labels_by_name() | {name: frozenset(labels) for name, labels in PROMETHEUS_SERIES.items()}
     for query in all_queries(uid):
         query_selectors = list(selectors(fill_variables(query.expression)))
         labels = TARGET_LABELS.union(*(names.get(selector.name, set()) for selector in query_selectors))

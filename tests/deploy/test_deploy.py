@@ -16,8 +16,8 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # it brings no types
 import pytest
 import yaml
-from rules_support import ROOT, alerts, known, promtool, rules
-from run_support import environment, finished, free_port
+from rules_support import ROOT, alerts, labels_by_name, promtool, rules
+from run_support import child_environment, free_port, run_to_completion
 from serve_support import exporter, sidecar
 
 DEPLOY = ROOT / "deploy"
@@ -37,14 +37,14 @@ VERSION = "1.34"
 
 def program(name: str, package: str) -> str:
     """Path of a validator; without it the test is skipped with the package to install."""
-    found = shutil.which(name) or shutil.which(name, path=str(BIN))
-    if found is None:
+    executable = shutil.which(name) or shutil.which(name, path=str(BIN))
+    if executable is None:
         pytest.skip(f"install {package} for {name}")
-    return found
+    return executable
 
 
-def run(*command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
-    return finished([str(word) for word in command], env=environment(**more))
+def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run_to_completion([str(argument) for argument in command], env=child_environment(**variables))
 
 
 def load(path: Path) -> Any:
@@ -141,7 +141,7 @@ def test_grafana_of_the_compose_demo_finds_data_source_and_dashboards() -> None:
     provider = load(ROOT / "dashboards/provisioning/dashboards/training-exporter.yaml")["providers"][0]
     scrapes = load(DEPLOY / "compose/prometheus.yml")["global"]["scrape_interval"]
     mounted = {
-        target: there for there, target, _ in (volume.split(":") for volume in grafana["volumes"][:-1])
+        target: source for source, target, _ in (volume.split(":") for volume in grafana["volumes"][:-1])
     }
 
     for path in (ROOT / "dashboards/provisioning").rglob("*.y*ml"):
@@ -180,17 +180,17 @@ def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> 
 
 
 def test_scrape_limits_exceed_the_limits_of_the_exporter() -> None:
-    ours = [job for _, job in scrape_configs() if job["job_name"].startswith("training")]
+    training_jobs = [job for _, job in scrape_configs() if job["job_name"].startswith("training")]
     example = load(ROOT / "config.example.yaml")
 
-    assert len(ours) == 5
-    assert all(job["sample_limit"] > example["exposition"]["max_series"] for job in ours)
-    assert len({job["label_value_length_limit"] for job in ours}) == 1
+    assert len(training_jobs) == 5
+    assert all(job["sample_limit"] > example["exposition"]["max_series"] for job in training_jobs)
+    assert len({job["label_value_length_limit"] for job in training_jobs}) == 1
 
 
 def test_scrape_jobs_have_the_names_that_the_alerts_select() -> None:
-    asked = {found for rule in alerts() for found in re.findall(r'\bjob=~"([^"]+)"', rule.expr)}
-    always = {found for rule in alerts() for found in re.findall(r'\bjob="([^"]+)"', rule.expr)}
+    patterns = {pattern for rule in alerts() for pattern in re.findall(r'\bjob=~"([^"]+)"', rule.expr)}
+    always = {job_name for rule in alerts() for job_name in re.findall(r'\bjob="([^"]+)"', rule.expr)}
     names = {job["job_name"] for _, job in scrape_configs()} - {"prometheus"}
     monitored = {
         rule["replacement"]
@@ -201,19 +201,23 @@ def test_scrape_jobs_have_the_names_that_the_alerts_select() -> None:
 
     assert always
     assert always <= names
-    assert asked
-    assert [name for name in names | monitored for each in asked if not re.fullmatch(each, name)] == []
+    assert patterns
+    assert [
+        name for name in names | monitored for pattern in patterns if not re.fullmatch(pattern, name)
+    ] == []
 
 
 def test_amtool_accepts_the_alertmanager_configuration_and_its_alerts_exist() -> None:
     file = DEPLOY / "prometheus/alertmanager.yaml"
     received = run(program("amtool", "prometheus-alertmanager"), "check-config", file)
     text = file.read_text(encoding="utf-8")
-    named = {name for value in re.findall(r'alertname[!=~]+"([^"]+)"', text) for name in value.split("|")}
+    alert_names = {
+        name for value in re.findall(r'alertname[!=~]+"([^"]+)"', text) for name in value.split("|")
+    }
 
     assert received.returncode == 0, received.stdout + received.stderr
-    assert named
-    assert named <= {alert.name for alert in alerts()}
+    assert alert_names
+    assert alert_names <= {alert.name for alert in alerts()}
 
 
 # --- Kubernetes ----------------------------------------------------------------------------------------------
@@ -252,7 +256,7 @@ def chart(*values: str, folder: Path = CHART, operator: bool = True) -> list[dic
     """Return the documents that Helm renders with these values, in a cluster with or without Prometheus' operator."""
     helm = program("helm", "the extra `test`")
     crds = ["--api-versions", "monitoring.coreos.com/v1"] if operator else []
-    settings = [word for setting in values for word in ("--set", setting)]
+    settings = [argument for setting in values for argument in ("--set", setting)]
     received = run(helm, "template", "release", folder, *crds, *settings)
     assert received.returncode == 0, received.stderr
     return [document for document in yaml.safe_load_all(received.stdout) if document]
@@ -376,14 +380,14 @@ def test_the_chart_has_every_rule_dashboard_and_site_threshold() -> None:
         "prometheusRule.thresholds.threshold:gpu_idle:ratio=0.1", "prometheusRule.links.grafana=https://g"
     )
     (resource,) = (document for document in documents if document["kind"] == "PrometheusRule")
-    found = [rule for group in resource["spec"]["groups"] for rule in group["rules"]]
-    by_record = {rule["record"]: rule for rule in found if "record" in rule}
+    resource_rules = [rule for group in resource["spec"]["groups"] for rule in group["rules"]]
+    by_record = {rule["record"]: rule for rule in resource_rules if "record" in rule}
     names = [(document["kind"], document["metadata"]["name"]) for document in documents]
     dashboards = {name: text for document in documents for name, text in document.get("data", {}).items()}
 
     assert len(set(names)) == len(names)
-    assert len(found) == len(rules())
-    assert {rule.expr.strip() for rule in rules()} - {rule["expr"].strip() for rule in found} == {
+    assert len(resource_rules) == len(rules())
+    assert {rule.expr.strip() for rule in rules()} - {rule["expr"].strip() for rule in resource_rules} == {
         "vector(0.05)"
     }
     assert by_record["threshold:gpu_idle:ratio"]["expr"] == "vector(0.1)"
@@ -428,11 +432,11 @@ def test_the_mixin_has_all_rules_and_dashboards_with_the_links_of_a_site() -> No
     text += "{alerts: m.prometheusAlerts, rules: m.prometheusRules, boards: m.grafanaDashboards}"
 
     made = json.loads(jsonnet.evaluate_snippet("site.jsonnet", text))
-    found = [
+    resource_rules = [
         rule for kind in ("alerts", "rules") for group in made[kind]["groups"] for rule in group["rules"]
     ]
-    changed = {rule.get("record"): rule for rule in found}
-    names = sorted(rule.get("alert") or rule["record"] for rule in found)
+    changed = {rule.get("record"): rule for rule in resource_rules}
+    names = sorted(rule.get("alert") or rule["record"] for rule in resource_rules)
     assert names == sorted(rule.name for rule in rules())
     assert set(made["boards"]) == {path.name for path in (ROOT / "dashboards/json").glob("*.json")}
     assert changed["site:links:info"]["labels"] == {"grafana": "https://g", "runbook": "https://r"}
@@ -491,14 +495,16 @@ def test_a_native_sidecar_shares_the_feed_with_the_trainer() -> None:
 
 def test_the_kubernetes_manifests_contain_every_dashboard() -> None:
     folder = KUBERNETES / "base/dashboards"
-    listed = {
+    mounted_names = {
         name
         for generator in load(folder / "kustomization.yaml")["configMapGenerator"]
         for name in generator["files"]
     }
 
-    assert {(folder / name).resolve() for name in listed} == set((ROOT / "dashboards/json").glob("*.json"))
-    assert len(built(folder)) == len(listed)
+    assert {(folder / name).resolve() for name in mounted_names} == set(
+        (ROOT / "dashboards/json").glob("*.json")
+    )
+    assert len(built(folder)) == len(mounted_names)
 
 
 def test_rules_are_available_as_a_prometheus_operator_resource() -> None:
@@ -518,10 +524,10 @@ def test_systemd_accepts_the_unit_and_rates_it_as_confined(tmp_path: Path) -> No
 
     analyze = program("systemd-analyze", "systemd")
     received = run(analyze, "verify", "--man=no", copy)
-    closed = run(analyze, "security", "--offline=true", "--threshold=19", copy)
+    analysis = run(analyze, "security", "--offline=true", "--threshold=19", copy)
 
     assert (received.returncode, received.stderr) == (0, "")
-    assert closed.returncode == 0, closed.stdout
+    assert analysis.returncode == 0, analysis.stdout
     assert "DeviceAllow=char-nvidia* rw" in UNIT  # the names in /proc/devices depend on the driver
 
 
@@ -544,7 +550,10 @@ SPOKEN_OF = ("cgroup_", "exporter_", "gpu_", "host_", "process_", "training_")
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_families_named_in_documents_exist(document: Path) -> None:
-    names = {*known(), *(name.removesuffix("_bucket") for name in known())}  # as a native histogram
+    names = {
+        *labels_by_name(),
+        *(name.removesuffix("_bucket") for name in labels_by_name()),
+    }  # as a native histogram
     spoken = {
         name
         for name in re.findall(r"`([a-z]\w+)[`{]", document.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_support import fetch, free_port, needs_prometheus
 from rules_support import ROOT
-from run_support import started
+from run_support import running_process
 from serve_support import sidecar
 from waiting import wait_until
 
@@ -32,14 +32,14 @@ def test_a_gap_stays_a_gap_through_remote_write(tmp_path: Path) -> None:
     store, agent = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     text = (ROOT / "deploy/prometheus/scrape/agent.yaml").read_text(encoding="utf-8")
     replaced = {"127.0.0.1:8428": store, "/etc/prometheus/hosts": str(tmp_path), **SHORTER}
-    for long, short in replaced.items():
-        text = text.replace(long, short)
+    for replaced_text, replacement in replaced.items():
+        text = text.replace(replaced_text, replacement)
     (tmp_path / "agent.yml").write_text(text)
     storing = [f"-storageDataPath={tmp_path / 'store'}", f"-httpListenAddr={store}", "-loggerLevel=ERROR"]
     sending = [f"--config.file={tmp_path / 'agent.yml'}", f"--storage.agent.path={tmp_path / 'wal'}"]
     sending += ["--enable-feature=agent", f"--web.listen-address={agent}", "--log.level=error"]
 
-    def found(expression: str) -> list[dict[str, str]]:
+    def results(expression: str) -> list[dict[str, str]]:
         query = urllib.parse.urlencode({"query": expression, "nocache": "1"})
         body = fetch(f"http://{store}/api/v1/query?{query}")
         return [series["metric"] for series in json.loads(body)["data"]["result"]] if body else []
@@ -48,14 +48,14 @@ def test_a_gap_stays_a_gap_through_remote_write(tmp_path: Path) -> None:
         exporter = stack.enter_context(sidecar(tmp_path))
         (tmp_path / "hosts.json").write_text(json.dumps([{"targets": [exporter.address]}]))
         stack.enter_context(
-            started(["victoria-metrics", *storing, "-search.latencyOffset=0s"], tmp_path / "store")
+            running_process(["victoria-metrics", *storing, "-search.latencyOffset=0s"], tmp_path / "store")
         )
-        stack.enter_context(started(["prometheus", *sending], tmp_path / "wal"))
-        wait_until(lambda: found("up == 1"), 60)
-        (series,) = found("exporter_build_info")
+        stack.enter_context(running_process(["prometheus", *sending], tmp_path / "wal"))
+        wait_until(lambda: results("up == 1"), 60)
+        (series,) = results("exporter_build_info")
         exporter.end()
-        wait_until(lambda: found("up == 0"), 60)
+        wait_until(lambda: results("up == 0"), 60)
         time.sleep(1)
 
         assert series["cluster"] == "CLUSTER"
-        assert found("exporter_build_info") == []
+        assert results("exporter_build_info") == []

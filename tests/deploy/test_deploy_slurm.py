@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_support import Prometheus, needs_prometheus
 from rules_support import ROOT
-from run_support import finished
+from run_support import run_to_completion
 from serve_support import sidecar
 from waiting import wait_until
 
@@ -28,18 +28,20 @@ class Node:
         self.targets.mkdir()
         self.shm.mkdir()
 
-    def run(self, script: str, job: int, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(self, script: str, job: int, **variables: str) -> subprocess.CompletedProcess[str]:
         places = {"SD_DIR": str(self.targets), "PORT_DIR": str(self.ports), "SHM_DIR": str(self.shm)}
         user = {"SLURM_JOB_USER": "ann", "SLURM_JOB_UID": str(os.getuid())}
-        own = {"SLURM_JOB_ID": str(job), "SLURM_JOB_PARTITION": "gpu", **user}
-        return finished([str(SLURM / script)], env={**os.environ, **places, **own, **more})
+        job_variables = {"SLURM_JOB_ID": str(job), "SLURM_JOB_PARTITION": "gpu", **user}
+        return run_to_completion(
+            [str(SLURM / script)], env={**os.environ, **places, **job_variables, **variables}
+        )
 
     def files(self) -> list[Path]:
         return sorted(self.targets.glob("training-*.json"))
 
     def ports_taken(self) -> list[str]:
-        found = [json.loads(path.read_text())[0]["targets"][0] for path in self.files()]
-        return sorted(target.rpartition(":")[2] for target in found)
+        targets = [json.loads(path.read_text())[0]["targets"][0] for path in self.files()]
+        return sorted(target.rpartition(":")[2] for target in targets)
 
 
 @pytest.fixture
@@ -96,11 +98,11 @@ def test_a_task_receives_port_and_feed_directory_of_its_job(node: Node) -> None:
     assert feed.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize(("script", "said"), [("prolog.sh", "job 3 is not monitored"), ("epilog.sh", "")])
-def test_a_failing_prolog_never_drains_the_node(script: str, said: str, node: Node) -> None:
+@pytest.mark.parametrize(("script", "message"), [("prolog.sh", "job 3 is not monitored"), ("epilog.sh", "")])
+def test_a_failing_prolog_never_drains_the_node(script: str, message: str, node: Node) -> None:
     received = node.run(script, 3, SD_DIR="/nowhere/at/all", PORT_DIR="/proc/nothing")
 
-    assert (received.returncode, said in received.stderr) == (0, True)
+    assert (received.returncode, message in received.stderr) == (0, True)
 
 
 def test_a_dead_shared_directory_does_not_delay_the_node(node: Node, tmp_path: Path) -> None:
@@ -122,11 +124,11 @@ def test_a_dead_shared_directory_does_not_delay_the_node(node: Node, tmp_path: P
 def test_a_feed_directory_of_another_user_is_not_used(node: Node, tmp_path: Path, trap: str) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can create files of another user")
-    theirs = node.shm / f"exporter-{os.getuid()}-5" if trap == "directory" else tmp_path / "theirs"
-    theirs.mkdir()
-    os.chown(theirs, 65534, 65534)
+    foreign = node.shm / f"exporter-{os.getuid()}-5" if trap == "directory" else tmp_path / "theirs"
+    foreign.mkdir()
+    os.chown(foreign, 65534, 65534)
     if trap == "link":
-        (node.shm / f"exporter-{os.getuid()}-5").symlink_to(theirs)
+        (node.shm / f"exporter-{os.getuid()}-5").symlink_to(foreign)
 
     received = node.run("task-prolog.sh", 5)
 
@@ -161,8 +163,10 @@ def test_series_of_a_job_exist_from_prolog_to_epilog(node: Node, tmp_path: Path)
     with sidecar(tmp_path) as exporter, prometheus:
         node.run("prolog.sh", 42, EXPORTER_FIRST_PORT=exporter.address.rpartition(":")[2])
         (path,) = node.files()
-        here = path.read_text().replace(json.loads(path.read_text())[0]["targets"][0], exporter.address)
-        path.with_suffix(".tmp").write_text(here)
+        target_text = path.read_text().replace(
+            json.loads(path.read_text())[0]["targets"][0], exporter.address
+        )
+        path.with_suffix(".tmp").write_text(target_text)
         path.with_suffix(".tmp").replace(path)  # this machine's name need not resolve
         wait_until(lambda: prometheus.value('up{slurm_job_id="42"}') == 1, 60)
         job = prometheus.query('exporter_build_info{slurm_job_id="42"}')

@@ -19,7 +19,7 @@ from rules_support import (
     alerts,
     fill_annotations,
     headings,
-    known,
+    labels_by_name,
     labels_grouped,
     needs_promtool,
     promtool,
@@ -32,7 +32,7 @@ from rules_support import (
 OF_TARGETS = frozenset({"cluster", "job", "instance"})
 """Labels added by Prometheus, and by an agent or federation."""
 
-MADE = {
+COMPUTED = {
     "alerts-energy.yml": {"uuid"},
     "alerts-gpu.yml": {"signal"},
     "recording-gpu.yml": {"uuid"},
@@ -43,13 +43,13 @@ MADE = {
 
 @pytest.mark.parametrize("rule", [*alerts(), *records()], ids=lambda rule: f"{rule.file}:{rule.name}")
 def test_a_rule_uses_only_existing_families_and_labels(rule: Rule) -> None:
-    names, found = known(), list(selectors(rule.expr))
-    labels = frozenset().union(*(names.get(rule.name, frozenset()) for rule in found)) | OF_TARGETS
-    grouped = labels_grouped(rule.expr) - labels - MADE.get(rule.file, set())
+    names, matched = labels_by_name(), list(selectors(rule.expr))
+    labels = frozenset().union(*(names.get(rule.name, frozenset()) for rule in matched)) | OF_TARGETS
+    grouped = labels_grouped(rule.expr) - labels - COMPUTED.get(rule.file, set())
 
-    assert found, "no selector was found: the test reads the expression wrongly"
-    assert [rule.name for rule in found if rule.name not in names] == []
-    assert [str(rule) for rule in found if rule.labels - names[rule.name] - OF_TARGETS] == []
+    assert matched, "no selector was found: the test reads the expression wrongly"
+    assert [rule.name for rule in matched if rule.name not in names] == []
+    assert [str(rule) for rule in matched if rule.labels - names[rule.name] - OF_TARGETS] == []
     assert grouped == set()
 
 
@@ -81,9 +81,9 @@ def checks(kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda rule: rule.name)
 def test_an_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(alert: Rule) -> None:
-    found = [check for check in checks("alert_rule_test") if check["alertname"] == alert.name]
+    matched = [check for check in checks("alert_rule_test") if check["alertname"] == alert.name]
 
-    assert {bool(alert["exp_alerts"]) for alert in found} == {True, False}
+    assert {bool(alert["exp_alerts"]) for alert in matched} == {True, False}
 
 
 def test_a_recording_rule_has_a_case_with_its_value() -> None:
@@ -109,8 +109,8 @@ def test_an_alert_has_a_summary_and_a_runbook_link(alert: Rule) -> None:
     match = re.fullmatch(r"https?://[^/]+/d/([\w-]+)(?:\?(.*))?", address)
     assert match is not None
     board = json.loads((ROOT / f"dashboards/json/{match[1]}.json").read_text(encoding="utf-8"))
-    there = {variable["name"] for variable in board["templating"]["list"]}
-    assert set(re.findall(r"var-(\w+)=", match[2] or "")) <= there
+    variables = {variable["name"] for variable in board["templating"]["list"]}
+    assert set(re.findall(r"var-(\w+)=", match[2] or "")) <= variables
 
 
 def linked(site: str, text: str) -> str:
@@ -131,8 +131,8 @@ def test_the_table_of_the_runbook_matches_the_alerts() -> None:
     rows = ["| alert | severity | for | fires when |", "|---|---|---|---|"]
     for alert in alerts():
         condition = alert.body["annotations"]["condition"].replace("|", "\\|")  # otherwise a new cell
-        name, waits = f"[{alert.name}](#{alert.name.lower()})", alert.body.get("for", "at once")
-        rows.append(f"| {name} | {alert.body['labels']['severity']} | {waits} | {condition} |")
+        name, pending_time = f"[{alert.name}](#{alert.name.lower()})", alert.body.get("for", "at once")
+        rows.append(f"| {name} | {alert.body['labels']['severity']} | {pending_time} | {condition} |")
     table = "\n".join([*rows, ""])
     assert set(headings()) == {alert.name.lower() for alert in alerts()}
     document = path.read_text(encoding="utf-8")
@@ -153,7 +153,7 @@ def test_a_rule_is_defined_once_and_a_record_named_by_level_metric_and_operation
 
 def test_every_threshold_is_used_and_named_in_the_condition_of_its_alert() -> None:
     defined = {rule.name for rule in thresholds() if rule.name.startswith("threshold:")}
-    used = {name for alert in alerts() for name in re.findall(r"threshold:[a-z_:]+", alert.expr)}
+    used_thresholds = {name for alert in alerts() for name in re.findall(r"threshold:[a-z_:]+", alert.expr)}
     unnamed = [
         alert.name
         for alert in alerts()
@@ -162,5 +162,5 @@ def test_every_threshold_is_used_and_named_in_the_condition_of_its_alert() -> No
     ]
 
     assert defined
-    assert used == defined
+    assert used_thresholds == defined
     assert unnamed == []

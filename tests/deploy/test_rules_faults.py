@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ledger_support import Clock, Sidecar, a_process, a_snapshot
+from ledger_support import Clock, Sidecar, make_process, make_snapshot
 from prometheus_client.core import Metric
 from rules_support import RULES, needs_promtool, promtool, rules, selectors
 from training_support import SimulatedTraining
@@ -70,7 +70,7 @@ class Rank:
     def write(self, sidecar: Sidecar, now: float) -> None:
         self.sequence += 1
         readings = self.job.publish(now)
-        snapshot = a_snapshot(self.process, *readings, sequence=self.sequence, written=now)
+        snapshot = make_snapshot(self.process, *readings, sequence=self.sequence, written=now)
         recording = snapshot.recording.replace(training=self.job.reading())
         sidecar.feed.put(snapshot.replace(recording=recording))
 
@@ -80,7 +80,7 @@ class World:
 
     def __init__(self, directory: Path) -> None:
         self.sidecar = Sidecar(directory, clock=Clock(wall=1.0))
-        self.ranks = [Rank(a_process(rank=rank, started=1.0).replace(trains=True), 1.0) for rank in (0, 1)]
+        self.ranks = [Rank(make_process(rank=rank, started=1.0).replace(trains=True), 1.0) for rank in (0, 1)]
         self.alive = True
         self.scrapable = True
         self.lost_cards = 0
@@ -104,21 +104,21 @@ class World:
             self.sidecar.feed.kill(rank.process)
 
     def scrape(self) -> None:
-        found: dict[str, float] = {'up{instance="n1",job="training"}': float(self.scrapable)}
-        found |= {f'exporter_build_info{{instance="{node}",job="training"}}': 1.0 for node in NODES}
+        samples: dict[str, float] = {'up{instance="n1",job="training"}': float(self.scrapable)}
+        samples |= {f'exporter_build_info{{instance="{node}",job="training"}}': 1.0 for node in NODES}
         for node in NODES:
-            found |= self.hardware(node) if self.scrapable or node != "n1" else {}
+            samples |= self.hardware(node) if self.scrapable or node != "n1" else {}
         if self.scrapable:
             for rank in self.ranks:
                 up = f'training_process_up{{instance="n1",job="training",rank="{rank.process.rank}",run="r"}}'
-                found[up] = float(self.alive)
-            found.update(values(self.sidecar.collector.collect()))
-        for name in found.keys() - self.series.keys():
+                samples[up] = float(self.alive)
+            samples.update(values(self.sidecar.collector.collect()))
+        for name in samples.keys() - self.series.keys():
             self.series[name] = ["_"] * self.scrapes
         for name, published in self.series.items():
-            value = found.get(name)
-            gone = "stale" if published and published[-1] not in {"_", "stale"} else "_"
-            published.append(gone if value is None else repr(value))
+            value = samples.get(name)
+            missing_value = "stale" if published and published[-1] not in {"_", "stale"} else "_"
+            published.append(missing_value if value is None else repr(value))
         self.scrapes += 1
 
     def hardware(self, node: str) -> dict[str, float]:
@@ -161,24 +161,24 @@ class World:
         path = directory / "case.yaml"
         path.write_text(yaml.safe_dump(body), encoding="utf-8")
         completed = promtool("test", "rules", path)
-        got = (completed.stdout + completed.stderr).partition("got:")[2]
-        assert got, completed.stdout + completed.stderr
-        return {word.split('"')[1] for word in got.split("alertname=")[1:]} - {"none"}
+        actual_text = (completed.stdout + completed.stderr).partition("got:")[2]
+        assert actual_text, completed.stdout + completed.stderr
+        return {word.split('"')[1] for word in actual_text.split("alertname=")[1:]} - {"none"}
 
 
-ASKED = {selector.name for rule in rules() for selector in selectors(rule.expr)}
+QUERIED = {selector.name for rule in rules() for selector in selectors(rule.expr)}
 
 
 def values(metrics: list[Metric]) -> dict[str, float]:
     """Series used by the rules, by their text."""
-    found = {}
+    samples = {}
     for metric in metrics:
         for sample in metric.samples:
-            if sample.name in ASKED:
+            if sample.name in QUERIED:
                 labels = {**sample.labels, "instance": "n1", "job": "training"}
                 inside = ",".join(f"{name}={json.dumps(text)}" for name, text in sorted(labels.items()))
-                found[f"{sample.name}{{{inside}}}"] = float(sample.value)
-    return found
+                samples[f"{sample.name}{{{inside}}}"] = float(sample.value)
+    return samples
 
 
 def train(rank: Rank, *, seconds: float = 5.0, compute: float = 4.0, loss: float = 2.5) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from prometheus_support import Prometheus, fetch, needs_prometheus
-from rules_support import Rule, Selector, in_a_hurry, records, rules, selectors, thresholds
-from run_support import started
+from rules_support import Rule, Selector, accelerated_rules, records, rules, selectors, thresholds
+from run_support import running_process
 from waiting import PATIENCE, wait_until
 
 pytestmark = [needs_prometheus, pytest.mark.timeout(180)]
@@ -71,16 +71,18 @@ NOTHING_YET = {"run:training_mttf:seconds": "before the first interruption"}
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus with our rules, evaluated every second, after half a cycle of the demo."""
-    directory = in_a_hurry(tmp_path_factory.mktemp("live"), 1)
+    directory = accelerated_rules(tmp_path_factory.mktemp("live"), 1)
     (directory / "locks").mkdir()
     (directory / "config.yaml").write_text(CONFIGURATION.replace("LOCKS", str(directory / "locks")))
     command = [sys.executable, "-m", "exporter", "demo", "--web.listen-address=127.0.0.1:0"]
-    own = ["--gpu.replay=h100", f"--config.file={directory / 'config.yaml'}"]
-    said, more = r"http://(127\.0\.0\.1:\d+)/metrics", f"rule_files: ['{directory}/*.yml']\n"
+    flags = ["--gpu.replay=h100", f"--config.file={directory / 'config.yaml'}"]
+    listening, extra_config = r"http://(127\.0\.0\.1:\d+)/metrics", f"rule_files: ['{directory}/*.yml']\n"
     streams = (directory / "log").open("w")
-    with streams as log, started([*command, *own], directory, stdout=log, stderr=log) as demo:
-        target = {"training": wait_until(lambda: re.search(said, (directory / "log").read_text()), 30)[1]}
-        with Prometheus(directory / "prometheus", target, scrape_seconds=1, more=more) as running:
+    with streams as log, running_process([*command, *flags], directory, stdout=log, stderr=log) as demo:
+        target = {
+            "training": wait_until(lambda: re.search(listening, (directory / "log").read_text()), 30)[1]
+        }
+        with Prometheus(directory / "prometheus", target, scrape_seconds=1, more=extra_config) as running:
             wait_until(lambda: running.value('up{job="training"}') == 1, 30)
             time.sleep(10)  # for alerts to be awake, had they a reason
             yield running
@@ -113,14 +115,14 @@ def test_every_recording_rule_has_data_or_a_listed_reason(prometheus: Prometheus
     assert nothing_after_a_while(lacking) == []
 
 
-def asked() -> list[Selector]:
+def queried_selectors() -> list[Selector]:
     """Every selector of every rule, once."""
     return sorted({selector for rule in rules() for selector in selectors(rule.expr)}, key=str)
 
 
 def test_every_family_of_the_rules_is_present_or_absent_for_a_listed_reason(prometheus: Prometheus) -> None:
     lawful = {rule.name for rule in [*records(), *thresholds()]} | set(ABSENT)
-    due = [selector for selector in asked() if not {selector.name, str(selector)} & lawful]
+    due = [selector for selector in queried_selectors() if not {selector.name, str(selector)} & lawful]
 
     def lacking() -> list[str]:
         return [
@@ -133,10 +135,10 @@ def test_every_family_of_the_rules_is_present_or_absent_for_a_listed_reason(prom
 def test_no_rule_fails_and_no_alert_fires_on_a_healthy_job(prometheus: Prometheus) -> None:
     body = fetch(f"{prometheus.url}/api/v1/rules")
     assert body is not None
-    found = [rule for group in json.loads(body)["data"]["groups"] for rule in group["rules"]]
+    live_rules = [rule for group in json.loads(body)["data"]["groups"] for rule in group["rules"]]
 
-    assert len(found) == len(rules())
-    assert [(rule["name"], rule["lastError"]) for rule in found if rule.get("lastError")] == []
+    assert len(live_rules) == len(rules())
+    assert [(rule["name"], rule["lastError"]) for rule in live_rules if rule.get("lastError")] == []
     assert (
         prometheus.query('ALERTS{alertstate="firing",severity="critical",alertname!="TrainingLossNonFinite"}')
         == []

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from places import PROJECT
 
-BEFORE = PROJECT / "tests/data/upgrade"
+UPGRADE_DATA = PROJECT / "tests/data/upgrade"
 RULES = sorted((PROJECT / "deploy/prometheus/rules").glob("*.yml"))
 SAMPLES = re.compile(r"_(bucket|count|sum)$")
 
 
 def names(kind: str) -> list[str]:
-    return (BEFORE / f"{kind}.txt").read_text(encoding="utf-8").split()
+    return (UPGRADE_DATA / f"{kind}.txt").read_text(encoding="utf-8").split()
 
 
 def renamed() -> set[str]:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from elastic_support import child, labelled, page_of, series
+from elastic_support import child, page_of, series, sum_by_labels
 from places import DATA
 
 CAPTURE = DATA / "torchelastic-capture.json"
@@ -72,31 +72,33 @@ def test_every_metric_of_the_agent_is_accounted_for(job: Any, page: str) -> None
         if name.startswith("workers."):
             what = name.removeprefix("workers.default.")
             if what == "remaining_restarts":
-                assert labelled(page, "training_elastic_failure_restarts_total") == 1  # from 1 to 0
+                assert sum_by_labels(page, "training_elastic_failure_restarts_total") == 1  # from 1 to 0
             elif what == "flakiness":
-                assert labelled(page, "training_elastic_flakiness_count") == count
-                assert labelled(page, "training_elastic_flakiness_sum") == total / 100
+                assert sum_by_labels(page, "training_elastic_flakiness_count") == count
+                assert sum_by_labels(page, "training_elastic_flakiness_sum") == total / 100
             elif what == "run_total":
-                assert labelled(page, "training_elastic_runs_total") == total
+                assert sum_by_labels(page, "training_elastic_runs_total") == total
             elif what.startswith("run_"):
                 outcome = what.removeprefix("run_")
-                assert labelled(page, "training_elastic_runs_total", outcome=outcome) == total
+                assert sum_by_labels(page, "training_elastic_runs_total", outcome=outcome) == total
             else:
-                assert labelled(page, "training_elastic_worker_state_checks_total", state=what) == count
+                assert sum_by_labels(page, "training_elastic_worker_state_checks_total", state=what) == count
             continue
         function, _, what = name.removesuffix(".ms").rpartition(".")
         if what in {"success", "failure"}:
             calls = "training_elastic_function_calls_total"
-            assert labelled(page, calls, function=function, outcome=what) == count
+            assert sum_by_labels(page, calls, function=function, outcome=what) == count
         elif function.endswith("_rendezvous"):
-            assert labelled(page, "training_elastic_rendezvous_seconds_count") == count
-            assert labelled(page, "training_elastic_rendezvous_seconds_sum") == pytest.approx(total / 1000)
+            assert sum_by_labels(page, "training_elastic_rendezvous_seconds_count") == count
+            assert sum_by_labels(page, "training_elastic_rendezvous_seconds_sum") == pytest.approx(
+                total / 1000
+            )
         else:
             seconds = "training_elastic_function_seconds"
-            assert labelled(page, f"{seconds}_count", function=function) == count
-            assert labelled(page, f"{seconds}_sum", function=function) == pytest.approx(total / 1000)
+            assert sum_by_labels(page, f"{seconds}_count", function=function) == count
+            assert sum_by_labels(page, f"{seconds}_sum", function=function) == pytest.approx(total / 1000)
     assert checked == 288
-    assert labelled(page, "training_elastic_restarts_total") == 1
+    assert sum_by_labels(page, "training_elastic_restarts_total") == 1
 
 
 def test_every_metric_of_the_workers_is_accounted_for(job: Any, page: str) -> None:
@@ -112,9 +114,9 @@ def test_every_metric_of_the_workers_is_accounted_for(job: Any, page: str) -> No
 
     assert found.keys() == families.keys()
     for pair, (family, per) in families.items():
-        assert labelled(page, f"{family}_count", rank="0") == 2
-        assert labelled(page, f"{family}_count", rank="1") == 2
-        assert labelled(page, f"{family}_sum") == pytest.approx(sum(found[pair]) / per)
+        assert sum_by_labels(page, f"{family}_count", rank="0") == 2
+        assert sum_by_labels(page, f"{family}_count", rank="1") == 2
+        assert sum_by_labels(page, f"{family}_sum") == pytest.approx(sum(found[pair]) / per)
 
 
 def test_every_event_is_accounted_for(job: Any, page: str) -> None:
@@ -130,11 +132,13 @@ def test_every_event_is_accounted_for(job: Any, page: str) -> None:
                 types[event["name"]] += 1
 
     assert sum(types.values()) == 33
-    assert labelled(page, "training_events_total") == 33
+    assert sum_by_labels(page, "training_events_total") == 33
     for type_, count in types.items():
-        assert labelled(page, "training_events_total", type=type_) == count
-    assert labelled(page, "training_elastic_worker_starts_total") == 4
-    assert labelled(page, "training_elastic_worker_results_total", result="succeeded", exit_code="0") == 2
+        assert sum_by_labels(page, "training_events_total", type=type_) == count
+    assert sum_by_labels(page, "training_elastic_worker_starts_total") == 4
+    assert (
+        sum_by_labels(page, "training_elastic_worker_results_total", result="succeeded", exit_code="0") == 2
+    )
 
 
 def test_agent_and_ranks_are_distinct_and_nothing_is_refused(page: str) -> None:
@@ -145,4 +149,4 @@ def test_agent_and_ranks_are_distinct_and_nothing_is_refused(page: str) -> None:
     assert 'rank="0"' in "".join(who)
     assert 'rank="1"' in "".join(who)
     assert series(page, "training_elastic_refused_total") == {}
-    assert labelled(page, "training_feed_dropped_total") == 0
+    assert sum_by_labels(page, "training_feed_dropped_total") == 0

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from elastic_support import child, labelled, page_of, series
+from elastic_support import child, page_of, series, sum_by_labels
 
 import exporter
 from exporter.elastic import bridge, events
@@ -106,7 +106,7 @@ def test_a_destination_observed_in_torch_keeps_its_single_handler(tmp_path: Path
         assert theirs._get_or_create_logger("mine").handlers == [handler]
     """
     assert child(tmp_path / "feed", program).stdout == "received of.torch\n"
-    assert labelled(page_of(tmp_path / "feed"), "training_events_total", type="of.torch") == 1
+    assert sum_by_labels(page_of(tmp_path / "feed"), "training_events_total", type="of.torch") == 1
 
 
 def test_an_event_is_written_by_the_one_handler_of_its_destination(
@@ -296,7 +296,7 @@ def test_a_level_silences_the_console_and_nothing_else(tmp_path: Path) -> None:
     assert '"quiet"' in written["INFO"]
     assert '"quiet"' in written["nonsense"]
     for feed in feeds.values():
-        assert labelled(page_of(feed), "training_events_total", type="quiet") == 1
+        assert sum_by_labels(page_of(feed), "training_events_total", type="quiet") == 1
 
 
 STATUS = """
@@ -322,12 +322,12 @@ status("SUCCEEDED", "AGENT")
     results, received = "training_elastic_worker_results_total", "training_events_total"
 
     assert 'role="agent",run="run7"' in page
-    assert labelled(page, "training_elastic_worker_starts_total", worker_role="my.role") == 2
-    assert labelled(page, results, result="failed", exit_code="-11") == 1
-    assert labelled(page, results, result="failed", exit_code="unknown") == 1
-    assert labelled(page, results, result="succeeded", exit_code="0") == 1
-    assert labelled(page, received, type="torchelastic.agent.status.SUCCEEDED") == 1
-    assert labelled(page, received, type="torchelastic.worker.status.FAILED", severity="error") == 2
+    assert sum_by_labels(page, "training_elastic_worker_starts_total", worker_role="my.role") == 2
+    assert sum_by_labels(page, results, result="failed", exit_code="-11") == 1
+    assert sum_by_labels(page, results, result="failed", exit_code="unknown") == 1
+    assert sum_by_labels(page, results, result="succeeded", exit_code="0") == 1
+    assert sum_by_labels(page, received, type="torchelastic.agent.status.SUCCEEDED") == 1
+    assert sum_by_labels(page, received, type="torchelastic.worker.status.FAILED", severity="error") == 2
 
 
 def test_a_worker_that_records_such_events_stays_a_worker(tmp_path: Path) -> None:

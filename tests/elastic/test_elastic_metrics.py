@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from elastic_support import child, labelled, page_of, tally, total
+from elastic_support import child, page_of, stat_state, sum_by_labels, total
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -184,7 +184,7 @@ def test_a_metric_is_a_stat_of_its_group_and_name() -> None:
     metrics.put_metric(name, 0.5, "my_app")
     metrics.put_metric(name, 1, "my_app")
 
-    found = tally(f"my_app.{name}")
+    found = stat_state(f"my_app.{name}")
     assert (found.count, found.sum) == (2, 1.5)
 
 
@@ -208,7 +208,7 @@ def test_units_become_part_of_the_name_and_milliseconds_become_seconds(
     group = fresh("units")
     metrics.put_metric(name, value, group)
 
-    found = tally(f"{group}.{stat}".rstrip("."))
+    found = stat_state(f"{group}.{stat}".rstrip("."))
     assert found.definition.unit == unit
     assert found.sum == pytest.approx(recorded, rel=1e-12)
 
@@ -229,8 +229,8 @@ def test_names_with_reserved_prometheus_suffixes_pass_its_lint(tmp_path: Path) -
     )
 
     assert (completed.returncode, completed.stderr) == (0, "")
-    assert labelled(page, "my_app_steps_total_value_sum") == 2.0
-    assert labelled(page, "my_app_total_seconds_sum") == 0.002
+    assert sum_by_labels(page, "my_app_steps_total_value_sum") == 2.0
+    assert sum_by_labels(page, "my_app_total_seconds_sum") == 0.002
 
 
 def test_metrics_that_map_to_one_family_are_distinguished_by_group() -> None:
@@ -240,11 +240,11 @@ def test_metrics_that_map_to_one_family_are_distinguished_by_group() -> None:
         metrics.put_metric(name, number, of)
         metrics.put_metric(name, number, of)
 
-    assert tally(f"{group}.b_c").sum == 2
-    assert tally(f"{group}.b_c", metric_group=f"{group}_b").sum == 4
-    assert tally(f"{group}_q.x").sum == 6
-    assert tally(f"{group}_q.x", metric_group=f"{group}_q").sum == 8
-    assert tally(f"{group}.b_c", metric_group=group, metric_name="b-c").sum == 10
+    assert stat_state(f"{group}.b_c").sum == 2
+    assert stat_state(f"{group}.b_c", metric_group=f"{group}_b").sum == 4
+    assert stat_state(f"{group}_q.x").sum == 6
+    assert stat_state(f"{group}_q.x", metric_group=f"{group}_q").sum == 8
+    assert stat_state(f"{group}.b_c", metric_group=group, metric_name="b-c").sum == 10
     assert total("training.elastic.refused", reason="collision") == before
 
 
@@ -283,7 +283,7 @@ def test_a_value_that_is_not_a_number_is_counted_and_excluded(value: Any, name: 
     metrics.put_metric(name, value, group)
     metrics.put_metric(name, 1000, group)
 
-    found = tally(f"{group}.{name.removesuffix('_ms')}")
+    found = stat_state(f"{group}.{name.removesuffix('_ms')}")
     assert (found.count, sum(found.reading().rejected.values())) == (1, 1)
 
 
@@ -294,8 +294,8 @@ def test_a_tensor_is_read_when_it_is_recorded() -> None:
     metrics.put_metric("loss_ms", loss * 4, group + "x")
     loss += 1
 
-    assert tally(f"{group}.loss").sum == 0.5
-    assert tally(f"{group}x.loss").sum == pytest.approx(0.002)
+    assert stat_state(f"{group}.loss").sum == 0.5
+    assert stat_state(f"{group}x.loss").sum == pytest.approx(0.002)
 
 
 # Corrected defects -----------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ def test_the_prometheus_handler_works_in_torchs_own_module(monkeypatch: pytest.M
     theirs.put_metric(name, 3, "g")
     del theirs.api._metrics_map["g"]
 
-    assert tally(f"g.{name}").sum == 3
+    assert stat_state(f"g.{name}").sum == 3
 
 
 def outcomes(handler: Keeping) -> list[str]:
@@ -419,4 +419,4 @@ def test_concurrent_puts_lose_nothing_while_handlers_change() -> None:
     for thread in threads:
         thread.join()
 
-    assert tally(f"g.{name}").count == 8000
+    assert stat_state(f"g.{name}").count == 8000

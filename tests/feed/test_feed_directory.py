@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from feed_support import make_default, needs_root
+from feed_support import needs_root, redirect_default_directory
 
 from exporter.errors import FeedDirectoryError
 from exporter.feed import directory
@@ -21,7 +21,7 @@ UID = os.geteuid()
 @pytest.fixture
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's default directory, which is missing."""
-    return make_default(tmp_path, monkeypatch)
+    return redirect_default_directory(tmp_path, monkeypatch)
 
 
 def test_the_default_directory_is_in_shared_memory_and_named_by_the_user(

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from feed_support import (
-    make_default,
     needs_root,
     new_identity,
     new_recording,
     only_entry,
     publish_once,
+    redirect_default_directory,
     training_process,
 )
 
@@ -171,7 +171,7 @@ def test_a_file_name_without_a_process_id_is_refused_and_printable(tmp_path: Pat
 def test_a_file_of_another_user_is_refused_in_the_default_directory_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    default = make_default(tmp_path, monkeypatch)
+    default = redirect_default_directory(tmp_path, monkeypatch)
     foreign = [publish_once(directory) for directory in (default, tmp_path)]
     for name, where in zip(foreign, (default, tmp_path), strict=True):
         os.chown(where / f"{name}.feed", 12345, 12345)
@@ -249,7 +249,7 @@ def test_many_empty_files_hide_no_later_job_and_are_removed(tmp_path: Path, cloc
 def test_a_missing_default_directory_is_empty_and_a_missing_configured_one_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert FeedReader(make_default(tmp_path, monkeypatch)).scan().entries == ()
+    assert FeedReader(redirect_default_directory(tmp_path, monkeypatch)).scan().entries == ()
     with pytest.raises(FeedDirectoryError):
         FeedReader(tmp_path / "feed").scan()
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from feed_support import (
-    make_default,
-    mounted,
+    mounted_filesystem,
     new_identity,
     new_recording,
     only_entry,
     publish_once,
+    redirect_default_directory,
     training_process,
 )
 
@@ -52,7 +52,7 @@ def test_published_snapshots_are_read_until_a_normal_exit(tmp_path: Path) -> Non
 def test_files_are_private_in_the_default_directory_and_follow_the_umask_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    default, shared = make_default(tmp_path, monkeypatch), tmp_path / "shared"
+    default, shared = redirect_default_directory(tmp_path, monkeypatch), tmp_path / "shared"
     shared.mkdir()
     previous = os.umask(0o027)
     try:
@@ -86,7 +86,7 @@ def test_a_relative_directory_is_resolved_before_the_job_changes_directory(
 
 def test_a_full_tmpfs_makes_the_feed_stale_and_is_counted(tmp_path: Path) -> None:
     with (
-        mounted(tmp_path, "-t", "tmpfs", "-o", "size=64k", "tmpfs"),
+        mounted_filesystem(tmp_path, "-t", "tmpfs", "-o", "size=64k", "tmpfs"),
         training_process(tmp_path) as child,
     ):
         reader = FeedReader(tmp_path)
@@ -143,7 +143,7 @@ def test_a_directory_is_created_again_once_its_parent_exists(tmp_path: Path) -> 
 def test_the_default_directory_is_created_again_when_removed(
     tmp_path: Path, remove_directory: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = make_default(tmp_path, monkeypatch)
+    directory = redirect_default_directory(tmp_path, monkeypatch)
     writer = FeedWriter(directory, new_identity())
     assert writer.publish(new_recording())
     assert callable(remove_directory)

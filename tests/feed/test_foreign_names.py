@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from energy_support import nobody
+from energy_support import no_processes
 from feed_support import new_identity, new_recording
 
 from exporter.feed import runs
@@ -38,7 +38,7 @@ def shared() -> Iterator[Path]:
     """A directory of root that every user can write to; the test is a user without rights."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o1777)
-        with nobody():
+        with no_processes():
             yield Path(directory)
 
 

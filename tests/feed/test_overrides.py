@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from feed_support import make_default, mounted, needs_root
+from feed_support import mounted_filesystem, needs_root, redirect_default_directory
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
 from exporter.feed.overrides import OverridesReader, read_overrides, write_overrides
@@ -28,7 +28,7 @@ RULES = (
 @pytest.fixture
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's default directory, which is missing."""
-    return make_default(tmp_path, monkeypatch)
+    return redirect_default_directory(tmp_path, monkeypatch)
 
 
 def test_rules_round_trip_and_are_accepted_by_recording(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_rules_are_private_in_the_default_directory_and_those_of_another_user_ar
 
 
 def test_a_full_disk_keeps_the_old_rules(tmp_path: Path) -> None:
-    with mounted(tmp_path, "-t", "tmpfs", "-o", "size=16k", "tmpfs"):
+    with mounted_filesystem(tmp_path, "-t", "tmpfs", "-o", "size=16k", "tmpfs"):
         write_overrides(tmp_path, RULES)
         with pytest.raises(FeedDirectoryError, match="No space"):
             write_overrides(tmp_path, [{"match": f"{n}" * 500} for n in range(10, 30)])

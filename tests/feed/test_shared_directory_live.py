@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hangs_support import kill_tree
-from run_support import environment, free_port, page
+from run_support import child_environment, free_port, page
 from users_support import NOBODY, as_user, reason_to_skip
 from waiting import wait_until
 
@@ -62,7 +62,7 @@ def test_every_total_of_a_run_is_served_where_another_user_has_taken_every_name(
         "--run.name=honest",
     ]
     command = [sys.executable, "-m", "exporter", "run", *flags, "--", sys.executable, "-c", JOB]
-    env = environment(HOME="/tmp")
+    env = child_environment(HOME="/tmp")
     run = subprocess.Popen(as_user(command), env=env, cwd="/", start_new_session=True)
     try:
         body = wait_until(lambda: _page_with("training_steps_total{", port))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from gpu_support import DIVIDED, replay, small
+from gpu_support import MIG_MACHINE, replay, small_machine
 
 GPM = 'gpm: {"2": 60, "5": 130, "7": -0.2, "10": 40, "20": 100}'
 SM, SENT = "gpu_sm_activity_ratio", "gpu_pcie_transmit_bytes_total"
 
 
 def test_percent_become_ratios_and_rates_bytes() -> None:
-    played = replay(small(model=GPM), 21)
+    played = replay(small_machine(model=GPM), 21)
 
     assert played.values(SM, "0") == {(): 0.6}
     assert played.values("gpu_tensor_activity_ratio", "0") == {(): 1.0}
@@ -19,7 +19,7 @@ def test_percent_become_ratios_and_rates_bytes() -> None:
 
 
 def test_samples_too_close_in_time_are_not_compared() -> None:
-    played = replay(small(model=GPM), 2, period=0.01)
+    played = replay(small_machine(model=GPM), 2, period=0.01)
 
     # The tier has a pass every 50 ms; without the pause, every ratio would be NaN.
     assert played.values(SM, "0") == {(): 0.6}
@@ -28,7 +28,7 @@ def test_samples_too_close_in_time_are_not_compared() -> None:
 
 @pytest.mark.parametrize("newest", [2, 7, 20])
 def test_a_metric_unknown_to_the_driver_affects_no_other(newest: int) -> None:
-    played = replay(small(model=GPM, head=f"newest_metric: {newest}"), 60)
+    played = replay(small_machine(model=GPM, head=f"newest_metric: {newest}"), 60)
 
     assert played.values(SM, "0") == {(): 0.6}
     assert bool(played.values("gpu_tensor_activity_ratio", "0")) == (newest >= 5)
@@ -40,15 +40,15 @@ def test_a_metric_unknown_to_the_driver_affects_no_other(newest: int) -> None:
 @pytest.mark.parametrize("error", ["UNKNOWN", "NOT_SUPPORTED"])
 @pytest.mark.parametrize("call", ["nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"])
 def test_activity_that_is_no_longer_measured_is_absent(call: str, error: str) -> None:
-    played = replay(small(f"at: 20s, errors: {{{call}: {error}}}", model=GPM), 40)
+    played = replay(small_machine(f"at: 20s, errors: {{{call}: {error}}}", model=GPM), 40)
 
     assert 0.6 in played.readings("sm_activity_ratio")
     assert played.values(SM) == played.values(SENT) == {}
 
 
 def test_a_repartitioned_gpu_shows_only_its_new_instances() -> None:
-    described = small(
-        DIVIDED,
+    described = small_machine(
+        MIG_MACHINE,
         "at: 31s, gpus: [0], mig: [{gi: 1, profile: 3g.40gb, memory: 3000}]",
         "at: 40s, until: 80s, gpus: [1], mig: []",
         model=GPM,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from gpu_support import Replayed, assert_sound, replay, value, values
+from gpu_support import ReplayResult, assert_sound, replay, value, values
 from prometheus_client.core import Metric
 from waiting import wait_until
 
@@ -54,7 +54,7 @@ def hardware() -> Watched:
 
 def replayed(name: str) -> Watched:
     found = replay(name, WATCHED_SECONDS)
-    so_far = Replayed(found.messages[:1])
+    so_far = ReplayResult(found.messages[:1])
     passes: list[tuple[float, Sequence[Metric]]] = []
     so_far.registry.machine = found.registry.machine
     for message in found.samples:

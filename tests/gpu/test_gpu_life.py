@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_support import QUICK, described, gpus_up, small, value, values, watching
-from run_support import lives
+from gpu_support import SHORT_TIMINGS, gpus_up, running_collector, small_machine, value, values, write_machine
+from run_support import is_alive
 from waiting import wait_until
 
 from exporter.collectors.gpu.child_process import command_of
@@ -45,7 +45,7 @@ def nvml_children() -> list[int]:
     return [
         pid
         for pid in pids
-        if lives(pid) and b"exporter.replay.library" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if is_alive(pid) and b"exporter.replay.library" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 
@@ -68,7 +68,7 @@ def saying(said: str, then: str) -> list[str]:
 def test_a_missing_library_is_a_failure_only_where_gpus_are_expected(
     mode: Any, visible: str | None, problems: list[str], *, ready: bool
 ) -> None:
-    collector = GpuCollector(GpuOptions(mode=mode), visible=visible, timings=QUICK)
+    collector = GpuCollector(GpuOptions(mode=mode), visible=visible, timings=SHORT_TIMINGS)
     collector.start()
     try:
         wait_until(lambda: reason(collector) == "library_not_found")
@@ -86,7 +86,7 @@ def test_a_missing_library_is_a_failure_only_where_gpus_are_expected(
 
 
 def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> None:
-    with watching(described(tmp_path)) as collector:
+    with running_collector(write_machine(tmp_path)) as collector:
         wait_until(lambda: (value(collector, ENERGY, "0") or 0) > 50)
         first, before = collector.child_pid, value(collector, ENERGY, "0")
         assert first is not None
@@ -105,7 +105,7 @@ def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> Non
 
 
 def test_a_stopped_child_is_replaced_once(tmp_path: Path) -> None:
-    with watching(described(tmp_path)) as collector:
+    with running_collector(write_machine(tmp_path)) as collector:
         wait_until(lambda: nvml_up(collector))
         first = collector.child_pid
         assert first is not None
@@ -117,19 +117,19 @@ def test_a_stopped_child_is_replaced_once(tmp_path: Path) -> None:
 
             assert values(hung, "gpu_power_watts") == {}
             assert values(hung, "gpu_up") == {}  # no card is identified as the cause
-            assert lives(first)
+            assert is_alive(first)
             assert value(collector, RESTARTS, "hung") == 1
         finally:
             os.kill(first, signal.SIGCONT)
-        wait_until(lambda: not lives(first))
+        wait_until(lambda: not is_alive(first))
         assert nvml_up(collector)
 
 
 def test_a_hanging_card_is_skipped_until_its_call_returns(tmp_path: Path) -> None:
     hang = 'at: 1s, until: 9s, gpus: [1], hang: ["*"]'
     # Time for a new process on a busy machine.
-    patient = dataclasses.replace(QUICK, deadline=4.0)
-    with watching(described(tmp_path, hang), timings=patient) as collector:
+    patient = dataclasses.replace(SHORT_TIMINGS, deadline=4.0)
+    with running_collector(write_machine(tmp_path, hang), timings=patient) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         others = [value(collector, "gpu_power_watts", "0")]
         while gpus_up(collector)["1"]:
@@ -146,8 +146,8 @@ def test_a_hanging_card_is_skipped_until_its_call_returns(tmp_path: Path) -> Non
 def test_a_repeatedly_hanging_card_does_not_affect_the_others(tmp_path: Path) -> None:
     hangs = (f'at: {at}s, until: {at + 4}s, gpus: [1], hang: ["*"]' for at in (1, 6))
     # Enough for a new process on a busy machine, and a visible gap.
-    patient = dataclasses.replace(QUICK, deadline=3.0, first_backoff=5.0, max_backoff=5.0)
-    with watching(described(tmp_path, *hangs), timings=patient) as collector:
+    patient = dataclasses.replace(SHORT_TIMINGS, deadline=3.0, first_backoff=5.0, max_backoff=5.0)
+    with running_collector(write_machine(tmp_path, *hangs), timings=patient) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         others: list[float | None] = []
         while value(collector, RESTARTS, "hung") != 2 or gpus_up(collector) != {"0": 1, "1": 0}:
@@ -161,7 +161,7 @@ def test_a_repeatedly_hanging_card_does_not_affect_the_others(tmp_path: Path) ->
 def test_a_slow_attach_is_not_a_hang(tmp_path: Path) -> None:
     # Without persistence mode, every card is initialised again, also by the replacement for a new driver.
     slow = "at: 2500ms, delay: {nvmlDeviceGetHandleByIndex_v2: 1s}"
-    with watching(described(tmp_path, slow, 'at: 3s, driver: "590.44.01"')) as collector:
+    with running_collector(write_machine(tmp_path, slow, 'at: 3s, driver: "590.44.01"')) as collector:
         wait_until(lambda: nvml_up(collector))
         wait_until(lambda: value(collector, RESTARTS, "lib_rm_version_mismatch") == 1)
         wait_until(lambda: any("590.44.01" in labels for labels in values(collector.collect(), "gpu_info")))
@@ -172,8 +172,10 @@ def test_a_slow_attach_is_not_a_hang(tmp_path: Path) -> None:
 
 def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
     hang = 'at: 500ms, hang: ["*", nvmlInitWithFlags]'
-    quick = type(QUICK)(deadline=0.5, start_deadline=8, patience=0.1, first_backoff=0.1, max_backoff=0.1)
-    with watching(described(tmp_path, hang), timings=quick) as collector:
+    quick = type(SHORT_TIMINGS)(
+        deadline=0.5, start_deadline=8, patience=0.1, first_backoff=0.1, max_backoff=0.1
+    )
+    with running_collector(write_machine(tmp_path, hang), timings=quick) as collector:
         wait_until(lambda: reason(collector) == "hung")
         end, most = time.monotonic() + 3, 0
         while time.monotonic() < end:
@@ -188,7 +190,7 @@ def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
 
 def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
     crash = "at: 1s, until: 6s, gpus: [1], crash: [nvmlDeviceGetPowerUsage]"
-    with watching(described(tmp_path, crash)) as collector:
+    with running_collector(write_machine(tmp_path, crash)) as collector:
         wait_until(lambda: reason(collector) == "crashed")
         assert "SIGSEGV" in collector.collect().problems[0][1]
 
@@ -199,7 +201,9 @@ def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
 def test_a_driver_update_causes_no_gap(tmp_path: Path) -> None:
     update = 'at: 3s, driver: "590.44.01"'
     # Time for a new process on a busy machine.
-    with watching(described(tmp_path, update), timings=dataclasses.replace(QUICK, deadline=8.0)) as collector:
+    with running_collector(
+        write_machine(tmp_path, update), timings=dataclasses.replace(SHORT_TIMINGS, deadline=8.0)
+    ) as collector:
         wait_until(lambda: nvml_up(collector))
         gaps = 0
 
@@ -215,12 +219,14 @@ def test_a_driver_update_causes_no_gap(tmp_path: Path) -> None:
 
 
 def test_nvml_is_detached_on_request_and_reattached(tmp_path: Path) -> None:
-    with watching(described(tmp_path)) as collector:
+    with running_collector(write_machine(tmp_path)) as collector:
         wait_until(lambda: nvml_up(collector))
         pid = collector.child_pid
         assert pid is not None
         collector.detach()
-        wait_until(lambda: reason(collector) == "detached" and not lives(pid) and collector.child_pid is None)
+        wait_until(
+            lambda: reason(collector) == "detached" and not is_alive(pid) and collector.child_pid is None
+        )
         assert collector.collect().problems == []
 
         collector.reattach()
@@ -231,7 +237,7 @@ def test_nvml_is_detached_on_request_and_reattached(tmp_path: Path) -> None:
 def test_the_child_inherits_nothing_but_its_pipes(tmp_path: Path) -> None:
     with (tmp_path / "secret").open("w") as secret:
         os.set_inheritable(secret.fileno(), True)
-        with watching(described(tmp_path)) as collector:
+        with running_collector(write_machine(tmp_path)) as collector:
             wait_until(lambda: nvml_up(collector))
             folder = Path(f"/proc/{collector.child_pid}/fd")
             links = sorted(str(entry.readlink()).partition(":")[0] for entry in folder.iterdir())
@@ -243,7 +249,7 @@ def test_the_child_inherits_nothing_but_its_pipes(tmp_path: Path) -> None:
 
 
 def test_the_child_is_small_and_the_sidecar_does_not_load_nvml() -> None:
-    with watching(str(MACHINES / "h100.yaml"), options=GpuOptions()) as collector:
+    with running_collector(str(MACHINES / "h100.yaml"), options=GpuOptions()) as collector:
         wait_until(lambda: value(collector, "exporter_nvml_child_resident_memory_bytes"))
         assert (value(collector, "exporter_nvml_child_resident_memory_bytes") or 0) <= 48 * 2**20
 
@@ -269,7 +275,7 @@ time.sleep(60)
 @pytest.mark.parametrize("fault", ["at: 1h", 'at: 3s, hang: ["*"]'], ids=["healthy", "hanging"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: bool) -> None:
-    command = [sys.executable, "-c", PARENT, described(tmp_path, fault)]
+    command = [sys.executable, "-c", PARENT, write_machine(tmp_path, fault)]
     parent = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -286,7 +292,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: 
     parent.wait()
     parent.stdout.close()
 
-    wait_until(lambda: not lives(pid), seconds=5)
+    wait_until(lambda: not is_alive(pid), seconds=5)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +320,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: 
 def test_a_child_that_fails_to_start_or_sends_garbage_is_a_state(
     tmp_path: Path, command: list[str], words: str
 ) -> None:
-    with watching(described(tmp_path), command=command) as collector:
+    with running_collector(write_machine(tmp_path), command=command) as collector:
         wait_until(lambda: reason(collector) == "crashed")
 
         assert words in collector.collect().unsupported[0]
@@ -322,7 +328,12 @@ def test_a_child_that_fails_to_start_or_sends_garbage_is_a_state(
 
 
 def test_a_growing_child_requests_its_replacement() -> None:
-    start = {"kind": "start", "parent": os.getpid(), "replay": small().plain(), "memory_limit_bytes": 1 << 20}
+    start = {
+        "kind": "start",
+        "parent": os.getpid(),
+        "replay": small_machine().plain(),
+        "memory_limit_bytes": 1 << 20,
+    }
     command = command_of("exporter.replay.library")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
@@ -338,7 +349,7 @@ def test_xids_come_from_the_kernel_log_without_nvml_events(tmp_path: Path) -> No
     log.write_text("6,1,1,-;NVRM: Xid (PCI:0000:10:00): 31, before the start\n")
     kernel_log = KernelLog(path=log, clock=lambda: 1234.0)
     kernel_log.open()
-    with watching(described(tmp_path), kernel_log=kernel_log) as collector:
+    with running_collector(write_machine(tmp_path), kernel_log=kernel_log) as collector:
         wait_until(lambda: nvml_up(collector))
         with log.open("a") as file:
             file.write("4,2,2,-;NVRM: Xid (PCI:0000:10:00): 79, pid=7, GPU has fallen off the bus.\n")
@@ -359,7 +370,7 @@ def test_modules_in_the_current_directory_do_not_replace_the_child(
     (tmp_path / shadow).write_text("raise SystemExit('the file of the user')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", ".")
-    with watching(described(tmp_path)) as collector:
+    with running_collector(write_machine(tmp_path)) as collector:
         wait_until(lambda: nvml_up(collector))
 
         assert value(collector, RESTARTS, "crashed") == 0

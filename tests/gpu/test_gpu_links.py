@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from gpu_support import machine, replay, small, small_text
+from gpu_support import machine, replay, small_machine, small_text
 
 
 def test_the_first_pass_over_processes_uses_no_stale_sample() -> None:
     idle_now = "load: {steps: [{seconds: 30s, level: 1}, {seconds: 20s, level: 0}]}"
-    described = small("processes: [{pid: 5, memory: 100, sm: 90}, {pid: 6, memory: 1}]", model=idle_now)
+    described = small_machine(
+        "processes: [{pid: 5, memory: 100, sm: 90}, {pid: 6, memory: 1}]", model=idle_now
+    )
     played = replay(described, 1, origin=-40.0)
 
     # The process was active until ten seconds ago; the query covers the last five.
@@ -18,7 +20,9 @@ def test_the_first_pass_over_processes_uses_no_stale_sample() -> None:
 @pytest.mark.parametrize("how", ["errors: {%s: SUCCESS}", "errors: {%s: NOT_FOUND}", "delay: {%s: 100ms}"])
 def test_late_samples_and_samples_between_two_calls_are_no_error(how: str) -> None:
     unusual = how % "nvmlDeviceGetProcessUtilization"
-    played = replay(small("processes: [{pid: 5, memory: 100, sm: 90}, {pid: 6, memory: 1}]", unusual), 12)
+    played = replay(
+        small_machine("processes: [{pid: 5, memory: 100, sm: 90}, {pid: 6, memory: 1}]", unusual), 12
+    )
 
     assert played.registry.processes()[0].memory_bytes == 100
     assert list(played.registry.processes()[0].ratios) == ["sm"] * ("delay" in how)
@@ -30,7 +34,7 @@ SENT = "set: {nvlink_transmit_kib: {idle: 1000, counter_from: 0}}"
 
 
 def test_a_link_that_is_not_in_use_disables_nothing() -> None:
-    played = replay(small(f"set: {{{LINKS}}}", SENT), 65)
+    played = replay(small_machine(f"set: {{{LINKS}}}", SENT), 65)
 
     assert played.values("gpu_nvlink_links", "0") == {("active",): 3, ("inactive",): 1}
     for gpu in ("0", "1"):
@@ -39,7 +43,7 @@ def test_a_link_that_is_not_in_use_disables_nothing() -> None:
 
 
 def test_a_sum_over_links_does_not_decrease_when_a_link_goes_down() -> None:
-    down = small(f"set: {{{LINKS}, nvlink_errors: 2}}", "at: 30s, set: {nvlinks_active: 2}")
+    down = small_machine(f"set: {{{LINKS}, nvlink_errors: 2}}", "at: 30s, set: {nvlinks_active: 2}")
     before, after = (replay(down, seconds).values("gpu_nvlink_errors_total", "0") for seconds in (20, 130))
 
     assert before["replay",] == 3 * 2

@@ -6,7 +6,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from gpu_support import DATA, UPDATE, Replayed, assert_sound, replay, values
+from gpu_support import DATA, UPDATE_GOLDEN, ReplayResult, assert_sound, replay, values
 from prometheus_client import generate_latest
 
 from exporter.collectors.gpu.families import GPU_FAMILIES
@@ -38,17 +38,17 @@ def test_a_machine_gives_the_expected_exposition(name: str) -> None:
     text = generate_latest(SimpleNamespace(collect=lambda: families)).decode()
 
     golden = DATA / f"{name}.metrics"
-    if UPDATE:
+    if UPDATE_GOLDEN:
         golden.write_text(text)
     assert text == golden.read_text()
 
 
 @pytest.fixture(scope="module")
-def h100() -> Replayed:
+def h100() -> ReplayResult:
     return replay("h100", 65)
 
 
-def test_eight_large_gpus_cost_about_seven_hundred_series(h100: Replayed) -> None:
+def test_eight_large_gpus_cost_about_seven_hundred_series(h100: ReplayResult) -> None:
     families = h100.families()
     of_gpus = [family for family in families if family.name.startswith("gpu_")]
 

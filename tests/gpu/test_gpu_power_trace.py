@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 
 import pytest
-from gpu_support import replay, small
+from gpu_support import replay, small_machine
 from power_trace_support import EPOCH, TRACE, Card, counter_at
 
 from exporter.collectors.gpu.state import GpuRegistry
@@ -79,9 +79,11 @@ def test_energy_follows_the_counter_and_samples_interpolate_it(played: Played) -
 
 
 def test_samples_continue_over_a_new_child() -> None:
-    registry = replay(small(), 1).registry
+    registry = replay(small_machine(), 1).registry
     before = registry.power_samples({})
-    for message in replay(small(), 2).samples:  # starts with the buffer already read by the first child
+    for message in replay(
+        small_machine(), 2
+    ).samples:  # starts with the buffer already read by the first child
         registry.take_sample(message, 2)
     after = registry.power_samples({uuid: samples[-1][0] for uuid, samples in before.items()})
 
@@ -91,9 +93,9 @@ def test_samples_continue_over_a_new_child() -> None:
 
 
 def test_samples_restart_when_the_clock_is_set_back() -> None:
-    registry = replay(small(), 60).registry
+    registry = replay(small_machine(), 60).registry
     last = {uuid: samples[-1][0] for uuid, samples in registry.power_samples({}).items()}
-    for message in replay(small(), 10).samples:
+    for message in replay(small_machine(), 10).samples:
         registry.take_sample(message, 2)
 
     for uuid, samples in registry.power_samples(last).items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gpu_support import DIVIDED, Replayed, replay, small, values
+from gpu_support import MIG_MACHINE, ReplayResult, replay, small_machine, values
 
 from exporter.collectors.gpu.publishing import GpuBlock
 from exporter.collectors.gpu.state import GpuRegistry
@@ -13,7 +13,7 @@ ALL = {index: index for index in range(4)}
 FORBIDDEN = "gpus: [0, 1], errors: {nvmlDeviceGetHandleByIndex_v2: NO_PERMISSION}"
 
 
-def numbers(played: Replayed) -> dict[int, int]:
+def numbers(played: ReplayResult) -> dict[int, int]:
     return {gpu.index: gpu.number for gpu in played.registry.gpus.values()}
 
 
@@ -35,7 +35,7 @@ def numbers(played: Replayed) -> dict[int, int]:
     ],
 )
 def test_gpus_are_numbered_as_the_job_sees_them(visible: str | None, expected: dict[int, int]) -> None:
-    assert numbers(replay(small(count=4), 1, visible=visible)) == expected
+    assert numbers(replay(small_machine(count=4), 1, visible=visible)) == expected
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_gpus_are_numbered_as_the_job_sees_them(visible: str | None, expected: d
     ],
 )
 def test_gpus_without_permission_are_not_of_the_job(visible: str | None, expected: dict[int, int]) -> None:
-    played = replay(small(FORBIDDEN, count=4), 400, visible=visible)
+    played = replay(small_machine(FORBIDDEN, count=4), 400, visible=visible)
 
     assert numbers(played) == expected
     assert played.farewell == "detached"
@@ -57,7 +57,7 @@ def test_gpus_without_permission_are_not_of_the_job(visible: str | None, expecte
 
 
 def test_a_missing_gpu_is_not_replaced_by_the_gpu_of_another_job() -> None:
-    played = replay(small("gpus: [3], removed: true", count=4), 10, visible=f"{UUID}3")
+    played = replay(small_machine("gpus: [3], removed: true", count=4), 10, visible=f"{UUID}3")
     families = played.families(expected=1)
 
     assert values(families, "gpu_up") == {}
@@ -66,13 +66,13 @@ def test_a_missing_gpu_is_not_replaced_by_the_gpu_of_another_job() -> None:
 
 
 def test_a_visible_instance_includes_its_parent_gpu() -> None:
-    uuid = replay(small(DIVIDED), 6).registry.gpus[1].instances[0].uuid
+    uuid = replay(small_machine(MIG_MACHINE), 6).registry.gpus[1].instances[0].uuid
 
-    assert numbers(replay(small(DIVIDED), 1, visible=uuid)) == {1: 0}
+    assert numbers(replay(small_machine(MIG_MACHINE), 1, visible=uuid)) == {1: 0}
 
 
 def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters() -> None:
-    lost = small("at: 10s, until: 35s, gpus: [1], lost: true")
+    lost = small_machine("at: 10s, until: 35s, gpus: [1], lost: true")
     during, after = replay(lost, 20), replay(lost, 60)
 
     assert during.registry.gpus[1].down == "gpu_is_lost"
@@ -88,7 +88,7 @@ def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters() -> None:
 
 
 def test_a_gpu_that_needs_a_reset_is_reported() -> None:
-    played = replay(small('at: 5s, gpus: [0], errors: {"*": RESET_REQUIRED}'), 10)
+    played = replay(small_machine('at: 5s, gpus: [0], errors: {"*": RESET_REQUIRED}'), 10)
 
     reset = {labels[0]: number for labels, number in played.values("gpu_reset_required").items()}
     assert reset == {"0": 1, "1": 0}
@@ -106,14 +106,14 @@ def test_a_gpu_that_needs_a_reset_is_reported() -> None:
     ],
 )
 def test_errors_that_need_a_new_process_end_the_child(fault: str, farewell: str, samples: range) -> None:
-    played = replay(small(f"at: 5s, {fault}"), 400)
+    played = replay(small_machine(f"at: 5s, {fault}"), 400)
 
     assert played.farewell == farewell
     assert len(played.samples) in samples
 
 
 def test_other_gpus_are_read_while_one_is_lost_and_it_is_read_on_return() -> None:
-    described = small(
+    described = small_machine(
         "at: 10s, until: 35s, gpus: [1], xid: [79, 79, 48], lost: true",
         "at: 20s, gpus: [0], xid: [48]",
         "at: 50s, gpus: [0, 1], xid: [31]",
@@ -131,14 +131,14 @@ def test_other_gpus_are_read_while_one_is_lost_and_it_is_read_on_return() -> Non
     "error", ["DRIVER_NOT_LOADED", "NO_PERMISSION", "LIB_RM_VERSION_MISMATCH", "LIBRARY_NOT_FOUND"]
 )
 def test_a_failing_library_is_reported_with_the_reason(error: str) -> None:
-    played = replay(small(f"errors: {{nvmlInitWithFlags: {error}}}"), 5)
+    played = replay(small_machine(f"errors: {{nvmlInitWithFlags: {error}}}"), 5)
 
     assert played.farewell == error.lower()
     assert played.values("gpu_nvml_up") == {(): 0.0}
 
 
 def test_counters_stay_with_their_gpu_when_indices_shift() -> None:
-    described = small("at: 20s, gpus: [1], removed: true", count=4)
+    described = small_machine("at: 20s, gpus: [1], removed: true", count=4)
     played = replay(described, 19)
 
     # The next process finds three; NVML indices have no gaps.
@@ -158,7 +158,7 @@ def test_what_is_kept_from_pass_to_pass_equals_what_is_made_anew() -> None:
     )
     registry, kept = GpuRegistry(), GpuBlock()
 
-    for message in replay(small(*events), 60).samples:
+    for message in replay(small_machine(*events), 60).samples:
         registry.take_sample(message, 1)
         reason = "hung" if 29 < message["time"] < 32 else ""
         if reason:
@@ -169,7 +169,7 @@ def test_what_is_kept_from_pass_to_pass_equals_what_is_made_anew() -> None:
 
 def test_a_family_without_a_new_value_is_the_same_object() -> None:
     registry, block = GpuRegistry(), GpuBlock()
-    messages = replay(small(), 12).samples
+    messages = replay(small_machine(), 12).samples
 
     for message in messages[:-1]:
         registry.take_sample(message, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from gpu_support import assert_sound, machine, replay, small, small_text, values
+from gpu_support import assert_sound, machine, replay, small_machine, small_text, values
 
 from exporter.replay.machines import load_machine
 
@@ -25,7 +25,7 @@ THROTTLED = """set: {
     ],
 )
 def test_throttle_counters_use_the_field_ids_of_the_driver(driver: str, has_thermal: bool) -> None:
-    played = replay(small(THROTTLED, head=f'driver: "{driver}"'), 21)
+    played = replay(small_machine(THROTTLED, head=f'driver: "{driver}"'), 21)
     seconds = played.values("gpu_clocks_event_seconds_total", "0")
 
     # Nanoseconds: half a second in each, and a tenth.
@@ -34,7 +34,7 @@ def test_throttle_counters_use_the_field_ids_of_the_driver(driver: str, has_ther
 
 
 def test_unsupported_failed_forbidden_and_zero_are_distinct() -> None:
-    broken = small(
+    broken = small_machine(
         "errors: {nvmlDeviceGetPowerUsage: UNKNOWN, nvmlDeviceGetPcieReplayCounter: NO_PERMISSION}",
         "errors: {nvmlDeviceGetClockInfo: NOT_SUPPORTED}",
         "set: {utilization: 0}",
@@ -52,7 +52,7 @@ def test_unsupported_failed_forbidden_and_zero_are_distinct() -> None:
 
 
 def test_an_unsupported_call_is_retried_after_ten_minutes() -> None:
-    played = replay(small("until: 100s, errors: {nvmlDeviceGetPowerUsage: NOT_SUPPORTED}"), 610)
+    played = replay(small_machine("until: 100s, errors: {nvmlDeviceGetPowerUsage: NOT_SUPPORTED}"), 610)
 
     assert played.readings("power_watts")[-12:] == [None, *[100.0] * 11]
 
@@ -90,7 +90,7 @@ def test_invalid_text_affects_only_its_reading() -> None:
 
 
 def test_impossible_process_ids_are_garbage() -> None:
-    played = replay(small("processes: [{pid: 4294967290, memory: 1}]"), 10)
+    played = replay(small_machine("processes: [{pid: 4294967290, memory: 1}]"), 10)
 
     assert played.registry.processes() == ()
     errors = played.values("exporter_nvml_errors_total")
@@ -101,7 +101,7 @@ def test_impossible_process_ids_are_garbage() -> None:
 def test_without_an_energy_counter_power_is_integrated_at_any_interval(
     period: float,
 ) -> None:
-    played = replay(small("set: {energy: null}"), 600, period=period)
+    played = replay(small_machine("set: {energy: null}"), 600, period=period)
 
     # 100 W, and busy half of the time; the driver's buffers hold a few seconds.
     joules = played.values("gpu_energy_joules_total", "0")
@@ -112,7 +112,7 @@ def test_without_an_energy_counter_power_is_integrated_at_any_interval(
 
 def test_a_missing_driver_symbol_is_unsupported_and_not_an_error() -> None:
     missing = "missing: [nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetTemperatureV, nvmlDeviceGetSamples]"
-    played = replay(small(head=missing), 10)
+    played = replay(small_machine(head=missing), 10)
 
     # The first version counts memory reserved by the driver as used.
     assert set(played.values("gpu_memory_used_bytes").values()) == {500000}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from goodput_support import MonitoredJob, SimulatedJob, a_job, counts_by_reason, training_value
-from ledger_support import Page, Sidecar, a_definition, a_process, a_reading
+from ledger_support import Page, Sidecar, make_definition, make_process, make_reading
 
 from exporter.feed.runs import End
 from exporter.ledger.goodput.endings import ExitEvidence
@@ -132,7 +132,7 @@ def test_a_process_that_follows_a_failed_training_starts(sidecar: Sidecar) -> No
 
 
 def test_a_process_that_torchrun_restarts_did_not_complete(sidecar: Sidecar) -> None:
-    agent = a_process(rank=None, role="agent", started=sidecar.clock.wall)
+    agent = make_process(rank=None, role="agent", started=sidecar.clock.wall)
     sidecar.record(agent, 1)
     first = trained(sidecar)
     first.write(final=True)
@@ -148,7 +148,9 @@ def test_a_process_that_torchrun_restarts_did_not_complete(sidecar: Sidecar) -> 
 def test_an_ended_run_keeps_its_wall_time_and_its_position_and_no_last_values(sidecar: Sidecar) -> None:
     monitored = trained(sidecar)
     gauges = [
-        a_reading(replace(a_definition(name, labels=labels), kind="gauge", aggregations=frozenset()), [7.0])
+        make_reading(
+            replace(make_definition(name, labels=labels), kind="gauge", aggregations=frozenset()), [7.0]
+        )
         for name, labels in (("training.step", ()), ("training.loss", (("mode", "train"),)))
     ]
     monitored.write(*[gauge.replace(value=7.0) for gauge in gauges], final=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from energy_support import nobody
-from ledger_support import Page, Sidecar, a_process
+from energy_support import no_processes
+from ledger_support import Page, Sidecar, make_process
 
 from exporter.feed import runs
 from exporter.feed.entries import foreign_uid
@@ -26,7 +26,7 @@ def shared() -> Iterator[Path]:
     """A directory of root that every user can write to; the test is a user without rights."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o1777)
-        with nobody():
+        with no_processes():
             yield Path(directory)
 
 
@@ -48,7 +48,7 @@ def test_a_foreign_ledger_directory_suppresses_no_totals(
     for name in names:
         occupy(shared / name, directory=True)
     sidecar = Sidecar(shared)
-    sidecar.record(a_process(), 3)
+    sidecar.record(make_process(), 3)
     page = sidecar.collect()
     sidecar.feed.files.clear()
     sidecar.restart()
@@ -76,7 +76,7 @@ def test_a_foreign_owner_lock_does_not_prevent_ownership(shared: Path, names: li
 def test_totals_continue_after_the_foreign_ledger_is_gone(shared: Path) -> None:
     occupy(shared / "ledger", directory=True)
     sidecar = Sidecar(shared)
-    sidecar.record(a_process(), 3)
+    sidecar.record(make_process(), 3)
     sidecar.collect()
     sidecar.feed.files.clear()
     os.seteuid(0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ledger_support import Sidecar, a_process
+from ledger_support import Sidecar, make_process
 
 RANK_0 = {"run": "r", "rank": "0"}
 
@@ -45,7 +45,7 @@ def test_an_unusable_state_file_is_moved_aside_counted_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], lives: bool
 ) -> None:
     sidecar = Sidecar(tmp_path)
-    process = a_process()
+    process = make_process()
     sidecar.record(process, 3, alive=lives)
     sidecar.collect()
     sidecar.state.close()
@@ -54,7 +54,7 @@ def test_an_unusable_state_file_is_moved_aside_counted_and_logged(
     sidecar.feed.files.clear()
     sidecar.start()
     if lives:
-        sidecar.record(a_process(), 1)
+        sidecar.record(make_process(), 1)
     with caplog.at_level("ERROR"):
         page = sidecar.after(1.0)
 

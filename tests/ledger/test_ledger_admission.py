@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ledger_support import START, Page, Sidecar, a_definition, a_process, a_reading, a_snapshot
+from ledger_support import START, Page, Sidecar, make_definition, make_process, make_reading, make_snapshot
 
 from exporter.families import FamilySpec
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
@@ -25,9 +25,9 @@ def runs(
     sidecar: Sidecar, rank: int, *definitions: StatDefinition, sequence: int = 1, started: float = START
 ) -> None:
     """Let the process of a rank publish these Stats, each with rank + 1 samples."""
-    process = a_process(rank=rank, id=f"{rank:032x}", started=started + rank)
-    readings = [a_reading(definition, [0.5] * (rank + 1), window=WINDOW) for definition in definitions]
-    sidecar.feed.put(a_snapshot(process, *readings, sequence=sequence))
+    process = make_process(rank=rank, id=f"{rank:032x}", started=started + rank)
+    readings = [make_reading(definition, [0.5] * (rank + 1), window=WINDOW) for definition in definitions]
+    sidecar.feed.put(make_snapshot(process, *readings, sequence=sequence))
 
 
 def dropped(page: Page, rank: int) -> object:
@@ -35,13 +35,13 @@ def dropped(page: Page, rank: int) -> object:
 
 
 CONFLICTS = {
-    "unit": (a_definition("a", unit="seconds"), a_definition("a_seconds")),
-    "buckets": (a_definition("a", buckets=(1.0,)), a_definition("a", buckets=(2.0,))),
-    "type": (a_definition("a", buckets=(1.0,)), a_definition("a")),
-    "sample name": (a_definition("a", buckets=(1.0,)), a_definition("a.bucket")),
-    "sum and family": (a_definition("a"), a_definition("a.sum")),
-    "window gauge and family": (a_definition("a"), a_definition("a.window.mean")),
-    "window gauges of two": (a_definition("a", unit="seconds"), a_definition("a")),
+    "unit": (make_definition("a", unit="seconds"), make_definition("a_seconds")),
+    "buckets": (make_definition("a", buckets=(1.0,)), make_definition("a", buckets=(2.0,))),
+    "type": (make_definition("a", buckets=(1.0,)), make_definition("a")),
+    "sample name": (make_definition("a", buckets=(1.0,)), make_definition("a.bucket")),
+    "sum and family": (make_definition("a"), make_definition("a.sum")),
+    "window gauge and family": (make_definition("a"), make_definition("a.window.mean")),
+    "window gauges of two": (make_definition("a", unit="seconds"), make_definition("a")),
 }
 
 
@@ -65,9 +65,9 @@ def test_the_first_live_definition_wins_and_the_other_is_counted(
 
 
 def test_a_family_owner_keeps_the_family(sidecar: Sidecar) -> None:
-    runs(sidecar, 1, a_definition("a", buckets=(1.0,)))
+    runs(sidecar, 1, make_definition("a", buckets=(1.0,)))
     sidecar.collect()
-    runs(sidecar, 0, a_definition("a", buckets=(2.0,)))
+    runs(sidecar, 0, make_definition("a", buckets=(2.0,)))
     page = sidecar.after(1)
 
     assert page.count("a", run="r", rank="1") == 2
@@ -75,12 +75,12 @@ def test_a_family_owner_keeps_the_family(sidecar: Sidecar) -> None:
 
 
 def test_a_family_passes_with_its_totals_when_the_owner_ends(sidecar: Sidecar) -> None:
-    runs(sidecar, 0, a_definition("a", buckets=(1.0,)))
-    runs(sidecar, 1, a_definition("a", buckets=(2.0,)))
+    runs(sidecar, 0, make_definition("a", buckets=(1.0,)))
+    runs(sidecar, 1, make_definition("a", buckets=(2.0,)))
     sidecar.collect()
     sidecar.feed.kill(sidecar.feed.files[f"{0:032x}"].snapshot.process)
     sidecar.after(1)
-    runs(sidecar, 1, a_definition("a", buckets=(2.0,)), sequence=2)
+    runs(sidecar, 1, make_definition("a", buckets=(2.0,)), sequence=2)
     page = sidecar.after(1)
 
     assert page.count("a", run="r", rank="1") == 2
@@ -88,8 +88,8 @@ def test_a_family_passes_with_its_totals_when_the_owner_ends(sidecar: Sidecar) -
 
 
 def test_differing_help_texts_are_accepted_and_the_first_is_shown(sidecar: Sidecar) -> None:
-    runs(sidecar, 0, a_definition("a", help="First."))
-    runs(sidecar, 1, a_definition("a", help="Second."))
+    runs(sidecar, 0, make_definition("a", help="First."))
+    runs(sidecar, 1, make_definition("a", help="Second."))
     page = sidecar.collect()
 
     assert page.families["a"].documentation == "First."
@@ -97,8 +97,8 @@ def test_differing_help_texts_are_accepted_and_the_first_is_shown(sidecar: Sidec
 
 
 def test_a_family_has_the_union_of_the_labels_of_its_stats(sidecar: Sidecar) -> None:
-    runs(sidecar, 0, a_definition("a", labels=(("split", "dev"),)), a_definition("a"))
-    runs(sidecar, 1, a_definition("a", labels=(("data", "x"), ("split", "dev"))))
+    runs(sidecar, 0, make_definition("a", labels=(("split", "dev"),)), make_definition("a"))
+    runs(sidecar, 1, make_definition("a", labels=(("data", "x"), ("split", "dev"))))
     page = sidecar.collect()
 
     assert page.count("a", run="r", rank="0") == 1
@@ -107,7 +107,7 @@ def test_a_family_has_the_union_of_the_labels_of_its_stats(sidecar: Sidecar) -> 
 
 
 def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(sidecar: Sidecar) -> None:
-    runs(sidecar, 0, a_definition("a.b"), a_definition("a_b"))
+    runs(sidecar, 0, make_definition("a.b"), make_definition("a_b"))
     page = sidecar.collect()
 
     assert page.count("a_b", run="r", rank="0") == 1
@@ -117,17 +117,17 @@ def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(
 @pytest.mark.parametrize(
     "definition",
     [
-        a_definition("host.cpu"),
-        a_definition("training.feed.alive"),
-        a_definition("training.feed.dropped_total"),
-        a_definition("training.rank.info"),
-        a_definition("training.stat.rejected_samples.total"),
-        a_definition("a", labels=(("role", "x"),)),
+        make_definition("host.cpu"),
+        make_definition("training.feed.alive"),
+        make_definition("training.feed.dropped_total"),
+        make_definition("training.rank.info"),
+        make_definition("training.stat.rejected_samples.total"),
+        make_definition("a", labels=(("role", "x"),)),
     ],
     ids=lambda definition: definition.name,
 )
 def test_reserved_names_are_refused_for_every_process(sidecar: Sidecar, definition: StatDefinition) -> None:
-    runs(sidecar, 0, definition, a_definition("good"))
+    runs(sidecar, 0, definition, make_definition("good"))
     page = sidecar.after(1)
 
     assert dropped(page, 0) == 1
@@ -157,14 +157,14 @@ def definition_of(spec: FamilySpec) -> StatDefinition:
 def complete_snapshot(process: ProcessIdentity, value: float) -> Snapshot:
     readings = []
     for spec in TRAINING_FAMILIES.values():
-        reading = a_reading(definition_of(spec), [value])
+        reading = make_reading(definition_of(spec), [value])
         readings.append(reading.replace(value=value if spec.type == "gauge" else None))
-    return a_snapshot(process, *readings)
+    return make_snapshot(process, *readings)
 
 
 def test_a_family_without_a_rank_label_comes_from_rank_0(sidecar: Sidecar) -> None:
     for rank in (3, 0, 1):
-        sidecar.feed.put(complete_snapshot(a_process(rank=rank), 1.0 + rank))
+        sidecar.feed.put(complete_snapshot(make_process(rank=rank), 1.0 + rank))
     page = sidecar.collect()
 
     for spec in TRAINING_FAMILIES.values():
@@ -178,9 +178,9 @@ def test_a_family_without_a_rank_label_comes_from_rank_0(sidecar: Sidecar) -> No
 
 
 def test_a_second_process_of_rank_0_does_not_report_for_the_run(sidecar: Sidecar) -> None:
-    sidecar.feed.put(complete_snapshot(a_process(), 1.0))
+    sidecar.feed.put(complete_snapshot(make_process(), 1.0))
     sidecar.collect()
-    sidecar.feed.put(complete_snapshot(a_process(), 2.0))
+    sidecar.feed.put(complete_snapshot(make_process(), 2.0))
     page = sidecar.after(1)
 
     assert page.get("training_loss", run="r", mode="x") == 1.0
@@ -189,13 +189,13 @@ def test_a_second_process_of_rank_0_does_not_report_for_the_run(sidecar: Sidecar
 
 
 def reading_with(definition: StatDefinition, **changes: object) -> StatReading:
-    return a_reading(definition.replace(**changes), [1.0]).replace(value=1.0)
+    return make_reading(definition.replace(**changes), [1.0]).replace(value=1.0)
 
 
 @pytest.mark.parametrize("changes", [{"kind": "counter"}, {"labels": ()}, {"unit": "seconds"}])
 def test_a_stat_that_imitates_a_run_family_is_refused(sidecar: Sidecar, changes: dict[str, object]) -> None:
     loss = next(spec for spec in TRAINING_FAMILIES.values() if spec.name == "training_loss")
-    sidecar.feed.put(a_snapshot(a_process(), reading_with(definition_of(loss), **changes)))
+    sidecar.feed.put(make_snapshot(make_process(), reading_with(definition_of(loss), **changes)))
     page = sidecar.collect()
 
     assert "training_loss" not in page.families

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from goodput_support import MonitoredJob
-from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a_snapshot
+from ledger_support import START, Sidecar, make_definition, make_process, make_reading, make_snapshot
 from waiting import PATIENCE
 
 from exporter.exposition.negotiation import Format
@@ -30,7 +30,7 @@ def lives(sidecar: Sidecar, run: str, stat: str) -> None:
     monitored = MonitoredJob(sidecar, run=run)
     monitored.job.begin_loop(0)
     monitored.job.train()
-    monitored.write(a_reading(a_definition(stat), [1.0]))
+    monitored.write(make_reading(make_definition(stat), [1.0]))
     sidecar.collect()
     monitored.write(final=True)
     monitored.die()
@@ -73,13 +73,13 @@ def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(
 
 
 def a_rank_that_begins_again(sidecar: Sidecar, started: float = START + 50) -> object:
-    sidecar.record(a_process(started=started), 1)
+    sidecar.record(make_process(started=started), 1)
     return sidecar.after(1.0).count("loss", **RANK_0)
 
 
 def test_a_file_damaged_at_runtime_removes_nothing_from_memory(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
-    process = a_process()
+    process = make_process()
     sidecar.record(process, 3, alive=False)
     sidecar.collect()
     sidecar.after(4.0)  # the end is decided: the rank is released
@@ -97,7 +97,7 @@ def test_a_file_damaged_at_runtime_removes_nothing_from_memory(tmp_path: Path) -
 def test_a_copied_state_file_affects_only_the_replaced_rank(tmp_path: Path, cut: int) -> None:
     sidecar = Sidecar(tmp_path)
     for rank in (0, 1):
-        sidecar.record(a_process(rank=rank), 3 + rank, alive=False)
+        sidecar.record(make_process(rank=rank), 3 + rank, alive=False)
     sidecar.collect()
     files = {path.name.split("_")[2][0]: path for path in (tmp_path / "ledger").glob("rank*.ledger")}
     content = files["1"].read_bytes()
@@ -113,7 +113,7 @@ def test_a_copied_state_file_affects_only_the_replaced_rank(tmp_path: Path, cut:
 
 def test_a_removed_state_directory_is_written_again_from_memory(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
-    process = a_process()
+    process = make_process()
     for sequence in (1, 2):
         sidecar.record(process, sequence, sequence=sequence)
         page = sidecar.after(1.0)
@@ -128,13 +128,15 @@ def test_a_removed_state_directory_is_written_again_from_memory(tmp_path: Path) 
 def a_crowd(directory: Path, *, processes: int, stats: int) -> None:
     """Feed files as their writers make them, of processes that record Stats of very many names."""
     for rank in range(processes):
-        process = a_process(rank=rank)
+        process = make_process(rank=rank)
         readings = []
         for number in range(stats):
-            definition = a_definition(f"stat.number{number}.{'x' * 60}", *WIDE, help="A text of some length.")
+            definition = make_definition(
+                f"stat.number{number}.{'x' * 60}", *WIDE, help="A text of some length."
+            )
             window = WindowReading(START - 60, START, 3, dict.fromkeys(WIDE, 0.5))
-            readings.append(a_reading(definition, [0.5, 1.5], window=window))
-        (directory / f"{process.id}.feed").write_bytes(encode(a_snapshot(process, *readings)))
+            readings.append(make_reading(definition, [0.5, 1.5], window=window))
+        (directory / f"{process.id}.feed").write_bytes(encode(make_snapshot(process, *readings)))
 
 
 @pytest.mark.timeout(120)
@@ -154,8 +156,8 @@ def test_stats_beyond_the_cap_are_dropped_and_counted(tmp_path: Path, processes:
 def test_a_full_page_has_the_totals_of_all_stats_before_any_window_gauge(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     window = WindowReading(START - 60, START, 1, dict.fromkeys([Aggregation.MEAN, Aggregation.MAX], 1.0))
-    readings = [a_reading(a_definition(f"stat{number}"), [0.5], window=window) for number in range(100)]
-    sidecar.feed.put(a_snapshot(a_process(), *readings))
+    readings = [make_reading(make_definition(f"stat{number}"), [0.5], window=window) for number in range(100)]
+    sidecar.feed.put(make_snapshot(make_process(), *readings))
     page = ExpositionPage(max_series=400)
     page.publish("job", sidecar.collector.collect())
     text = page.render(Format.TEXT).decode()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from energy_support import nobody
+from energy_support import no_processes
 from feed_support import Child, new_identity, new_recording, read_only_view, training_process
 from ledger_support import Page
 from waiting import wait_until
@@ -181,7 +181,7 @@ def test_a_foreign_owner_lock_created_first_is_reported() -> None:
         feed = Path(shared)
         feed.chmod(0o1777)
         (feed / "owner.lock").touch(mode=0o600)
-        with nobody():
+        with no_processes():
             collected = a_sidecar(feed).collect()
 
     assert Page(collected).get("exporter_feed_owner") == 0

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from collectors_support import UPDATE
-from ledger_support import START, Page, Sidecar, a_definition, a_process, a_reading, a_snapshot
+from ledger_support import START, Page, Sidecar, make_definition, make_process, make_reading, make_snapshot
 from places import DATA
 
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page as ExpositionPage
 from exporter.recording.values import Aggregation, EventsReading, WindowReading
 
-STEP = a_definition("train.step", Aggregation.MEAN, Aggregation.P95, unit="seconds")
+STEP = make_definition("train.step", Aggregation.MEAN, Aggregation.P95, unit="seconds")
 RANK_0 = {"run": "r", "rank": "0"}
 WINDOW = WindowReading(START - 60, START, 2, {Aggregation.MEAN: 0.5, Aggregation.P95: 0.75})
 EMPTY = WindowReading(START - 60, START, 0, {})
@@ -46,7 +46,7 @@ TOTALS_ONLY = {LAST, TOTAL}
 
 @pytest.mark.parametrize("window", [EMPTY, None])
 def test_a_window_without_samples_is_no_data(sidecar: Sidecar, window: WindowReading | None) -> None:
-    sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [0.25], window=window)))
+    sidecar.feed.put(make_snapshot(make_process(), make_reading(STEP, [0.25], window=window)))
     page = sidecar.collect()
 
     assert published_series(page) == EVERYTHING - {MEAN}
@@ -56,8 +56,8 @@ def test_a_window_without_samples_is_no_data(sidecar: Sidecar, window: WindowRea
 def test_totals_of_dead_ranks_linger_and_return_with_a_restart(
     sidecar: Sidecar,
 ) -> None:
-    process = a_process()
-    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25])))
+    process = make_process()
+    sidecar.feed.put(make_snapshot(process, make_reading(STEP, [0.25])))
     sidecar.collect()
     sidecar.feed.kill(process)
 
@@ -69,13 +69,13 @@ def test_totals_of_dead_ranks_linger_and_return_with_a_restart(
     assert published_series(gap_page) == set()
     assert gap_page.get("training_feed_alive", **RANK_0) is None
     assert gap_page.get("training_feed_dropped_total", reason="nan", **RANK_0) is None
-    sidecar.feed.put(a_snapshot(a_process(started=START + 2000), a_reading(STEP, [0.25])))
+    sidecar.feed.put(make_snapshot(make_process(started=START + 2000), make_reading(STEP, [0.25])))
     assert sidecar.after(1000).get(TOTAL, **RANK_0) == 2
 
 
 def test_a_stopped_process_has_an_age_and_no_windows(sidecar: Sidecar) -> None:
-    process = a_process()
-    snapshot = a_snapshot(process, a_reading(STEP, [0.25], window=WINDOW), written=START + 1)
+    process = make_process()
+    snapshot = make_snapshot(process, make_reading(STEP, [0.25], window=WINDOW), written=START + 1)
     sidecar.feed.put(snapshot, age_seconds=9.9)
     assert published_series(sidecar.collect()) == EVERYTHING
     sidecar.feed.put(snapshot, age_seconds=10.1)
@@ -90,30 +90,30 @@ def test_a_stopped_process_has_an_age_and_no_windows(sidecar: Sidecar) -> None:
 
 
 def test_windows_of_a_process_that_cannot_write_end_at_once(sidecar: Sidecar) -> None:
-    process = a_process()
-    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25, 0.75], window=WINDOW)))
+    process = make_process()
+    sidecar.feed.put(make_snapshot(process, make_reading(STEP, [0.25, 0.75], window=WINDOW)))
     sidecar.feed.files[process.id] = replace(sidecar.feed.files[process.id], outdated=True)
 
     assert published_series(sidecar.collect()) == TOTALS_ONLY
 
 
 def test_a_writer_with_a_long_interval_is_not_stale_between_writes(sidecar: Sidecar) -> None:
-    snapshot = a_snapshot(a_process(), a_reading(STEP, [0.25], window=WINDOW))
+    snapshot = make_snapshot(make_process(), make_reading(STEP, [0.25], window=WINDOW))
     sidecar.feed.put(snapshot.replace(flush_seconds=30.0), age_seconds=80.0)
 
     assert published_series(sidecar.collect()) == EVERYTHING
 
 
 def test_a_time_window_without_its_successor_is_absent(sidecar: Sidecar) -> None:
-    sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [0.25], window=WINDOW)))
+    sidecar.feed.put(make_snapshot(make_process(), make_reading(STEP, [0.25], window=WINDOW)))
 
     assert published_series(sidecar.after(68)) == EVERYTHING
     assert published_series(sidecar.after(3)) == TOTALS_ONLY
 
 
 def test_a_live_file_that_becomes_unreadable_keeps_its_place_temporarily(sidecar: Sidecar) -> None:
-    process = a_process()
-    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25])))
+    process = make_process()
+    sidecar.feed.put(make_snapshot(process, make_reading(STEP, [0.25])))
     sidecar.collect()
     sidecar.feed.files.clear()
     sidecar.feed.refused = ((f"{process.id}.feed", "checksum"),)
@@ -145,10 +145,10 @@ GOLDEN = DATA / "ledger.metrics"
 @pytest.fixture
 def text_of_a_small_job(sidecar: Sidecar) -> str:
     """Two ranks, of which one was restarted and has a second process, and an agent; every kind of family."""
-    histogram = a_definition(
+    histogram = make_definition(
         "train.step", Aggregation.MEAN, unit="seconds", buckets=(0.1, 1.0), help="Time per step."
     )
-    split = a_definition("eval.loss", Aggregation.VALUE, labels=(("split", "dev"),))
+    split = make_definition("eval.loss", Aggregation.VALUE, labels=(("split", "dev"),))
     window = WindowReading(START - 60, START, 2, {Aggregation.MEAN: 0.25, Aggregation.VALUE: 1.5})
     events = EventsReading(
         {("ckpt", "info"): 3, ("oom", "error"): 1},
@@ -158,22 +158,22 @@ def text_of_a_small_job(sidecar: Sidecar) -> str:
         {("file", "write"): 7},
     )
 
-    dead = a_process(rank=1)
-    sidecar.feed.put(a_snapshot(dead, a_reading(histogram, [0.0625])), alive=False)
+    dead = make_process(rank=1)
+    sidecar.feed.put(make_snapshot(dead, make_reading(histogram, [0.0625])), alive=False)
     for process in (
-        a_process(labels=(("team", "nlp"),)),
-        a_process(rank=1, started=START + 1),
-        a_process(rank=1, started=START + 2),
+        make_process(labels=(("team", "nlp"),)),
+        make_process(rank=1, started=START + 1),
+        make_process(rank=1, started=START + 2),
     ):
         sidecar.feed.put(
-            a_snapshot(
+            make_snapshot(
                 process,
-                a_reading(histogram, [0.0625, 0.5], window=window, rejected={"nan": 1}, overflows=1),
-                a_reading(split, [1.5], window=window),
+                make_reading(histogram, [0.0625, 0.5], window=window, rejected={"nan": 1}, overflows=1),
+                make_reading(split, [1.5], window=window),
                 written=START + 0.5,
             )
         )
-    agent = a_snapshot(a_process(rank=None, role="agent"), a_reading(split, [-1.0]))
+    agent = make_snapshot(make_process(rank=None, role="agent"), make_reading(split, [-1.0]))
     sidecar.feed.put(agent.replace(recording=agent.recording.replace(events=events)))
     page = ExpositionPage()
     page.publish("feed", sidecar.collector.collect())

@@ -19,11 +19,19 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from ledger_support import MemoryFeed, Page, Sidecar, a_definition, a_process, a_reading, a_snapshot
+from ledger_support import (
+    MemoryFeed,
+    Page,
+    Sidecar,
+    make_definition,
+    make_process,
+    make_reading,
+    make_snapshot,
+)
 
 from exporter.feed.snapshot import ProcessIdentity
 
-LOSS = a_definition("loss", buckets=(1.0, 2.0))
+LOSS = make_definition("loss", buckets=(1.0, 2.0))
 
 
 class Killed(BaseException):
@@ -85,7 +93,7 @@ class Ledger(RuleBasedStateMachine):
         return self.new_job(rank)
 
     def new_job(self, rank: int) -> Job:
-        job = Job(a_process(rank=rank, started=self.sidecar.clock.wall), rank)
+        job = Job(make_process(rank=rank, started=self.sidecar.clock.wall), rank)
         self.all.append(job)
         return job
 
@@ -99,8 +107,8 @@ class Ledger(RuleBasedStateMachine):
         if job.living:
             job.sequence += 1
             job.written = list(job.samples)
-            reading = a_reading(LOSS, job.written, rejected={"nan": job.sequence})
-            self.feed.put(a_snapshot(job.process, reading, sequence=job.sequence))
+            reading = make_reading(LOSS, job.written, rejected={"nan": job.sequence})
+            self.feed.put(make_snapshot(job.process, reading, sequence=job.sequence))
 
     @rule(job=consumes(jobs), in_order=st.booleans())
     def die(self, job: Job, in_order: bool) -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from feed_support import mounted
+from feed_support import mounted_filesystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -184,7 +184,7 @@ def test_claims_survive_a_removed_lock_file(store: StateStore, tmp_path: Path) -
 def test_a_full_tmpfs_fails_the_save_and_keeps_the_last_one(tmp_path: Path) -> None:
     small_filesystem = tmp_path / "small"
     small_filesystem.mkdir()
-    with mounted(small_filesystem, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):
+    with mounted_filesystem(small_filesystem, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):
         store = StateStore(small_filesystem)
         path = saved(store, b"x" * 20_000)
 

@@ -10,7 +10,7 @@ import pytest
 from goodput_support import MonitoredJob, a_job, training_value
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a_snapshot
+from ledger_support import START, Sidecar, make_definition, make_process, make_reading, make_snapshot
 
 from exporter.families import DistributionSample
 from exporter.ledger import ranks
@@ -19,7 +19,7 @@ from exporter.ledger.rank_record import encode_rank
 from exporter.ledger.totals import WorkerSlot, added_events
 from exporter.recording.values import EventsReading
 
-LOSS = a_definition("loss")
+LOSS = make_definition("loss")
 RANK_0 = {"run": "r", "rank": "0"}
 
 
@@ -29,14 +29,14 @@ def sidecar(tmp_path: Path) -> Sidecar:
 
 
 def test_a_process_that_returns_after_its_totals_were_sealed_is_refused_and_logged(sidecar: Sidecar) -> None:
-    ghost = a_process()
+    ghost = make_process()
     sidecar.record(ghost, 5)
     sidecar.collect()
     sidecar.feed.files.clear()
     sidecar.after(1)
     sidecar.after(1)
     for life in range(ranks.MAX_EXITED_PROCESSES + 2):
-        sidecar.record(a_process(started=START + life), 1, alive=False)
+        sidecar.record(make_process(started=START + life), 1, alive=False)
         sidecar.after(1)
     sidecar.record(ghost, 6, sequence=2)
     page = sidecar.after(1)
@@ -47,7 +47,7 @@ def test_a_process_that_returns_after_its_totals_were_sealed_is_refused_and_logg
 
 
 def test_a_listing_that_misses_or_repeats_a_file_changes_nothing(sidecar: Sidecar) -> None:
-    sidecar.record(a_process(), 5)
+    sidecar.record(make_process(), 5)
     sidecar.collect()
     feed_files = dict(sidecar.feed.files)
     sidecar.feed.files.clear()
@@ -62,11 +62,11 @@ def test_a_listing_that_misses_or_repeats_a_file_changes_nothing(sidecar: Sideca
 
 
 def test_a_stat_not_yet_created_by_the_restarted_rank_lingers(sidecar: Sidecar) -> None:
-    first = a_process()
+    first = make_process()
     sidecar.record(first, 5)
     sidecar.collect()
     sidecar.feed.kill(first)
-    sidecar.feed.put(a_snapshot(a_process(started=START + 1)))
+    sidecar.feed.put(make_snapshot(make_process(started=START + 1)))
     page = sidecar.after(1)
 
     assert page.count("loss", **RANK_0) == 5
@@ -74,12 +74,12 @@ def test_a_stat_not_yet_created_by_the_restarted_rank_lingers(sidecar: Sidecar) 
 
 
 def test_after_a_negative_sample_the_sum_is_absent(sidecar: Sidecar) -> None:
-    first = a_process()
+    first = make_process()
     sidecar.record(first, 2)
     pages = [sidecar.collect()]
     sidecar.record(first, 3, sequence=2, alive=False, value=-1.0)
     pages.append(sidecar.after(1))
-    sidecar.record(a_process(started=START + 1), 3)
+    sidecar.record(make_process(started=START + 1), 3)
     pages.append(sidecar.after(1))
     sidecar.restart()
     pages.append(sidecar.after(1))
@@ -89,12 +89,12 @@ def test_after_a_negative_sample_the_sum_is_absent(sidecar: Sidecar) -> None:
 
 
 def test_changed_buckets_restart_the_histogram(sidecar: Sidecar) -> None:
-    fine, coarse = a_definition(buckets=(1.0, 2.0)), a_definition(buckets=(5.0,))
+    fine, coarse = make_definition(buckets=(1.0, 2.0)), make_definition(buckets=(5.0,))
     lives = [(fine, [1.5, 9.0]), (coarse, [4.0]), (coarse, [4.0, 6.0]), (fine, [0.5])]
     buckets = []
     for life, (definition, samples) in enumerate(lives):
-        process = a_process(started=START + life)
-        sidecar.feed.put(a_snapshot(process, a_reading(definition, samples)))
+        process = make_process(started=START + life)
+        sidecar.feed.put(make_snapshot(process, make_reading(definition, samples)))
         sidecar.after(1)
         sidecar.restart()
         buckets.append(
@@ -124,9 +124,9 @@ def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
     if writer != "this version":
         monkeypatch.setattr(ranks, "encode_rank", encoded_without_exponential)
     for life in (1, 2):
-        reading = a_reading(a_definition(buckets=(1.0,)), [0.5, 0.7 * life])
+        reading = make_reading(make_definition(buckets=(1.0,)), [0.5, 0.7 * life])
         reading = reading.replace(exponential={-8: 1, 3 * life: 1})
-        sidecar.feed.put(a_snapshot(a_process(started=START + life), reading), alive=False)
+        sidecar.feed.put(make_snapshot(make_process(started=START + life), reading), alive=False)
         sidecar.after(1)
         sidecar.restart()
     page = sidecar.after(1)
@@ -140,8 +140,8 @@ def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
 
 def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> None:
     for life in (1, 2):
-        reading = a_reading(LOSS, [1.0], rejected={"nan": 2, "capture": 1}, overflows=3)
-        snapshot = a_snapshot(a_process(started=START + life), reading, dropped={"write_failed": 4})
+        reading = make_reading(LOSS, [1.0], rejected={"nan": 2, "capture": 1}, overflows=3)
+        snapshot = make_snapshot(make_process(started=START + life), reading, dropped={"write_failed": 4})
         events = EventsReading({("ckpt", "info"): 3 * life}, {("ckpt", "info"): 5.0 * life})
         recording = snapshot.recording.replace(events=events)
         sidecar.feed.put(snapshot.replace(recording=recording), alive=False)
@@ -162,11 +162,11 @@ def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> 
 def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> None:
     monitored = MonitoredJob(sidecar, a_job(session_tag="s"))
     monitored.job.train(3)
-    monitored.write(a_reading(LOSS, [2.0] * 3))
+    monitored.write(make_reading(LOSS, [2.0] * 3))
     sidecar.collect()
     sidecar.break_state()
     monitored.job.train()
-    monitored.write(a_reading(LOSS, [2.0] * 4)).kill()
+    monitored.write(make_reading(LOSS, [2.0] * 4)).kill()
     collected = sidecar.collector.collect()
     page = sidecar.collect()
 
@@ -186,7 +186,7 @@ def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> N
 
 
 def test_unchanged_state_is_not_written_again(sidecar: Sidecar) -> None:
-    sidecar.record(a_process(), 3)
+    sidecar.record(make_process(), 3)
     sidecar.collect()
     inodes = {path: path.stat().st_ino for path in sidecar.state.directory.iterdir()}
     sidecar.after(1)

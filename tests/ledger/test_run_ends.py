@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_support import free_port, page, run_command, started
+from run_support import free_port, page, run_command, running_process
 from waiting import wait_until
 
 JOB = """
@@ -64,7 +64,7 @@ def observed_states(tmp_path: Path, command: list[str], final: str) -> tuple[set
     feed, port, seen = tmp_path / "feed", free_port(), set[str]()
     feed.mkdir()
     last_page = ""
-    with started(run_command(feed, command, "--run.linger=60s", port=port), feed) as run:
+    with running_process(run_command(feed, command, "--run.linger=60s", port=port), feed) as run:
 
         def is_over() -> bool:
             nonlocal last_page

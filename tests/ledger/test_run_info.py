@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ledger_support import Page, Sidecar, a_process, a_snapshot
+from ledger_support import Page, Sidecar, make_process, make_snapshot
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
@@ -52,7 +52,7 @@ def test_an_unambiguous_precision_is_a_data_type(precision: str, dtype: str) -> 
 
 
 def training(process: ProcessIdentity, *, peak: float | None = None, **facts: str) -> Snapshot:
-    snapshot = a_snapshot(process)
+    snapshot = make_snapshot(process)
     reading = TrainingReading(facts=tuple(sorted(facts.items())), phase="iteration", peak_flops=peak)
     return snapshot.replace(recording=snapshot.recording.replace(training=reading))
 
@@ -93,9 +93,9 @@ H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
 def test_a_run_is_described_by_its_lowest_local_rank(tmp_path: Path) -> None:
     page = page_with(
         tmp_path,
-        training(a_process(rank=1), session_tag="other"),
-        training(a_process(rank=0), session_tag="s", perf_tag="p", world_size="8", of_a_later_version="x"),
-        a_snapshot(a_process(run="bare")),
+        training(make_process(rank=1), session_tag="other"),
+        training(make_process(rank=0), session_tag="s", perf_tag="p", world_size="8", of_a_later_version="x"),
+        make_snapshot(make_process(run="bare")),
     )
 
     assert page.get("training_run_info", run="r", session_tag="s", perf_tag="p", world_size="8") == 1
@@ -109,7 +109,9 @@ def test_a_rank_has_the_gpu_that_its_process_holds(tmp_path: Path) -> None:
         GpuProcessUse(101, "0", "GPU-b"),
         GpuProcessUse(101, "1", "GPU-c"),
     )
-    page = page_with(tmp_path, a_snapshot(a_process(rank=0)), a_snapshot(a_process(rank=1)), uses=uses)
+    page = page_with(
+        tmp_path, make_snapshot(make_process(rank=0)), make_snapshot(make_process(rank=1)), uses=uses
+    )
     common = {"run": "r", "role": "trainer", "node": "node-a", "version": "0.1.0"}
 
     assert page.get("training_rank_info", rank="0", local_rank="0", gpu="3", uuid="GPU-a", **common) == 1
@@ -119,10 +121,10 @@ def test_a_rank_has_the_gpu_that_its_process_holds(tmp_path: Path) -> None:
 def test_the_peak_follows_device_and_data_type_of_the_rank(tmp_path: Path) -> None:
     page = page_with(
         tmp_path,
-        training(a_process(rank=0), precision="bf16-mixed"),
-        training(a_process(rank=1), precision="bf16-mixed"),
-        training(a_process(rank=2), precision="32-true"),
-        training(a_process(rank=3)),
+        training(make_process(rank=0), precision="bf16-mixed"),
+        training(make_process(rank=1), precision="bf16-mixed"),
+        training(make_process(rank=2), precision="32-true"),
+        training(make_process(rank=3)),
         uses=tuple(GpuProcessUse(100 + rank, str(rank), "GPU-a" if rank else "GPU-b") for rank in range(4)),
         gpus=(a_gpu("GPU-a", H100), a_gpu("GPU-b", L4)),
     )
@@ -140,7 +142,8 @@ def test_without_process_lists_equal_devices_give_the_peak(
     gpus = (a_gpu("a", H100), a_gpu("b", other_device))
 
     assert (
-        len(peaks_of(page_with(tmp_path, training(a_process(), precision="bf16"), gpus=gpus))) == known_peaks
+        len(peaks_of(page_with(tmp_path, training(make_process(), precision="bf16"), gpus=gpus)))
+        == known_peaks
     )
 
 
@@ -148,9 +151,9 @@ def test_reported_peaks_override_configured_ones_and_the_table(tmp_path: Path) -
     settings = (PeakFlops("*H100*", 3e15, "fp8"), PeakFlops("*H100*", 2e15))
     page = page_with(
         tmp_path,
-        training(a_process(rank=0), precision="bf16", peak=1e15),
-        training(a_process(rank=1), precision="bf16"),
-        training(a_process(rank=2), precision="fp8"),
+        training(make_process(rank=0), precision="bf16", peak=1e15),
+        training(make_process(rank=1), precision="bf16"),
+        training(make_process(rank=2), precision="fp8"),
         gpus=(a_gpu("a", H100),),
         peaks=settings,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from goodput_support import MonitoredJob, SimulatedJob, counts_by_reason, training_value
 from goodput_support import a_job as new_job
-from ledger_support import Clock, Page, Sidecar, a_definition, a_process, a_reading
+from ledger_support import Clock, Page, Sidecar, make_definition, make_process, make_reading
 
 from exporter.feed.runs import End
 from exporter.ledger.goodput.attempt import MachineIdentity
@@ -62,10 +62,10 @@ def gauges(value: float) -> list[StatReading]:
     readings = []
     for name, (stat, labels) in GAUGES.items():
         unit = "seconds" if name.endswith("_seconds") else None
-        definition = a_definition(stat, unit=unit, labels=labels).replace(
+        definition = make_definition(stat, unit=unit, labels=labels).replace(
             kind="gauge", aggregations=frozenset()
         )
-        readings.append(a_reading(definition, [value]).replace(value=value))
+        readings.append(make_reading(definition, [value]).replace(value=value))
     return readings
 
 
@@ -248,7 +248,7 @@ def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running: Moni
 
 
 def test_a_helper_has_no_rank_and_a_late_trainer_is_counted_once(sidecar: Sidecar) -> None:
-    helper = a_process(rank=None, role="helper")
+    helper = make_process(rank=None, role="helper")
     sidecar.record(helper, 3)
     initial_page = sidecar.collect()
     sidecar.record(helper.replace(rank=0, role="trainer", trains=True), 5, sequence=2)
@@ -262,8 +262,8 @@ def test_a_helper_has_no_rank_and_a_late_trainer_is_counted_once(sidecar: Sideca
 
 @pytest.mark.parametrize("trainer_first", [True, False])
 def test_the_process_that_trains_is_the_rank(sidecar: Sidecar, trainer_first: bool) -> None:
-    wrapper = a_process(started=1.0)
-    trainer = a_process(started=2.0).replace(trains=True)
+    wrapper = make_process(started=1.0)
+    trainer = make_process(started=2.0).replace(trains=True)
     for process in (trainer, wrapper) if trainer_first else (wrapper, trainer):
         sidecar.record(process, 7 if process is trainer else 3)
         page = sidecar.after(1.0)
@@ -275,7 +275,7 @@ def test_the_process_that_trains_is_the_rank(sidecar: Sidecar, trainer_first: bo
 def test_two_live_jobs_with_one_name_are_reported_and_a_restart_is_not(sidecar: Sidecar) -> None:
     def conflicts(run: str, *, named: bool = True, helper: bool = False) -> object:
         for trains in (True, not helper):
-            sidecar.record(a_process(run=run).replace(trains=trains, run_given=named), 1)
+            sidecar.record(make_process(run=run).replace(trains=trains, run_given=named), 1)
             assert "training_rank_conflicts" not in sidecar.after(1.0).families
         return sidecar.after(20.0).get("training_rank_conflicts", run=run, rank="0")
 

@@ -10,7 +10,7 @@ import pytest
 from goodput_support import MonitoredJob, a_job, badput_seconds, check_identity, training_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_support import Page, Sidecar, a_process, a_snapshot
+from ledger_support import Page, Sidecar, make_process, make_snapshot
 
 from exporter.ledger.goodput.endings import started_at
 from exporter.ledger.goodput.families import SPECS
@@ -29,8 +29,8 @@ def sidecar(tmp_path: Path) -> Sidecar:
 
 
 def test_a_job_without_training_has_no_goodput_and_no_state_file(sidecar: Sidecar) -> None:
-    process = a_process()
-    sidecar.feed.put(a_snapshot(process))
+    process = make_process()
+    sidecar.feed.put(make_snapshot(process))
     alive = sidecar.collect()
     sidecar.feed.kill(process)
     dead = sidecar.after(60.0)

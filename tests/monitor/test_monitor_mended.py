@@ -15,7 +15,7 @@ from typing import Any
 
 import programs.monitor
 import pytest
-from elastic_support import child, run_function, tally
+from elastic_support import child, run_function, stat_state
 from waiting import wait_until
 
 import exporter
@@ -275,7 +275,7 @@ def test_stats_of_one_name_share_a_family(name: str, taken: str) -> None:
         first.add(value)
     second.add(5.0)
 
-    assert (tally(taken).count, tally(taken).sum) == (3, 8.0)
+    assert (stat_state(taken).count, stat_state(taken).sum) == (3, 8.0)
     assert (first.get()[Aggregation.MEAN], second.count) == (1.5, 1)
 
 

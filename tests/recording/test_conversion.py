@@ -29,7 +29,7 @@ from exporter.recording.conversion import (
 )
 from exporter.recording.introspection import MOST_ITEMS
 
-ALL = (
+CONVERSIONS = (
     to_scalar,
     to_number,
     to_attribute,
@@ -132,7 +132,7 @@ class BigText(str):
     __slots__ = ()
 
 
-@pytest.mark.parametrize("convert", ALL)
+@pytest.mark.parametrize("convert", CONVERSIONS)
 @pytest.mark.parametrize(
     "make", [hostile_object, UnboundProxy, lambda: HostileNumber(1.5), hostile_class], ids="abcd"
 )
@@ -155,7 +155,7 @@ def test_an_interrupt_in_the_jobs_own_code_reaches_the_job(convert: Any) -> None
         convert(Interrupted())
 
 
-@pytest.mark.parametrize("convert", ALL)
+@pytest.mark.parametrize("convert", CONVERSIONS)
 @pytest.mark.parametrize(
     "make",
     [
@@ -174,10 +174,10 @@ def test_conversion_of_a_container_of_a_million_items_is_bounded(
     convert: Any, make: Callable[[], object]
 ) -> None:
     value = make()
-    began = thread_time()
+    start = thread_time()
     convert(value)
 
-    assert thread_time() - began < 0.3
+    assert thread_time() - start < 0.3
 
 
 @pytest.mark.parametrize(
@@ -205,25 +205,25 @@ def test_number_is_taken_from_every_library_without_waiting(value: object, numbe
 def test_number_is_taken_from_arrays_of_one_element() -> None:
     numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
 
-    for one in (
+    for scalar in (
         numpy.float32(1.5),
         numpy.array(1.5),
         numpy.array([1.5]),
         torch.tensor(1.5),
         torch.tensor([[1.5]]),
     ):
-        assert to_number(one) == 1.5
-    for many in (numpy.zeros(3), torch.zeros(3), torch.zeros(1, device="meta"), numpy.array([1j])):
-        assert to_number(many) is None
-        assert isinstance(to_scalar(many), Unconvertible)
+        assert to_number(scalar) == 1.5
+    for array_value in (numpy.zeros(3), torch.zeros(3), torch.zeros(1, device="meta"), numpy.array([1j])):
+        assert to_number(array_value) is None
+        assert isinstance(to_scalar(array_value), Unconvertible)
 
 
 def test_number_is_taken_from_jax() -> None:
     jax = pytest.importorskip("jax")
-    for one in (jax.numpy.asarray(1.5), jax.numpy.asarray([1.5])):
-        jax.block_until_ready(one)
-        assert to_number(one) == 1.5
-        assert is_asynchronous(one)
+    for scalar in (jax.numpy.asarray(1.5), jax.numpy.asarray([1.5])):
+        jax.block_until_ready(scalar)
+        assert to_number(scalar) == 1.5
+        assert is_asynchronous(scalar)
 
 
 def test_array_is_asynchronous_unless_it_lies_in_the_hosts_memory() -> None:

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from feed_support import mounted, new_identity
+from feed_support import mounted_filesystem, new_identity
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,7 +62,7 @@ def test_log_converts_objects_to_plain_values(events: EventLog) -> None:
     data: dict[str, Any] = {f"x{number}": value for number, (value, _) in enumerate(CONVERTED)}
     events.log("a", **data)
 
-    assert list(events.recent()[0].data.values()) == [kept for _, kept in CONVERTED]
+    assert list(events.recent()[0].data.values()) == [converted for _, converted in CONVERTED]
     assert not events.reading().suppressed
 
 
@@ -81,10 +81,10 @@ def test_log_of_containers_with_a_million_items_is_bounded(events: EventLog) -> 
         pass
 
     losses, settings = Losses(range(1_000_000)), Settings.fromkeys(range(1_000_000))
-    began = thread_time()
+    start = thread_time()
     events.log("a", losses, losses=losses, settings=settings)  # type: ignore[arg-type]  # a job may
 
-    assert thread_time() - began < 0.3
+    assert thread_time() - start < 0.3
     assert str(events.recent()[0].data["losses"]).startswith("[0, 1, 2, ")
 
 
@@ -100,8 +100,8 @@ def test_log_never_reads_a_value_from_a_gpu(events: EventLog) -> None:
 
     events.log("a", loss=Tensor(), losses=[Tensor()])
 
-    shown = "Tensor of shape (1,) on cuda:0"
-    assert events.recent()[0].data == {"loss": shown, "losses": f"[{shown}]"}
+    description = "Tensor of shape (1,) on cuda:0"
+    assert events.recent()[0].data == {"loss": description, "losses": f"[{description}]"}
 
 
 def test_log_accepts_severities_of_logging_and_torch(events: EventLog) -> None:
@@ -163,15 +163,15 @@ values = st.text() | st.floats() | st.integers(-(2**63), 2**63 - 1) | st.boolean
     st.text(min_size=1), st.none() | st.text(), st.dictionaries(st.text(), values), st.floats(-1e300, 1e300)
 )
 def test_any_event_is_one_printable_line_and_one_json_line(
-    type_: str, message: str | None, data: dict[str, Any], when: float
+    type_: str, message: str | None, data: dict[str, Any], timestamp: float
 ) -> None:
-    event = Event(type_, message, data=data, timestamp=when)
+    event = Event(type_, message, data=data, timestamp=timestamp)
     line = json_line(event)
-    read = json.loads(line, parse_constant=pytest.fail)
+    parsed = json.loads(line, parse_constant=pytest.fail)
 
     assert text_line(event).isprintable()
     assert line.count(b"\n") == 1
-    assert (read["type"], read["message"], read["data"].keys()) == (type_, message, data.keys())
+    assert (parsed["type"], parsed["message"], parsed["data"].keys()) == (type_, message, data.keys())
 
 
 # JSON lines --------------------------------------------------------------------------------------------------
@@ -179,11 +179,11 @@ def test_any_event_is_one_printable_line_and_one_json_line(
 
 def lines(path: Path) -> list[dict[str, Any]]:
     """Complete lines of a file; a truncated line is not JSON."""
-    found = []
+    records = []
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return found
+            records.append(json.loads(line))
+    return records
 
 
 def test_every_event_is_a_line_of_json_with_all_its_fields(tmp_path: Path) -> None:
@@ -205,11 +205,11 @@ def test_a_file_is_rotated_by_size_and_old_files_are_removed(events: EventLog, t
     for number in range(200):
         events.log("a", number=number)
     assert events.flush(5.0)
-    kept = [tmp_path / "events.jsonl.2", tmp_path / "events.jsonl.1", path]
+    files = [tmp_path / "events.jsonl.2", tmp_path / "events.jsonl.1", path]
 
-    assert sorted(tmp_path.iterdir()) == sorted(kept)
-    assert all(0 < file.stat().st_size <= 4096 for file in kept)
-    numbers = [line["data"]["number"] for file in kept for line in lines(file)]
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    assert all(0 < file.stat().st_size <= 4096 for file in files)
+    numbers = [line["data"]["number"] for file in files for line in lines(file)]
     assert numbers == list(range(numbers[0], 200))
 
 
@@ -229,21 +229,21 @@ def test_a_truncated_line_does_not_damage_the_next_and_a_moved_file_is_recreated
 def test_a_full_disk_loses_only_counted_lines(events: EventLog, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    with mounted(disk, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):
+    with mounted_filesystem(disk, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):
         path = disk / "events.jsonl"
         events.register(JsonLinesHandler(path), name="file", queue=10_000)
         for number in range(1000):
             events.log("a", "x" * 200, number=number)
         assert events.flush(5.0)
         reading = events.reading()
-        written = len(lines(path))
+        written_lines = len(lines(path))
         path.unlink()
         events.log("later")
         assert events.flush(5.0)
 
-        assert 0 < written < 1000
-        assert reading.delivered["file"] == written
-        assert reading.dropped == {("file", "error"): 1000 - written}
+        assert 0 < written_lines < 1000
+        assert reading.delivered["file"] == written_lines
+        assert reading.dropped == {("file", "error"): 1000 - written_lines}
         assert [line["type"] for line in lines(path)] == ["later"]
 
 
@@ -261,10 +261,10 @@ for number in range(300):
     children = [subprocess.Popen([sys.executable, "-c", program, f"p{number}"]) for number in range(3)]
     for child in children:
         assert child.wait() == 0
-    found = [line for file in tmp_path.iterdir() for line in lines(file)]
+    records = [line for file in tmp_path.iterdir() for line in lines(file)]
 
-    assert len(found) == 900
-    assert len({(line["type"], line["data"]["number"]) for line in found}) == 900
+    assert len(records) == 900
+    assert len({(line["type"], line["data"]["number"]) for line in records}) == 900
     assert len(list(tmp_path.iterdir())) > 5
 
 
@@ -290,6 +290,6 @@ def test_the_real_summary_writer_accepts_an_event(tmp_path: Path) -> None:
         )
 
     (file,) = tmp_path.iterdir()
-    written = file.read_bytes()
-    assert all(name in written for name in (b"eval/loss", b"eval/ok", b"eval/message"))
-    assert b"eval/split" not in written
+    content = file.read_bytes()
+    assert all(name in content for name in (b"eval/loss", b"eval/ok", b"eval/message"))
+    assert b"eval/split" not in content

@@ -71,8 +71,8 @@ def test_an_event_has_its_data_and_times() -> None:
 
 def test_an_event_can_have_an_earlier_timestamp(events: EventLog) -> None:
     berlin = dt.timezone(dt.timedelta(hours=1))
-    for when in (1.5, 3, dt.datetime(1970, 1, 1, 1, 0, 9, tzinfo=berlin)):
-        events.log("gpu.done", timestamp=when)  # type: ignore[arg-type]  # a datetime will do
+    for timestamp in (1.5, 3, dt.datetime(1970, 1, 1, 1, 0, 9, tzinfo=berlin)):
+        events.log("gpu.done", timestamp=timestamp)  # type: ignore[arg-type]  # a datetime will do
 
     assert [event.timestamp for event in events.recent()] == [1.5, 3.0, 9.0]
     assert all(event.logged_at > 1e9 for event in events.recent())
@@ -164,8 +164,8 @@ def test_namespaces_separate_the_events_of_two_libraries() -> None:
     first.log("loss", step=1)
     second.log("loss", "of the second", severity="warning")
 
-    found = [(event.type, event.severity, event.message) for event in exporter.events.recent()[-2:]]
-    assert found == [("first.loss", "info", None), ("second.loss", "warning", "of the second")]
+    events = [(event.type, event.severity, event.message) for event in exporter.events.recent()[-2:]]
+    assert events == [("first.loss", "info", None), ("second.loss", "warning", "of the second")]
     assert first.enabled("loss")
     with pytest.raises(exporter.DefinitionError):
         exporter.events.namespace("")
@@ -199,10 +199,10 @@ def test_payload_object_reaches_handlers_of_the_process_and_is_never_written(
 def test_a_payload_is_built_only_for_a_handler_and_a_failure_drops_only_the_payload(
     events: EventLog,
 ) -> None:
-    made: list[int] = []
+    calls: list[int] = []
 
     def payload() -> dict[str, int]:
-        made.append(1)
+        calls.append(1)
         return {"answer": 42}
 
     events.log("quiet", payload=payload)
@@ -212,7 +212,7 @@ def test_a_payload_is_built_only_for_a_handler_and_a_failure_drops_only_the_payl
     events.log("loud", payload=payload, step=1)
     events.log("loud", payload=lambda: {"x": 1 // 0}, step=2)
 
-    assert made == [1]
+    assert calls == [1]
     assert [event.data for event in received] == [{"answer": 42, "step": 1}, {"step": 2}]
     assert events.reading().suppressed == {("loud", "payload"): 1}
 
@@ -259,12 +259,12 @@ def test_a_handler_receives_the_selected_events(events: EventLog) -> None:
 
 @pytest.mark.parametrize("container", [[], deque(), queue.SimpleQueue()])
 def test_a_synchronous_handler_is_called_before_log_returns(events: EventLog, container: Any) -> None:
-    put = container.put if hasattr(container, "put") else container.append
-    handle = events.register(put)
+    put_item = container.put if hasattr(container, "put") else container.append
+    handle = events.register(put_item)
     events.log("a")
 
-    kept = container.get_nowait() if hasattr(container, "get_nowait") else container[0]
-    assert kept.type == "a"
+    stored_event = container.get_nowait() if hasattr(container, "get_nowait") else container[0]
+    assert stored_event.type == "a"
     assert events.active[0].direct
     handle.unregister()
     assert list(events.reading().delivered.values()) == [1]
@@ -272,11 +272,11 @@ def test_a_synchronous_handler_is_called_before_log_returns(events: EventLog, co
 
 @pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(3), KeyboardInterrupt()])
 def test_a_handler_that_raises_loses_its_own_events_only(events: EventLog, error: BaseException) -> None:
-    def broken(_event: Event) -> None:
+    def failing_handler(_event: Event) -> None:
         raise error
 
     recorder = Recorder()
-    events.register(broken)
+    events.register(failing_handler)
     events.register(recorder)
     for _ in range(10):
         events.log("a")
@@ -284,8 +284,8 @@ def test_a_handler_that_raises_loses_its_own_events_only(events: EventLog, error
 
     assert len(recorder.events) == 10
     reading = events.reading()
-    assert reading.dropped[name_of(broken), "error"] == 10
-    assert reading.delivered[name_of(broken)] == 0
+    assert reading.dropped[name_of(failing_handler), "error"] == 10
+    assert reading.delivered[name_of(failing_handler)] == 0
 
 
 def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: EventLog) -> None:

@@ -62,7 +62,7 @@ def test_an_unnamed_launch_is_a_separate_run_with_a_readable_name(feed: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("environment", "name", "given"),
+    ("environment", "name", "run_given"),
     [
         ({"EXPORTER_RUN": "mine", "SLURM_JOB_ID": "7"}, "mine", True),
         ({"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "job"}, "7", True),
@@ -74,12 +74,12 @@ def test_an_unnamed_launch_is_a_separate_run_with_a_readable_name(feed: Path) ->
     ],
 )
 def test_the_run_name_comes_from_the_first_source_in_order(
-    feed: Path, environment: dict[str, str], name: str, given: bool
+    feed: Path, environment: dict[str, str], name: str, run_given: bool
 ) -> None:
     run(feed, "Stat('loss').add(1.0)", check=True, **environment)
 
     (process,) = (snapshot.process for snapshot in snapshots(feed))
-    assert (process.run, process.run_given) == (name, given)
+    assert (process.run, process.run_given) == (name, run_given)
     assert (process.rank, process.local_rank) == (0, None)
 
 
@@ -142,11 +142,11 @@ def test_a_second_live_trainer_of_a_rank_is_reported_once(feed: Path) -> None:
             else:
                 time.sleep(2)
     """
-    named = run(feed, program, EXPORTER_RUN="mine")
+    completed = run(feed, program, EXPORTER_RUN="mine")
     unnamed = run(feed, program)
 
-    assert named.stdout.count("rank 0 of the run 'mine' is taken by another living process") == 1
-    assert "is taken" not in named.stderr + unnamed.stdout + unnamed.stderr
+    assert completed.stdout.count("rank 0 of the run 'mine' is taken by another living process") == 1
+    assert "is taken" not in completed.stderr + unnamed.stdout + unnamed.stderr
 
 
 def test_identity_comes_from_the_launcher_and_configure_restarts_the_totals(feed: Path) -> None:

@@ -12,7 +12,10 @@ import pytest
 from exporter.recording.gpus import ProcessGpus
 from exporter.recording.values import GpuUse
 
-FIRST, SECOND = "GPU-11111111-2222-3333-4444-555555555555", "GPU-66666666-7777-8888-9999-aaaaaaaaaaaa"
+FIRST_UUID, SECOND_UUID = (
+    "GPU-11111111-2222-3333-4444-555555555555",
+    "GPU-66666666-7777-8888-9999-aaaaaaaaaaaa",
+)
 
 
 def fake_torch(peaks: Mapping[int, int], *, initialized: bool = True) -> SimpleNamespace:
@@ -36,9 +39,9 @@ def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("visible", "local_rank", "expected"),
     [
-        (SECOND, None, GpuUse((SECOND,), named=True)),
-        (SECOND, 3, GpuUse((SECOND,), named=True)),
-        (f"{FIRST},{SECOND}", 1, GpuUse((SECOND,), named=True)),
+        (SECOND_UUID, None, GpuUse((SECOND_UUID,), named=True)),
+        (SECOND_UUID, 3, GpuUse((SECOND_UUID,), named=True)),
+        (f"{FIRST_UUID},{SECOND_UUID}", 1, GpuUse((SECOND_UUID,), named=True)),
         ("4, 5", 1, GpuUse(("5",), named=True)),
         ("4,5", 2, GpuUse((), named=True)),
         ("4,5", None, GpuUse(("4",))),
@@ -57,9 +60,11 @@ def test_the_environment_assigns_a_gpu_to_a_process(
 
 def test_torch_shows_the_gpus_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch({0: 0, 1: 1 << 20}))
-    found = ProcessGpus(str(tmp_path)).look({"CUDA_VISIBLE_DEVICES": f"{FIRST},{SECOND}"}, None)
+    gpus_of_process = ProcessGpus(str(tmp_path)).look(
+        {"CUDA_VISIBLE_DEVICES": f"{FIRST_UUID},{SECOND_UUID}"}, None
+    )
 
-    assert found == GpuUse((SECOND,), used=True, named=True)
+    assert gpus_of_process == GpuUse((SECOND_UUID,), used=True, named=True)
 
 
 def test_a_process_whose_torch_has_not_used_cuda_uses_no_gpu(
@@ -79,14 +84,14 @@ def test_an_allocation_is_found_at_the_next_look_and_at_the_end(
     peaks[0] = 1
     first = gpus.look({}, None)
     peaks[1] = 1
-    last = gpus.look({}, None, final=True)
+    final_gpus = gpus.look({}, None, final=True)
 
-    assert [before.named, first.names, last.names] == [False, ("0",), ("0", "1")]
+    assert [before.named, first.names, final_gpus.names] == [False, ("0",), ("0", "1")]
 
 
-@pytest.mark.parametrize(("uuid", "expected"), [(SECOND, SECOND), ("GPU-????????-????-????", "1")])
+@pytest.mark.parametrize(("uuid", "expected"), [(SECOND_UUID, SECOND_UUID), ("GPU-????????-????-????", "1")])
 def test_numbers_become_uuids_by_the_driver_s_files(uuid: str, expected: str, tmp_path: Path) -> None:
-    for address, gpu_uuid in (("0000:5d:00.0", uuid), ("0000:18:00.0", FIRST)):
+    for address, gpu_uuid in (("0000:5d:00.0", uuid), ("0000:18:00.0", FIRST_UUID)):
         (tmp_path / address).mkdir()
         (tmp_path / address / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {gpu_uuid}\n")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import programs.recording
 import pytest
-from elastic_support import child, only, run, run_function, snapshots
+from elastic_support import child, run, run_function, single_reading, snapshots
 
 WRITES = """
         from exporter.recording.handlers import JsonLinesHandler
@@ -18,7 +18,7 @@ WRITES = """
 """
 
 
-def written(feed: Path) -> list[int]:
+def written_counts(feed: Path) -> list[int]:
     """The numbers of the events in the file of `WRITES`."""
     text = (feed.parent / "events.jsonl").read_text(encoding="utf-8")
     return [json.loads(line)["data"]["n"] for line in text.splitlines()]
@@ -46,9 +46,13 @@ def test_a_normal_exit_delivers_every_sample_and_event(feed: Path, ending: str) 
     (snapshot,) = snapshots(feed)
     events = snapshot.recording.events
 
-    assert (only(feed).count, only(feed).sum, only(feed).overflows) == (100_000, 100_000.0, 0)
+    assert (single_reading(feed).count, single_reading(feed).sum, single_reading(feed).overflows) == (
+        100_000,
+        100_000.0,
+        0,
+    )
     assert (events.counts, events.delivered, events.dropped) == ({("a", "info"): 1000}, {"file": 1000}, {})
-    assert written(feed) == list(range(1000))
+    assert written_counts(feed) == list(range(1000))
     assert snapshot.recording.final
 
 
@@ -64,9 +68,9 @@ def test_a_kill_loses_at_most_one_flush_interval(feed: Path, ending: str) -> Non
     """
     run(feed, program, check=False)
 
-    assert only(feed).count in {100, 101}
+    assert single_reading(feed).count in {100, 101}
     assert snapshots(feed)[0].recording.events.counts == {("step", "info"): 100}
-    assert written(feed) == list(range(100))
+    assert written_counts(feed) == list(range(100))
     assert not snapshots(feed)[0].recording.final
 
 
@@ -111,7 +115,7 @@ def test_a_thread_that_outlives_main_and_exit_handlers_are_recorded(feed: Path) 
     """
     run(feed, program)
 
-    assert (only(feed).count, only(feed).sum, written(feed)) == (3, 7.0, [1])
+    assert (single_reading(feed).count, single_reading(feed).sum, written_counts(feed)) == (3, 7.0, [1])
 
 
 def test_a_daemon_thread_that_adds_forever_does_not_delay_the_exit(feed: Path) -> None:
@@ -127,7 +131,7 @@ def test_a_daemon_thread_that_adds_forever_does_not_delay_the_exit(feed: Path) -
     run(feed, program)
 
     assert time.monotonic() - start < 15
-    assert only(feed).count >= 1
+    assert single_reading(feed).count >= 1
 
 
 def test_a_normal_exit_joins_every_exporter_thread(feed: Path) -> None:
@@ -180,7 +184,7 @@ def test_a_forked_child_has_its_own_counts_and_handlers(feed: Path) -> None:
         {("a", "info"): 1, ("child", "info"): 1},
     ]
     assert [event.delivered for event in events] == [{"file": 11}, {"file": 2}]
-    assert sorted(written(feed)) == [*range(11), 100, 101]
+    assert sorted(written_counts(feed)) == [*range(11), 100, 101]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import programs.recording
 import pytest
-from elastic_support import only, run, run_function, snapshots
+from elastic_support import run, run_function, single_reading, snapshots
 
 from exporter.recording.values import Aggregation
 
@@ -14,12 +14,12 @@ from exporter.recording.values import Aggregation
 def test_windows_close_by_the_clock_when_nothing_is_added_and_from_many_threads(feed: Path) -> None:
     run_function(feed, programs.recording.add_from_threads_and_read_windows)
 
-    assert only(feed, "train.busy").count > 100
+    assert single_reading(feed, "train.busy").count > 100
 
 
 def test_a_resumed_job_closes_missed_windows_as_no_data(feed: Path) -> None:
     run_function(feed, programs.recording.stop_and_continue)
-    reading = only(feed)
+    reading = single_reading(feed)
 
     assert reading.count == 1
     assert reading.window is not None
@@ -73,8 +73,8 @@ def test_without_a_thread_for_callbacks_only_passive_stats_are_absent(feed: Path
     """
     completed = run(feed, program)
 
-    assert only(feed).count == 1
-    assert only(feed, "train.good").count >= 1
+    assert single_reading(feed).count == 1
+    assert single_reading(feed, "train.good").count >= 1
     assert (
         completed.stderr
         == "exporter: the thread passive cannot start, its items are lost: can't start new thread\n"
@@ -84,8 +84,8 @@ def test_without_a_thread_for_callbacks_only_passive_stats_are_absent(feed: Path
 def test_invalid_objects_do_not_affect_valid_samples(feed: Path) -> None:
     run_function(feed, programs.recording.add_invalid_objects)
 
-    assert only(feed).count == 2000
-    assert only(feed).rejected == {"not_a_number": 2}
+    assert single_reading(feed).count == 2000
+    assert single_reading(feed).rejected == {"not_a_number": 2}
 
 
 def test_a_signal_handler_or_finalizer_can_create_a_stat_during_creation_of_another(feed: Path) -> None:
@@ -116,9 +116,9 @@ def test_a_signal_handler_or_finalizer_can_create_a_stat_during_creation_of_anot
     """
     run(feed, program)
 
-    assert only(feed, "sig.usr1").count > 50
-    assert only(feed, "batch.freed").count > 50
-    assert only(feed, "train.step").count > 1000
+    assert single_reading(feed, "sig.usr1").count > 50
+    assert single_reading(feed, "batch.freed").count > 50
+    assert single_reading(feed, "train.step").count > 1000
 
 
 @pytest.mark.parametrize("directory", ["/nonexistent/feed", "/dev/null", "/proc/self/feed"])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from elastic_support import REPOSITORY, only, run, snapshots
+from elastic_support import REPOSITORY, run, single_reading, snapshots
 from places import TESTS
 
 from exporter import Stat, flush
@@ -38,8 +38,15 @@ def test_a_cpu_tensor_is_read_immediately() -> None:
 def test_a_value_that_is_not_a_tensor_of_one_element_is_refused_with_a_reason() -> None:
     torch = pytest.importorskip("torch", reason="install torch: pip install torch")
     tensors, values, reasons = reader()
-    wrong = [torch.ones(2), torch.empty(0), torch.ones(1, device="meta"), 3.0, None, torch.tensor(1 + 2j)]
-    for sample in wrong:
+    invalid_samples = [
+        torch.ones(2),
+        torch.empty(0),
+        torch.ones(1, device="meta"),
+        3.0,
+        None,
+        torch.tensor(1 + 2j),
+    ]
+    for sample in invalid_samples:
         tensors.add(sample)
 
     assert values == []
@@ -144,10 +151,10 @@ def test_flush_returns_false_and_does_not_raise_in_a_cuda_error(cuda: Any) -> No
     tensors, values, reasons = reader()
     tensors.add(CudaTensor(1.0))
 
-    def broken() -> bool:
+    def raises() -> bool:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    tensors._local.copies.pending[0].event.query = broken
+    tensors._local.copies.pending[0].event.query = raises
     tensors.collect()
 
     assert (values, reasons) == ([], ["error"])
@@ -216,4 +223,4 @@ def test_values_in_flight_at_the_end_of_a_thread_or_process_are_refused(tmp_path
     """
     run(tmp_path / "feed", program, PYTHONPATH=f"{REPOSITORY}:{TESTS}:{TESTS}/recording")
 
-    assert only(tmp_path / "feed").rejected == {"thread_ended": 2}
+    assert single_reading(tmp_path / "feed").rejected == {"thread_ended": 2}

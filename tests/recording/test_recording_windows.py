@@ -41,12 +41,12 @@ def test_a_clock_aligns_its_windows_to_multiples_of_their_length() -> None:
 def test_two_ranks_with_different_starts_close_windows_together(
     wall: float, seconds: float, offset: float
 ) -> None:
-    one = WindowClock(seconds, wall=wall, monotonic=5.0)
+    first_clock = WindowClock(seconds, wall=wall, monotonic=5.0)
     two = WindowClock(seconds, wall=wall + 0.3 * seconds, monotonic=offset)
 
-    apart = abs(one.ended - two.ended) / seconds
+    distance = abs(first_clock.ended - two.ended) / seconds
 
-    assert apart == pytest.approx(round(apart), abs=1e-3)
+    assert distance == pytest.approx(round(distance), abs=1e-3)
 
 
 @pytest.mark.parametrize("step", [-3600.0, -1.5, 1.5, 3600.0])
@@ -133,10 +133,10 @@ def bracket(ordered: list[float], ratio: float) -> tuple[float, float]:
 def test_small_windows_answer_exactly_like_linear_interpolation(samples: list[float]) -> None:
     ordered = sorted(samples)
 
-    for ratio, answer in zip(RATIOS, Quantiles(samples).quantiles(RATIOS), strict=True):
+    for ratio, quantile in zip(RATIOS, Quantiles(samples).quantiles(RATIOS), strict=True):
         low, high = bracket(ordered, ratio)
         fraction = ratio * (len(ordered) - 1) % 1
-        assert answer == (low * (1 - fraction) + high * fraction if fraction else low)
+        assert quantile == (low * (1 - fraction) + high * fraction if fraction else low)
 
 
 @given(
@@ -152,9 +152,9 @@ def test_large_windows_answer_within_one_percent_of_the_neighbouring_samples(
     ordered = sorted(samples)
     slack = RELATIVE_ERROR * 1.000001
 
-    for ratio, answer in zip(RATIOS, Quantiles(samples).quantiles(RATIOS), strict=True):
+    for ratio, quantile in zip(RATIOS, Quantiles(samples).quantiles(RATIOS), strict=True):
         low, high = bracket(ordered, ratio)
-        assert low - slack * abs(low) <= answer <= high + slack * abs(high)
+        assert low - slack * abs(low) <= quantile <= high + slack * abs(high)
 
 
 def test_memory_is_bounded_however_far_the_samples_spread() -> None:
@@ -229,15 +229,15 @@ def test_count_windows_close_at_their_nth_sample_and_the_next_begins_at_once(
     for start in range(0, len(samples), portion):
         drained(state, *samples[start : start + portion])
     reading = state.reading()
-    closed = len(samples) // limit
+    closed_windows = len(samples) // limit
 
     assert reading.count == len(samples)
     assert reading.window is not None
-    assert reading.window.samples == (limit if closed else 0)
-    if closed:
-        last = samples[(closed - 1) * limit : closed * limit]
-        assert reading.window.values[Aggregation.SUM] == pytest.approx(math.fsum(last), rel=1e-15)
-        assert reading.window.values[Aggregation.MAX] == max(last)
+    assert reading.window.samples == (limit if closed_windows else 0)
+    if closed_windows:
+        last_samples = samples[(closed_windows - 1) * limit : closed_windows * limit]
+        assert reading.window.values[Aggregation.SUM] == pytest.approx(math.fsum(last_samples), rel=1e-15)
+        assert reading.window.values[Aggregation.MAX] == max(last_samples)
 
 
 def test_windows_of_both_kinds_close_by_whichever_comes_first() -> None:
@@ -255,8 +255,10 @@ def test_empty_windows_and_windows_before_a_suspension_are_no_data() -> None:
     windows = []
     for number, samples in enumerate([(5.0,), (), (5.0,)]):
         drained(state, *samples)
-        started = 60.0 * number
-        state.close_window(started, started + 60.0, late_windows=number == 2, wall=started + 60.0)
+        window_start = 60.0 * number
+        state.close_window(
+            window_start, window_start + 60.0, late_windows=number == 2, wall=window_start + 60.0
+        )
         windows.append((state.closed.samples, bool(state.closed.values)))
 
     assert windows == [(1, True), (0, False), (0, False)]

@@ -27,7 +27,7 @@ from exporter.recording.values import families_of
 numbers = itertools.count()
 
 
-def fresh() -> str:
+def new_name() -> str:
     return f"definition.test{next(numbers)}"
 
 
@@ -62,7 +62,7 @@ def test_an_invalid_definition_is_one_clear_error_that_names_the_value(
     field: str, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DefinitionError) as caught:
-        Stat(**{"name": fresh(), **arguments})
+        Stat(**{"name": new_name(), **arguments})
 
     assert message in str(caught.value)
     assert caught.value.field == field
@@ -70,7 +70,7 @@ def test_an_invalid_definition_is_one_clear_error_that_names_the_value(
 
 
 def test_the_same_definition_twice_is_the_same_stat_and_so_are_its_copies() -> None:
-    name = fresh()
+    name = new_name()
     stat = Stat(name, ["mean"], unit="seconds", labels={"b": "1", "a": "2"})
 
     assert Stat(name, {Aggregation.MEAN}, unit="seconds", labels={"a": "2", "b": "1"}) is stat
@@ -80,7 +80,7 @@ def test_the_same_definition_twice_is_the_same_stat_and_so_are_its_copies() -> N
 
 
 def test_a_conflicting_definition_names_the_place_of_the_first() -> None:
-    name = fresh()
+    name = new_name()
     Stat(name, ["mean"])
 
     with pytest.raises(DefinitionError, match=r"test_stats\.py:\d+ with another definition: aggreg"):
@@ -130,10 +130,10 @@ def test_names_become_families_with_the_unit_last_and_once() -> None:
 
 
 def test_blocks_and_functions_are_timed_also_when_they_raise() -> None:
-    stat = Stat(fresh(), ["mean"], unit="seconds")
+    stat = Stat(new_name(), ["mean"], unit="seconds")
 
     @stat.time()
-    def fail(number: int, *, by: int = 2) -> int:
+    def fail(number: int, *, divisor: int = 2) -> int:
         """Doc."""
         time.sleep(0.01)
         raise KeyError("mine")
@@ -149,26 +149,26 @@ def test_blocks_and_functions_are_timed_also_when_they_raise() -> None:
     assert (fail.__name__, fail.__doc__) == ("fail", "Doc.")
     assert str(inspect.signature(fail)) == "(number: 'int', *, by: 'int' = 2) -> 'int'"
     with pytest.raises(DefinitionError, match="not 'bytes'"):
-        Stat(fresh(), unit="bytes").time()
+        Stat(new_name(), unit="bytes").time()
 
 
 def test_what_is_sent_and_thrown_into_an_asynchronous_generator_reaches_it() -> None:
-    stat = Stat(fresh(), ["mean"], unit="seconds")
+    stat = Stat(new_name(), ["mean"], unit="seconds")
 
     @stat.time()
     async def echo() -> AsyncGenerator[object, object]:
-        got: object = "first"
+        sent: object = "first"
         while True:
             try:
-                got = yield got
+                sent = yield sent
             except KeyError:
-                got = "thrown"
+                sent = "thrown"
 
     async def use() -> list[object]:
         each = echo()
-        found = [await each.__anext__(), await each.asend("sent"), await each.athrow(KeyError())]
+        yielded = [await each.__anext__(), await each.asend("sent"), await each.athrow(KeyError())]
         await each.aclose()
-        return found
+        return yielded
 
     assert asyncio.run(use()) == ["first", "sent", "thrown"]
     exporter.flush()
@@ -179,7 +179,7 @@ def test_what_is_sent_and_thrown_into_an_asynchronous_generator_reaches_it() -> 
 
 
 def test_stats_are_listed_found_and_disabled_by_pattern() -> None:
-    name = fresh()
+    name = new_name()
     stat = Stat(f"{name}.one", labels={"split": "dev"})
     registry.switch(f"{name}.*", enabled=False)
     later = Stat(f"{name}.two")
@@ -189,18 +189,18 @@ def test_stats_are_listed_found_and_disabled_by_pattern() -> None:
     assert registry.matching(f"{name}.*") == [stat, later]
     assert [instance.enabled for instance in (stat, later)] == [False, False]
     registry.switch(f"{name}.*", enabled=True)
-    assert [instance.enabled for instance in (stat, later, Stat(fresh()))] == [True, True, True]
+    assert [instance.enabled for instance in (stat, later, Stat(new_name()))] == [True, True, True]
 
 
 def test_every_concurrently_created_stat_is_listed() -> None:
     several = StatTable()
 
-    def make(part: int) -> None:
+    def make(thread_index: int) -> None:
         for number in range(100):
-            several.obtain(check_definition(f"s{part}.n{number}"))
+            several.obtain(check_definition(f"s{thread_index}.n{number}"))
             several.states()
 
-    threads = [threading.Thread(target=make, args=(part,)) for part in range(5)]
+    threads = [threading.Thread(target=make, args=(thread_index,)) for thread_index in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -227,17 +227,19 @@ def test_stats_beyond_the_limit_are_reported_and_counted_in_the_feed(tmp_path: P
 
 
 def test_each_count_window_reaches_the_handlers_of_stat_and_registry() -> None:
-    stat, other = (Stat(f"handlers.{n}", ["sum"], window_seconds=None, window_samples=20) for n in ("a", "b"))
-    own: list[WindowReading] = []
+    stat, other_stat = (
+        Stat(f"handlers.{n}", ["sum"], window_seconds=None, window_samples=20) for n in ("a", "b")
+    )
+    delivered: list[WindowReading] = []
     all_of_them: list[str] = []
     handles = [
-        stat.on_window(lambda message, window: own.append(window) if message is stat else None),
+        stat.on_window(lambda message, window: delivered.append(window) if message is stat else None),
         registry.on_window(lambda message, _window: all_of_them.append(message.name), "handlers.*"),
     ]
     for number in range(100):
         stat.add(float(number))
     for _ in range(25):
-        other.add(1.0)
+        other_stat.add(1.0)
     assert exporter.flush()
     for handle in handles:
         handle.unregister()
@@ -245,7 +247,7 @@ def test_each_count_window_reaches_the_handlers_of_stat_and_registry() -> None:
         stat.add(1.0)
     assert exporter.flush()
 
-    sums = [window.values[Aggregation.SUM] for window in own]
+    sums = [window.values[Aggregation.SUM] for window in delivered]
     assert sums == [float(sum(range(start, start + 20))) for start in range(0, 100, 20)]
     assert sorted(all_of_them) == [*["handlers.a"] * 5, "handlers.b"]
     with pytest.raises(TypeError, match="a handler of windows must be"):
@@ -258,8 +260,8 @@ def test_each_time_window_with_samples_reaches_the_handlers() -> None:
     handle = stat.on_window(lambda _, window: message.append(window.values[Aggregation.SUM]))
     stat.add(2.0)
     wait_until(lambda: message == [2.0])
-    started = stat.window.started
-    wait_until(lambda: stat.window.started > started)
+    window_start = stat.window.started
+    wait_until(lambda: stat.window.started > window_start)
     handle.unregister()
 
     assert message == [2.0]
@@ -280,7 +282,7 @@ def test_windows_of_the_last_samples_before_exit_are_delivered(tmp_path: Path) -
 
 
 def test_the_later_rule_wins_per_field_and_an_invalid_rule_is_ignored() -> None:
-    rules, wrong = check_rules(
+    rules, errors = check_rules(
         [
             {"match": "train.*", "aggregations": ["mean", "p99"], "window_seconds": 10},
             {"match": "train.loss", "window_seconds": None, "window_samples": 5},
@@ -297,12 +299,12 @@ def test_the_later_rule_wins_per_field_and_an_invalid_rule_is_ignored() -> None:
     assert (changed.window_seconds, changed.window_samples, changed.buckets) == (None, 5, ())
     assert enabled
     assert not apply_rules(check_definition("val.loss"), rules)[1]
-    assert len(wrong) == 4
-    assert "not 'median'" in wrong[0]
+    assert len(errors) == 4
+    assert "not 'median'" in errors[0]
 
 
 @pytest.mark.parametrize(
-    ("rule", "given", "field", "kept"),
+    ("rule", "rule_fields", "field", "kept_fields"),
     [
         ({"aggregations": ["histogram"]}, {"unit": "ratio"}, "buckets", DEFAULT_BUCKETS["ratio"]),
         ({"window_samples": 5}, {"window_samples": 20, "min_samples": 10}, "min_samples", 5),
@@ -310,8 +312,10 @@ def test_the_later_rule_wins_per_field_and_an_invalid_rule_is_ignored() -> None:
     ],
 )
 def test_fields_missing_in_a_rule_are_adjusted_to_fit(
-    rule: dict[str, object], given: dict[str, object], field: str, kept: object
+    rule: dict[str, object], rule_fields: dict[str, object], field: str, kept_fields: object
 ) -> None:
     rules, _ = check_rules([{"match": "a", **rule}])
 
-    assert getattr(apply_rules(check_definition("a", ["mean"], **given), rules)[0], field) == kept
+    assert (
+        getattr(apply_rules(check_definition("a", ["mean"], **rule_fields), rules)[0], field) == kept_fields
+    )

@@ -37,7 +37,7 @@ from exporter.status.view import ExporterInfo, build_view
 SERIES = re.compile(r"^(?P<name>[\w:]+)\{(?P<labels>.*)\}$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 STEP = re.compile(r"^(?P<start>-?[\d.e+]+?)(?P<by>[+-][\d.e+]+)?x(?P<times>\d+)$")
-GOT = re.compile(r"\{([^{}]*)\} 1E\+00")
+ACTUAL_SERIES = re.compile(r"\{([^{}]*)\} 1E\+00")
 OF_TARGETS = {"cluster", "job", "instance", "pod"}
 OF_RUNS = {condition.alert for module in (runs, ranks, checkpoints) for condition in module.CONDITIONS}
 OF_CARDS = {condition.alert for module in (gpus, gpu_links) for condition in module.CONDITIONS}
@@ -60,7 +60,7 @@ class Series:
 
 
 @dataclass(frozen=True, order=True)
-class Holds:
+class ActiveCondition:
     """An alert, or the condition of a page, that holds: for a run, for a card, or for a node."""
 
     alert: str
@@ -68,7 +68,7 @@ class Holds:
     subject: str  # a run or the UUID of a card
 
     @classmethod
-    def of(cls, alert: str, instance: str, run: str, uuid: str) -> Holds:
+    def of(cls, alert: str, instance: str, run: str, uuid: str) -> ActiveCondition:
         """Return the alert with the labels that identify its subject; alerts of runs are not bound to a node."""
         if alert in OF_RUNS:
             return cls(alert, "", run)
@@ -88,7 +88,7 @@ class Case:
     @property
     def body(self) -> dict[str, Any]:
         """Return the case as written."""
-        return contents(self.path)["tests"][self.place]  # type: ignore[no-any-return]  # YAML
+        return load_tests(self.path)["tests"][self.place]  # type: ignore[no-any-return]  # YAML
 
     @property
     def times(self) -> list[float]:
@@ -98,18 +98,18 @@ class Case:
     @property
     def series(self) -> list[Series]:
         """Return the series of the case."""
-        made = []
+        series = []
         for entry in self.body.get("input_series", ()):
             match = SERIES.match(entry["series"])
             assert match, entry["series"]
             labels = dict(LABEL.findall(match["labels"]))
             if labels.get("job", "training").startswith("training"):
-                made.append(Series(match["name"], labels, expanded(entry["values"])))
-        return made
+                series.append(Series(match["name"], labels, expanded(entry["values"])))
+        return series
 
-    def runs(self, at: float) -> set[str]:
+    def runs(self, time_seconds: float) -> set[str]:
         """Return the runs with a state at a time."""
-        place = int(at // seconds(self.body["interval"]))
+        place = int(time_seconds // seconds(self.body["interval"]))
         states = [series for series in self.series if series.name == "training_run_state"]
         return {series.labels["run"] for series in states if 1.0 in series.values[place : place + 1]}
 
@@ -122,56 +122,59 @@ def seconds(text: str) -> float:
 def expanded(notation: str) -> tuple[float | None, ...]:
     """Return the values of promtool's notation; None where the series has no sample."""
     values: list[float | None] = []
-    for word in notation.split():
-        if word in {"stale", "_"}:
+    for token in notation.split():
+        if token in {"stale", "_"}:
             values.append(None)
-        elif word.startswith("_x"):
-            values += [None] * int(word[2:])
-        elif match := STEP.match(word):
-            start, by = float(match["start"]), float(match["by"] or 0)
-            values += [start + by * place for place in range(int(match["times"]) + 1)]
+        elif token.startswith("_x"):
+            values += [None] * int(token[2:])
+        elif match := STEP.match(token):
+            start, increment = float(match["start"]), float(match["by"] or 0)
+            values += [start + increment * place for place in range(int(match["times"]) + 1)]
         else:
-            values.append(float(word))
+            values.append(float(token))
     return tuple(values)
 
 
 @functools.cache
-def contents(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return found
+def load_tests(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return content
 
 
 def cases() -> list[Case]:
-    found = [Case(path, place) for path in CASES for place in range(len(contents(path)["tests"]))]
-    return [case for case in found if case.times and case.series]
+    all_cases = [Case(path, place) for path in CASES for place in range(len(load_tests(path)["tests"]))]
+    return [case for case in all_cases if case.times and case.series]
 
 
-def active_alerts(case: Case, directory: Path) -> list[set[Holds]]:
+def active_alerts(case: Case, directory: Path) -> list[set[ActiveCondition]]:
     """Return the alerts that are pending or fire at each time of a case, by promtool."""
-    body = dict(contents(case.path))
+    body = dict(load_tests(case.path))
     body["rule_files"] = [str((case.path.parent / name).resolve()) for name in body["rule_files"]]
-    asked = dict(case.body)
-    asked.pop("alert_rule_test")
-    asked["promql_expr_test"] = [
+    test_case = dict(case.body)
+    test_case.pop("alert_rule_test")
+    test_case["promql_expr_test"] = [
         {
             "expr": "group by (alertname, instance, run, uuid) (ALERTS)",
-            "eval_time": f"{at:.0f}s",
+            "eval_time": f"{time_seconds:.0f}s",
             "exp_samples": [
                 {"labels": '{alertname="none"}', "value": 0}
             ],  # promtool prints what it found instead
         }
-        for at in case.times
+        for time_seconds in case.times
     ]
     file = directory / "case.yaml"
-    file.write_text(yaml.safe_dump(body | {"tests": [asked]}), encoding="utf-8")
+    file.write_text(yaml.safe_dump(body | {"tests": [test_case]}), encoding="utf-8")
     completed = promtool("test", "rules", file)
     parts = (completed.stdout + completed.stderr).split("expr:")[1:]
     assert len(parts) == len(case.times), completed.stdout + completed.stderr
     return [
         {
-            Holds.of(found["alertname"], *(found.get(label, "") for label in ("instance", "run", "uuid")))
-            for labels in GOT.findall(part.partition("got:")[2])
-            for found in [dict(LABEL.findall(labels))]
+            ActiveCondition.of(
+                alert_labels["alertname"],
+                *(alert_labels.get(label, "") for label in ("instance", "run", "uuid")),
+            )
+            for labels in ACTUAL_SERIES.findall(part.partition("got:")[2])
+            for alert_labels in [dict(LABEL.findall(labels))]
         }
         for part in parts
     ]
@@ -197,41 +200,41 @@ def families(series: list[Series], place: int) -> list[Metric]:
         if len(parts) == 2:
             distribution = Distribution(round(parts["count"]), parts["sum"])
             rows.setdefault(stem, {})[labels] = distribution
-    return [family(name, found) for name, found in rows.items()]
+    return [family(name, samples) for name, samples in rows.items()]
 
 
 def family(name: str, rows: dict[tuple[tuple[str, str], ...], float | Distribution]) -> Metric:
-    labels = tuple(sorted({label for found in rows for label, _ in found}))
+    labels = tuple(sorted({label for pairs in rows for label, _ in pairs}))
     histogram = isinstance(next(iter(rows.values())), Distribution)
     kind: FamilyType = "histogram" if histogram else "gauge"
-    made = {tuple(dict(found).get(label, "") for label in labels): value for found, value in rows.items()}
-    return Family(name=name, type=kind, help="", labels=labels).family(made)
+    values = {tuple(dict(pairs).get(label, "") for label in labels): value for pairs, value in rows.items()}
+    return Family(name=name, type=kind, help="", labels=labels).family(values)
 
 
-def of_the_pages(case: Case) -> list[set[Holds]]:
+def active_on_pages(case: Case) -> list[set[ActiveCondition]]:
     """Return the conditions that hold on the page of any exporter, at each time of a case."""
     interval = seconds(case.body["interval"])
-    found: dict[float, set[Holds]] = {at: set() for at in case.times}
+    conditions: dict[float, set[ActiveCondition]] = {time_seconds: set() for time_seconds in case.times}
     by_target: dict[tuple[str, str], list[Series]] = {}
     for series in case.series:
         by_target.setdefault(series.target, []).append(series)
-    for (_, instance), own in by_target.items():
+    for (_, instance), target_series in by_target.items():
         scrapes = count()
         history = History(interval_seconds=interval, clock=lambda scrapes=scrapes: interval * next(scrapes))  # type: ignore[misc]
         for place in range(int(case.times[-1] // interval) + 1):
-            readings = Readings(families(own, place))
+            readings = Readings(families(target_series, place))
             history.record(interval * place, readings)
-            for at in case.times:
-                if int(at // interval) == place:
-                    status_view = build_view(ExporterInfo("", "", 0.0, at, ""), readings, history)
-                    found[at] |= {
-                        Holds.of(
+            for time_seconds in case.times:
+                if int(time_seconds // interval) == place:
+                    status_view = build_view(ExporterInfo("", "", 0.0, time_seconds, ""), readings, history)
+                    conditions[time_seconds] |= {
+                        ActiveCondition.of(
                             finding.condition.alert, instance, *[(finding.match.subject or ("",))[0]] * 2
                         )
                         for finding in findings(status_view)
                         if not finding.match.is_past
                     }
-    return [found[at] for at in case.times]
+    return [conditions[time_seconds] for time_seconds in case.times]
 
 
 @needs_promtool
@@ -242,14 +245,14 @@ def test_page_and_alerts_find_the_same_conditions(case: Case, tmp_path: Path) ->
     if len({series.target for series in case.series}) > 1:
         decided -= ACROSS_NODES
 
-    of_alerts, of_pages = active_alerts(case, tmp_path), of_the_pages(case)
-    for at, by_alert, by_page in zip(case.times, of_alerts, of_pages, strict=True):
+    alerts_by_time, pages_by_time = active_alerts(case, tmp_path), active_on_pages(case)
+    for time_seconds, by_alert, by_page in zip(case.times, alerts_by_time, pages_by_time, strict=True):
         # RunDied fires for an hour after the state of a run is gone; a page has no such run.
-        runs_then = case.runs(at)
+        runs_then = case.runs(time_seconds)
         expected = {key for key in by_alert if key.alert != "RunDied" or key.subject in runs_then}
         assert sorted(key for key in by_page if key.alert in decided) == sorted(
             key for key in expected if key.alert in decided
-        ), f"after {at:.0f} s"
+        ), f"after {time_seconds:.0f} s"
 
 
 def test_every_alert_is_in_the_table_of_conditions_or_has_a_reason() -> None:
@@ -272,6 +275,8 @@ def test_a_condition_has_text_severity_and_runbook_entry_of_its_alert(condition:
 
 
 def test_the_thresholds_of_the_page_are_those_of_the_rules() -> None:
-    written = {rule.name: float(rule.expr.removeprefix("vector(").removesuffix(")")) for rule in thresholds()}
+    expected_thresholds = {
+        rule.name: float(rule.expr.removeprefix("vector(").removesuffix(")")) for rule in thresholds()
+    }
 
-    assert {name: written.get(name) for name in THRESHOLDS} == THRESHOLDS
+    assert {name: expected_thresholds.get(name) for name in THRESHOLDS} == THRESHOLDS

@@ -33,8 +33,8 @@ def rank(
 
 @pytest.fixture
 def tab(tmp_path: Path) -> Iterator[Tab]:
-    with chromium(tmp_path) as opened:
-        yield opened
+    with chromium(tmp_path) as browser:
+        yield browser
 
 
 def test_the_page_is_drawn_without_errors_and_without_requests_to_other_hosts(

@@ -48,15 +48,15 @@ def died(state: str) -> Rows:
     }
 
 
-def saving(spent: float) -> Rows:
+def saving(save_seconds: float) -> Rows:
     return {
         "training_phase_active": run_sample(1.0, rank="0", phase="checkpoint_save_sync"),
-        "training_phase_active_since_timestamp_seconds": run_sample(NOW - spent, rank="0"),
+        "training_phase_active_since_timestamp_seconds": run_sample(NOW - save_seconds, rank="0"),
         "training_checkpoint_duration_seconds": run_sample(Distribution(5, 50.0), kind="sync", part="total"),
     }
 
 
-ENDED: Rows = {"training_feed_alive": run_sample(1.0, rank="0") + run_sample(0.0, rank="1")}
+RANK_1_ENDED: Rows = {"training_feed_alive": run_sample(1.0, rank="0") + run_sample(0.0, rank="1")}
 # An agent without a rank waits for other nodes.
 ALL_ENDED: Rows = {
     "training_feed_alive": run_sample(0.0, rank="0")
@@ -64,26 +64,29 @@ ALL_ENDED: Rows = {
     + run_sample(1.0, role="agent"),
 }
 SILENT: Rows = {"training_feed_last_update_timestamp_seconds": run_sample(NOW - 60, rank="0")}
-LOST: Rows = {"training_feed_last_update_timestamp_seconds": run_sample(NOW - 600, rank="0")}
-SLOW: Rows = {"training_rank_compute_seconds": run_sample(0.25, rank="0") + run_sample(0.4, rank="1")}
+OUTDATED_FEED: Rows = {"training_feed_last_update_timestamp_seconds": run_sample(NOW - 600, rank="0")}
+SLOW_RANK: Rows = {"training_rank_compute_seconds": run_sample(0.25, rank="0") + run_sample(0.4, rank="1")}
 SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 s. for 101 s"
 
 
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        (ENDED, ["Rank 1 of night ended before the other ranks. for 2.0 s"]),
+        (RANK_1_ENDED, ["Rank 1 of night ended before the other ranks. for 2.0 s"]),
         (ALL_ENDED, []),
         (SILENT, ["Rank 0 of night: the process lives and has not reported lately. for 60 s"]),
-        (LOST, ["Rank 0 of night: the process lives and reports nothing. for 10 min"]),
+        (OUTDATED_FEED, ["Rank 0 of night: the process lives and reports nothing. for 10 min"]),
         (progress(5000), []),  # only the ledger decides
         (died("failed"), ["Run night failed: killed by SIGKILL; it has not restarted. for 90 s"]),
         (
             died("lost"),
             ["Run night ended without a report: killed by SIGKILL; it has not restarted. for 90 s"],
         ),
-        (SLOW | {"training_rank_info": run_sample(1.0, rank="1", label_stage="last")}, []),
-        (SLOW, ["Rank 1 of night slow: 0.4 s of compute time per step, the fastest rank 0.25 s. since now"]),
+        (SLOW_RANK | {"training_rank_info": run_sample(1.0, rank="1", label_stage="last")}, []),
+        (
+            SLOW_RANK,
+            ["Rank 1 of night slow: 0.4 s of compute time per step, the fastest rank 0.25 s. since now"],
+        ),
         (saving(101.0), [SAVING]),
         (saving(99.0), []),
         (
@@ -105,11 +108,11 @@ HUNG: Rows = {
 
 
 def test_a_hung_run_names_ranks_and_phases_before_the_stacks_are_known() -> None:
-    (found,) = concerns_of({**JOB, **progress(900), **HUNG})
+    (concern,) = concerns_of({**JOB, **progress(900), **HUNG})
 
-    assert found.text == "Run night hangs. Rank 0 in forward."
-    assert found.when == "for 15 min (since 1970-01-01 02:31 UTC)"
-    assert found.anchor == "traininghang"
+    assert concern.text == "Run night hangs. Rank 0 in forward."
+    assert concern.when == "for 15 min (since 1970-01-01 02:31 UTC)"
+    assert concern.anchor == "traininghang"
 
 
 def test_a_hang_is_explained_with_a_fold_of_the_stack_of_each_group() -> None:
@@ -188,11 +191,11 @@ def xid(number: int, age: float) -> Rows:
     ("number", "age", "urgent"), [(48, 300.0, True), (48, 7000.0, False), (94, 300.0, False)]
 )
 def test_an_xid_is_a_concern_with_card_rank_and_time(number: int, age: float, urgent: bool) -> None:
-    (found,) = concerns_of(GPU_3 | xid(number, age))
+    (concern,) = concerns_of(GPU_3 | xid(number, age))
 
-    assert found.urgent is urgent
-    assert found.text == f"GPU 3 (rank 5 of night) reported Xid {number}."
-    assert found.when.startswith("5 min ago (" if age < 400 else "117 min ago (")
+    assert concern.urgent is urgent
+    assert concern.text == f"GPU 3 (rank 5 of night) reported Xid {number}."
+    assert concern.when.startswith("5 min ago (" if age < 400 else "117 min ago (")
 
 
 def test_an_xid_of_the_program_is_no_concern() -> None:
@@ -203,16 +206,16 @@ def test_a_lost_card_and_the_card_of_a_dead_rank_name_their_last_holder() -> Non
     history = History()
     history.record_holders({"GPU-3": frozenset({("night", "5")})})
     history.record_holders({"GPU-3": frozenset()})
-    lost: Rows = {"gpu_up": [(CARD, 0.0)]}
-    taken = GPU_3 | {
+    lost_gpu: Rows = {"gpu_up": [(CARD, 0.0)]}
+    gpu_in_use = GPU_3 | {
         "training_rank_info": [({"run": "day", "rank": "0", **CARD}, 1.0)],
         "training_feed_alive": [({"run": "day", "rank": "0"}, 1.0)],
     }
 
     shared: Rows = {"training_energy_share_ratio": run_sample(0.5, component="gpu", device="GPU-3")}
-    assert concern_texts(lost, past=history) == ["GPU 3 (last held by rank 5 of night) does not answer."]
-    assert concern_texts(lost | shared, past=history) == ["GPU 3 (rank 5 of night) does not answer."]
-    assert concern_texts(taken | xid(48, 5), past=history) == ["GPU 3 (rank 0 of day) reported Xid 48."]
+    assert concern_texts(lost_gpu, past=history) == ["GPU 3 (last held by rank 5 of night) does not answer."]
+    assert concern_texts(lost_gpu | shared, past=history) == ["GPU 3 (rank 5 of night) does not answer."]
+    assert concern_texts(gpu_in_use | xid(48, 5), past=history) == ["GPU 3 (rank 0 of day) reported Xid 48."]
 
 
 def test_the_xids_are_those_of_the_alerts() -> None:
@@ -231,9 +234,13 @@ def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_concern()
     history = history_of(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), every=60.0)
     text = "GPU 3 (rank 5 of night): 2 uncorrected ECC errors since the driver was loaded"
 
-    (new,), (old,) = concerns_of(GPU_3 | ecc(2.0), past=history), concerns_of(GPU_3 | ecc(2.0))
-    assert (new.text, new.urgent) == (f"{text}, the last 30 min ago.", True)
-    assert (old.text, old.urgent, old.when) == (f"{text}.", False, "before the start of the exporter")
+    (recent,), (earlier,) = concerns_of(GPU_3 | ecc(2.0), past=history), concerns_of(GPU_3 | ecc(2.0))
+    assert (recent.text, recent.urgent) == (f"{text}, the last 30 min ago.", True)
+    assert (earlier.text, earlier.urgent, earlier.when) == (
+        f"{text}.",
+        False,
+        "before the start of the exporter",
+    )
     assert concern_texts(GPU_3 | ecc(0.0)) == []
 
 
@@ -248,18 +255,18 @@ def nonfinite(minute: int) -> Rows:
 
 def test_a_nan_of_twelve_minutes_ago_is_not_now_and_ends_with_the_run() -> None:
     history = history_of(40, lambda minute: nonfinite(min(minute, 29)), every=60.0)
-    (found,) = concerns_of(JOB, past=history)
+    (concern,) = concerns_of(JOB, past=history)
 
-    assert found.text == "2 losses of run night NaN or infinite, the last 11 min ago."
-    assert found.when.startswith("12 min ago (")
-    assert found.urgent
+    assert concern.text == "2 losses of run night NaN or infinite, the last 11 min ago."
+    assert concern.when.startswith("12 min ago (")
+    assert concern.urgent
     assert concerns_of(JOB | {"training_run_state": run_sample(1.0, state="finished")}, past=history) == []
 
 
 def test_a_nan_is_not_urgent_when_its_alert_has_ended() -> None:
     history = history_of(60, lambda minute: nonfinite(min(minute, 29)), every=60.0)
 
-    assert [found.urgent for found in concerns_of(JOB, past=history)] == [False]
+    assert [concern.urgent for concern in concerns_of(JOB, past=history)] == [False]
 
 
 def test_a_collector_that_fails_is_a_concern_with_its_reason() -> None:
@@ -275,8 +282,8 @@ CARD_LOST = Finding(LOST_CARD, Match(("GPU-3",), {"gpu": "GPU 3", "index": "3", 
 
 def test_a_condition_without_a_time_began_when_it_was_first_seen() -> None:
     onsets = Onsets()
-    for at, found in ((NOW - 100, []), (NOW - 60, [CARD_LOST]), (NOW - 10, [CARD_LOST])):
-        onsets.record(at, found)
+    for clock_seconds, current in ((NOW - 100, []), (NOW - 60, [CARD_LOST]), (NOW - 10, [CARD_LOST])):
+        onsets.record(clock_seconds, current)
 
     assert onsets.text(CARD_LOST, NOW).startswith("for 60 s (")
 
@@ -290,8 +297,8 @@ def test_a_condition_that_the_exporter_found_at_its_start_began_at_least_then() 
 
 def test_a_condition_that_returns_begins_again() -> None:
     onsets = Onsets()
-    for at, found in ((NOW - 100, [CARD_LOST]), (NOW - 60, []), (NOW - 20, [CARD_LOST])):
-        onsets.record(at, found)
+    for clock_seconds, current in ((NOW - 100, [CARD_LOST]), (NOW - 60, []), (NOW - 20, [CARD_LOST])):
+        onsets.record(clock_seconds, current)
 
     assert onsets.text(CARD_LOST, NOW).startswith("for 20 s (")
 

@@ -28,7 +28,7 @@ from exporter.status.numbers import duration, energy, number, size
 from exporter.status.readings import Readings
 from exporter.status.sections import MAX_UNFOLDED_RANKS
 
-PAST = history_of(4, lambda tick: step_durations(10 * tick, 20.0 * tick))
+HISTORY = history_of(4, lambda tick: step_durations(10 * tick, 20.0 * tick))
 UNSAVED: Rows = {
     **JOB,
     "training_productive_seconds_total": run_sample(0.0),
@@ -74,7 +74,7 @@ NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % i
     ("rows", "past", "shown", "not_shown"),
     [
         pytest.param({}, None, NO_JOB, (), id="no job"),
-        pytest.param(JOB, PAST, PLACE, (), id="a run"),
+        pytest.param(JOB, HISTORY, PLACE, (), id="a run"),
         pytest.param(
             {"training_feed_alive": run_sample(1.0, rank="0")},
             None,
@@ -83,7 +83,9 @@ NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % i
             id="no data",
         ),
         pytest.param(IN_A_PHASE, None, ("forward 50 ms", "3.0 s ago"), ("worker",), id="a rank in a phase"),
-        pytest.param(UNSAVED, PAST, (*NOTHING_SAVED, "steps per second 2"), (), id="before the first save"),
+        pytest.param(
+            UNSAVED, HISTORY, (*NOTHING_SAVED, "steps per second 2"), (), id="before the first save"
+        ),
         pytest.param(
             UNSAVED | {"training_checkpoint_last_success_timestamp_seconds": run_sample(NOW - 5)},
             None,
@@ -93,7 +95,7 @@ NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % i
         ),
         pytest.param(
             UNSAVED | {"training_run_state": run_sample(1.0, state="hung")},
-            PAST,
+            HISTORY,
             ("night hung",),
             ("steps per second", "if saved", "loss"),
             id="a run that hangs is not praised",
@@ -118,9 +120,9 @@ def test_the_page_shows_known_numbers_only(
 
 
 def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
-    ended = run_sample(1.0, state="finished")
-    since = {"training_run_state_since_timestamp_seconds": run_sample(NOW - 600)}
-    words = status_page(JOB | {"training_run_state": ended} | since, past=PAST).words
+    final_state = run_sample(1.0, state="finished")
+    state_since = {"training_run_state_since_timestamp_seconds": run_sample(NOW - 600)}
+    words = status_page(JOB | {"training_run_state": final_state} | state_since, past=HISTORY).words
 
     assert "night finished 10 min ago" in words
     assert "goodput, committed 90 %" in words
@@ -142,10 +144,10 @@ def test_sums_of_a_run_on_several_nodes_are_labelled_as_those_of_this_node() -> 
         "training_world_size": run_sample(16.0),
         "training_energy_joules_total": run_sample(50.0),
     }
-    words = status_page(rows, past=history_of(3, tokens)).words
+    text = status_page(rows, past=history_of(3, tokens)).words
 
-    assert "tokens per second (this node) 100 energy (this node) 50 J" in words
-    assert "Rank 0 runs on a different node" in words
+    assert "tokens per second (this node) 100 energy (this node) 50 J" in text
+    assert "Rank 0 runs on a different node" in text
 
 
 def test_the_cards_of_two_runs_name_rank_and_run() -> None:
@@ -167,10 +169,10 @@ def test_a_rate_without_some_ranks_names_the_number_of_ranks() -> None:
         return {"training_tokens_total": run_sample(500.0 * tick, rank="0", mode="train")}
 
     silent: Rows = {"training_feed_last_update_timestamp_seconds": run_sample(NOW - 60, rank="1")}
-    words = status_page(JOB | silent, past=history_of(3, tokens)).words
+    text = status_page(JOB | silent, past=history_of(3, tokens)).words
 
-    assert "tokens per second (1 of 2 ranks) 100" in words
-    assert "night 1 of 2 ranks report" in words
+    assert "tokens per second (1 of 2 ranks) 100" in text
+    assert "night 1 of 2 ranks report" in text
 
 
 def test_a_node_without_rank_0_explains_its_part() -> None:
@@ -178,10 +180,10 @@ def test_a_node_without_rank_0_explains_its_part() -> None:
         "training_feed_alive": run_sample(1.0, rank="8") + run_sample(1.0, rank="9"),
         "training_world_size": run_sample(16.0),
     }
-    words = status_page(rows).words
+    text = status_page(rows).words
 
-    assert "night 2 ranks alive" in words
-    assert "This node has ranks 8-9 of 16. Rank 0 runs on a different node" in words
+    assert "night 2 ranks alive" in text
+    assert "This node has ranks 8-9 of 16. Rank 0 runs on a different node" in text
 
 
 def test_figure_and_plot_of_the_processors_agree() -> None:
@@ -193,11 +195,11 @@ def test_figure_and_plot_of_the_processors_agree() -> None:
 
 
 def test_a_machine_without_a_gpu_shows_the_reason() -> None:
-    words = status_page(
+    text = status_page(
         {}, collector_status(name="gpu", unsupported=("GPUs are not watched (library_not_found)",))
     ).words
 
-    assert "GPUs No GPU. GPUs are not watched (library_not_found)" in words
+    assert "GPUs No GPU. GPUs are not watched (library_not_found)" in text
 
 
 def test_a_run_shows_state_and_phases_of_the_last_minute() -> None:
@@ -206,11 +208,11 @@ def test_a_run_shows_state_and_phases_of_the_last_minute() -> None:
         return {"training_phase_seconds_total": run_sample(3.0 * tick, rank="0", phase="forward") + loading}
 
     history = history_of(4, lambda tick: phases(tick) | step_durations(10 * tick, 20.0 * tick))
-    words = status_page({**JOB, "training_run_state": run_sample(1.0, state="running")}, past=history).words
+    text = status_page({**JOB, "training_run_state": run_sample(1.0, state="running")}, past=history).words
 
-    assert "night running" in words
-    assert "last minute of all ranks: forward 75 % data_loading 25 %" in words
-    assert "steps per second 2" in words
+    assert "night running" in text
+    assert "last minute of all ranks: forward 75 % data_loading 25 %" in text
+    assert "steps per second 2" in text
 
 
 def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
@@ -220,16 +222,16 @@ def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
     )
     mounts = [("/", 2.0**40, 2.0**39), ("/data", 2.0**40, 2.0**38), ("/tiny", 4096.0, 0.0)]
     rows: Rows = {
-        "host_filesystem_size_bytes": [({"mountpoint": name}, whole) for name, whole, _ in mounts],
+        "host_filesystem_size_bytes": [({"mountpoint": name}, size_bytes) for name, size_bytes, _ in mounts],
         "host_filesystem_avail_bytes": [({"mountpoint": name}, room) for name, _, room in mounts],
         "host_shm_size_bytes": [({}, 2.0**30)],
         "host_shm_used_bytes": [({}, 2.0**28)],
     }
-    words = status_page(rows, past=history).words
+    text = status_page(rows, past=history).words
 
-    assert "fullest disk, /data 75 % of 1 TiB" in words
-    assert "shared memory used 25 % of 1 GiB" in words
-    assert "disks, read and written 1 MiB/s network, in and out 2 MiB/s" in words
+    assert "fullest disk, /data 75 % of 1 TiB" in text
+    assert "shared memory used 25 % of 1 GiB" in text
+    assert "disks, read and written 1 MiB/s network, in and out 2 MiB/s" in text
 
 
 def test_failing_collectors_are_listed_first_with_the_reason() -> None:
@@ -260,8 +262,10 @@ def test_foreign_text_is_escaped(text: str) -> None:
     history = History(interval_seconds=5, clock=lambda: NOW - 5)
     for tick in range(2):
         history.record(5.0 * tick, Readings(families_of(rows)))
-    bad = collector_status(name=hostile, success=False, message=hostile)
-    document = status_page(rows, bad, past=history, node=hostile, not_ready=hostile, feed_directory=hostile)
+    failing_collector = collector_status(name=hostile, success=False, message=hostile)
+    document = status_page(
+        rows, failing_collector, past=history, node=hostile, not_ready=hostile, feed_directory=hostile
+    )
 
     assert (document.tags.count("script"), document.tags.count("figure")) == (2, 2)
     pages = ["/metrics", "/-/ready", "/-/healthy", "/config", "/runbook"]
@@ -300,32 +304,32 @@ def test_slow_and_silent_ranks_are_listed_first() -> None:
 
 def test_a_plot_has_axes_gaps_and_data_for_the_script() -> None:
     line = [(NOW - 1800 + 300 * place, value) for place, value in enumerate([1.0, 2.0, None, 2.0, 1.5])]
-    (made,) = plot("step time", {"step time": line}, "seconds", NOW, owner="<night>", latest=1.5)
+    (plotted,) = plot("step time", {"step time": line}, "seconds", NOW, owner="<night>", latest=1.5)
     template = environment().from_string('{% import "elements.html" as elements %}{{ elements.plot(made) }}')
-    drawn = template.render(made=made)
-    document = Document(drawn.encode())
+    rendered = template.render(made=plotted)
+    document = Document(rendered.encode())
 
     assert "step time 1.5 s 2.0 s 1.5 s 1.0 s 30 min ago 15 min now" in document.words
-    assert re.findall(r"[ML]", drawn.split('class="c0" d="')[1].split('"', maxsplit=1)[0]) == [
+    assert re.findall(r"[ML]", rendered.split('class="c0" d="')[1].split('"', maxsplit=1)[0]) == [
         "M",
         "L",
         "M",
         "L",
     ]
-    assert 'id="step time-&lt;night&gt;"' in drawn
-    assert "[1.0,2.0,null,2.0,1.5]" in drawn
+    assert 'id="step time-&lt;night&gt;"' in rendered
+    assert "[1.0,2.0,null,2.0,1.5]" in rendered
     assert plot("x", {"x": [(NOW - 5, None), (NOW, 3.0)]}, "", NOW) == []
 
 
 def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
-    now = [0.0]
-    history = History(interval_seconds=5, clock=lambda: NOW + now[0])
-    for at, tokens in ((0, 0.0), (5, 50.0), (10, None), (15, 100.0), (20, 20.0), (25, 70.0)):
+    clock_seconds = [0.0]
+    history = History(interval_seconds=5, clock=lambda: NOW + clock_seconds[0])
+    for moment, tokens in ((0, 0.0), (5, 50.0), (10, None), (15, 100.0), (20, 20.0), (25, 70.0)):
         rows: Rows = (
             {} if tokens is None else {"training_tokens_total": [({"run": "r", "mode": "train"}, tokens)]}
         )
-        now[0] = at
-        history.record(now[0], Readings(families_of(rows)))
+        clock_seconds[0] = moment
+        history.record(clock_seconds[0], Readings(families_of(rows)))
 
     assert history.rates("tokens", "r") == [
         *((NOW + 5, 10.0), (NOW + 10, None), (NOW + 15, None), (NOW + 20, None), (NOW + 25, 10.0))
@@ -344,7 +348,7 @@ def test_history_is_bounded_for_any_number_of_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("formatted", "expected"),
     [
         (duration(0.0021), "2.1 ms"),
         (duration(0.21), "0.21 s"),
@@ -359,14 +363,14 @@ def test_history_is_bounded_for_any_number_of_runs() -> None:
         (energy(7.2e6), "2 kWh"),
     ],
 )
-def test_numbers_are_formatted_for_people(made: str, expected: str) -> None:
-    assert made == expected
+def test_numbers_are_formatted_for_people(formatted: str, expected: str) -> None:
+    assert formatted == expected
 
 
 def test_every_family_of_the_status_page_exists() -> None:
     sources = "".join(path.read_text() for path in (PROJECT / "exporter/status").glob("*.py"))
-    asked = set(re.findall(r'"((?:training|gpu|host|exporter)_[a-z0-9_]+)"', sources))
-    written = (PROJECT / "docs/METRICS.md").read_text()
+    queried = set(re.findall(r'"((?:training|gpu|host|exporter)_[a-z0-9_]+)"', sources))
+    documented = (PROJECT / "docs/METRICS.md").read_text()
 
-    assert len(asked) > 30
-    assert {name for name in asked if f"`{name}`" not in written} == set()
+    assert len(queried) > 30
+    assert {name for name in queried if f"`{name}`" not in documented} == set()

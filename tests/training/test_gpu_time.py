@@ -83,12 +83,12 @@ class Event:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Fresh recorder in a job that uses CUDA."""
-    made = Device()
+    device = Device()
     cuda = SimpleNamespace(
-        Event=type("Event", (Event,), {"device": made}),
+        Event=type("Event", (Event,), {"device": device}),
         is_initialized=lambda: True,
-        is_current_stream_capturing=lambda: made.capturing,
-        synchronize=made.synchronize,
+        is_current_stream_capturing=lambda: device.capturing,
+        synchronize=device.synchronize,
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     with fresh_recorder():
@@ -97,11 +97,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         monkeypatch.setattr(TRAINING, "gpu", timer)
         # The step duration is evaluated when a test reads it, independent of the recording thread.
         drain = TRAINING.drain
-        here = threading.get_ident()
+        main_thread = threading.get_ident()
         monkeypatch.setattr(
-            TRAINING, "drain", lambda *given: drain(*given) if threading.get_ident() == here else None
+            TRAINING,
+            "drain",
+            lambda *arguments: drain(*arguments) if threading.get_ident() == main_thread else None,
         )
-        yield made
+        yield device
 
 
 def a_step(device: Device, *, data: float = 0.010) -> None:
@@ -139,18 +141,18 @@ def test_phases_of_the_main_thread_have_device_time_instead_of_host_time(
     warm_up(lambda: a_step(device))
     for _ in range(5):
         a_step(device)
-    found = finish(device)
+    totals = finish(device)
     worker = threading.Thread(target=a_step, args=[device])
     worker.start()
     worker.join()
 
-    timed = found["training.gpu_timed_steps", ()]
+    timed = totals["training.gpu_timed_steps", ()]
     assert timed >= 5
     per_step = {phase: seconds / timed for phase, seconds in values_by_label("training.phase_gpu").items()}
     assert per_step["forward"] == pytest.approx(0.020, rel=0.1)
     assert per_step["backward"] == pytest.approx(0.040, rel=0.1)
     assert per_step["optimizer"] == pytest.approx(0.005, rel=0.1)
-    assert found["training.step_gpu_duration", ()] == timed
+    assert totals["training.step_gpu_duration", ()] == timed
     assert device.threads == {threading.get_ident()}
 
 
@@ -161,8 +163,8 @@ def test_data_loading_time_is_the_part_not_hidden_by_queued_work(
     warm_up(lambda: a_step(device, data=data))
     for _ in range(6):
         a_step(device, data=data)
-    found = finish(device)
-    per_step = found["training.gpu_idle_between_steps", ()] / found["training.gpu_timed_steps", ()]
+    totals = finish(device)
+    per_step = totals["training.gpu_idle_between_steps", ()] / totals["training.gpu_timed_steps", ()]
 
     # The host needs 3 ms to queue 65 ms of work, and 100 ms for a batch; the device idles for 38 ms.
     assert per_step == pytest.approx(idle, abs=0.008)
@@ -170,28 +172,28 @@ def test_data_loading_time_is_the_part_not_hidden_by_queued_work(
 
 def test_pending_device_events_are_read_later_without_waiting(device: Device) -> None:
     warm_up(lambda: None)
-    before = finish(device).get(("training.gpu_timed_steps", ()), 0)
+    initial = finish(device).get(("training.gpu_timed_steps", ()), 0)
     a_step(device, data=0.0)
     a_step(device, data=0.0)
-    early = published_value("training.gpu_timed_steps") - before
+    early = published_value("training.gpu_timed_steps") - initial
     finish(device)
 
     assert early <= 2  # the steps of `finish`
-    assert published_value("training.gpu_timed_steps") - before >= 4
+    assert published_value("training.gpu_timed_steps") - initial >= 4
 
 
 def test_no_cuda_call_is_made_during_graph_capture(device: Device) -> None:
     warm_up(lambda: None)
     device.capturing = True
-    before = device.recorded
+    initial = device.recorded
     a_step(device)
-    during = device.recorded
+    recorded_inside = device.recorded
     device.capturing = False
     for _ in range(3):
         a_step(device)
         device.host += 1.0
 
-    assert during == before
+    assert recorded_inside == initial
     assert published_value("training.gpu_timed_steps") >= 1
 
 
@@ -201,11 +203,11 @@ def test_a_cuda_error_ends_the_timing_and_not_the_job(device: Device) -> None:
     for _ in range(3):
         a_step(device)
     device.broken = False
-    before = device.recorded
+    initial = device.recorded
     published()
     a_step(device)
 
-    assert device.recorded == before
+    assert device.recorded == initial
 
 
 def test_a_job_without_cuda_or_with_short_steps_is_not_timed(
@@ -231,9 +233,9 @@ def test_validation_and_checkpoints_reported_by_callbacks_are_timed(device: Devi
     training.on_training_single_iteration_end()
     finish(device)
 
-    found = values_by_label("training.phase_gpu")
-    assert found["validation"] == pytest.approx(0.5, abs=0.1)
-    assert found["checkpoint_save_sync"] == pytest.approx(0.25, abs=0.1)
+    totals = values_by_label("training.phase_gpu")
+    assert totals["validation"] == pytest.approx(0.5, abs=0.1)
+    assert totals["checkpoint_save_sync"] == pytest.approx(0.25, abs=0.1)
 
 
 def test_phases_inferred_by_a_bridge_are_timed(device: Device) -> None:
@@ -256,9 +258,9 @@ def test_phases_inferred_by_a_bridge_are_timed(device: Device) -> None:
         tracker.end(Level.ITERATION)
         device.host += 10.0
 
-    found = values_by_label("training.phase_gpu")
-    assert found["forward"] == pytest.approx(4 * 0.02, rel=0.1)
-    assert found["grad_sync"] == pytest.approx(4 * 0.03, rel=0.1)
+    totals = values_by_label("training.phase_gpu")
+    assert totals["forward"] == pytest.approx(4 * 0.02, rel=0.1)
+    assert totals["grad_sync"] == pytest.approx(4 * 0.03, rel=0.1)
 
 
 def test_steps_reported_after_their_end_are_timed(device: Device) -> None:
@@ -282,13 +284,13 @@ def test_steps_reported_after_their_end_are_timed(device: Device) -> None:
 
 def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, steps: int) -> float:
     """Number of timed steps out of a number of steps of a given duration."""
-    now = 100.0
-    timer, families = GpuTimer(environment, clock=lambda: now), Families()
+    clock_seconds = 100.0
+    timer, families = GpuTimer(environment, clock=lambda: clock_seconds), Families()
     timer.decide(threading.get_ident(), seconds)
     for _ in range(steps):
         timer.begin(kinds.TRAINING_ITERATION, "iteration")
         timer.end(kinds.TRAINING_ITERATION)
-        now += seconds
+        clock_seconds += seconds
         device.host += seconds
     timer.begin(kinds.TRAINING_ITERATION, "iteration")
     timer.publish(families)
@@ -303,9 +305,9 @@ def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, 
 def test_every_step_up_to_ten_a_second_is_timed_and_beyond_that_some(
     device: Device, share: str, seconds: float, timed: int
 ) -> None:
-    found = timed_steps(device, {"EXPORTER_GPU_TIME": share}, seconds=seconds, steps=200)
+    totals = timed_steps(device, {"EXPORTER_GPU_TIME": share}, seconds=seconds, steps=200)
 
-    assert found == pytest.approx(timed, abs=1)
+    assert totals == pytest.approx(timed, abs=1)
 
 
 def test_the_cuda_stand_in_has_the_interface_of_torch() -> None:

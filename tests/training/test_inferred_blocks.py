@@ -14,13 +14,13 @@ from exporter.training.recorder import TRAINING
 pytestmark = pytest.mark.usefixtures("fresh")
 
 
-def infer(steps: int, *, ended: bool = True) -> None:
+def infer(steps: int, *, loop_ended: bool = True) -> None:
     """Infer a loop as a bridge does: the last iteration ends with the next batch, which may never come."""
     api.inferred_loop(0).__enter__()
     for step in range(steps):
         iteration = api.inferred_iteration()
         iteration.__enter__()
-        if ended or step < steps - 1:
+        if loop_ended or step < steps - 1:
             iteration.__exit__(None, None, None)
 
 
@@ -30,16 +30,16 @@ def iterations(times: int) -> None:
             pass
 
 
-@pytest.mark.parametrize("ended", [True, False])
-def test_a_loop_of_the_job_continues_after_an_inferred_warm_up(ended: bool) -> None:
-    infer(10, ended=ended)
+@pytest.mark.parametrize("loop_ended", [True, False])
+def test_a_loop_of_the_job_continues_after_an_inferred_warm_up(loop_ended: bool) -> None:
+    infer(10, loop_ended=loop_ended)
     with training.application(), training.training_loop(train_iterations_start=0):
         iterations(400)
         with training.checkpoint_save(400):
             pass
 
     reading = latest_reading()
-    assert published_value("training.steps", mode="train") == (410 if ended else 409)
+    assert published_value("training.steps", mode="train") == (410 if loop_ended else 409)
     assert published_value("training.step") == reading.step == 400
     assert not reading.inferred_loop
     assert published_value("training.phase_entries", phase="forward") == 400
@@ -64,9 +64,9 @@ def test_instrumented_iterations_replace_inferred_iterations() -> None:
 
 def test_an_iteration_of_another_thread_can_be_discarded() -> None:
     def run() -> None:
-        for kept in (True, False):
+        for is_kept in (True, False):
             with api.inferred_iteration():
-                if not kept:
+                if not is_kept:
                     TRAINING.discard_iteration()
 
     with training.span("on the main thread"):

@@ -40,11 +40,11 @@ print("values", json.dumps(gauges()))
 
 
 def test_losses_of_a_jax_loop_are_those_of_its_own_log(tmp_path: Path) -> None:
-    told = job(tmp_path, LOOP, {"JAX_PLATFORMS": "cpu"})
-    printed = [line for line in told.done.stdout.splitlines() if line.startswith("loss ")]
+    result = job(tmp_path, LOOP, {"JAX_PLATFORMS": "cpu"})
+    printed = [line for line in result.done.stdout.splitlines() if line.startswith("loss ")]
     lines = [json.loads(line.removeprefix("loss ")) for line in printed]
 
     assert [line[0] for line in lines] == [pytest.approx(line[1]) for line in lines]
     assert [line[2] for line in lines] == [[1], []] * 3
-    assert told.unlike({STEPS: 6, SAMPLES: 48, "misuse_total": None}) == {}
-    assert told.gauges()["grad_norm"] > 0
+    assert result.unlike({STEPS: 6, SAMPLES: 48, "misuse_total": None}) == {}
+    assert result.gauges()["grad_norm"] > 0

@@ -43,9 +43,9 @@ actions = st.one_of(
 )
 
 
-def total(clock: PhaseClock, until: float) -> float:
+def total(clock: PhaseClock, end_seconds: float) -> float:
     """Return the seconds of all phases."""
-    return sum(clock.read(until).seconds.values())
+    return sum(clock.read(end_seconds).seconds.values())
 
 
 @settings(max_examples=200, deadline=None)
@@ -53,14 +53,14 @@ def total(clock: PhaseClock, until: float) -> float:
 def test_the_seconds_of_all_phases_sum_to_the_wall_time_whatever_the_order_of_the_ends(
     job: list[tuple[tuple[str, Any], float]],
 ) -> None:
-    clock, now, opened = PhaseClock(2.0), 2.0, list[StackEntry]()
-    for (action, which), seconds in job:
+    clock, now, open_entries = PhaseClock(2.0), 2.0, list[StackEntry]()
+    for (action, argument), seconds in job:
         now += seconds
         if action == "enter":
-            opened.append(StackEntry())
-            clock.enter(opened[-1], which, now)
-        elif opened:
-            clock.leave(opened.pop(which % len(opened)), now)
+            open_entries.append(StackEntry())
+            clock.enter(open_entries[-1], argument, now)
+        elif open_entries:
+            clock.leave(open_entries.pop(argument % len(open_entries)), now)
         assert total(clock, now + 1) == pytest.approx(now + 1 - 2.0)
         assert clock.active is clock.stack[-1].totals
 
@@ -95,10 +95,10 @@ def test_blocks_of_tasks_that_fail_and_overlap_sum_to_the_wall_time(tasks: list[
         start = time.monotonic()
         asyncio.run(main())
         train()
-        ended = time.monotonic()
+        end = time.monotonic()
         clock = TRAINING.clock
 
-        assert total(clock, ended) == pytest.approx(ended - clock.began)
+        assert total(clock, end) == pytest.approx(end - clock.began)
         assert clock.began <= start
         assert len(clock.stack) == 1
 
@@ -166,12 +166,12 @@ def test_the_active_phase_is_the_innermost_with_the_time_of_its_begin() -> None:
     job.leave(6.0)
     outside = job.values(7.0)
 
-    for values, phase, since in ((inside, "data_loading", 4.0), (outside, "iteration", 6.0)):
+    for values, phase, since_seconds in ((inside, "data_loading", 4.0), (outside, "iteration", 6.0)):
         active = [
             labels for (name, labels), value in values.items() if name == "training.phase_active" and value
         ]
         assert active == [(("phase", phase),)]
-        assert values["training.phase_active_since_timestamp", ()] == since
+        assert values["training.phase_active_since_timestamp", ()] == since_seconds
     assert (reading.phase, reading.phase_since) == ("data_loading", 4.0)
 
 
@@ -202,15 +202,15 @@ def test_the_history_has_each_phase_of_the_last_seconds() -> None:
 def test_the_history_of_a_thousand_changes_a_second_has_the_share_of_each_phase() -> None:
     job = SimulatedTraining(began=0.0)
     for step in range(200):
-        at = step / 100
-        job.block(kinds.MODEL_FORWARD, at, at + 0.002)
-        job.block(kinds.MODEL_BACKWARD, at + 0.002, at + 0.008)
+        seconds_at = step / 100
+        job.block(kinds.MODEL_FORWARD, seconds_at, seconds_at + 0.002)
+        job.block(kinds.MODEL_BACKWARD, seconds_at + 0.002, seconds_at + 0.008)
     job.publish(2.0)
 
-    spent = dict.fromkeys(("forward", "backward", "init"), 0.0)
-    for began, until, phase in history(job):
-        spent[phase] += until - began
-    assert spent == pytest.approx({"forward": 0.4, "backward": 1.2, "init": 0.4}, abs=0.03)
+    seconds_by_phase = dict.fromkeys(("forward", "backward", "init"), 0.0)
+    for begin, end_seconds, phase in history(job):
+        seconds_by_phase[phase] += end_seconds - begin
+    assert seconds_by_phase == pytest.approx({"forward": 0.4, "backward": 1.2, "init": 0.4}, abs=0.03)
 
 
 def test_the_history_is_bounded_in_time_and_complete_groups_stay_the_same_object() -> None:
@@ -219,24 +219,26 @@ def test_the_history_is_bounded_in_time_and_complete_groups_stay_the_same_object
         job.block(kinds.MODEL_FORWARD, step / 100, step / 100 + 0.005)
         if step == 1500:
             job.publish(15.005)
-            before = job.reading().intervals
+            initial_intervals = job.reading().intervals
     job.publish(20.0)
 
-    after = job.reading().intervals
-    assert 7.0 <= sum(sum(group[1::2]) for group in after) / 1e6 <= 9.0
-    assert len({*map(id, before)} & {*map(id, after)}) >= 2
+    final_intervals = job.reading().intervals
+    assert 7.0 <= sum(sum(group[1::2]) for group in final_intervals) / 1e6 <= 9.0
+    assert len({*map(id, initial_intervals)} & {*map(id, final_intervals)}) >= 2
 
 
 def history(job: SimulatedTraining) -> list[tuple[float, float, str]]:
     """Return begin, end and phase of each interval in the reading."""
     reading = job.reading()
     numbers = tuple(chain.from_iterable(reading.intervals))
-    at = reading.history_until - sum(numbers[1::2]) / 1e6
-    found = []
+    seconds_at = reading.history_until - sum(numbers[1::2]) / 1e6
+    intervals = []
     for index, microseconds in zip(numbers[::2], numbers[1::2], strict=True):
-        found.append((round(at, 6), round(at + microseconds / 1e6, 6), reading.history_phases[index]))
-        at += microseconds / 1e6
-    return found
+        intervals.append(
+            (round(seconds_at, 6), round(seconds_at + microseconds / 1e6, 6), reading.history_phases[index])
+        )
+        seconds_at += microseconds / 1e6
+    return intervals
 
 
 def test_the_ideal_step_excludes_slow_steps_and_their_excess_is_counted() -> None:
@@ -293,7 +295,7 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum() -> None:
         with training.checkpoint_save(entered), training.model_backward():
             pass
 
-    before = signal.signal(signal.SIGALRM, handle)
+    old_handler = signal.signal(signal.SIGALRM, handle)
     with fresh_recorder():
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
@@ -303,7 +305,7 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum() -> None:
                     training.record(loss=1.0)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            signal.signal(signal.SIGALRM, old_handler)
         now, clock = time.monotonic(), TRAINING.clock
 
         assert entered > 20
@@ -320,14 +322,14 @@ def test_an_exception_at_any_line_of_a_block_never_breaks_the_sum() -> None:
             ("training/blocks.py", "training/iterations.py", "training/clock.py")
         ):
             lines += event == "line"
-            if event == "line" and lines == at:
+            if event == "line" and lines == line_limit:
                 raise MemoryError
             return interrupt
         return None
 
     with fresh_recorder():
         train()
-        for at in range(1, 80):  # noqa: B007  # read by the trace function
+        for line_limit in range(1, 80):  # noqa: B007  # read by the trace function
             lines = 0
             sys.settrace(interrupt)
             try:
@@ -344,13 +346,15 @@ def test_an_exception_at_any_line_of_a_block_never_breaks_the_sum() -> None:
 
 
 def test_a_reader_in_another_thread_sees_sums_within_one_edge() -> None:
-    worst, reads, stop = 0.0, 0, threading.Event()
+    worst_error, reads, stop = 0.0, 0, threading.Event()
 
     def read() -> None:
-        nonlocal worst, reads
+        nonlocal worst_error, reads
         while not stop.is_set():
             reading = TRAINING.clock.read()
-            worst = max(worst, abs(sum(reading.seconds.values()) - (reading.at - TRAINING.clock.began)))
+            worst_error = max(
+                worst_error, abs(sum(reading.seconds.values()) - (reading.at - TRAINING.clock.began))
+            )
             reads += 1
 
     with fresh_recorder():
@@ -365,7 +369,7 @@ def test_a_reader_in_another_thread_sees_sums_within_one_edge() -> None:
         thread.join()
 
     assert reads > 10
-    assert worst < 0.02
+    assert worst_error < 0.02
 
 
 def test_blocks_that_are_never_left_do_not_stay_in_memory() -> None:
@@ -424,9 +428,9 @@ def test_durations_have_the_classic_and_native_buckets_of_a_histogram(durations:
     assert [sum(classic[: place + 1]) for place in range(len(PHASE_BUCKETS))] == [
         sum(seconds <= bound for seconds in durations) for bound in PHASE_BUCKETS
     ]
-    found = native_buckets(cells)
-    assert {bucket: count for bucket, count in found.items() if bucket in native} == native
-    assert sum(found.values()) == len(durations)
+    buckets = native_buckets(cells)
+    assert {bucket: count for bucket, count in buckets.items() if bucket in native} == native
+    assert sum(buckets.values()) == len(durations)
 
 
 def test_phases_of_another_thread_do_not_affect_the_main_thread() -> None:
@@ -458,15 +462,15 @@ iterations = st.lists(
 def test_iterations_applied_together_count_as_iterations_applied_one_by_one(
     records: list[IterationEnded],
 ) -> None:
-    together, single = SimulatedTraining(), SimulatedTraining()
-    together.state.apply(records)
+    combined, single = SimulatedTraining(), SimulatedTraining()
+    combined.state.apply(records)
     for record in records:
         single.apply(record)
 
-    found, expected = together.values(400.0), single.values(400.0)
-    assert found.keys() == expected.keys()
-    for key, value in found.items():
+    actual, expected = combined.values(400.0), single.values(400.0)
+    assert actual.keys() == expected.keys()
+    for key, value in actual.items():
         assert value == pytest.approx(expected[key]), key
-    assert together.reading().step == single.reading().step
-    assert together.reading().work_seconds == pytest.approx(single.reading().work_seconds)
-    assert together.reading().failed_seconds == pytest.approx(single.reading().failed_seconds)
+    assert combined.reading().step == single.reading().step
+    assert combined.reading().work_seconds == pytest.approx(single.reading().work_seconds)
+    assert combined.reading().failed_seconds == pytest.approx(single.reading().failed_seconds)

@@ -53,12 +53,12 @@ def test_phases_in_succession_are_counted_as_blocks_are() -> None:
 
 
 def test_seconds_of_phases_in_succession_sum_to_the_wall_time() -> None:
-    began = TRAINING.clock.read()
+    start = TRAINING.clock.read()
     train_in_succession(200)
-    ended = TRAINING.clock.read()
+    end = TRAINING.clock.read()
 
-    passed = sum(ended.seconds.values()) - sum(began.seconds.values())
-    assert passed == pytest.approx(ended.at - began.at, abs=1e-6)
+    passed = sum(end.seconds.values()) - sum(start.seconds.values())
+    assert passed == pytest.approx(end.at - start.at, abs=1e-6)
     assert TRAINING.clock.stack == [TRAINING.clock.base]
 
 
@@ -68,7 +68,7 @@ def test_an_iteration_in_succession_ends_where_the_next_begins() -> None:
     iterations = [record for record in TRAINING.records if isinstance(record, IterationEnded)]
 
     assert len(iterations) == 20 + 1
-    assert all(before.ended == after.began for before, after in pairwise(iterations))
+    assert all(earlier.ended == later.began for earlier, later in pairwise(iterations))
     assert all(0 <= iteration.work <= iteration.ended - iteration.began + 1e-9 for iteration in iterations)
 
 

@@ -21,7 +21,7 @@ from exporter.recording.conversion import Unconvertible, to_scalar
 
 pytestmark = pytest.mark.usefixtures("unconfigured_process")
 
-ALL = (one_logger.ExportCustomizationMode.EXPORT_ALL_SPANS,)
+EXPORT_ALL = (one_logger.ExportCustomizationMode.EXPORT_ALL_SPANS,)
 np: Any = pytest.importorskip("numpy")
 torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
 
@@ -54,9 +54,9 @@ class OddNumber(int):
     __float__ = __lt__ = refuse
 
 
-itself: list[Any] = []
-itself.append(itself)
-ODD = [Odd(), OddText("x"), OddNumber(3), itself, {}, [1], 10**400, 10**5000, "\ud800", np.array([1, 2])]
+decorated: list[Any] = []
+decorated.append(decorated)
+ODD = [Odd(), OddText("x"), OddNumber(3), decorated, {}, [1], 10**400, 10**5000, "\ud800", np.array([1, 2])]
 CALLS = [name for name in training.__all__ if name[0].islower() and name not in {"assert_that", "batches"}]
 
 
@@ -64,8 +64,12 @@ def odd_arguments(name: str, odd: Any) -> Iterator[dict[str, Any]]:
     """Hostile arguments of a call: required ones, each optional one alone, and all together."""
     parameters = inspect.signature(getattr(training, name)).parameters.values()
     needed = {parameter.name: odd for parameter in parameters if parameter.default is parameter.empty}
-    others = {parameter.name: odd for parameter in parameters if parameter.name not in needed}
-    yield from (needed, needed | others, *(needed | {parameter: odd} for parameter in others))
+    other_arguments = {parameter.name: odd for parameter in parameters if parameter.name not in needed}
+    yield from (
+        needed,
+        needed | other_arguments,
+        *(needed | {parameter: odd} for parameter in other_arguments),
+    )
 
 
 @pytest.mark.parametrize("number", [np.int64(100), np.uint8(100), *tensors(100)], ids=repr)
@@ -95,14 +99,14 @@ def test_no_argument_raises_or_prevents_a_body_from_running(
     odd: Any, reports: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if reports:
-        configured(telemetry={}, export=ALL)
+        configured(telemetry={}, export=EXPORT_ALL)
     entered = ran = 0
     for name in CALLS:
         for arguments in odd_arguments(name, odd):
-            made = getattr(training, name)(**arguments)
-            if hasattr(made, "__exit__"):
+            block = getattr(training, name)(**arguments)
+            if hasattr(block, "__exit__"):
                 entered += 1
-                with made:
+                with block:
                     ran += 1
     published()
 
@@ -134,7 +138,7 @@ def test_static_and_class_methods_can_be_decorated_from_outside() -> None:
 
 
 def test_a_span_of_any_name_is_exported_under_a_text() -> None:
-    memory = configured(telemetry={}, export=ALL)
+    memory = configured(telemetry={}, export=EXPORT_ALL)
     with training.application(), one_logger.timed_span([1]), training.span(Odd()):  # type: ignore[arg-type]  # so are jobs
         pass
 
@@ -157,10 +161,10 @@ def call(name: str, arguments: list[Any], entered: list[Any]) -> None:
             assert not entered.pop().__exit__(error and ValueError, error, None)
         return
     function = getattr(training, name)
-    made = function(**dict(zip(inspect.signature(function).parameters, arguments, strict=False)))
-    if hasattr(made, "__exit__") and not name.startswith("on_"):
-        assert made.__enter__() is not None
-        entered.append(made)
+    block = function(**dict(zip(inspect.signature(function).parameters, arguments, strict=False)))
+    if hasattr(block, "__exit__") and not name.startswith("on_"):
+        assert block.__enter__() is not None
+        entered.append(block)
 
 
 @settings(max_examples=150, deadline=None)
@@ -179,7 +183,7 @@ def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
         while entered:
             entered.pop().__exit__(None, None, None)
         training.on_app_end()
-        before = published_value("training.steps", mode="train") or 0
+        initial_steps = published_value("training.steps", mode="train") or 0
         exported(memory).records.clear()
         with training.application(), training.training_loop(train_iterations_start=10):
             train(5)
@@ -188,9 +192,9 @@ def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
         assert [update["num_iterations"] for update in updates] == [2, 4, 5]
         assert [update["current_iteration"] for update in updates] == [11, 13, 14]
         assert updates[-1]["train_tokens"] == 5 * 4 * 8
-        assert published_value("training.steps", mode="train") == before + 5
-        kept = [handler for handler in memory.kept if handler[0] in {"start", "stop"}]
-        assert (kept[0], kept[-1]) == (("start", "application"), ("stop", "application"))
+        assert published_value("training.steps", mode="train") == initial_steps + 5
+        span_events = [handler for handler in memory.kept if handler[0] in {"start", "stop"}]
+        assert (span_events[0], span_events[-1]) == (("start", "application"), ("stop", "application"))
         phases = [value for (name, _), value in published().items() if name == "training.phase"]
         assert all(value >= 0 for value in phases)
 

@@ -142,12 +142,12 @@ def test_decorators_make_a_block_of_each_call() -> None:
 
 
 def test_batches_count_the_waiting_for_each() -> None:
-    def slow() -> Iterator[int]:
+    def slow_batches() -> Iterator[int]:
         for number in range(3):
             time.sleep(0.01)
             yield number
 
-    assert list(training.batches(slow())) == [0, 1, 2]
+    assert list(training.batches(slow_batches())) == [0, 1, 2]
     assert published_value("training.phase", phase="data_loading") >= 0.03
 
 
@@ -225,8 +225,14 @@ def test_the_description_of_the_run_is_in_the_reading() -> None:
     training.record(tokens=10)
 
     reading = latest_reading()
-    said = {"job_name": "toy", "framework": "torch", "precision": "bf16", "world_size": "4", "model": "m?1"}
-    assert dict(reading.facts).items() >= said.items()
+    reported_facts = {
+        "job_name": "toy",
+        "framework": "torch",
+        "precision": "bf16",
+        "world_size": "4",
+        "model": "m?1",
+    }
+    assert dict(reading.facts).items() >= reported_facts.items()
     assert (reading.flops_per_token, reading.hardware_flops_per_token, reading.peak_flops) == (6.0, 8.0, 1e15)
     assert (published_value("training.model_flops"), published_value("training.hardware_flops")) == (60, 80)
     assert published_value("training.step_target") == 100
@@ -236,11 +242,11 @@ def test_the_description_of_the_run_is_in_the_reading() -> None:
 def test_the_launcher_describes_the_run_until_the_job_does() -> None:
     environment = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "llama", "USER": "me", "SLURM_JOB_USER": "ada"}
     facts = Facts(Families(), environment | {"WORLD_SIZE": "8"})
-    before = dict(facts.pairs())
+    initial_facts = dict(facts.pairs())
     facts.describe({"job_name": "mine", "world_size": 4})
 
-    assert before == {"job_id": "77", "job_name": "llama", "user": "ada", "world_size": "8"}
-    assert dict(facts.pairs()) == before | {"job_name": "mine", "world_size": "4"}
+    assert initial_facts == {"job_id": "77", "job_name": "llama", "user": "ada", "world_size": "8"}
+    assert dict(facts.pairs()) == initial_facts | {"job_name": "mine", "world_size": "4"}
 
 
 def test_reported_steps_are_counted_and_untimed_steps_have_no_duration() -> None:
@@ -376,14 +382,14 @@ def test_a_signal_handler_can_save_during_an_iteration() -> None:
         with training.checkpoint_save(1):
             pass
 
-    before = signal.signal(signal.SIGUSR1, save)
+    old_handler = signal.signal(signal.SIGUSR1, save)
     try:
         with training.application(), training.training_loop(train_iterations_start=0):
             for _ in range(20):
                 with training.training_iteration(), training.model_forward():
                     signal.raise_signal(signal.SIGUSR1)
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR1, old_handler)
 
     assert misuse_counts() == {}
     assert len(exported(memory).attributes("save_checkpoint_success")) == 20
@@ -524,7 +530,7 @@ def test_tasks_and_threads_have_separate_span_trees_that_are_released() -> None:
 
 
 def test_handles_are_copied_and_pickled_with_their_owner() -> None:
-    kept = {
+    handles = {
         "step": training.training_iteration(),
         "own": training.phase("my own"),
         "logs": training.phase("logging"),
@@ -532,12 +538,12 @@ def test_handles_are_copied_and_pickled_with_their_owner() -> None:
 
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
     completed = subprocess.run(
-        [sys.executable, "-c", code], input=pickle.dumps(kept), capture_output=True, check=True
+        [sys.executable, "-c", code], input=pickle.dumps(handles), capture_output=True, check=True
     )
-    for handle in copy.deepcopy(kept).values():
+    for handle in copy.deepcopy(handles).values():
         with handle:
             pass
 
-    assert completed.stdout.decode().strip() == str(kept)
+    assert completed.stdout.decode().strip() == str(handles)
     assert published_value("training.steps", mode="train") == 1
     assert published_value("training.phase_entries", phase="logging") == 1

@@ -38,12 +38,12 @@ def test_the_example_of_the_guide_runs_and_is_recorded() -> None:
 
 
 def test_every_name_of_the_guide_exists_and_every_call_is_in_it() -> None:
-    named = set(re.findall(r"(?:`|training\.|exporter\.)([a-z_]+)(?:\(|`)", TEXT))
-    own = {
+    named_functions = set(re.findall(r"(?:`|training\.|exporter\.)([a-z_]+)(?:\(|`)", TEXT))
+    documented_names = {
         name
         for name in training.__all__
         if name.islower() and not name.startswith("on_") and not name.startswith("get_")
     } - {"assert_that"}
 
-    assert own <= named
-    assert {"init", "other", *(phase for phase in PHASES if phase in named)} <= set(PHASES)
+    assert documented_names <= named_functions
+    assert {"init", "other", *(phase for phase in PHASES if phase in named_functions)} <= set(PHASES)

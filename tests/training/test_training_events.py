@@ -24,16 +24,16 @@ from exporter.training.recorder import TRAINING
 
 @pytest.fixture
 def received() -> Iterator[list[exporter.Event]]:
-    found: list[exporter.Event] = []
-    handle = exporter.events.register(found.append, types="doc.*")
-    yield found
+    events: list[exporter.Event] = []
+    handle = exporter.events.register(events.append, types="doc.*")
+    yield events
     handle.unregister()
 
 
 def test_an_event_has_the_innermost_open_span_or_the_given_one(
     received: list[exporter.Event],
 ) -> None:
-    before = TRAINING.current_span_id()
+    initial_span = TRAINING.current_span_id()
     with exporter.span("doc.outer") as outer:
         exporter.log("doc.first")
         with exporter.span("doc.inner") as inner:
@@ -44,7 +44,7 @@ def test_an_event_has_the_innermost_open_span_or_the_given_one(
         thread.join()
     exporter.log("doc.fourth")
 
-    ids = [str(outer.id), str(inner.id), "5b8aa5a2d2c872e8", None, before]
+    ids = [str(outer.id), str(inner.id), "5b8aa5a2d2c872e8", None, initial_span]
     assert [event.span_id for event in received] == ids
 
 
@@ -99,48 +99,48 @@ def trace(path: Path) -> list[tuple[str, str | None, dict[str, Any]]]:
     return [(data["name"], names.get(data.get("parent")), ends[span]) for span, data in begins.items()]
 
 
-@pytest.mark.parametrize(("types", "short"), [("span.*", True), (None, False)])
-def test_a_trace_can_be_rebuilt_from_json_lines(types: str | None, short: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("types", "shortened"), [("span.*", True), (None, False)])
+def test_a_trace_can_be_rebuilt_from_json_lines(types: str | None, shortened: bool, tmp_path: Path) -> None:
     with fresh_recorder():
         handle = exporter.events.register(JsonLinesHandler(tmp_path / "trace.jsonl"), types=types)
         work()
         exporter.flush()
         handle.unregister()
 
-    found = trace(tmp_path / "trace.jsonl")
+    events = trace(tmp_path / "trace.jsonl")
     step = [("training_single_iteration", "training_loop"), ("model_forward", "training_single_iteration")]
-    assert [event[:2] for event in found] == [
+    assert [event[:2] for event in events] == [
         ("application", None),
         ("training_loop", "application"),
-        *(step * 2 if short else ()),
+        *(step * 2 if shortened else ()),
         ("evaluate", "training_loop"),
     ]
-    assert {name for name, _, data in found if not data["ok"]} == {"evaluate"}
-    assert all(0 <= data["seconds"] < 60 for _, _, data in found)
-    assert found[-1][2]["found"] == 3
+    assert {name for name, _, data in events if not data["ok"]} == {"evaluate"}
+    assert all(0 <= data["seconds"] < 60 for _, _, data in events)
+    assert events[-1][2]["found"] == 3
 
 
 def test_application_and_loop_events_have_start_end_and_outcome() -> None:
-    found: list[exporter.Event] = []
-    handle = exporter.events.register(found.append, types="training.*")
+    events: list[exporter.Event] = []
+    handle = exporter.events.register(events.append, types="training.*")
     with fresh_recorder():
         training.describe(model="tiny", flops_per_token=6.0, layers=12)
         work()
         exporter.flush()
-        counted = {
+        span_counts = {
             name: published_value("training.span_duration", span=name)
             for name in ("evaluate", "model_forward")
         }
     handle.unregister()
 
-    assert counted == {"evaluate": 1, "model_forward": None}  # which is a phase
-    assert [(event.type, event.data["name"]) for event in found] == [
+    assert span_counts == {"evaluate": 1, "model_forward": None}  # which is a phase
+    assert [(event.type, event.data["name"]) for event in events] == [
         ("training.begin", "application"),
         ("training.begin", "training_loop"),
         ("training.end", "training_loop"),
         ("training.end", "application"),
     ]
-    begin, end = found[1:3]
+    begin, end = events[1:3]
     parameters = {
         "model": "tiny",
         "layers": 12,
@@ -182,5 +182,5 @@ def test_a_handler_that_requests_spans_receives_short_spans_in_a_job_whose_itera
         exporter.flush()
         handle.unregister()
 
-    started = [event.data["name"] for event in received if event.type == "span.start"]
-    assert started == ["training_single_iteration", "model_forward"]
+    started_spans = [event.data["name"] for event in received if event.type == "span.start"]
+    assert started_spans == ["training_single_iteration", "model_forward"]

@@ -57,9 +57,9 @@ def test_a_forked_child_never_counts_values_of_its_parent(tmp_path: Path) -> Non
         tmp_path,
     )
 
-    mine = sorted(snapshots(tmp_path / "feed"), key=lambda each: each.process.pid)
-    steps = [total(reading, "training.steps", mode="train") for reading in mine]
-    compiled = [total(reading, "training.phase_entries", phase="compile") for reading in mine]
+    own_snapshots = sorted(snapshots(tmp_path / "feed"), key=lambda each: each.process.pid)
+    steps = [total(reading, "training.steps", mode="train") for reading in own_snapshots]
+    compiled = [total(reading, "training.phase_entries", phase="compile") for reading in own_snapshots]
     assert sorted(steps, key=str) == [6, None]
     assert sorted(compiled, key=str) == [3, None]
 

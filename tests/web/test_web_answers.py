@@ -11,8 +11,8 @@ from contextlib import ExitStack
 
 import pytest
 from waiting import wait_until
-from web_child import numbers
-from web_support import Child, exchange, fetch, port_of, read_to_end, scrapes, serving
+from web_child import sample_values
+from web_support import Child, exchange, fetch, port_of, read_to_end, scrape_repeatedly, serving
 
 from exporter.errors import ConfigurationError, Problem
 from exporter.exposition.negotiation import Format
@@ -138,7 +138,7 @@ def test_a_failing_page_is_an_error_and_logged_once(caplog: pytest.LogCaptureFix
 def test_sixty_four_clients_at_once_share_a_few_renders() -> None:
     with Child() as child, ThreadPoolExecutor(64) as clients:
         child.command("slow 0.05")
-        list(clients.map(lambda _: scrapes(child.port, 10), range(64)))
+        list(clients.map(lambda _: scrape_repeatedly(child.port, 10), range(64)))
         wait_until(
             lambda: child.command()["exporter_scrapes_total"] == 640
         )  # shortly after the client has received it
@@ -224,8 +224,8 @@ def test_sent_scrapes_are_counted_and_unknown_paths_share_one_series() -> None:
         for index in range(20):
             fetch(port, f"/random/{index}")
         exchange(port, b"nonsense\r\n\r\n")
-        wait_until(lambda: numbers(server)["exporter_scrapes_total"] == 2)
-        samples = numbers(server)
+        wait_until(lambda: sample_values(server)["exporter_scrapes_total"] == 2)
+        samples = sample_values(server)
 
     of_path = {
         name: count for name, count in samples.items() if name.startswith("exporter_http_requests_total")

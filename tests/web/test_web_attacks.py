@@ -15,19 +15,19 @@ from pathlib import Path
 
 import pytest
 from waiting import wait_until
-from web_support import Authority, Child, Crowd, exchange, fetch, read_answer, scrapes
+from web_support import Authority, Child, ClientCrowd, exchange, fetch, read_answer, scrape_repeatedly
 
 INCOMPLETE_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 COMPLETE_REQUEST = INCOMPLETE_REQUEST + b"\r\n"
 
 
 def test_a_thousand_silent_half_open_connections_do_not_delay_scrapes_and_are_reaped() -> None:
-    with Child(limits={"head_seconds": 2}) as child, Crowd(child.port, 1000, INCOMPLETE_REQUEST):
-        scrapes(child.port)
+    with Child(limits={"head_seconds": 2}) as child, ClientCrowd(child.port, 1000, INCOMPLETE_REQUEST):
+        scrape_repeatedly(child.port)
         attacked_stats = child.command()
         wait_until(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
         final_stats = child.command()
-        scrapes(child.port, 1)
+        scrape_repeatedly(child.port, 1)
 
     assert attacked_stats["exporter_http_connection_errors_total{evicted}"] >= 1000 - 512
     assert attacked_stats["threads"] < 10
@@ -36,11 +36,11 @@ def test_a_thousand_silent_half_open_connections_do_not_delay_scrapes_and_are_re
 
 def test_connections_that_trickle_bytes_are_closed_at_the_same_deadline() -> None:
     child = Child(limits={"head_seconds": 2})
-    with child, Crowd(child.port, 1000) as crowd, ThreadPoolExecutor(1) as executor:
+    with child, ClientCrowd(child.port, 1000) as crowd, ThreadPoolExecutor(1) as executor:
         executor.submit(crowd.trickle, INCOMPLETE_REQUEST[:20], 0.2)
-        scrapes(child.port)
+        scrape_repeatedly(child.port)
         wait_until(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
-        scrapes(child.port, 1)
+        scrape_repeatedly(child.port, 1)
         cpu = child.command()["cpu"]
 
     assert cpu < 8
@@ -53,12 +53,12 @@ def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path,
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a client's first message
     web_config = str(authority.config()) if tls else None
     child = Child(web_config=web_config, files=256)
-    with child, Crowd(child.port, 400, hello if tls else INCOMPLETE_REQUEST):
-        scrapes(child.port, context=context)
+    with child, ClientCrowd(child.port, 400, hello if tls else INCOMPLETE_REQUEST):
+        scrape_repeatedly(child.port, context=context)
         initial_cpu_seconds = child.command()["cpu"]
         time.sleep(1.5)
         cpu_seconds = child.command()["cpu"] - initial_cpu_seconds
-        scrapes(child.port, 1, context=context)
+        scrape_repeatedly(child.port, 1, context=context)
 
     assert cpu_seconds < 0.75  # a server that spins on accept uses all of it
 
@@ -67,7 +67,7 @@ def test_accepting_continues_when_descriptors_run_out_below_the_cap() -> None:
     # 40 descriptors are 16 connections by the cap, but only about 25 are free: no spare ones are left.
     with (
         Child(files=40, limits={"spare_files": 0, "head_seconds": 60}) as child,
-        Crowd(child.port, 60, INCOMPLETE_REQUEST),
+        ClientCrowd(child.port, 60, INCOMPLETE_REQUEST),
     ):
         replies = [fetch(child.port, "/-/healthy") for _ in range(3)]
         stats = child.command()
@@ -82,7 +82,7 @@ def test_accepting_continues_when_descriptors_run_out_below_the_cap() -> None:
 
 def test_clients_that_never_read_displace_only_each_other() -> None:
     child = Child(series=200_000, files=80, limits={"stalled_seconds": 0.2, "render_seconds": 60})
-    with child, Crowd(child.port, 30, COMPLETE_REQUEST, receive_bytes=4096):
+    with child, ClientCrowd(child.port, 30, COMPLETE_REQUEST, receive_bytes=4096):
         wait_until(lambda: child.command()["exporter_http_connections{writing}"] == 16)
         time.sleep(0.3)
         replies = [fetch(child.port, "/-/healthy") for _ in range(3)]
@@ -92,7 +92,7 @@ def test_clients_that_never_read_displace_only_each_other() -> None:
 
 def test_a_scraper_behind_many_clients_that_do_not_read_is_answered() -> None:
     child = Child(series=60_000, limits={"connections": 64, "write_seconds": 60})
-    with child, Crowd(child.port, 250, COMPLETE_REQUEST, receive_bytes=4096):
+    with child, ClientCrowd(child.port, 250, COMPLETE_REQUEST, receive_bytes=4096):
         replies = [fetch(child.port, "/-/healthy") for _ in range(20)]
         refused = child.command()["exporter_http_connection_errors_total{full}"]
 
@@ -116,7 +116,7 @@ def test_a_client_that_trickles_after_a_request_is_closed() -> None:
                         break
                 peer.settimeout(10)
         seconds = time.monotonic() - start
-        scrapes(child.port)
+        scrape_repeatedly(child.port)
 
     assert status == 200
     assert seconds < 5  # 10 without the limit

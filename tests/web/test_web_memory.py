@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from waiting import wait_until
-from web_child import numbers
-from web_support import Authority, Child, Crowd, fetch, port_of, scrapes, serving
+from web_child import sample_values
+from web_support import Authority, Child, ClientCrowd, fetch, port_of, scrape_repeatedly, serving
 
 from exporter.exposition.negotiation import Format
 from exporter.web.endpoints import MetricsEndpoint
@@ -60,7 +60,7 @@ def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
 
     with serving(page) as server:
         statuses = [fetch(port_of(server), path).status for path in ("/metrics?name[]=none", "/metrics")]
-        wait_until(lambda: numbers(server)["exporter_scrapes_total"] == 1)  # counted once it is sent
+        wait_until(lambda: sample_values(server)["exporter_scrapes_total"] == 1)  # counted once it is sent
 
     assert statuses == [200, 200]
 
@@ -79,8 +79,8 @@ def test_clients_that_do_not_read_use_bounded_memory_that_is_released(tmp_path: 
         peaks: list[float] = []
         resident_bytes: list[float] = []
         for _ in range(3):
-            with Crowd(child.port, 40 if tls else 120, REQUEST, receive_bytes=4096, context=context):
-                scrapes(child.port, 1, context=context)
+            with ClientCrowd(child.port, 40 if tls else 120, REQUEST, receive_bytes=4096, context=context):
+                scrape_repeatedly(child.port, 1, context=context)
                 peaks.append(child.command()["resident"])
             wait_until(lambda: child.command()["exporter_http_connections{writing}"] == 0)
             resident_bytes.append(child.command()["resident"])
@@ -96,8 +96,8 @@ def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path
     with Child(series=50, web_config=str(authority.config()), limits={"head_seconds": 1}, **LIMIT) as child:
         rounds = []
         for _ in range(4):
-            with Crowd(child.port, 1000):
-                scrapes(child.port, 1, context=authority.client())
+            with ClientCrowd(child.port, 1000):
+                scrape_repeatedly(child.port, 1, context=authority.client())
             wait_until(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
             rounds.append(child.command()["resident"])
 

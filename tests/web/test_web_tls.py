@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from waiting import wait_until
-from web_child import numbers
+from web_child import sample_values
 from web_support import Authority, exchange, fetch, port_of, serving
 
 from exporter.errors import ConfigurationError
@@ -127,7 +127,7 @@ def certificate_of(port: int, context: ssl.SSLContext) -> bytes | None:
 
 
 def reloaded(server: Server) -> float:
-    return numbers(server)["exporter_web_config_last_reload_successful"]
+    return sample_values(server)["exporter_web_config_last_reload_successful"]
 
 
 def test_a_large_page_arrives_completely_over_tls(authority: Authority) -> None:
@@ -142,7 +142,7 @@ def test_plain_http_on_the_tls_port_gets_an_error(authority: Authority) -> None:
     with serving(web_config=authority.config()) as server:
         received = exchange(port_of(server), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         noise = exchange(port_of(server), b"\0" * 100)
-        wait_until(lambda: numbers(server)["exporter_http_connection_errors_total{tls}"] == 1)
+        wait_until(lambda: sample_values(server)["exporter_http_connection_errors_total{tls}"] == 1)
 
     assert noise == b"" or noise[:1] == b"\x15"  # an alert
     assert received.startswith(b"HTTP/1.1 400 ")
@@ -208,7 +208,7 @@ def test_a_client_certificate_needs_an_allowed_alternative_name(authority: Autho
         ]
         with pytest.raises(OSError):
             fetch(port, context=authority.client("sub.prometheus.example"))
-        refused = numbers(server)["exporter_http_connection_errors_total{certificate}"]
+        refused = sample_values(server)["exporter_http_connection_errors_total{certificate}"]
 
     assert allowed == [200, 200, 200]
     assert refused == 1
