@@ -274,7 +274,7 @@ def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatD
 
 
 def _reading(definition: StatDefinition, window: WindowReading | None, total: dict[str, Any]) -> StatReading:
-    # The hottest function of the sidecar: called for each Stat of each process, every second.
+    # The most frequently called function of the sidecar: once per second for each Stat of each process.
     added, last, value = total["sum"], total.get("last_sample"), total.get("value")
     bucket_counts = tuple(map(to_count, total["bucket_counts"])) if "bucket_counts" in total else ()
     if len(bucket_counts) != len(definition.buckets):

@@ -205,7 +205,7 @@ def _plain(item: Any) -> Any:
 
 
 def _total(stat: StatReading) -> dict[str, object]:
-    # The hottest function: most rows have three numbers.
+    # The most frequently called function of the encoder; most rows have three numbers.
     row: dict[str, object] = {"count": stat.count, "sum": _finite(stat.sum)}
     if stat.last_sample is not None:
         row["last_sample"] = _finite(stat.last_sample)

@@ -138,7 +138,7 @@ def command_of(module: str) -> tuple[str, ...]:
     """
     root = str(Path(exporter.__file__).resolve().parent.parent)
     current_directory = os.path.abspath(os.curdir)  # noqa: PTH100 - resolve() would follow links
-    paths = [os.path.abspath(path) for path in sys.path if path]  # noqa: PTH100 - as above
+    paths = [os.path.abspath(path) for path in sys.path if path]  # noqa: PTH100 - resolve() would follow links
     entries = [root, *(path for path in paths if path not in {root, current_directory})]
     program = f"import sys; sys.path[:] = {entries!r}; from {module} import run; run()"
     return (sys.executable or "python3", "-I", "-c", program)

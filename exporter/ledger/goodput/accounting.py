@@ -75,8 +75,8 @@ class Goodput:
 
     @property
     def latest(self) -> Attempt:
-        """Latest attempt; must exist."""
-        assert self.attempt is not None  # noqa: S101
+        """Latest attempt; the caller checks that an attempt exists."""
+        assert self.attempt is not None  # noqa: S101 - the caller has checked that an attempt exists
         return self.attempt
 
     def knows(self, process_id: str) -> bool:

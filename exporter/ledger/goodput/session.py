@@ -68,7 +68,7 @@ class Session:
     def count_snapshot(self, process: ProcessTotals, session_pass: SessionPass) -> None:
         """Count the latest snapshot of a process of this session."""
         goodput, snapshot, now = self.goodput, process.snapshot, session_pass.now.monotonic
-        assert snapshot is not None  # noqa: S101  # the caller passes only such processes
+        assert snapshot is not None  # noqa: S101 - the caller passes only processes with a snapshot
         attempt = goodput.attempt
         if attempt is None or attempt.process != process.identity.id:
             if not self._may_begin(process, session_pass):
