@@ -19,6 +19,7 @@ import yaml
 
 from dashboards.incidents import RUN_PARTS, TIMES, Incident, RunPart, world_size
 from dashboards.scenario.prometheus import ROOT, Intervals, Server, free_port, start_prometheus
+from exporter.replay.machines import DIRECTORY_VARIABLE
 
 SCRAPE_INTERVAL_SECONDS = 15.0
 STARTUP_SECONDS = 60.0
@@ -63,15 +64,31 @@ class IncidentProcesses:
         self.stop_event = threading.Event()
 
     def run(self) -> None:
-        """Execute the runs until the end of the scenario, or until `stop_event` is set."""
+        """Execute the runs until the end of the scenario, or until `stop_event` is set.
+
+        Raises:
+            SystemExit: A sidecar has ended before its time.
+        """
         try:
             self._start()
             for seconds, action in self._timeline():
-                if self.stop_event.wait(max(0.0, self._start_time + seconds - time.time())):
+                if not self._wait_until(self._start_time + seconds):
                     break
                 action()
         finally:
             self._stop_processes()
+
+    def _wait_until(self, end_time: float) -> bool:
+        """Wait until a time, and return False if `stop_event` is set before; raises SystemExit if a sidecar has ended."""
+        while (remaining_seconds := end_time - time.time()) > 0:
+            if self.stop_event.wait(min(1.0, remaining_seconds)):
+                return False
+            for node, process in self._exporters.items():
+                if process.poll() is not None:
+                    log = self._directory / node / "exporter.log"
+                    message = f"the sidecar of {node} has ended with status {process.returncode}; see {log}"
+                    raise SystemExit(message)
+        return not self.stop_event.is_set()
 
     def _start(self) -> None:
         for part in RUN_PARTS:
@@ -130,7 +147,7 @@ class IncidentProcesses:
             machine.write_text(json.dumps(self._machine_description(node)), encoding="utf-8")
             configuration = {
                 "feed": {"dir": str(directory / "feed")},
-                "gpu": {"replay": str(machine)},
+                "gpu": {"replay": machine.stem},
                 "energy": ENERGY | {"lock_dir": str(directory / "lock")},
             }
             (directory / "exporter.yaml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
@@ -147,7 +164,7 @@ class IncidentProcesses:
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
-                env=_environment(),
+                env=_environment() | {DIRECTORY_VARIABLE: str(directory)},
             )
 
     def _machine_description(self, node: str) -> dict[str, Any]:
@@ -195,11 +212,16 @@ class IncidentProcesses:
         node = RUN_PARTS[-1].node
         return [
             (TIMES.incident, self._kill_run),
-            (TIMES.incident, self._exporters[node].kill),
+            (TIMES.incident, lambda: self._kill_exporter(node)),
             (TIMES.exporter_restart, lambda: self._start_exporter(node)),
             (TIMES.run_restart, self._restart_run),
             (TIMES.end, lambda: None),
         ]
+
+    def _kill_exporter(self, node: str) -> None:
+        process = self._exporters.pop(node)
+        process.kill()
+        process.wait()
 
     def _kill_run(self) -> None:
         """Kill rank 1 with SIGKILL and terminate rank 0, as torchrun does."""
