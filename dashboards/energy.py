@@ -64,7 +64,7 @@ def _overview_panels() -> tuple[Panel, ...]:
     return (
         stat(
             "Energy so far",
-            instant_query("sum(training_energy_joules_total{@run}) / 3.6e6"),
+            instant_query("sum(last_over_time(training_energy_joules_total{@run}[15m])) / 3.6e6"),
             unit="kwatth",
             w=3,
         ),
@@ -79,7 +79,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "Energy goodput",
             instant_query(
-                "sum(training_productive_energy_joules_total{@run}) / sum(training_energy_joules_total{@run})"
+                "sum(last_over_time(training_productive_energy_joules_total{@run}[15m])) / sum(last_over_time(training_energy_joules_total{@run}[15m]))"
             ),
             unit="percentunit",
             decimals=1,
@@ -88,8 +88,8 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "Largest waste",
             instant_query(
-                "topk(1, sum by (cause) (training_wasted_energy_joules_total{@run}))"
-                " / on () group_left () sum(training_energy_joules_total{@run})",
+                "topk(1, sum by (cause) (last_over_time(training_wasted_energy_joules_total{@run}[15m])))"
+                " / on () group_left () sum(last_over_time(training_energy_joules_total{@run}[15m]))",
                 "{{cause}}",
             ),
             unit="percentunit",
@@ -99,16 +99,18 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "CO2 so far",
-            instant_query("sum(training_carbon_grams_total{@run})"),
+            instant_query("sum(last_over_time(training_carbon_grams_total{@run}[15m]))"),
             unit="massg",
             decimals=1,
             w=3,
         ),
         stat(
             "Cost so far",
-            instant_query("sum by (currency) (training_cost_total{@run})", "{{currency}}"),
             instant_query(
-                "sum by (currency) (rate(training_cost_total{@run}[$__rate_interval])) * 3600",
+                "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))", "{{currency}}"
+            ),
+            instant_query(
+                "sum by (currency) (rate(training_cost_total{@run}[5m])) * 3600",
                 "{{currency}} per hour",
             ),
             unit="none",
@@ -197,7 +199,8 @@ def _efficiency_panels() -> tuple[Panel, ...]:
         bars(
             "Energy by phase",
             instant_query(
-                "topk(9, sum by (phase) (training_phase_energy_joules_total{@run})) / 3.6e6", "{{phase}}"
+                "topk(9, sum by (phase) (last_over_time(training_phase_energy_joules_total{@run}[15m]))) / 3.6e6",
+                "{{phase}}",
             ),
             unit="kwatth",
             overrides=colors_by_name(PHASES | {"unattributed": GREY}),
@@ -214,7 +217,7 @@ def _waste_panels() -> tuple[Panel, ...]:
             "Wasted power by cause",
             Query(
                 "sum by (cause) (rate(training_wasted_energy_joules_total{@run}[$__rate_interval]))"
-                " and on (cause) sum by (cause) (training_wasted_energy_joules_total{@run}) > 0",
+                " and on (cause) sum by (cause) (last_over_time(training_wasted_energy_joules_total{@run}[15m])) > 0",
                 "{{cause}}",
             ),
             unit="watt",
@@ -229,9 +232,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
     return (
         time_series(
             "CO2 per hour",
-            Query(
-                "sum by (run) (rate(training_carbon_grams_total{@run}[$__rate_interval])) * 3600", "{{run}}"
-            ),
+            Query("sum by (run) (rate(training_carbon_grams_total{@run}[5m])) * 3600", "{{run}}"),
             unit="massg",
             w=8,
         ),
@@ -249,7 +250,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
         time_series(
             "Cost per hour",
             Query(
-                "sum by (kind, currency) (rate(training_cost_total{@run}[$__rate_interval])) * 3600",
+                "sum by (kind, currency) (rate(training_cost_total{@run}[5m])) * 3600",
                 "{{kind}}, {{currency}}",
             ),
             unit="none",
@@ -262,22 +263,26 @@ def _carbon_panels() -> tuple[Panel, ...]:
             "Totals of each run",
             Column("run", "Run"),
             Column(
-                "sum by (run) (training_energy_joules_total{@run}) / 3.6e6",
+                "sum by (run) (last_over_time(training_energy_joules_total{@run}[15m])) / 3.6e6",
                 "Energy",
                 unit="kwatth",
                 width=110,
             ),
             Column(
-                "sum by (run) (training_carbon_grams_total{@run})", "CO2", unit="massg", decimals=2, width=110
+                "sum by (run) (last_over_time(training_carbon_grams_total{@run}[15m]))",
+                "CO2",
+                unit="massg",
+                decimals=2,
+                width=110,
             ),
             Column(
-                'sum by (run, currency) (training_cost_total{@run, kind="electricity"})',
+                'sum by (run, currency) (last_over_time(training_cost_total{@run, kind="electricity"}[15m]))',
                 "Electricity",
                 decimals=3,
                 width=110,
             ),
             Column(
-                'sum by (run, currency) (training_cost_total{@run, kind="device_time"})',
+                'sum by (run, currency) (last_over_time(training_cost_total{@run, kind="device_time"}[15m]))',
                 "Rent",
                 decimals=3,
                 width=110,

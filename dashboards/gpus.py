@@ -136,10 +136,8 @@ def _overview_panels() -> tuple[Panel, ...]:
                 "{{instance}} driver",
             ),
             Query(
-                'label_replace(min by (instance) (gpu_up{@gpu}), "gpu", "all GPUs", "", "")'
-                " or label_replace(max by (instance, gpu) (gpu_up{@gpu}"
-                ' and on (uuid) min_over_time(gpu_up{@gpu}[$__range] @ end()) == 0), "gpu", "GPU $1", "gpu", "(.+)")',
-                "{{instance}} {{gpu}}",
+                "max by (instance, gpu) (gpu_up{@gpu} and on (uuid) min_over_time(gpu_up{@gpu}[$__range] @ end()) == 0)",
+                LEGEND,
             ),
             mappings=value_mappings({1: ("up", GOOD), 0: ("down", BAD), 2: ("no driver here", ABSENT)}),
             w=14,

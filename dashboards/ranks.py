@@ -88,6 +88,13 @@ def _overview_panels() -> tuple[Panel, ...]:
                 "ended",
                 BAD,
             ),
+            instant_query(
+                "clamp_min(max(training_world_size{@run})"
+                " - (count(max by (rank) (training_process_up{@run})) or vector(0)), 0)"
+                ' unless on () max(training_run_state{@run, state=~"finished|stopped"}) == 1',
+                "not seen",
+                BAD,
+            ),
             unit="none",
             text_mode="value_and_name",
         ),
@@ -234,7 +241,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
 
 def _stopped_rank_panels() -> tuple[Panel, ...]:
     """Return the panels about ranks that hang, have ended, or have an old feed."""
-    placeholder = placeholder_row(STOPPED_RANKS, "instance", "all ranks alive")
+    placeholder = placeholder_row(STOPPED_RANKS, "instance", "no such rank seen")
     return (
         hanging_ranks(w=14),
         table(
@@ -245,7 +252,7 @@ def _stopped_rank_panels() -> tuple[Panel, ...]:
                 f"{STOPPED_RANKS} or {placeholder} + 2",
                 "Process",
                 width=80,
-                mappings=value_mappings({0: ("ended", BAD), 1: ("silent", WARNING), 2: ("alive", NEUTRAL)}),
+                mappings=value_mappings({0: ("ended", BAD), 1: ("silent", WARNING), 2: ("-", NEUTRAL)}),
             ),
             Column(
                 f"{FEED_AGE_SECONDS} and on (instance, rank) ({STOPPED_RANKS}) or {placeholder}",

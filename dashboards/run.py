@@ -92,7 +92,8 @@ def board() -> Board:
 def _state_query(states: str) -> str:
     """Return PromQL for the state of the run if it matches `states`, with the reason if the run has ended."""
     state = f'max by (state) (training_run_state{{@run, state=~"{states}"}} == 1)'
-    outcome = 'max by (state, reason) (label_replace(training_run_outcome_info{@run}, "state", "$1", "outcome", "(.*)"))'
+    outcome = "max by (state, reason) (label_replace(label_replace(training_run_outcome_info{@run},"
+    outcome += ' "state", "$1", "outcome", "(.*)"), "reason", ": $1", "reason", "(.+)"))'
     return f"({state} * on (state) group_right () {outcome} or on (state) {state})"
 
 
@@ -120,7 +121,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(
                 f"{_state_query('running|finished')} * 0 or {_state_query('starting|ending|stalled|stopped')}"
                 f" or {_state_query('hung|failed|lost')} * 2",
-                "{{state}} {{reason}}",
+                "{{state}}{{reason}}",
             ),
             unit="none",
             text_mode="name",
@@ -227,8 +228,10 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Cost so far",
-            instant_query("sum by (currency) (training_cost_total{@run})", "{{currency}}"),
-            instant_query("sum(training_energy_joules_total{@run}) / 3.6e6", "kWh"),
+            instant_query(
+                "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))", "{{currency}}"
+            ),
+            instant_query("sum(last_over_time(training_energy_joules_total{@run}[15m])) / 3.6e6", "kWh"),
             unit="none",
             decimals=2,
             text_mode="value_and_name",
