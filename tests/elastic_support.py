@@ -35,13 +35,13 @@ from exporter import Stat, flush, log, training
 
 
 def stat_state(name: str, **labels: str) -> StatState:
-    """A Stat of this process, drained."""
+    """Return the state of a Stat of this process after a flush."""
     (found,) = _states(name, labels)
     return found
 
 
 def total(name: str, **labels: str) -> float:
-    """Sum of the reading; 0 before the first value."""
+    """Return the sum over the Stats with these labels; 0 before the first value."""
     return sum(state.sum for state in _states(name, labels))
 
 
@@ -107,14 +107,14 @@ def snapshots(feed: Path) -> list[Snapshot]:
 
 
 def single_reading(feed: Path, name: str = "train.loss") -> StatReading:
-    """The only reading of a Stat in the only file of the feed."""
+    """Return the only reading of a Stat in the only file of the feed."""
     (snapshot,) = snapshots(feed)
     (reading,) = [reading for reading in snapshot.recording.stats if reading.definition.name == name]
     return reading
 
 
 def page_of(feed: Path) -> str:
-    """Page of a sidecar for a feed directory."""
+    """Return the page of a sidecar for a feed directory."""
     state = feed.parent / f"{feed.name}-state"
     state.mkdir(exist_ok=True)
     passed = 0.0
@@ -139,6 +139,6 @@ def series(page: str, name: str) -> dict[str, float]:
 
 
 def sum_by_labels(page: str, name: str, **labels: str) -> float:
-    """The sum of a family's series that have these labels."""
+    """Return the sum of the series of a family that have these labels."""
     expected = [f'{label}="{value}"' for label, value in labels.items()]
     return sum(value for key, value in series(page, name).items() if all(pair in key for pair in expected))

@@ -83,7 +83,7 @@ class SimulatedJob:
 
 
 def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts: str) -> SimulatedJob:
-    """Job before its training loop."""
+    """Return a job at the start of its training loop."""
     job = SimulatedJob(facts=dict(facts))
     job.spend("init", init)
     if load:
@@ -93,25 +93,25 @@ def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts:
 
 
 def training_value(page: Page, name: str, run: str = "r", **labels: str) -> float | None:
-    """The value of a family of a run."""
+    """Return the value of a family of a run."""
     value = page.get(f"training_{name}", run=run, **labels)
     return value if value is None else round(value, 6)
 
 
 def badput_seconds(page: Page, run: str = "r") -> dict[str, float]:
-    """Seconds lost, by cause."""
+    """Return the lost seconds by cause."""
     causes = {cause: training_value(page, "badput_seconds_total", run, cause=cause) for cause in CAUSES}
     return {cause: seconds for cause, seconds in causes.items() if seconds}
 
 
 def counts_by_reason(page: Page, family: str = "interruptions", run: str = "r") -> dict[str, float]:
-    """Interruptions, or restarts, by reason."""
+    """Return the interruptions or restarts by reason."""
     counts = {reason: training_value(page, f"{family}_total", run, reason=reason) for reason in END_REASONS}
     return {reason: count for reason, count in counts.items() if count}
 
 
 def check_identity(page: Page, run: str = "r") -> None:
-    """The parts are the wall."""
+    """Check that productive, uncommitted and lost seconds add up to the wall time."""
     parts = [
         training_value(page, "productive_seconds_total", run),
         training_value(page, "uncommitted_seconds", run),

@@ -106,12 +106,12 @@ class ReplayResult:
 
 
 def machine(text: str) -> MachineDescription:
-    """A machine described in YAML."""
+    """Return the machine described in YAML."""
     return load(text, "machine.yaml", MachineDescription)
 
 
 def small_text(*timeline: str, head: str = "", model: str = "", count: int = 2) -> str:
-    """Small machine with additional fields of its model and a timeline."""
+    """Return the YAML of the small machine with additional fields of its model and a timeline."""
     entries = "".join(f"  - {{{entry}}}\n" for entry in timeline or ("at: 1h",))
     return SMALL_MACHINE.format(head=head, model=model, count=count) + entries
 
@@ -146,7 +146,7 @@ class VirtualClock(Clock):
 def simulate(
     described: dict[str, Any], seconds: float, options: GpuOptions, *, origin: float = 0.0, **start: Any
 ) -> list[dict[str, Any]]:
-    """Messages of a child about a machine over a number of seconds, on a simulated clock."""
+    """Return the messages of a child about a machine over a number of seconds, on a simulated clock."""
     pynvml = pytest.importorskip("pynvml")
     clock = VirtualClock()
     install(pynvml, described, clock=clock, origin=origin)
@@ -185,7 +185,7 @@ def replay(described: MachineDescription | str, seconds: float, **more: Any) -> 
 
 @contextlib.contextmanager
 def running_collector(file: str, *, options: GpuOptions | None = None, **more: Any) -> Iterator[GpuCollector]:
-    """A collector over a machine, by the clock, with ten passes a second."""
+    """Run a collector over a machine in real time, with ten passes a second."""
     chosen = options or GpuOptions(period=0.1, retry=0.3)
     collector = GpuCollector(chosen, **{**replay_arguments(file), "timings": SHORT_TIMINGS, **more})
     collector.start()
@@ -197,7 +197,7 @@ def running_collector(file: str, *, options: GpuOptions | None = None, **more: A
 
 
 def replay_arguments(file: str) -> dict[str, Any]:
-    """The arguments with which a collector replays a machine of a file."""
+    """Return the arguments with which a collector replays the machine of a file."""
     plain = load_file(file, MachineDescription).plain()
     return {"replay": plain, "command": command_of("exporter.replay.library")}
 
@@ -223,13 +223,13 @@ def values(families: Sequence[Metric], name: str) -> dict[tuple[str, ...], float
 
 
 def value(collector: GpuCollector, name: str, *labels: str) -> float | None:
-    """Current sample of a collector; labels are compared from the first."""
+    """Return the current sample of a collector; labels are compared from the first."""
     found = values(collector.collect(), name)
     return next((number for key, number in found.items() if key[: len(labels)] == labels), None)
 
 
 def gpus_up(collector: GpuCollector) -> Mapping[str, float]:
-    """Responding GPUs by index."""
+    """Return the value of `gpu_up` by GPU index."""
     return {labels[0]: up for labels, up in values(collector.collect(), "gpu_up").items()}
 
 

@@ -60,7 +60,7 @@ def make_reading(
     rejected: Mapping[str, int] | None = None,
     overflows: int = 0,
 ) -> StatReading:
-    """The reading of a Stat to which these samples were added."""
+    """Return the reading of a Stat to which these samples were added."""
     return StatReading(
         definition,
         count=len(samples),
@@ -196,11 +196,11 @@ class Page:
         assert len(self.families) == len(metrics)
 
     def get(self, name: str, /, **labels: str) -> float | None:
-        """Value of the series with exactly these labels (further labels empty); None if absent."""
+        """Return the value of the series with exactly these labels (further labels empty); None if absent."""
         return self._values.get(name, {}).get(frozenset(labels.items()))
 
     def all(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """Every series of a name, by sorted labels."""
+        """Return the values of every series of a name by sorted labels."""
         return {tuple(sorted(labels)): value for labels, value in self._values.get(name, {}).items()}
 
     def count(self, name: str, /, **labels: str) -> float | None:

@@ -61,7 +61,7 @@ class Rule:
 
 @functools.cache
 def rules() -> tuple[Rule, ...]:
-    """All rules as they are committed, in order."""
+    """Return all rules of deploy/prometheus, in order."""
     return tuple(
         Rule(path.name, body.get("alert") or body["record"], str(body["expr"]), "alert" in body, body)
         for path in RULES
@@ -75,7 +75,7 @@ def alerts() -> list[Rule]:
 
 
 def records() -> list[Rule]:
-    """Computed values; thresholds are constant numbers."""
+    """Return the recording rules other than thresholds, which are constant numbers."""
     return [rule for rule in rules() if not rule.alert and rule not in thresholds()]
 
 
@@ -84,7 +84,7 @@ def thresholds() -> list[Rule]:
 
 
 def selectors(expression: str) -> Iterator[Selector]:
-    """Every selector of an expression."""
+    """Yield every selector of an expression."""
     for found in SELECTOR.finditer(LABEL_LISTS.sub(" ", expression)):
         if found["name"] and not found["function"] and found["name"] not in KEYWORDS:
             matchers = found["matchers"] or ""
@@ -98,7 +98,7 @@ def labels_grouped(expression: str) -> set[str]:
 
 
 def load_script(path: Path) -> ModuleType:
-    """Script of deploy/, imported from its place."""
+    """Import a script that is not part of the package, and return its module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -121,7 +121,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @functools.cache
 def labels_by_name() -> dict[str, frozenset[str]]:
-    """Names available to rules, with their labels."""
+    """Return the labels of every series available to rules, by name."""
     names = {"up": frozenset[str]()}
     specs = [
         (spec.name, spec.type in {"histogram", "summary"}, frozenset(spec.labels))
@@ -149,7 +149,7 @@ def labels_by_name() -> dict[str, frozenset[str]]:
 
 
 def accelerated_rules(directory: Path, seconds: float, *, at_once: bool = False) -> Path:
-    """Rules with short evaluation intervals and without pending times."""
+    """Write the rules with short evaluation intervals and, with `at_once`, without pending times."""
     directory.mkdir(exist_ok=True)
     interval = f"    interval: {int(1000 * seconds)}ms"
     for path in RULES:

@@ -39,7 +39,7 @@ while not ended and time.monotonic() < until:
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """Environment of a child process, with the package importable from any directory."""
+    """Return the environment of a child process, with the package importable from any directory."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("EXPORTER_", "SLURM_"))
     }
@@ -47,7 +47,7 @@ def child_environment(**more: str) -> dict[str, str]:
 
 
 def run_to_completion(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
-    """Finished command with its output."""
+    """Run a command to its end and return the completed process with its output."""
     settings: dict[str, object] = {
         "env": child_environment(),
         "capture_output": True,
@@ -58,13 +58,13 @@ def run_to_completion(command: Sequence[str], **options: object) -> subprocess.C
 
 
 def short_interval_flags(flags: Sequence[str]) -> list[str]:
-    """Flag of a configuration with short intervals, unless the test has a configuration."""
+    """Return the flag of a configuration with short intervals; empty if `flags` name a configuration."""
     own = any(flag.startswith("--config.file") for flag in flags)
     return [] if own else [f"--config.file={REPOSITORY / 'tests/data/quick.yml'}"]
 
 
 def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> list[str]:
-    """The command line of `run`."""
+    """Return the command line of `run` with a job."""
     own = [
         f"--feed.dir={feed}",
         f"--web.listen-address=127.0.0.1:{port}",
@@ -75,7 +75,7 @@ def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> l
 
 
 def signal_logging_job(notes: Path) -> list[str]:
-    """Command line of a job that logs its signals."""
+    """Return the command line of a job that logs its signals."""
     return [sys.executable, "-c", SIGNAL_LOGGING_JOB, str(notes)]
 
 
@@ -88,12 +88,12 @@ def free_port() -> int:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Lines of a file; empty if the file does not exist."""
+    """Return the lines of a file; empty if the file does not exist."""
     return path.read_text().splitlines() if path.exists() else []
 
 
 def processes_naming(marker: str) -> set[int]:
-    """Live processes, except for this one, whose command line contains a text."""
+    """Return the ids of the other processes whose command line contains a text."""
     found = {
         process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
     }
@@ -101,14 +101,14 @@ def processes_naming(marker: str) -> set[int]:
 
 
 def sidecars(feed: Path) -> list[int]:
-    """The sidecars that `run` started for a feed directory."""
+    """Return the ids of the sidecars that `run` started for a feed directory."""
     found = processes_naming(str(feed)) & processes_naming("--run.attached")
     # Before exec, the NVML child has the command line of its parent.
     return [pid for pid in found if is_alive(pid) and psutil.Process(pid).ppid() not in found]
 
 
 def is_alive(pid: int) -> bool:
-    """True while a process runs (not a zombie)."""
+    """Return True if a process exists and is not a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -116,19 +116,19 @@ def is_alive(pid: int) -> bool:
 
 
 def fetch(url: str) -> str | None:
-    """Body of a successful response, otherwise None."""
+    """Return the body of a successful response, otherwise None."""
     with contextlib.suppress(OSError), urlopen(url, timeout=5 * PATIENCE) as response:
         return str(response.read().decode())
     return None
 
 
 def page(port: int, path: str = "/metrics") -> str:
-    """Page of the sidecar; empty without a server."""
+    """Return a page of the sidecar; empty without a server."""
     return fetch(f"http://127.0.0.1:{port}{path}") or ""
 
 
 def scrape(port: int, path: str = "/metrics") -> str:
-    """Page of the sidecar; raises OSError without a server."""
+    """Return a page of the sidecar; raise OSError without a server."""
     found = page(port, path)
     if not found:
         raise OSError(path)
@@ -136,12 +136,12 @@ def scrape(port: int, path: str = "/metrics") -> str:
 
 
 def is_ready(port: int, path: str = "/-/ready") -> bool:
-    """True if the sidecar is healthy."""
+    """Return True if a server returns a page with content, by default that of `/-/ready`."""
     return page(port, path) != ""
 
 
 def sample_value(port: int, begins: str) -> float | None:
-    """Value of the first series with this prefix; None without a series."""
+    """Return the value of the first series with this prefix; None without a series."""
     found = [line for line in page(port).splitlines() if line.startswith(begins)]
     return float(found[0].rpartition(" ")[2]) if found else None
 
@@ -172,7 +172,7 @@ def web_server(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterat
 
 @contextlib.contextmanager
 def running_process(command: Sequence[str], feed: Path, **options: object) -> Iterator[subprocess.Popen[str]]:
-    """Process in a separate group, killed with every process whose command line names the feed directory."""
+    """Start a process group; at the end, kill the group and every process that names the feed directory."""
     settings: dict[str, object] = {
         "env": child_environment(),
         "start_new_session": True,

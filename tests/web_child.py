@@ -1,4 +1,4 @@
-"""Web server process under attack: started by `web_support.Child`, controlled through stdin.
+"""Web server in a child process, for tests with hostile clients. Started by `web_support.Child`, controlled through stdin.
 
 Arguments: one JSON object. On stdout one JSON line with the addresses, then one per command line on stdin:
 `stats`, `hang`, `finish` (hang until half a second after the stop), `slow SECONDS`, `release`. SIGTERM stops the server and ends the process.
@@ -23,7 +23,7 @@ from exporter.web.server import Server
 
 
 def fixed_endpoints(page: Page) -> list[Endpoint]:
-    """The endpoints of a fixed page."""
+    """Return the endpoints that serve a page of synthetic series."""
     return [MetricsEndpoint(page.metrics), HealthEndpoint(), ReadinessEndpoint()]
 
 
@@ -47,13 +47,13 @@ class Page:
 
 
 def sample_values(server: Server) -> dict[str, float]:
-    """The server's families as `name` or `name{values}`."""
-    found = {}
+    """Return the values of the server's samples by `name` or `name{values}`."""
+    values_by_name = {}
     for family in server.families():
         for sample in family.samples:
             labels = "{" + ",".join(sample.labels.values()) + "}" if sample.labels else ""
-            found[sample.name + labels] = sample.value
-    return found
+            values_by_name[sample.name + labels] = sample.value
+    return values_by_name
 
 
 def main() -> None:

@@ -29,9 +29,9 @@ from exporter.web.server import Server
 
 @contextlib.contextmanager
 def serving(*endpoints: Endpoint, **options: Any) -> Iterator[Server]:
-    """Server in this process on a free port, with `/metrics` (one sample) and `/-/healthy`."""
-    found = endpoints or (MetricsEndpoint(lambda _form, _names: b"up 1\n"), HealthEndpoint())
-    server = Server(found, **{"listen": ["127.0.0.1:0"], **options})
+    """Start a server in this process on a free port, with `/metrics` (one sample) and `/-/healthy`."""
+    served = endpoints or (MetricsEndpoint(lambda _form, _names: b"up 1\n"), HealthEndpoint())
+    server = Server(served, **{"listen": ["127.0.0.1:0"], **options})
     server.start()
     try:
         yield server
@@ -83,7 +83,7 @@ class Child:
         self._process.terminate()
 
     def wait(self) -> tuple[int, str]:
-        """Exit status and log."""
+        """Wait for the process to exit and return its exit status and log."""
         _, log = self._process.communicate(timeout=15 * PATIENCE)
         return self._process.returncode, log
 
@@ -131,7 +131,7 @@ def fetch(
 
 
 def scrape_repeatedly(port: int, count: int = 3, context: ssl.SSLContext | None = None) -> list[Reply]:
-    """Consecutive scrapes, each of which must succeed; the margin is for a busy machine."""
+    """Scrape several times; each scrape must succeed within 5 s, a margin for a busy machine."""
     replies = [fetch(port, context=context) for _ in range(count)]
     assert [reply.status for reply in replies] == [200] * count
     assert max(reply.seconds for reply in replies) < 5
@@ -225,13 +225,13 @@ class Authority:
         return ssl.PEM_cert_to_DER_cert(certificate.cert_chain_pems[0].bytes().decode())
 
     def config(self, text: str = "") -> Path:
-        """A web.config.yml with this certificate and further lines of `tls_server_config` and below."""
+        """Write a web.config.yml with this certificate and further lines of `tls_server_config` and below."""
         path = self.directory / "web.config.yml"
         path.write_text("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n" + text)
         return path
 
     def client(self, *names: str) -> ssl.SSLContext:
-        """TLS context of a client; with names, it has a certificate of this authority."""
+        """Return the TLS context of a client; with names, the client has a certificate of this authority."""
         context = ssl.create_default_context(cafile=str(self.directory / "ca.pem"))
         if names:
             self.authority.issue_cert(*names).configure_cert(context)
