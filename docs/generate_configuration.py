@@ -54,7 +54,7 @@ def schema() -> dict[str, Any]:
 
 
 def example() -> str:
-    """Return a configuration with every option at its default, and the help of each option as a comment."""
+    """Return a YAML configuration with every option at its default, and the help of each option as a comment."""
     head = (
         f"# yaml-language-server: $schema={SCHEMA_FILE}",
         "#",
@@ -64,14 +64,14 @@ def example() -> str:
     return "".join(f"{line}\n" for line in (*head, *_lines(options_of(Configuration), "", set())))
 
 
-def _options_under(option: Option) -> tuple[Option, ...] | None:
+def _nested_options(option: Option) -> tuple[Option, ...] | None:
     """Return the options of a nested mapping; None if the option is not a mapping."""
     base, _ = unwrap(option.hint)
-    made = isinstance(base, type) and dataclasses.is_dataclass(base)
-    return options_of(base, option.default) if made else None
+    is_mapping = isinstance(base, type) and dataclasses.is_dataclass(base)
+    return options_of(base, option.default) if is_mapping else None
 
 
-def _described(option: Option) -> str:
+def _description(option: Option) -> str:
     """Return the help of an option with its allowed values, unless type and default make them obvious."""
     text = option.help
     base, _ = unwrap(option.hint)
@@ -89,22 +89,22 @@ def _described(option: Option) -> str:
 
 
 def _mapping_schema(options: tuple[Option, ...]) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    schema: dict[str, Any] = {
         "type": "object",
         "additionalProperties": False,
         "properties": {option.key: _option_schema(option) for option in options},
     }
     required = [option.key for option in options if option.default is REQUIRED]
-    return made | ({"required": required} if required else {})
+    return schema | ({"required": required} if required else {})
 
 
 def _option_schema(option: Option) -> dict[str, Any]:
-    under = _options_under(option)
-    made = {"description": _described(option)}
-    made |= _type_schema(option.hint) if under is None else _mapping_schema(under)
-    if under is None and option.default not in (REQUIRED, UNCHANGED):
-        made["default"] = plain(option.hint, option.default)
-    return made
+    nested_options = _nested_options(option)
+    schema = {"description": _description(option)}
+    schema |= _type_schema(option.hint) if nested_options is None else _mapping_schema(nested_options)
+    if nested_options is None and option.default not in (REQUIRED, UNCHANGED):
+        schema["default"] = plain(option.hint, option.default)
+    return schema
 
 
 def _type_schema(hint: Any) -> dict[str, Any]:
@@ -123,28 +123,28 @@ def _type_schema(hint: Any) -> dict[str, Any]:
     if get_origin(base) in (tuple, frozenset):
         unique = {"uniqueItems": True} if get_origin(base) is frozenset else {}
         return {"type": "array", "items": _type_schema(get_args(base)[0])} | unique
-    made = {"type": _TYPES[base], "minimum": bounds.minimum, "maximum": bounds.maximum}
-    return {name: value for name, value in made.items() if value is not None}
+    schema = {"type": _TYPES[base], "minimum": bounds.minimum, "maximum": bounds.maximum}
+    return {name: value for name, value in schema.items() if value is not None}
 
 
 # YAML --------------------------------------------------------------------------------------------------
 
 
 def _lines(options: Iterable[Option], indent: str, written: set[str]) -> Iterator[str]:
-    """Return the lines of a mapping. A comment in `written` is not repeated: all collectors share three options."""
+    """Yield the lines of a mapping. Comments in `written` are not repeated, because all collectors share three options."""
     for option in options:
         if not indent:
             yield ""
-        yield from _comment(_described(option), indent, written)
-        under, item = _options_under(option), _item_class(option.hint)
-        if under is not None:
+        yield from _comment(_description(option), indent, written)
+        nested_options, item = _nested_options(option), _item_class(option.hint)
+        if nested_options is not None:
             yield f"{indent}{option.key}:"
-            yield from _lines(under, f"{indent}  ", written)
+            yield from _lines(nested_options, f"{indent}  ", written)
         elif item is not None:
-            shown = [dataclasses.replace(entry, default=entry.example) for entry in options_of(item)]
+            examples = [dataclasses.replace(entry, default=entry.example) for entry in options_of(item)]
             yield f"{indent}{option.key}: []"
             yield f"{indent}# {option.key}:"
-            for line in _as_item(_lines(shown, "\t", written), f"{indent}  "):
+            for line in _as_item(_lines(examples, "\t", written), f"{indent}  "):
                 yield f"{indent}# {line}"
         else:
             flow = yaml.safe_dump([plain(option.hint, option.default)], default_flow_style=True, width=10_000)
@@ -160,15 +160,15 @@ def _comment(text: str, indent: str, written: set[str]) -> Iterator[str]:
 
 
 def _as_item(lines: Iterable[str], indent: str) -> Iterator[str]:
-    """Return the lines of a mapping as an entry of a list, with the dash before the first key instead of its comment."""
-    lead = "- "
+    """Yield the lines of a mapping as a list entry; the dash precedes the first key, not the comment above it."""
+    prefix = "- "
     for line in lines:
         text = line.lstrip("\t")
         if text.startswith("#"):
-            yield f"{indent}{'' if lead == '- ' else lead}{text}"
+            yield f"{indent}{'' if prefix == '- ' else prefix}{text}"
         else:
-            yield f"{indent}{lead}{text}"
-            lead = "  "
+            yield f"{indent}{prefix}{text}"
+            prefix = "  "
 
 
 def _item_class(hint: Any) -> type | None:
@@ -179,7 +179,7 @@ def _item_class(hint: Any) -> type | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write both files."""
+    """Write the schema and the example."""
     directory = Path(arguments[0]) if arguments else ROOT
     (directory / SCHEMA_FILE).write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
     (directory / EXAMPLE_FILE).write_text(example(), encoding="utf-8")

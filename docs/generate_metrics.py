@@ -37,7 +37,7 @@ STAGES = {
 }
 """Heading of each folder, in the order of the document."""
 
-NOTHING = "\N{EN DASH}"
+EMPTY_CELL = "\N{EN DASH}"
 
 ABSENT = re.compile(r"[.;] [Aa]bsent ")
 """Boundary between the meaning of a family and the condition of its absence."""
@@ -79,35 +79,37 @@ STAT_LAST_ROWS = """\
 
 
 def specs_by_module() -> dict[str, Sequence[FamilySpec]]:
-    """Return the specifications of the sidecar's modules.
+    """Return the specifications of the sidecar's modules, by module name.
 
-    The folders of the training process have none, and some of them need optional packages.
+    Other folders are not imported: they have no specifications, and some need optional packages.
     """
     modules = [
-        importlib.import_module(found.name)
+        importlib.import_module(module.name)
         for folder in STAGES
-        for found in pkgutil.walk_packages([f"{exporter.__path__[0]}/{folder}"], f"exporter.{folder}.")
+        for module in pkgutil.walk_packages([f"{exporter.__path__[0]}/{folder}"], f"exporter.{folder}.")
     ]
-    listed = {module.__name__: module.SPECS for module in modules if hasattr(module, "SPECS")}
-    return dict(sorted(listed.items()))
+    specs = {module.__name__: module.SPECS for module in modules if hasattr(module, "SPECS")}
+    return dict(sorted(specs.items()))
 
 
-def listed_collectors() -> dict[str, str]:
+def collectors_by_family() -> dict[str, str]:
     """Return the collector of each family: the name of the class with the family in `specs`."""
-    found: dict[str, str] = {}
+    collectors: dict[str, str] = {}
     for module in [module for name, module in sys.modules.items() if name.startswith("exporter.")]:
-        for made in vars(module).values():
+        for member in vars(module).values():
             if (
-                isinstance(made, type)
-                and hasattr(made, "collect")
-                and isinstance(made.__dict__.get("specs"), tuple)
+                isinstance(member, type)
+                and hasattr(member, "collect")
+                and isinstance(member.__dict__.get("specs"), tuple)
             ):
-                found.update((spec.name, str(made.__dict__["name"])) for spec in made.__dict__["specs"])
-    return found
+                collectors.update(
+                    (spec.name, str(member.__dict__["name"])) for spec in member.__dict__["specs"]
+                )
+    return collectors
 
 
 def sample_names(spec: FamilySpec) -> set[str]:
-    """Return every name of a family's samples."""
+    """Return all sample names of a family, and its name."""
     suffixes = SUFFIXES[spec.type]
     base = spec.name
     if spec.type in ("counter", "info"):
@@ -116,7 +118,7 @@ def sample_names(spec: FamilySpec) -> set[str]:
 
 
 def metrics_document(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
-    """Return docs/METRICS.md."""
+    """Return the text of docs/METRICS.md."""
     stages: dict[str, dict[str, FamilySpec]] = {}
     collectors: dict[str, str] = {}
     for name, specs in modules.items():
@@ -124,7 +126,7 @@ def metrics_document(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
         stages.setdefault(folder, {}).update((spec.name, spec) for spec in specs)
         if folder in FOLDER_COLLECTORS:
             collectors.update((spec.name, FOLDER_COLLECTORS[folder]) for spec in specs)
-    collectors |= listed_collectors()
+    collectors |= collectors_by_family()
     order = [*STAGES, *sorted(stages.keys() - STAGES.keys())]
     sections = [
         _section(STAGES.get(folder, folder), stages[folder], collectors)
@@ -148,16 +150,16 @@ def _section(title: str, specs: dict[str, FamilySpec], collectors: dict[str, str
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, spec in sorted(specs.items()):
-        what, *absent = ABSENT.split(spec.help, maxsplit=1)
+        meaning, *absence = ABSENT.split(spec.help, maxsplit=1)
         cells = (
             f"`{name}`",
             spec.type,
-            ", ".join(f"`{label}`" for label in spec.labels) or NOTHING,
-            spec.unit or NOTHING,
-            what.removesuffix(".") + ".",
-            absent[0].removesuffix(".") if absent else NOTHING,
-            spec.source or NOTHING,
-            f"`{collectors[name]}`" if name in collectors else NOTHING,
+            ", ".join(f"`{label}`" for label in spec.labels) or EMPTY_CELL,
+            spec.unit or EMPTY_CELL,
+            meaning.removesuffix(".") + ".",
+            absence[0].removesuffix(".") if absence else EMPTY_CELL,
+            spec.source or EMPTY_CELL,
+            f"`{collectors[name]}`" if name in collectors else EMPTY_CELL,
         )
         row = " | ".join(cell.replace("|", "\\|") for cell in cells)
         lines.append(f"| {row} |")
@@ -165,10 +167,10 @@ def _section(title: str, specs: dict[str, FamilySpec], collectors: dict[str, str
 
 
 def reserved_module(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
-    """Return exporter/recording/reserved.py with the names of the families."""
+    """Return the text of exporter/recording/reserved.py with the names of the families."""
     by_type: dict[str, set[str]] = {}
     for spec in (spec for specs in modules.values() for spec in specs):
-        # Every training process loads the file, so names with a reserved prefix are left out.
+        # Every training process loads the file, so names with a reserved prefix are omitted.
         name = min(sample_names(spec), key=len)
         if not name.startswith(RESERVED_PREFIXES):
             by_type.setdefault(spec.type, set()).add(name)
@@ -177,14 +179,14 @@ def reserved_module(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
         for kind, names in sorted(by_type.items())
     ]
     text = RESERVED.read_text(encoding="utf-8")
-    before, start, rest = text.partition("_FAMILIES = {\n")
-    return before + start + "".join(rows) + rest[rest.index("}\n") :]
+    head, opening, tail = text.partition("_FAMILIES = {\n")
+    return head + opening + "".join(rows) + tail[tail.index("}\n") :]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the files, or compare them with --check."""
+    """Write the files; with --check, compare them and return 1 if a file is outdated."""
     modules = specs_by_module()
-    outdated = 0
+    exit_status = 0
     for path, text in (
         (ROOT / "docs/METRICS.md", metrics_document(modules)),
         (RESERVED, reserved_module(modules)),
@@ -194,13 +196,13 @@ def main(arguments: Sequence[str]) -> int:
             continue
         present = path.read_text(encoding="utf-8") if path.exists() else ""
         if present != text:
-            outdated = 1
+            exit_status = 1
             name = str(path.relative_to(ROOT))
             difference = difflib.unified_diff(
                 present.splitlines(), text.splitlines(), name, "generated", lineterm=""
             )
             sys.stderr.write("\n".join([*difference, f"{name} is not up to date: run `make docs`", ""]))
-    return outdated
+    return exit_status
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from exporter.cli import run, simulated_job
 from exporter.cli.child import end_as, own_command
 from exporter.cli.configuration import resolve
-from exporter.cli.flags import PROGRAM, REFUSED, Parser, add_flags, flags_of, mistake, say
+from exporter.cli.flags import PROGRAM, REFUSED, Parser, add_flags, command_line_of, mistake, say
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, own_uid
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         # The environment of a rank under torchrun, without the user's settings for jobs.
         environment = {name: value for name, value in environ.items() if not name.startswith("EXPORTER_")}
         environment |= {"EXPORTER_AUTO": "0", "EXPORTER_FLUSH_SECONDS": str(1.0 / speed)}
-        sidecar = [*flags_of(flags), "--run.name=demo", "--run.linger=0s"]
+        sidecar = [*command_line_of(flags), "--run.name=demo", "--run.linger=0s"]
         wait_status = run.Supervision(run.make_plan([*sidecar, "--", *job], environment)).run()
     return end_as(wait_status)
 

@@ -1,4 +1,4 @@
-"""Endpoints of the sidecar: a row per path."""
+"""Table of the sidecar's endpoints, and the data of the status page."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HTML = "text/html; charset=utf-8"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusSources:
-    """The parts of the sidecar that the status page shows."""
+    """Sources of the status page: the parts of the sidecar that it displays."""
 
     page: Page
     history: History
@@ -60,8 +60,8 @@ class StatusSources:
         headers = {"Content-Security-Policy": policy(), "Cache-Control": "no-store"}
         return Content(render_status(self._view(self.page.snapshot()), self.onsets), HTML, headers)
 
-    def note(self) -> None:
-        """Add a point to the history and note the conditions that hold, if the next point is due."""
+    def record(self) -> None:
+        """Record a point of the history and the conditions that hold, if the next point is due."""
         now = time.monotonic()
         if self.history.is_due(now):
             families = self.page.offered()
@@ -79,7 +79,7 @@ class StatusSources:
             feed_directory=str(self.feed_directory),
             not_ready=self.not_ready(),
             silent_jobs=self.silent.jobs,
-            hangs={each.run.run: hang_of(each) for each in self.hangs()},
+            hangs={explained.run.run: hang_of(explained) for explained in self.hangs()},
         )
         return build_view(exporter, Readings(families), self.history, self.collectors())
 
@@ -96,12 +96,13 @@ def runbook() -> Content:
 def hang_of(explained: Explained) -> Hang:
     """Return the explanation of a hang for the status page, with the stack of one rank of each group."""
     groups = (_stack_group(explained, group) for group in explained.explanation.groups)
-    found = tuple(group for group in groups if group is not None)
-    return Hang(explained.explanation.sentence(), found, explained.run.step)
+    stacks = tuple(group for group in groups if group is not None)
+    return Hang(explained.explanation.sentence(), stacks, explained.run.step)
 
 
 def _stack_group(explained: Explained, group: RankGroup) -> StackGroup | None:
-    answer = next((each for each in explained.answers if each.rank in group.ranks and each.main.frames), None)
+    answers = (answer for answer in explained.answers if answer.rank in group.ranks and answer.main.frames)
+    answer = next(answers, None)
     if answer is None or answer.rank is None:
         return None
     ranks = f"rank{'s' if len(group.ranks) > 1 else ''} {ranks_text(group.ranks)}"
@@ -110,7 +111,7 @@ def _stack_group(explained: Explained, group: RankGroup) -> StackGroup | None:
 
 
 def sidecar_endpoints(
-    sources: StatusSources, *, reload: Callable[[], None], enable_lifecycle: bool, gpus_lacking: Readiness
+    sources: StatusSources, *, reload: Callable[[], None], enable_lifecycle: bool, missing_gpus: Readiness
 ) -> tuple[Endpoint, ...]:
     """Return every endpoint of the sidecar."""
     return (
@@ -119,6 +120,6 @@ def sidecar_endpoints(
         DocumentEndpoint("/config", sources.configuration_text),
         MetricsEndpoint(sources.page.render, sources.not_ready),
         HealthEndpoint(),
-        ReadinessEndpoint(sources.not_ready, gpus_lacking),
+        ReadinessEndpoint(sources.not_ready, missing_gpus),
         ReloadEndpoint(reload, enabled=enable_lifecycle),
     )

@@ -1,6 +1,6 @@
-"""Flags in Prometheus' style: parsing of the command line.
+"""Command-line flags in Prometheus' style.
 
-Used by every command, with few imports, because the job of `run` waits for them; `configuration` interprets the flags.
+The module has few imports, because the job of `run` waits for them; `configuration` interprets the values of the flags.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "--web.listen-address": ("ADDRESS", f"listen on this address; repeatable (default {DEFAULT_ADDRESS})"),
     "--web.config.file": ("FILE", "read TLS and password settings, in exporter-toolkit's format"),
     "--web.enable-lifecycle": ("", "let POST /-/reload reload the configuration"),
-    "--feed.dir": ("DIR", "shared with the jobs (default $EXPORTER_FEED_DIR or /dev/shm/exporter-UID)"),
+    "--feed.dir": (
+        "DIR",
+        "feed directory, shared with the jobs (default $EXPORTER_FEED_DIR or /dev/shm/exporter-UID)",
+    ),
     "--state.dir": ("DIR", "directory for totals that outlive restarts (default: the feed directory)"),
-    "--gpu.replay": ("NAME", "play a described machine (h100, t4, ...) instead of reading GPUs"),
+    "--gpu.replay": ("NAME", "replay a described machine (h100, t4, ...) instead of reading GPUs"),
     "--log.level": ("LEVEL", "debug, info, warn or error (default info)"),
     "--log.format": ("FORMAT", "logfmt or json (default logfmt)"),
 }
@@ -37,20 +40,20 @@ FLAGS: Mapping[str, tuple[str, str]] = {
 
 
 def mistake(source: str, message: str) -> ConfigurationError:
-    """Return the error of a flag or of the command line."""
+    """Return the ConfigurationError for a flag or for the command line."""
     return ConfigurationError([Problem(source, None, None, message)])
 
 
 def say(line: str) -> None:
-    """Write a line to standard error; errors are ignored."""
+    """Write a line to standard error; write errors are ignored."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
-            # A single write: the job's output cannot split the line.
+            # A single write, so that the job's output cannot split the line.
             print(f"exporter: {line}\n", end="", file=sys.stderr, flush=True)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, with a line per mistake.
+    """Argument parser without abbreviations, which reports each mistake on one line.
 
     Raises `ConfigurationError` where argparse would print the usage and exit.
     """
@@ -79,7 +82,7 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _unknown(self, argument: str) -> Problem:
-        # Imported after an error only, because the module imports YAML.
+        # Imported only after an error, because the module imports YAML.
         from exporter.config.expectation import suggest  # noqa: PLC0415
 
         flag = argument.partition("=")[0]
@@ -89,8 +92,8 @@ class Parser(argparse.ArgumentParser):
             option = f"collectors: {{{switch[2]}: {{enabled: {'false' if switch[1] else 'true'}}}}}"
             return Problem(flag, None, None, f"unknown flag; write {option} in the file of --config.file")
         shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
-        known = [name for action in shown for name in action.option_strings]
-        return Problem(flag, None, None, f"unknown flag, {suggest(flag, known)}")
+        names = [name for action in shown for name in action.option_strings]
+        return Problem(flag, None, None, f"unknown flag, {suggest(flag, names)}")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -104,25 +107,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
 
 
-def value_of(given: argparse.Namespace, flag: str) -> Any:
+def value_of(flags: argparse.Namespace, flag: str) -> Any:
     """Return the value of a flag; None if the flag is not given."""
-    return getattr(given, flag.removeprefix("--").replace("-", "_"))
+    return getattr(flags, flag.removeprefix("--").replace("-", "_"))
 
 
-def flags_of(given: argparse.Namespace) -> list[str]:
+def command_line_of(flags: argparse.Namespace) -> list[str]:
     """Return the given flags of the sidecar as a command line."""
-    made: list[str] = []
+    arguments: list[str] = []
     for flag in FLAGS:
-        value = value_of(given, flag)
+        value = value_of(flags, flag)
         if isinstance(value, bool):
-            made.append(flag if value else flag.replace("--", "--no-"))
+            arguments.append(flag if value else flag.replace("--", "--no-"))
         elif value is not None:
-            made += [f"{flag}={each}" for each in (value if isinstance(value, list) else [value])]
-    return made
+            values = value if isinstance(value, list) else [value]
+            arguments += [f"{flag}={item}" for item in values]
+    return arguments
 
 
 def parse_duration_flag(flag: str, text: str) -> float:
-    """Seconds of a flag such as `--run.linger=30s`; raises ConfigurationError."""
+    """Parse the duration of a flag such as `--run.linger=30s`. Raises ConfigurationError."""
     try:
         return parse_duration(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""`training-exporter push TARGET`: pushes the metrics page to a textfile, a Pushgateway or an OTLP endpoint.
+"""`training-exporter push TARGET`: pushes the metrics to a textfile, a Pushgateway or an OTLP endpoint.
 
-The pushed page is removed at exit and when the exporter does not respond: stale values would stay forever.
+The pushed metrics are removed at exit and while the exporter does not respond; otherwise stale values would remain forever.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from exporter.cli.signals import ENDING, Signals
 
 DESCRIPTION = """\
 Pushes the exporter's metrics to a file for node_exporter, a Pushgateway or an OTLP endpoint. Removes the file or group
-when it ends and while the exporter does not answer.
+at exit and while the exporter does not respond.
 
     training-exporter push /var/lib/node_exporter/training.prom
     training-exporter push --interval=1m http://gateway:9091/metrics/job/training/instance/node7
@@ -33,8 +33,8 @@ when it ends and while the exporter does not answer.
     training-exporter push --once --name='training_*' training.prom
 """
 TIMEOUT_SECONDS = 10.0
-SHORTEST_SECONDS = 0.1
-_FROM = "http://127.0.0.1:20909/metrics"
+MIN_INTERVAL_SECONDS = 0.1
+_DEFAULT_SOURCE = "http://127.0.0.1:20909/metrics"
 _FAILURES = (OSError, http.client.HTTPException)
 
 
@@ -54,18 +54,18 @@ class TextFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def put(self, page: bytes, exporter_start: float | None = None) -> None:  # noqa: ARG002  (of OTLP)
+    def put(self, page: bytes, exporter_start: float | None = None) -> None:  # noqa: ARG002  # used by the OTLP target only
         """Write a temporary file and rename it."""
-        # Without the suffix .prom, which node_exporter would read.
-        descriptor, beside = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
+        # The temporary file has no suffix .prom, so node_exporter ignores it.
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(page)
                 os.fchmod(file.fileno(), 0o644)  # node_exporter runs as a different user
-            Path(beside).replace(self._path)
+            Path(temporary).replace(self._path)
         except OSError:
             with suppress(OSError):
-                Path(beside).unlink()
+                Path(temporary).unlink()
             raise
 
     def remove(self) -> None:
@@ -79,7 +79,7 @@ class Gateway:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def put(self, page: bytes, exporter_start: float | None = None) -> None:  # noqa: ARG002  (of OTLP)
+    def put(self, page: bytes, exporter_start: float | None = None) -> None:  # noqa: ARG002  # used by the OTLP target only
         """Replace the group."""
         self._send("PUT", page)
 
@@ -89,9 +89,9 @@ class Gateway:
 
     def _send(self, method: str, body: bytes | None) -> None:
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        request = urllib.request.Request(self._url, body, headers, method=method)  # noqa: S310  # http, see target_of
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310  # likewise
-            answer.read()
+        request = urllib.request.Request(self._url, body, headers, method=method)  # noqa: S310  # http or https, see target_of
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310  # http or https, see target_of
+            response.read()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +121,15 @@ class Access:
 
 
 class Push:
-    """Pushes the page of an address to a target."""
+    """Periodic push of the metrics of an exporter to a target."""
 
     def __init__(self, source: str, target: PushTarget, access: Access | None = None) -> None:
         self._source = source
         self._access = access or Access()
         self._target = target
-        self._there = True  # possibly, of a killed process
+        self._may_exist = True  # an earlier, killed process may have pushed
         self._logged: str | None = None
-        # Without the proxies of the environment: the page is on this machine or on this network.
+        # The proxies of the environment are ignored: the exporter is on this machine or network.
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._access.context())
         )
@@ -138,10 +138,10 @@ class Push:
         """Push once; returns True if the page was pushed."""
         problem = f"{self._source} cannot be read"
         try:
-            request = urllib.request.Request(self._source, headers=self._access.headers())  # noqa: S310  # as above
-            with self._opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
-                page = answer.read()
-            problem, self._there = "the metrics cannot be pushed", True
+            request = urllib.request.Request(self._source, headers=self._access.headers())  # noqa: S310  # http or https, see main
+            with self._opener.open(request, timeout=TIMEOUT_SECONDS) as response:
+                page = response.read()
+            problem, self._may_exist = "the metrics cannot be pushed", True
             self._target.put(_without_process(page), _start_of(page))
         except _FAILURES as error:
             self._say(f"{problem}: {error}")
@@ -152,16 +152,16 @@ class Push:
 
     def remove(self) -> None:
         """Remove the page of this or of an earlier process."""
-        if self._there:
+        if self._may_exist:
             try:
                 self._target.remove()
-                self._there = False
+                self._may_exist = False
             except _FAILURES as error:
                 if self._logged is None:
                     self._say(f"the pushed metrics cannot be removed: {error}")
 
     def _say(self, problem: str | None) -> None:
-        """Log a change of the state."""
+        """Log a new problem, or the end of a problem."""
         if problem != self._logged:
             self._logged = problem
             say(f"push: {problem or 'works again'}")
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     """Push until SIGTERM or SIGINT; with `--once`, returns 1 if the push failed. Raises ConfigurationError."""
     parser = Parser(f"{PROGRAM} push", DESCRIPTION, " TARGET")
     for flag, metavar, default, text in (
-        ("--from", "URL", _FROM, f"read the metrics here (default {_FROM})"),
+        ("--from", "URL", _DEFAULT_SOURCE, f"read the metrics here (default {_DEFAULT_SOURCE})"),
         ("--interval", "DURATION", "15s", "time between pushes (default 15s)"),
     ):
         parser.add_argument(flag, metavar=metavar, default=default, help=text)
@@ -185,13 +185,15 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
         parser.add_argument(flag, metavar=metavar, help=text)
     text = "push these families only; repeatable, * matches any characters"
     parser.add_argument("--name", metavar="PATTERN", action="append", default=[], help=text)
-    parser.add_argument("--once", action="store_true", help="push once, and do not remove it")
+    parser.add_argument(
+        "--once", action="store_true", help="push once, and do not remove the metrics at exit"
+    )
     text = "FILE.prom, the URL of a Pushgateway's group, or otlp ENDPOINT"
     parser.add_argument("target", nargs="+", metavar="TARGET", help=text)
     flags = vars(parser.parse_flags(arguments))
     seconds, source = parse_duration_flag("--interval", flags["interval"]), flags["from"]
-    if seconds < SHORTEST_SECONDS:
-        raise mistake("--interval", f"must be at least {SHORTEST_SECONDS} s")
+    if seconds < MIN_INTERVAL_SECONDS:
+        raise mistake("--interval", f"must be at least {MIN_INTERVAL_SECONDS} s")
     if not _is_web(source):
         raise mistake("--from", f"{source!r} is not an http or https address")
     if flags["name"]:
@@ -201,10 +203,10 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     if flags["once"]:
         return 0 if push.step() else 1
     signals = Signals()
-    came: int | None = None
-    while came not in ENDING:
+    received: int | None = None
+    while received not in ENDING:
         push.step()
-        came = signals.wait(seconds)
+        received = signals.wait(seconds)
     signals.ending = True
     push.remove()
     return 0
@@ -227,38 +229,38 @@ def _access(flags: Mapping[str, Any]) -> Access:
 
 
 def _without_process(page: bytes) -> bytes:
-    """Return the page without `process_*`: node_exporter and Pushgateway have the same families of their own."""
-    kept, keeps = [], True
+    """Return the page without `process_*`, because node_exporter and Pushgateway expose families of the same names."""
+    lines, is_kept = [], True
     for line in page.split(b"\n"):
-        words = line.split(b" ", 3)
-        if len(words) > 2 and words[0] == b"#" and words[1] in {b"HELP", b"TYPE"}:
-            keeps = not words[2].startswith(b"process_")
-        if keeps or not line:
-            kept.append(line)
-    return b"\n".join(kept)
+        fields = line.split(b" ", 3)
+        if len(fields) > 2 and fields[0] == b"#" and fields[1] in {b"HELP", b"TYPE"}:
+            is_kept = not fields[2].startswith(b"process_")
+        if is_kept or not line:
+            lines.append(line)
+    return b"\n".join(lines)
 
 
 def _start_of(page: bytes) -> float | None:
     """Return the exporter's start, Unix time, from the page; None if the page does not have the family."""
-    found = re.search(rb"^process_start_time_seconds (\S+)$", page, re.MULTILINE)
-    return None if found is None else float(found[1])
+    match = re.search(rb"^process_start_time_seconds (\S+)$", page, re.MULTILINE)
+    return None if match is None else float(match[1])
 
 
-def target_of(words: Sequence[str], source: str = _FROM) -> PushTarget:
+def target_of(arguments: Sequence[str], source: str = _DEFAULT_SOURCE) -> PushTarget:
     """Return the target of a command line; raises ConfigurationError."""
-    text = words[-1]
-    if len(words) == 2 and words[0] == "otlp" and _is_web(text):
+    text = arguments[-1]
+    if len(arguments) == 2 and arguments[0] == "otlp" and _is_web(text):
         try:
             return Otlp(text, source)
         except ImportError as error:
             remedy = f"pip install 'training-exporter[otlp]' ({error})"
             raise mistake("otlp", f"OpenTelemetry's exporter is not installed: {remedy}") from None
-    if len(words) == 1 and _is_web(text) and urlsplit(text).path.startswith("/metrics/job"):
+    if len(arguments) == 1 and _is_web(text) and urlsplit(text).path.startswith("/metrics/job"):
         return Gateway(text)
-    if len(words) == 1 and "://" not in text and not Path(text).is_dir() and Path(text).parent.is_dir():
+    if len(arguments) == 1 and "://" not in text and not Path(text).is_dir() and Path(text).parent.is_dir():
         return TextFile(Path(text))
     expected = "a file in an existing directory, http://HOST:9091/metrics/job/JOB or otlp http://HOST:4318"
-    raise mistake("target", f"{' '.join(words)!r} is not a target; expected {expected}")
+    raise mistake("target", f"{' '.join(arguments)!r} is not a target; expected {expected}")
 
 
 def _is_web(text: str) -> bool:

@@ -1,6 +1,6 @@
 """Configuration reload by SIGHUP or POST /-/reload.
 
-An invalid configuration is not applied; options that need a restart are unchanged and logged once.
+An invalid configuration is not applied. Options that need a restart keep their value, which is logged once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Holder of the configuration in force, `current`; options that need a restart keep their first value.
+    """Configuration in force, `current`, and its reload; options that need a restart keep their first value.
 
     `read` returns a new configuration or raises ConfigurationError; `apply` changes the running parts.
     """
@@ -54,7 +54,7 @@ class Reloader:
         self._read = read
         self._apply = apply
         self._lock = threading.Lock()
-        self._turns = threading.Lock()  # background reloads run in sequence
+        self._background_lock = threading.Lock()  # background reloads run in sequence
         self._waiting = threading.Event()  # a background reload is queued
         self._logged: dict[str, Any] = {}  # values that wait for a restart
         self._successful = True
@@ -64,14 +64,14 @@ class Reloader:
         """Read and apply the configuration; on ConfigurationError the running configuration is unchanged."""
         with self._lock:
             try:
-                wanted = self._read()
+                new = self._read()
             except ConfigurationError as error:
                 self._successful = False
                 for problem in error.problems:
                     _log.error("invalid configuration", extra={"problem": str(problem)})
                 _log.error("configuration not reloaded; the previous one stays in force")
                 raise
-            effective, waiting = _with_restart_values_of(self.current, wanted)
+            effective, waiting = _with_restart_values_of(self.current, new)
             for key, value in waiting.items():
                 if key not in self._logged or self._logged[key] != value:
                     message = "a changed setting needs a restart; the previous value stays in force"
@@ -90,7 +90,7 @@ class Reloader:
             threading.Thread(target=self._reload_in_background, name="exporter-reload", daemon=True).start()
 
     def _reload_in_background(self) -> None:
-        with self._turns:
+        with self._background_lock:
             self._waiting.clear()  # before reading: a later signal means a newer file
             try:
                 self.reload()

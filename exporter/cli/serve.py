@@ -1,6 +1,6 @@
 """Composition root of the sidecar: connects feed, collectors, ledger, exposition and web server.
 
-The main thread waits for signals; the scheduler's threads collect, and the web server's threads respond.
+The main thread waits for signals, the scheduler's threads collect, and the web server's threads respond.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ _log = logging.getLogger(__name__)
 def serve(
     configuration: Configuration, *, read: Callable[[], Configuration], linger_seconds: float | None = None
 ) -> int:
-    """Run the sidecar until SIGTERM, SIGINT or the end of the last run; returns 0, or `JOINED` if the runs have a sidecar.
+    """Run the sidecar until SIGTERM, SIGINT or the end of the last run.
 
-    `read` returns the new configuration at a reload; `linger_seconds` is None for a sidecar started without a run. Raises
+    Returns 0, or `JOINED` if another sidecar already serves the feed directory. `read` returns the new configuration at a
+    reload; `linger_seconds` is None for a sidecar that is not attached to a run. Raises
     ConfigurationError, ListenError, FeedDirectoryError or StateError if the sidecar cannot start.
     """
     # All threads share one arena of glibc's malloc: separate arenas cannot share freed memory and cost 4 of 48 MiB.
@@ -70,7 +71,7 @@ def serve(
         sidecar = SidecarService(configuration, read=read, logs=logs)
         lingering = None
         if linger_seconds is not None:
-            # Before the port is bound, which belongs to the other sidecar.
+            # Before the address is bound, because another sidecar may use the port.
             if not sidecar.own_feed():
                 _log.debug("another sidecar serves this feed directory")
                 return JOINED
@@ -78,15 +79,15 @@ def serve(
             lingering = Lingering(sidecar, active=active, linger_seconds=linger_seconds)
         try:
             sidecar.start()
-            # The garbage collector ignores the loaded modules. A pass over a feed replaces thousands of objects without
-            # cycles; the search for cycles used a fifth of all processor time.
+            # `freeze` excludes the loaded modules from garbage collection. A pass over the feed replaces thousands of objects
+            # without reference cycles; with the default thresholds, the search for cycles took a fifth of the CPU time.
             gc.collect()
             gc.freeze()
             gc.set_threshold(10_000, 20, 20)
             # After the addresses are bound: a failed start logs a single line.
             python = f"{platform.python_implementation()} {platform.python_version()}"
-            about = {"version": __version__, "python": python, "platform": platform.platform()}
-            _log.info("started training-exporter", extra=about | {"pid": os.getpid()})
+            fields = {"version": __version__, "python": python, "platform": platform.platform()}
+            _log.info("started training-exporter", extra=fields | {"pid": os.getpid()})
             _wait_for_end(sidecar, signals, lingering)
         finally:
             signals.ending = True
@@ -113,7 +114,7 @@ def _wait_for_end(sidecar: SidecarService, signals: Signals, lingering: Lingerin
 
 
 class SidecarService:
-    """The parts of the sidecar; `feed_passes` counts the published passes over the feed."""
+    """Sidecar: its parts and their lifecycle; `feed_passes` counts the published passes over the feed."""
 
     def __init__(
         self, configuration: Configuration, *, read: Callable[[], Configuration], logs: Logs
@@ -125,7 +126,7 @@ class SidecarService:
         self._reloader = Reloader(configuration, read=read, apply=self._apply)
         self._scheduler = Scheduler(publish=self._publish, withdraw=self._page.withdraw)
         self._reader = FeedReader(self.feed_directory)
-        # Sidecars of a host may share a state directory, each with a separate feed directory.
+        # Sidecars of a host may share a state directory; each has a separate feed directory.
         sidecar = f"{socket.gethostname()}:{self.feed_directory}"
         state = StateStore(configuration.state.dir or self.feed_directory, sidecar=sidecar)
         self._jobs = JobCollector(
@@ -157,7 +158,7 @@ class SidecarService:
                 self._status,
                 reload=self._reloader.reload,
                 enable_lifecycle=configuration.web.enable_lifecycle,
-                gpus_lacking=self._gpus_lacking,
+                missing_gpus=self._missing_gpus,
             ),
             listen=configuration.web.listen_address,
             web_config=configuration.web.config_file,
@@ -166,14 +167,14 @@ class SidecarService:
         self._rules_refused = False
 
     def own_feed(self) -> bool:
-        """Become the owner of the feed directory; False if a different sidecar owns the directory. Raises FeedDirectoryError."""
+        """Become the owner of the feed directory; returns False if another sidecar owns it. Raises FeedDirectoryError."""
         prepare_directory(self.feed_directory)
         return self._reader.ownership.acquire() or runs.owner(self.feed_directory) is None
 
     def start(self) -> None:
-        """Prepare the feed directory, bind the addresses, and start to collect; raises as `serve`.
+        """Prepare the feed directory, bind the addresses, and start to collect; raises the errors of `serve`.
 
-        The port is bound before any file is written, so a second exporter on the port cannot change files.
+        The addresses are bound before any file is written, so a second exporter on the same port changes no file.
         """
         self._page.watch("exporter.collectors", self._scheduler.families)
         self._page.watch("exporter.configuration", self._reloader.families)
@@ -184,13 +185,13 @@ class SidecarService:
         self._server.start()
         self._reader.ownership.acquire()
         self._write_rules()
-        self._wiring.follow(self._reloader.current)
-        every = SILENT_INTERVAL_SECONDS
-        self._scheduler.add(self._silent, interval_seconds=every, deadline_seconds=every, lane=LOCAL_LANE)
+        self._wiring.apply(self._reloader.current)
+        seconds = SILENT_INTERVAL_SECONDS
+        self._scheduler.add(self._silent, interval_seconds=seconds, deadline_seconds=seconds, lane=LOCAL_LANE)
         self._scheduler.start()
 
     def stop(self) -> None:
-        """Refuse new connections, finish running responses, and release all resources; also after a failed start."""
+        """Refuse new connections, finish running responses, and release all resources; allowed after a failed start."""
         self._server.stop()
         self._scheduler.stop()
         self._wiring.close()
@@ -207,25 +208,25 @@ class SidecarService:
     def _apply(self, old: Configuration, new: Configuration) -> None:
         if new.log != old.log:
             self._logs.configure(level=new.log.level, form=new.log.format)
-        self._wiring.follow(new)
+        self._wiring.apply(new)
         self.collect_feed()  # the pass publishes the recording rules
 
     def toggle_gpus(self) -> None:
-        """Detach from NVML, so that a driver can be unloaded or a GPU reset, or reattach."""
-        gpus, about = self._wiring.gpu, {"signal": "SIGUSR1"}
+        """Detach from NVML, so that the driver can be unloaded or a GPU reset; if detached, reattach."""
+        gpus, fields = self._wiring.gpu, {"signal": "SIGUSR1"}
         if gpus is None:
-            _log.warning("GPU collection is disabled; SIGUSR1 has no effect", extra=about)
+            _log.warning("GPU collection is disabled; SIGUSR1 has no effect", extra=fields)
         elif gpus.toggle():
-            _log.info("NVML is being detached; send the signal again to reattach it", extra=about)
+            _log.info("NVML is being detached; send the signal again to reattach it", extra=fields)
         else:
-            _log.info("NVML is being opened again", extra=about)
+            _log.info("NVML is being opened again", extra=fields)
 
     def reload_soon(self) -> None:
         """Reload the configuration on a thread; the log reports problems."""
         self._reloader.reload_soon()
 
     def next_expected_scrape(self) -> float | None:
-        """Return the monotonic time of a regular scraper's next scrape; None without one."""
+        """Return the monotonic time of the next scrape by a regular scraper; None without a regular scraper."""
         return self._server.next_expected_scrape()
 
     def collect_feed(self) -> None:
@@ -233,24 +234,24 @@ class SidecarService:
         self._scheduler.run_soon(FEED)
 
     def _publish(self, name: str, families: Sequence[Metric]) -> None:
-        # The feed has most series and changes more often than scrapes happen.
+        # The feed's families are rendered at a scrape: they are most of the series, and change more often than they are scraped.
         self._page.publish(name, families, early=name != FEED)
         if name == FEED:
             self.feed_passes += 1
             self._write_rules()
-            self._status.note()
-        elif name == ProcessCollector.name and self._wiring.job_came():
-            self._scheduler.run_soon(ProcessMemoryCollector.name)  # which has a slow interval
+            self._status.record()
+        elif name == ProcessCollector.name and self._wiring.has_new_job():
+            self._scheduler.run_soon(ProcessMemoryCollector.name)  # its interval is long
 
     def _write_rules(self) -> None:
-        """Write `overrides.json` if this sidecar owns the directory; tried after each pass, since a full disk may recover."""
-        wanted = self._reloader.current
+        """Write `overrides.json` if this sidecar owns the directory; retried after each pass, because a full disk may recover."""
+        configuration = self._reloader.current
         if not self._reader.ownership.is_held:
             self._written_rules = None
-        elif self._written_rules is not wanted:
+        elif self._written_rules is not configuration:
             try:
-                write_overrides(self.feed_directory, wanted.overrides())
-                self._written_rules, self._rules_refused = wanted, False
+                write_overrides(self.feed_directory, configuration.overrides())
+                self._written_rules, self._rules_refused = configuration, False
             except FeedError as error:
                 if not self._rules_refused:
                     described = diagnoses.RULES_NOT_WRITTEN.describe(error=error)
@@ -258,16 +259,16 @@ class SidecarService:
                 self._rules_refused = True
 
     def _not_ready(self) -> str | None:
-        """Return why a scrape would be wrong now: totals without their past would step back."""
+        """Return why scrapes are refused: without the saved state, totals would decrease. None if the state is loaded."""
         return None if self._jobs.loaded else "the state of earlier processes is still being read"
 
-    def _gpus_lacking(self) -> str | None:
-        """Return why required GPUs are missing; a scrape is correct nevertheless."""
+    def _missing_gpus(self) -> str | None:
+        """Return why required GPUs are missing, which makes the exporter unready but does not affect scrapes."""
         gpus = self._wiring.gpu
         return None if gpus is None else gpus.not_ready()
 
     def _recording_processes(self) -> list[ProcessIdentity]:
-        return [each.process for each in self._jobs.processes or ()]
+        return [entry.process for entry in self._jobs.processes or ()]
 
 
 def _prepare_state_directory(path: Path) -> None:

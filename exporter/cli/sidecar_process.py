@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from exporter.cli.child import own_command, start_own
-from exporter.cli.flags import JOINED, REFUSED, flags_of, say, value_of
+from exporter.cli.flags import JOINED, REFUSED, command_line_of, say, value_of
 from exporter.config.options import format_duration
 from exporter.feed import runs
 
@@ -30,7 +30,7 @@ def sidecar_command(flags: argparse.Namespace, linger_seconds: float) -> tuple[s
     has_level = value_of(flags, "--log.level") is not None or value_of(flags, "--config.file") is not None
     level = () if has_level else ("--log.level=warn",)
     return own_command(
-        *flags_of(flags), *level, runs.ATTACHED_FLAG, f"--run.linger={format_duration(linger_seconds)}"
+        *command_line_of(flags), *level, runs.ATTACHED_FLAG, f"--run.linger={format_duration(linger_seconds)}"
     )
 
 

@@ -1,7 +1,7 @@
-"""Signals as values for the main thread of the sidecar and of `push`.
+"""Queue of received signals for the main thread of the sidecar and of `push`.
 
-The main thread waits for the byte that CPython's C handler writes: otherwise a signal just before the system call would stay
-unnoticed. Signals are not blocked, because programs started by collectors would inherit the mask.
+The main thread waits for the byte that CPython's C signal handler writes to a socket, so that a signal just before the system
+call ends the wait. Signals are not blocked, because programs that collectors start would inherit the mask.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """SIGTERM, SIGINT, SIGHUP and SIGUSR1 as values on the main thread; a second SIGTERM or SIGINT ends the process.
+    """Queue of SIGTERM, SIGINT, SIGHUP and SIGUSR1; a second SIGTERM or SIGINT terminates the process.
 
     Attributes:
         ending: True after the first SIGTERM or SIGINT, so the next signal terminates the process at once.
@@ -26,27 +26,27 @@ class Signals:
     def __init__(self) -> None:
         self.ending = False
         # SimpleQueue.put is reentrant: a handler can interrupt `get`.
-        self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._bell, self._ringer = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ringer.setblocking(False)
-        signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
+        self._received: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in (*ENDING, signal.SIGHUP, signal.SIGUSR1):
-            signal.signal(number, self._take)
-        # Possibly blocked by the parent process.
+            signal.signal(number, self._handle)
+        # The parent process may have blocked these signals.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGINT})
 
     def wait(self, timeout_seconds: float | None) -> int | None:
-        """Return the next signal, or None after the timeout or earlier."""
-        if self._came.empty():
-            select.select([self._bell], [], [], timeout_seconds)
+        """Return the next signal; None after the timeout, or earlier after a spurious wake-up."""
+        if self._received.empty():
+            select.select([self._reader], [], [], timeout_seconds)
             with contextlib.suppress(BlockingIOError):
-                self._bell.recv(4096)
-        with contextlib.suppress(queue.Empty):  # handlers have run
-            return self._came.get_nowait()
+                self._reader.recv(4096)
+        with contextlib.suppress(queue.Empty):  # the handlers have run by now
+            return self._received.get_nowait()
         return None
 
-    def _take(self, number: int, _frame: object) -> None:
+    def _handle(self, number: int, _frame: object) -> None:
         if self.ending and number in ENDING:
             os._exit(128 + number)
-        self._came.put(number)
+        self._received.put(number)

@@ -1,6 +1,6 @@
 """Schedule of the collectors, built from the configuration and rebuilt after a reload.
 
-Collectors receive the latest values of other collectors as callables, so no collector waits.
+A collector reads the latest values of other collectors through callables, so no collector waits for another.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FEED, ENERGY = "feed", "energy"
 LEDGER_DEADLINE_SECONDS = 10.0
 HANG_DEADLINE_SECONDS = 10.0
 LEDGER_LANE = "ledger"
-"""Lane of both, because both write to the state directory and can hang there."""
+"""Lane of the collectors `FEED` and `ENERGY`, which both write to the state directory and may hang there."""
 
 _C = TypeVar("_C", HangCollector, ProcessCollector, RaplCollector)
 
@@ -63,29 +63,32 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEntry:
-    """Row of the schedule; collectors are recreated for new options and only rescheduled for new times."""
+    """Row of the schedule. New options recreate the collectors; new times only reschedule them."""
 
     name: str
-    make: Callable[[], Sequence[AnyCollector]]
+    create: Callable[[], Sequence[AnyCollector]]
     times: Times
     options: object = None
     lane: str | None = None  # None means a separate thread
 
-    def is_unchanged(self, before: ScheduleEntry) -> bool:
+    def is_unchanged(self, previous: ScheduleEntry) -> bool:
         """Return True if options and times equal the row before a reload."""
-        return self.options == before.options and self.times == before.times
+        return self.options == previous.options and self.times == previous.times
 
 
 @dataclass(frozen=True, slots=True)
 class RunningEntry:
-    """Row of the schedule with collectors."""
+    """Row of the schedule with its running collectors."""
 
     entry: ScheduleEntry
     collectors: Sequence[AnyCollector]
 
 
 class Wiring:
-    """Builder of the schedule, with the sources that collectors read from each other; `gpu` is None without GPUs."""
+    """Builder of the schedule, which passes the values of collectors to other collectors.
+
+    `gpu` is None while GPU collection is disabled.
+    """
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class Wiring:
         self.gpu: GpuCollector | None = None
         self._scheduler = scheduler
         self._jobs = jobs
-        self._pages = state
+        self._state = state
         self._feed_directory = feed_directory
         self._linger_seconds = configuration.feed.linger
         self._had_members = False
@@ -128,32 +131,32 @@ class Wiring:
                 lives=self._lives.watch,
                 job=lambda: jobs.processes,
             ),
-            self._pages,
+            self._state,
             self._lock,
             boot=boot,
             options=settings,
             linger_seconds=configuration.feed.linger,
         )
 
-    def follow(self, configuration: Configuration) -> None:
-        """Schedule the enabled collectors; an unchanged collector retains series, result and running pass."""
-        wanted = {entry.name: entry for entry in self._wanted(configuration)}
+    def apply(self, configuration: Configuration) -> None:
+        """Schedule the enabled collectors; an unchanged collector keeps its series, its result and its running pass."""
+        new_entries = {entry.name: entry for entry in self._entries(configuration)}
         self._energy.configure(configuration.energy)
         self._jobs.sessions.options = configuration.goodput
         rescheduled: dict[str, Sequence[AnyCollector]] = {}
         for name, running in list(self._running.items()):
-            now = wanted.get(name)
-            if now is None or not now.is_unchanged(running.entry):
+            entry = new_entries.get(name)
+            if entry is None or not entry.is_unchanged(running.entry):
                 del self._running[name]
                 for collector in running.collectors:
                     self._scheduler.remove(collector.name)
-                if now is not None and now.options == running.entry.options:
+                if entry is not None and entry.options == running.entry.options:
                     rescheduled[name] = running.collectors
-        if GpuCollector.name not in wanted:
+        if GpuCollector.name not in new_entries:
             self._replace_gpus(None)
-        for name, entry in wanted.items():
+        for name, new_entry in new_entries.items():
             if name not in self._running:
-                self._schedule(entry, rescheduled.get(name) or entry.make())
+                self._schedule(new_entry, rescheduled.get(name) or new_entry.create())
 
     def _schedule(self, entry: ScheduleEntry, collectors: Sequence[AnyCollector]) -> None:
         self._running[entry.name] = RunningEntry(entry, collectors)
@@ -165,11 +168,11 @@ class Wiring:
                 lane=entry.lane,
             )
 
-    def _wanted(self, configuration: Configuration) -> Iterator[ScheduleEntry]:
+    def _entries(self, configuration: Configuration) -> Iterator[ScheduleEntry]:
         feed, gpu, energy = configuration.feed, configuration.gpu, configuration.energy
         yield ScheduleEntry(
             name=FEED,
-            make=lambda: [self._jobs],
+            create=lambda: [self._jobs],
             times=Times(interval_seconds=feed.interval, deadline_seconds=LEDGER_DEADLINE_SECONDS),
             lane=LEDGER_LANE,
         )
@@ -178,7 +181,7 @@ class Wiring:
             if options.enabled:
                 yield ScheduleEntry(
                     name=entry.name,
-                    make=partial(self._made, entry),
+                    create=partial(self._create, entry),
                     times=Times(
                         interval_seconds=options.interval, deadline_seconds=options.effective_deadline
                     ),
@@ -188,7 +191,7 @@ class Wiring:
         if configuration.hang.detail is not None:
             yield ScheduleEntry(
                 name=HangCollector.name,
-                make=partial(self._made_hangs, configuration.hang.detail),
+                create=partial(self._create_hangs, configuration.hang.detail),
                 times=Times(
                     interval_seconds=configuration.hang.interval, deadline_seconds=HANG_DEADLINE_SECONDS
                 ),
@@ -198,98 +201,98 @@ class Wiring:
         if gpu.enabled:
             yield ScheduleEntry(
                 name=GpuCollector.name,
-                make=partial(self._made_gpus, gpu),
+                create=partial(self._create_gpus, gpu),
                 times=Times(interval_seconds=gpu.interval, deadline_seconds=gpu.effective_deadline),
                 options=replace(gpu, interval=1.0, deadline=1.0),  # other times need no new NVML child
             )
         if energy.enabled:
             yield ScheduleEntry(
                 name=ENERGY,
-                make=lambda: [self._energy],
+                create=lambda: [self._energy],
                 times=Times(interval_seconds=energy.interval, deadline_seconds=LEDGER_DEADLINE_SECONDS),
                 options=energy,
                 lane=LEDGER_LANE,
             )
 
-    def job_came(self) -> bool:
-        """Return True at the first call after processes of a job have appeared."""
-        had, self._had_members = self._had_members, bool(self._members())
-        return self._had_members and not had
+    def has_new_job(self) -> bool:
+        """Return True at the first call after processes of a job appeared."""
+        had_members, self._had_members = self._had_members, bool(self._members())
+        return self._had_members and not had_members
 
     def close(self) -> None:
-        """Stop the GPU collector, and release the lock on the machine's energy counters."""
+        """Stop the GPU collector, and release the lock on the node's energy counters."""
         self._replace_gpus(None)
         self._lives.stop()
         self._lock.release()
 
-    def _made(self, entry: CollectorEntry) -> Sequence[AnyCollector]:
+    def _create(self, entry: CollectorEntry) -> Sequence[AnyCollector]:
         if isinstance(entry.options, ExtraOptions):
             return extra_collectors(entry.options.classes)
-        more: dict[str, Any] = {}
+        sources: dict[str, Any] = {}
         if entry.name == ProcessCollector.name:
-            more = {"job": lambda: self._jobs.processes, "gpu_use": self._gpu_use}
-            more["linger_seconds"] = self._linger_seconds
+            sources = {"job": lambda: self._jobs.processes, "gpu_use": self._gpu_use}
+            sources["linger_seconds"] = self._linger_seconds
         elif entry.name == RaplCollector.name:
-            more = {"counts": self._lock.acquire, "working": self._is_working}
+            sources = {"counts": self._lock.acquire, "working": self._is_working}
             watts = self._settings.cpu_idle_watts, self._settings.cpu_tdp_watts
-            more["idle_watts"], more["tdp_watts"] = watts
+            sources["idle_watts"], sources["tdp_watts"] = watts
         elif entry.name == ProcessMemoryCollector.name:
-            more = {"members": self._members}
+            sources = {"members": self._members}
         elif entry.name == CheckpointDirsCollector.name:
-            more = {"runs": self._alive}
-        return [entry.factory(**more, **entry.options.own_options())]
+            sources = {"runs": self._alive}
+        return [entry.factory(**sources, **entry.options.own_options())]
 
-    def _made_hangs(self, detail: Detail) -> Sequence[AnyCollector]:
+    def _create_hangs(self, detail: Detail) -> Sequence[AnyCollector]:
         return [HangCollector(self._feed_directory, lambda: self._jobs.overdue_runs, detail=detail)]
 
     def hangs(self) -> Sequence[Explained]:
         """Return the explanations of the runs that hang now."""
-        collector = self._of(HangCollector)
+        collector = self._find(HangCollector)
         return () if collector is None else collector.explained()
 
-    def _made_gpus(self, settings: GpuSection) -> Sequence[AnyCollector]:
+    def _create_gpus(self, settings: GpuSection) -> Sequence[AnyCollector]:
         replayed = {} if settings.replay is None else collector_arguments(settings.replay)
         visible = visible_devices()
         publish = partial(self._scheduler.run_soon, GpuCollector.name)
 
-        def sampled() -> None:
-            publish()  # at the pace of the readings, for even rates of counters
-            # Starts and ends of processes are noted within a second: a run may be shorter than a pass of the energy.
+        def on_sample() -> None:
+            publish()  # after each pass over the GPUs, so that rates of counters are even
+            # Starts and ends of processes are recorded within a second: a run may be shorter than a pass of the energy collector.
             self._lives.watch(
-                {each.pid for each in self._gpu_use()} | living_pids(self._jobs.processes or ())
+                {process.pid for process in self._gpu_use()} | living_pids(self._jobs.processes or ())
             )
 
-        made = GpuCollector(
+        collector = GpuCollector(
             settings,
             visible=visible,
             on_change=publish,
-            on_sample=sampled,
+            on_sample=on_sample,
             counts_energy=self._lock.acquire,
             detached=self.gpu is not None and self.gpu.detached,
             **replayed,
         )
-        self._replace_gpus(made)
-        return [made]
+        self._replace_gpus(collector)
+        return [collector]
 
-    def _replace_gpus(self, made: GpuCollector | None) -> None:
-        before, self.gpu = self.gpu, made
-        if before is not None:
-            before.stop()
-        if made is not None:
-            made.start()
+    def _replace_gpus(self, collector: GpuCollector | None) -> None:
+        previous, self.gpu = self.gpu, collector
+        if previous is not None:
+            previous.stop()
+        if collector is not None:
+            collector.start()
 
-    def _of(self, kind: type[_C]) -> _C | None:
-        """Return the running collector of a kind, or None."""
+    def _find(self, kind: type[_C]) -> _C | None:
+        """Return the running collector of a class; None if it is not scheduled."""
         running = self._running.get(kind.name)
         collectors = () if running is None else running.collectors
-        return next((each for each in collectors if isinstance(each, kind)), None)
+        return next((collector for collector in collectors if isinstance(collector, kind)), None)
 
     def _members(self) -> Sequence[Member]:
-        processes = self._of(ProcessCollector)
+        processes = self._find(ProcessCollector)
         return () if processes is None else processes.members
 
     def _machine_use(self) -> MachineUse | None:
-        processes = self._of(ProcessCollector)
+        processes = self._find(ProcessCollector)
         return None if processes is None else processes.use
 
     def _gpu_use(self) -> Sequence[GpuProcessUse]:
@@ -299,12 +302,12 @@ class Wiring:
         return () if self.gpu is None else self.gpu.registry.energies()
 
     def _readings(self) -> Sequence[EnergyReading]:
-        rapl = self._of(RaplCollector)
+        rapl = self._find(RaplCollector)
         return (*(() if rapl is None else rapl.readings), *self._gpu_readings())
 
     def _alive(self) -> Collection[str] | None:
         processes = self._jobs.processes
-        return None if processes is None else {each.process.run for each in processes if each.alive}
+        return None if processes is None else {entry.process.run for entry in processes if entry.alive}
 
     def _is_working(self) -> bool | None:
         alive = self._alive()
