@@ -70,7 +70,7 @@ GPU_VARIABLE = Variable(
     "GPU",
     'label_values(gpu_up{@node, uuid=~"$uuid"}, gpu)',
     sort=NUMERICAL_SORT,
-    description="Index of the GPU on its node.",
+    description="Index of the GPU in CUDA_VISIBLE_DEVICES of the job; without that variable, the index in NVML.",
 )
 
 
