@@ -1,1 +1,1 @@
-"""The command line: configuration, serve, run, check, demo."""
+"""Commands of `training-exporter`: serve, run, check, stacks, demo, push and assets; and their configuration."""

@@ -1,6 +1,6 @@
 """`training-exporter assets --output DIR`: writes the dashboards, rules and examples of the package.
 
-They lie in `exporter/assets`, in the repository as links to where they are made. Standard library only.
+The files are in `exporter/assets`; in the repository these are links to the sources. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     found = [Path(folder, name) for folder, _, names in os.walk(SOURCE, followlinks=True) for name in names]
     files = {output / path.relative_to(SOURCE): path for path in sorted(found)}
     if not files:
-        say("this installation has none of them: they are in the wheel and in the repository")
+        say(f"{SOURCE} has no files; install the wheel, or run the command in the repository")
         return FAILED
     try:
         there = {each: path for each, path in files.items() if each.exists()}

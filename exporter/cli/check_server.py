@@ -19,7 +19,7 @@ from exporter.feed import runs
 from exporter.web.listen import bind, parse_address
 from exporter.web.protection import Protection, load_protection
 
-ANSWER_SECONDS = 3.0
+REQUEST_TIMEOUT_SECONDS = 3.0
 _SAMPLE = re.compile(
     r"^(exporter_collector_success|exporter_feed_owner|gpu_nvml_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE
 )
@@ -28,7 +28,7 @@ _OWN = "name[]=exporter_collector_success&name[]=exporter_feed_owner&name[]=gpu_
 
 
 @dataclass(frozen=True, slots=True)
-class HttpAnswer:
+class HttpResult:
     """Status and text of a response."""
 
     status: int
@@ -49,7 +49,7 @@ def ports(configuration: Configuration, feed_directory: Path) -> Iterator[CheckF
     for address in map(parse_address, configuration.web.listen_address):
         try:
             bind(address, backlog=1).close()
-        except ListenError as error:  # noqa: PERF203  # each may be in use
+        except ListenError as error:  # noqa: PERF203  # every address may be in use
             host = address.host if address.host not in ("", "::", "0.0.0.0") else "127.0.0.1"
             scheme = "http" if protection.tls is None else "https"
             base = f"{scheme}://{f'[{host}]' if ':' in host else host}:{address.port}"
@@ -59,7 +59,7 @@ def ports(configuration: Configuration, feed_directory: Path) -> Iterator[CheckF
 
 
 def refused(subject: str, error: ConfigurationError) -> Iterator[CheckFinding]:
-    """Return the problems of a configuration that the exporter would refuse."""
+    """Yield the problems of a configuration that the exporter refuses."""
     for problem in error.problems:
         yield CheckFinding("FAIL", subject, str(problem), "correct it: the exporter refuses to start")
 
@@ -128,11 +128,11 @@ def own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[CheckFin
         yield fail("nvidia", known.describe(reason=nvml_reason))
 
 
-def _get(base: str, path: str, size: int = 200) -> HttpAnswer:
-    """Request a path of any server, without redirection and without a proxy."""
+def _get(base: str, path: str, size: int = 200) -> HttpResult:
+    """Request a path of any server, without redirects and without a proxy."""
     context = ssl._create_unverified_context()  # noqa: S323, SLF001  (no secret is sent)
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(context=context)):
         opener.add_handler(handler)
-    with opener.open(base + path, timeout=ANSWER_SECONDS) as answer:
-        return HttpAnswer(answer.status, answer.read(size).decode(errors="replace").strip())
+    with opener.open(base + path, timeout=REQUEST_TIMEOUT_SECONDS) as response:
+        return HttpResult(response.status, response.read(size).decode(errors="replace").strip())

@@ -1,6 +1,6 @@
 """Configuration from flags, environment, file and defaults; read at the start and at every reload.
 
-A flag wins over the environment, that over the file. A relative path in a file is relative to the file.
+Flags override the environment, and the environment overrides the file. A relative path in a file is relative to the file.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Rule:
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Check that a window remains and that the buckets form a histogram."""
+        """Yield a problem if no window remains, or if the buckets do not form a histogram."""
         if self.window_seconds is None and self.window_samples is None:
             yield "window_samples", "a window needs a length, a number of samples or both, not null for both"
         if self.buckets is not UNCHANGED:
@@ -111,17 +111,17 @@ class Configuration:
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Whether the rules are few enough for the training processes to read."""
+        """Yield a problem if there are more rules than the training processes read."""
         if len(self.recording) > MAX_RULES:
             yield "recording", f"has {len(self.recording)} rules, at most {MAX_RULES} are allowed"
 
     def overrides(self) -> list[dict[str, object]]:
-        """Every rule for the training processes, as JSON."""
+        """Return all rules for the training processes, as JSON objects."""
         return [rule.as_override() for rule in self.recording]
 
 
 def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configuration:
-    """Put the configuration together; reads the file each time. Raises ConfigurationError."""
+    """Read the file and combine it with flags, environment and defaults. Raises ConfigurationError."""
     problems: list[Problem] = []
     configuration = Configuration()
 

@@ -1,4 +1,4 @@
-"""End of an attached sidecar: after the last launch of `run` and the final scrape."""
+"""Decision when an attached sidecar ends: after the last launch of `run` and the final scrape."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ POLL_SECONDS = 0.5
 LINGER_POLL_SECONDS = 0.1
 LAST_PASSES_SECONDS = 5.0
 MARGIN_SECONDS = 2.0
-"""How late a scrape may be."""
+"""Tolerance for a late scrape."""
 
 _log = logging.getLogger(__name__)
 
 
 class Scraped(Protocol):
-    """The part of the sidecar that `Lingering` needs."""
+    """Interface of the sidecar that `Lingering` needs."""
 
     feed_passes: int
 
     def next_expected_scrape(self) -> float | None:
-        """Return the monotonic time of a regular scraper's next scrape; None if no scraper is regular."""
+        """Return the monotonic time of the next scrape by a regular scraper; None without a regular scraper."""
 
     def collect_feed(self) -> None:
         """Read the feed as soon as possible."""
@@ -48,7 +48,7 @@ class Lingering:
         self._linger_seconds = linger_seconds
         self._monotonic = monotonic
         self._ended: float | None = None  # when the last launch disappeared
-        self._passes_wanted = 0
+        self._required_passes = 0
         self._due: float | None = None  # the awaited scrape; None until the page is final
 
     def wait_seconds(self) -> float:
@@ -65,13 +65,13 @@ class Lingering:
         if self._ended is None:
             self._ended = now
             # The current pass may have read a file before the last change; the next pass reads all changes.
-            self._passes_wanted = self._sidecar.feed_passes + 2
+            self._required_passes = self._sidecar.feed_passes + 2
             if due is not None:
                 _log.debug("no job is left, waiting for the next scrape")
         if due is None or now - self._ended >= self._linger_seconds:
             return True
         if self._due is None:
-            if self._sidecar.feed_passes < self._passes_wanted and now - self._ended < LAST_PASSES_SECONDS:
+            if self._sidecar.feed_passes < self._required_passes and now - self._ended < LAST_PASSES_SECONDS:
                 self._sidecar.collect_feed()
                 return False
             self._due = due

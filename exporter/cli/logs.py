@@ -29,7 +29,7 @@ LEVELS: Mapping[Level, int] = {
     "debug": logging.DEBUG,
 }
 LONGEST_VALUE = 4000
-"""Maximum characters of a value; longer values are cut. A traceback fits, a hostile label does not fill a disk."""
+"""Maximum length of a value; longer values are truncated. A traceback fits, and a hostile label cannot fill a disk."""
 QUEUED_LINES = 1000
 
 # Attributes of every LogRecord; `extra` adds further attributes.
@@ -103,7 +103,7 @@ class _Output(logging.Handler):
         self._reported = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line of a record, and a line about dropped ones."""
+        """Write the line of a record, then a line with the number of dropped records, if any."""
         self._write(record.getMessage())
         if self._queued.dropped > self._reported:
             dropped = self._queued.dropped

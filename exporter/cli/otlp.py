@@ -35,7 +35,7 @@ SeriesKey = tuple[str, frozenset[tuple[str, str]]]
 
 
 def unit_of(name: str) -> str:
-    """Return the UCUM unit of a family; "" for a number without a unit."""
+    """Return the UCUM unit of a family; "" for a family without a unit."""
     return UNITS.get(name.removesuffix("_total").rpartition("_")[2], "")
 
 
@@ -56,16 +56,16 @@ class StartTimes:
         self._before: int | None = None
 
     def begin(self, exporter_start: int) -> None:
-        """Begin the first page; later calls do nothing."""
+        """Set the start time for the series of the first push; later calls do nothing."""
         if self._before is None:
             self._before = exporter_start
 
     def end(self, now: int) -> None:
-        """End a page."""
+        """Set the start time for new and reset series of the next push."""
         self._before = now
 
     def of(self, name: str, labels: Mapping[str, str], value: float) -> int:
-        """Return the start time of a series with the present value."""
+        """Return the start time of a series, given its current value."""
         key = (name, frozenset(labels.items()))
         known = self._series.get(key)
         if known is None or value < known.value:
@@ -75,25 +75,27 @@ class StartTimes:
 
 
 class Otlp:
-    """An OTLP endpoint over HTTP; `http://HOST:4318`, or a URL with a path.
+    """OTLP endpoint over HTTP: `http://HOST:4318`, or a URL with a path.
 
-    A series that is not on the page is not sent: a gap stays a gap. `source`, the page's address, names the instance.
+    Series that are not on the page are not sent, so gaps remain gaps. `source`, the URL of the page, identifies the instance.
     """
 
     def __init__(self, endpoint: str, source: str) -> None:
-        from opentelemetry.exporter.otlp.proto.http import metric_exporter  # noqa: PLC0415  (an extra)
-        from opentelemetry.sdk.metrics import export  # noqa: PLC0415  (likewise)
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  (likewise)
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415  (likewise)
+        from opentelemetry.exporter.otlp.proto.http import metric_exporter  # noqa: PLC0415  # an optional dependency
+        from opentelemetry.sdk.metrics import export  # noqa: PLC0415  # an optional dependency
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # an optional dependency
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415  # an optional dependency
 
         url = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/metrics"
         self._exporter = metric_exporter.OTLPMetricExporter(endpoint=url, timeout=TIMEOUT_SECONDS)
         page = urlsplit(source)
-        here = page.hostname in {"127.0.0.1", "::1", "localhost"}
-        about = {"service.instance.id": f"{socket.gethostname()}:{page.port}" if here else page.netloc}
+        is_local = page.hostname in {"127.0.0.1", "::1", "localhost"}
+        attributes = {
+            "service.instance.id": f"{socket.gethostname()}:{page.port}" if is_local else page.netloc
+        }
         if "OTEL_SERVICE_NAME" not in os.environ:
-            about["service.name"] = "training-exporter"
-        self._resource = Resource.create(about)
+            attributes["service.name"] = "training-exporter"
+        self._resource = Resource.create(attributes)
         self._scope = InstrumentationScope("training-exporter", __version__)
         self._sdk = export
         self._cumulative = export.AggregationTemporality.CUMULATIVE
@@ -112,7 +114,7 @@ class Otlp:
             raise OSError("the endpoint did not accept the metrics")
 
     def remove(self) -> None:
-        """Skip removal: an unsent series is a gap."""
+        """Do nothing: series that are no longer sent end by themselves."""
 
     def _metrics(self, family: Metric, now: int) -> Iterator[Any]:
         """Convert a family; a summary becomes two sums, because the SDK has no summaries."""
@@ -142,7 +144,7 @@ class Otlp:
     def _histogram_point(
         self, family: str, labels: Mapping[str, str], samples: Sequence[Sample], now: int
     ) -> Any:
-        """Convert buckets up to a bound to counts between bounds; the last count is above all bounds."""
+        """Convert cumulative buckets to counts per bucket; the last bucket is above all bounds."""
         buckets = sorted((float(each.labels["le"]), each.value) for each in samples if "le" in each.labels)
         totals = {each.name.rpartition("_")[2]: each.value for each in samples if "le" not in each.labels}
         below = [0.0, *(count for _, count in buckets)]

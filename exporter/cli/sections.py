@@ -1,6 +1,6 @@
 """Sections of the configuration: options with defaults and the comments of the example.
 
-No default describes a place, a supplier or a device: unset values are absent from the metrics.
+No default assumes a location, an energy supplier or a device: unset values are absent from the metrics.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WebSection:
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Check that an address is set, without duplicates."""
+        """Yield a problem for a missing address and for each duplicate."""
         if not self.listen_address:
             yield "listen_address", "needs at least one address"
         fixed = [address for address in self.listen_address if not address.endswith(":0")]
@@ -108,7 +108,7 @@ class HangSection:
 
     @property
     def detail(self) -> Detail | None:
-        """Content of the stacks; None for off."""
+        """Return the level of detail of the stacks; None for off."""
         return None if self.stacks == "off" else Detail(self.stacks)
 
 
@@ -142,7 +142,7 @@ class GpuSection(GpuOptions):
 
     @property
     def effective_deadline(self) -> float:
-        """The deadline, or the interval if that is shorter than the default deadline."""
+        """Return the deadline, but at most the interval."""
         return min(self.deadline, self.interval)
 
     def problems(self) -> Iterator[tuple[str, str]]:

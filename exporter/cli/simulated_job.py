@@ -1,7 +1,7 @@
 """Training job of the demo: two synchronous ranks, and a launcher that restarts the ranks like torchrun.
 
-A rank exits at the end of standard input. All numbers follow from the rank and the step, so a restarted rank repeats the
-numbers. Each rank holds a GPU of the replayed machine by a file with its process id.
+A rank exits at the end of standard input. All values are functions of the rank and the step, so a restarted rank repeats the
+values. A file with the process id of each rank assigns a GPU of the replayed machine to the rank.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ RANKS = 2
 CYCLE_STEPS = 200
 """Period of the simulated incidents: about a minute at speed 1."""
 PAUSE_STEP, NONFINITE_STEP, VALIDATION_STEP, CRASH_STEP = 60, 90, 110, 140
-"""Within the cycle: all ranks wait for data, the loss is NaN, a validation follows, the slow rank is killed."""
+"""Steps of the cycle at which all ranks wait for data, the loss is NaN, a validation follows, and the slow rank is killed."""
 PAUSE_SECONDS, RESTART_SECONDS, WINDOW_SECONDS = 12.0, 3.0, 2.0
 SLOW_RANK = 1
 CHECKPOINT_STEPS = 25
 TARGET_STEPS = 100_000
 FLOPS_PER_TOKEN = 6 * 1.3e9
-"""Of a model of 1.3 billion parameters, forward and backward."""
+"""Forward and backward pass of a model with 1.3 billion parameters."""
 DATA, FORWARD, BACKWARD, OPTIMIZER = 0.05, 0.28, 0.52, 0.15
-"""Seconds of the phases in a step of a rank."""
+"""Shares of the phases in the compute time of a step."""
 ENDS_SECONDS = 5.0
 
 
@@ -54,7 +54,7 @@ def pid_file(directory: Path, rank: int) -> Path:
 
 
 class SimulatedRank:
-    """Training loop of a rank; `directory` has the checkpoint, a file with the number of steps done."""
+    """Training loop of a rank; the checkpoint is a file with the number of completed steps."""
 
     def __init__(self, given: SimpleNamespace) -> None:
         self._given = given
@@ -109,7 +109,7 @@ class SimulatedRank:
     def _step(self, step: int) -> None:
         at, rank = step % CYCLE_STEPS, self._given.rank
         own = self._compute_seconds(rank, step)
-        whole = max(self._compute_seconds(each, step) for each in range(RANKS))  # all go in step
+        whole = max(self._compute_seconds(each, step) for each in range(RANKS))  # the ranks are synchronous
         with training.data_loading():
             self._pass(own * DATA + (PAUSE_SECONDS if at == PAUSE_STEP else 0.0))
         with training.training_iteration():
@@ -146,7 +146,7 @@ class SimulatedRank:
                 _replace(self._checkpoint, str(step))
 
     def _compute_seconds(self, rank: int, step: int) -> float:
-        """A rank's own work in a step: about 0.19 s, the slow one's a little more, now and then a slow one."""
+        """Return the compute time of a rank in a step: about 0.19 s, more for the slow rank, and 2.5 times that in 3 % of steps."""
         chance = self._chance("step", rank, step)
         slow = 2.5 if chance.random() < 0.03 else 1.0
         return (0.19 + 0.02 * (rank == SLOW_RANK)) * chance.lognormvariate(0.0, 0.08) * slow
@@ -155,13 +155,13 @@ class SimulatedRank:
         return random.Random(f"{what} {rank} {step}")  # noqa: S311  # a simulation, no secret
 
     def _pass(self, seconds: float) -> None:
-        """Pass the time; end as soon as the demo has ended."""
+        """Wait; exit when the demo ends."""
         if select.select([sys.stdin], [], [], seconds / self._given.speed)[0]:
             sys.exit()
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file so that readers see all of the text or none."""
+    """Replace a file atomically."""
     whole = path.with_suffix(".new")
     whole.write_text(text, encoding="utf-8")
     whole.replace(path)
@@ -181,7 +181,7 @@ class Launcher:
             signal.signal(number, self._end)
 
     def run(self) -> None:
-        """Keep the ranks alive."""
+        """Run the ranks, and restart all ranks after a crash."""
         parent = os.getppid()
         attempt, ranks, announced = 0, self._start(0), False
         while not self._ended and os.getppid() == parent:
@@ -229,7 +229,7 @@ class Launcher:
             each.wait()
 
     def _answers(self) -> bool:
-        """Whether the sidecar accepts connections."""
+        """Return True if the sidecar accepts connections."""
         address = urlsplit(self._given.url)
         with contextlib.suppress(OSError):
             socket.create_connection((address.hostname, address.port or 0), timeout=0.5).close()
@@ -267,13 +267,13 @@ def main(arguments: Sequence[str]) -> int:
     if not hasattr(given, "rank"):
         Launcher(given).run()
         return 0
-    # A terminal's Ctrl-C is the launcher's to act on; a SIGTERM ends the rank in order.
+    # The launcher handles Ctrl-C; SIGTERM ends the rank normally.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _exit_in_order)
+    signal.signal(signal.SIGTERM, _exit_normally)
     configure(rank=given.rank)
     SimulatedRank(given).run()
     return 0
 
 
-def _exit_in_order(number: int, _frame: object) -> NoReturn:
+def _exit_normally(number: int, _frame: object) -> NoReturn:
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""`training-exporter stacks`: print where each rank of the jobs on this machine waits, grouped, within three seconds."""
+"""`training-exporter stacks`: prints where each rank of the jobs on this machine waits, within three seconds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ first. Works at any time, also before the first step and without a sidecar. Need
     training-exporter stacks
     training-exporter stacks --run=llama-7b --json
 """
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -41,11 +41,11 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     parser.add_argument(
         "--feed.dir", default="", help="feed directory (default: EXPORTER_FEED_DIR, or the user's own)"
     )
-    given = vars(parser.parse_flags(list(arguments)))
-    directory = Path(given["feed.dir"] or environ.get("EXPORTER_FEED_DIR") or default_directory())
-    entries = _living(directory, given["run"])
+    flags = vars(parser.parse_flags(list(arguments)))
+    directory = Path(flags["feed.dir"] or environ.get("EXPORTER_FEED_DIR") or default_directory())
+    entries = _living(directory, flags["run"])
     if not entries:
-        wanted = f" of run {given['run']}" if given["run"] else ""
+        wanted = f" of run {flags['run']}" if flags["run"] else ""
         say(f"no living training process{wanted} in {directory}; see {PROGRAM} check")
         return FAILED
     request = StackRequest(os.urandom(16).hex(), time.time(), Detail.FULL)
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     ]
     print(
         json.dumps([_as_json(each) for each in found], indent=2)
-        if given["json"]
+        if flags["json"]
         else "\n\n".join(map(_text, found))
     )
     return 0
@@ -83,9 +83,9 @@ def _wait_for_answers(
     directory: Path, request: StackRequest, process_ids: Sequence[str]
 ) -> dict[str, StackAnswer]:
     answers: dict[str, StackAnswer] = {}
-    until = time.monotonic() + ANSWER_SECONDS - 0.2
-    while len(answers) < len(process_ids) and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS)
+    deadline = time.monotonic() + ANSWER_SECONDS - 0.2
+    while len(answers) < len(process_ids) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
         for process_id in process_ids:
             if process_id not in answers:
                 answer = read_valid_answer(os.fspath(directory), process_id, request.id)
