@@ -97,7 +97,8 @@ def hang_of(explained: Explained) -> Hang:
     """Return the explanation of a hang for the status page, with the stack of one rank of each group."""
     groups = (_stack_group(explained, group) for group in explained.explanation.groups)
     stacks = tuple(group for group in groups if group is not None)
-    return Hang(explained.explanation.sentence(), stacks, explained.run.step)
+    explanation = explained.explanation
+    return Hang(explanation.sentence(), stacks, explained.run.step, has_odd_group=explanation.has_odd_group)
 
 
 def _stack_group(explained: Explained, group: RankGroup) -> StackGroup | None:

@@ -26,6 +26,8 @@ COLLECTIVES = frozenset(
     ]
 )
 """Functions of torch.distributed that wait for ranks."""
+GRADIENT_SYNC_PHASE = "grad_sync"
+"""Phase in which a rank waits for ranks, in any function."""
 _WRAPPERS = frozenset(
     ["wrapper", "inner", "_fn", "decorate_context", "__call__", "_call_impl", "_wrapped_call_impl"]
 )
@@ -52,7 +54,7 @@ class RankStack:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Ranks that wait at the same place in the same function."""
+    """Ranks that wait at the same place, in the same function and phase."""
 
     function: str
     location: str
@@ -78,6 +80,13 @@ class Explanation:
     tie: bool  # True if no rule separates the first two groups
     silent: Mapping[int, str]  # ranks without an answer, with the reason
 
+    @property
+    def has_odd_group(self) -> bool:
+        """Return True if a rule separates the first group from the others, and for a single rank."""
+        if len(self.groups) == 1:
+            return len(self.groups[0].ranks) == 1
+        return bool(self.groups) and not self.tie
+
     def sentence(self) -> str:
         """Return a sentence for each group, the suspected group first."""
         parts = [_group_sentence(group) for group in self.groups[:MAX_SHOWN_GROUPS]]
@@ -102,7 +111,7 @@ def rank_stack(answer: StackAnswer) -> RankStack | None:
         location=location_of(frame),
         phase=answer.phase or "",
         sequences=answer.sequences,
-        in_collective=name in COLLECTIVES or function == AUTOGRAD,
+        in_collective=name in COLLECTIVES or function == AUTOGRAD or answer.phase == GRADIENT_SYNC_PHASE,
     )
 
 
@@ -130,14 +139,14 @@ def location_of(frame: Frame | None) -> str:
 
 
 def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None) -> Explanation:
-    """Group ranks by the place where they wait, and order the groups.
+    """Group ranks by place and phase, and order the groups.
 
     Groups with fewer enqueued collectives are first, then groups outside a collective, then smaller groups.
     """
-    by_place: dict[tuple[str, str], list[RankStack]] = defaultdict(list)
+    by_place: dict[tuple[str, str, str], list[RankStack]] = defaultdict(list)
     stacks = list(stacks)
     for stack in stacks:
-        by_place[stack.location, stack.function].append(stack)
+        by_place[stack.location, stack.function, stack.phase].append(stack)
     process_group = compared_group(stacks)
     groups = sorted([_group(members, process_group) for members in by_place.values()], key=_order)
     tie = len(groups) > 1 and _rules(groups[0]) == _rules(groups[1])

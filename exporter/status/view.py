@@ -59,6 +59,7 @@ class Hang:
     sentence: str
     groups: tuple[StackGroup, ...] = ()
     step: int | None = None
+    has_odd_group: bool = True
 
 
 @dataclass(frozen=True, slots=True)

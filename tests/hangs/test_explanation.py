@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.hangs.explanation import AUTOGRAD, RankStack, explain, ranks_text, waits_in
-from exporter.recording.stacks import Frame
+from exporter.feed.stacks import StackAnswer
+from exporter.hangs.explanation import AUTOGRAD, RankStack, explain, rank_stack, ranks_text, waits_in
+from exporter.recording.stacks import Frame, ThreadStack
 
 
 def waiting(rank: int, function: str, location: str, sequence: int | None = None) -> RankStack:
@@ -47,6 +49,26 @@ def test_groups_that_no_rule_separates_are_called_a_tie() -> None:
 
     assert explanation.tie
     assert "do not show which" in explanation.sentence()
+
+
+def test_ranks_in_one_line_with_different_phases_form_groups() -> None:
+    stacks = [
+        RankStack(0, "train", "t.py:1", "grad_sync", in_collective=True),
+        RankStack(1, "train", "t.py:1", "forward"),
+    ]
+    explanation = explain(stacks)
+
+    assert explanation.has_odd_group
+    assert explanation.sentence() == "Rank 1: train (t.py:1), forward. Rank 0: train (t.py:1), grad_sync."
+
+
+@pytest.mark.parametrize(("phase", "waits"), [("grad_sync", True), ("forward", False)])
+def test_a_rank_waits_for_ranks_in_the_phase_that_synchronizes_gradients(phase: str, waits: bool) -> None:
+    stack = ThreadStack("MainThread", (Frame("/job/t.py", 1, "train"),))
+    found = rank_stack(StackAnswer("1", "p", 7, 0.0, "night", 1, stack, phase=phase))
+
+    assert found is not None
+    assert found.in_collective is waits
 
 
 def test_a_single_group_is_no_tie() -> None:

@@ -129,6 +129,23 @@ def test_a_hang_is_explained_with_a_fold_of_the_stack_of_each_group() -> None:
     assert document.tags.count("li") == 2
 
 
+@pytest.mark.parametrize(
+    ("has_odd_group", "remedy"),
+    [
+        (True, "Fix the wait of the rank that is listed first"),
+        (False, "Check storage, network and GPUs of all ranks"),
+    ],
+)
+def test_the_remedy_of_a_hang_names_a_rank_only_if_a_group_is_odd(
+    *, has_odd_group: bool, remedy: str
+) -> None:
+    hang = Hang("Ranks 0-1: train (t.py:1).", has_odd_group=has_odd_group)
+
+    (found,) = concerns_of({**JOB, **progress(900), **HUNG}, hangs={"night": hang})
+
+    assert found.remedy.startswith(remedy)
+
+
 def test_the_stack_of_a_group_is_the_one_of_its_first_rank_with_an_answer() -> None:
     frame = Frame("/job/data.py", 40, "ShardReader.read")
     response = StackAnswer("1", "p", 7, NOW, "night", 1, ThreadStack("MainThread", (frame,)))

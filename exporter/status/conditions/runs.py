@@ -13,6 +13,8 @@ from exporter.status.view import Run, View
 NONFINITE_SECONDS = 900.0
 GRADIENT_SECONDS, GRADIENT_RATIO = 600.0, 0.1
 RESTART_SECONDS, MAX_RESTARTS = 3600.0, 3
+ODD_GROUP_REMEDY = "fix the wait of the rank that is listed first"
+NO_ODD_GROUP_REMEDY = "check storage, network and GPUs of all ranks"
 SAVING_OR_VALIDATING = frozenset({"checkpoint_load", "checkpoint_save_sync", "validation", "test"})
 
 
@@ -39,7 +41,8 @@ def _overdue(view: View, state: str) -> Iterator[Match]:
             where = hang.sentence if hang else _phases(view, run)
             stacks = hang.groups if hang else ()
             step = f" at step {hang.step:,}" if hang and hang.step is not None else ""
-            facts = {"run": name, "step": step, "where": where}
+            remedy = ODD_GROUP_REMEDY if hang and hang.has_odd_group else NO_ODD_GROUP_REMEDY
+            facts = {"run": name, "step": step, "where": where, "remedy": remedy}
             yield Match((name,), facts, since=run.since, stacks=stacks)
 
 
@@ -160,7 +163,7 @@ CONDITIONS = (
         ),
         severity=AlertSeverity.CRITICAL,
         sentence="run {run} hangs{step}. {where}",
-        remedy="fix what the odd rank waits for; `training-exporter stacks` prints all stacks",
+        remedy="{remedy}; `training-exporter stacks` prints all stacks",
         find=_hung,
     ),
     Condition(
