@@ -45,6 +45,8 @@ _SOURCES = (
     TrackSource("tokens", "training_tokens_total", ("run",), _TRAIN_MODE),
     TrackSource("loss", "training_loss", ("run",), _TRAIN_MODE),
     TrackSource("executed steps", "training_steps_total", ("run",), _TRAIN_MODE),
+    TrackSource("trainers", "training_process_instances", ("run",), {"role": "trainer"}),
+    TrackSource("starting", "training_run_state", ("run",), {"state": "starting"}),
     TrackSource("phase", "training_phase_seconds_total", ("run", "phase")),
     TrackSource("nonfinite", "training_nonfinite_total", ("run", "kind")),
     TrackSource("failed saves", "training_checkpoints_total", ("run",), {"result": "failed"}),

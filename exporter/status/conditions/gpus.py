@@ -20,6 +20,8 @@ HEAT_RATIOS = {"hw_thermal": 0.05, "sw_thermal": 0.1, THERMAL_REASON: 0.1}
 BRAKE_RATIO = 0.01
 MIN_MARGIN_CELSIUS = 5.0
 IDLE_SECONDS = 900.0
+LOOKBACK_SECONDS = 300.0
+"""Prometheus uses a sample for this time."""
 RECOVERY_ACTIONS = {
     1: "reset the GPU",
     2: "reboot the node",
@@ -166,13 +168,26 @@ def _near_limit(view: View) -> Iterator[Match]:
 
 
 def _idle(view: View) -> Iterator[Match]:
-    trainers = view.readings.total("training_process_instances", role="trainer")
-    for gpu in view.gpus if trainers else ():
+    training = {run for run in view.runs if _has_trained(view, run)}
+    for gpu in view.gpus:
+        if not gpu.runs & training:
+            continue
         busy_ratio = view.history.rate("busy seconds", gpu.uuid, seconds=IDLE_SECONDS)
         if busy_ratio is None:
             busy_ratio = view.history.mean("busy", gpu.uuid, seconds=IDLE_SECONDS)
         if busy_ratio is not None and busy_ratio < GPU_IDLE_RATIO:
             yield Match((gpu.uuid,), {"gpu": gpu.title, "share": share(busy_ratio)})
+
+
+def _has_trained(view: View, run: str) -> bool:
+    """Return True if the run has had trainers for `IDLE_SECONDS` and has not been starting in this time."""
+    latest = view.exporter.now - IDLE_SECONDS
+    levels = view.history.levels("trainers", run, seconds=IDLE_SECONDS + LOOKBACK_SECONDS)
+    return (
+        bool(view.readings.total("training_process_instances", run=run, role="trainer"))
+        and any(trainers for at, trainers in levels if at <= latest)
+        and not view.history.mean("starting", run, seconds=IDLE_SECONDS)
+    )
 
 
 def _behind(view: View) -> Iterator[Match]:
@@ -298,8 +313,10 @@ CONDITIONS = (
     ),
     Condition(
         alert="GpuIdleWhileJobRuns",
-        condition="busy less than threshold:gpu_idle:ratio over 15m while a trainer runs on the machine",
-        sentence="{gpu} has been idle while a job runs ({share} busy)",
+        condition=(
+            "a run's GPU busy less than threshold:gpu_idle:ratio over 15m, none of the 15m in the start of the run"
+        ),
+        sentence="{gpu} has been idle while its run trains ({share} busy)",
         remedy="release the card, or correct the launch (--nproc-per-node)",
         find=_idle,
     ),
