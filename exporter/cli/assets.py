@@ -20,6 +20,7 @@ Writes the files that go with the exporter:
     prometheus/rules/              recording rules and alerts, for rule_files
     prometheus/scrape/             scrape configurations for fixed hosts, Slurm, Kubernetes and agents
     prometheus/alertmanager.yaml   an example of routes for the alerts
+    runbook.md                     the runbook of the alerts
     systemd/                       a service for a machine and all of its jobs
 
     training-exporter assets --output=/etc/training-exporter

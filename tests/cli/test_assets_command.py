@@ -44,7 +44,10 @@ def test_an_installed_wheel_writes_what_the_repository_has(tmp_path: Path) -> No
     )
 
     assert (completed.returncode, completed.stderr) == (0, "")
-    expected = {"prometheus/alertmanager.yaml": REPOSITORY / "deploy/prometheus/alertmanager.yaml"}
+    expected = {
+        "prometheus/alertmanager.yaml": REPOSITORY / "deploy/prometheus/alertmanager.yaml",
+        "runbook.md": REPOSITORY / "docs/runbook.md",
+    }
     for target, source_directory in SOURCES.items():
         paths = [path for path in (REPOSITORY / source_directory).rglob("*") if path.is_file()]
         expected |= {f"{target}/{path.relative_to(REPOSITORY / source_directory)}": path for path in paths}
