@@ -174,8 +174,8 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
         return ok("writer", f"{writer}; {end}, {written}")
     if age > stale_seconds:
         remedy = "the process is alive but does not write: it is stopped or hung, or the directory is full"
-        return CheckFinding("warn", "writer", f"{writer};  {written}", remedy)
-    return ok("writer", f"{writer};  alive, {written}")
+        return CheckFinding("warn", "writer", f"{writer}; {written}", remedy)
+    return ok("writer", f"{writer}; alive, {written}")
 
 
 def _rivals(processes: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
