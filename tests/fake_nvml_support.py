@@ -1,4 +1,4 @@
-"""Builds the stand-in for libnvidia-ml.so.1 (tests/fakenvml) and describes its GPUs."""
+"""Build of the stand-in for libnvidia-ml.so.1 (tests/fakenvml), and descriptions of the simulated GPUs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ needs_fake_nvml = pytest.mark.skipif(
 
 @functools.cache
 def library() -> Path:
-    """Build the library once; return its directory."""
+    """Build the library once, and return the directory."""
     directory = Path(tempfile.mkdtemp(prefix="fakenvml-"))
     target = directory / "libnvidia-ml.so.1"
     options = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{_headers()}"]
@@ -69,7 +69,7 @@ def _line(gpu: int, at: float, load: Load) -> str:
 
 @dataclass(slots=True)
 class FakeNvml:
-    """A machine with GPUs of the stand-in."""
+    """Machine with GPUs of the stand-in."""
 
     directory: Path
     count: int = 1

@@ -1,4 +1,4 @@
-"""Programs that tests run in a new interpreter: each public function of this package is one program."""
+"""Programs that tests run in a new interpreter: each public function of the package is a program."""
 
 from __future__ import annotations
 

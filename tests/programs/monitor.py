@@ -65,7 +65,7 @@ def fork_with_an_open_window() -> None:
 
 
 def fork_while_a_collector_is_locked() -> None:
-    """Fork while another thread holds the lock of a collector, and print the report of the child."""
+    """Fork while a second thread holds the lock of a collector, and print the report of the child."""
     stat, collector = Stat("forked", {StatType.SUM}), AggregatingStatCollector()
     register_stat_collector(collector)
     stat.add(1.0)

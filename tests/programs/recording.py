@@ -1,4 +1,4 @@
-"""Programs that record Stats and events, each with one kind of fault or one use of processes and threads."""
+"""Programs that record Stats and events with faults, threads and child processes."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def fork_while_threads_record() -> None:
 
 
 def fork_while_a_thread_starts_recording(wait_seconds: float) -> None:
-    """Fork shortly after another thread has started its first block."""
+    """Fork shortly after a second thread has started its first block."""
 
     def begin() -> None:
         with training.model_forward():  # imports the module and starts the recording thread

@@ -1,6 +1,6 @@
-"""Training loops of plain torch without a framework. Each function is one loop.
+"""Training loops of plain torch without a framework. Each function is a loop.
 
-`programs.loops.run` calls the functions one after another in one process, each as a separate run.
+`programs.loops.run` calls the functions in sequence in the same process; each call is a separate run.
 """
 
 # ruff: noqa: B023, TRY301 - loops as users write them

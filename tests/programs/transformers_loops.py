@@ -1,6 +1,6 @@
-"""Training jobs of Hugging Face Transformers. Each function is one job.
+"""Training jobs of Hugging Face Transformers. Each function is a job.
 
-`programs.loops.run` calls the functions one after another in one process, each as a separate run.
+`programs.loops.run` calls the functions in sequence in the same process; each call is a separate run.
 """
 
 from __future__ import annotations
