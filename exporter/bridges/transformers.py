@@ -179,9 +179,9 @@ class _Callback(Source):
         self.tracker.phase("forward")
         loss, error = yield
         prepared, self._prepared, self._in_batch = self._prepared, None, False
+        self.tracker.record_batch(prepared, rows_per_sample=_rows_per_sample(trainer))
         if error is None:
             self.tracker.phase(None)
-            self.tracker.record_batch(prepared, rows_per_sample=_rows_per_sample(trainer))
             self._loss = loss if self._loss is None or loss is None else self._loss + loss
 
     def prepares(self, *_args: Any, **_kwargs: Any) -> Around:
