@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from bridges_support import AUTO, FAILED, LIGHTNING, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, wanted
 from places import PROJECT as REPOSITORY
+from places import TESTS
 
 from exporter.cli.run import AUTOLOAD
 
@@ -71,7 +72,7 @@ GIVEN = "from exporter.bridges.one_logger import OneLoggerExporter as Ours\n"
 WAYS: dict[str, tuple[str, dict[str, str]]] = {
     "by the import, in a job of `run` with custom exporters": (
         "configure().with_exporter(FileExporter(pathlib.Path('recorded.json')))",
-        {"EXPORTER_AUTO": "1", "PYTHONPATH": f"{AUTOLOAD}:{REPOSITORY}"},
+        {"EXPORTER_AUTO": "1", "PYTHONPATH": f"{AUTOLOAD}:{REPOSITORY}:{TESTS}"},
     ),
     "by the entry point": (
         "configure().with_export_config()",
