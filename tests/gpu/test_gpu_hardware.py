@@ -74,7 +74,7 @@ def replayed(name: str) -> Watched:
         ),
     ],
 )
-def watched(request: pytest.FixtureRequest) -> Watched:
+def monitored(request: pytest.FixtureRequest) -> Watched:
     return hardware() if request.param == "hardware" else replayed(request.param)
 
 
