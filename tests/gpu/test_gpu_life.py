@@ -262,8 +262,8 @@ PARENT = """
 import sys, time
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.options import GpuOptions
-from gpu_support import replaying
-collector = GpuCollector(GpuOptions(period=0.1), **replaying(sys.argv[1]))
+from gpu_support import replay_arguments
+collector = GpuCollector(GpuOptions(period=0.1), **replay_arguments(sys.argv[1]))
 collector.start()
 while not any(family.name == "gpu_power_watts" for family in collector.collect()):
     time.sleep(0.02)
