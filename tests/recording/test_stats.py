@@ -147,7 +147,7 @@ def test_blocks_and_functions_are_timed_also_when_they_raise() -> None:
     assert stat.count == 2
     assert 0.009 < stat.sum < 10
     assert (fail.__name__, fail.__doc__) == ("fail", "Doc.")
-    assert str(inspect.signature(fail)) == "(number: 'int', *, by: 'int' = 2) -> 'int'"
+    assert str(inspect.signature(fail)) == "(number: 'int', *, divisor: 'int' = 2) -> 'int'"
     with pytest.raises(DefinitionError, match="not 'bytes'"):
         Stat(new_name(), unit="bytes").time()
 

@@ -44,7 +44,7 @@ def test_many_long_names_leave_no_memory_behind() -> None:
         ("collect[]=cpu", "unknown parameter 'collect[]'; name[]="),
         ("name=x", "unknown parameter 'name'"),
         ("&".join(["name[]=x"] * 101), "at most 100"),
-        ("name[]=" + "x" * 201, "of 200 characters"),
+        ("name[]=" + "x" * 201, "of at most 200 characters"),
     ],
 )
 def test_an_unknown_or_oversized_query_is_refused_with_the_valid_ones(query: str, selected: str) -> None:
