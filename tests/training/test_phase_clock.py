@@ -305,7 +305,9 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum() -> None:
                     training.record(loss=1.0)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # discards a pending signal, which could end the process
+            signal.signal(
+                signal.SIGALRM, signal.SIG_IGN
+            )  # discards a pending signal, which could end the process
             signal.signal(signal.SIGALRM, old_handler)
         now, clock = time.monotonic(), TRAINING.clock
 
