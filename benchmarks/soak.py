@@ -49,7 +49,7 @@ RANKS, STEPS_A_SECOND = 4, 20
 RUN = "soak"
 # A kill loses what was recorded since the last snapshot, which is written once a second.
 UNWRITTEN = 1.5
-LEVEL_MIB_PER_HOUR, LEVEL_COUNT = 20.0, 3
+LEVEL_MIB, LEVEL_MIB_PER_HOUR, LEVEL_COUNT = 4.0, 20.0, 3
 KINDS = ("ends", "raises", "killed", "stopped", "clock", "ends")
 SAMPLES = 4
 FEED_BYTES = 4 << 20
@@ -185,8 +185,11 @@ class Life:
         slope = statistics.linear_regression(self.half(self.times), self.half(self.memory)).slope * 3600
         spread = max(self.half(self.memory)) - min(self.half(self.memory))
         files, threads = self.growth(self.files), self.growth(self.threads)
-        # A slope says nothing where all of it is less than what an allocator takes at once.
-        holds = (slope < LEVEL_MIB_PER_HOUR or spread < 2) and max(files, threads) <= LEVEL_COUNT + RANKS
+        if self.times[-1] - self.times[0] < 300:  # the slope of a few minutes is that of the warm-up
+            memory_is_level = self.growth(self.memory) < LEVEL_MIB
+        else:  # an allocator takes up to 2 MiB at once
+            memory_is_level = slope < LEVEL_MIB_PER_HOUR or spread < 2
+        holds = memory_is_level and max(files, threads) <= LEVEL_COUNT + RANKS
         return holds, (
             f"{self.what}: {self.times[-1] - self.times[0]:.0f} s, {self.memory[-1]:.1f} MiB, {slope:+.1f} MiB/h, "
             f"descriptors {min(self.files)} to {max(self.files)}, threads {min(self.threads)} to {max(self.threads)}"

@@ -354,11 +354,11 @@ def test_a_collector_that_hangs_in_a_file_does_not_affect_others_of_its_lane(tmp
         calls = healthy.calls
         wait_until(lambda: healthy.calls >= calls + 5)
         verdict = status_of(scheduler, "healthy").success
+        stuck.act = second.act = (
+            block  # before the file can be read: the next call would wait for another writer
+        )
         (tmp_path / "stat").write_text("1")
-        second.act = block
         second.released.set()
-        wait_until(lambda: status_of(scheduler, "stuck").success is not None)
-        stuck.act = block
         wait_until(lambda: {"stuck", "second"} <= board.blocks.keys())
         lanes = [thread for thread in threading.enumerate() if thread.name == "exporter-local"]
 
