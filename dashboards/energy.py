@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from dashboards.board import NODE, RESTARTS, RUN, Board, Row, Variable
+from dashboards.energy_loss import (
+    ENERGY_BY_CAUSE,
+    LOST_COST_BY_RUN,
+    LOST_SHARE_BY_RUN,
+    PROGRESS,
+    RUNS_WITHOUT_PROGRESS,
+    WALL,
+    loss_by_cause,
+    loss_by_run,
+)
 from dashboards.palette import (
     BAD,
     BLUE,
@@ -26,7 +36,6 @@ from dashboards.panels import (
     time_series,
     value_mappings,
     warn_above,
-    warn_below,
 )
 from dashboards.queries import Query, blank_if_incomplete, instant_query
 from dashboards.tables import Column, table
@@ -36,8 +45,11 @@ RUN_POWER = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_inter
 NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
-    "label_values(exporter_energy_counting{@cluster}, instance)",
-    description="Nodes, for the panels about devices.",
+    "query_result(group by (instance) (last_over_time(training_energy_joules_total{@run}[$__range]))"
+    " or on () group by (instance) (exporter_energy_counting{@cluster}))",
+    all_value=None,
+    regex='/instance="([^"]+)"/',
+    description="Nodes of the runs, for the panels about devices; all nodes if no run has used energy.",
 )
 
 
@@ -52,7 +64,7 @@ def board() -> Board:
             Row("At a glance", _overview_panels()),
             Row("Power", _power_panels()),
             Row("Energy per unit of work", _efficiency_panels()),
-            Row("Waste", _waste_panels()),
+            Row("Waste over time", _waste_panels()),
             Row("Carbon and cost", _carbon_panels()),
             Row("Sources", _source_panels()),
         ),
@@ -61,7 +73,48 @@ def board() -> Board:
 
 
 def _overview_panels() -> tuple[Panel, ...]:
+    total_cost = "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))"
+    cost_rate = "sum by (currency) (rate(training_cost_total{{@run}}[5m]){condition}) * 3600"
     return (
+        stat(
+            "Time without progress",
+            instant_query(f"sum(({LOST_SHARE_BY_RUN}) * on (run) {WALL}) / sum({WALL})"),
+            unit="percentunit",
+            decimals=1,
+            thresholds=warn_above(0.1, 0.3),
+        ),
+        stat(
+            "Lost in this time range",
+            instant_query(f"sum by (currency) ({LOST_COST_BY_RUN})", "{{currency}}"),
+            instant_query(f"sum(({ENERGY_BY_CAUSE}) unless on (cause) {PROGRESS})", "kWh"),
+            unit="none",
+            decimals=2,
+            text_mode="value_and_name",
+            w=5,
+        ),
+        stat(
+            "Lost per hour now",
+            instant_query(
+                f"{cost_rate.format(condition=f' and on (run) {RUNS_WITHOUT_PROGRESS}')}"
+                f" or {cost_rate.format(condition='')} * 0",
+                "{{currency}} per hour",
+            ),
+            instant_query(f"count({RUNS_WITHOUT_PROGRESS}) or vector(0)", "runs without a step"),
+            unit="none",
+            decimals=0,
+            text_mode="value_and_name",
+            thresholds=warn_above(0.01, 0.01),
+            w=5,
+        ),
+        stat(
+            "Cost so far",
+            instant_query(total_cost, "{{currency}}"),
+            instant_query(cost_rate.format(condition=""), "{{currency}} per hour"),
+            unit="none",
+            decimals=2,
+            text_mode="value_and_name",
+            w=5,
+        ),
         stat(
             "Energy so far",
             instant_query("sum(last_over_time(training_energy_joules_total{@run}[15m])) / 3.6e6"),
@@ -69,67 +122,26 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=3,
         ),
         stat(
-            "Energy per token",
-            instant_query(
-                "sum(rate(training_energy_joules_total{@run}[5m]))"
-                ' / (sum(rate(training_tokens_total{@run, mode="train"}[5m])) > 0)'
-            ),
-            unit="joule",
-        ),
-        stat(
-            "Energy goodput",
-            instant_query(
-                "sum(last_over_time(training_productive_energy_joules_total{@run}[15m])) / sum(last_over_time(training_energy_joules_total{@run}[15m]))"
-            ),
-            unit="percentunit",
-            decimals=1,
-            thresholds=warn_below(0.9, 0.7),
-        ),
-        stat(
-            "Largest waste",
-            instant_query(
-                "topk(1, sum by (cause) (last_over_time(training_wasted_energy_joules_total{@run}[15m])))"
-                " / on () group_left () sum(last_over_time(training_energy_joules_total{@run}[15m]))",
-                "{{cause}}",
-            ),
-            unit="percentunit",
-            decimals=1,
-            text_mode="value_and_name",
-            thresholds=warn_above(0.05, 0.2),
-        ),
-        stat(
             "CO2 so far",
             instant_query("sum(last_over_time(training_carbon_grams_total{@run}[15m]))"),
             unit="massg",
             decimals=1,
-            w=3,
+            w=2,
         ),
-        stat(
-            "Cost so far",
-            instant_query(
-                "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))", "{{currency}}"
-            ),
-            instant_query(
-                "sum by (currency) (rate(training_cost_total{@run}[5m])) * 3600",
-                "{{currency}} per hour",
-            ),
-            unit="none",
-            decimals=2,
-            text_mode="value_and_name",
-            w=6,
-        ),
+        loss_by_cause(),
+        loss_by_run(),
     )
 
 
 def _power_panels() -> tuple[Panel, ...]:
     gpus, cpus = (
-        f'sum by (instance) (rate({family}_energy_joules_total{{instance=~"$node"}}[$__rate_interval]))'
+        f"sum by (instance) (rate({family}_energy_joules_total{{@node_any_job}}[$__rate_interval]))"
         for family in ("gpu", "host_cpu")
     )
     # The smallest power of a GPU that was never idle includes the power of a load.
     idle_power = (
-        'max by (instance, gpu) (gpu_power_idle_watts{instance=~"$node", method="min_seen"})'
-        ' < 0.3 * max by (instance, gpu) (gpu_power_limit_watts{instance=~"$node", limit="enforced"})'
+        'max by (instance, gpu) (gpu_power_idle_watts{@node_any_job, method="min_seen"})'
+        ' < 0.3 * max by (instance, gpu) (gpu_power_limit_watts{@node_any_job, limit="enforced"})'
     )
     return (
         time_series(
@@ -150,7 +162,7 @@ def _power_panels() -> tuple[Panel, ...]:
             "Power of nodes",
             Query(f"{gpus} + {cpus} or {gpus} or {cpus}", "{{instance}}"),
             Query(
-                'sum by (instance) (rate(host_dram_energy_joules_total{instance=~"$node"}[$__rate_interval]))',
+                "sum by (instance) (rate(host_dram_energy_joules_total{@node_any_job}[$__rate_interval]))",
                 "DRAM of {{instance}}",
             ),
             unit="watt",
@@ -158,17 +170,17 @@ def _power_panels() -> tuple[Panel, ...]:
         time_series(
             "Power and idle power of each GPU",
             Query(
-                'sum by (instance, gpu) (rate(gpu_energy_joules_total{instance=~"$node"}[$__rate_interval]))',
+                "sum by (instance, gpu) (rate(gpu_energy_joules_total{@node_any_job}[$__rate_interval])) and on (instance, gpu)"
+                " topk(8, sum by (instance, gpu) (rate(gpu_energy_joules_total{@node_any_job}[$__range] @ end())))",
                 "{{instance}} GPU {{gpu}}",
             ),
             Query(
-                'max by (instance) (gpu_power_idle_watts{instance=~"$node", method="before_start"})'
+                'max by (instance) (gpu_power_idle_watts{@node_any_job, method="before_start"})'
                 f" or max by (instance) ({idle_power})",
                 "{{instance}} idle, highest GPU",
                 reference=True,
             ),
             unit="watt",
-            legend="hidden",
         ),
     )
 
@@ -239,7 +251,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
         time_series(
             "Carbon intensity",
             Query(
-                "max by (zone, source, factor, kind) (training_carbon_intensity_grams_per_joule) * 3.6e6",
+                "max by (zone, source, factor, kind) (training_carbon_intensity_grams_per_joule{@node_any_job}) * 3.6e6",
                 "{{zone}}: {{kind}}, {{factor}} ({{source}})",
             ),
             unit="suffix:g/kWh",
@@ -260,48 +272,15 @@ def _carbon_panels() -> tuple[Panel, ...]:
             w=8,
         ),
         table(
-            "Totals of each run",
-            Column("run", "Run"),
-            Column(
-                "sum by (run) (last_over_time(training_energy_joules_total{@run}[15m])) / 3.6e6",
-                "Energy",
-                unit="kwatth",
-                width=110,
-            ),
-            Column(
-                "sum by (run) (last_over_time(training_carbon_grams_total{@run}[15m]))",
-                "CO2",
-                unit="massg",
-                decimals=2,
-                width=110,
-            ),
-            Column(
-                'sum by (run, currency) (last_over_time(training_cost_total{@run, kind="electricity"}[15m]))',
-                "Electricity",
-                decimals=3,
-                width=110,
-            ),
-            Column(
-                'sum by (run, currency) (last_over_time(training_cost_total{@run, kind="device_time"}[15m]))',
-                "Rent",
-                decimals=3,
-                width=110,
-            ),
-            Column("currency", "Currency", width=90),
-            sort="Energy",
-            w=14,
-            h=6,
-        ),
-        table(
             "Effective settings",
             Column("setting", "Setting"),
             Column(
-                'label_replace(max by (source) (training_power_usage_effectiveness), "setting", "PUE of the site", "", "")'
-                " or label_replace(max by (source, zone) (training_carbon_intensity_grams_per_joule) * 3.6e6,"
+                'label_replace(max by (source) (training_power_usage_effectiveness{@node_any_job}), "setting", "PUE of the site", "", "")'
+                " or label_replace(max by (source, zone) (training_carbon_intensity_grams_per_joule{@node_any_job}) * 3.6e6,"
                 ' "setting", "grams of CO2 per kWh", "", "")'
-                " or label_replace(max by (source, currency) (training_electricity_price_per_joule) * 3.6e6,"
+                " or label_replace(max by (source, currency) (training_electricity_price_per_joule{@node_any_job}) * 3.6e6,"
                 ' "setting", "electricity per kWh", "", "")'
-                " or label_replace(max by (currency) (training_gpu_price_per_second) * 3600,"
+                " or label_replace(max by (currency) (training_gpu_price_per_second{@node_any_job}) * 3600,"
                 ' "setting", "GPU hour", "", "")',
                 "Value",
                 decimals=3,
@@ -310,7 +289,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
             Column("currency", "Currency", width=90),
             Column("zone", "Zone", width=70),
             Column("source", "Source"),
-            w=10,
+            w=24,
             h=6,
         ),
     )
@@ -332,27 +311,27 @@ def _source_panels() -> tuple[Panel, ...]:
                 mappings=value_mappings({"true": ("measured", NEUTRAL), "false": ("modelled", WARNING)}),
             ),
             Column(
-                'max by (instance, device) (exporter_energy_crosscheck{instance=~"$node"})',
+                "max by (instance, device) (exporter_energy_crosscheck{@node_any_job})",
                 "Counter / power",
                 decimals=2,
                 width=140,
                 thresholds=threshold_steps((None, NEUTRAL), (0.001, BAD), (0.8, NEUTRAL), (1.25, BAD)),
             ),
             Column(
-                'sum by (instance, device) (exporter_energy_resets_total{instance=~"$node"})'
-                ' or max by (instance, device) (exporter_energy_source_info{instance=~"$node"}) * 0',
+                "sum by (instance, device) (exporter_energy_resets_total{@node_any_job})"
+                " or max by (instance, device) (exporter_energy_source_info{@node_any_job}) * 0",
                 "Corrections",
                 width=110,
             ),
             Column(
-                'sum by (instance, device) (exporter_energy_gap_seconds_total{instance=~"$node"})'
-                ' or max by (instance, device) (exporter_energy_source_info{instance=~"$node"}) * 0',
+                "sum by (instance, device) (exporter_energy_gap_seconds_total{@node_any_job})"
+                " or max by (instance, device) (exporter_energy_source_info{@node_any_job}) * 0",
                 "Time without reading",
                 unit="s",
                 width=140,
             ),
             Column("device", "Id"),
-            row_query='max by (instance, component, device, source, measured, name) (exporter_energy_source_info{instance=~"$node"})',
+            row_query="max by (instance, component, device, source, measured, name) (exporter_energy_source_info{@node_any_job})",
             sort="Measured?",
             descending=False,
             h=10,

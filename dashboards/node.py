@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dashboards.availability import NO_EXPORTER_UP, exporter_state
 from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Board, Row
+from dashboards.fleet import STATE_MAPPINGS
 from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
 from dashboards.palette import (
     BAD,
@@ -61,13 +63,43 @@ def board() -> Board:
 
 def _overview_panels() -> tuple[Panel, ...]:
     collectors = "min by (instance, collector) (exporter_collector_success{@node})"
+    boot_time = "max by (instance) (host_boot_time_seconds{@node})"
     return (
+        exporter_state(),
+        stat(
+            "Machine booted",
+            instant_query(f"{boot_time} * 1000 and on (instance) up{{@node}} == 1"),
+            unit="dateTimeFromNow",
+            w=3,
+        ),
+        stat(
+            "GPUs",
+            instant_query("sum(gpu_devices{@node})", "up"),
+            instant_query(
+                "clamp_min(sum(gpu_devices_expected{@node}) - sum(gpu_devices{@node} or 0 * gpu_devices_expected{@node}), 0)",
+                "lost",
+                BAD,
+            ),
+            unit="none",
+            text_mode="value_and_name",
+        ),
+        stat(
+            "Cost per hour of the runs here",
+            instant_query(
+                "sum by (currency) (rate(training_cost_total{@node_run}[5m])) * 3600",
+                "{{currency}}, this node",
+            ),
+            unit="none",
+            decimals=2,
+            text_mode="value_and_name",
+        ),
         stat(
             "CPU in use",
             instant_query("max(host_cpu_utilization_ratio{@node})"),
             unit="percentunit",
             decimals=0,
             thresholds=warn_above(0.9, 0.97),
+            w=2,
         ),
         stat(
             "Available memory",
@@ -76,6 +108,7 @@ def _overview_panels() -> tuple[Panel, ...]:
                 " or on (instance) host_memory_available_bytes{@node})"
             ),
             unit="bytes",
+            w=3,
         ),
         stat(
             "Shared memory",
@@ -83,7 +116,9 @@ def _overview_panels() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=0,
             thresholds=warn_above(0.7, 0.9),
+            w=3,
         ),
+        _runs_table(),
         firing_alerts(
             "@node_any_job",
             (
@@ -91,8 +126,9 @@ def _overview_panels() -> tuple[Panel, ...]:
                 Column("rank", "Rank", width=70),
                 Column("gpu", "GPU", width=70),
             ),
-            w=12,
-            h=8,
+            w=11,
+            h=7,
+            unknown=NO_EXPORTER_UP,
         ),
         stat(
             "OOM kills",
@@ -103,6 +139,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             unit="none",
             decimals=0,
             thresholds=warn_above(1, 1),
+            w=4,
         ),
         stat(
             "Fullest filesystem",
@@ -114,6 +151,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             decimals=0,
             text_mode="value_and_name",
             thresholds=warn_above(0.8, 0.95),
+            w=8,
         ),
         stat(
             "Working collectors",
@@ -121,7 +159,52 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(f"count({collectors} == 0) or 0 * count({collectors})", "failed", BAD),
             unit="none",
             text_mode="value_and_name",
+            w=12,
         ),
+    )
+
+
+def _runs_table() -> Panel:
+    """Return the table of the runs with ranks on the node; the last known runs while the exporter is down."""
+    runs_here = "max by (run) (last_over_time(training_process_up{@node_run}[$__range]))"
+    state = f"max by (run, state) (training_run_state{{@run}} == 1) and on (run) {runs_here}"
+    return table(
+        "Runs on this node",
+        Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("state", "State", width=85, mappings=STATE_MAPPINGS),
+        Column(
+            f"time() - max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs_here}",
+            "State age",
+            unit="s",
+            decimals=0,
+            width=85,
+        ),
+        Column(
+            "count by (run) (max by (run, rank) (training_process_up{@node_run}) == 1)"
+            " or on (run) 0 * count by (run) (training_process_up{@node_run})",
+            "Ranks alive",
+            decimals=0,
+            width=85,
+        ),
+        Column(
+            "count by (run) (group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range])))",
+            "Ranks",
+            decimals=0,
+            width=70,
+        ),
+        Column(
+            "time() - max by (run) (training_last_progress_timestamp_seconds{@node_run})",
+            "Last step",
+            unit="s",
+            decimals=0,
+            width=85,
+            thresholds=warn_above(60, 300),
+        ),
+        row_query=f"{state} or on (run) {runs_here}",
+        sort="State age",
+        descending=False,
+        w=13,
+        h=7,
     )
 
 

@@ -131,10 +131,18 @@ def placeholder_row(selection: str, label: str, text: str) -> str:
     return f'max by ({label}) (label_replace(absent({selection}) * 0, "{label}", "{text}", "", ""))'
 
 
-def firing_alerts(selector: str, columns: Sequence[Column], w: int, h: int) -> Panel:
-    """Return the table of firing alerts, critical alerts first; if no alert fires, a row says so."""
+def firing_alerts(selector: str, columns: Sequence[Column], w: int, h: int, unknown: str = "") -> Panel:
+    """Return the table of firing alerts, critical alerts first; if no alert fires, a row says so.
+
+    `unknown` is PromQL with a value while the exporters are down: alerts about their nodes cannot fire.
+    """
     labels = ", ".join(["alertname", "severity", *(column.source for column in columns)])
     no_alert = placeholder_row(f'ALERTS{{alertstate="firing", {selector}}}', "alertname", "no alert fires")
+    if unknown:
+        down = 'label_replace({}, "alertname", "unknown: exporter down", "", "")'.format(
+            f"{no_alert} and on () {unknown}"
+        )
+        no_alert = f"({no_alert} unless on () {unknown} or {down})"
     return table(
         "Firing alerts",
         Column("severity", "Severity", width=90, mappings=SEVERITIES),

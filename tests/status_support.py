@@ -16,7 +16,7 @@ from exporter.status.conditions import findings
 from exporter.status.document import render
 from exporter.status.history import History
 from exporter.status.readings import Readings
-from exporter.status.view import ExporterInfo, build_view
+from exporter.status.view import ExporterInfo, View, build_view
 
 NOW = 10_000.0
 VOID = {"meta", "link", "path", "rect"}
@@ -111,6 +111,10 @@ def server_facts(**changes: Any) -> ExporterInfo:
 
 def collector_status(**changes: Any) -> CollectorStatus:
     return replace(CollectorStatus("cpu", True, "", "", 1.0, 1.0, 0.001, 5.0, 4.0, False, ()), **changes)
+
+
+def view_of(rows: Rows, history: History | None = None) -> View:
+    return build_view(server_facts(), Readings(families_of(rows)), history or History())
 
 
 def status_page(

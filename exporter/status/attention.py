@@ -1,13 +1,13 @@
-"""Findings of the status page, with their start times and remedies."""
+"""Findings of the status page by card, run or node, with their start times and remedies, and the headline of the page."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.status.condition import Finding
 from exporter.status.numbers import age, clock, duration
-from exporter.status.view import StackGroup
+from exporter.status.view import StackGroup, View
 
 
 class Onsets:
@@ -25,6 +25,13 @@ class Onsets:
         self._initial_keys = frozenset(key for key in self._initial_keys if key in keys)
         # Replaced as a whole: requests read the times on other threads.
         self._start_times = {key: self._start_times.get(key, now) for key in keys}
+
+    def start(self, finding: Finding) -> float | None:
+        """Return the Unix time at which the finding began, None if unknown."""
+        since = finding.match.since
+        if since is None and not finding.match.event:
+            since = self._start_times.get(finding.key)
+        return since
 
     def text(self, finding: Finding, now: float) -> str:
         """Return since when the finding holds, or when the event happened."""
@@ -55,9 +62,90 @@ class Concern:
     stacks: tuple[StackGroup, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ConcernGroup:
+    """Concerns about one card, one run, or the node; urgent concerns are first."""
+
+    title: str
+    concerns: tuple[Concern, ...]
+
+    @property
+    def is_urgent(self) -> bool:
+        """Return True if any concern is urgent."""
+        return any(concern.urgent for concern in self.concerns)
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """Summary of the concerns: number, start, subjects and cost."""
+
+    text: str
+    details: str
+    is_urgent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Card, run or node that findings are about."""
+
+    title: str
+    runs: frozenset[str]  # runs that the findings concern
+
+
 def concerns(current: Sequence[Finding], onsets: Onsets, now: float) -> list[Concern]:
     """Return the findings as the status page displays them, urgent findings first."""
     return [_concern(finding, onsets, now) for finding in current]
+
+
+def concern_groups(view: View, current: Sequence[Finding], onsets: Onsets) -> list[ConcernGroup]:
+    """Return the findings by subject; subjects with urgent findings are first."""
+    return [
+        ConcernGroup(subject.title, tuple(concerns(findings, onsets, view.exporter.now)))
+        for subject, findings in _by_subject(view, current).items()
+    ]
+
+
+def headline(view: View, current: Sequence[Finding], onsets: Onsets) -> Headline | None:
+    """Return the headline of the page; None without findings."""
+    if not current:
+        return None
+    urgent = [finding for finding in current if finding.is_urgent]
+    shown = urgent or current
+    starts = [start for finding in shown if (start := onsets.start(finding)) is not None]
+    since = f" since {clock(min(starts))}" if starts else ""
+    count = len(shown)
+    noun = ("urgent problem" if urgent else "warning") + ("s" if count > 1 else "")
+    warnings = len(current) - len(urgent)
+    others = f", and {warnings} warning{'s' if warnings > 1 else ''}" if urgent and warnings else ""
+    subjects = _by_subject(view, shown)
+    runs = frozenset().union(*(subject.runs for subject in subjects))
+    details = [", ".join(subject.title for subject in subjects)]
+    details += [f"the affected runs cost {amount} on this node" for amount in hourly_costs(view, runs)]
+    return Headline(f"{count} {noun}{since}{others}", _sentence("; ".join(details)), bool(urgent))
+
+
+def hourly_costs(view: View, runs: Collection[str]) -> list[str]:
+    """Return the cost per hour of runs on this node over the last minute, for each currency."""
+    amounts: dict[str, float] = {}
+    for run, currency in view.history.owners("cost"):
+        rate = view.history.recent("cost", run, currency) if run in runs else None
+        if rate:
+            amounts[currency] = amounts.get(currency, 0.0) + 3600 * rate
+    return [f"{amount:,.2f} {currency} per hour" for currency, amount in amounts.items()]
+
+
+def _by_subject(view: View, current: Sequence[Finding]) -> Mapping[Subject, list[Finding]]:
+    """Return the findings by card, run or node, in the order of the first finding of each subject."""
+    cards = {gpu.uuid: Subject(gpu.title, frozenset(run for run, _ in gpu.last_holders)) for gpu in view.gpus}
+    node = Subject(f"node {view.exporter.node}", frozenset(view.runs))
+    groups: dict[Subject, list[Finding]] = {}
+    for finding in current:
+        name = finding.match.subject[0] if finding.match.subject else ""
+        subject = cards.get(name, node)
+        if name not in cards and name in view.runs:
+            subject = Subject(f"run {name}", frozenset({name}))
+        groups.setdefault(subject, []).append(finding)
+    return groups
 
 
 def _concern(finding: Finding, onsets: Onsets, now: float) -> Concern:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from exporter.status.attention import Onsets, concerns
+from exporter.status.attention import Onsets, concern_groups, headline
 from exporter.status.conditions import CONDITIONS, findings
 from exporter.status.elements import COLOURS, HEIGHT, MAX_ROWS, WIDTH
 from exporter.status.numbers import duration, share
@@ -103,7 +103,8 @@ def style() -> str:
 def render(view: View, onsets: Onsets) -> bytes:
     """Render the status page as UTF-8."""
     style_sheet, library, script = _assets()
-    shown_concerns = concerns(findings(view), onsets, view.exporter.now)
+    current = findings(view)
+    groups = concern_groups(view, current, onsets)
     remarks = (
         status.message or "; ".join(status.unsupported) for status in view.collectors if status.name == "gpu"
     )
@@ -112,10 +113,10 @@ def render(view: View, onsets: Onsets) -> bytes:
         style=style_sheet,
         library=library,
         script=script,
-        is_urgent=any(concern.urgent for concern in shown_concerns),
-        concerns=shown_concerns[:MAX_ROWS],
+        headline=headline(view, current, onsets),
+        concern_groups=groups[:MAX_ROWS],
         conditions=sum(bool(condition.alert) for condition in CONDITIONS),
-        hidden_concerns=max(0, len(shown_concerns) - MAX_ROWS),
+        hidden_groups=max(0, len(groups) - MAX_ROWS),
         series=view.readings.value("exporter_series"),
         runs=[run_section(view, run) for run in [*view.runs.values()][:MAX_ROWS]],
         ranks=ranks_section(view) if view.ranks else None,

@@ -50,6 +50,7 @@ _SOURCES = (
     TrackSource("phase", "training_phase_seconds_total", ("run", "phase")),
     TrackSource("nonfinite", "training_nonfinite_total", ("run", "kind")),
     TrackSource("failed saves", "training_checkpoints_total", ("run",), {"result": "failed"}),
+    TrackSource("cost", "training_cost_total", ("run", "currency")),
     TrackSource("restarts", "training_restarts_total", ("run",)),
     TrackSource("allocation retries", "training_gpu_alloc_retries_total", ("run", "rank", "gpu")),
     TrackSource("checkpoint room", "training_checkpoint_dir_available_bytes", ("run", "path")),

@@ -1,42 +1,42 @@
 "use strict";
-// Keeps the page as the exporter would show it now: fetches the page itself and puts its <main> in place of this
-// one. What it fetches was escaped by the exporter, and a document that is parsed so runs no script. Draws the plots
-// with uPlot from the numbers that come along with each; a plot stays the same over renewals, with what it points at.
+// Refreshes the page: fetches the page itself and replaces <main>. The exporter has escaped the fetched text, and
+// DOMParser runs no script. uPlot draws the plots from the data of each figure; a plot and its cursor survive a refresh.
+// All times are UTC with 24 hours, as in the text of the page.
 (() => {
-  const PERIOD = 3000, PATIENCE = 10000, HEIGHT = 170, COLOURS = 8;
-  const line = document.getElementById("live");
+  const REFRESH_MS = 3000, TIMEOUT_MS = 10000, STALE_MS = 15000, HEIGHT = 170, COLOURS = 8;
+  const statusLine = document.getElementById("live");
   const plots = new Map();
-  let last = Date.now(), asking = false;
+  let lastAnswer = Date.now(), isFetching = false;
 
-  const tell = () => {
-    const stale = Date.now() - last > 15000;
-    document.body.classList.toggle("stale", stale);
-    const since = new Date(last).toLocaleTimeString();
-    const said = stale ? `No answer from the exporter since ${since}: what follows is from then.` : `live · ${since}`;
-    if (said === line.textContent) return;
-    // Read aloud when it goes wrong, and not every three seconds that it does not.
-    if (stale) line.setAttribute("role", "alert"); else line.removeAttribute("role");
-    line.textContent = said;
+  const clock = (seconds, withSeconds) => new Date(seconds * 1000).toISOString().slice(11, withSeconds ? 19 : 16);
+
+  const updateStatusLine = () => {
+    const isStale = Date.now() - lastAnswer > STALE_MS;
+    document.body.classList.toggle("stale", isStale);
+    const time = `${clock(lastAnswer / 1000, true)} UTC`;
+    const text = isStale ? `No answer from the exporter since ${time}; the page is as of that time.` : `live · ${time}`;
+    if (text === statusLine.textContent) return;
+    // Screen readers announce an outage, but not each refresh.
+    if (isStale) statusLine.setAttribute("role", "alert"); else statusLine.removeAttribute("role");
+    statusLine.textContent = text;
   };
 
   const scaled = (value, base, units) => {
-    let place = 0;
-    while (Math.abs(value) >= base && place < units.length - 1) { value /= base; place += 1; }
-    return `${+value.toPrecision(3)}${units[place]}`;
+    let index = 0;
+    while (Math.abs(value) >= base && index < units.length - 1) { value /= base; index += 1; }
+    return `${+value.toPrecision(3)}${units[index]}`;
   };
-  const words = {
+  const formatters = {
     seconds: (value) => value < 1 ? `${+(value * 1000).toPrecision(3)} ms` : `${+value.toPrecision(3)} s`,
     bytes: (value) => scaled(value, 1024, [" B", " KiB", " MiB", " GiB", " TiB"]),
     ratio: (value) => `${+(value * 100).toPrecision(3)} %`,
     watts: (value) => `${+value.toPrecision(4)} W`,
     "": (value) => Math.abs(value) < 1e4 ? `${+value.toPrecision(4)}` : scaled(value, 1000, ["", "k", "M", "G", "T"]),
   };
-  const clock = (at, seconds) => new Date(at * 1000).toLocaleTimeString(
-    [], {hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(seconds && {second: "2-digit"})});
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  const make = (area, told) => {
-    const say = (value) => value == null ? "–" : (words[told.unit] || words[""])(value);
+  const createPlot = (area, content) => {
+    const format = (value) => value == null ? "–" : (formatters[content.unit] || formatters[""])(value);
     const axis = {stroke: colour("--dim"), grid: {stroke: colour("--line"), width: 1}, ticks: {show: false}};
     const powers = Array.from({length: 50}, (_, power) => 2 ** power);
     const plot = new uPlot({
@@ -44,21 +44,21 @@
       cursor: {drag: {x: false, y: false}},
       scales: {y: {range: (_, low, high) => {
         // At least a tenth of the value: noise is not drawn as a change, and the labels of the axis differ.
-        const bottom = told.floor ?? Math.min(low, high - Math.abs(high) * 0.1);
+        const bottom = content.floor ?? Math.min(low, high - Math.abs(high) * 0.1);
         const room = (high - bottom) * 0.05 || Math.abs(high) * 0.05 || 1;
-        return [told.floor ?? bottom - room, high + room];
+        return [content.floor ?? bottom - room, high + room];
       }}},
       axes: [
-        {...axis, size: 26, space: 70, values: (_, times) => times.map((at) => clock(at, times.at(-1) - times[0] < 600))},
-        {...axis, size: 66, values: (_, ticks) => ticks.map(say), ...(told.unit === "bytes" && {incrs: powers})},
+        {...axis, size: 26, space: 70, values: (_, times) => times.map((time) => clock(time, times.at(-1) - times[0] < 600))},
+        {...axis, size: 66, values: (_, ticks) => ticks.map(format), ...(content.unit === "bytes" && {incrs: powers})},
       ],
       series: [
-        {label: "at", value: (_, at) => at == null ? "–" : clock(at, true)},
-        ...told.names.map((name, place) => (
-          {label: name, stroke: colour(`--c${place % COLOURS}`), width: 1.5, points: {show: false}, value: (_, value) => say(value)}
+        {label: "UTC", value: (_, time) => time == null ? "–" : clock(time, true)},
+        ...content.names.map((name, index) => (
+          {label: name, stroke: colour(`--c${index % COLOURS}`), width: 1.5, points: {show: false}, value: (_, value) => format(value)}
         )),
       ],
-    }, told.data, area);
+    }, content.data, area);
     const canvas = plot.root.querySelector("canvas");
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", area.querySelector("svg").getAttribute("aria-label"));
@@ -66,58 +66,58 @@
   };
 
   const draw = () => {
-    const before = new Map(plots);
+    const previousPlots = new Map(plots);
     plots.clear();
     for (const figure of document.querySelectorAll("figure[data-plot]")) {
-      const area = figure.querySelector(".area"), told = JSON.parse(figure.dataset.plot);
-      const names = told.names.join("\n"), known = before.get(figure.id);
-      const plot = known && known.names === names ? known.plot : make(area, told);
-      area.classList.toggle("single", told.names.length === 1);
+      const area = figure.querySelector(".area"), content = JSON.parse(figure.dataset.plot);
+      const names = content.names.join("\n"), previous = previousPlots.get(figure.id);
+      const plot = previous && previous.names === names ? previous.plot : createPlot(area, content);
+      area.classList.toggle("single", content.names.length === 1);
       area.replaceChildren(plot.root);
-      if (known && known.plot === plot) plot.setData(told.data);
+      if (previous && previous.plot === plot) plot.setData(content.data);
       plots.set(figure.id, {plot, names});
     }
   };
-  const fit = () => {
+  const resize = () => {
     for (const {plot} of plots.values()) plot.setSize({width: plot.root.parentElement.clientWidth, height: HEIGHT});
   };
-  const redraw = () => { plots.clear(); renew(); };
+  const redraw = () => { plots.clear(); refresh(); };
 
-  const reachable = (root) => [...root.querySelectorAll("a, summary, [tabindex]")];
+  const focusable = (root) => [...root.querySelectorAll("a, summary, [tabindex]")];
 
-  const renew = async () => {
-    if (asking || document.hidden) return;
-    asking = true;
+  const refresh = async () => {
+    if (isFetching || document.hidden) return;
+    isFetching = true;
     try {
-      const answer = await fetch(location.href, {cache: "no-store", signal: AbortSignal.timeout(PATIENCE)});
-      if (!answer.ok) return;
-      const made = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const fresh = made.querySelector("main"), old = document.querySelector("main");
-      if (!fresh) return;
-      for (const details of old.querySelectorAll("details[id]")) {
-        const twin = fresh.querySelector(`#${CSS.escape(details.id)}`);
-        if (twin) twin.open = details.open;
+      const response = await fetch(location.href, {cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS)});
+      if (!response.ok) return;
+      const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      const newMain = page.querySelector("main"), oldMain = document.querySelector("main");
+      if (!newMain) return;
+      for (const details of oldMain.querySelectorAll("details[id]")) {
+        const newDetails = newMain.querySelector(`#${CSS.escape(details.id)}`);
+        if (newDetails) newDetails.open = details.open;
       }
-      if (!old.contains(document.getSelection()?.anchorNode) || document.getSelection().isCollapsed) {
-        const focused = reachable(old).indexOf(document.activeElement);
-        old.replaceWith(document.adoptNode(fresh));
-        reachable(fresh)[focused]?.focus({preventScroll: true});
-        document.title = made.title;
+      if (!oldMain.contains(document.getSelection()?.anchorNode) || document.getSelection().isCollapsed) {
+        const focused = focusable(oldMain).indexOf(document.activeElement);
+        oldMain.replaceWith(document.adoptNode(newMain));
+        focusable(newMain)[focused]?.focus({preventScroll: true});
+        document.title = page.title;
         draw();
       }
-      last = Date.now();
+      lastAnswer = Date.now();
     } catch {
-      // The line above the page says so when it lasts.
+      // updateStatusLine reports an outage after STALE_MS.
     } finally {
-      asking = false;
+      isFetching = false;
     }
   };
 
   draw();
-  setInterval(renew, PERIOD);
-  setInterval(tell, 1000);
-  addEventListener("resize", fit);
+  setInterval(refresh, REFRESH_MS);
+  setInterval(updateStatusLine, 1000);
+  addEventListener("resize", resize);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  document.addEventListener("visibilitychange", () => { if (!document.hidden) { renew(); } });
-  tell();
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) { refresh(); } });
+  updateStatusLine();
 })();

@@ -79,8 +79,17 @@ def share(ratio: float) -> str:
 
 
 def energy(joules: float) -> str:
-    """Return joules, or kilowatt-hours for large energies."""
-    return f"{joules / 3.6e6:.3g} kWh" if joules >= 3.6e5 else number(joules, "J")
+    """Return an energy in watt-hours, with a decimal prefix if the energy is large."""
+    watt_hours = joules / 3600
+    for factor, prefix in _PREFIXES:
+        if watt_hours >= factor:
+            return f"{_three_digits(watt_hours / factor)} {prefix}Wh"
+    return f"{watt_hours:.3g} Wh"
+
+
+def joules(value: float) -> str:
+    """Return joules."""
+    return number(value, "J")
 
 
 def watts(value: float) -> str:
@@ -97,7 +106,7 @@ _FORMATTERS: Mapping[str, Callable[[float], str]] = {
     "seconds": duration,
     "bytes": size,
     "ratio": share,
-    "joules": energy,
+    "joules": joules,
     "watts": watts,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from exporter.status.attention import hourly_costs
 from exporter.status.elements import (
     BarSegment,
     Figure,
@@ -54,10 +55,13 @@ def run_section(view: View, run: Run) -> RunSection:
     readings, now, name = view.readings, view.exporter.now, run.name
     info = next((labels for labels, _ in readings.rows("training_run_info", run=name)), {})
     attempt = readings.value("training_attempt", run=name)
-    badges = [StyledText(run.state, _STATES.get(run.state, "good"))] if run.state else []
+    kind = "warn" if run.late_since is not None else _STATES.get(run.state, "good")
+    badges = [StyledText(run.state, kind)] if run.state else []
     if run.state and run.since is not None:
         text = age(run.since, now) if run.ended else f"for {duration(max(0.0, now - run.since))}"
         badges.append(StyledText(text, "dim"))
+    if run.late_since is not None:
+        badges.append(StyledText(f"no step for {duration(now - run.late_since)}", "warn"))
     if attempt is not None and attempt > 1:
         badges.append(StyledText(f"attempt {attempt:.0f}", "warn"))
     if 0 < run.reporting < len(run.ranks):
@@ -153,7 +157,9 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
     for labels, amount in readings.rows("training_cost_total", run=name):
         costs[labels["currency"]] = costs.get(labels["currency"], 0.0) + amount
     for currency, amount in costs.items():
-        figures += figure(f"cost{node_note}", styled(f"{amount:,.2f} {currency}"))
+        figures += figure(
+            f"cost{node_note}", styled(f"{amount:,.2f} {currency}"), *hourly_costs(view, {name})
+        )
     badput = readings.rows("training_badput_seconds_total", run=name)
     lost = sorted(((seconds, labels["cause"]) for labels, seconds in badput if seconds > 0), reverse=True)
     notes = [f"{cause} {duration(seconds)}" for seconds, cause in lost[:_MAX_BADPUT_CAUSES]]

@@ -18,6 +18,10 @@ from exporter.training.phases import PHASES
 
 STOPPED_SECONDS = 15.0
 """Snapshot age from which a living process counts as silent: it is stopped, or blocked in the kernel."""
+LATE_SECONDS, LATE_STEPS = 60.0, 5.0
+"""A step is late after both: seconds, and multiples of the longest of the last 100 steps."""
+PAUSING_CAUSES = frozenset({"init", "compile", "checkpoint_load", "checkpoint_save", "validation"})
+"""Causes of badput during which a step may be late."""
 THERMAL_REASON = "thermal"
 """Sum of all thermal reasons; drivers before 575 report only this sum."""
 SPECIFIC_THROTTLE_REASONS = ("hw_thermal", "sw_thermal", "hw_power_brake")
@@ -91,6 +95,9 @@ class Run:
     ranks: tuple[int, ...]  # ranks of this node
     reporting: int  # number of these ranks that are alive and report; sums and rates cover only these
     world_size: int | None
+    late_since: float | None = (
+        None  # Unix time of the last step if the next step is late; None if no step is late
+    )
 
     @property
     def is_stepping(self) -> bool:
@@ -225,7 +232,20 @@ def _run(name: str, readings: Readings, history: History, ranks: Sequence[Rank],
         ranks=tuple(sorted(int(number) for number in numbers if number.isdecimal())),
         reporting=len({rank.rank for rank in own_ranks if rank.rank.isdecimal() and rank.reports(now)}),
         world_size=_rounded(readings.value("training_world_size", run=name)),
+        late_since=_late_since(name, readings, own_ranks, now) if state == "running" else None,
     )
+
+
+def _late_since(name: str, readings: Readings, ranks: Sequence[Rank], now: float) -> float | None:
+    """Return the time of the last step if the next step is late, long before the hang rule calls the step overdue."""
+    last = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
+    longest_seconds = readings.value("training_step_longest_seconds", run=name)
+    if last is None or longest_seconds is None:
+        return None
+    limit_seconds = max(LATE_SECONDS, LATE_STEPS * longest_seconds)
+    if any(PAUSING_CAUSES & {PHASES[rank.phase].badput} for rank in ranks if rank.phase in PHASES):
+        limit_seconds *= LATE_STEPS
+    return last if now - last > limit_seconds else None
 
 
 def _rounded(value: float | None) -> int | None:

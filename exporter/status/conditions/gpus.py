@@ -9,6 +9,7 @@ from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.numbers import age, share
 from exporter.status.thresholds import GPU_IDLE_RATIO, GPU_STRAGGLER_RATIO
 from exporter.status.view import THERMAL_REASON, Gpu, View
+from exporter.status.xids import with_meaning
 
 CRITICAL_XIDS = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 WARNING_XIDS = frozenset({94, *range(144, 151)})
@@ -82,7 +83,7 @@ def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
         times = f" {count:.0f} times" if count > 1 else ""
         yield Match(
             (uuid, xid),
-            {"gpu": titles[uuid], "xid": xid, "times": times},
+            {"gpu": titles[uuid], "xid": with_meaning(xid), "times": times},
             since=since,
             event=True,
             is_past=view.exporter.now - since >= EVENT_SECONDS + KEPT_SECONDS,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.history import PACE_SECONDS, Increase
-from exporter.status.numbers import age, ranges, share
+from exporter.status.numbers import age, duration, ranges, share
 from exporter.status.thresholds import DATA_STALL_RATIO, SLOWER_RATIO, STARTUP_SECONDS
 from exporter.status.view import Run, View
 
@@ -44,6 +44,17 @@ def _overdue(view: View, state: str) -> Iterator[Match]:
             remedy = ODD_GROUP_REMEDY if hang and hang.has_odd_group else NO_ODD_GROUP_REMEDY
             facts = {"run": name, "step": step, "where": where, "remedy": remedy}
             yield Match((name,), facts, since=run.since, stacks=stacks)
+
+
+def _late(view: View) -> Iterator[Match]:
+    for name, run in view.runs.items():
+        if run.late_since is not None:
+            facts = {
+                "run": name,
+                "seconds": duration(view.exporter.now - run.late_since),
+                "where": _phases(view, run),
+            }
+            yield Match((name,), facts, since=run.late_since)
 
 
 def _phases(view: View, run: Run) -> str:
@@ -171,6 +182,12 @@ CONDITIONS = (
         sentence="run {run} is stalled{step}, a step is overdue. {where}",
         remedy="check what the phase waits for: storage, a compilation, a validation without reports",
         find=_stalled,
+    ),
+    Condition(
+        condition="no finished step for 60 s and 5 times the longest step, before TrainingHang",
+        sentence="a step of run {run} is late: none has finished for {seconds}. {where}",
+        remedy="wait for the next step; if none finishes, the run is reported as hanging after goodput.hang_after (300 s)",
+        find=_late,
     ),
     Condition(
         alert="TrainingStartupSlow",

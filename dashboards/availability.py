@@ -1,0 +1,34 @@
+"""Availability of exporters: panels and PromQL for exporters that are down, and for the start of a problem."""
+
+from __future__ import annotations
+
+from dashboards.palette import BAD
+from dashboards.panels import Panel, stat
+from dashboards.queries import instant_query
+
+
+def last_time(condition: str) -> str:
+    """Return PromQL for the last time in the time range at which a comparison with `bool` was true; 0 if it never was."""
+    return f"max_over_time((time() * ({condition}))[$__range:$__interval])"
+
+
+EXPORTER_DOWN_SINCE = f"max by (instance) ({last_time('up{@node} == bool 1')}) and on (instance) min by (instance) (up{{@node}}) == 0"
+"""PromQL for the last time at which an exporter that is down now was up."""
+NOT_SCRAPED_SINCE = f"max by (instance) ({last_time('up{@node} >= bool 0')}) unless on (instance) max by (instance) (up{{@node}})"
+"""PromQL for the last scrape of an exporter that is no target of Prometheus any more."""
+EXPORTER_UP_SINCE = "max by (instance) (process_start_time_seconds{@node}) and on (instance) min by (instance) (up{@node}) == 1"
+NO_EXPORTER_UP = "absent(up{@node} == 1)"
+"""PromQL with a value if no exporter of the selected nodes is up: nothing is known about the nodes."""
+
+
+def exporter_state(w: int = 5) -> Panel:
+    """Return the panel with the start of the exporter of a node, or the time since which the exporter is down."""
+    return stat(
+        "Exporter",
+        instant_query(f"({EXPORTER_DOWN_SINCE}) * 1000", "exporter down, node unknown", BAD),
+        instant_query(f"({NOT_SCRAPED_SINCE}) * 1000", "not scraped any more, last scrape", BAD),
+        instant_query(f"({EXPORTER_UP_SINCE}) * 1000", "exporter up, started"),
+        unit="dateTimeFromNow",
+        text_mode="value_and_name",
+        w=w,
+    )

@@ -1,0 +1,152 @@
+"""PromQL for the time, energy and cost of runs in the time range, by cause; the causes add up to the whole.
+
+    time   = progress + slowest_rank + causes of badput
+    energy = progress + slowest_rank + causes of wasted energy
+
+Progress is work, saved or not yet saved, without the waits for the slowest rank. The ledger of the node of rank 0 knows the
+outcome of the work; the shares of its energy are applied to the energy of all nodes of the run. Cost is divided by time, so that the costs of
+the causes add up to the cost of the run.
+"""
+
+from __future__ import annotations
+
+from dashboards.fleet import STATE_MAPPINGS
+from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
+from dashboards.panels import Panel, dashboard_link, value_mappings
+from dashboards.tables import Column, percent, table
+
+_ACCOUNTED = " and on (instance, run) last_over_time(training_wall_seconds_total{@run}[$__range])"
+
+
+def _increase(selection: str, by: str, aggregation: str = "sum", condition: str = "") -> str:
+    """Return PromQL for the increase of counters in the time range.
+
+    The last values count of a run that ended or whose exporter is down; a counter that begins in the time range begins at 0.
+    """
+    current = f"{aggregation} by ({by}) (last_over_time({selection}[$__range]){condition})"
+    previous = f"{aggregation} by ({by}) (last_over_time({selection}[15m] offset $__range){condition})"
+    return f"clamp_min({current} - ({previous} or 0 * {current}), 0)"
+
+
+def _as_cause(expression: str, cause: str) -> str:
+    return f'label_replace({expression}, "cause", "{cause}", "", "")'
+
+
+RUN_ENERGY = _increase("training_energy_joules_total{@run}", "run")
+_ACCOUNTED_ENERGY = _increase("training_energy_joules_total{@run}", "run", condition=_ACCOUNTED)
+_WASTED_ENERGY = _increase("training_wasted_energy_joules_total{@run}", "run, cause", condition=_ACCOUNTED)
+WALL = _increase("training_wall_seconds_total{@run}", "run", "max")
+_BADPUT = _increase("training_badput_seconds_total{@run}", "run, cause", "max")
+_WORK = f"(({WALL}) - sum by (run) ({_BADPUT}))"
+_COMPUTE_BY_STAGE = (
+    "training_rank_compute_seconds{@run} * on (instance, run, rank, worker) group_left (label_stage)"
+    " group by (instance, run, rank, worker, label_stage) (training_rank_info{@run})"
+)
+_WAIT_PER_STEP = f"avg by (run) (max by (run, label_stage) ({_COMPUTE_BY_STAGE}) - avg by (run, label_stage) ({_COMPUTE_BY_STAGE}))"
+"""PromQL for the mean time for which the ranks of a pipeline stage wait for the slowest rank of the stage in a step."""
+_STEPS = _increase('training_steps_total{@run, mode="train"}', "run", "max")
+_WAIT = (
+    f"(avg_over_time(({_WAIT_PER_STEP})[$__range:$__interval]) * on (run) {_STEPS} < {_WORK} or 0 * {_WORK})"
+)
+TIME_BY_CAUSE = (
+    f"({_BADPUT} or {_as_cause(_WAIT, 'slowest_rank')} or {_as_cause(f'({_WORK} - {_WAIT})', 'progress')})"
+)
+"""PromQL for the seconds of each run by cause."""
+_WASTED_SHARE = f"({_WASTED_ENERGY} / on (run) group_left () ({_ACCOUNTED_ENERGY} > 0))"
+_WORK_SHARE = f"(1 - sum by (run) {_WASTED_SHARE})"
+_WAIT_SHARE = f"({_WAIT} / ({_WORK} > 0) or 0 * {_WORK})"
+ENERGY_BY_CAUSE = (
+    f"(({_WASTED_SHARE} or {_as_cause(f'({_WORK_SHARE} * {_WAIT_SHARE})', 'slowest_rank')}"
+    f" or {_as_cause(f'({_WORK_SHARE} * (1 - {_WAIT_SHARE}))', 'progress')})"
+    f" * on (run) group_left () {RUN_ENERGY} / 3.6e6)"
+)
+"""PromQL for the kilowatt-hours of each run by cause."""
+_LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_WAIT})"
+LOST_SHARE_BY_RUN = f"({_LOST_SECONDS} / ({WALL} > 0))"
+"""PromQL for the share of the time of each run without progress."""
+_COST = _increase("training_cost_total{@run}", "run, currency")
+LOST_COST_BY_RUN = f"({_COST} * on (run) group_left () {LOST_SHARE_BY_RUN})"
+"""PromQL for the cost of the time of each run without progress."""
+COST_BY_CAUSE = (
+    f"({TIME_BY_CAUSE} / on (run) group_left () ({WALL} > 0) * on (run) group_left (currency) ({_COST}))"
+)
+"""PromQL for the cost of each run by cause; the cost is divided by time."""
+PROGRESS = _as_cause("vector(1)", "progress")
+NO_PROGRESS_SECONDS = 120
+RUNS_WITHOUT_PROGRESS = (
+    f"(time() - max by (run) (training_last_progress_timestamp_seconds{{@run}}) > {NO_PROGRESS_SECONDS}"
+    ' and on (run) max by (run) (training_run_state{@run, state=~"running|stalled|hung|starting"}) == 1)'
+)
+"""PromQL for the seconds since the last step of running runs without a recent step."""
+
+CAUSE_TEXTS = value_mappings(
+    {
+        "progress": ("progress", GOOD),
+        "slowest_rank": ("waiting for the slowest rank", WARNING),
+        "data_stall": ("waiting for data", WARNING),
+        "hang": ("hang", BAD),
+        "lost_progress": ("work lost in a crash", BAD),
+        "downtime": ("down between attempts", BAD),
+        "checkpoint_save": ("saving checkpoints", NEUTRAL),
+        "checkpoint_load": ("loading a checkpoint", NEUTRAL),
+        "validation": ("validation", NEUTRAL),
+        "init": ("start", NEUTRAL),
+        "compile": ("compilation", NEUTRAL),
+        "other": ("other: between steps, logging", NEUTRAL),
+    }
+)
+
+
+def loss_by_cause() -> Panel:
+    """Return the table of time, energy and cost by cause; the shares add up to 100 %."""
+    seconds, kilowatt_hours = f"sum by (cause) ({TIME_BY_CAUSE})", f"sum by (cause) ({ENERGY_BY_CAUSE})"
+    return table(
+        "Where time, energy and money went",
+        Column("cause", "Cause", mappings=CAUSE_TEXTS),
+        Column(f"{seconds} > 0", "Time", unit="s", width=85),
+        percent(
+            f"{seconds} / on () group_left () sum({TIME_BY_CAUSE}) > 0", "Share of time", 150, bar=(0, 1)
+        ),
+        Column(f"{kilowatt_hours} > 0", "Energy", unit="kwatth", decimals=2, width=100),
+        percent(f"{kilowatt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "Share of energy", 80),
+        Column(f"sum by (cause, currency) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=80),
+        Column("currency", "Currency", width=80),
+        sort="Time",
+        w=12,
+        h=10,
+        max_data_points=120,
+    )
+
+
+def loss_by_run() -> Panel:
+    """Return the table of the totals and losses of each run, the largest loss first."""
+    return table(
+        "Cost and loss of each run",
+        Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("state", "State", width=85, mappings=STATE_MAPPINGS),
+        Column(
+            "time() - max by (run) (training_last_progress_timestamp_seconds{@run})"
+            " and on (run) max by (run) (training_process_up{@run}) == 1",
+            "Last step",
+            unit="s",
+            decimals=0,
+            width=80,
+        ),
+        percent(LOST_SHARE_BY_RUN, "Lost time", 80),
+        Column(LOST_COST_BY_RUN, "Lost cost", decimals=2, width=80),
+        Column(_COST, "Cost", decimals=2, width=80),
+        Column("currency", "Currency", width=80),
+        Column(f"{RUN_ENERGY} / 3.6e6", "Energy", unit="kwatth", decimals=2, width=100),
+        Column(
+            _increase("training_carbon_grams_total{@run}", "run"),
+            "CO2",
+            unit="massg",
+            decimals=1,
+            width=80,
+        ),
+        row_query="max by (run, state) (training_run_state{@run} == 1)",
+        sort="Lost cost",
+        w=12,
+        h=10,
+        max_data_points=120,
+    )

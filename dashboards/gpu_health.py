@@ -1,0 +1,140 @@
+"""Panels of the dashboard *GPUs*: health of each GPU, new errors, and Xids."""
+
+from __future__ import annotations
+
+from dashboards.gpu_problems import GPUS_WITH_RANK, THROTTLED, XID_TEXTS, problem_counts
+from dashboards.palette import ABSENT, BAD, GOOD, GREY, KHAKI, NEUTRAL, PURPLE, WARNING, colors_by_first_word
+from dashboards.panels import Panel, dashboard_link, time_series, value_mappings, warn_above
+from dashboards.queries import Query, event_counts
+from dashboards.tables import ZERO_AS_DASH, Column, percent, placeholder_row, table
+
+RECOVERY_ACTIONS = value_mappings(
+    {
+        0: ("nothing", NEUTRAL),
+        1: ("GPU reset", BAD),
+        2: ("reboot", BAD),
+        3: ("drain peers", WARNING),
+        4: ("drain and reset", BAD),
+        5: ("IMEX recovery", BAD),
+        6: ("bus reset", BAD),
+        7: ("system reboot", BAD),
+    }
+)
+
+
+def health_panels() -> tuple[Panel, ...]:
+    """Return the panels about errors; GPUs with problems come first."""
+    return (_health_table(), _new_errors(), _xid_table())
+
+
+def _health_table() -> Panel:
+    return table(
+        "Health of each GPU",
+        Column("instance", "Node", width=110),
+        Column("gpu", "GPU", width=60),
+        Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("rank", "Rank", width=70),
+        Column(problem_counts(), "Problems", width=90, thresholds=warn_above(1, 1)),
+        Column(
+            "min by (instance, gpu) (gpu_up{@gpu})"
+            " or on (instance, gpu) min by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]) * 0 - 1)",
+            "State",
+            width=90,
+            mappings=value_mappings({1: ("up", GOOD), 0: ("lost", BAD), -1: ("unknown", ABSENT)}),
+        ),
+        Column(
+            "count by (instance, gpu) (time() - gpu_xid_last_timestamp_seconds{@gpu} < 3600)"
+            " or on (instance, gpu) max by (instance, gpu) (gpu_up{@gpu} * 0)",
+            "Xids, 1 h",
+            decimals=0,
+            width=80,
+            thresholds=warn_above(1, 1),
+        ),
+        percent(f"max by (instance, gpu) ({THROTTLED})", "Throttled", 90, warn_above(0.01, 0.1)),
+        Column(
+            "max by (instance, gpu) (gpu_recovery_action{@gpu})",
+            "Recovery action",
+            width=130,
+            mappings=RECOVERY_ACTIONS,
+        ),
+        Column(
+            'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, kind="uncorrected"})',
+            "Uncorrected ECC",
+            width=100,
+            thresholds=warn_above(1, 1),
+        ),
+        Column(
+            "max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",
+            "Row remap pending",
+            width=100,
+            mappings=value_mappings({0: ("no", NEUTRAL), 1: ("yes", WARNING)}),
+        ),
+        Column(
+            "max by (instance, gpu) (gpu_remapped_rows_failed{@gpu})",
+            "Row remap failed",
+            width=120,
+            mappings=value_mappings({0: ("no", NEUTRAL), 1: ("replace the GPU", BAD)}),
+        ),
+        Column(
+            'sum by (instance, gpu) (gpu_nvlink_links{@gpu, state="inactive"})',
+            "NVLinks down",
+            width=100,
+            thresholds=warn_above(1),
+        ),
+        Column(
+            'max by (instance, gpu) (gpu_pcie_link_width{@gpu, kind="max"} - ignoring (kind)'
+            ' gpu_pcie_link_width{@gpu, kind="current"})',
+            "Missing PCIe lanes",
+            width=100,
+            thresholds=warn_above(1),
+        ),
+        row_query=GPUS_WITH_RANK,
+        sort="Problems",
+        h=8,
+    )
+
+
+def _new_errors() -> Panel:
+    errors = [
+        f'label_replace({event_counts(f"{family}{{@gpu}}", by, starts_at_first_event=True)} > 0, "error", "{name}", "{by}", "(.*)")'
+        for family, by, name in (
+            ("gpu_xid_errors_total", "xid", "Xid $1"),
+            ("gpu_ecc_errors_total", "kind", "ECC $1"),
+            ("gpu_pcie_errors_total", "kind", "PCIe $1"),
+            ("gpu_pcie_replays_total", "gpu", "PCIe replay, GPU $1"),
+            ("gpu_nvlink_errors_total", "kind", "NVLink $1"),
+        )
+    ]
+    no_error = 'label_replace(0 * max(gpu_up{@gpu}), "error", "no error", "", "")'
+    return time_series(
+        "New errors",
+        Query(f"{' or '.join(errors)} or {no_error}", "{{error}}"),
+        unit="none",
+        overrides=colors_by_first_word(
+            {"Xid": BAD, "ECC": WARNING, "PCIe": KHAKI, "NVLink": PURPLE, "no": GREY}
+        ),
+        bars=True,
+        w=10,
+        h=6,
+    )
+
+
+def _xid_table() -> Panel:
+    no_xid = placeholder_row("gpu_xid_errors_total{@gpu}", "xid", "none")
+    return table(
+        "Xid errors",
+        Column("instance", "Node", width=110),
+        Column("gpu", "GPU", width=60),
+        Column("xid", "Xid and meaning", mappings=XID_TEXTS),
+        Column(f"sum by (instance, gpu, xid) (gpu_xid_errors_total{{@gpu}}) or {no_xid}", "Count", width=70),
+        Column(
+            f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu}}) * 1000 or {no_xid}",
+            "Last time",
+            unit="dateTimeAsIso",
+            width=170,
+            mappings=ZERO_AS_DASH,
+        ),
+        sort="Last time",
+        w=14,
+        h=6,
+    )

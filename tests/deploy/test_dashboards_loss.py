@@ -1,0 +1,232 @@
+"""Values of panels about losses, problems and exporters that are down, for synthetic series, evaluated by promtool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
+from rules_support import needs_promtool, promtool
+
+pytestmark = needs_promtool
+
+RUN = 'training_{name}{{run="a",instance="n{node}"{labels}}}'
+DOWN_AT_5_MIN = "1x20 0x40"
+
+
+def assert_panel(
+    tmp_path: Path,
+    dashboard: str,
+    panel: str,
+    series: dict[str, str],
+    expected: dict[str, float],
+    *,
+    query_id: str = "A",
+    factor: int = 1,
+) -> None:
+    """Compare the values of a panel's query after 15 minutes, times *factor* and rounded; the series have a sample per 15 s."""
+    query = next(
+        query for query in panel_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)
+    )
+    expression = fill_variables(query.expression, SELECTED_VALUES | {"node": "n.+"})
+    case = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f"round({factor} * ({expression}))",
+                "eval_time": "15m",
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
+            }
+        ],
+    }
+    path = tmp_path / "case.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}), encoding="utf-8")
+
+    completed = promtool("test", "rules", path)
+
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+
+
+def run_series(name: str, values: str, node: int = 1, labels: str = "") -> dict[str, str]:
+    return {RUN.format(name=name, node=node, labels=labels): values}
+
+
+HANG_AND_STRAGGLER = (
+    run_series("wall_seconds_total", "0+15x60")
+    | run_series("badput_seconds_total", "0x39 0+15x20", labels=',cause="hang"')
+    | run_series("badput_seconds_total", "0+1.5x60", labels=',cause="data_stall"')
+    | run_series("steps_total", "0+15x40 600x20", labels=',rank="0",mode="train"')
+    | run_series("rank_compute_seconds", "0.5x40 stale", labels=',rank="0"')
+    | run_series("rank_compute_seconds", "0.9x40 stale", labels=',rank="1"')
+    | run_series("rank_info", "1x60", labels=',rank="0"')
+    | run_series("rank_info", "1x60", labels=',rank="1"')
+    | run_series("energy_joules_total", "0+60000x60")
+    | run_series("energy_joules_total", "0+60000x60", node=2)
+    | run_series("wasted_energy_joules_total", "0x39 0+45000x20", labels=',cause="hang"')
+    | run_series("wasted_energy_joules_total", "0+6000x60", labels=',cause="data_stall"')
+    | run_series("cost_total", "0+0.15x60", labels=',kind="device_time",currency="EUR"')
+)
+"""Fifteen minutes of a run on two nodes: ten minutes with a slow rank, then a hang of five minutes."""
+
+
+@pytest.mark.parametrize(
+    ("query_id", "factor", "progress", "slowest_rank", "hang", "data_stall", "labels"),
+    [
+        pytest.param("A", 1, 390, 120, 300, 90, "", id="seconds"),
+        pytest.param("B", 900, 390, 120, 300, 90, "", id="share of time"),
+        pytest.param("C", 10200, 10140, 3120, 5100, 2040, "", id="kilowatt-hours of both nodes"),
+        pytest.param("E", 100, 390, 120, 300, 90, ',currency="EUR"', id="cost"),
+    ],
+)
+def test_time_energy_and_cost_are_divided_among_causes_that_add_up_to_the_whole(
+    tmp_path: Path,
+    query_id: str,
+    factor: int,
+    progress: int,
+    slowest_rank: int,
+    hang: int,
+    data_stall: int,
+    labels: str,
+) -> None:
+    values = {
+        "data_stall": data_stall,
+        "hang": hang,
+        "progress": progress,
+        "slowest_rank": slowest_rank,
+    }
+    expected = {f'{{cause="{cause}"{labels}}}': float(value) for cause, value in values.items()}
+
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Where time, energy and money went",
+        HANG_AND_STRAGGLER,
+        expected,
+        query_id=query_id,
+        factor=factor,
+    )
+
+
+@pytest.mark.parametrize(
+    ("panel", "query_id", "factor", "expected"),
+    [
+        ("Time without progress", "A", 900, {"{}": 510}),
+        ("Lost in this time range", "A", 100, {'{currency="EUR"}': 510}),
+        ("Lost in this time range", "B", 10200, {"{}": 10260}),
+    ],
+)
+def test_the_loss_is_everything_but_progress(
+    tmp_path: Path, panel: str, query_id: str, factor: int, expected: dict[str, float]
+) -> None:
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        panel,
+        HANG_AND_STRAGGLER,
+        expected,
+        query_id=query_id,
+        factor=factor,
+    )
+
+
+def test_a_run_without_a_step_for_two_minutes_costs_before_it_hangs(tmp_path: Path) -> None:
+    series = (
+        run_series("cost_total", "0+0.15x60", labels=',kind="device_time",currency="EUR"')
+        | run_series("last_progress_timestamp_seconds", "0+15x50 750x10", labels=',rank="0"')
+        | run_series("run_state", "1x60", labels=',state="running"')
+    )
+
+    assert_panel(tmp_path, "training-energy", "Lost per hour now", series, {'{currency="EUR"}': 36})
+
+
+GPU = 'gpu_{name}{{instance="n1",gpu="{gpu}",uuid="G{gpu}"{labels}}}'
+WITH_DEAD_EXPORTER = {
+    'up{job="training",instance="n1"}': DOWN_AT_5_MIN,
+    'up{job="training",instance="n2"}': "1x60",
+}
+
+
+def test_an_exporter_that_is_down_is_a_problem_with_its_start(tmp_path: Path) -> None:
+    remedy = "check the machine, then the log of the exporter"
+    series = WITH_DEAD_EXPORTER | {GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
+
+    labels = f'{{instance="n1",problem="exporter down, node unknown",remedy="{remedy}"}}'
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: 300_000})
+
+
+def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        GPU.format(name="up", gpu=0, labels=',job="training"'): DOWN_AT_5_MIN,
+        GPU.format(name="error_info", gpu=0, labels=',job="training",reason="gpu_is_lost"'): "_x21 1x40",
+        'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
+    }
+
+    labels = (
+        '{instance="n1",gpu="0",reason="gpu_is_lost",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
+        'remedy="drain the node, then reset the GPU"}'
+    )
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: 300_000})
+
+
+def test_nothing_is_wrong_with_healthy_gpus(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        GPU.format(name="up", gpu=0, labels=',job="training"'): "1x60",
+    }
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
+
+
+def test_gpus_of_a_node_whose_exporter_is_down_are_unknown(tmp_path: Path) -> None:
+    series = WITH_DEAD_EXPORTER | {
+        GPU.format(name="up", gpu=gpu, labels=',job="training"'): "1x20 stale" for gpu in range(2)
+    }
+
+    assert_panel(tmp_path, "training-gpus", "GPUs", series, {"{}": 2}, query_id="C")
+
+
+def test_the_mean_sm_activity_covers_gpus_that_a_run_holds(tmp_path: Path) -> None:
+    activity = {
+        GPU.format(name="sm_activity_ratio", gpu=gpu, labels=',job="training"'): f"{value}x60"
+        for gpu, value in ((0, 0.9), (1, 0.1))
+    }
+    held = {'training_rank_info{run="a",rank="0",uuid="G0",instance="n1"}': "1x60"}
+
+    panel = "Mean SM activity of used GPUs"
+    assert_panel(tmp_path, "training-gpus", panel, activity | held, {"{}": 90}, factor=100)
+    assert_panel(tmp_path, "training-gpus", panel, activity, {"{}": 50}, factor=100)
+
+
+@pytest.mark.parametrize(
+    ("exporter", "text"), [(DOWN_AT_5_MIN, "unknown: exporter down"), ("1x60", "no alert fires")]
+)
+def test_without_an_exporter_the_alerts_of_a_node_are_unknown(
+    tmp_path: Path, exporter: str, text: str
+) -> None:
+    series = {'up{job="training",instance="n1"}': exporter}
+
+    assert_panel(tmp_path, "training-node", "Firing alerts", series, {f'{{alertname="{text}"}}': 0})
+
+
+@pytest.mark.parametrize(
+    ("query_id", "exporter", "expected"),
+    [
+        ("A", DOWN_AT_5_MIN, {'{instance="n1"}': 300_000}),
+        ("A", "1x60", {}),
+        ("C", "1x60", {'{instance="n1"}': 7000}),
+        ("C", DOWN_AT_5_MIN, {}),
+        ("B", "1x20 stale", {'{instance="n1"}': 300_000}),
+    ],
+)
+def test_the_exporter_is_up_since_its_start_or_down_since_its_last_scrape(
+    tmp_path: Path, query_id: str, exporter: str, expected: dict[str, float]
+) -> None:
+    series = {
+        'up{job="training",instance="n1"}': exporter,
+        'process_start_time_seconds{job="training",instance="n1"}': "7x60",
+    }
+
+    assert_panel(tmp_path, "training-node", "Exporter", series, expected, query_id=query_id)

@@ -1,0 +1,127 @@
+"""Headline of the status page, boxes by card, run and node, and late steps."""
+
+from __future__ import annotations
+
+from status_support import (
+    JOB,
+    NOW,
+    Rows,
+    concerns_of,
+    history_of,
+    run_sample,
+    status_page,
+    view_of,
+)
+
+from exporter.status.attention import Headline, Onsets, concern_groups, headline
+from exporter.status.conditions import findings
+from exporter.status.history import History
+
+CARD = {"gpu": "3", "uuid": "GPU-3"}
+FAULTY_CARD: Rows = JOB | {
+    "gpu_up": [(CARD, 1.0)],
+    "training_rank_info": run_sample(1.0, rank="0", **CARD),
+    "gpu_xid_last_timestamp_seconds": [({**CARD, "xid": "48"}, NOW - 300)],
+    "gpu_recovery_action": [(CARD, 1.0)],
+    "gpu_remapped_rows_pending": [(CARD, 1.0)],
+    "training_rank_compute_seconds": run_sample(0.2, rank="0") + run_sample(0.4, rank="1"),
+}
+RUNNING: Rows = {
+    "training_run_state": run_sample(1.0, state="running"),
+    "training_step_longest_seconds": run_sample(2.0),
+}
+
+
+def headline_of(rows: Rows, history: History | None = None) -> Headline | None:
+    view = view_of(rows, history)
+    return headline(view, findings(view), Onsets())
+
+
+def test_a_page_without_problems_has_no_headline() -> None:
+    assert headline_of(JOB) is None
+    assert "Nothing needs attention" in status_page(JOB).words
+
+
+def test_the_headline_counts_urgent_problems_and_names_start_and_card() -> None:
+    found = headline_of(FAULTY_CARD)
+
+    assert found is not None
+    assert found.text == "2 urgent problems since 1970-01-01 02:41 UTC, and 2 warnings"
+    assert found.details == "GPU 3 (rank 0 of night)."
+    assert found.is_urgent
+
+
+def test_the_headline_of_warnings_is_not_urgent() -> None:
+    found = headline_of(JOB | {"training_rank_compute_seconds": FAULTY_CARD["training_rank_compute_seconds"]})
+
+    assert found is not None
+    assert (found.text, found.details, found.is_urgent) == ("1 warning", "Run night.", False)
+
+
+def test_the_headline_tells_the_cost_of_the_affected_runs() -> None:
+    def cost(tick: int) -> Rows:
+        spent = [(0.002, "electricity"), (0.008, "device_time")]
+        return {
+            "training_cost_total": [
+                ({"run": "night", "kind": kind, "currency": "EUR"}, per_second * 5 * tick)
+                for per_second, kind in spent
+            ]
+        }
+
+    found = headline_of(FAULTY_CARD, history_of(13, cost))
+
+    assert found is not None
+    assert found.details == "GPU 3 (rank 0 of night); the affected runs cost 36.00 EUR per hour on this node."
+
+
+def test_all_problems_of_a_card_are_in_one_box_urgent_ones_first() -> None:
+    view = view_of(FAULTY_CARD)
+    groups = concern_groups(view, findings(view), Onsets())
+
+    assert [(group.title, group.is_urgent, len(group.concerns)) for group in groups] == [
+        ("GPU 3 (rank 0 of night)", True, 3),
+        ("run night", False, 1),
+    ]
+    assert [concern.urgent for concern in groups[0].concerns] == [True, True, False]
+
+
+def test_the_headline_precedes_the_state_of_the_exporter() -> None:
+    words = status_page(FAULTY_CARD).words
+
+    assert words.index("2 urgent problems") < words.index("Exporter ready")
+
+
+def test_an_xid_is_explained() -> None:
+    texts = [concern.text for concern in concerns_of(FAULTY_CARD)]
+
+    assert "GPU 3 (rank 0 of night) reported Xid 48 (uncorrectable memory error)." in texts
+
+
+def late(seconds: float, phase: str = "forward", state: str = "running") -> list[str]:
+    rows = (
+        JOB
+        | RUNNING
+        | {
+            "training_run_state": run_sample(1.0, state=state),
+            "training_last_progress_timestamp_seconds": run_sample(NOW - seconds, rank="0"),
+            "training_phase_active": run_sample(1.0, rank="0", phase=phase),
+        }
+    )
+    return [concern.text for concern in concerns_of(rows) if not concern.urgent]
+
+
+def test_a_late_step_is_a_warning_before_the_run_hangs() -> None:
+    assert late(59) == []
+    assert late(61) == ["A step of run night is late: none has finished for 61 s. Rank 0 in forward."]
+    assert late(61, state="hung") == []
+
+
+def test_a_save_and_a_validation_may_take_longer_than_a_step() -> None:
+    assert late(61, phase="checkpoint_save_sync") == late(299, phase="validation") == []
+    assert len(late(301, phase="validation")) == 1
+
+
+def test_a_run_with_a_late_step_is_amber() -> None:
+    rows = JOB | RUNNING | {"training_last_progress_timestamp_seconds": run_sample(NOW - 90, rank="0")}
+
+    assert "night running no step for 90 s" in status_page(rows).words
