@@ -83,13 +83,15 @@ class Document(HTMLParser):
 
 
 def families_of(rows: Rows) -> list[Metric]:
-    made = []
+    families = []
     for name, samples in rows.items():
-        kind: FamilyType = "histogram" if isinstance(samples[0][1], Distribution) else "gauge"
-        labels = tuple(sorted({label for found, _ in samples for label in found}))
-        values = {tuple(found.get(label, "") for label in labels): value for found, value in samples}
-        made.append(Family(name=name, type=kind, help="", labels=labels).family(values))
-    return made
+        family_type: FamilyType = "histogram" if isinstance(samples[0][1], Distribution) else "gauge"
+        labels = tuple(sorted({label for sample_labels, _ in samples for label in sample_labels}))
+        values = {
+            tuple(sample_labels.get(label, "") for label in labels): value for sample_labels, value in samples
+        }
+        families.append(Family(name=name, type=family_type, help="", labels=labels).family(values))
+    return families
 
 
 def history_of(ticks: int, rows: Callable[[int], Rows], every: float = 5.0) -> History:

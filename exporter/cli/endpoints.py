@@ -74,7 +74,7 @@ class StatusSources:
         exporter = ExporterInfo(
             version=__version__,
             node=socket.gethostname(),
-            started=self.started,
+            start_time=self.started,
             now=time.time(),
             feed_directory=str(self.feed_directory),
             not_ready=self.not_ready(),

@@ -55,7 +55,7 @@ class Concern:
 
     urgent: bool
     text: str
-    when: str
+    time_text: str
     remedy: str
     alert: str  # "" for a condition without an alert
     anchor: str
@@ -149,12 +149,12 @@ def _by_subject(view: View, current: Sequence[Finding]) -> Mapping[Subject, list
 
 
 def _concern(finding: Finding, onsets: Onsets, now: float) -> Concern:
-    described = finding.described
+    diagnosis = finding.described
     return Concern(
         urgent=finding.is_urgent,
-        text=_sentence(described.found),
-        when=onsets.text(finding, now),
-        remedy=_sentence(described.remedy),
+        text=_sentence(diagnosis.found),
+        time_text=onsets.text(finding, now),
+        remedy=_sentence(diagnosis.remedy),
         alert=finding.condition.alert,
         anchor=finding.condition.anchor,
         stacks=finding.match.stacks,

@@ -57,8 +57,10 @@ def run_section(view: View, run: Run) -> RunSection:
     attempt = readings.value("training_attempt", run=name)
     kind = "warn" if run.late_since is not None else _STATES.get(run.state, "good")
     badges = [StyledText(run.state, kind)] if run.state else []
-    if run.state and run.since is not None:
-        text = age(run.since, now) if run.ended else f"for {duration(max(0.0, now - run.since))}"
+    if run.state and run.state_since is not None:
+        text = (
+            age(run.state_since, now) if run.is_ended else f"for {duration(max(0.0, now - run.state_since))}"
+        )
         badges.append(StyledText(text, "dim"))
     if run.late_since is not None:
         badges.append(StyledText(f"no step for {duration(now - run.late_since)}", "warn"))
@@ -76,7 +78,7 @@ def run_section(view: View, run: Run) -> RunSection:
         remark=_remark(run),
         figures=_run_figures(view, run),
         phases_title=f"last minute{_coverage_note(run) or ' of all ranks'}",
-        phases=[] if run.ended else bar_segments(run.phases),
+        phases=[] if run.is_ended else bar_segments(run.phases),
         plots=_run_plots(view, run),
     )
 
@@ -127,7 +129,7 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
 
     nonfinite = readings.total("training_nonfinite_total", run=name)
     saved = readings.value("training_checkpoint_last_success_timestamp_seconds", run=name)
-    unsaved = None if run.ended else readings.value("training_uncommitted_seconds", run=name)
+    unsaved = None if run.is_ended else readings.value("training_uncommitted_seconds", run=name)
     figures = [
         *figure("step time", value_or_dash(_step_seconds(view, run), duration)),
         *figure(
@@ -172,8 +174,8 @@ def _run_plots(view: View, run: Run) -> list[Plot]:
     def run_plot(
         title: str, line: Line, latest: float | None, unit: str = "", floor: float | None = None
     ) -> list[Plot]:
-        if run.ended and run.since is not None:
-            line = [point for point in line if point[0] <= run.since]
+        if run.is_ended and run.state_since is not None:
+            line = [point for point in line if point[0] <= run.state_since]
         return plot(title, {title: line}, unit, now, owner=name, latest=latest, floor=floor)
 
     loss = _loss(view, run)
@@ -212,7 +214,7 @@ def _goodput(view: View, run: Run) -> list[Figure]:
     saved = value("training_checkpoint_last_success_timestamp_seconds", run=name) is not None
     saves = view.readings.total("training_checkpoints_total", run=name, result="ok")
     note = "work covered by a save"
-    if not saved and not saves and not productive and not run.ended:
+    if not saved and not saves and not productive and not run.is_ended:
         note = "no save yet: work counts after a save or at a successful end"
     figures = figure("goodput, committed", styled(share(productive / wall)), note)
     unsaved = value("training_uncommitted_seconds", run=name)

@@ -92,7 +92,7 @@ def ranks_section(view: View) -> TableSection:
             "phase": styled(rank.phase) + phase_duration if rank.phase and rank.alive else MISSING,
             "last step": age_or_dash(rank.progress, now),
             "compute time per step": value_or_dash(rank.compute_seconds if rank.alive else None, duration),
-            "snapshot": age_or_dash(rank.updated, now),
+            "snapshot": age_or_dash(rank.updated_at, now),
             "node": styled(rank.node) if other_nodes else (),
         }
 
@@ -128,7 +128,7 @@ def gpus_section(view: View) -> TableSection:
             "GPU": (StyledText(gpu.index, "", colours[gpu.uuid]),),
             "model": styled(names.get(gpu.uuid, "")) if len(models) > 1 else (),
             "rank": styled(", ".join(holders)),
-            "state": (StyledText("up", "good") if gpu.up else StyledText("lost", "bad"), *throttled),
+            "state": (StyledText("up", "good") if gpu.is_up else StyledText("lost", "bad"), *throttled),
             "busy": value_or_dash(value("gpu_utilization_ratio"), share),
             "tensor cores": value_or_dash(value("gpu_tensor_activity_ratio"), share),
             "memory": value_or_dash(used, size) + of_total,

@@ -31,7 +31,7 @@ CONDITION_ORDER = {"ended early": 0, "silent": 1, "hangs": 2, "slow": 3}
 """Conditions of a process that need attention, in the order of the table."""
 _RANK_FAMILIES = {
     "training_feed_alive": "alive",
-    "training_feed_last_update_timestamp_seconds": "updated",
+    "training_feed_last_update_timestamp_seconds": "updated_at",
     "training_last_progress_timestamp_seconds": "progress",
     "training_rank_compute_seconds": "compute_seconds",
     "training_rank_conflicts": "rivals",
@@ -72,7 +72,7 @@ class ExporterInfo:
 
     version: str
     node: str
-    started: float
+    start_time: float
     now: float
     feed_directory: str
     not_ready: str | None = None  # the reason why scrapes are refused
@@ -87,10 +87,10 @@ class Run:
     name: str
     state: str
     reason: str
-    since: float | None
+    state_since: float | None
     fastest_seconds: Mapping[str, float]  # compute time per step of the fastest rank, by pipeline stage
     phases: Mapping[str, float]  # seconds per second in each phase, summed over ranks, last minute
-    ended: bool  # True if no process of the run is left
+    is_ended: bool  # True if no process of the run is left
     is_partial: bool  # True if the run has ranks on other nodes, which are missing from sums
     ranks: tuple[int, ...]  # ranks of this node
     reporting: int  # number of these ranks that are alive and report; sums and rates cover only these
@@ -102,7 +102,7 @@ class Run:
     @property
     def is_stepping(self) -> bool:
         """Return True if rates and losses are current."""
-        return not self.ended and self.state not in {"hung", "stalled", "ending"}
+        return not self.is_ended and self.state not in {"hung", "stalled", "ending"}
 
     @property
     def has_rank_zero(self) -> bool:
@@ -123,7 +123,7 @@ class Rank:
     uuid: str = ""
     stage: str = ""  # pipeline stage, "" if unknown; ranks of the same stage do the same work
     alive: float | None = None
-    updated: float | None = None
+    updated_at: float | None = None
     phase: str = ""
     phase_since: float | None = None
     progress: float | None = None  # time of the last step
@@ -134,14 +134,14 @@ class Rank:
 
     def reports(self, now: float) -> bool:
         """Return True if the process is alive and its snapshot is not old."""
-        return self.alive == 1 and (self.updated is None or now - self.updated <= STOPPED_SECONDS)
+        return self.alive == 1 and (self.updated_at is None or now - self.updated_at <= STOPPED_SECONDS)
 
     @property
     def phase_seconds(self) -> float | None:
         """Return the duration of the phase at the last snapshot."""
-        if self.phase_since is None or self.updated is None:
+        if self.phase_since is None or self.updated_at is None:
             return None
-        return max(0.0, self.updated - self.phase_since)
+        return max(0.0, self.updated_at - self.phase_since)
 
     @property
     def title(self) -> str:
@@ -155,7 +155,7 @@ class Gpu:
 
     index: str
     uuid: str
-    up: bool
+    is_up: bool
     throttled_ratio: float | None  # share of the last minute with thermal or power throttling
     holders: frozenset[Holder]  # ranks that use the GPU now
     last_holders: frozenset[Holder]  # `holders`, or the last known holders
@@ -224,10 +224,10 @@ def _run(name: str, readings: Readings, history: History, ranks: Sequence[Rank],
         name=name,
         state=state,
         reason=outcome.get("reason", ""),
-        since=readings.value("training_run_state_since_timestamp_seconds", run=name),
+        state_since=readings.value("training_run_state_since_timestamp_seconds", run=name),
         fastest_seconds=fastest,
         phases={phase: seconds for phase, seconds in phases.items() if seconds > 0},
-        ended=state in ENDED_STATES or (bool(alive) and not any(alive)),
+        is_ended=state in ENDED_STATES or (bool(alive) and not any(alive)),
         is_partial=_is_partial(name, readings, numbers),
         ranks=tuple(sorted(int(number) for number in numbers if number.isdecimal())),
         reporting=len({rank.rank for rank in own_ranks if rank.rank.isdecimal() and rank.reports(now)}),
@@ -261,7 +261,7 @@ def _is_partial(name: str, readings: Readings, numbers: set[str]) -> bool:
 
 
 def _gpu(
-    labels: Mapping[str, str], up: float, readings: Readings, history: History, ranks: Sequence[Rank]
+    labels: Mapping[str, str], up_value: float, readings: Readings, history: History, ranks: Sequence[Rank]
 ) -> Gpu:
     uuid = labels["uuid"]
     holders = {(rank.run, rank.rank) for rank in ranks if rank.uuid == uuid and rank.alive != 0} or {
@@ -272,12 +272,12 @@ def _gpu(
         # If the driver reports process ids of another PID namespace, the energy shares still name the run.
         shares = readings.rows("training_energy_share_ratio", component="gpu", device=uuid)
         holders = {(owner.get("run", ""), "") for owner, ratio in shares if ratio > 0}
-    throttled = [history.recent("clock events", uuid, reason) for reason in SPECIFIC_THROTTLE_REASONS]
-    ratios = [ratio for ratio in throttled if ratio is not None]
+    throttle_ratios = [history.recent("clock events", uuid, reason) for reason in SPECIFIC_THROTTLE_REASONS]
+    ratios = [ratio for ratio in throttle_ratios if ratio is not None]
     return Gpu(
         index=labels["gpu"],
         uuid=uuid,
-        up=up == 1,
+        is_up=up_value == 1,
         throttled_ratio=sum(ratios) if ratios else history.recent("clock events", uuid, THERMAL_REASON),
         holders=frozenset(holders),
         last_holders=_prefer_ranks(frozenset(holders), history.last_holders(uuid)),
@@ -320,7 +320,7 @@ def _condition(rank: Rank, run: Run | None, exporter: ExporterInfo) -> str:
     if not rank.alive:
         if rank.alive is None:
             return "unknown"
-        return "ended early" if rank.rank and run is not None and not run.ended else "ended"
+        return "ended early" if rank.rank and run is not None and not run.is_ended else "ended"
     if not rank.reports(now):
         return "silent"
     if run is not None and run.state == "hung" and rank.progress is not None:

@@ -68,7 +68,7 @@ class ActiveCondition:
     subject: str  # a run or the UUID of a card
 
     @classmethod
-    def of(cls, alert: str, instance: str, run: str, uuid: str) -> ActiveCondition:
+    def from_labels(cls, alert: str, instance: str, run: str, uuid: str) -> ActiveCondition:
         """Return the alert with the labels that identify its subject; alerts of runs are not bound to a node."""
         if alert in OF_RUNS:
             return cls(alert, "", run)
@@ -158,7 +158,7 @@ def active_alerts(case: Case, directory: Path) -> list[set[ActiveCondition]]:
             "eval_time": f"{time_seconds:.0f}s",
             "exp_samples": [
                 {"labels": '{alertname="none"}', "value": 0}
-            ],  # promtool prints what it found instead
+            ],  # promtool prints the actual series
         }
         for time_seconds in case.times
     ]
@@ -169,7 +169,7 @@ def active_alerts(case: Case, directory: Path) -> list[set[ActiveCondition]]:
     assert len(parts) == len(case.times), completed.stdout + completed.stderr
     return [
         {
-            ActiveCondition.of(
+            ActiveCondition.from_labels(
                 alert_labels["alertname"],
                 *(alert_labels.get(label, "") for label in ("instance", "run", "uuid")),
             )
@@ -180,21 +180,21 @@ def active_alerts(case: Case, directory: Path) -> list[set[ActiveCondition]]:
     ]
 
 
-def families(series: list[Series], place: int) -> list[Metric]:
+def families(all_series: list[Series], index: int) -> list[Metric]:
     """Return the families of one exporter at one scrape."""
     rows: dict[str, dict[tuple[tuple[str, str], ...], float | Distribution]] = {}
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, float]] = {}
-    for each in series:
-        value = each.values[place] if place < len(each.values) else None
-        if value is None or ":" in each.name or each.name == "up":
+    for series in all_series:
+        value = series.values[index] if index < len(series.values) else None
+        if value is None or ":" in series.name or series.name == "up":
             continue
-        labels = tuple(sorted((k, v) for k, v in each.labels.items() if k not in OF_TARGETS))
-        stem, _, suffix = each.name.rpartition("_")
+        labels = tuple(sorted((k, v) for k, v in series.labels.items() if k not in OF_TARGETS))
+        stem, _, suffix = series.name.rpartition("_")
         if suffix in {"sum", "count"}:
             sums.setdefault((stem, labels), {})[suffix] = value
         elif suffix != "bucket":
-            rows.setdefault(each.name, {})[labels] = value
-            if each.name == "training_process_up":  # the same lock
+            rows.setdefault(series.name, {})[labels] = value
+            if series.name == "training_process_up":  # the same lock
                 rows.setdefault("training_feed_alive", {})[labels] = value
     for (stem, labels), parts in sums.items():
         if len(parts) == 2:
@@ -205,10 +205,10 @@ def families(series: list[Series], place: int) -> list[Metric]:
 
 def family(name: str, rows: dict[tuple[tuple[str, str], ...], float | Distribution]) -> Metric:
     labels = tuple(sorted({label for pairs in rows for label, _ in pairs}))
-    histogram = isinstance(next(iter(rows.values())), Distribution)
-    kind: FamilyType = "histogram" if histogram else "gauge"
+    is_histogram = isinstance(next(iter(rows.values())), Distribution)
+    family_type: FamilyType = "histogram" if is_histogram else "gauge"
     values = {tuple(dict(pairs).get(label, "") for label in labels): value for pairs, value in rows.items()}
-    return Family(name=name, type=kind, help="", labels=labels).family(values)
+    return Family(name=name, type=family_type, help="", labels=labels).family(values)
 
 
 def active_on_pages(case: Case) -> list[set[ActiveCondition]]:
@@ -228,7 +228,7 @@ def active_on_pages(case: Case) -> list[set[ActiveCondition]]:
                 if int(time_seconds // interval) == place:
                     status_view = build_view(ExporterInfo("", "", 0.0, time_seconds, ""), readings, history)
                     conditions[time_seconds] |= {
-                        ActiveCondition.of(
+                        ActiveCondition.from_labels(
                             finding.condition.alert, instance, *[(finding.match.subject or ("",))[0]] * 2
                         )
                         for finding in findings(status_view)
@@ -241,30 +241,32 @@ def active_on_pages(case: Case) -> list[set[ActiveCondition]]:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_page_and_alerts_find_the_same_conditions(case: Case, tmp_path: Path) -> None:
-    decided = {condition.alert for condition in CONDITIONS} - {""}
+    evaluated = {condition.alert for condition in CONDITIONS} - {""}
     if len({series.target for series in case.series}) > 1:
-        decided -= ACROSS_NODES
+        evaluated -= ACROSS_NODES
 
     alerts_by_time, pages_by_time = active_alerts(case, tmp_path), active_on_pages(case)
     for time_seconds, by_alert, by_page in zip(case.times, alerts_by_time, pages_by_time, strict=True):
         # RunDied fires for an hour after the state of a run is gone; a page has no such run.
         runs_then = case.runs(time_seconds)
         expected = {key for key in by_alert if key.alert != "RunDied" or key.subject in runs_then}
-        assert sorted(key for key in by_page if key.alert in decided) == sorted(
-            key for key in expected if key.alert in decided
+        assert sorted(key for key in by_page if key.alert in evaluated) == sorted(
+            key for key in expected if key.alert in evaluated
         ), f"after {time_seconds:.0f} s"
 
 
 def test_every_alert_is_in_the_table_of_conditions_or_has_a_reason() -> None:
-    decided = [condition.alert for condition in CONDITIONS if condition.alert]
+    evaluated = [condition.alert for condition in CONDITIONS if condition.alert]
 
-    assert len(decided) == len(set(decided))
-    assert {rule.name for rule in alerts()} == {*decided, *NOT_DECIDED}
-    assert not {*decided} & NOT_DECIDED.keys()
+    assert len(evaluated) == len(set(evaluated))
+    assert {rule.name for rule in alerts()} == {*evaluated, *NOT_DECIDED}
+    assert not {*evaluated} & NOT_DECIDED.keys()
 
 
 @pytest.mark.parametrize(
-    "condition", [each for each in CONDITIONS if each.alert], ids=lambda condition: condition.alert
+    "condition",
+    [condition for condition in CONDITIONS if condition.alert],
+    ids=lambda condition: condition.alert,
 )
 def test_a_condition_has_text_severity_and_runbook_entry_of_its_alert(condition: Any) -> None:
     (alert,) = (rule for rule in alerts() if rule.name == condition.alert)

@@ -96,9 +96,9 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
     ],
 )
 def test_a_problem_of_a_run_is_a_concern_with_a_time(rows: Rows, expected: list[str]) -> None:
-    found = concerns_of({**JOB, **rows})
+    concerns = concerns_of({**JOB, **rows})
 
-    assert [f"{concern.text} {concern.when.partition(' (')[0]}" for concern in found] == expected
+    assert [f"{concern.text} {concern.time_text.partition(' (')[0]}" for concern in concerns] == expected
 
 
 HUNG: Rows = {
@@ -111,7 +111,7 @@ def test_a_hung_run_names_ranks_and_phases_before_the_stacks_are_known() -> None
     (concern,) = concerns_of({**JOB, **progress(900), **HUNG})
 
     assert concern.text == "Run night hangs. Rank 0 in forward."
-    assert concern.when == "for 15 min (since 1970-01-01 02:31 UTC)"
+    assert concern.time_text == "for 15 min (since 1970-01-01 02:31 UTC)"
     assert concern.anchor == "traininghang"
 
 
@@ -141,9 +141,9 @@ def test_the_remedy_of_a_hang_names_a_rank_only_if_a_group_is_odd(
 ) -> None:
     hang = Hang("Ranks 0-1: train (t.py:1).", has_odd_group=has_odd_group)
 
-    (found,) = concerns_of({**JOB, **progress(900), **HUNG}, hangs={"night": hang})
+    (concern,) = concerns_of({**JOB, **progress(900), **HUNG}, hangs={"night": hang})
 
-    assert found.remedy.startswith(remedy)
+    assert concern.remedy.startswith(remedy)
 
 
 def test_the_stack_of_a_group_is_the_one_of_its_first_rank_with_an_answer() -> None:
@@ -212,7 +212,7 @@ def test_an_xid_is_a_concern_with_card_rank_and_time(number: int, age: float, ur
 
     assert concern.urgent is urgent
     assert concern.text == f"GPU 3 (rank 5 of night) reported Xid {number}."
-    assert concern.when.startswith("5 min ago (" if age < 400 else "117 min ago (")
+    assert concern.time_text.startswith("5 min ago (" if age < 400 else "117 min ago (")
 
 
 def test_an_xid_of_the_program_is_no_concern() -> None:
@@ -253,7 +253,7 @@ def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_concern()
 
     (recent,), (earlier,) = concerns_of(GPU_3 | ecc(2.0), past=history), concerns_of(GPU_3 | ecc(2.0))
     assert (recent.text, recent.urgent) == (f"{text}, the last 30 min ago.", True)
-    assert (earlier.text, earlier.urgent, earlier.when) == (
+    assert (earlier.text, earlier.urgent, earlier.time_text) == (
         f"{text}.",
         False,
         "before the start of the exporter",
@@ -275,7 +275,7 @@ def test_a_nan_of_twelve_minutes_ago_is_not_now_and_ends_with_the_run() -> None:
     (concern,) = concerns_of(JOB, past=history)
 
     assert concern.text == "2 losses of run night NaN or infinite, the last 11 min ago."
-    assert concern.when.startswith("12 min ago (")
+    assert concern.time_text.startswith("12 min ago (")
     assert concern.urgent
     assert concerns_of(JOB | {"training_run_state": run_sample(1.0, state="finished")}, past=history) == []
 

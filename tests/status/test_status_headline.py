@@ -43,19 +43,21 @@ def test_a_page_without_problems_has_no_headline() -> None:
 
 
 def test_the_headline_counts_urgent_problems_and_names_start_and_card() -> None:
-    found = headline_of(FAULTY_CARD)
+    summary = headline_of(FAULTY_CARD)
 
-    assert found is not None
-    assert found.text == "2 urgent problems since 1970-01-01 02:41 UTC, and 2 warnings"
-    assert found.details == "GPU 3 (rank 0 of night)."
-    assert found.is_urgent
+    assert summary is not None
+    assert summary.text == "2 urgent problems since 1970-01-01 02:41 UTC, and 2 warnings"
+    assert summary.details == "GPU 3 (rank 0 of night)."
+    assert summary.is_urgent
 
 
 def test_the_headline_of_warnings_is_not_urgent() -> None:
-    found = headline_of(JOB | {"training_rank_compute_seconds": FAULTY_CARD["training_rank_compute_seconds"]})
+    summary = headline_of(
+        JOB | {"training_rank_compute_seconds": FAULTY_CARD["training_rank_compute_seconds"]}
+    )
 
-    assert found is not None
-    assert (found.text, found.details, found.is_urgent) == ("1 warning", "Run night.", False)
+    assert summary is not None
+    assert (summary.text, summary.details, summary.is_urgent) == ("1 warning", "Run night.", False)
 
 
 def test_the_headline_tells_the_cost_of_the_affected_runs() -> None:
@@ -68,10 +70,12 @@ def test_the_headline_tells_the_cost_of_the_affected_runs() -> None:
             ]
         }
 
-    found = headline_of(FAULTY_CARD, history_of(13, cost))
+    summary = headline_of(FAULTY_CARD, history_of(13, cost))
 
-    assert found is not None
-    assert found.details == "GPU 3 (rank 0 of night); the affected runs cost 36.00 EUR per hour on this node."
+    assert summary is not None
+    assert (
+        summary.details == "GPU 3 (rank 0 of night); the affected runs cost 36.00 EUR per hour on this node."
+    )
 
 
 def test_all_problems_of_a_card_are_in_one_box_urgent_ones_first() -> None:

@@ -40,7 +40,7 @@ def _hanging(view: View) -> Iterator[Match]:
 
 def _failed(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
-        if run.ended or run.state == "ending":
+        if run.is_ended or run.state == "ending":
             continue
         increase = view.history.increase(
             "failed saves", name, seconds=FAILED_SECONDS, existence="executed steps"

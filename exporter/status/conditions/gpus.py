@@ -45,7 +45,7 @@ def _nvml_down(view: View) -> Iterator[Match]:
 
 def _lost(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
-        if not gpu.up:
+        if not gpu.is_up:
             errors = [labels["reason"] for labels, _ in view.readings.rows("gpu_error_info", uuid=gpu.uuid)]
             reason = f" ({', '.join(errors)})" if errors else ""
             yield Match((gpu.uuid,), {"gpu": gpu.title, "index": gpu.index, "reason": reason})

@@ -41,25 +41,25 @@ def _ended(view: View) -> Iterator[Match]:
     for run, name, ranks in _by_run(
         view, lambda rank: rank.alive == 0 and bool(rank.rank) and rank.run in running
     ):
-        if not view.runs[run].ended:
-            since = min((rank.updated for rank in ranks if rank.updated is not None), default=None)
+        if not view.runs[run].is_ended:
+            since = min((rank.updated_at for rank in ranks if rank.updated_at is not None), default=None)
             yield Match((run,), {"ranks": name}, since=since)
 
 
 def _silent_seconds(rank: Rank, view: View) -> float:
-    return view.exporter.now - rank.updated if rank.alive and rank.updated is not None else 0.0
+    return view.exporter.now - rank.updated_at if rank.alive and rank.updated_at is not None else 0.0
 
 
 def _silent(view: View) -> Iterator[Match]:
     for run, name, ranks in _by_run(
         view, lambda rank: STOPPED_SECONDS < _silent_seconds(rank, view) <= LOST_SECONDS
     ):
-        yield Match((run,), {"ranks": name}, since=min(rank.updated or 0.0 for rank in ranks))
+        yield Match((run,), {"ranks": name}, since=min(rank.updated_at or 0.0 for rank in ranks))
 
 
 def _lost(view: View) -> Iterator[Match]:
     for run, name, ranks in _by_run(view, lambda rank: _silent_seconds(rank, view) > LOST_SECONDS):
-        yield Match((run,), {"ranks": name}, since=min(rank.updated or 0.0 for rank in ranks))
+        yield Match((run,), {"ranks": name}, since=min(rank.updated_at or 0.0 for rank in ranks))
 
 
 def _stuck(view: View) -> Iterator[Match]:

@@ -23,7 +23,7 @@ def _died(view: View) -> Iterator[Match]:
         if run.state in {"failed", "lost"}:
             outcome = "failed" if run.state == "failed" else "ended without a report"
             reason = f": {run.reason}" if run.reason else ""
-            yield Match((name,), {"run": name, "outcome": outcome, "reason": reason}, since=run.since)
+            yield Match((name,), {"run": name, "outcome": outcome, "reason": reason}, since=run.state_since)
 
 
 def _hung(view: View) -> Iterator[Match]:
@@ -43,7 +43,7 @@ def _overdue(view: View, state: str) -> Iterator[Match]:
             step = f" at step {hang.step:,}" if hang and hang.step is not None else ""
             remedy = ODD_GROUP_REMEDY if hang and hang.has_odd_group else NO_ODD_GROUP_REMEDY
             facts = {"run": name, "step": step, "where": where, "remedy": remedy}
-            yield Match((name,), facts, since=run.since, stacks=stacks)
+            yield Match((name,), facts, since=run.state_since, stacks=stacks)
 
 
 def _late(view: View) -> Iterator[Match]:
@@ -88,7 +88,7 @@ def _slower(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         rate = view.history.rate("executed steps", name, seconds=PACE_SECONDS)
         busy = any(rank.run == name and rank.phase in SAVING_OR_VALIDATING for rank in view.ranks)
-        if rate is None or busy or run.ended or run.state in {"hung", "stalled"}:
+        if rate is None or busy or run.is_ended or run.state in {"hung", "stalled"}:
             continue
         usual_rate = view.history.usual_rate("executed steps", name)
         if usual_rate and rate / usual_rate < SLOWER_RATIO:
@@ -109,7 +109,7 @@ def _waits_for_data(view: View) -> Iterator[Match]:
 
 def _losses(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
-        if run.ended or run.state == "ending":
+        if run.is_ended or run.state == "ending":
             continue
         increase = view.history.increase("nonfinite", name, "loss", existence="executed steps")
         if increase is not None:
@@ -141,7 +141,7 @@ def last_time(view: View, increase: Increase) -> str:
 
 def _gradients(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
-        if run.ended or run.state == "ending":
+        if run.is_ended or run.state == "ending":
             continue
         nonfinite = view.history.rate("nonfinite", name, "grad", seconds=GRADIENT_SECONDS)
         steps = view.history.rate("executed steps", name, seconds=GRADIENT_SECONDS)
