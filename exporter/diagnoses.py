@@ -9,28 +9,28 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """A diagnosis with its facts."""
+class Statement:
+    """Sentence and remedy of a diagnosis, with the facts filled in."""
 
-    found: str
+    sentence: str
     remedy: str
 
     def __str__(self) -> str:
         """Return sentence and remedy on one line."""
-        return f"{self.found}; remedy: {self.remedy}"
+        return f"{self.sentence}; remedy: {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """A known problem."""
+    """Known problem: condition, sentence and remedy, with placeholders for facts."""
 
     condition: str
     sentence: str
     remedy: str
 
-    def describe(self, **facts: object) -> Described:
+    def describe(self, **facts: object) -> Statement:
         """Return sentence and remedy with the facts filled in."""
-        return Described(self.sentence.format(**facts), self.remedy.format(**facts))
+        return Statement(self.sentence.format(**facts), self.remedy.format(**facts))
 
 
 # A job records nothing ----------------------------------------------------------------------------------

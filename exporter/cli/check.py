@@ -219,10 +219,10 @@ def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
     counters = sorted((root / "sys/class/powercap").glob("*rapl*/energy_uj"))
     unreadable = [path for path in counters if not os.access(path, os.R_OK)]
     if unreadable:
-        described = diagnoses.RAPL_UNREADABLE.describe(
+        statement = diagnoses.RAPL_UNREADABLE.describe(
             unreadable=len(unreadable), counters=len(counters), path=unreadable[0]
         )
-        yield warn("rapl", described)
+        yield warn("rapl", statement)
     elif counters:
         yield ok("rapl", f"{len(counters)} energy counters are readable")
     else:

@@ -88,7 +88,7 @@ def _no_answer(
     tls = protection.config.tls_server_config
     is_tls_error = isinstance(error, ssl.SSLError) or isinstance(getattr(error, "reason", None), ssl.SSLError)
     if tls is not None and tls.verify_mode == ssl.CERT_REQUIRED and is_tls_error:
-        return ok(subject, diagnoses.CERTIFICATE_REQUIRED.describe(base=base).found)
+        return ok(subject, diagnoses.CERTIFICATE_REQUIRED.describe(base=base).sentence)
     found, _, choose = refusal.partition("; ")
     port = urlsplit(base).port
     return fail(subject, diagnoses.PORT_TAKEN.describe(refusal=found, port=port, choose=choose))
@@ -112,8 +112,8 @@ def own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[CheckFin
         labels = dict(_LABEL.findall(label_text))
         if name == "exporter_collector_success" and float(value) == 0:
             collector = labels.get("collector", "?")
-            described = diagnoses.COLLECTOR_FAILS.describe(collector=collector, reason=f"see {base}/")
-            yield warn(f"collector {collector}", described)
+            statement = diagnoses.COLLECTOR_FAILS.describe(collector=collector, reason=f"see {base}/")
+            yield warn(f"collector {collector}", statement)
         elif name == "exporter_feed_owner" and float(value) == 0:
             owner = runs.owner(feed_directory)
             yield warn(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from exporter.diagnoses import Described
+from exporter.diagnoses import Statement
 
 Status = Literal["ok", "warn", "FAIL"]
 
@@ -29,11 +29,11 @@ def ok(subject: str, found: str) -> CheckFinding:
     return CheckFinding("ok", subject, found)
 
 
-def warn(subject: str, described: Described) -> CheckFinding:
+def warn(subject: str, statement: Statement) -> CheckFinding:
     """Return a finding that may be intended."""
-    return CheckFinding("warn", subject, described.found, described.remedy)
+    return CheckFinding("warn", subject, statement.sentence, statement.remedy)
 
 
-def fail(subject: str, described: Described) -> CheckFinding:
+def fail(subject: str, statement: Statement) -> CheckFinding:
     """Return a finding that explains missing metrics."""
-    return CheckFinding("FAIL", subject, described.found, described.remedy)
+    return CheckFinding("FAIL", subject, statement.sentence, statement.remedy)

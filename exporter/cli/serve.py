@@ -254,8 +254,8 @@ class SidecarService:
                 self._written_rules, self._rules_refused = configuration, False
             except FeedError as error:
                 if not self._rules_refused:
-                    described = diagnoses.RULES_NOT_WRITTEN.describe(error=error)
-                    _log.warning(described.found, extra={"remedy": described.remedy})
+                    statement = diagnoses.RULES_NOT_WRITTEN.describe(error=error)
+                    _log.warning(statement.sentence, extra={"remedy": statement.remedy})
                 self._rules_refused = True
 
     def _not_ready(self) -> str | None:

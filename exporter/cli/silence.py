@@ -20,7 +20,7 @@ import psutil
 
 from exporter import diagnoses
 from exporter.cli.flags import say
-from exporter.diagnoses import Described
+from exporter.diagnoses import Statement
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.files import replace_file
@@ -156,8 +156,8 @@ def _tree(pid: int) -> list[LaunchedProcess]:
     return processes
 
 
-def _silence(reason: str, described: Described) -> Silence:
-    return Silence(reason, described.found, described.remedy)
+def _silence(reason: str, statement: Statement) -> Silence:
+    return Silence(reason, statement.sentence, statement.remedy)
 
 
 def _check_environment(process: LaunchedProcess, python: str, feed_directory: Path) -> Silence | None:
@@ -167,20 +167,20 @@ def _check_environment(process: LaunchedProcess, python: str, feed_directory: Pa
     if environment.get("EXPORTER_AUTO") == "0":
         return _silence("turned_off", diagnoses.AUTO_DISABLED.describe(python=python))
     if environment.get("EXPORTER_FEED_DIR") != str(feed_directory):
-        described = diagnoses.OTHER_ENVIRONMENT.describe(python=python, directory=feed_directory)
-        return _silence("environment", described)
+        statement = diagnoses.OTHER_ENVIRONMENT.describe(python=python, directory=feed_directory)
+        return _silence("environment", statement)
     try:
         is_full = os.statvfs(feed_directory).f_bavail == 0
     except OSError as error:
-        described = diagnoses.FEED_DIRECTORY_UNREADABLE.describe(
+        statement = diagnoses.FEED_DIRECTORY_UNREADABLE.describe(
             directory=feed_directory, error=error.strerror
         )
-        return _silence("feed_directory", described)
+        return _silence("feed_directory", statement)
     if is_full:
         return _silence("feed_directory", diagnoses.FEED_DIRECTORY_FULL.describe(directory=feed_directory))
     if not _may_write(feed_directory, process.pid):
-        described = diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=feed_directory)
-        return _silence("feed_directory", described)
+        statement = diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=feed_directory)
+        return _silence("feed_directory", statement)
     return None
 
 

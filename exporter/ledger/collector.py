@@ -167,8 +167,8 @@ class JobCollector:
             self._quiet_since = now.monotonic
         is_missing = not has_feed and now.monotonic - self._quiet_since >= NO_FEED_SECONDS
         if is_missing:
-            described = NO_FEED.describe(directory=self._directory or "")
-            _log.info("%s", described.found, extra={"remedy": described.remedy})
+            statement = NO_FEED.describe(directory=self._directory or "")
+            _log.info("%s", statement.sentence, extra={"remedy": statement.remedy})
         if is_missing or has_feed:
             self._quiet_since = inf
 
@@ -180,7 +180,7 @@ class JobCollector:
             names = sorted(name for name, file_reason in refused if file_reason == reason)
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             diagnosis = REFUSED_FILES[reason].describe(name=f"feed file {names[0]!r}{more}")
-            _log.warning("refused: %s", diagnosis.found, extra={"reason": reason, "remedy": diagnosis.remedy})
+            _log.warning("refused: %s", diagnosis.sentence, extra={"reason": reason, "remedy": diagnosis.remedy})
         self._refused = frozenset(refused)
 
     # Count and save -------------------------------------------------------------------------------------
@@ -238,8 +238,8 @@ class JobCollector:
             collected.add(feed.FOREIGN, 1, Path(foreign.path).name)
             if foreign.path not in self._logged_foreign:
                 self._logged_foreign.add(foreign.path)
-                described = FOREIGN_ENTRY.describe(path=foreign.path, uid=foreign.uid, used=foreign.used)
-                _log.warning("%s", described)
+                statement = FOREIGN_ENTRY.describe(path=foreign.path, uid=foreign.uid, used=foreign.used)
+                _log.warning("%s", statement)
         if self._feed.ownership.problem:
             collected.unsupported.append(
                 f"{self._feed.ownership.problem}: this exporter cannot own the feed directory and removes no files of dead"

@@ -149,12 +149,12 @@ def _by_subject(view: View, current: Sequence[Finding]) -> Mapping[Subject, list
 
 
 def _concern(finding: Finding, onsets: Onsets, now: float) -> Concern:
-    diagnosis = finding.described
+    statement = finding.statement
     return Concern(
         urgent=finding.is_urgent,
-        text=_sentence(diagnosis.found),
+        text=_sentence(statement.sentence),
         time_text=onsets.text(finding, now),
-        remedy=_sentence(diagnosis.remedy),
+        remedy=_sentence(statement.remedy),
         alert=finding.condition.alert,
         anchor=finding.condition.anchor,
         stacks=finding.match.stacks,

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from exporter.diagnoses import Described, Diagnosis
+from exporter.diagnoses import Statement, Diagnosis
 from exporter.status.view import StackGroup, View
 
 
@@ -74,7 +74,7 @@ class Finding:
         return (self.condition.name, *self.match.subject)
 
     @property
-    def described(self) -> Described:
+    def statement(self) -> Statement:
         """Return sentence and remedy with the facts filled in."""
         return self.condition.describe(**self.match.facts)
 

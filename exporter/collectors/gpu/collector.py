@@ -135,7 +135,7 @@ class GpuCollector:
         if reason in {"", STARTING, DETACHED}:
             return collected
         diagnosis = NVML_FAILURES.get(reason, NVML_DOWN).describe(reason=reason)
-        about = f"GPUs are not watched ({reason}): {message or diagnosis.found}; {diagnosis.remedy}"
+        about = f"GPUs are not watched ({reason}): {message or diagnosis.sentence}; {diagnosis.remedy}"
         if self._options.mode == "required" or self._was_up or expected is not None:
             collected.fail(CollectError(about, reason=_DOWN))
         else:
