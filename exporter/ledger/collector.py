@@ -180,7 +180,9 @@ class JobCollector:
             names = sorted(name for name, file_reason in refused if file_reason == reason)
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             diagnosis = REFUSED_FILES[reason].describe(name=f"feed file {names[0]!r}{more}")
-            _log.warning("refused: %s", diagnosis.sentence, extra={"reason": reason, "remedy": diagnosis.remedy})
+            _log.warning(
+                "refused: %s", diagnosis.sentence, extra={"reason": reason, "remedy": diagnosis.remedy}
+            )
         self._refused = frozenset(refused)
 
     # Count and save -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from exporter.diagnoses import Statement, Diagnosis
+from exporter.diagnoses import Diagnosis, Statement
 from exporter.status.view import StackGroup, View
 
 
