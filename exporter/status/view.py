@@ -243,7 +243,7 @@ def _late_since(name: str, readings: Readings, ranks: Sequence[Rank], now: float
     if last is None or longest_seconds is None:
         return None
     limit_seconds = max(LATE_SECONDS, LATE_STEPS * longest_seconds)
-    if any(PAUSING_CAUSES & {PHASES[rank.phase].badput} for rank in ranks if rank.phase in PHASES):
+    if any(PHASES[rank.phase].badput in PAUSING_CAUSES for rank in ranks if rank.phase in PHASES):
         limit_seconds *= LATE_STEPS
     return last if now - last > limit_seconds else None
 
