@@ -25,9 +25,9 @@ def exporter_state(w: int = 5) -> Panel:
     """Return the panel with the start of the exporter of a node, or the time since which the exporter is down."""
     return stat(
         "Exporter",
-        instant_query(f"({EXPORTER_DOWN_SINCE}) * 1000", "exporter down, node unknown", BAD),
-        instant_query(f"({NOT_SCRAPED_SINCE}) * 1000", "not scraped any more, last scrape", BAD),
-        instant_query(f"({EXPORTER_UP_SINCE}) * 1000", "exporter up, started"),
+        instant_query(f"({EXPORTER_DOWN_SINCE}) * 1000", "down since", BAD),
+        instant_query(f"({NOT_SCRAPED_SINCE}) * 1000", "last scrape", BAD),
+        instant_query(f"({EXPORTER_UP_SINCE}) * 1000", "up since"),
         unit="dateTimeFromNow",
         text_mode="value_and_name",
         w=w,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboards.board import NODE, RESTARTS, RUN, Board, Row, Variable
 from dashboards.energy_loss import (
     ENERGY_BY_CAUSE,
+    KWH,
     LOST_COST_BY_RUN,
     LOST_SHARE_BY_RUN,
     PROGRESS,
@@ -13,11 +14,11 @@ from dashboards.energy_loss import (
     loss_by_cause,
     loss_by_run,
 )
+from dashboards.gpu_load import DISTINCT_COLORS
 from dashboards.palette import (
     BAD,
     BLUE,
     CAUSES,
-    COMPONENTS,
     GREY,
     NEUTRAL,
     ORANGE,
@@ -118,7 +119,8 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "Energy so far",
             instant_query("sum(last_over_time(training_energy_joules_total{@run}[15m])) / 3.6e6"),
-            unit="kwatth",
+            unit=KWH,
+            decimals=1,
             w=3,
         ),
         stat(
@@ -145,18 +147,16 @@ def _power_panels() -> tuple[Panel, ...]:
     )
     return (
         time_series(
-            "Power of runs by component",
+            "Power of runs",
             Query(
                 blank_if_incomplete(
-                    "sum by (run, component) (rate(training_energy_joules_total{@run}[$__rate_interval]))",
-                    "run",
-                ),
-                "{{component}} of {{run}}",
+                    "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))", "run"
+                )
+                + " and on (run) topk(8, sum by (run) (rate(training_energy_joules_total{@run}[$__range] @ end())))",
+                "{{run}}",
             ),
             unit="watt",
-            stacked=True,
-            overrides=colors_by_first_word(COMPONENTS),
-            legend="right",
+            color=DISTINCT_COLORS,
         ),
         time_series(
             "Power of nodes",
@@ -175,9 +175,8 @@ def _power_panels() -> tuple[Panel, ...]:
                 "{{instance}} GPU {{gpu}}",
             ),
             Query(
-                'max by (instance) (gpu_power_idle_watts{@node_any_job, method="before_start"})'
-                f" or max by (instance) ({idle_power})",
-                "{{instance}} idle, highest GPU",
+                f'max(gpu_power_idle_watts{{@node_any_job, method="before_start"}} or {idle_power})',
+                "idle, highest GPU",
                 reference=True,
             ),
             unit="watt",
@@ -214,7 +213,8 @@ def _efficiency_panels() -> tuple[Panel, ...]:
                 "topk(9, sum by (phase) (last_over_time(training_phase_energy_joules_total{@run}[15m]))) / 3.6e6",
                 "{{phase}}",
             ),
-            unit="kwatth",
+            unit=KWH,
+            decimals=2,
             overrides=colors_by_name(PHASES | {"unattributed": GREY}),
             color=fixed_color(GREY),
             w=12,

@@ -79,6 +79,7 @@ RUNS_WITHOUT_PROGRESS = (
 )
 """PromQL for the seconds since the last step of running runs without a recent step."""
 
+KWH = "suffix: kWh"
 CAUSE_TEXTS = value_mappings(
     {
         "progress": ("progress", GOOD),
@@ -103,17 +104,15 @@ def loss_by_cause() -> Panel:
     return table(
         "Where time, energy and money went",
         Column("cause", "Cause", mappings=CAUSE_TEXTS),
-        Column(f"{seconds} > 0", "Time", unit="s", width=85),
-        percent(
-            f"{seconds} / on () group_left () sum({TIME_BY_CAUSE}) > 0", "Share of time", 150, bar=(0, 1)
-        ),
-        Column(f"{kilowatt_hours} > 0", "Energy", unit="kwatth", decimals=2, width=100),
-        percent(f"{kilowatt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "Share of energy", 80),
-        Column(f"sum by (cause, currency) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=80),
-        Column("currency", "Currency", width=80),
+        Column(f"{seconds} > 0", "Time", unit="s", width=80),
+        percent(f"{seconds} / on () group_left () sum({TIME_BY_CAUSE}) > 0", "of time", 125, bar=(0, 1)),
+        Column(f"{kilowatt_hours} > 0", "Energy", unit=KWH, decimals=2, width=90),
+        percent(f"{kilowatt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "of energy", 80),
+        Column(f"sum by (cause, currency) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=70),
+        Column("currency", "Currency", width=70),
         sort="Time",
         w=12,
-        h=10,
+        h=11,
         max_data_points=120,
     )
 
@@ -133,10 +132,9 @@ def loss_by_run() -> Panel:
             width=80,
         ),
         percent(LOST_SHARE_BY_RUN, "Lost time", 80),
-        Column(LOST_COST_BY_RUN, "Lost cost", decimals=2, width=80),
-        Column(_COST, "Cost", decimals=2, width=80),
-        Column("currency", "Currency", width=80),
-        Column(f"{RUN_ENERGY} / 3.6e6", "Energy", unit="kwatth", decimals=2, width=100),
+        Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=80),
+        Column(f"sum by (run) ({_COST})", "Cost", decimals=2, width=80),
+        Column(f"{RUN_ENERGY} / 3.6e6", "Energy", unit=KWH, decimals=2, width=90),
         Column(
             _increase("training_carbon_grams_total{@run}", "run"),
             "CO2",
@@ -147,6 +145,6 @@ def loss_by_run() -> Panel:
         row_query="max by (run, state) (training_run_state{@run} == 1)",
         sort="Lost cost",
         w=12,
-        h=10,
+        h=11,
         max_data_points=120,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dashboards.availability import EXPORTER_DOWN_SINCE, NOT_SCRAPED_SINCE, last_time
-from dashboards.palette import BAD, NEUTRAL
+from dashboards.palette import BAD, GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
@@ -16,7 +16,7 @@ THROTTLED_RATIO = 0.05
 XID_SECONDS = 3600
 """Time for which an Xid is a problem."""
 GPUS_WITH_RANK = (
-    "max by (instance, gpu, run, rank) (last_over_time(gpu_up{@gpu}[$__range]) * 0 + on (uuid) group_left (run, rank)"
+    "max by (instance, gpu, run, rank) (last_over_time(gpu_up{@gpu}[$__range]) * 0 * on (uuid) group_left (run, rank)"
     ' topk by (uuid) (1, last_over_time(training_rank_info{@cluster, uuid!=""}[$__range])))'
     " or on (instance, gpu) max by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]) * 0)"
 )
@@ -120,36 +120,46 @@ XID_TEXTS = value_mappings(
 """Value mappings from the number of an Xid to the number with its meaning."""
 
 
+NO_PROBLEM = "nothing is wrong"
+PROBLEM_TEXTS = [
+    *value_mappings(
+        {NO_PROBLEM: (NO_PROBLEM, GOOD)}
+        | {f"Xid {xid}": (f"Xid {xid}: {meaning}", BAD) for xid, meaning in XID_MEANINGS.items()}
+    ),
+    {"type": "regex", "options": {"pattern": ".+", "result": {"color": BAD, "index": len(XID_MEANINGS) + 1}}},
+]
+"""Value mappings of the column *Problem*: an Xid with its meaning, and the colour of all other problems."""
+NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
+
+
 def current_problems() -> Panel:
     """Return the table of the current problems of nodes and GPUs, with their start and remedy."""
     nodes = " or ".join(problem.rows for problem in _NODE_PROBLEMS)
     gpus = " or ".join(problem.rows for problem in _GPU_PROBLEMS)
-    rows = f"(({gpus}) + on (instance, gpu) group_left (run, rank) ({GPUS_WITH_RANK}) or {nodes}) * 1000"
+    with_rank = f"({gpus}) + on (instance, gpu) group_left (run, rank) ({GPUS_WITH_RANK})"
+    rows = f"max without (reason, xid) ({with_rank} or {nodes})"
+    no_problem = f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "")'
     return table(
         "What is wrong",
-        Column(
-            "instance",
-            "Node",
-            width=120,
-            links=(dashboard_link("training-node", "Node", node="${__value.raw}"),),
-        ),
+        Column("instance", "Node", width=110, links=(NODE_LINK,)),
         Column("gpu", "GPU", width=60),
         Column("run", "Run", width=170, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column("rank", "Rank", width=70),
+        Column("problem", "Problem", mappings=PROBLEM_TEXTS),
         Column(
-            "problem",
-            "Problem",
-            mappings=value_mappings(
-                {"nothing is wrong": ("nothing is wrong", NEUTRAL)}
-                | {f"Xid {xid}": (f"Xid {xid}: {meaning}", BAD) for xid, meaning in XID_MEANINGS.items()}
-            ),
+            f"{rows} * 1000 or on () {no_problem}",
+            "Since",
+            unit="dateTimeAsIsoNoDateIfToday",
+            width=170,
+            mappings=value_mappings({0: ("before this time range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
         ),
         Column(
-            f'{rows} or on () label_replace(vector(-1), "problem", "nothing is wrong", "", "")',
-            "Since",
-            unit="dateTimeFromNow",
-            width=190,
-            mappings=value_mappings({0: ("before this time range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
+            f"(time() - ({rows} > 0)) or on () {no_problem}",
+            "For",
+            unit="s",
+            decimals=0,
+            width=90,
+            mappings=value_mappings({-1: (NO_VALUE, NEUTRAL)}),
         ),
         Column("remedy", "Remedy"),
         sort="Since",

@@ -147,7 +147,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             "Exporters, drivers and GPUs with a failure",
             Query("min(up{@node}) * min(gpu_up{@gpu})", "all exporters and GPUs"),
             Query(
-                "min by (instance) (up{@node}) and on (instance) topk(20, 1 -"
+                "min by (instance) (up{@node}) and on (instance) topk(6, 1 -"
                 " avg by (instance) (avg_over_time(up{@node}[$__range] @ end())) > 0)",
                 "{{instance}} exporter",
             ),
@@ -157,12 +157,12 @@ def _overview_panels() -> tuple[Panel, ...]:
                 "{{instance}} driver",
             ),
             Query(
-                "max by (instance, gpu) (gpu_up{@gpu}) and on (instance, gpu) topk(20, 1 -"
+                "max by (instance, gpu) (gpu_up{@gpu}) and on (instance, gpu) topk(6, 1 -"
                 " avg by (instance, gpu) (avg_over_time(gpu_up{@gpu}[$__range] @ end())) > 0)",
                 LEGEND,
             ),
             mappings=value_mappings({1: ("up", GOOD), 0: ("down", BAD)}),
             w=24,
-            h=5,
+            h=6,
         ),
     )

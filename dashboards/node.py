@@ -84,14 +84,15 @@ def _overview_panels() -> tuple[Panel, ...]:
             text_mode="value_and_name",
         ),
         stat(
-            "Cost per hour of the runs here",
+            "Cost per hour",
             instant_query(
-                "sum by (currency) (rate(training_cost_total{@node_run}[5m])) * 3600",
-                "{{currency}}, this node",
+                "sum by (currency) (rate(training_cost_total{@node_run}[5m]) and on (instance) up{@node} == 1) * 3600",
+                "{{currency}}",
             ),
             unit="none",
             decimals=2,
             text_mode="value_and_name",
+            w=3,
         ),
         stat(
             "CPU in use",
@@ -99,7 +100,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=0,
             thresholds=warn_above(0.9, 0.97),
-            w=2,
+            w=3,
         ),
         stat(
             "Available memory",
@@ -133,8 +134,8 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "OOM kills",
             instant_query(
-                'max(sum by (instance) (increase(cgroup_memory_events_total{@node, event="oom_kill"}[$__range]))'
-                " or on (instance) increase(host_vm_oom_kills_total{@node}[$__range]))"
+                'max((sum by (instance) (increase(cgroup_memory_events_total{@node, event="oom_kill"}[$__range]))'
+                " or on (instance) increase(host_vm_oom_kills_total{@node}[$__range])) and on (instance) up{@node} == 1)"
             ),
             unit="none",
             decimals=0,

@@ -22,6 +22,8 @@ every_board = pytest.mark.parametrize("uid", sorted(MODELS))
 TARGET_LABELS = {"cluster", "job", "instance", "le", *EXPORTER_LABELS}
 FAMILIES_WITHOUT_RUN = {"exporter_build_info", "gpu_up"}
 """Families without the label `run`; `.*` as the value of `run` also selects these series."""
+JOB_LABELS = {"label_stage"}
+"""Labels that a job may add with `exporter.configure(labels=...)`."""
 ALERT_LABELS = TARGET_LABELS | {"alertname", "alertstate", "severity", "run", "rank", "gpu"}
 PROMETHEUS_SERIES = {
     "scrape_duration_seconds": TARGET_LABELS,
@@ -121,7 +123,7 @@ def test_every_name_and_label_in_a_query_exists(uid: str) -> None:
             assert selector.labels <= names[selector.name] | TARGET_LABELS | optional_labels, (
                 f"{query}: {selector}"
             )
-        assert labels_grouped(query.expression) <= labels.union(*created_labels), str(query)
+        assert labels_grouped(query.expression) <= labels.union(JOB_LABELS, *created_labels), str(query)
 
 
 @every_board

@@ -205,13 +205,20 @@ def xid(number: int, age: float) -> Rows:
 
 
 @pytest.mark.parametrize(
-    ("number", "age", "urgent"), [(48, 300.0, True), (48, 7000.0, False), (94, 300.0, False)]
+    ("number", "meaning", "age", "urgent"),
+    [
+        (48, "uncorrectable memory error", 300.0, True),
+        (48, "uncorrectable memory error", 7000.0, False),
+        (94, "contained memory error: only its program ended", 300.0, False),
+    ],
 )
-def test_an_xid_is_a_concern_with_card_rank_and_time(number: int, age: float, urgent: bool) -> None:
+def test_an_xid_is_a_concern_with_meaning_card_rank_and_time(
+    number: int, meaning: str, age: float, urgent: bool
+) -> None:
     (concern,) = concerns_of(GPU_3 | xid(number, age))
 
     assert concern.urgent is urgent
-    assert concern.text == f"GPU 3 (rank 5 of night) reported Xid {number}."
+    assert concern.text == f"GPU 3 (rank 5 of night) reported Xid {number} ({meaning})."
     assert concern.time_text.startswith("5 min ago (" if age < 400 else "117 min ago (")
 
 
@@ -232,7 +239,9 @@ def test_a_lost_card_and_the_card_of_a_dead_rank_name_their_last_holder() -> Non
     shared: Rows = {"training_energy_share_ratio": run_sample(0.5, component="gpu", device="GPU-3")}
     assert concern_texts(lost_gpu, past=history) == ["GPU 3 (last held by rank 5 of night) does not answer."]
     assert concern_texts(lost_gpu | shared, past=history) == ["GPU 3 (rank 5 of night) does not answer."]
-    assert concern_texts(gpu_in_use | xid(48, 5), past=history) == ["GPU 3 (rank 0 of day) reported Xid 48."]
+    assert concern_texts(gpu_in_use | xid(48, 5), past=history) == [
+        "GPU 3 (rank 0 of day) reported Xid 48 (uncorrectable memory error)."
+    ]
 
 
 def test_the_xids_are_those_of_the_alerts() -> None:

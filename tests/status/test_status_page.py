@@ -142,11 +142,11 @@ def test_sums_of_a_run_on_several_nodes_are_labelled_as_those_of_this_node() -> 
     rows: Rows = {
         "training_feed_alive": run_sample(1.0, rank="8"),
         "training_world_size": run_sample(16.0),
-        "training_energy_joules_total": run_sample(50.0),
+        "training_energy_joules_total": run_sample(5400.0),
     }
     text = status_page(rows, past=history_of(3, tokens)).words
 
-    assert "tokens per second (this node) 100 energy (this node) 50 J" in text
+    assert "tokens per second (this node) 100 energy (this node) 1.5 Wh" in text
     assert "Rank 0 runs on a different node" in text
 
 
@@ -361,6 +361,8 @@ def test_history_is_bounded_for_any_number_of_runs() -> None:
         (number(1.5e9), "1.5G"),
         (number(float("nan")), "\N{EN DASH}"),
         (energy(7.2e6), "2 kWh"),
+        (energy(7.2e9), "2 MWh"),
+        (energy(36.0), "0.01 Wh"),
     ],
 )
 def test_numbers_are_formatted_for_people(formatted: str, expected: str) -> None:
