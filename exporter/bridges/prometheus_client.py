@@ -19,7 +19,7 @@ from exporter.errors import DefinitionError
 from exporter.patching import when_imported
 from exporter.recording.definition import check_definition
 from exporter.recording.identity import clean_text
-from exporter.recording.limits import LONGEST_HELP
+from exporter.recording.limits import MAX_HELP_CHARACTERS
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.state import StatState
@@ -182,7 +182,7 @@ class Registries(Periodic):
                 message = f"only {MOST_SERIES} series of prometheus_client are exported"
                 log_once("prometheus_client most", message)
                 return None
-            self._series[key] = self._make(key, clean_text(text)[:LONGEST_HELP], tuple(bounds))
+            self._series[key] = self._make(key, clean_text(text)[:MAX_HELP_CHARACTERS], tuple(bounds))
         return self._series[key]
 
     def _make(self, key: Key, text: str, bounds: tuple[float, ...]) -> _Series | None:

@@ -28,7 +28,7 @@ from exporter.errors import ConfigurationError, DefinitionError, Problem
 from exporter.feed.overrides import MAX_RULES
 from exporter.ledger.energy.options import EnergyOptions
 from exporter.ledger.goodput.options import GoodputOptions
-from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
+from exporter.recording.definition import MIN_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
 from exporter.replay.machines import unknown_machine
 
@@ -56,7 +56,7 @@ class Rule:
         "Aggregations to compute over each window.",
         example=frozenset({Aggregation.MEAN, Aggregation.P95, Aggregation.HISTOGRAM}),
     )
-    window_seconds: Annotated[Duration, Range(SHORTEST_WINDOW_SECONDS)] | None = option(
+    window_seconds: Annotated[Duration, Range(MIN_WINDOW_SECONDS)] | None = option(
         UNCHANGED, "Length of a window. null for windows that end by count only.", example=30.0
     )
     window_samples: Annotated[int, Range(1, 1_000_000_000)] | None = option(

@@ -21,7 +21,7 @@ from exporter.recording.stat import metric
 
 Record = Callable[[object], None]
 
-_BEYOND = 1e15
+_MAX_METRIC_VALUE = 1e15
 """Bound of metric values: larger ints could overflow in arithmetic with floats."""
 GROUP = "torchelastic"
 """torchelastic's own group, and the default group of `put_metric`."""
@@ -117,7 +117,7 @@ class Platform:
 
 def _of_numbers(take: Callable[[float], None]) -> Record:
     def record(value: object) -> None:
-        if isinstance(value, int | float) and -_BEYOND < value < _BEYOND:
+        if isinstance(value, int | float) and -_MAX_METRIC_VALUE < value < _MAX_METRIC_VALUE:
             take(value)
 
     return record
@@ -148,11 +148,11 @@ WORKER_STATUS = "torchelastic.worker.status."
 AGENT_STATUS = "torchelastic.agent.status."
 RENDEZVOUS = "torchelastic.rendezvous."
 
-LONGEST_ERROR = 2000
+MAX_ERROR_CHARACTERS = 2000
 """Characters of an error: the end of torch's text, which is the most informative part."""
 _SEVERITIES = {"FAILED": "error", "TERMINATED": "warning"}
 _RESULTS = {"SUCCEEDED": "succeeded", "FAILED": "failed", "TERMINATED": "terminated"}
-_BEYOND_MS = 1e14
+_MAX_MILLISECONDS = 1e14
 
 
 def record_event(
@@ -193,9 +193,13 @@ def _log(
     kind = EVENTS.kind(type_, severity)
     if kind.enabled:
         now = time()
-        stamped = isinstance(timestamp_ms, int | float) and 0 < timestamp_ms < _BEYOND_MS
+        stamped = isinstance(timestamp_ms, int | float) and 0 < timestamp_ms < _MAX_MILLISECONDS
         happened = timestamp_ms / 1000 if stamped else now
-        ends = {key: str(data[key])[-LONGEST_ERROR:] for key in ("raw_error", "error_trace") if data.get(key)}
+        ends = {
+            key: str(data[key])[-MAX_ERROR_CHARACTERS:]
+            for key in ("raw_error", "error_trace")
+            if data.get(key)
+        }
         plain = convert_data({**data, **ends}, lambda _name: None)
         raw = RawEvent(type_, message, severity, plain, happened, now, monotonic_ns())
         EVENTS.record(kind, raw, happened, origin)

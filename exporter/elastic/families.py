@@ -19,8 +19,8 @@ from exporter.recording.stat import Stat, metric
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import Aggregation
 
-LONGEST = 150  # characters of a Stat's name; families append words
-MOST_NAMES = 1000
+MAX_NAME_CHARACTERS = 150  # characters of a Stat's name; families append words
+MAX_NAMES = 1000
 """Pairs of a process; further pairs are refused and counted, such as names with step numbers or hosts."""
 
 _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
@@ -60,7 +60,7 @@ class MetricName(NamedTuple):
 
 def metric_name(group: object, name: object) -> MetricName | None:
     """Return the name of a pair's Stat; None if no valid name remains, or the name is too long."""
-    if any(isinstance(text, str) and len(text) > LONGEST for text in (group, name)):
+    if any(isinstance(text, str) and len(text) > MAX_NAME_CHARACTERS for text in (group, name)):
         return None
     words = [*_words(group), *_words(name)]
     unit, times = None, 1.0
@@ -72,7 +72,7 @@ def metric_name(group: object, name: object) -> MetricName | None:
     stat = ".".join(words)
     if unit is None and stat.replace(".", "_").endswith(("_total", "_bucket")):  # Prometheus' suffixes
         stat = f"{stat}_value"
-    if not any(character in _WORD for character in stat) or len(stat) > LONGEST:
+    if not any(character in _WORD for character in stat) or len(stat) > MAX_NAME_CHARACTERS:
         return None
     return MetricName(stat if stat[0].isalpha() else f"elastic.{stat}", unit, times)
 
@@ -117,7 +117,7 @@ class MetricStats:
         """Accept or refuse a new pair; two threads may do so at once with the same result."""
         record = PLATFORM.recorder(pair[1]) if pair[0] == GROUP else None
         if record is None:
-            if len(self._records) >= MOST_NAMES:
+            if len(self._records) >= MAX_NAMES:
                 return refuse("too_many")
             named = metric_name(*pair)
             if named is None:

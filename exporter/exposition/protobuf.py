@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from exporter.families import Distribution, DistributionSample
-from exporter.recording.exponential import BEYOND, LEAST, SCHEMA, upper_bound
+from exporter.recording.exponential import OVERFLOW_BUCKET, LOWEST_BUCKET, SCHEMA, upper_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ def _labels(sample: Sample) -> bytes:
 def _native(distribution: Distribution) -> bytes:
     """Return the message Histogram; empty if the buckets lack observations, because Prometheus refuses such a histogram."""
     counts = distribution.exponential
-    if distribution.sum is None or sum(counts.values()) != distribution.count or BEYOND in counts:
+    if distribution.sum is None or sum(counts.values()) != distribution.count or OVERFLOW_BUCKET in counts:
         return b""
     spans: list[BucketSpan] = []
     deltas = []
     end, previous = 0, 0
     for bucket, count in sorted(counts.items()):
-        if bucket > LEAST:
+        if bucket > LOWEST_BUCKET:
             if not spans or bucket != end:
                 spans.append(BucketSpan(bucket - end, 0))
             spans[-1].length += 1
@@ -94,8 +94,8 @@ def _native(distribution: Distribution) -> bytes:
             _integer(1, distribution.count),
             _double(2, distribution.sum),
             _integer(5, _zigzag(SCHEMA)),
-            _double(6, upper_bound(LEAST)),
-            _integer(7, counts.get(LEAST, 0)),
+            _double(6, upper_bound(LOWEST_BUCKET)),
+            _integer(7, counts.get(LOWEST_BUCKET, 0)),
             # A span without buckets distinguishes an empty native histogram from a classic histogram.
             *[
                 _bytes(12, _integer(1, _zigzag(span.offset)) + _integer(2, span.length))

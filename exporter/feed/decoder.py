@@ -29,14 +29,14 @@ from exporter.feed.json_values import (
     to_object,
 )
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.recording.exponential import BEYOND, LEAST
+from exporter.recording.exponential import OVERFLOW_BUCKET, LOWEST_BUCKET
 from exporter.recording.limits import (
-    LONGEST_HELP,
-    LONGEST_IDENTITY,
-    LONGEST_LABEL_VALUE,
-    LONGEST_NAME,
-    MOST_BUCKETS,
-    MOST_LABELS,
+    MAX_HELP_CHARACTERS,
+    MAX_IDENTITY_CHARACTERS,
+    MAX_LABEL_VALUE_CHARACTERS,
+    MAX_NAME_CHARACTERS,
+    MAX_BUCKETS,
+    MAX_LABELS,
 )
 from exporter.recording.values import (
     KINDS,
@@ -222,7 +222,7 @@ _REST = field_converters(Snapshot, "process", "sequence", "recording")
 def _identity(process_id: str, body: dict[str, Any]) -> ProcessIdentity:
     identity = ProcessIdentity(id=process_id, **convert_fields(body, _PROCESS))
     for text in (identity.run, identity.node, identity.role, identity.version):
-        check_text(text, LONGEST_IDENTITY, "a text of the identity")
+        check_text(text, MAX_IDENTITY_CHARACTERS, "a text of the identity")
     _check_labels(identity.labels)
     return identity
 
@@ -230,18 +230,18 @@ def _identity(process_id: str, body: dict[str, Any]) -> ProcessIdentity:
 def _cost(body: dict[str, Any]) -> int:
     """Check the limits of a definition and return its memory; each aggregation and bucket becomes a series."""
     labels, buckets, aggregations = body.get("labels", []), body.get("buckets", []), body["aggregations"]
-    check_size(len(to_list(labels)), MOST_LABELS, "labels")
-    check_size(len(to_list(buckets)), MOST_BUCKETS, "buckets")
+    check_size(len(to_list(labels)), MAX_LABELS, "labels")
+    check_size(len(to_list(buckets)), MAX_BUCKETS, "buckets")
     check_size(len(to_list(aggregations)), MAX_AGGREGATIONS, "aggregations")
     text = len(body["name"]) + sum([len(name) + len(value) for name, value in labels])
     return STAT_BYTES + (PART_BYTES + text) * (len(aggregations) + len(buckets))
 
 
 def _check_labels(labels: tuple[tuple[str, str], ...]) -> None:
-    check_size(len(labels), MOST_LABELS, "labels")
+    check_size(len(labels), MAX_LABELS, "labels")
     for name, value in labels:
-        check_text(name, LONGEST_NAME, "a label's name")
-        check_text(value, LONGEST_LABEL_VALUE, "a label's value")
+        check_text(name, MAX_NAME_CHARACTERS, "a label's name")
+        check_text(value, MAX_LABEL_VALUE_CHARACTERS, "a label's value")
 
 
 def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatDefinition:
@@ -250,9 +250,9 @@ def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatD
     for name in ("aggregations", "buckets"):
         values[name] = shared_values.setdefault(values.get(name, ()), values.get(name, ()))
     definition = StatDefinition(**values)
-    check_text(definition.name, LONGEST_NAME, "a name")
-    check_text(definition.help, LONGEST_HELP, "a help text")
-    check_text(definition.unit or "", LONGEST_NAME, "a unit")
+    check_text(definition.name, MAX_NAME_CHARACTERS, "a name")
+    check_text(definition.help, MAX_HELP_CHARACTERS, "a help text")
+    check_text(definition.unit or "", MAX_NAME_CHARACTERS, "a unit")
     _check_labels(definition.labels)
     labels = [name for name, _ in definition.labels]
     histogram = Aggregation.HISTOGRAM in definition.aggregations
@@ -297,7 +297,7 @@ def _rejected(counts: Any) -> dict[str, int]:
     check_size(len(counts), MAX_REASONS, "reasons")
     rejected: dict[str, int] = _counts(counts)
     for reason in rejected:
-        check_text(reason, LONGEST_NAME, "a reason")
+        check_text(reason, MAX_NAME_CHARACTERS, "a reason")
     return rejected
 
 
@@ -306,7 +306,8 @@ def _exponential(value: Any) -> dict[int, int]:
     if {*map(type, buckets), *map(type, counts)} - {int}:
         refuse("exponential buckets that are no whole numbers")
     if buckets and not (
-        0 <= min(counts) <= max(counts) <= MAX_COUNT and LEAST <= min(buckets) <= max(buckets) <= BEYOND
+        0 <= min(counts) <= max(counts) <= MAX_COUNT
+        and LOWEST_BUCKET <= min(buckets) <= max(buckets) <= OVERFLOW_BUCKET
     ):
         refuse("an exponential bucket or a count out of range")
     return dict(zip(buckets, counts, strict=True))

@@ -20,9 +20,9 @@ from typing import Any, NoReturn, SupportsFloat, SupportsIndex
 
 from exporter.errors import DefinitionError
 from exporter.monitor.events import STAT_EVENT, Event, check_name, log_event
-from exporter.recording.definition import SHORTEST_WINDOW_SECONDS
+from exporter.recording.definition import MIN_WINDOW_SECONDS
 from exporter.recording.events import EVENTS
-from exporter.recording.limits import LONGEST_NAME
+from exporter.recording.limits import MAX_NAME_CHARACTERS
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import REGISTRY
@@ -31,8 +31,8 @@ from exporter.recording.values import Aggregation as RecordedAggregation
 
 CHUNK_SAMPLES = 4096
 """Samples between two aggregations."""
-_MOST_SAMPLES = 2**63 - 1
-_ROOM = LONGEST_NAME - 40
+_MAX_WINDOW_SAMPLES = 2**63 - 1
+_ROOM = MAX_NAME_CHARACTERS - 40
 """Characters of a name; families append words."""
 
 
@@ -92,12 +92,12 @@ class Stat:
         name: str,
         aggregations: Iterable[Aggregation],
         window_size: dt.timedelta | float | None,
-        max_samples: int = _MOST_SAMPLES,
+        max_samples: int = _MAX_WINDOW_SAMPLES,
     ) -> None:
         self._name = check_name(name, "a Stat")
         self._aggregations = _check_aggregations(aggregations)
         self._max_samples = operator.index(max_samples)
-        if self._max_samples > _MOST_SAMPLES:
+        if self._max_samples > _MAX_WINDOW_SAMPLES:
             raise TypeError("max_samples must fit into 64 bits")
         self._window_ms = _milliseconds(
             window_size, self._max_samples
@@ -274,7 +274,7 @@ def _number(v: Any) -> float:
 
 
 def _milliseconds(window_size: object, max_samples: int) -> int:
-    if window_size is None and max_samples != _MOST_SAMPLES:
+    if window_size is None and max_samples != _MAX_WINDOW_SAMPLES:
         if max_samples < 1:
             raise ValueError(f"a window without window_size needs max_samples above 0, not {max_samples}")
         return 0
@@ -287,7 +287,7 @@ def _milliseconds(window_size: object, max_samples: int) -> int:
         raise TypeError(f"window_size must be a timedelta, or seconds as a float, not {found}")
     if whole < 1:
         raise ValueError(f"window_size must be finite and at least a millisecond, not {window_size!r}")
-    return min(whole, _MOST_SAMPLES)
+    return min(whole, _MAX_WINDOW_SAMPLES)
 
 
 def _recorded(
@@ -296,7 +296,7 @@ def _recorded(
     """Return the function that records samples for Prometheus; one without effect if the name is invalid for a family."""
     own, text = stat_name(name), f"torch.monitor Stat {stat_name(name)}."
     kinds = [RecordedAggregation[each.name] for each in aggregations]
-    seconds = min(max(window_ms / 1000.0, SHORTEST_WINDOW_SECONDS), 86_400.0) if window_ms else None
+    seconds = min(max(window_ms / 1000.0, MIN_WINDOW_SECONDS), 86_400.0) if window_ms else None
     samples = None if window_ms else max_samples
     try:
         return RecordedStat(own, kinds, window_seconds=seconds, window_samples=samples, help=text).add

@@ -34,7 +34,7 @@ ATTEMPTS = 5
 FLUSHED_TOGETHER = 256
 """Records after which `write_out` is called although the queue is not empty."""
 FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 30.0
+MAX_PAUSE_SECONDS = 30.0
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 DROP_REASONS = ("queue_full", "failed", "exit")
 
@@ -322,7 +322,7 @@ class ExportQueue:
         return False
 
     def _pause(self) -> float:
-        return min(self._first_pause_seconds * 2.0 ** min(self._failures - 1, 20), LONGEST_PAUSE_SECONDS)
+        return min(self._first_pause_seconds * 2.0 ** min(self._failures - 1, 20), MAX_PAUSE_SECONDS)
 
     def _attempt(self, call: ExportCall) -> bool:
         try:

@@ -22,7 +22,7 @@ from exporter.one_logger.timers import MetricSummarizer
 from exporter.recording.value_class import Value, value_class
 
 TERA = 10**12
-MOST_PENDING_SAVES = 1000
+MAX_PENDING_SAVES = 1000
 """Asynchronous saves that can wait for success; the oldest is dropped first."""
 
 
@@ -234,7 +234,7 @@ class SaveFigures:
         )
         self._pending.pop(step, None)
         self._pending[step] = save
-        if len(self._pending) > MOST_PENDING_SAVES:
+        if len(self._pending) > MAX_PENDING_SAVES:
             del self._pending[next(iter(self._pending))]
         return save
 

@@ -7,7 +7,7 @@ from exporter.one_logger.figures import StepFacts
 from exporter.training.checkpoints import SavePolicy
 from exporter.training.recorder import TRAINING
 
-LARGEST_TARGET = 10**300
+MAX_TARGET = 10**300
 """Targets above are exported, but are no values of a gauge."""
 
 
@@ -91,7 +91,7 @@ class JobFacts:
     @staticmethod
     def _describe_target(iterations_target: int | None) -> None:
         """Pass a target; 0 and less mean no target."""
-        if iterations_target is not None and 0 < iterations_target < LARGEST_TARGET:
+        if iterations_target is not None and 0 < iterations_target < MAX_TARGET:
             TRAINING.describe({"step_target": iterations_target})
 
     def _expect(self) -> None:

@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any
 
 from exporter.recording.introspection import (
-    MOST_ITEMS,
+    MAX_ITEMS,
     class_attribute,
     first_bytes,
     items_of,
@@ -31,20 +31,20 @@ Datum = str | float | int | bool
 AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
 """Value of a span's attribute."""
 
-LONGEST_TEXT = 32_768
-"""Characters kept of a text."""
-LONGEST_SHOWN = 1000
-"""Characters of the text that stands for an object."""
-LONGEST_MESSAGE = 500
-"""Characters of an object in a log message."""
-MOST_SHOWN = 50
-"""Items of a container that its text shows."""
-MOST_SIZED = 10_000
-"""Items up to which an unknown class's own `__repr__` is called."""
-DEEPEST = 4
-"""Levels of nested containers that are converted; a container may contain itself."""
-_BEYOND = 1 << 63
-_MOST_BITS = 4096
+MAX_TEXT_CHARACTERS = 32_768
+"""Length to which a text is cut."""
+MAX_REPR_CHARACTERS = 1000
+"""Length of the text that represents an object."""
+MAX_MESSAGE_CHARACTERS = 500
+"""Length of the representation of an object in a log message."""
+MAX_REPR_ITEMS = 50
+"""Items of a container that its text includes."""
+MAX_SIZED_ITEMS = 10_000
+"""Largest container of an unknown class whose own `__repr__` is called."""
+MAX_DEPTH = 4
+"""Levels of nested containers that are converted; bounds a container that contains itself."""
+_INT64_LIMIT = 1 << 63
+_MAX_SHOWN_BITS = 4096
 _NUMPY_NUMBERS = ("float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong")
 """Class names of numpy's immutable numbers, without their bits."""
 _SHOWN_AS_STR = ("datetime", "decimal", "uuid")
@@ -185,14 +185,14 @@ def _in_host_memory(value: Any) -> bool:
 def to_attribute(value: object) -> AttributeValue | None:
     """Return the value as an attribute of a span: a str, bool, int, float, a list of one of these, or None.
 
-    A list of mixed values becomes a list of texts, a mapping a list of `key:value`. Longer lists are cut after `MOST_ITEMS`
-    items, longer texts after `LONGEST_TEXT` characters.
+    A list of mixed values becomes a list of texts, a mapping a list of `key:value`. Longer lists are cut after `MAX_ITEMS`
+    items, longer texts after `MAX_TEXT_CHARACTERS` characters.
     """
     kind = type(value)
     if value is None or kind is float or kind is int or kind is bool:
         return value  # type: ignore[return-value]  # as just compared
     try:
-        return _attribute_of(value, 0, iter(range(MOST_ITEMS)))  # type: ignore[no-any-return]  # recursive
+        return _attribute_of(value, 0, iter(range(MAX_ITEMS)))  # type: ignore[no-any-return]  # recursive
     except Exception:  # noqa: BLE001  # code of the object's class
         return f"<{class_name(value)}>"
 
@@ -203,10 +203,12 @@ def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
     if value is None:
         return None
     if issubclass(kind, enum.Enum):
-        return _attribute_of(value.value, depth + 1, budget) if depth <= DEEPEST else f"<{class_name(value)}>"
+        return (
+            _attribute_of(value.value, depth + 1, budget) if depth <= MAX_DEPTH else f"<{class_name(value)}>"
+        )
     items = items_of(value, kind)
     pairs = None if items is not None else pairs_of(value, kind)
-    if (items is not None or pairs is not None) and depth > DEEPEST:
+    if (items is not None or pairs is not None) and depth > MAX_DEPTH:
         return f"<{class_name(value)}>"
     if items is not None:
         return _homogeneous([_attribute_of(item, depth + 1, budget) for item, _ in zip(items, budget)])  # noqa: B905  # ends with the budget
@@ -218,14 +220,14 @@ def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
         ]
     found = to_scalar(value)
     if type(found) is str:
-        return found[:LONGEST_TEXT]
+        return found[:MAX_TEXT_CHARACTERS]
     if not isinstance(found, Unconvertible):
         return found
     if class_attribute(kind, "device") is not None or is_asynchronous(value):
         return f"<{class_name(value)}>"
-    if size_of(value, kind) > MOST_SIZED:
+    if size_of(value, kind) > MAX_SIZED_ITEMS:
         return f"<{class_name(value)}>"
-    return str(value)[:LONGEST_TEXT]
+    return str(value)[:MAX_TEXT_CHARACTERS]
 
 
 def _homogeneous(items: list[Any]) -> list[Any]:
@@ -246,25 +248,25 @@ def to_datum(value: object) -> Datum | None:
     try:
         found = to_scalar(value)
         if type(found) is str:
-            return found[:LONGEST_TEXT]
-        if type(found) is int and not -_BEYOND <= found < _BEYOND:
+            return found[:MAX_TEXT_CHARACTERS]
+        if type(found) is int and not -_INT64_LIMIT <= found < _INT64_LIMIT:
             return _whole_number(found)
         if not isinstance(found, Unconvertible):
             return found
         kind = type(value)
         if issubclass(kind, os.PathLike):
-            return os.fsdecode(value)[:LONGEST_TEXT]  # type: ignore[arg-type]  # as just compared
+            return os.fsdecode(value)[:MAX_TEXT_CHARACTERS]  # type: ignore[arg-type]  # as just compared
         if issubclass(kind, (bytes, bytearray)):
-            return first_bytes(value, LONGEST_SHOWN).decode("utf-8", "backslashreplace")
+            return first_bytes(value, MAX_REPR_CHARACTERS).decode("utf-8", "backslashreplace")
         if module_of_class(kind) in _SHOWN_AS_STR:
-            return str(value)[:LONGEST_SHOWN]
-        return _render(value, 0, iter(range(MOST_ITEMS)))[:LONGEST_SHOWN]
+            return str(value)[:MAX_REPR_CHARACTERS]
+        return _render(value, 0, iter(range(MAX_ITEMS)))[:MAX_REPR_CHARACTERS]
     except Exception:  # noqa: BLE001  # code of the object's class
         return None
 
 
-def to_message(value: object, limit: int = LONGEST_TEXT) -> str:
-    """Return a text for people of at most *limit* characters: its `str`, containers cut after `MOST_SHOWN` items."""
+def to_message(value: object, limit: int = MAX_TEXT_CHARACTERS) -> str:
+    """Return a text for people of at most *limit* characters: its `str`, containers cut after `MAX_REPR_ITEMS` items."""
     kind = type(value)
     if kind is str:
         return value[:limit]  # type: ignore[index,no-any-return]  # as just compared
@@ -279,7 +281,7 @@ def to_message(value: object, limit: int = LONGEST_TEXT) -> str:
         if (
             items_of(value, kind) is None
             and pairs_of(value, kind) is None
-            and size_of(value, kind) <= MOST_SIZED
+            and size_of(value, kind) <= MAX_SIZED_ITEMS
         ):
             return str(value)[:limit]
     except Exception:  # noqa: BLE001  # the job's own `__str__`
@@ -287,10 +289,10 @@ def to_message(value: object, limit: int = LONGEST_TEXT) -> str:
     return to_text(value, limit)
 
 
-def to_text(value: object, limit: int = LONGEST_SHOWN) -> str:
-    """Return a text for the value of at most *limit* characters: its `repr`, containers cut after `MOST_SHOWN` items."""
+def to_text(value: object, limit: int = MAX_REPR_CHARACTERS) -> str:
+    """Return a text for the value of at most *limit* characters: its `repr`, containers cut after `MAX_REPR_ITEMS` items."""
     try:
-        return _render(value, 0, iter(range(MOST_ITEMS)))[:limit]
+        return _render(value, 0, iter(range(MAX_ITEMS)))[:limit]
     except Exception:  # noqa: BLE001  # the job's own `__repr__`
         return f"<{class_name(value)}>"
 
@@ -307,7 +309,7 @@ def to_name(value: object) -> str:
     return str.__str__(found) if issubclass(type(found), str) else f"<{class_name(found)}>"
 
 
-def safe_repr(value: object, limit: int = LONGEST_MESSAGE) -> str:
+def safe_repr(value: object, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
     """Return a text for messages; runs no code of the job except `__str__` of an exception.
 
     Returns `<Class>` of anything but plain values, enumerations, exceptions and lists, sets and dicts of them.
@@ -318,7 +320,7 @@ def safe_repr(value: object, limit: int = LONGEST_MESSAGE) -> str:
             return value.text[:limit]  # type: ignore[attr-defined,no-any-return]  # as just compared
         if issubclass(kind, BaseException):
             return f"{class_name(value)}: {value}"[:limit]
-        return _plain_repr(value, 0, iter(range(MOST_ITEMS)))[:limit]
+        return _plain_repr(value, 0, iter(range(MAX_ITEMS)))[:limit]
     except Exception:  # noqa: BLE001  # the job's own `__str__` or `__class__`
         return class_name(value) if issubclass(kind, BaseException) else f"<{class_name(value)}>"
 
@@ -331,14 +333,14 @@ def class_name(value: object) -> str:
 def _plain_repr(value: Any, depth: int, budget: Iterator[int]) -> str:
     kind = type(value)
     if kind is str or kind is bytes:
-        return repr(value[:LONGEST_MESSAGE])
+        return repr(value[:MAX_MESSAGE_CHARACTERS])
     if kind is int:
         return _whole_number(value)
     if value is None or kind is float or kind is bool:
         return repr(value)
     if issubclass(kind, enum.Enum):
         return f"<{class_name(value)}.{value._name_}: {_plain_repr(value._value_, depth + 1, budget)}>"
-    if depth < DEEPEST and (
+    if depth < MAX_DEPTH and (
         kind is list or kind is tuple or kind is set or kind is frozenset or kind is dict
     ):
         return _container(value, kind, budget, lambda item: _plain_repr(item, depth + 1, budget))
@@ -357,21 +359,21 @@ def _render(value: Any, depth: int, budget: Iterator[int]) -> str:
         device = getattr(value, "device", "")
         return f"{class_name(value)} of shape {tuple(value.shape)} on {str(device) or 'a device'}"
     if items_of(value, kind) is not None or pairs_of(value, kind) is not None:
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             return "..."
         return _container(value, kind, budget, lambda item: _render(item, depth + 1, budget))
     size = size_of(value, kind)
-    return f"<{class_name(value)} of {size} items>" if size > MOST_SIZED else repr(value)[:200]
+    return f"<{class_name(value)} of {size} items>" if size > MAX_SIZED_ITEMS else repr(value)[:200]
 
 
 def _container(value: Any, kind: type, budget: Iterator[int], render: Callable[[Any], str]) -> str:
     """Show the first items of a list, tuple, set or mapping of any class as its built-in base shows them."""
     items, pairs = items_of(value, kind), pairs_of(value, kind)
     if pairs is not None:
-        parts = [f"{render(key)}: {render(item)}" for (key, item), _ in zip(pairs[:MOST_SHOWN], budget)]  # noqa: B905  # ends with the budget
+        parts = [f"{render(key)}: {render(item)}" for (key, item), _ in zip(pairs[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # ends with the budget
     else:
-        parts = [render(item) for item, _ in zip((items or [])[:MOST_SHOWN], budget)]  # noqa: B905  # likewise
-    more = ["..."] if size_of(value, kind) > MOST_SHOWN else []
+        parts = [render(item) for item, _ in zip((items or [])[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # likewise
+    more = ["..."] if size_of(value, kind) > MAX_REPR_ITEMS else []
     body = ", ".join(parts + more)
     if pairs is not None:
         return f"{{{body}}}"
@@ -386,7 +388,7 @@ def _container(value: Any, kind: type, budget: Iterator[int], render: Callable[[
 
 def _whole_number(value: int) -> str:
     bits = value.bit_length()
-    return str(value) if bits < _MOST_BITS else f"a whole number of {bits} bits"
+    return str(value) if bits < _MAX_SHOWN_BITS else f"a whole number of {bits} bits"
 
 
 def _is_array(value: Any, kind: type) -> bool:

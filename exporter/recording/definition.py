@@ -16,11 +16,11 @@ from typing import Any
 from exporter.errors import DefinitionError
 from exporter.recording.conversion import safe_repr
 from exporter.recording.limits import (
-    LONGEST_HELP,
-    LONGEST_LABEL_VALUE,
-    LONGEST_NAME,
-    MOST_BUCKETS,
-    MOST_LABELS,
+    MAX_HELP_CHARACTERS,
+    MAX_LABEL_VALUE_CHARACTERS,
+    MAX_NAME_CHARACTERS,
+    MAX_BUCKETS,
+    MAX_LABELS,
 )
 from exporter.recording.values import Aggregation, StatDefinition
 
@@ -28,8 +28,8 @@ _UNITS = "seconds bytes ratio joules watts grams liters hertz celsius volts ampe
 UNITS = tuple(_UNITS.split())
 """Base units, and nouns that a training job counts."""
 
-SHORTEST_WINDOW_SECONDS = 0.1
-_MOST_SAMPLES = 1_000_000_000
+MIN_WINDOW_SECONDS = 0.1
+_MAX_WINDOW_SAMPLES = 1_000_000_000
 
 DEFAULT_AGGREGATIONS = ("mean", "max", "p50", "p90", "p95", "p99")
 _STEP_BUCKETS = "0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 300"
@@ -71,19 +71,21 @@ def unreadable_values() -> Iterator[None]:
 def _check_definition(
     name: str, aggregations: Iterable[Aggregation | str] | None, **fields: Any
 ) -> StatDefinition:
-    good: object = isinstance(name, str) and len(name) <= LONGEST_NAME and _NAME.fullmatch(name)
+    good: object = isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and _NAME.fullmatch(name)
     allowed = "letters, digits, '_' and '.', starting with a letter: training.batch.latency"
-    require(good, "name", name, f"{allowed} (at most {LONGEST_NAME} characters)")
+    require(good, "name", name, f"{allowed} (at most {MAX_NAME_CHARACTERS} characters)")
     wanted = _check_aggregations(DEFAULT_AGGREGATIONS if aggregations is None else aggregations)
     buckets, least = fields.pop("buckets", None), fields.pop("min_samples", 1)
     checked = {field: _CHECKS[field](value) for field, value in fields.items()}
     definition = StatDefinition(name, wanted, **checked)
     good = definition.window_seconds is not None or definition.window_samples is not None
-    require(good, "window_seconds", None, f"{SHORTEST_WINDOW_SECONDS} or more where window_samples is None")
+    require(good, "window_seconds", None, f"{MIN_WINDOW_SECONDS} or more where window_samples is None")
     good = buckets is None or Aggregation.HISTOGRAM in wanted
     require(good, "buckets", buckets, "None without Aggregation.HISTOGRAM")
-    most = definition.window_samples or _MOST_SAMPLES
-    allowed = f"a whole number from 1 to {most}" + (", the window_samples" if most < _MOST_SAMPLES else "")
+    most = definition.window_samples or _MAX_WINDOW_SAMPLES
+    allowed = f"a whole number from 1 to {most}" + (
+        ", the window_samples" if most < _MAX_WINDOW_SAMPLES else ""
+    )
     require(type(least) is int and 1 <= least <= most, "min_samples", least, allowed)
     bounds = _default_buckets(wanted, definition.unit) if buckets is None else check_buckets(buckets)
     return definition.replace(buckets=bounds, min_samples=least)
@@ -106,21 +108,21 @@ def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
     except (TypeError, ValueError, OverflowError):
         bounds = ()
     good = all(map(isfinite, bounds)) and all(low < high for low, high in pairwise(bounds))
-    allowed = f"1 to {MOST_BUCKETS} finite numbers, ascending, without +Inf"
-    require(good and 1 <= len(bounds) <= MOST_BUCKETS, "buckets", buckets, allowed)
+    allowed = f"1 to {MAX_BUCKETS} finite numbers, ascending, without +Inf"
+    require(good and 1 <= len(bounds) <= MAX_BUCKETS, "buckets", buckets, allowed)
     return bounds
 
 
 def check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     """Return constant labels, sorted by name; raises DefinitionError for invalid labels."""
-    good: object = labels is None or (isinstance(labels, Mapping) and len(labels) <= MOST_LABELS)
-    require(good, "labels", labels, f"a mapping of at most {MOST_LABELS} names to values")
+    good: object = labels is None or (isinstance(labels, Mapping) and len(labels) <= MAX_LABELS)
+    require(good, "labels", labels, f"a mapping of at most {MAX_LABELS} names to values")
     for name, value in (labels or {}).items():
-        good = isinstance(name, str) and len(name) <= LONGEST_NAME and _LABEL.fullmatch(name)
+        good = isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and _LABEL.fullmatch(name)
         require(good, "labels", name, "a letter, then letters, digits or '_'", "a label's name")
         require(name not in _TAKEN_LABELS, "labels", name, f"none of {_TAKEN_LABELS}", "a label's name")
-        good = isinstance(value, str) and 0 < len(value) <= LONGEST_LABEL_VALUE and value.isprintable()
-        allowed = f"printable text of 1 to {LONGEST_LABEL_VALUE} characters"
+        good = isinstance(value, str) and 0 < len(value) <= MAX_LABEL_VALUE_CHARACTERS and value.isprintable()
+        allowed = f"printable text of 1 to {MAX_LABEL_VALUE_CHARACTERS} characters"
         require(good, "labels", value, allowed, f"the value of label {name}")
     return tuple(sorted((labels or {}).items()))
 
@@ -148,12 +150,12 @@ def _check_number(field: str, value: float, *, at_least: float) -> float:
 def _check_window_seconds(seconds: float | None) -> float | None:
     if seconds is None:
         return None
-    return _check_number("window_seconds", seconds, at_least=SHORTEST_WINDOW_SECONDS)
+    return _check_number("window_seconds", seconds, at_least=MIN_WINDOW_SECONDS)
 
 
 def _check_window_samples(samples: int | None) -> int | None:
-    good = samples is None or (type(samples) is int and 1 <= samples <= _MOST_SAMPLES)
-    require(good, "window_samples", samples, f"a whole number from 1 to {_MOST_SAMPLES}, or None")
+    good = samples is None or (type(samples) is int and 1 <= samples <= _MAX_WINDOW_SAMPLES)
+    require(good, "window_samples", samples, f"a whole number from 1 to {_MAX_WINDOW_SAMPLES}, or None")
     return samples
 
 
@@ -164,8 +166,8 @@ def _check_unit(unit: str | None) -> str | None:
 
 
 def _check_help(text: str) -> str:
-    good = isinstance(text, str) and len(text) <= LONGEST_HELP and text.isprintable()
-    require(good, "help", text, f"one printable line of at most {LONGEST_HELP} characters")
+    good = isinstance(text, str) and len(text) <= MAX_HELP_CHARACTERS and text.isprintable()
+    require(good, "help", text, f"one printable line of at most {MAX_HELP_CHARACTERS} characters")
     return text
 
 

@@ -16,18 +16,24 @@ from time import monotonic
 from typing import Any
 
 from exporter.recording.conversion import to_message
-from exporter.recording.event_values import LEVELS, LONGEST_TYPE, check_severity, check_type, find_severity
+from exporter.recording.event_values import (
+    LEVELS,
+    MAX_TYPE_CHARACTERS,
+    check_severity,
+    check_type,
+    find_severity,
+)
 from exporter.recording.handle import Handle
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.worker import Counter
 
-MOST_TYPES = 100
+MAX_TYPES = 100
 """Types with counts of their own; further types are counted as `other`."""
-MOST_KINDS = 1000
+MAX_KINDS = 1000
 """Kinds in memory; further kinds are created for each event and counted as `other`."""
-LONGEST_LABEL = 200
+MAX_LABEL_CHARACTERS = 200
 OTHER = "other"
 DEFAULT_PER_SECOND = 10_000.0
 """Default limit of delivered events of a kind per second."""
@@ -153,11 +159,11 @@ class KindTable:
             kind = self._kinds.get(pair)
             if kind is not None:
                 return kind
-            kept = len(self._kinds) < MOST_KINDS or pair[0] == OTHER
+            kept = len(self._kinds) < MAX_KINDS or pair[0] == OTHER
             if kept:
                 labels = {each.label for each in list(self._kinds.values())}
-                label = clean_text(pair[0])[:LONGEST_LABEL]
-                kind = Kind(*pair, label if label in labels or len(labels) < MOST_TYPES else OTHER)
+                label = clean_text(pair[0])[:MAX_LABEL_CHARACTERS]
+                kind = Kind(*pair, label if label in labels or len(labels) < MAX_TYPES else OTHER)
             else:
                 kind = Kind(*pair, OTHER, self.kind(OTHER, pair[1]))
             kind.obey(list(self._rules.values()), recording=self.recording)
@@ -175,7 +181,7 @@ class KindTable:
         except Exception:  # noqa: BLE001, S110  # a new kind, or a `__hash__` of the job's own
             pass
         try:
-            return self.kind(to_message(type, LONGEST_TYPE), find_severity(severity) or "info").enabled
+            return self.kind(to_message(type, MAX_TYPE_CHARACTERS), find_severity(severity) or "info").enabled
         except Exception:  # noqa: BLE001  # code of the object's class
             return self.recording
 
@@ -233,6 +239,6 @@ class KindTable:
         """Count a dropped part of an event, and log it once for each type."""
         self.kind(type or OTHER, "info").suppressed["payload"].bump()
         log_once(
-            f"event {type[:LONGEST_TYPE]}",
+            f"event {type[:MAX_TYPE_CHARACTERS]}",
             f"an event {type[:100]!r} is recorded without an invalid part: {what}",
         )

@@ -17,9 +17,9 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 from exporter.recording.conversion import safe_repr, to_message
-from exporter.recording.event_kinds import LONGEST_LABEL, Kind, KindTable, Pair
+from exporter.recording.event_kinds import MAX_LABEL_CHARACTERS, Kind, KindTable, Pair
 from exporter.recording.event_values import (
-    LONGEST_TYPE,
+    MAX_TYPE_CHARACTERS,
     Event,
     RawEvent,
     check_parents,
@@ -35,7 +35,7 @@ from exporter.recording.worker import end_all
 
 RECENT_EVENTS = 256
 """Number of events that `recent` returns."""
-MOST_QUEUED = 1_000_000
+MAX_QUEUED_EVENTS = 1_000_000
 END_SECONDS = 2.0
 """Longest wait of an unregistration for the queued events of a handler."""
 _UNNAMED = "unnamed"
@@ -115,7 +115,7 @@ class EventLog(KindTable):
                 kind = self._kinds[type, severity]
             except (KeyError, TypeError):
                 if not isinstance(type, str) or not type:
-                    type = to_message(type, LONGEST_TYPE) or _UNNAMED  # noqa: A001  # the parameter, made text
+                    type = to_message(type, MAX_TYPE_CHARACTERS) or _UNNAMED  # noqa: A001  # the parameter, made text
                 known = find_severity(severity)
                 if known is None:
                     self._refuse(type, f"the severity {safe_repr(severity)}")
@@ -136,7 +136,7 @@ class EventLog(KindTable):
                 happened,
                 now,
                 monotonic_ns(),
-                self.span_id() if span_id is None else to_message(span_id, LONGEST_TYPE),
+                self.span_id() if span_id is None else to_message(span_id, MAX_TYPE_CHARACTERS),
                 parents,
             )
             self.record(kind, raw, happened, payload=payload)
@@ -202,8 +202,8 @@ class EventLog(KindTable):
             raise TypeError(
                 f"a handler must be a callable that takes an event, or an object with handle(event), not {handler!r}"
             )
-        if not 1 <= queue <= MOST_QUEUED:
-            raise ValueError(f"queue must be 1 to {MOST_QUEUED} events, not {queue}")
+        if not 1 <= queue <= MAX_QUEUED_EVENTS:
+            raise ValueError(f"queue must be 1 to {MAX_QUEUED_EVENTS} events, not {queue}")
         patterns = None if types is None else (types,) if isinstance(types, str) else tuple(types)
         if not all(isinstance(text, str) for text in (name or "", *(patterns or ()))):
             raise TypeError(
@@ -212,7 +212,7 @@ class EventLog(KindTable):
         handle = Handle(
             handler,
             end=self.unregister,
-            name=clean_text(name)[:LONGEST_LABEL] if name else name_of(handler),
+            name=clean_text(name)[:MAX_LABEL_CHARACTERS] if name else name_of(handler),
             types=patterns,
             severity="debug" if severity is None else check_severity(severity),
             queue=queue,

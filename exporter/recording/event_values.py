@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from exporter.recording.conversion import LONGEST_TEXT, Datum, to_datum, to_message, to_scalar
+from exporter.recording.conversion import MAX_TEXT_CHARACTERS, Datum, to_datum, to_message, to_scalar
 from exporter.recording.value_class import Value
 from exporter.recording.values import ProcessIdentity
 
-LONGEST_TYPE = 512
+MAX_TYPE_CHARACTERS = 512
 """Characters of an event's type, of the name of a value and of a span id; longer texts are cut."""
 _ANY_LENGTH = 1 << 62
-_BEYOND = 1 << 63
+_INT64_LIMIT = 1 << 63
 
 
 class Severity(str, enum.Enum):
@@ -132,7 +132,7 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
 
     None is left out. A value that cannot be converted is left out, and *refuse* is called with its name.
     """
-    if _is_plain(data, LONGEST_TEXT):
+    if _is_plain(data, MAX_TEXT_CHARACTERS):
         return data  # type: ignore[return-value]  # as just seen
     plain: dict[str, Datum] = {}
     for name, value in data.items():
@@ -140,9 +140,9 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
             continue
         datum = to_datum(value)
         if datum is None:
-            refuse(to_message(name, LONGEST_TYPE))
+            refuse(to_message(name, MAX_TYPE_CHARACTERS))
         else:
-            plain[to_message(name, LONGEST_TYPE)] = datum
+            plain[to_message(name, MAX_TYPE_CHARACTERS)] = datum
     return plain
 
 
@@ -158,20 +158,20 @@ def check_severity(severity: object) -> str:
 
 
 def check_data(data: Mapping[str, Datum], *, whole: bool = False) -> Mapping[str, Datum]:
-    """Return data of plain values, texts cut to `LONGEST_TEXT` unless `whole`; the same object if nothing changes.
+    """Return data of plain values, texts cut to `MAX_TEXT_CHARACTERS` unless `whole`; the same object if nothing changes.
 
     Raises:
         TypeError: A value is not a str, float, int or bool, or a name is not a str.
         ValueError: A whole number needs more than 64 bits.
     """
-    longest = _ANY_LENGTH if whole else LONGEST_TEXT
+    longest = _ANY_LENGTH if whole else MAX_TEXT_CHARACTERS
     if _is_plain(data, longest):
         return data
     plain: dict[str, Any] = {}
     for name, value in data.items():
         if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
             raise TypeError(f"data must be str, float, int or bool under names, not {name!r}: {type(value)}")
-        if isinstance(value, int) and not -_BEYOND <= value < _BEYOND:
+        if isinstance(value, int) and not -_INT64_LIMIT <= value < _INT64_LIMIT:
             raise ValueError(f"the datum {name!r} must fit into 64 bits, not {value!r:.60}")
         found = to_scalar(value)
         plain[str.__str__(name)] = str.__str__(value)[:longest] if isinstance(value, str) else found
@@ -184,7 +184,7 @@ def _is_plain(data: Mapping[Any, Any], longest: int) -> bool:
         if type(name) is not str or not (
             kind is float
             or kind is bool
-            or (kind is int and -_BEYOND <= value < _BEYOND)
+            or (kind is int and -_INT64_LIMIT <= value < _INT64_LIMIT)
             or (kind is str and len(value) <= longest)
         ):
             return False
@@ -197,7 +197,7 @@ def check_type(type_: str) -> str:
         raise TypeError(f"the type of an event must be str, not {type(type_).__name__}")
     if not type_:
         raise ValueError("the type of an event must not be empty: say what happened: 'checkpoint.saved'")
-    return str.__str__(type_)[:LONGEST_TYPE]
+    return str.__str__(type_)[:MAX_TYPE_CHARACTERS]
 
 
 def check_timestamp(timestamp: Any) -> float:

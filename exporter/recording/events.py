@@ -14,7 +14,7 @@ from exporter.recording.recorder import RECORDER
 
 __all__ = ["Namespace", "enabled", "limit", "log", "namespace", "recent", "register", "unregister"]
 
-LONGEST_NAMESPACE = 100
+MAX_NAMESPACE_CHARACTERS = 100
 """Characters of a namespace."""
 
 EVENTS = RECORDER.events
@@ -48,8 +48,13 @@ class Namespace:
 
 def namespace(name: str) -> Namespace:
     """Return the namespace of a library; raises DefinitionError for a name that is not printable text."""
-    if not isinstance(name, str) or not name or clean_text(name) != name or len(name) > LONGEST_NAMESPACE:
-        allowed = f"printable text of 1 to {LONGEST_NAMESPACE} characters"
+    if (
+        not isinstance(name, str)
+        or not name
+        or clean_text(name) != name
+        or len(name) > MAX_NAMESPACE_CHARACTERS
+    ):
+        allowed = f"printable text of 1 to {MAX_NAMESPACE_CHARACTERS} characters"
         message = f"name must be {allowed}, not {safe_repr(name)}"
         raise DefinitionError(message, field="name", found=name, allowed=allowed)
     return Namespace(name)

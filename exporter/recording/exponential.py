@@ -11,11 +11,11 @@ from collections.abc import MutableMapping, Sequence
 from math import ceil, log2
 
 SCHEMA = 3
-LEAST = -40 << SCHEMA
+LOWEST_BUCKET = -40 << SCHEMA
 """Bucket of all numbers up to 2^-40, about 1e-12."""
-MOST = 64 << SCHEMA
+HIGHEST_BUCKET = 64 << SCHEMA
 """Last bucket, up to 2^64."""
-BEYOND = MOST + 1
+OVERFLOW_BUCKET = HIGHEST_BUCKET + 1
 """Bucket of all larger numbers."""
 
 _PER_DOUBLING = 1 << SCHEMA
@@ -25,8 +25,8 @@ _LOW, _HIGH = 2.0**-40, 2.0**64
 def bucket_of(value: float) -> int:
     """Return the bucket of a number."""
     if value <= _LOW:
-        return LEAST
-    return ceil(log2(value) * _PER_DOUBLING) if value <= _HIGH else BEYOND
+        return LOWEST_BUCKET
+    return ceil(log2(value) * _PER_DOUBLING) if value <= _HIGH else OVERFLOW_BUCKET
 
 
 def upper_bound(bucket: int) -> float:
@@ -39,6 +39,10 @@ def count_into(counts: MutableMapping[int, int], ordered: Sequence[float]) -> No
     start = 0
     while start < len(ordered):
         bucket = bucket_of(ordered[start])
-        end = len(ordered) if bucket == BEYOND else bisect_right(ordered, upper_bound(bucket), start + 1)
+        end = (
+            len(ordered)
+            if bucket == OVERFLOW_BUCKET
+            else bisect_right(ordered, upper_bound(bucket), start + 1)
+        )
         counts[bucket] = counts.get(bucket, 0) + end - start
         start = end

@@ -15,7 +15,7 @@ from typing import Any
 from exporter.recording.values import GpuUse
 
 MAX_GPUS = 64
-LONGEST_NAME = 64
+MAX_NAME_CHARACTERS = 64
 """Characters of `MIG-GPU-<uuid>/<gi>/<ci>`, and some more."""
 LOOK_EVERY = 10
 """Publications between two looks at the allocator, once a GPU is known, and at missing files of the driver."""
@@ -66,7 +66,7 @@ class ProcessGpus:
             entry = str(number) if visible is None else visible[number] if number < len(visible) else ""
             if entry.isdecimal() and int(entry) < len(self._uuids):
                 entry = self._uuids[int(entry)]
-            if entry and len(entry) <= LONGEST_NAME and entry.isprintable():
+            if entry and len(entry) <= MAX_NAME_CHARACTERS and entry.isprintable():
                 found.append(entry)
         return tuple(found)
 

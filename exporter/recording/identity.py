@@ -17,7 +17,7 @@ from zlib import crc32
 
 from exporter.recording.values import ProcessIdentity
 
-LONGEST_TEXT = 256
+MAX_TEXT_CHARACTERS = 256
 LAUNCH = "EXPORTER_LAUNCH"
 """Environment variable with the generated name of this launch; set by `run`, and by processes for their children."""
 LAUNCH_ID = "EXPORTER_LAUNCH_ID"
@@ -148,7 +148,7 @@ def local_rank() -> int | None:
 
 def clean_text(text: str) -> str:
     """Return the text as a label value: without surrogates and control characters, of bounded length."""
-    kept = (character if character.isprintable() else "?" for character in text[:LONGEST_TEXT])
+    kept = (character if character.isprintable() else "?" for character in text[:MAX_TEXT_CHARACTERS])
     return "".join(kept)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-MOST_ITEMS = 1000
+MAX_ITEMS = 1000
 """Items of a container that are read."""
 
 
@@ -21,7 +21,7 @@ def items_of(value: Any, kind: type) -> list[Any] | None:
     for base in (list, tuple, set, frozenset, deque):
         if issubclass(kind, base):
             return list(
-                islice(base.__iter__(value), MOST_ITEMS)
+                islice(base.__iter__(value), MAX_ITEMS)
             )  # one step in C, which no other thread divides
     return None
 
@@ -29,8 +29,8 @@ def items_of(value: Any, kind: type) -> list[Any] | None:
 def pairs_of(value: Any, kind: type) -> list[tuple[Any, Any]] | None:
     """Return the first pairs of a dict or another mapping; None for another class."""
     if issubclass(kind, dict):
-        return list(islice(dict.items(value), MOST_ITEMS))
-    return list(islice(value.items(), MOST_ITEMS)) if issubclass(kind, Mapping) else None
+        return list(islice(dict.items(value), MAX_ITEMS))
+    return list(islice(value.items(), MAX_ITEMS)) if issubclass(kind, Mapping) else None
 
 
 def size_of(value: Any, kind: type) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-LONGEST_NAME = 200
+MAX_NAME_CHARACTERS = 200
 """Characters of a Stat's or a label's name."""
-LONGEST_LABEL_VALUE = 256
-LONGEST_HELP = 500
-LONGEST_IDENTITY = 256
+MAX_LABEL_VALUE_CHARACTERS = 256
+MAX_HELP_CHARACTERS = 500
+MAX_IDENTITY_CHARACTERS = 256
 """Characters of a run, a node and the other texts of an identity."""
-MOST_LABELS = 16
-MOST_BUCKETS = 200
+MAX_LABELS = 16
+MAX_BUCKETS = 200

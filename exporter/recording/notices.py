@@ -17,9 +17,9 @@ from time import monotonic, sleep
 
 EXIT_SECONDS = 0.5
 """Longest time that an exiting process waits for its last notices."""
-MOST_NOTICES = 100
+MAX_NOTICES = 100
 """Different notices per process; further ones are counted as dropped."""
-LONGEST = 2000
+MAX_NOTICE_CHARACTERS = 2000
 """Characters of one notice."""
 
 
@@ -48,11 +48,11 @@ class Notices:
         """Write a notice unless this key had one; never raises, never waits."""
         if key in self._logged:
             return
-        if len(self._logged) >= MOST_NOTICES:
+        if len(self._logged) >= MAX_NOTICES:
             self.dropped += 1
             return
         self._logged.add(key)
-        self._waiting.append(message[:LONGEST])
+        self._waiting.append(message[:MAX_NOTICE_CHARACTERS])
         # A thread that holds the lock is starting the writer; a signal handler that interrupts it must not wait.
         if self._is_writing or not self._starting.acquire(blocking=False):
             return

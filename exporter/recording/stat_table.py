@@ -20,7 +20,7 @@ from exporter.recording.state import StatState
 from exporter.recording.values import Aggregation, StatDefinition, families_of
 from exporter.recording.worker import Worker
 
-MOST_STATS = 10_000
+MAX_STATS = 10_000
 """Stats beyond this number are constructed but not recorded: an unbounded label must not fill the job's memory."""
 
 Identity = tuple[str, tuple[tuple[str, str], ...]]
@@ -30,7 +30,7 @@ class StatTable:
     """States of a process's Stats, by name and labels.
 
     Attributes:
-        refused: Stats that were constructed beyond `MOST_STATS` and are not recorded.
+        refused: Stats that were constructed beyond `MAX_STATS` and are not recorded.
         recording: False if nothing is recorded in this process.
         taps: Handlers that are given every Stat of the job with each batch of its samples.
     """
@@ -56,11 +56,11 @@ class StatTable:
         # Without the lock: a signal handler or a finalizer may need a Stat while this thread constructs another.
         known = self._states.get(identity)
         if known is None:
-            is_full = self.recording and len(self._states) >= MOST_STATS
+            is_full = self.recording and len(self._states) >= MAX_STATS
             if is_full:
                 self.refused += 1
                 rest = f"{definition.name!r} and all later Stats are ignored"
-                log_once("stats", f"only {MOST_STATS} Stats are recorded in a process: {rest}")
+                log_once("stats", f"only {MAX_STATS} Stats are recorded in a process: {rest}")
             if self._wake is not None:
                 self._wake()
             if is_full or not self.recording:

@@ -23,7 +23,7 @@ the smallest bin."""
 SMALLEST_MAGNITUDE = 1e-300
 """Magnitude below which a sample counts as zero: bins of subnormal numbers exceed the relative error."""
 
-_LARGEST = 1.7976931348623157e308
+_MAX_FLOAT = 1.7976931348623157e308
 _GROWTH = (1 + RELATIVE_ERROR * 0.99) / (1 - RELATIVE_ERROR * 0.99)  # the last percent absorbs rounding
 _LOG_GROWTH = log(_GROWTH)
 _MIDDLE = 2 * _GROWTH / (_GROWTH + 1)  # times the lower bound of a bin: equally far, relatively, from both
@@ -206,7 +206,7 @@ def median(numbers: Iterable[float]) -> float:
 
 
 def _middle(index: int) -> float:
-    return min(exp((index - 1) * _LOG_GROWTH) * _MIDDLE, _LARGEST)
+    return min(exp((index - 1) * _LOG_GROWTH) * _MIDDLE, _MAX_FLOAT)
 
 
 def _count(samples: list[float], bins: dict[int, int]) -> None:

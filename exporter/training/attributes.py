@@ -20,7 +20,7 @@ from exporter.training.misuse import report
 SpanName = enum.Enum | str
 EventName = enum.Enum | str
 
-AHEAD_SECONDS = 600.0
+MAX_FUTURE_SECONDS = 600.0
 """Largest distance into the future of a time that a job passes, as in one-logger: clocks of a cluster differ."""
 
 
@@ -68,7 +68,9 @@ class TracingTimestamp:
         A time that is not finite, or more than ten minutes ahead (with validation), becomes the present time.
         """
         wall = time.time()
-        if not math.isfinite(timestamp_sec) or (validate_timestamp and timestamp_sec > wall + AHEAD_SECONDS):
+        if not math.isfinite(timestamp_sec) or (
+            validate_timestamp and timestamp_sec > wall + MAX_FUTURE_SECONDS
+        ):
             timestamp_sec, perf_counter = wall, None
         if perf_counter is None:
             perf_counter = time.perf_counter() - (wall - timestamp_sec)

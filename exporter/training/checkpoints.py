@@ -17,12 +17,12 @@ from exporter.training.metrics import Families, amount
 from exporter.training.progress import is_count
 from exporter.training.records import SaveReported
 
-MOST_PENDING = 1000
+MAX_PENDING_SAVES = 1000
 """Limit of unconfirmed asynchronous saves; above the limit the oldest is dropped."""
 INTERVALS = 5
 """Successful saves whose median interval is published."""
 SAVE_KINDS = ("sync", "async", "local")
-MOST_SEGMENTS = 64
+MAX_SEGMENTS = 64
 """Limit of separate segments of uncovered work."""
 
 
@@ -68,7 +68,7 @@ class Work:
                 newest.seconds += seconds
                 return
         self._segments.append(Segment(loop, first, last, seconds, self._saves))
-        if len(self._segments) > MOST_SEGMENTS:  # merge the two oldest segments; a save commits both together
+        if len(self._segments) > MAX_SEGMENTS:  # merge the two oldest segments; a save commits both together
             removed = self._segments.pop(0)
             oldest = self._segments[0]
             oldest.seconds += removed.seconds
@@ -135,7 +135,7 @@ class Checkpoints:
         save = Save(step, strategy, at, completed, self._work.save_begins())
         self.under_way.pop(step, None)
         self.under_way[step] = save
-        if len(self.under_way) > MOST_PENDING:
+        if len(self.under_way) > MAX_PENDING_SAVES:
             del self.under_way[next(iter(self.under_way))]
         self._count(strategy)
         return save

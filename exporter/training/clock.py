@@ -21,7 +21,7 @@ from exporter.training.history import PhaseHistory
 from exporter.training.phases import PHASES, Phase
 
 INIT, OTHER = "init", "other"
-MOST_OPEN = 1024
+MAX_OPEN_BLOCKS = 1024
 """Limit of open blocks on the main thread; above the limit the oldest is ended."""
 
 
@@ -200,7 +200,7 @@ class PhaseClock:
             entry.mark = totals.seconds
         entry.is_open = True
         self.stack.append(entry)
-        if len(self.stack) > MOST_OPEN:
+        if len(self.stack) > MAX_OPEN_BLOCKS:
             self._abandon([self.stack[1]], now)
 
     def _add(self, totals: PhaseTotals) -> None:

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 from exporter.training.spans import Span
 
-DEEPEST = 64
+MAX_DEPTH = 64
 """Limit of nested spans; bounds the memory of a job that never ends spans."""
 
 
@@ -29,12 +29,12 @@ class CurrentSpan:
         return None if span is None else str(span.id)
 
     def parent(self) -> Span | None:
-        """Return the parent of a new span; the depth is limited to `DEEPEST`."""
+        """Return the parent of a new span; the depth is limited to `MAX_DEPTH`."""
         span, depth = self.get(), 0
         ancestor = span
-        while ancestor is not None and depth < DEEPEST:
+        while ancestor is not None and depth < MAX_DEPTH:
             ancestor, depth = ancestor.parent_span, depth + 1
-        return None if span is None else span if depth < DEEPEST else span.parent_span
+        return None if span is None else span if depth < MAX_DEPTH else span.parent_span
 
     def enter(self, span: Span) -> None:
         """Make a span the current one."""

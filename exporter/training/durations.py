@@ -6,19 +6,19 @@ from bisect import bisect_left
 from functools import cache
 from itertools import compress
 
-from exporter.recording.exponential import BEYOND, LEAST, bucket_of, upper_bound
+from exporter.recording.exponential import OVERFLOW_BUCKET, LOWEST_BUCKET, bucket_of, upper_bound
 from exporter.training.metrics import PHASE_BUCKETS
 
-SHORTEST_SECONDS, LONGEST_SECONDS = 1e-7, 1e5
+MIN_SECONDS, MAX_SECONDS = 1e-7, 1e5
 """Range of the durations with the resolution of native histograms."""
 
-_EXPONENTIAL = range(bucket_of(SHORTEST_SECONDS), bucket_of(LONGEST_SECONDS) + 1)
+_EXPONENTIAL = range(bucket_of(MIN_SECONDS), bucket_of(MAX_SECONDS) + 1)
 _BY_BOUND = {bound: bucket_of(bound) for bound in PHASE_BUCKETS} | {
     upper_bound(bucket): bucket for bucket in _EXPONENTIAL
 }
 CELLS = tuple(sorted(_BY_BOUND))
 """Upper bounds of the cells: all classic and native bucket bounds."""
-_BUCKETS = (LEAST, *(_BY_BOUND[bound] for bound in CELLS[1:]), BEYOND)
+_BUCKETS = (LOWEST_BUCKET, *(_BY_BOUND[bound] for bound in CELLS[1:]), OVERFLOW_BUCKET)
 """Native bucket of each cell."""
 
 

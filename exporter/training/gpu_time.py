@@ -21,16 +21,16 @@ from exporter.training.kinds import ITERATIONS, BlockKind
 from exporter.training.metrics import Families
 from exporter.training.phases import PHASES
 
-SHORTEST_STEP_SECONDS = 0.005
+MIN_STEP_SECONDS = 0.005
 PER_SECOND = 10
 SHARE = 0.005
 MAX_EVENTS = 1024
 """Events that may be under way; a job that queues more is not timed."""
 COLLECT_EVENTS = 256
 """Events under way at which some are collected within a step."""
-MOST_COST_SECONDS = 1e-4
+MAX_COST_SECONDS = 1e-4
 """Upper bound of an event's cost; a longer time was spent in other threads or processes."""
-DEEPEST = 64
+MAX_DEPTH = 64
 OTHER = "other"
 LONELY = frozenset({"validation", "test", "checkpoint_save_sync", "checkpoint_save_async", "checkpoint_load"})
 """Phases that are timed even if the step before was not timed."""
@@ -108,7 +108,7 @@ class GpuTimer:
         elif self._timing and phase != before:
             self._mark(before, Edge.PHASE)
         self._open.append((kind, phase))
-        del self._open[:-DEEPEST]
+        del self._open[:-MAX_DEPTH]
 
     def end(self, kind: BlockKind) -> None:
         """Record the end of a block, which need not be the innermost."""
@@ -161,7 +161,7 @@ class GpuTimer:
                 self._collect()
         except Exception as error:  # noqa: BLE001  # foreign code: an error of CUDA is the job's to hear of, not from us
             self._fail(error)
-        self._cost += min(perf_counter() - began, MOST_COST_SECONDS)
+        self._cost += min(perf_counter() - began, MAX_COST_SECONDS)
         return None
 
     def _collect(self) -> None:
@@ -204,7 +204,7 @@ class GpuTimer:
     def decide(self, main: int | None, step_seconds: float) -> None:
         """Decide whether the steps of the main thread are timed, from the usual step duration."""
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        long_enough = self._share > 0 and main is not None and step_seconds > SHORTEST_STEP_SECONDS
+        long_enough = self._share > 0 and main is not None and step_seconds > MIN_STEP_SECONDS
         initialized = getattr(cuda, "is_initialized", None)  # not yet, where torch is being imported
         on = bool(long_enough and initialized is not None and initialized())
         if on and not self.on:

@@ -17,7 +17,7 @@ from exporter.training.spans import NonRecordingSpan, Span
 
 _CLOCK = TRAINING.clock
 _new_record = tuple.__new__  # a third of the time of a named tuple's own constructor
-MOST_THREADS = 64
+MAX_THREADS = 64
 """Threads, except the main thread, whose open iterations are tracked."""
 
 
@@ -129,7 +129,7 @@ class IterationBlock(HotBlock):
         super().begin(now, call, began)
         if not is_main and self.is_open:
             TRAINING.iterations_elsewhere[get_ident()] = self
-            if len(TRAINING.iterations_elsewhere) > MOST_THREADS:
+            if len(TRAINING.iterations_elsewhere) > MAX_THREADS:
                 del TRAINING.iterations_elsewhere[next(iter(TRAINING.iterations_elsewhere))]
         if is_main and self.is_open:
             clock.accepts_iteration = False

@@ -11,9 +11,9 @@ from exporter.recording.value_class import value_class
 from exporter.training.misuse import report
 from exporter.training.phases import PHASES
 
-MOST_NAMES = 1000
+MAX_NAMES = 1000
 """Limit of user-defined names; further names become `other`."""
-LONGEST_NAME = 256
+MAX_NAME_CHARACTERS = 256
 OTHER = "other"
 
 
@@ -101,7 +101,7 @@ def by_span_name(name: object) -> BlockKind | None:
 
 def named_kind(name: object, *, phase: bool) -> BlockKind:
     """Return the kind of a name of the job's own; a *phase* that does not exist is reported once, and is a span."""
-    text = to_name(name)[:LONGEST_NAME] or OTHER
+    text = to_name(name)[:MAX_NAME_CHARACTERS] or OTHER
     if not text.isprintable():
         text = "".join(each if each.isprintable() else "?" for each in text)
     known = _NAMED.get((text, phase))
@@ -114,7 +114,7 @@ def named_kind(name: object, *, phase: bool) -> BlockKind:
         return short
     if phase and text not in PHASES:
         report("phase", "unknown_phase", f"one of {', '.join(PHASES)}, not {text!r}; use span(name)")
-    if len(_NAMED) >= MOST_NAMES and text != OTHER:
+    if len(_NAMED) >= MAX_NAMES and text != OTHER:
         return named_kind(OTHER, phase=False)
     call = f"{'phase' if phase else 'span'}({text!r})"
     kind = BlockKind(call, text if text in PHASES else None, text, single=False)

@@ -17,13 +17,13 @@ STEP_BUCKETS = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
 PHASE_BUCKETS = (0.001, *STEP_BUCKETS)
-LARGEST = 1e30
+MAX_AMOUNT = 1e30
 """Bound of the samples, tokens or bytes of a call; sums of many calls stay finite."""
-MOST_SERIES = 200
+MAX_SERIES = 200
 """Limit of series in a family; further label values become `other`."""
 
 
-def amount(value: object, below: float = LARGEST) -> float | None:
+def amount(value: object, below: float = MAX_AMOUNT) -> float | None:
     """Return a number of 0 or more and below a bound as a float; otherwise None."""
     usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < below
     return float(value) if usable else None  # type: ignore[arg-type]  # as just seen
@@ -132,7 +132,7 @@ class Families:
         key = (name, tuple(sorted(labels.items())))
         known = self._series.get(key)
         if known is None:
-            if self._sizes.get(name, 0) >= MOST_SERIES and set(labels.values()) != {"other"}:
+            if self._sizes.get(name, 0) >= MAX_SERIES and set(labels.values()) != {"other"}:
                 return self._obtain(kind, name, unit, dict.fromkeys(labels, "other"), buckets)
             self._sizes[name] = self._sizes.get(name, 0) + 1
             aggregations = frozenset({Aggregation.HISTOGRAM} if buckets else ())

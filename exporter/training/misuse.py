@@ -11,9 +11,9 @@ from exporter.recording.notices import log_once
 from exporter.recording.value_class import Value, value_class
 from exporter.training.metrics import Families
 
-MOST_CALL = 100
+MAX_CALL_CHARACTERS = 100
 """Characters of the label `call`."""
-MOST_EXPECTED = 300
+MAX_EXPECTED_CHARACTERS = 300
 """Characters of the description of the expected value."""
 
 
@@ -32,7 +32,7 @@ REPORTED: deque[Misuse] = deque(maxlen=10_000)
 
 def report(call: str, rule: str, expected: str) -> None:
     """Report a misuse."""
-    REPORTED.append(Misuse(call[:MOST_CALL], rule, expected[:MOST_EXPECTED]))
+    REPORTED.append(Misuse(call[:MAX_CALL_CHARACTERS], rule, expected[:MAX_EXPECTED_CHARACTERS]))
 
 
 def count_reported(families: Families) -> None:

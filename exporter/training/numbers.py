@@ -11,7 +11,7 @@ from math import isfinite, isnan
 
 from exporter.recording.conversion import is_asynchronous, safe_repr, to_scalar
 from exporter.recording.tensors import TensorReader
-from exporter.training.metrics import LARGEST, amount
+from exporter.training.metrics import MAX_AMOUNT, amount
 from exporter.training.misuse import report
 
 MODES = ("train", "validation", "test")
@@ -118,7 +118,7 @@ class Numbers:
             return self._take_gauge(field, mode, value)
         number = amount(value)
         if number is None:
-            return f"to be a number of 0 or more and below {LARGEST:g}"
+            return f"to be a number of 0 or more and below {MAX_AMOUNT:g}"
         if field == "epoch":
             self._take_epoch(number)
         elif field == "microbatches":

@@ -13,10 +13,9 @@ from exporter.training.metrics import STEP_BUCKETS, Families, amount
 from exporter.training.numbers import Numbers
 from exporter.training.records import Expectation
 
-LONGEST_OF = 100
-IDEAL_OF = 200
-COMPUTE_OF = 50
-FEWEST = 5
+LONGEST_STEP_WINDOW, IDEAL_STEP_WINDOW, COMPUTE_WINDOW = 100, 200, 50
+"""Latest steps from which the longest step, the ideal duration and the compute time are calculated."""
+MIN_COMPARED_STEPS = 5
 """Steps after which a slow step can be recognized."""
 SKIPPED = ("overflow", "nonfinite")
 """Reasons for which a step did not change the model."""
@@ -43,8 +42,8 @@ class Progress:
         self._families = families
         self._facts = facts
         self._numbers = numbers
-        self._recent: deque[float] = deque(maxlen=IDEAL_OF)
-        self._compute: deque[float] = deque(maxlen=COMPUTE_OF)
+        self._recent: deque[float] = deque(maxlen=IDEAL_STEP_WINDOW)
+        self._compute: deque[float] = deque(maxlen=COMPUTE_WINDOW)
         self._slow = self.ideal = 0.0  # seconds of a slow step, and of an ordinary step; 0 if unknown
         self._changed = False
         self.expected: Expectation | None = None
@@ -94,10 +93,10 @@ class Progress:
 
     def _compare(self, durations: list[float]) -> None:
         """Count the excess of slow steps, and remember the durations."""
-        recent, missing = self._recent, max(FEWEST - len(self._recent), 0)
+        recent, missing = self._recent, max(MIN_COMPARED_STEPS - len(self._recent), 0)
         if missing:
             recent.extend(durations[:missing])
-            if len(recent) == FEWEST:
+            if len(recent) == MIN_COMPARED_STEPS:
                 self._update_ideal()
             durations = durations[missing:]
         excess = [seconds - self.ideal for seconds in durations if seconds > self._slow]
@@ -156,7 +155,7 @@ class Progress:
     @property
     def longest(self) -> float | None:
         """Duration of the longest of the latest steps, without the first step; None before the second."""
-        return max(list(self._recent)[-LONGEST_OF:], default=None)
+        return max(list(self._recent)[-LONGEST_STEP_WINDOW:], default=None)
 
     def publish(self, offset: float) -> None:
         """Update the series, with the offset of the wall clock from the monotonic clock."""
@@ -169,7 +168,7 @@ class Progress:
         if not self._changed:
             return
         self._changed = False
-        if len(self._recent) >= FEWEST:
+        if len(self._recent) >= MIN_COMPARED_STEPS:
             self._update_ideal()
             self._families.gauge("training.step_ideal", "seconds").set(self.ideal)
         self._families.gauge("training.step_longest", "seconds").set(self.longest)

@@ -16,7 +16,7 @@ from exporter.errors import OneLoggerError
 from exporter.recording.conversion import safe_repr, to_number
 from exporter.recording.timing import AnyFunction, within
 from exporter.training import kinds
-from exporter.training.attributes import AHEAD_SECONDS, Attributes, SpanName, TracingTimestamp
+from exporter.training.attributes import MAX_FUTURE_SECONDS, Attributes, SpanName, TracingTimestamp
 from exporter.training.checkpoints import SavePolicy
 from exporter.training.clock import StackEntry
 from exporter.training.failures import reason_of
@@ -24,7 +24,7 @@ from exporter.training.kinds import BlockKind, restored_kind
 from exporter.training.misuse import report
 from exporter.training.observer import ObservedBlock
 from exporter.training.progress import is_count
-from exporter.training.recorder import MOST_OPEN, TRAINING
+from exporter.training.recorder import MAX_OPEN_BLOCKS, TRAINING
 from exporter.training.records import (
     ApplicationBegan,
     ApplicationEnded,
@@ -87,7 +87,7 @@ def moment_of(milliseconds: object, call: str) -> TracingTimestamp:
         at = -1.0
     if not isfinite(at) or at < 0:
         report(call, "time", f"milliseconds since the epoch, not {safe_repr(milliseconds)}"[:200])
-    if not 0 < at <= wall + AHEAD_SECONDS:
+    if not 0 < at <= wall + MAX_FUTURE_SECONDS:
         at = wall
     return TracingTimestamp(at, now - (wall - at))
 
@@ -234,7 +234,7 @@ def _open(block: OpenBlock, phase: str | None) -> None:
         if TRAINING.gpu.on and phase is not None:
             TRAINING.gpu.begin(block.kind, phase)
     TRAINING.is_training = TRAINING.is_training or phase is not None
-    if len(TRAINING.open) > MOST_OPEN:
+    if len(TRAINING.open) > MAX_OPEN_BLOCKS:
         oldest = next(iter(TRAINING.open.values()), None)
         if oldest is not None:
             oldest.evict()

@@ -32,15 +32,15 @@ from exporter.training.state import TrainingState
 
 MANY_RECORDS = 1 << 14
 """Records at which the thread that appends them applies them itself."""
-MOST_RECORDS = 1 << 16
+MAX_RECORDS = 1 << 16
 """Records at which further ones are dropped and counted."""
-PIECE_RECORDS = 128
+BATCH_RECORDS = 128
 """Records applied between two releases of the interpreter lock."""
-MOST_OPEN = 1024
+MAX_OPEN_BLOCKS = 1024
 """Limit of open rare blocks; above the limit the oldest is ended."""
-MOST_BEGUN = 64
+MAX_CALLBACK_BLOCKS = 64
 """Limit of hot blocks begun by callbacks that are remembered."""
-PATIENCE_SECONDS = 1.0
+LOCK_TIMEOUT_SECONDS = 1.0
 """Maximum wait for a thread that applies records."""
 
 
@@ -82,7 +82,7 @@ class TrainingRecording:
         self.records: deque[Record] = deque()
         self.numbers = Numbers()
         self.open: dict[int, OpenRareBlock] = {}
-        self.begun: deque[OpenHotBlock] = deque(maxlen=MOST_BEGUN)  # by callbacks
+        self.begun: deque[OpenHotBlock] = deque(maxlen=MAX_CALLBACK_BLOCKS)  # by callbacks
         self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, without the main thread
         self.is_on = RECORDER.recording
         self._exporters: list[tuple[Callable[[float], bool], Callable[[float], None]]] = []
@@ -176,7 +176,7 @@ class TrainingRecording:
         records = self.records
         if len(records) >= MANY_RECORDS:
             self._apply_many()
-        if len(records) < MOST_RECORDS:
+        if len(records) < MAX_RECORDS:
             records.append(record)
         else:
             self.dropped += 1
@@ -311,13 +311,13 @@ class TrainingRecording:
         waiting = len(self.records)
         while waiting > 0:
             lock = self._lock
-            if not lock.acquire(timeout=PATIENCE_SECONDS):
+            if not lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
                 return
             try:
-                self._apply(PIECE_RECORDS)
+                self._apply(BATCH_RECORDS)
             finally:
                 lock.release()
-            waiting -= PIECE_RECORDS
+            waiting -= BATCH_RECORDS
             RECORDER.yield_gil()
 
     def tick(self) -> None:
@@ -329,7 +329,7 @@ class TrainingRecording:
     def series(self) -> Sequence[StatReading]:
         """Return the readings of all series, up to now."""
         lock = self._lock  # a reset replaces the lock
-        if lock.acquire(timeout=PATIENCE_SECONDS):
+        if lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
             try:
                 self._series = self._publish()
             finally:
@@ -363,7 +363,7 @@ class TrainingRecording:
         """Apply all records; *final* also counts the configured numbers of the latest step, and keeps its time."""
         self.drain()
         lock = self._lock
-        if final and lock.acquire(timeout=PATIENCE_SECONDS):
+        if final and lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
             try:
                 self._state.progress.count_expected()
                 self._state.progress.over = False

@@ -10,14 +10,14 @@ from typing import Any
 
 from exporter.recording.conversion import safe_repr, to_attribute, to_scalar
 from exporter.recording.values import END_REASONS
-from exporter.training.metrics import LARGEST, amount
+from exporter.training.metrics import MAX_AMOUNT, amount
 from exporter.training.misuse import report
 from exporter.training.numbers import MODES
 from exporter.training.rare_blocks import moment_now
 from exporter.training.recorder import TRAINING
 from exporter.training.records import Interrupted, SaveReported, StepSkipped
 
-MOST_PARAMETERS = 32
+MAX_PARAMETERS = 32
 """Further names that `describe` keeps."""
 
 
@@ -61,7 +61,7 @@ def record(
         else:
             _take("loss", mode, loss)
     if tokens is not None:
-        if type(tokens) is int and 0 <= tokens < LARGEST and modal.tokens:
+        if type(tokens) is int and 0 <= tokens < MAX_AMOUNT and modal.tokens:
             modal.tokens += tokens
         else:
             _take("tokens", mode, tokens)
@@ -71,7 +71,7 @@ def record(
         else:
             _take("grad_norm", mode, grad_norm)
     if samples is not None:
-        if type(samples) is int and 0 <= samples < LARGEST and modal.samples:
+        if type(samples) is int and 0 <= samples < MAX_AMOUNT and modal.samples:
             modal.samples += samples
         else:
             _take("samples", mode, samples)
@@ -84,7 +84,7 @@ def record(
     if loss_scale is not None:
         _take("loss_scale", mode, loss_scale)
     if microbatches is not None:
-        if type(microbatches) is int and 0 <= microbatches < LARGEST and numbers.microbatches:
+        if type(microbatches) is int and 0 <= microbatches < MAX_AMOUNT and numbers.microbatches:
             numbers.microbatches += microbatches
         else:
             _take("microbatches", mode, microbatches)
@@ -134,7 +134,7 @@ def describe(
     if given:
         TRAINING.describe(given)
     if unknown:
-        more = {name[:100]: to_attribute(value) for name, value in list(unknown.items())[:MOST_PARAMETERS]}
+        more = {name[:100]: to_attribute(value) for name, value in list(unknown.items())[:MAX_PARAMETERS]}
         TRAINING.describe({}, more)
 
 

@@ -49,9 +49,9 @@ from exporter.training.records import (
     StepSkipped,
 )
 
-MOST_NAME = 100
+MAX_NAME_CHARACTERS = 100
 """Characters of the labels `span` and `task`."""
-MOST_PARAMETERS = 32
+MAX_PARAMETERS = 32
 """Parameters of the job's own names that are kept."""
 
 
@@ -295,15 +295,15 @@ class TrainingState:
         for name, expected in self.facts.describe(record.values):
             report("describe", name, f"{name} {expected}, not {safe_repr(record.values[name])}")
         for name, value in record.parameters.items():
-            if name in self._parameters or len(self._parameters) < MOST_PARAMETERS:
+            if name in self._parameters or len(self._parameters) < MAX_PARAMETERS:
                 self._parameters[name] = value
 
     def _background_ended(self, record: BackgroundEnded) -> None:
-        task = clean_text(record.task)[:MOST_NAME] if type(record.task) is str else ""
+        task = clean_text(record.task)[:MAX_NAME_CHARACTERS] if type(record.task) is str else ""
         self.families.counter("training.background", "seconds", task=task or OTHER).add(record.seconds)
 
     def _span_ended(self, record: SpanEnded) -> None:
-        name = clean_text(record.name)[:MOST_NAME]
+        name = clean_text(record.name)[:MAX_NAME_CHARACTERS]
         self.families.summary("training.span_duration", span=name or OTHER).observe(record.seconds)
 
     def _span_logged(self, record: SpanLogged) -> None:

@@ -257,7 +257,7 @@ def test_reserved_names_are_refused_and_counted() -> None:
 
 def test_names_beyond_the_limit_are_refused_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     stats = families.MetricStats()
-    monkeypatch.setattr(families, "MOST_NAMES", 10)
+    monkeypatch.setattr(families, "MAX_NAMES", 10)
     before = total("training.elastic.refused", reason="too_many")
     group = fresh("runaway")
     for number in range(100):

@@ -22,7 +22,7 @@ from exporter.feed.decoder import Decoder, decode
 from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, Encoder, encode
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.definition import check_definition
-from exporter.recording.exponential import BEYOND, LEAST
+from exporter.recording.exponential import OVERFLOW_BUCKET, LOWEST_BUCKET
 from exporter.recording.values import (
     Aggregation,
     Recording,
@@ -84,7 +84,7 @@ readings = built(
     count=counts,
     bucket_counts=st.lists(counts, min_size=4, max_size=4).map(tuple),
     overflows=counts,
-    exponential=st.dictionaries(st.integers(LEAST, BEYOND), counts, max_size=3),
+    exponential=st.dictionaries(st.integers(LOWEST_BUCKET, OVERFLOW_BUCKET), counts, max_size=3),
 ).map(lambda each: each.replace(bucket_counts=each.bucket_counts[: len(each.definition.buckets)]))
 identities = built(ProcessIdentity, id=st.binary(min_size=16, max_size=16).map(bytes.hex))
 some_readings = st.lists(
@@ -318,7 +318,7 @@ def test_a_future_aggregation_is_dropped_and_the_file_is_read() -> None:
         lambda header, windows, totals: totals["stats"][0].update(count=-1),
         lambda header, windows, totals: totals["stats"][0].update(count=2**63),
         lambda header, windows, totals: totals["stats"][0].update(bucket_counts=[0]),
-        lambda header, windows, totals: totals["stats"][0].update(exponential=[[LEAST - 1], [1]]),
+        lambda header, windows, totals: totals["stats"][0].update(exponential=[[LOWEST_BUCKET - 1], [1]]),
         lambda header, windows, totals: totals["stats"][0].update(exponential=[[0], [2**63]]),
         lambda header, windows, totals: totals.update(events={"counts": [["a", 1]]}),
         lambda header, windows, totals: totals.update(events={"counts": [["a", "info", 1.5]]}),

@@ -16,7 +16,7 @@ import pytest
 from exporter.errors import FeedFormatError
 from exporter.feed.decoder import decode
 from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_BYTES, VERSION
-from exporter.recording.limits import MOST_BUCKETS, MOST_LABELS
+from exporter.recording.limits import MAX_BUCKETS, MAX_LABELS
 
 MEASURE = """
 import sys
@@ -67,10 +67,10 @@ TOTAL = {"count": 1, "sum": 1.0}
 @pytest.mark.parametrize(
     "changes",
     [
-        {"labels": [[f"l{n:05}", "x"] for n in range(MOST_LABELS + 1)]},
+        {"labels": [[f"l{n:05}", "x"] for n in range(MAX_LABELS + 1)]},
         {"labels": [["label", "x" * 257]]},
         {"labels": [["l" * 201, "x"]]},
-        {"buckets": list(range(MOST_BUCKETS + 1)), "aggregations": ["histogram"], "kind": "histogram"},
+        {"buckets": list(range(MAX_BUCKETS + 1)), "aggregations": ["histogram"], "kind": "histogram"},
         {"aggregations": ["mean"] * 65},
         {"name": "n" * 201},
         {"help": "h" * 501},

@@ -27,7 +27,7 @@ from exporter.recording.conversion import (
     to_scalar,
     to_text,
 )
-from exporter.recording.introspection import MOST_ITEMS
+from exporter.recording.introspection import MAX_ITEMS
 
 CONVERSIONS = (
     to_scalar,
@@ -238,7 +238,7 @@ def test_attribute_is_a_plain_value_or_a_list_of_one_kind() -> None:
     assert to_attribute((1, "a", None)) == ["1", "a", "None"]
     assert to_attribute({"a": 1, "b": [2]}) == ["a:1", "b:[2]"]
     assert to_attribute(Mode.FAST) == "fast"
-    assert len(to_attribute([[1] * MOST_ITEMS] * MOST_ITEMS)) <= MOST_ITEMS  # type: ignore[arg-type]  # a list
+    assert len(to_attribute([[1] * MAX_ITEMS] * MAX_ITEMS)) <= MAX_ITEMS  # type: ignore[arg-type]  # a list
 
 
 def test_safe_repr_runs_no_code_of_the_job() -> None:

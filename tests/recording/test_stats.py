@@ -212,7 +212,7 @@ def test_every_concurrently_created_stat_is_listed() -> None:
 def test_stats_beyond_the_limit_are_reported_and_counted_in_the_feed(tmp_path: Path) -> None:
     program = """
         import exporter.recording.stat_table as registry
-        registry.MOST_STATS = 3
+        registry.MAX_STATS = 3
         for number in range(5):
             Stat(f"s{number}").add(1.0)
         flush()

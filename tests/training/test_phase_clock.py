@@ -28,7 +28,7 @@ from training_support import (
 from exporter import training
 from exporter.training import kinds
 from exporter.training.blocks import HotBlock
-from exporter.training.clock import MOST_OPEN, PhaseClock, StackEntry
+from exporter.training.clock import MAX_OPEN_BLOCKS, PhaseClock, StackEntry
 from exporter.training.durations import CELLS, classic_buckets, native_buckets
 from exporter.training.metrics import PHASE_BUCKETS
 from exporter.training.phases import PHASES
@@ -384,8 +384,8 @@ def test_blocks_that_are_never_left_do_not_stay_in_memory() -> None:
         gc.collect()
         spans = sum(type(candidate) is Span for candidate in gc.get_objects())
 
-        assert spans < 2 * MOST_OPEN + 200
-        assert len(TRAINING.clock.stack) <= MOST_OPEN + 1  # and the base
+        assert spans < 2 * MAX_OPEN_BLOCKS + 200
+        assert len(TRAINING.clock.stack) <= MAX_OPEN_BLOCKS + 1  # and the base
         train()
         assert published_value("training.steps", mode="train") == 1
 

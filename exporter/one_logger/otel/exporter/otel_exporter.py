@@ -30,9 +30,9 @@ __all__ = ["OTelExporter"]
 SPAN_ID = "one_logger_span_id"
 MAX_EVENTS = 1024
 """Latest events of a span that are sent."""
-MOST_UNSENT = 4096
+MAX_UNSENT_SPANS = 4096
 """Latest ended spans that are kept while the backend rejects them."""
-LARGEST_INTEGER = 2**63 - 1
+MAX_INTEGER = 2**63 - 1
 
 
 class OTelExporter(BaseExporter):
@@ -47,7 +47,7 @@ class OTelExporter(BaseExporter):
         super().__init__()
         self._exporter = otel_span_exporter
         self._resource = resource
-        self._ended: deque[SdkSpan] = deque(maxlen=MOST_UNSENT)
+        self._ended: deque[SdkSpan] = deque(maxlen=MAX_UNSENT_SPANS)
         self._open: dict[UUID, SdkSpan] = {}
 
     def export_start(self, span: Span) -> None:
@@ -161,7 +161,7 @@ def _attributes(attributes: Attributes) -> dict[str, Any]:
 def _encodable(value: Any) -> Any:
     if isinstance(value, list):
         return [_encodable(item) for item in value]
-    large = isinstance(value, int) and not -LARGEST_INTEGER <= value <= LARGEST_INTEGER
+    large = isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER
     return float(value) if large else value
 
 
