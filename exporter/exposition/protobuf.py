@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from exporter.families import Distribution, DistributionSample
-from exporter.recording.exponential import OVERFLOW_BUCKET, LOWEST_BUCKET, SCHEMA, upper_bound
+from exporter.recording.exponential import LOWEST_BUCKET, OVERFLOW_BUCKET, SCHEMA, upper_bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,14 @@ from exporter.feed.json_values import (
     to_object,
 )
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.recording.exponential import OVERFLOW_BUCKET, LOWEST_BUCKET
+from exporter.recording.exponential import LOWEST_BUCKET, OVERFLOW_BUCKET
 from exporter.recording.limits import (
+    MAX_BUCKETS,
     MAX_HELP_CHARACTERS,
     MAX_IDENTITY_CHARACTERS,
     MAX_LABEL_VALUE_CHARACTERS,
-    MAX_NAME_CHARACTERS,
-    MAX_BUCKETS,
     MAX_LABELS,
+    MAX_NAME_CHARACTERS,
 )
 from exporter.recording.values import (
     KINDS,

@@ -16,11 +16,11 @@ from typing import Any
 from exporter.errors import DefinitionError
 from exporter.recording.conversion import safe_repr
 from exporter.recording.limits import (
+    MAX_BUCKETS,
     MAX_HELP_CHARACTERS,
     MAX_LABEL_VALUE_CHARACTERS,
-    MAX_NAME_CHARACTERS,
-    MAX_BUCKETS,
     MAX_LABELS,
+    MAX_NAME_CHARACTERS,
 )
 from exporter.recording.values import Aggregation, StatDefinition
 

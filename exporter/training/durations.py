@@ -6,7 +6,7 @@ from bisect import bisect_left
 from functools import cache
 from itertools import compress
 
-from exporter.recording.exponential import OVERFLOW_BUCKET, LOWEST_BUCKET, bucket_of, upper_bound
+from exporter.recording.exponential import LOWEST_BUCKET, OVERFLOW_BUCKET, bucket_of, upper_bound
 from exporter.training.metrics import PHASE_BUCKETS
 
 MIN_SECONDS, MAX_SECONDS = 1e-7, 1e5

@@ -22,7 +22,7 @@ from exporter.feed.decoder import Decoder, decode
 from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, Encoder, encode
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.definition import check_definition
-from exporter.recording.exponential import OVERFLOW_BUCKET, LOWEST_BUCKET
+from exporter.recording.exponential import LOWEST_BUCKET, OVERFLOW_BUCKET
 from exporter.recording.values import (
     Aggregation,
     Recording,
