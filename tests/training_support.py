@@ -45,7 +45,7 @@ class SimulatedTraining:
         entry = StackEntry()
         if kind in kinds.LOOPS:
             self.clock.begin_training(at)
-            self.apply(LoopBegan(0, None, at, inferred=False))
+            self.apply(LoopBegan(0, None, at, is_inferred=False))
         if kind in kinds.ITERATIONS:
             self.clock.begin_training(at)
             self.clock.iteration = entry
@@ -165,11 +165,11 @@ class _Held(deque[misuse.Misuse]):
 @contextmanager
 def reported() -> Iterator[deque[misuse.Misuse]]:
     """Collect misuse reported in the block: call, rule and expectation."""
-    before, misuse.REPORTED = misuse.REPORTED, _Held()
+    before, misuse.REPORTS = misuse.REPORTS, _Held()
     try:
-        yield misuse.REPORTED
+        yield misuse.REPORTS
     finally:
-        misuse.REPORTED = before
+        misuse.REPORTS = before
 
 
 def run_python(

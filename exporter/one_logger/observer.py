@@ -263,7 +263,7 @@ class OneLoggerObserver:
     def _end_save(
         self, block: ObservedBlock, save: CheckpointFigures, at: TracingTimestamp, *, failed: bool
     ) -> None:
-        if block.entered and not failed and save.strategy is CheckPointStrategy.SYNC:
+        if block.is_lexical and not failed and save.strategy is CheckPointStrategy.SYNC:
             if self._saves.pending(save.step) is save:
                 self._export_success(block, save, at)
             else:

@@ -75,7 +75,9 @@ class TrainingRecorder(DefaultRecorder):
     ) -> None:
         """Stop a span; a span that is not active is an invalid call."""
         if self._is_active("stop", span):
-            end_block(_kind_of(span.name), "stop", at=stop_time, span=span, attributes=stop_event_attributes)
+            end_block(
+                _kind_of(span.name), "stop", timestamp=stop_time, span=span, attributes=stop_event_attributes
+            )
 
     def _export_error(self, span: Span, event: ErrorEvent) -> None:
         observer = current()
@@ -235,7 +237,7 @@ def get_recorder() -> DefaultRecorder:
 
 def _open_iterations() -> list[Span]:
     """Return spans for the open iterations that are not exported and therefore have none."""
-    open_blocks = [*TRAINING.clock.stack, *TRAINING.begun]
+    open_blocks = [*TRAINING.clock.stack, *TRAINING.callback_blocks]
     found = []
     for block in dict.fromkeys(open_blocks):
         if isinstance(block, HotBlock) and block.is_open and block.span is None and block.kind in kinds.STEPS:

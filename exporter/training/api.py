@@ -151,14 +151,14 @@ def training_loop(
     """Return a block of a training loop.
 
     Args:
-        train_iterations_start: Steps before this loop, such as those of a restored checkpoint.
+        train_iterations_start: Steps before this loop, such as the steps of a restored checkpoint.
         train_samples_start: Samples before this loop; None for steps times the global batch size.
-        train_iterations_target_or_fn: The step at which the loop is to end; None for the configured one.
-        train_samples_target_or_fn: The same in samples.
+        train_iterations_target_or_fn: The step at which the loop is to end; None for the configured target.
+        train_samples_target_or_fn: The number of samples at which the loop is to end.
     """
     targets = (train_iterations_target_or_fn, train_samples_target_or_fn)
-    given = (train_iterations_start, train_samples_start, *targets)
-    return RareBlock(kinds.TRAINING_LOOP, lambda: loop_values("training_loop", *given))
+    arguments = (train_iterations_start, train_samples_start, *targets)
+    return RareBlock(kinds.TRAINING_LOOP, lambda: loop_values("training_loop", *arguments))
 
 
 def inferred_loop(start: int, samples: int | None = None, target: int | None = None) -> RareBlock:
@@ -167,7 +167,7 @@ def inferred_loop(start: int, samples: int | None = None, target: int | None = N
 
 
 def checkpoint_save(global_step: int) -> RareBlock:
-    """Return a block in which a step is saved; a block that ends in order is a success, if saves are synchronous."""
+    """Return a block in which a step is saved; the normal end of a synchronous save is a success."""
     return RareBlock(kinds.CHECKPOINT_SAVE, lambda: {"global_step": to_scalar(global_step)})
 
 
@@ -177,12 +177,12 @@ def span(
     start_event_attributes: Attributes | None = None,
     **attributes: Any,
 ) -> RareBlock:
-    """Return a block of any name; the name of a phase counts as that phase, any other as the phase around it."""
-    given = Attributes(attributes)
-    given.add_attributes(Attributes.of(span_attributes))
+    """Return a block of any name; the name of a phase counts as the phase, any other name as the surrounding phase."""
+    merged_attributes = Attributes(attributes)
+    merged_attributes.add_attributes(Attributes.of(span_attributes))
     kind = kinds.named_kind(name, phase=False)
     return RareBlock(
-        kind, span_name=name, span_attributes=given, start_event_attributes=start_event_attributes
+        kind, span_name=name, span_attributes=merged_attributes, start_event_attributes=start_event_attributes
     )
 
 
@@ -206,4 +206,4 @@ class background:  # noqa: N801  # called like a function
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function: each call is a block."""
-        return within(lambda: background(self._task), function)  # type: ignore[arg-type]  # converted again
+        return within(lambda: background(self._task), function)  # type: ignore[arg-type]  # the constructor accepts the converted text

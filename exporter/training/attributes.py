@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from exporter.errors import OneLoggerError
-from exporter.recording.conversion import AttributeValue as AttributeValue  # noqa: PLC0414  # exported again
+from exporter.recording.conversion import AttributeValue as AttributeValue  # noqa: PLC0414  # part of this module's public names
 from exporter.recording.conversion import safe_repr, to_attribute, to_name
 from exporter.training.misuse import report
 
@@ -21,14 +21,14 @@ SpanName = enum.Enum | str
 EventName = enum.Enum | str
 
 MAX_FUTURE_SECONDS = 600.0
-"""Largest distance into the future of a time that a job passes, as in one-logger: clocks of a cluster differ."""
+"""Tolerance for times in the future, as in one-logger, because the clocks of a cluster differ."""
 
 
 class Name(str, enum.Enum):
     """Enumeration whose members are strings, as StrEnum from Python 3.11 on."""
 
     __str__ = str.__str__
-    __format__ = str.__format__  # type: ignore[assignment]  # the same, with its argument by position
+    __format__ = str.__format__  # type: ignore[assignment]  # the same function with a positional argument
     __hash__ = str.__hash__
 
 
@@ -89,12 +89,12 @@ class TracingTimestamp:
         return cls(*(data[name] for name in names))
 
 
-def to_timestamp(given: object) -> TracingTimestamp:
-    """Return the timestamp passed by a job; the present time for None and for any other object."""
-    if type(given) is TracingTimestamp:
-        return given
-    if given is not None:
-        report("TracingTimestamp", "no_timestamp", f"a TracingTimestamp, not {safe_repr(given)}")
+def to_timestamp(value: object) -> TracingTimestamp:
+    """Return a timestamp unchanged, otherwise the present time; an object other than None is misuse."""
+    if type(value) is TracingTimestamp:
+        return value
+    if value is not None:
+        report("TracingTimestamp", "no_timestamp", f"a TracingTimestamp, not {safe_repr(value)}")
     return TracingTimestamp.now()
 
 
@@ -138,13 +138,13 @@ class Attributes(dict[str, Attribute]):
         return self._value(attribute_name, (str,), "a string")  # type: ignore[no-any-return]  # as checked
 
     def _value(self, name: str, kinds: tuple[type, ...], expected: str) -> Any:
-        found = self.get(name)
-        if found is None:
+        attribute = self.get(name)
+        if attribute is None:
             return None
         assert_that(
-            isinstance(found.value, kinds), f"Attribute {name} must be {expected}. Got {found.value}."
+            isinstance(attribute.value, kinds), f"Attribute {name} must be {expected}. Got {attribute.value}."
         )
-        return found.value
+        return attribute.value
 
     def add(self, name: str, value: AttributeValue) -> Attributes:
         """Set an attribute and return this collection."""
@@ -152,25 +152,25 @@ class Attributes(dict[str, Attribute]):
         return self
 
     def add_attribute(self, attribute: Attribute) -> Attribute:
-        """Set one."""
+        """Set an attribute."""
         self[attribute.name] = attribute
         return attribute
 
     def add_attributes(self, other_attributes: Attributes) -> None:
-        """Set all of another's."""
+        """Set all attributes of another collection."""
         self.update(Attributes.of(other_attributes))
 
     @classmethod
-    def of(cls, given: object) -> Attributes:
-        """Return the attributes passed by a job as a collection; objects other than None and mappings are misuse."""
-        if issubclass(type(given), Attributes):
-            return given  # type: ignore[return-value]  # as just compared
+    def of(cls, value: object) -> Attributes:
+        """Return the attributes of a mapping or of None as a collection; any other object is misuse."""
+        if issubclass(type(value), Attributes):
+            return value  # type: ignore[return-value]  # a subclass, as checked by `issubclass`
         try:
-            if given is None or isinstance(given, Mapping):
-                return cls(given)
+            if value is None or isinstance(value, Mapping):
+                return cls(value)
         except Exception:  # noqa: BLE001, S110  # a class of the job's own
             pass
-        report("Attributes", "no_attributes", f"Attributes, not {safe_repr(given)}")
+        report("Attributes", "no_attributes", f"Attributes, not {safe_repr(value)}")
         return cls()
 
     def copied(self) -> Attributes:

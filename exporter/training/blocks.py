@@ -86,9 +86,9 @@ class HotBlock(StackEntry, NonRecordingSpan):
             clock.active = outer
             clock.since = now
         if not self.is_nested and (cells := active.cells) is not None:
-            own = active.seconds - self.mark
-            active.duration_seconds += own
-            cells[bisect_left(CELLS, own)] += 1
+            own_seconds = active.seconds - self.mark
+            active.duration_seconds += own_seconds
+            cells[bisect_left(CELLS, own_seconds)] += 1
         return None
 
     # The slow path ---------------------------------------------------------------------------------------
@@ -104,9 +104,9 @@ class HotBlock(StackEntry, NonRecordingSpan):
         return self if self.observed is None else self.observed.span
 
     def _leave_slowly(self, now: float, error: BaseException | None) -> None:
-        here = get_ident()
+        thread = get_ident()
         for twin in reversed(self.twins):
-            if twin.thread == here:
+            if twin.thread == thread:
                 self.twins.remove(twin)
                 twin.__exit__(None, error, None)
                 return
@@ -114,7 +114,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
             self.end(now, error)
 
     def begin(self, now: float, call: str, began: float | None = None) -> None:
-        """Begin the block on any thread, at the time *began* if given."""
+        """Begin the block on any thread; *began* is an earlier begin."""
         clock = _CLOCK
         if clock.thread is None:
             TRAINING.start_on(get_ident())
@@ -133,7 +133,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
 
     def begin_on_device(self) -> None:
         """Record the begin on the GPU, if the step is timed."""
-        if TRAINING.gpu.on:
+        if TRAINING.gpu.is_on:
             TRAINING.gpu.begin(self.kind, str(self.kind.phase))
 
     def _observe(self, call: str) -> None:
@@ -141,16 +141,18 @@ class HotBlock(StackEntry, NonRecordingSpan):
         began = TracingTimestamp(self.began + time() - monotonic(), self.began)
         span = Span.create(self.kind.span_name, TRAINING.spans.parent(), None, None, began)
         span.on_event = lambda span, event: TRAINING.observers.notify(
-            lambda each: each.event_added(span, event)
+            lambda observer: observer.event_added(span, event)
         )
         kind = self.kind
-        if not all(TRAINING.observers.notify(lambda each: each.allows(kind, call, {}))):
+        if not all(TRAINING.observers.notify(lambda observer: observer.allows(kind, call, {}))):
             return
         observed = self.observed = ObservedBlock(kind, span, began, self.lexical, call, {})
         TRAINING.spans.enter(span)
         if TRAINING.observers.logs_spans():
             log_begin(observed, with_parameters=False)
-        TRAINING.observers.notify(lambda each: each.block_began(observed) if each.wants(kind) else None)
+        TRAINING.observers.notify(
+            lambda observer: observer.block_began(observed) if observer.wants(kind) else None
+        )
 
     def end(
         self,
@@ -160,43 +162,45 @@ class HotBlock(StackEntry, NonRecordingSpan):
         ended: float | None = None,
         is_complete: bool = True,
     ) -> None:
-        """End the block on any thread, at the time *ended* if given; an incomplete block counts no step."""
-        at = now if ended is None else ended
+        """End the block on any thread; *ended* is an earlier end, and an incomplete block counts no step."""
+        end_time = now if ended is None else ended
         if get_ident() == _CLOCK.thread:
-            if TRAINING.gpu.on:
+            if TRAINING.gpu.is_on:
                 TRAINING.gpu.end(self.kind)
             _CLOCK.leave(self, now)
         self.is_open = False
         try:
-            self.finish(at, error, is_complete=is_complete)
+            self.finish(end_time, error, is_complete=is_complete)
         finally:
-            self._stop_observing(at, error, is_complete=is_complete)
+            self._stop_observing(end_time, error, is_complete=is_complete)
 
     def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
-        """Count the iteration or batch of the block, if any."""
+        """Count the iteration or batch of the block; nothing for other blocks."""
 
     def _stop_observing(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
         observed, self.observed = self.observed, None
         if observed is None:
             return
-        at = TracingTimestamp(now + time() - monotonic(), now)
-        observed.span.stop(None, at)
+        timestamp = TracingTimestamp(now + time() - monotonic(), now)
+        observed.span.stop(None, timestamp)
         TRAINING.spans.leave(observed.span)
         if TRAINING.observers.logs_spans():
-            log_end(observed, at, ok=error is None and is_complete, reason=None, with_parameters=False)
+            log_end(observed, timestamp, ok=error is None and is_complete, reason=None, with_parameters=False)
         if is_complete:
             TRAINING.observers.notify(
-                lambda each: each.block_ended(observed, at, error) if each.wants(self.kind) else None,
+                lambda observer: (
+                    observer.block_ended(observed, timestamp, error) if observer.wants(self.kind) else None
+                ),
                 propagates=error is None,
             )
         else:
-            TRAINING.observers.notify(lambda each: each.block_discarded(observed), propagates=False)
+            TRAINING.observers.notify(lambda observer: observer.block_discarded(observed), propagates=False)
 
     def abandon(self, now: float) -> None:
         """End the block without counting a step; the clock has already removed the entry."""
         self.end(now, None, is_complete=False)
 
-    # A decorator, and a span -----------------------------------------------------------------------------
+    # Use as a decorator and as a span -----------------------------------------------------------------------------
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function, a coroutine function or a generator function: each call is a block."""
@@ -218,7 +222,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
         return None if self.observed is None else self.observed.span
 
     def __reduce__(self) -> tuple[Callable[..., HotBlock], tuple[type[HotBlock], str, str]]:
-        """Return a block that is not open, for copies and other processes."""
+        """Reduce to a closed block of the same kind, for copies and other processes."""
         return _restored, (type(self), self.kind.span_name, self.kind.call)
 
     def __repr__(self) -> str:
@@ -241,7 +245,9 @@ class EvaluationBlock(HotBlock):
         if not is_complete:
             return
         kind, began = self.kind, self.began
-        TRAINING.observers.notify(lambda each: each.iteration_ended(kind, began, now, error is not None))
+        TRAINING.observers.notify(
+            lambda observer: observer.iteration_ended(kind, began, now, error is not None)
+        )
         if error is None:
             mode = "validation" if kind is kinds.VALIDATION_ITERATION else "test"
             TRAINING.append(EvaluationStepEnded(mode, max(now - began, 0.0), now))

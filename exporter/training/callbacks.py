@@ -1,7 +1,7 @@
 """Callbacks: pairs of calls for the begin and the end of each block, for code that cannot use context managers.
 
-The names and signatures are one-logger's. Each call takes the time in milliseconds since the epoch, None for now; those that
-begin a block return its span.
+The names and signatures are one-logger's. Each callback takes the time in milliseconds since the epoch; None means the
+present time. A callback that begins a block returns the span of the block.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from exporter.training.blocks import HotBlock
 from exporter.training.iterations import hot_block
 from exporter.training.kinds import BlockKind
 from exporter.training.loop_values import loop_values
-from exporter.training.rare_blocks import begin_block, end_block, moment_of
+from exporter.training.rare_blocks import begin_block, end_block, timestamp_of
 from exporter.training.recorder import TRAINING
 from exporter.training.records import SaveSucceeded
 from exporter.training.spans import NonRecordingSpan, Span
 
 
 def _begin(kind: BlockKind, start_time_msec: float | None) -> Span:
-    return begin_block(kind, kind.begin, at=moment_of(start_time_msec, kind.begin))[0]
+    return begin_block(kind, kind.begin, timestamp=timestamp_of(start_time_msec, kind.begin))[0]
 
 
 def _end(kind: BlockKind, finish_time_msec: float | None) -> None:
-    end_block(kind, kind.end, at=moment_of(finish_time_msec, kind.end))
+    end_block(kind, kind.end, timestamp=timestamp_of(finish_time_msec, kind.end))
 
 
 def _begin_hot(kind: BlockKind, start_time_msec: float | None) -> Span | NonRecordingSpan:
     now, call = monotonic(), kind.begin
-    began = None if start_time_msec is None else moment_of(start_time_msec, call).perf_counter_seconds
+    began = None if start_time_msec is None else timestamp_of(start_time_msec, call).perf_counter_seconds
     block = hot_block(kind)
     block.lexical = False
     if TRAINING.is_on and not _is_refused(kind, call, now):
         block.begin(now, call, began)
         if block.is_open:
-            TRAINING.begun.append(block)
+            TRAINING.callback_blocks.append(block)
     return block if block.span is None else block.span
 
 
 def _is_refused(kind: BlockKind, call: str, now: float) -> bool:
     """Discard a block of the same kind that is open, unless an observer refuses the new one."""
-    earlier = None if kind in kinds.ITERATIONS else _find(kind, in_process=False)
+    earlier = None if kind in kinds.ITERATIONS else _find_open(kind, in_process=False)
     if earlier is None:
         return False
-    if any(TRAINING.observers.notify(lambda each: each.begin_while_open(kind, call))):
+    if any(TRAINING.observers.notify(lambda observer: observer.begin_while_open(kind, call))):
         return True
     earlier.abandon(now)
     return False
@@ -55,28 +55,30 @@ def _is_refused(kind: BlockKind, call: str, now: float) -> bool:
 
 def _end_hot(kind: BlockKind, finish_time_msec: float | None) -> None:
     now, call = monotonic(), kind.end
-    ended = None if finish_time_msec is None else moment_of(finish_time_msec, call).perf_counter_seconds
-    block = _find(kind, in_process=True) if TRAINING.is_on else None
+    end_time = None if finish_time_msec is None else timestamp_of(finish_time_msec, call).perf_counter_seconds
+    block = _find_open(kind, in_process=True) if TRAINING.is_on else None
     if block is None:
         if TRAINING.is_on:
-            TRAINING.observers.notify(lambda each: each.end_without_begin(kind, call))
+            TRAINING.observers.notify(lambda observer: observer.end_without_begin(kind, call))
         return
-    block.end(now, None, ended=ended)
+    block.end(now, None, ended=end_time)
 
 
-def _find(kind: BlockKind, *, in_process: bool) -> HotBlock | None:
+def _find_open(kind: BlockKind, *, in_process: bool) -> HotBlock | None:
     """Return the open block of a kind that began last in this thread or task, otherwise in the process."""
     clock, thread = TRAINING.clock, get_ident()
     task = clock.present_task() if thread == clock.thread else None
-    found: HotBlock | None = None
-    begun = [each for each in TRAINING.begun if isinstance(each, HotBlock) and each.is_open]
-    stack = [each for each in clock.stack if isinstance(each, HotBlock) and each not in begun]
-    for block in reversed([*stack, *begun]):
+    candidate: HotBlock | None = None
+    callback_blocks = [
+        block for block in TRAINING.callback_blocks if isinstance(block, HotBlock) and block.is_open
+    ]
+    stack = [entry for entry in clock.stack if isinstance(entry, HotBlock) and entry not in callback_blocks]
+    for block in reversed([*stack, *callback_blocks]):
         if block.kind is kind and block.is_open:
             if block.thread == thread and block.task == task:
                 return block
-            found = found or block
-    return found if in_process else None
+            candidate = candidate or block
+    return candidate if in_process else None
 
 
 # Initialization and the application ----------------------------------------------------------------------------
@@ -155,7 +157,9 @@ def on_train_start(
     """Record the begin of a training loop; the other arguments are those of `training_loop`."""
     kind, targets = kinds.TRAINING_LOOP, (train_iterations_target_or_fn, train_samples_target_or_fn)
     values = loop_values(kind.begin, train_iterations_start, train_samples_start, *targets)
-    return begin_block(kind, kind.begin, at=moment_of(start_time_msec, kind.begin), values=values)[0]
+    return begin_block(kind, kind.begin, timestamp=timestamp_of(start_time_msec, kind.begin), values=values)[
+        0
+    ]
 
 
 def on_train_end(finish_time_msec: float | None = None) -> None:
@@ -209,20 +213,22 @@ def on_testing_end(finish_time_msec: float | None = None) -> None:
 def on_save_checkpoint_start(global_step: int, start_time_msec: float | None = None) -> Span:
     """Record the begin of saving the checkpoint of a step."""
     kind = kinds.CHECKPOINT_SAVE
-    at, values = moment_of(start_time_msec, kind.begin), {"global_step": to_scalar(global_step)}
-    return begin_block(kind, kind.begin, at=at, values=values)[0]
+    timestamp, values = timestamp_of(start_time_msec, kind.begin), {"global_step": to_scalar(global_step)}
+    return begin_block(kind, kind.begin, timestamp=timestamp, values=values)[0]
 
 
 def on_save_checkpoint_success(global_step: int, time_msec: float | None = None) -> None:
-    """Record that a checkpoint is safe; that of an asynchronous save at any later time, from any thread."""
+    """Record that a checkpoint is complete; an asynchronous save may be confirmed at any later time, on any thread."""
     call = "on_save_checkpoint_success"
-    step, at = to_scalar(global_step), moment_of(time_msec, call)
+    step, timestamp = to_scalar(global_step), timestamp_of(time_msec, call)
     if TRAINING.saves_are_enabled():
-        TRAINING.append(SaveSucceeded(call, step, at.perf_counter_seconds, at.seconds_since_epoch))
-    TRAINING.observers.notify(lambda each: each.save_succeeded(step, at, call))
+        TRAINING.append(
+            SaveSucceeded(call, step, timestamp.perf_counter_seconds, timestamp.seconds_since_epoch)
+        )
+    TRAINING.observers.notify(lambda observer: observer.save_succeeded(step, timestamp, call))
     TRAINING.publish_soon()
 
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
-    """Record the end of the part of a save that blocks the training; a synchronous save without success has failed."""
+    """Record the end of the blocking part of a save; a synchronous save that was not confirmed has failed."""
     _end(kinds.CHECKPOINT_SAVE, finish_time_msec)

@@ -1,7 +1,7 @@
-"""Checkpoints: saves in progress, successful saves, and the work that they cover.
+"""Checkpoints: saves in progress, successful saves, and the work covered by saves.
 
-The step identifies a save. An asynchronous save may be confirmed at any time and in any order. A save covers the work that was
-done before the save began.
+The step identifies a save. An asynchronous save may be confirmed at any time and in any order. A save covers the work
+done before its begin.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SavePolicy(Value):
 
 @dataclass(slots=True)
 class Segment:
-    """Seconds of work of some steps of a loop that no checkpoint covers yet; `save` counts the saves before."""
+    """Work of consecutive steps of a loop that no checkpoint covers; `save` is the number of earlier saves."""
 
     loop: int
     first: int
@@ -49,7 +49,7 @@ class Work:
     """Work of completed and failed iterations, and the part that saves cover."""
 
     def __init__(self) -> None:
-        self._saves = self._committed = 0
+        self._saves = self._latest_commit = 0
         self.reset()
 
     def reset(self) -> None:
@@ -58,24 +58,28 @@ class Work:
         self.committed_step: int | None = None
         self._segments: list[Segment] = []
 
-    def done(self, loop: int, first: int, last: int, seconds: float) -> None:
+    def add_completed(self, loop: int, first: int, last: int, seconds: float) -> None:
         """Count consecutive completed iterations."""
         self.seconds += seconds
         if self._segments:
-            newest = self._segments[-1]
-            if newest.last < first and newest.loop == loop and newest.save == self._saves:
-                newest.last = last
-                newest.seconds += seconds
+            latest_segment = self._segments[-1]
+            if (
+                latest_segment.last < first
+                and latest_segment.loop == loop
+                and latest_segment.save == self._saves
+            ):
+                latest_segment.last = last
+                latest_segment.seconds += seconds
                 return
         self._segments.append(Segment(loop, first, last, seconds, self._saves))
         if len(self._segments) > MAX_SEGMENTS:  # merge the two oldest segments; a save commits both together
-            removed = self._segments.pop(0)
-            oldest = self._segments[0]
-            oldest.seconds += removed.seconds
+            first_segment = self._segments.pop(0)
+            second_segment = self._segments[0]
+            second_segment.seconds += first_segment.seconds
             if (
-                removed.loop == oldest.loop and removed.last < oldest.first
+                first_segment.loop == second_segment.loop and first_segment.last < second_segment.first
             ):  # otherwise the step number decreased
-                oldest.first = removed.first
+                second_segment.first = first_segment.first
 
     def save_begins(self) -> int:
         """Record the begin of a save; returns the number for `commit`."""
@@ -84,17 +88,17 @@ class Work:
 
     def commit(self, save: int, step: int | None) -> None:
         """Record the success of a save; ignored if a later save has already succeeded."""
-        if save > self._committed:
-            self._committed = save
+        if save > self._latest_commit:
+            self._latest_commit = save
             self._keep([segment for segment in self._segments if segment.save >= save], step)
 
     def commit_steps(self, step: int) -> None:
-        """Record the success of a save of a step whose begin was not recorded."""
+        """Record the success of a save whose begin was not recorded."""
         for segment in self._segments:
             steps = segment.last - segment.first + 1
-            done = min(max(step - segment.first, 0), steps)
-            segment.seconds -= segment.seconds * done / steps
-            segment.first += done
+            covered_steps = min(max(step - segment.first, 0), steps)
+            segment.seconds -= segment.seconds * covered_steps / steps
+            segment.first += covered_steps
         self._keep([segment for segment in self._segments if segment.first <= segment.last], step)
 
     def _keep(self, segments: list[Segment], step: int | None) -> None:
@@ -104,20 +108,22 @@ class Work:
         self.committed_step = step
 
     def segments(self) -> tuple[tuple[int, int, int, float], ...]:
-        """Return the segments that no save covers, in order."""
-        return tuple([(each.loop, each.first, each.last, each.seconds) for each in self._segments])
+        """Return the segments that no save covers, the oldest first."""
+        return tuple(
+            [(segment.loop, segment.first, segment.last, segment.seconds) for segment in self._segments]
+        )
 
 
 @dataclass(eq=False, slots=True)
 class Save:
-    """Save of a step; began at a monotonic time with `completed` steps done."""
+    """Save of a step, with the monotonic time and the completed steps at its begin."""
 
     step: int
     strategy: str
-    began: float
-    completed: int
+    start_time: float
+    completed_steps: int
     number: int
-    confirmed: bool = False
+    is_confirmed: bool = False
 
 
 class Checkpoints:
@@ -126,40 +132,42 @@ class Checkpoints:
     def __init__(self, families: Families, work: Work) -> None:
         self._families = families
         self._work = work
-        self.under_way: dict[int, Save] = {}  # unconfirmed saves by step
+        self.pending_saves: dict[int, Save] = {}  # unconfirmed saves by step
         self._successes: deque[float] = deque(maxlen=INTERVALS)
-        self.furthest: int | None = None  # the last step of this loop that is safe
+        self.furthest_step: int | None = None  # last step of this loop with a confirmed save
 
-    def begin(self, step: int, strategy: str, at: float, completed: int) -> Save:
+    def begin(self, step: int, strategy: str, start_time: float, completed_steps: int) -> Save:
         """Record the begin of a save."""
-        save = Save(step, strategy, at, completed, self._work.save_begins())
-        self.under_way.pop(step, None)
-        self.under_way[step] = save
-        if len(self.under_way) > MAX_PENDING_SAVES:
-            del self.under_way[next(iter(self.under_way))]
+        save = Save(step, strategy, start_time, completed_steps, self._work.save_begins())
+        self.pending_saves.pop(step, None)
+        self.pending_saves[step] = save
+        if len(self.pending_saves) > MAX_PENDING_SAVES:
+            del self.pending_saves[next(iter(self.pending_saves))]
         self._count(strategy)
         return save
 
-    def pending(self, step: object) -> Save | None:
+    def find_pending(self, step: object) -> Save | None:
         """Return the unconfirmed save of a step, or None."""
-        return self.under_way.get(step) if isinstance(step, int) else None
+        return self.pending_saves.get(step) if isinstance(step, int) else None
 
-    def succeed(self, save: Save, at: float, wall: float) -> None:
+    def succeed(self, save: Save, end_time: float, unix_seconds: float) -> None:
         """Record the success of a save, at a monotonic time and the same Unix time."""
-        self.under_way.pop(save.step, None)
-        save.confirmed = True
-        self._work.commit(save.number, save.completed)
-        self._succeeded(save.strategy, save.step, at, wall, max(at - save.began, 0.0))
+        self.pending_saves.pop(save.step, None)
+        save.is_confirmed = True
+        self._work.commit(save.number, save.completed_steps)
+        self._count_success(
+            save.strategy, save.step, end_time, unix_seconds, max(end_time - save.start_time, 0.0)
+        )
 
     def fail(self, save: Save) -> None:
         """Record the failure of a save; ignored if the save is confirmed."""
-        if not save.confirmed:
-            if self.under_way.get(save.step) is save:
-                del self.under_way[save.step]
+        if not save.is_confirmed:
+            if self.pending_saves.get(save.step) is save:
+                del self.pending_saves[save.step]
             self._count(save.strategy, "failed")
 
-    def blocked(self, kind: str, seconds: float) -> None:
-        """Count the time for which a save blocked the training."""
+    def observe_blocking(self, kind: str, seconds: float) -> None:
+        """Observe the time for which a save blocked the training."""
         self._families.histogram("training.checkpoint_duration", kind=kind, part="blocking").observe(seconds)
 
     def report(self, save: SaveReported) -> str | None:
@@ -174,12 +182,12 @@ class Checkpoints:
                 return f"{name} of 0 or more, not {safe_repr(value)}"
         kind = str(save.kind)
         if blocking is not None:
-            self.blocked(kind, amount(blocking) or 0.0)
+            self.observe_blocking(kind, amount(blocking) or 0.0)
         if not save.ok:
             self._count(kind, "failed")
             return None
         step = int(amount(save.step) or 0)
-        self._succeeded(kind, step, save.at, save.wall, amount(seconds))
+        self._count_success(kind, step, save.end_time, save.unix_seconds, amount(seconds))
         if kind != "local":
             if size is not None:
                 self._families.gauge("training.checkpoint_last", "bytes").set(amount(size))
@@ -188,21 +196,23 @@ class Checkpoints:
 
     def _count(self, kind: str, result: str = "") -> None:
         """Count a save; both results of a new kind start at 0, so that the first failure is a visible increase."""
-        for each in ("ok", "failed"):
-            self._families.counter("training.checkpoints", kind=kind, result=each).add(each == result)
+        for label in ("ok", "failed"):
+            self._families.counter("training.checkpoints", kind=kind, result=label).add(label == result)
 
-    def _succeeded(self, kind: str, step: int, at: float, wall: float, seconds: float | None) -> None:
+    def _count_success(
+        self, kind: str, step: int, end_time: float, unix_seconds: float, seconds: float | None
+    ) -> None:
         families = self._families
         self._count(kind, "ok")
         if seconds is not None:
             families.histogram("training.checkpoint_duration", kind=kind, part="total").observe(seconds)
         if kind == "local":
             return  # a local save is lost with the node
-        families.gauge("training.checkpoint_last_success_timestamp", "seconds").set(wall)
+        families.gauge("training.checkpoint_last_success_timestamp", "seconds").set(unix_seconds)
         # Asynchronous saves may succeed out of order: the training resumes from the furthest step.
-        self.furthest = step if self.furthest is None else max(step, self.furthest)
-        families.gauge("training.checkpoint_last_step").set(self.furthest)
-        self._successes.append(at)
+        self.furthest_step = step if self.furthest_step is None else max(step, self.furthest_step)
+        families.gauge("training.checkpoint_last_step").set(self.furthest_step)
+        self._successes.append(end_time)
         if len(self._successes) > 1:
             gaps = [max(later - earlier, 0.0) for earlier, later in pairwise(self._successes)]
             families.gauge("training.checkpoint_interval", "seconds").set(median(gaps))

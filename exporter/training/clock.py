@@ -94,12 +94,12 @@ class StackEntry:
 class ClockReading(Value):
     """Consistent copy of the clock."""
 
-    at: float
+    time: float  # monotonic seconds
     active: str
-    since: float  # start of the active phase
+    active_since: float
     seconds: dict[str, float]
     work: float
-    open_work: float  # of the iteration that is open
+    open_work: float  # work of the open iteration
     history_until: float
     history_phases: tuple[str, ...]
     intervals: tuple[tuple[int, ...], ...]
@@ -183,7 +183,7 @@ class PhaseClock:
             self.since = now
 
     def enter(self, entry: StackEntry, phase: str | None, now: float) -> None:
-        """Put a block on the stack; None as the phase continues the phase around it."""
+        """Push a block onto the stack; without a phase of its own, the surrounding phase continues."""
         if now >= self.history.bin_end:
             self.remove_ended(now)
         entry.task = self.present_task()
@@ -204,18 +204,18 @@ class PhaseClock:
             self._abandon([self.stack[1]], now)
 
     def _add(self, totals: PhaseTotals) -> None:
-        """Include a phase in work and waiting, from the first entry on."""
+        """Include a phase in the sums of work and waiting from its first entry."""
         totals.is_entered = True
         if totals.row.work:
             self.work = (*self.work, totals)
         if totals.row.waiting:
             self.waits = (*self.waits, totals)
 
-    def leave(self, entry: StackEntry, now: float, *, everything: bool = False) -> None:
+    def leave(self, entry: StackEntry, now: float, *, ends_all: bool = False) -> None:
         """Remove a block, which need not be the innermost, and end the open blocks inside.
 
-        A context manager ends the context managers that the same task has entered since; *everything* also ends the blocks that
-        callbacks and other tasks have begun since.
+        A context manager ends the inner context managers of the same task; *ends_all* also ends the inner blocks of callbacks
+        and of other tasks.
         """
         if now >= self.history.bin_end:
             self.remove_ended(now)
@@ -223,12 +223,12 @@ class PhaseClock:
         if entry not in stack:
             entry.is_open = False
             return
-        since = stack[stack.index(entry) + 1 :]
-        if not everything:
+        inner = stack[stack.index(entry) + 1 :]
+        if not ends_all:
             lexical = entry.lexical
-            since = [each for each in since if lexical and each.lexical and each.task == entry.task]
-        if since:
-            self._abandon(since[::-1], now)
+            inner = [other for other in inner if lexical and other.lexical and other.task == entry.task]
+        if inner:
+            self._abandon(inner[::-1], now)
         self.remove([entry], now)
 
     def remove(self, entries: list[StackEntry], now: float) -> None:
@@ -241,9 +241,9 @@ class PhaseClock:
             entry.is_open = False
             totals = entry.totals
             if totals.cells is not None and not entry.is_nested:
-                own = totals.seconds - entry.mark
-                totals.duration_seconds += own
-                totals.cells[bisect_left(CELLS, own)] += 1
+                own_seconds = totals.seconds - entry.mark
+                totals.duration_seconds += own_seconds
+                totals.cells[bisect_left(CELLS, own_seconds)] += 1
         outer = self.base.totals
         for entry in self.stack[1:]:
             if not entry.has_phase:
@@ -275,14 +275,16 @@ class PhaseClock:
 
     def remove_ended(self, now: float) -> None:
         """Remove blocks ended by other threads, and blocks of finished tasks."""
-        if all(each.task is None and each.is_open for each in self.stack[1:]):
+        if all(entry.task is None and entry.is_open for entry in self.stack[1:]):
             return
-        closed = [each for each in self.stack[1:] if not each.is_open]  # by other threads
-        if closed:
-            self.remove(closed, now)
-        ended = [each for each in self.stack[1:] if each.task is not None and is_over(each.task())]
-        if ended:
-            self._abandon(ended[::-1], now)
+        closed_entries = [entry for entry in self.stack[1:] if not entry.is_open]  # by other threads
+        if closed_entries:
+            self.remove(closed_entries, now)
+        orphaned_entries = [
+            entry for entry in self.stack[1:] if entry.task is not None and is_over(entry.task())
+        ]
+        if orphaned_entries:
+            self._abandon(orphaned_entries[::-1], now)
 
     def _close_bin(self, now: float) -> None:
         """Close the history bin and start the bin of *now*."""
@@ -318,27 +320,27 @@ class PhaseClock:
 
     # On the recording thread -----------------------------------------------------------------------------
 
-    def read(self, until: float | None = None) -> ClockReading:
+    def read(self, end_time: float | None = None) -> ClockReading:
         """Return a copy whose seconds sum to the wall time; a torn copy misses at most an edge.
 
-        *until* replaces the present time, in simulations.
+        *end_time* replaces the present time, in simulations.
         """
         for attempt in range(100):
             version = self.last
             seconds = {name: totals.seconds for name, totals in self.phases.items()}
-            active, since, began = self.active, self.since, self.iteration_work
+            active, active_since, start_work = self.active, self.since, self.iteration_work
             has_iteration = self.iteration is not None
             work, history = self.work_seconds(), self.history
-            now = monotonic() if until is None else until
+            now = monotonic() if end_time is None else end_time
             intervals = history.read(active.name, now)
             if self.last == version or attempt == 99:
                 break
-        passed = max(now - version, 0.0)
-        seconds[active.name] += passed
-        work += passed if active.row.work else 0.0
-        open_work = max(work - began, 0.0) if has_iteration else 0.0
-        found = {name: value for name, value in seconds.items() if value > 0}
-        return ClockReading(now, active.name, since, found, work, open_work, *intervals)
+        elapsed = max(now - version, 0.0)
+        seconds[active.name] += elapsed
+        work += elapsed if active.row.work else 0.0
+        open_work = max(work - start_work, 0.0) if has_iteration else 0.0
+        positive_seconds = {name: value for name, value in seconds.items() if value > 0}
+        return ClockReading(now, active.name, active_since, positive_seconds, work, open_work, *intervals)
 
 
 def is_over(task: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Sequence numbers of torch.distributed: how many collectives each process group has enqueued.
+"""Sequence numbers of torch.distributed: the number of enqueued collectives by process group.
 
 Reads private attributes of torch behind a guard; a version without them has no numbers. Nothing here loads torch, waits, or
 calls CUDA.
@@ -16,17 +16,17 @@ MAX_GROUPS = 16
 def sequence_numbers() -> dict[str, int]:
     """Return the number of enqueued collectives by process group; empty without torch.distributed."""
     groups = _groups()
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for group, name in groups[:MAX_GROUPS]:
         try:
-            found[name] = int(group._get_sequence_number_for_group())  # noqa: SLF001  # torch has no public call
+            numbers[name] = int(group._get_sequence_number_for_group())  # noqa: SLF001  # torch has no public call
         except Exception:  # noqa: BLE001, S112, PERF203  # a backend without numbers, or a group that was destroyed
             continue
-    return found
+    return numbers
 
 
 def last_collective() -> str | None:
-    """Return the last collective of the default group from torch's flight recorder; None if that is off or absent."""
+    """Return the last collective of the default group from torch's flight recorder; None if the recorder is off or absent."""
     binding = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(binding, "_dump_fr_trace_json", None)
     if dump is None:
@@ -46,7 +46,7 @@ def _groups() -> list[tuple[Any, str]]:
     if not names:
         return []
     try:
-        default = module._get_default_group()  # type: ignore[union-attr]  # noqa: SLF001  # as above
+        default = module._get_default_group()  # type: ignore[union-attr]  # noqa: SLF001  # torch has no public call
         return [(group, "default" if group is default else str(name)) for group, name in list(names.items())]
     except Exception:  # noqa: BLE001  # not initialized, or destroyed meanwhile
         return []

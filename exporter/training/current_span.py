@@ -41,7 +41,7 @@ class CurrentSpan:
         self._current.set(span)
 
     def leave(self, span: Span) -> None:
-        """Go back to the span around."""
+        """Make the parent span the current one again."""
         if self._current.get() is span:
             self._current.set(span.parent_span)
             self._current.set(self.get())

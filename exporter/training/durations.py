@@ -24,19 +24,19 @@ _BUCKETS = (LOWEST_BUCKET, *(_BY_BOUND[bound] for bound in CELLS[1:]), OVERFLOW_
 
 def native_buckets(cells: list[int]) -> dict[int, int]:
     """Return the counts of a native histogram's buckets."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for bucket, count in zip(compress(_BUCKETS, cells), filter(None, cells), strict=True):
-        found[bucket] = found.get(bucket, 0) + count
-    return found
+        counts[bucket] = counts.get(bucket, 0) + count
+    return counts
 
 
 def classic_buckets(cells: list[int], bounds: tuple[float, ...]) -> list[int]:
     """Return the counts of the classic buckets, the last one without bound."""
-    found, start = [], 0
+    counts, start = [], 0
     for end in _ends(bounds):
-        found.append(sum(cells[start:end]))
+        counts.append(sum(cells[start:end]))
         start = end
-    return [*found, sum(cells[start:])]
+    return [*counts, sum(cells[start:])]
 
 
 @cache

@@ -43,12 +43,12 @@ class Facts:
                 self._set(fact, environment.get(variable))
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return all texts, sorted by name."""
+        """Return the facts as pairs of name and text, sorted by name."""
         return tuple(sorted(self._texts.items()))
 
     def describe(self, values: Mapping[str, object]) -> list[tuple[str, str]]:
-        """Record facts reported by the job; returns invalid names with the expected values."""
-        wrong = []
+        """Record facts reported by the job; return the names of invalid values with the expectation."""
+        problems = []
         for name, value in values.items():
             if value is None:
                 continue
@@ -59,7 +59,7 @@ class Facts:
                 self._set(name, str(bool(value)).lower())
             elif not number or (name not in RATES and type(value) is not int):
                 expected = {"step_target": "a step above 0", "world_size": "a number of ranks"}
-                wrong.append((name, f"to be {expected.get(name, 'a number above 0')}"))
+                problems.append((name, f"to be {expected.get(name, 'a number above 0')}"))
             elif name in RATES:
                 setattr(self, name, number)
             elif name == "world_size":
@@ -67,7 +67,7 @@ class Facts:
                 self._set(name, self.world_size)
             elif name == "step_target":
                 self._families.gauge("training.step_target").set(number)
-        return wrong
+        return problems
 
     def _set(self, name: str, value: object) -> None:
         text = value if type(value) is str else safe_repr(value) if type(value) in {int, float, bool} else ""

@@ -33,15 +33,15 @@ def reason_of(exception: BaseException) -> str:
         return "" if code is None or (isinstance(code, int) and code == 0) else "exit"
     if isinstance(exception, GeneratorExit):
         return ""
-    for each in type(exception).__mro__:
+    for exception_class in type(exception).__mro__:
         for reason, names in _CLASSES.items():
-            if each.__name__ in names:
+            if exception_class.__name__ in names:
                 return reason
     if isinstance(exception, OSError) and exception.errno in _STORAGE:
         return "storage"
     try:
         text = str(exception) if isinstance(exception, RuntimeError) else ""
-    except Exception:  # noqa: BLE001  # the job's own class
+    except Exception:  # noqa: BLE001  # `__str__` of the job's own exception class
         text = ""
-    found = (reason for reason, parts in _TEXTS.items() if any(part in text for part in parts))
-    return next(found, "exit")
+    reasons = (reason for reason, parts in _TEXTS.items() if any(part in text for part in parts))
+    return next(reasons, "exit")

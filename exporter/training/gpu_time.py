@@ -1,7 +1,7 @@
 """GPU time by phase, measured with CUDA events.
 
 An event is recorded on the current stream at each phase change of the main thread, and read in a later step, after the
-device has passed the event, without waiting. torch is never imported; docs/training.md says which steps are timed.
+device has completed the event, without waiting. torch is never imported; docs/training.md says which steps are timed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,25 @@ from exporter.training.metrics import Families
 from exporter.training.phases import PHASES
 
 MIN_STEP_SECONDS = 0.005
-PER_SECOND = 10
-SHARE = 0.005
+"""Steps below this duration are not timed."""
+STEPS_PER_SECOND = 10
+"""Steps that are timed per second, at most."""
+MAX_COST_RATIO = 0.005
+"""Share of the time that recording events may cost; `EXPORTER_GPU_TIME` replaces the default."""
 MAX_EVENTS = 1024
-"""Events that may be under way; a job that queues more is not timed."""
+"""Limit of pending events; above the limit the timing stops until the next step."""
 COLLECT_EVENTS = 256
-"""Events under way at which some are collected within a step."""
+"""Pending events from which events are also collected within a step."""
 MAX_COST_SECONDS = 1e-4
-"""Upper bound of an event's cost; a longer time was spent in other threads or processes."""
+"""Upper bound of the cost of an event; a longer time was spent in other threads or processes."""
 MAX_DEPTH = 64
 OTHER = "other"
-LONELY = frozenset({"validation", "test", "checkpoint_save_sync", "checkpoint_save_async", "checkpoint_load"})
-"""Phases that are timed even if the step before was not timed."""
-IDLE = frozenset({"data_loading", "logging", OTHER})
-"""Phases that leave the device idle if they are between the work of two steps."""
+STANDALONE_PHASES = frozenset(
+    {"validation", "test", "checkpoint_save_sync", "checkpoint_save_async", "checkpoint_load"}
+)
+"""Phases that are timed even outside a timed step."""
+IDLE_PHASES = frozenset({"data_loading", "logging", OTHER})
+"""Phases that count as idle time of the device between the work of two steps."""
 
 
 class Edge(Enum):
@@ -48,8 +53,8 @@ class Edge(Enum):
 
 
 @dataclass(slots=True)
-class Mark:
-    """CUDA event on the stream, and the phase before the event."""
+class RecordedEvent:
+    """CUDA event on the stream, with the phase before the event."""
 
     event: Any
     phase: str
@@ -57,146 +62,154 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Timed:
+class TimedStep:
     """Device seconds from the begin of a step to the begin of the next step."""
 
-    phases: dict[str, float] = field(default_factory=dict)
-    step: float | None = None  # from begin to end of the step; None without an end
-    idle: float = 0.0  # idle time between the work of two steps
-    total: float = 0.0
-    works: bool = False
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    step_seconds: float | None = None  # from begin to end of the step; None without an end
+    idle_seconds: float = 0.0  # idle time between the work of two steps
+    total_seconds: float = 0.0
+    has_work: bool = False
 
-    def take(self, phase: str, seconds: float) -> None:
+    def add(self, phase: str, seconds: float) -> None:
         """Add the time between two events."""
-        self.total += seconds
-        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
-        self.works = self.works or (PHASES[phase].work and phase != "iteration")
-        if phase in IDLE and (self.step is not None or not self.works):
-            self.idle += seconds
+        self.total_seconds += seconds
+        self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
+        self.has_work = self.has_work or (PHASES[phase].work and phase != "iteration")
+        if phase in IDLE_PHASES and (self.step_seconds is not None or not self.has_work):
+            self.idle_seconds += seconds
 
 
 class GpuTimer:
     """Timer of the main thread's phases on the device."""
 
     def __init__(self, environment: Mapping[str, str], clock: Callable[[], float] = monotonic) -> None:
-        self.on = False  # set by the recording thread
-        self.done: deque[Timed] = deque(maxlen=1000)  # not published yet
-        self._share = number_within(environment, "EXPORTER_GPU_TIME", SHARE, 0.0, 1.0)
+        self.is_on = False  # set by the recording thread
+        self.completed_steps: deque[TimedStep] = deque(maxlen=1000)  # not published yet
+        self._cost_ratio = number_within(environment, "EXPORTER_GPU_TIME", MAX_COST_RATIO, 0.0, 1.0)
         self._clock = clock
         self._thread: int | None = None
         self._open: list[tuple[BlockKind, str]] = []
-        self._marks: deque[Mark] = deque()
-        self._free: list[Any] = []
-        self._last: Any = None  # the event that was collected last
-        self._timed: Timed | None = None  # not complete yet
-        self._timing = self._stale = False
-        self._due = self._cost = 0.0
+        self._pending_events: deque[RecordedEvent] = deque()
+        self._free_events: list[Any] = []
+        self._last_event: Any = None  # latest collected event
+        self._current_step: TimedStep | None = None  # not complete yet
+        self._is_timing = self._has_stale_events = False
+        self._next_step_at = self._cost_seconds = 0.0
 
     # On the job's thread --------------------------------------------------------------------------------
 
     def begin(self, kind: BlockKind, phase: str) -> None:
         """Record the begin of a block of a phase."""
-        if not self.on or get_ident() != self._thread:
+        if not self.is_on or get_ident() != self._thread:
             return
-        before = self._active
+        previous_phase = self._active
         if kind in ITERATIONS:
-            self._step_begins(before)
-        elif phase in LONELY and not self._timing:
+            self._step_begins(previous_phase)
+        elif phase in STANDALONE_PHASES and not self._is_timing:
             self._collect()
-            self._timing = True
-            self._mark(before, Edge.BEGIN)
-        elif self._timing and phase != before:
-            self._mark(before, Edge.PHASE)
+            self._is_timing = True
+            self._record_event(previous_phase, Edge.BEGIN)
+        elif self._is_timing and phase != previous_phase:
+            self._record_event(previous_phase, Edge.PHASE)
         self._open.append((kind, phase))
         del self._open[:-MAX_DEPTH]
 
     def end(self, kind: BlockKind) -> None:
         """Record the end of a block, which need not be the innermost."""
-        if not self.on or get_ident() != self._thread:
+        if not self.is_on or get_ident() != self._thread:
             return
-        before, opened = self._active, self._open
-        for place in range(len(opened) - 1, -1, -1):
-            if opened[place][0] is kind:
-                del opened[place]
+        previous_phase, open_blocks = self._active, self._open
+        for index in range(len(open_blocks) - 1, -1, -1):
+            if open_blocks[index][0] is kind:
+                del open_blocks[index]
                 break
-        if self._timing and (kind in ITERATIONS or self._active != before):
-            self._mark(before, Edge.END if kind in ITERATIONS else Edge.PHASE)
+        if self._is_timing and (kind in ITERATIONS or self._active != previous_phase):
+            self._record_event(previous_phase, Edge.END if kind in ITERATIONS else Edge.PHASE)
 
-    def step(self) -> None:
+    def step_seconds(self) -> None:
         """Record the end of a step and the begin of the next, in a job without iterations."""
-        if self.on and get_ident() == self._thread and not any(kind in ITERATIONS for kind, _ in self._open):
-            if self._timing:
-                self._mark(self._active, Edge.END)
+        if (
+            self.is_on
+            and get_ident() == self._thread
+            and not any(kind in ITERATIONS for kind, _ in self._open)
+        ):
+            if self._is_timing:
+                self._record_event(self._active, Edge.END)
             self._step_begins(self._active)
 
     @property
     def _active(self) -> str:
         return self._open[-1][1] if self._open else OTHER
 
-    def _step_begins(self, before: str) -> None:
+    def _step_begins(self, previous_phase: str) -> None:
         self._collect()
-        if self._stale:
-            self._stale = False
+        if self._has_stale_events:
+            self._has_stale_events = False
             self._forget()
-        now, timing = self._clock(), self._timing
-        self._timing = now >= self._due
-        if self._timing:
-            # Catch up on at most a second, so that steps of a tenth of a second are all timed.
-            self._due = max(self._due, now - 1.0) + max(1 / PER_SECOND, self._cost / self._share)
-            self._cost = 0.0
-            self._mark(before, Edge.BEGIN)
-        elif timing:
-            self._mark(before, Edge.CLOSE)
+        now, was_timing = self._clock(), self._is_timing
+        self._is_timing = now >= self._next_step_at
+        if self._is_timing:
+            # Catch up on at most a second, so that all steps of a tenth of a second are timed.
+            self._next_step_at = max(self._next_step_at, now - 1.0) + max(
+                1 / STEPS_PER_SECOND, self._cost_seconds / self._cost_ratio
+            )
+            self._cost_seconds = 0.0
+            self._record_event(previous_phase, Edge.BEGIN)
+        elif was_timing:
+            self._record_event(previous_phase, Edge.CLOSE)
 
-    def _mark(self, before: str, edge: Edge) -> None:
-        began = perf_counter()
+    def _record_event(self, previous_phase: str, edge: Edge) -> None:
+        start_time = perf_counter()
         try:
             cuda = sys.modules["torch"].cuda
-            if cuda.is_current_stream_capturing() or len(self._marks) >= MAX_EVENTS:
+            if cuda.is_current_stream_capturing() or len(self._pending_events) >= MAX_EVENTS:
                 return self._forget()
-            event = self._free.pop() if self._free else cuda.Event(enable_timing=True)
+            event = self._free_events.pop() if self._free_events else cuda.Event(enable_timing=True)
             event.record()
-            self._marks.append(Mark(event, before, edge))
-            if len(self._marks) >= COLLECT_EVENTS and not len(self._marks) % 16:
+            self._pending_events.append(RecordedEvent(event, previous_phase, edge))
+            if len(self._pending_events) >= COLLECT_EVENTS and not len(self._pending_events) % 16:
                 self._collect()
-        except Exception as error:  # noqa: BLE001  # foreign code: an error of CUDA is the job's to hear of, not from us
+        except Exception as error:  # noqa: BLE001  # the job's own CUDA calls report the error
             self._fail(error)
-        self._cost += min(perf_counter() - began, MAX_COST_SECONDS)
+        self._cost_seconds += min(perf_counter() - start_time, MAX_COST_SECONDS)
         return None
 
     def _collect(self) -> None:
-        """Read the events that the device has passed."""
-        marks = self._marks
+        """Read the events that the device has completed."""
+        pending_events = self._pending_events
         try:
-            if not marks or sys.modules["torch"].cuda.is_current_stream_capturing():
+            if not pending_events or sys.modules["torch"].cuda.is_current_stream_capturing():
                 return
-            while marks and marks[0].event.query():
-                mark = marks.popleft()
-                if self._last is not None:
-                    if self._timed is not None:
-                        self._timed.take(mark.phase, self._last.elapsed_time(mark.event) / 1000)
-                    self._free.append(self._last)
-                self._last = mark.event
-                if mark.edge is Edge.END and self._timed is not None:
-                    self._timed.step = self._timed.total
-                elif mark.edge is Edge.BEGIN or mark.edge is Edge.CLOSE:
-                    if self._timed is not None:
-                        self.done.append(self._timed)
-                    self._timed = Timed() if mark.edge is Edge.BEGIN else None
-        except Exception as error:  # noqa: BLE001  # as above
+            while pending_events and pending_events[0].event.query():
+                recorded = pending_events.popleft()
+                if self._last_event is not None:
+                    if self._current_step is not None:
+                        self._current_step.add(
+                            recorded.phase, self._last_event.elapsed_time(recorded.event) / 1000
+                        )
+                    self._free_events.append(self._last_event)
+                self._last_event = recorded.event
+                if recorded.edge is Edge.END and self._current_step is not None:
+                    self._current_step.step_seconds = self._current_step.total_seconds
+                elif recorded.edge is Edge.BEGIN or recorded.edge is Edge.CLOSE:
+                    if self._current_step is not None:
+                        self.completed_steps.append(self._current_step)
+                    self._current_step = TimedStep() if recorded.edge is Edge.BEGIN else None
+        except Exception as error:  # noqa: BLE001  # the job's own CUDA calls report the error
             self._fail(error)
 
     def _forget(self) -> None:
         """Discard the events in flight; the next step may be timed."""
-        self._free += (mark.event for mark in self._marks)
-        self._marks.clear()
-        self._timed = None
-        self._timing = False
+        self._free_events += (pending.event for pending in self._pending_events)
+        self._pending_events.clear()
+        self._current_step = None
+        self._is_timing = False
 
     def _fail(self, error: Exception) -> None:
-        """Stop for good: after a CUDA error every CUDA call raises."""
+        """Stop the timing permanently, because after a CUDA error every CUDA call raises."""
         self._forget()
-        self.on, self._share = False, 0.0
+        self.is_on, self._cost_ratio = False, 0.0
         log_once("gpu time", f"phases are not timed on the GPU any more: {error!r}")
 
     # On the recording thread ------------------------------------------------------------------------------
@@ -204,20 +217,20 @@ class GpuTimer:
     def decide(self, main: int | None, step_seconds: float) -> None:
         """Decide whether the steps of the main thread are timed, from the usual step duration."""
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        long_enough = self._share > 0 and main is not None and step_seconds > MIN_STEP_SECONDS
-        initialized = getattr(cuda, "is_initialized", None)  # not yet, where torch is being imported
-        on = bool(long_enough and initialized is not None and initialized())
-        if on and not self.on:
-            self._thread, self._stale = main, True  # discard old events
-        self.on = on
+        long_enough = self._cost_ratio > 0 and main is not None and step_seconds > MIN_STEP_SECONDS
+        is_initialized = getattr(cuda, "is_initialized", None)  # missing while torch is being imported
+        is_on = bool(long_enough and is_initialized is not None and is_initialized())
+        if is_on and not self.is_on:
+            self._thread, self._has_stale_events = main, True  # discard old events
+        self.is_on = is_on
 
     def publish(self, families: Families) -> None:
         """Publish the completed timings."""
-        while self.done:
-            timed = self.done.popleft()
-            for phase, seconds in timed.phases.items():
+        while self.completed_steps:
+            step = self.completed_steps.popleft()
+            for phase, seconds in step.phase_seconds.items():
                 families.counter("training.phase_gpu", "seconds", phase=phase).add(seconds)
-            families.counter("training.gpu_idle_between_steps", "seconds").add(timed.idle)
-            if timed.step is not None:
+            families.counter("training.gpu_idle_between_steps", "seconds").add(step.idle_seconds)
+            if step.step_seconds is not None:
                 families.counter("training.gpu_timed_steps").add()
-                families.histogram("training.step_gpu_duration").observe(timed.step)
+                families.histogram("training.step_gpu_duration").observe(step.step_seconds)

@@ -12,10 +12,10 @@ from typing import Protocol
 from exporter.training.phases import PHASES
 
 BINS_PER_SECOND = 50
-SECONDS = 7.0
+HISTORY_SECONDS = 7.0
 """Length of the history: a sidecar that is scraped rarely reads every 5 s."""
 GROUP_BINS = 50
-"""Bins of a group of intervals, which does not change any more once it is complete and is encoded once."""
+"""Bins of a group of intervals; a complete group never changes and is encoded once."""
 NAMES = tuple(PHASES)
 _INDEXES = {name: index for index, name in enumerate(NAMES)}
 
@@ -36,7 +36,7 @@ class PhaseHistory:
     def __init__(self, began: float) -> None:
         self._bin = floor(began * BINS_PER_SECOND)
         self.bin_end = (self._bin + 1) / BINS_PER_SECOND
-        self._first = ""  # the phase at the begin of the present bin
+        self._first = ""  # phase at the begin of the present bin
         self._intervals: list[int] = []  # of the open group: index of the phase, and microseconds
         self._groups: tuple[tuple[int, ...], ...] = ()
         self._group_end = self._bin + GROUP_BINS
@@ -45,21 +45,21 @@ class PhaseHistory:
         self, phases: Iterable[PhaseSeconds], active: PhaseSeconds, last: float, now: float
     ) -> None:
         """Append the intervals of the bins up to *now*; *active* is the phase since *last*."""
-        ended = []
-        own = 0.0
+        closed_intervals = []
+        active_seconds = 0.0
         for phase in phases:
             seconds = phase.seconds - phase.bin_seconds
             phase.bin_seconds = phase.seconds
             if phase is active:
-                own = seconds
+                active_seconds = seconds
             elif seconds > 0:
-                ended.append((phase.name, seconds))
-        ended.sort(key=lambda interval: interval[0] != self._first)
-        for name, seconds in ended:
+                closed_intervals.append((phase.name, seconds))
+        closed_intervals.sort(key=lambda interval: interval[0] != self._first)
+        for name, seconds in closed_intervals:
             self._append(name, seconds)
         self._bin = max(floor(now * BINS_PER_SECOND), self._bin + 1)
         began = self._bin / BINS_PER_SECOND
-        self._append(active.name, own + began - last)
+        self._append(active.name, active_seconds + began - last)
         active.bin_seconds = active.seconds + began - last
         self._first = active.name
         self.bin_end = (self._bin + 1) / BINS_PER_SECOND
@@ -76,24 +76,24 @@ class PhaseHistory:
             intervals += (index, microseconds)
 
     def _close_group(self) -> None:
-        """Complete the open group, and forget groups that are too old."""
+        """Complete the open group and drop groups older than `HISTORY_SECONDS`."""
         groups = [*self._groups, tuple(self._intervals)]
-        kept = sum([sum(group[1::2]) for group in groups])
-        while kept - (oldest := sum(groups[0][1::2])) >= SECONDS * 1e6:
+        kept_microseconds = sum([sum(group[1::2]) for group in groups])
+        while kept_microseconds - (oldest := sum(groups[0][1::2])) >= HISTORY_SECONDS * 1e6:
             del groups[0]
-            kept -= oldest
-        complete = tuple(groups)
-        # In one line without a call: the recording thread sees the old groups or the new groups.
-        self._groups, self._intervals, self._group_end = complete, [], self._bin + GROUP_BINS
+            kept_microseconds -= oldest
+        complete_groups = tuple(groups)
+        # A single statement without a call, so that the recording thread sees either the old groups or the new groups.
+        self._groups, self._intervals, self._group_end = complete_groups, [], self._bin + GROUP_BINS
 
     def read(self, active: str, now: float) -> tuple[float, tuple[str, ...], tuple[tuple[int, ...], ...]]:
         """Return the end of the history, the phases, and groups of alternating phase indexes and microseconds.
 
-        *active* is the phase of a main thread that has passed no edge since the present bin began.
+        *active* is the present phase, which fills the bins since the latest phase change.
         """
         groups, latest = self._groups, self._intervals
         intervals = tuple(latest)
-        until = max(floor(now * BINS_PER_SECOND), self._bin)
-        if until > self._bin:
-            intervals += (_INDEXES[active], (until - self._bin) * 1_000_000 // BINS_PER_SECOND)
-        return until / BINS_PER_SECOND, NAMES, (*groups, intervals)
+        end_bin = max(floor(now * BINS_PER_SECOND), self._bin)
+        if end_bin > self._bin:
+            intervals += (_INDEXES[active], (end_bin - self._bin) * 1_000_000 // BINS_PER_SECOND)
+        return end_bin / BINS_PER_SECOND, NAMES, (*groups, intervals)

@@ -18,7 +18,7 @@ from exporter.training.spans import NonRecordingSpan, Span
 _CLOCK = TRAINING.clock
 _new_record = tuple.__new__  # a third of the time of a named tuple's own constructor
 MAX_THREADS = 64
-"""Threads, except the main thread, whose open iterations are tracked."""
+"""Limit of threads, besides the main thread, whose open iterations are tracked."""
 
 
 class IterationBlock(HotBlock):
@@ -96,15 +96,15 @@ class IterationBlock(HotBlock):
             TRAINING.append(record)
         return None
 
-    def _mark(self) -> None:
-        """Note the work and the waiting before the iteration."""
+    def _record_start_totals(self) -> None:
+        """Record the totals of work and waiting at the start of the iteration."""
         clock = _CLOCK
         self.work = clock.iteration_work = clock.work_seconds()
         self.waits = clock.wait_seconds()
         clock.iteration = self
 
     def begin(self, now: float, call: str, began: float | None = None) -> None:
-        """Begin the iteration; ignored if an observer refuses the iteration, or if inferred in an instrumented job."""
+        """Begin the iteration, unless an observer refuses it or a bridge inferred it in an instrumented job."""
         clock, kind = _CLOCK, self.kind
         if kind.inferred and TRAINING.job_is_instrumented:
             return
@@ -116,15 +116,15 @@ class IterationBlock(HotBlock):
         if is_main:
             task = clock.present_task()
             for earlier in [
-                each for each in clock.stack if isinstance(each, IterationBlock) and each.task == task
+                entry for entry in clock.stack if isinstance(entry, IterationBlock) and entry.task == task
             ]:
-                if any(TRAINING.observers.notify(lambda each: each.begin_while_open(kind, call))):
+                if any(TRAINING.observers.notify(lambda observer: observer.begin_while_open(kind, call))):
                     return
                 clock.remove([earlier], now)
                 earlier.abandon(now)
             clock.begin_training(now)
-        elif (other := TRAINING.iterations_elsewhere.get(get_ident())) is not None:
-            other.abandon(now)
+        elif (earlier_iteration := TRAINING.iterations_elsewhere.get(get_ident())) is not None:
+            earlier_iteration.abandon(now)
         self.work = self.waits = 0.0
         super().begin(now, call, began)
         if not is_main and self.is_open:
@@ -133,7 +133,7 @@ class IterationBlock(HotBlock):
                 del TRAINING.iterations_elsewhere[next(iter(TRAINING.iterations_elsewhere))]
         if is_main and self.is_open:
             clock.accepts_iteration = False
-            self._mark()
+            self._record_start_totals()
 
     def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
         """Append the record of the iteration; an iteration that raised is recorded as failed."""
@@ -147,11 +147,12 @@ class IterationBlock(HotBlock):
         elif self.thread is not None and TRAINING.iterations_elsewhere.get(self.thread) is self:
             del TRAINING.iterations_elsewhere[self.thread]
         if is_complete:
-            failed = error is not None
+            is_failed = error is not None
             TRAINING.observers.notify(
-                lambda each: each.iteration_ended(kind, began, now, failed), propagates=not failed
+                lambda observer: observer.iteration_ended(kind, began, now, is_failed),
+                propagates=not is_failed,
             )
-            TRAINING.append(IterationEnded(began, now, work, waits, failed, TRAINING.expected))
+            TRAINING.append(IterationEnded(began, now, work, waits, is_failed, TRAINING.expected))
 
 
 class InferredIterationBlock(IterationBlock):

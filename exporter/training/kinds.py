@@ -19,7 +19,7 @@ OTHER = "other"
 
 @value_class
 class BlockKind:
-    """Properties shared by all blocks of a name."""
+    """Kind of a block: its phase, span name, callbacks and nesting rules."""
 
     call: str  # the API call that creates the block
     phase: str | None  # phase of the block's time; None for the surrounding phase
@@ -91,7 +91,7 @@ KINDS = (
 
 _BY_SPAN_NAME = {kind.span_name: kind for kind in KINDS} | {"checkpoint_save_async": CHECKPOINT_SAVE}
 _BY_PHASE = {str(kind.phase): kind for kind in SHORT}
-_NAMED: dict[tuple[str, bool], BlockKind] = {}
+_USER_KINDS: dict[tuple[str, bool], BlockKind] = {}
 
 
 def by_span_name(name: object) -> BlockKind | None:
@@ -100,13 +100,13 @@ def by_span_name(name: object) -> BlockKind | None:
 
 
 def named_kind(name: object, *, phase: bool) -> BlockKind:
-    """Return the kind of a name of the job's own; a *phase* that does not exist is reported once, and is a span."""
+    """Return the kind of a user-defined name; with *phase*, an unknown phase is reported and becomes a span."""
     text = to_name(name)[:MAX_NAME_CHARACTERS] or OTHER
     if not text.isprintable():
-        text = "".join(each if each.isprintable() else "?" for each in text)
-    known = _NAMED.get((text, phase))
-    if known is not None:
-        return known
+        text = "".join(character if character.isprintable() else "?" for character in text)
+    known_kind = _USER_KINDS.get((text, phase))
+    if known_kind is not None:
+        return known_kind
     short = _BY_PHASE.get(text) if phase else None
     if short is None and (standard := _BY_SPAN_NAME.get(text)) in SHORT:
         short = standard
@@ -114,11 +114,11 @@ def named_kind(name: object, *, phase: bool) -> BlockKind:
         return short
     if phase and text not in PHASES:
         report("phase", "unknown_phase", f"one of {', '.join(PHASES)}, not {text!r}; use span(name)")
-    if len(_NAMED) >= MAX_NAMES and text != OTHER:
+    if len(_USER_KINDS) >= MAX_NAMES and text != OTHER:
         return named_kind(OTHER, phase=False)
     call = f"{'phase' if phase else 'span'}({text!r})"
     kind = BlockKind(call, text if text in PHASES else None, text, single=False)
-    return _NAMED.setdefault((text, phase), kind)
+    return _USER_KINDS.setdefault((text, phase), kind)
 
 
 def restored_kind(span_name: str, call: str) -> BlockKind:

@@ -18,16 +18,16 @@ def loop_values(
     }
 
 
-def _target(given: object, call: str, name: str) -> int | None:
-    """Return a whole number, or that of a callable; None, and a misuse, of anything else."""
+def _target(target: object, call: str, name: str) -> int | None:
+    """Return a whole number, or the result of a callable; any other value is misuse and returns None."""
     try:
-        found = to_scalar(given() if callable(given) else given)
-    except Exception as error:  # noqa: BLE001  # the job's callable
+        number = to_scalar(target() if callable(target) else target)
+    except Exception as error:  # noqa: BLE001  # the callable belongs to the job
         report(call, "callable_raised", f"{name} to be a number, but its callable raised {safe_repr(error)}")
         return None
-    if type(found) is float and found.is_integer():
-        return int(found)  # 1e5, as in a file of settings
-    if found is None or type(found) is int:
-        return found
-    report(call, name, f"{name} to be a whole number, not {safe_repr(found)}"[:200])
+    if type(number) is float and number.is_integer():
+        return int(number)  # such as 1e5 from a YAML file
+    if number is None or type(number) is int:
+        return number
+    report(call, name, f"{name} to be a whole number, not {safe_repr(number)}"[:200])
     return None

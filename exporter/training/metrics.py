@@ -25,12 +25,12 @@ MAX_SERIES = 200
 
 def amount(value: object, below: float = MAX_AMOUNT) -> float | None:
     """Return a number of 0 or more and below a bound as a float; otherwise None."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < below
-    return float(value) if usable else None  # type: ignore[arg-type]  # as just seen
+    is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < below
+    return float(value) if is_valid else None  # type: ignore[arg-type]  # checked above
 
 
 class Series:
-    """Series of a metric: total of a counter or histogram, value of a gauge, and the number of changes."""
+    """Series of a metric: the total of a counter or histogram, the value of a gauge, and the number of changes."""
 
     __slots__ = ("definition", "total", "value", "count", "_counts", "_exponential", "_reading")
 
@@ -60,7 +60,7 @@ class Series:
             self.count += 1
 
     def replace(self, total: float, counts: list[int], exponential: dict[int, int]) -> None:
-        """Set a histogram to durations that are counted elsewhere: their sum, classic and native buckets."""
+        """Set the sum, the classic buckets and the native buckets of a histogram that is counted elsewhere."""
         self.count = sum(counts)
         self.total = total
         self._counts = counts
@@ -130,8 +130,8 @@ class Families:
         buckets: tuple[float, ...] = (),
     ) -> Series:
         key = (name, tuple(sorted(labels.items())))
-        known = self._series.get(key)
-        if known is None:
+        series = self._series.get(key)
+        if series is None:
             if self._sizes.get(name, 0) >= MAX_SERIES and set(labels.values()) != {"other"}:
                 return self._obtain(kind, name, unit, dict.fromkeys(labels, "other"), buckets)
             self._sizes[name] = self._sizes.get(name, 0) + 1
@@ -139,5 +139,5 @@ class Families:
             definition = StatDefinition(
                 name, aggregations, unit=unit, labels=key[1], buckets=buckets, kind=kind
             )
-            known = self._series[key] = Series(definition)
-        return known
+            series = self._series[key] = Series(definition)
+        return series

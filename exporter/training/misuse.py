@@ -12,9 +12,9 @@ from exporter.recording.value_class import Value, value_class
 from exporter.training.metrics import Families
 
 MAX_CALL_CHARACTERS = 100
-"""Characters of the label `call`."""
+"""Length of the label `call`."""
 MAX_EXPECTED_CHARACTERS = 300
-"""Characters of the description of the expected value."""
+"""Length of the description of the expected value."""
 
 
 @value_class
@@ -26,22 +26,22 @@ class Misuse(Value):
     expected: str
 
 
-REPORTED: deque[Misuse] = deque(maxlen=10_000)
-"""Misuse that is not counted yet."""
+REPORTS: deque[Misuse] = deque(maxlen=10_000)
+"""Reported misuse that is not counted yet."""
 
 
 def report(call: str, rule: str, expected: str) -> None:
     """Report a misuse."""
-    REPORTED.append(Misuse(call[:MAX_CALL_CHARACTERS], rule, expected[:MAX_EXPECTED_CHARACTERS]))
+    REPORTS.append(Misuse(call[:MAX_CALL_CHARACTERS], rule, expected[:MAX_EXPECTED_CHARACTERS]))
 
 
 def count_reported(families: Families) -> None:
     """Count and log the reported misuse."""
-    while REPORTED:
-        found = REPORTED.popleft()
-        families.counter("training.misuse", call=found.call, rule=found.rule).add()
+    while REPORTS:
+        misuse = REPORTS.popleft()
+        families.counter("training.misuse", call=misuse.call, rule=misuse.rule).add()
         log_once(
-            f"training {found.call} {found.rule}",
-            f"misuse of exporter.training: {found.call} expected {found.expected}"
-            f" (rule {found.rule}; logged once, always counted)",
+            f"training {misuse.call} {misuse.rule}",
+            f"misuse of exporter.training: {misuse.call} expected {misuse.expected}"
+            f" (rule {misuse.rule}; logged once, always counted)",
         )

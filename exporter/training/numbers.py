@@ -35,12 +35,12 @@ class Numbers:
     """All numbers of a process.
 
     Attributes:
-        given: Names of the counters of training that the job itself has recorded.
+        recorded_counters: Names of the training counters that the job itself has recorded.
     """
 
     __slots__ = (
         *("is_used", "modes", "train", "grad_norm", "learning_rate", "loss_scale", "microbatches", "epoch"),
-        *("epochs", "given", "nonfinite", "_tensors"),
+        *("epochs", "recorded_counters", "nonfinite", "_tensors"),
     )
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Numbers:
         self.microbatches = 0.0
         self.epoch: float | None = None
         self.epochs: float | None = None  # completed epochs; None before the first number of an epoch
-        self.given: set[str] = set()
+        self.recorded_counters: set[str] = set()
         self.nonfinite: dict[tuple[str, str], int] = {}
 
     def after_fork(self) -> None:
@@ -73,73 +73,73 @@ class Numbers:
             try:
                 tensors.collect()
             except Exception:  # noqa: BLE001, PERF203  # any error of CUDA
-                _refuse_tensor(field, "error")
+                _report_tensor(field, "error")
 
     def add_batch(self, samples: int | None, tokens: int | None) -> None:
-        """Count a batch that is trained on; None if unknown."""
+        """Count a training batch; an unknown number is None."""
         train = self.train
         if samples is not None:
             if train.samples:
                 train.samples += samples
             else:
-                self.take("samples", "train", samples)
+                self.record("samples", "train", samples)
         if tokens is not None:
             if train.tokens:
                 train.tokens += tokens
             else:
-                self.take("tokens", "train", tokens)
+                self.record("tokens", "train", tokens)
         if self.microbatches:
             self.microbatches += 1
         else:
-            self.take("microbatches", "train", 1)
+            self.record("microbatches", "train", 1)
 
-    def take(self, field: str, mode: str, value: object) -> None:
-        """Record a number of any class; a value that is not recorded is misuse, the value of a tensor follows."""
+    def record(self, field: str, mode: str, value: object) -> None:
+        """Record a number of any class; an invalid value is misuse, and a tensor is recorded once its value arrives."""
         if type(value) is not float and type(value) is not int:
             if is_asynchronous(value):
-                self._take_tensor(field, mode, value)
+                self._record_tensor(field, mode, value)
                 return
             value = to_scalar(value)
-        wrong = self._take_plain(field, mode, value)
-        if wrong is not None:
-            report("record", field, f"{field} {wrong}, not {safe_repr(value)}")
+        problem = self._record_plain(field, mode, value)
+        if problem is not None:
+            report("record", field, f"{field} {problem}, not {safe_repr(value)}")
 
-    def _take_tensor(self, field: str, mode: str, value: object) -> None:
+    def _record_tensor(self, field: str, mode: str, value: object) -> None:
         tensors = self._tensors.get((field, mode))
         if tensors is None:
-            new = TensorReader(partial(self.take, field, mode), partial(_refuse_tensor, field))
-            tensors = self._tensors.setdefault((field, mode), new)
+            reader = TensorReader(partial(self.record, field, mode), partial(_report_tensor, field))
+            tensors = self._tensors.setdefault((field, mode), reader)
         tensors.add(value)
 
-    def _take_plain(self, field: str, mode: str, value: object) -> str | None:
-        """Record a plain number; returns the problem of a value that is not recorded."""
+    def _record_plain(self, field: str, mode: str, value: object) -> str | None:
+        """Record a plain number; return the problem of an invalid value, otherwise None."""
         self.is_used = True
         if field in GAUGES:
-            return self._take_gauge(field, mode, value)
+            return self._record_gauge(field, mode, value)
         number = amount(value)
         if number is None:
             return f"to be a number of 0 or more and below {MAX_AMOUNT:g}"
         if field == "epoch":
-            self._take_epoch(number)
+            self._record_epoch(number)
         elif field == "microbatches":
             self.microbatches += number
         elif field == "samples":
             self.modes[mode].samples += number
         else:
             self.modes[mode].tokens += number
-        if mode == "train" and field not in self.given:
-            self.given.add(field)
+        if mode == "train" and field not in self.recorded_counters:
+            self.recorded_counters.add(field)
         return None
 
-    def _take_epoch(self, number: float) -> None:
-        before = self.epoch
+    def _record_epoch(self, number: float) -> None:
+        previous = self.epoch
         self.epoch = number
         if self.epochs is None:
             self.epochs = 0.0
-        if before is not None and number > before:
-            self.epochs += number - before
+        if previous is not None and number > previous:
+            self.epochs += number - previous
 
-    def _take_gauge(self, field: str, mode: str, value: object) -> str | None:
+    def _record_gauge(self, field: str, mode: str, value: object) -> str | None:
         if type(value) is not float and type(value) is not int:
             return "to be a number"
         kind = NONFINITE_KINDS.get(field)
@@ -165,6 +165,6 @@ class Numbers:
             self.loss_scale = value
 
 
-def _refuse_tensor(field: str, reason: str) -> None:
+def _report_tensor(field: str, reason: str) -> None:
     expected = f"{field} to be a number, or a tensor of one element that can be copied"
     report("record", f"tensor_{reason}", expected)

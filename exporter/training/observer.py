@@ -21,23 +21,23 @@ class ObservedBlock:
     kind: BlockKind
     span: Span
     began: TracingTimestamp
-    entered: bool  # by a context manager; otherwise by a callback
+    is_lexical: bool  # entered by a context manager; False for a callback
     call: str  # the API call of the job
     values: Mapping[str, object]  # arguments of the begin, converted
     data: object = None  # for the observer's own use
 
 
 class TrainingObserver(Protocol):
-    """Consumer of blocks; exceptions of methods are ignored, except OneLoggerError, which reaches the job."""
+    """Consumer of blocks; exceptions of its methods are logged and ignored, except OneLoggerError, which reaches the job."""
 
     def wants(self, kind: BlockKind) -> bool:
-        """Return True if blocks of a hot kind are observed; all other kinds always are."""
+        """Return True to observe the blocks of a hot kind; all other kinds are always observed."""
 
     def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
-        """Return False if the block is not to be observed; metrics count all the same."""
+        """Return False to skip a block, which metrics count nevertheless."""
 
     def begin_while_open(self, kind: BlockKind, call: str) -> bool:
-        """Return True to refuse a second begin of a single kind; otherwise the earlier block is discarded."""
+        """Return True to refuse a block while one of the same single kind is open; False discards the open block."""
 
     def block_began(self, block: ObservedBlock) -> None:
         """Handle the begin of a block."""
@@ -45,22 +45,26 @@ class TrainingObserver(Protocol):
     def block_ending(self, block: ObservedBlock) -> None:
         """Handle the end of an application or loop, before the inner blocks are ended."""
 
-    def block_ended(self, block: ObservedBlock, at: TracingTimestamp, error: BaseException | None) -> None:
+    def block_ended(
+        self, block: ObservedBlock, timestamp: TracingTimestamp, error: BaseException | None
+    ) -> None:
         """Handle the end of a block; the span has stopped."""
 
     def block_discarded(self, block: ObservedBlock) -> None:
-        """Handle a block that will not end, because the next block of the same kind has begun."""
+        """Handle a block that does not end, because the next block of the same kind has begun."""
 
     def end_without_begin(self, kind: BlockKind, call: str) -> None:
         """Handle an end without a begin."""
 
-    def save_succeeded(self, global_step: object, at: TracingTimestamp, call: str) -> None:
+    def save_succeeded(self, global_step: object, timestamp: TracingTimestamp, call: str) -> None:
         """Handle the success of a save, reported by a call."""
 
-    def step_reported(self, step: int | None, seconds: float | None, mode: str, at: TracingTimestamp) -> None:
+    def step_reported(
+        self, step: int | None, seconds: float | None, mode: str, timestamp: TracingTimestamp
+    ) -> None:
         """Handle a step that is reported after its end."""
 
-    def iteration_ended(self, kind: BlockKind, began: float, ended: float, failed: bool) -> None:
+    def iteration_ended(self, kind: BlockKind, start_time: float, end_time: float, is_failed: bool) -> None:
         """Handle the end of a training, validation or test iteration, before counting; the times are monotonic."""
 
     def event_added(self, span: Span, event: Event) -> None:

@@ -20,26 +20,26 @@ class Observers:
     """Observers of blocks, and event handlers that request spans.
 
     Args:
-        changed: Called when the observed kinds have changed.
+        on_change: Called after a change of the observed kinds.
 
     Attributes:
-        kinds: Hot kinds of blocks that are observed; all other kinds always are.
+        kinds: Observed hot kinds of blocks; all other kinds are always observed.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
         self._observers: tuple[TrainingObserver, ...] = ()
         self._logs_spans = False
         self.kinds: frozenset[BlockKind] = frozenset()
 
     def add(self, observer: TrainingObserver) -> None:
         """Add an observer, or update the hot kinds of a known observer."""
-        self._observers = (*(each for each in self._observers if each is not observer), observer)
+        self._observers = (*(known for known in self._observers if known is not observer), observer)
         self._update()
 
     def remove(self, observer: TrainingObserver) -> None:
         """Remove an observer."""
-        self._observers = tuple(each for each in self._observers if each is not observer)
+        self._observers = tuple(known for known in self._observers if known is not observer)
         self._update()
 
     def is_watching(self) -> bool:
@@ -48,7 +48,7 @@ class Observers:
 
     def logs_spans(self) -> bool:
         """Return True if an event handler requests the spans of steps."""
-        return any(each.names("span") for each in RECORDER.events.active)
+        return any(handler.names("span") for handler in RECORDER.events.active)
 
     def look_for_handlers(self) -> None:
         """Observe hot blocks if an event handler requests spans."""
@@ -56,21 +56,21 @@ class Observers:
             self._update()
 
     def _update(self) -> None:
-        wanted = {kind for kind in _HOT for each in self._observers if each.wants(kind)}
+        requested_kinds = {kind for kind in _HOT for observer in self._observers if observer.wants(kind)}
         self._logs_spans = self.logs_spans()
-        self.kinds = frozenset(wanted | (set(_HOT) if self._logs_spans else set()))
-        self._changed()
+        self.kinds = frozenset(requested_kinds | (set(_HOT) if self._logs_spans else set()))
+        self._on_change()
 
     def notify(self, call: Callable[[TrainingObserver], Any], *, propagates: bool = True) -> list[Any]:
         """Call every observer and return the results; OneLoggerError is raised only if *propagates*."""
-        found = []
+        results = []
         for observer in self._observers:
             try:
-                found.append(call(observer))
-            except OneLoggerError:  # noqa: PERF203  # each observer for itself
+                results.append(call(observer))
+            except OneLoggerError:  # noqa: PERF203  # an error of an observer must not skip the others
                 if propagates:
                     raise
-            except Exception as error:  # noqa: BLE001  # a defect of an observer is not the job's problem
+            except Exception as error:  # noqa: BLE001  # a defect of an observer must not reach the job
                 report("observer", "raised", "an observer that does not raise")
                 log_once(f"observer {error!r}", f"a defect in an observer of training: {error!r}")
-        return found
+        return results

@@ -28,15 +28,15 @@ def is_count(value: object) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Loop:
-    """One training loop."""
+    """Training loop of a process."""
 
-    number: int  # of the loop in this process, from 1
-    start: int  # steps before the loop
-    completed: int  # steps, including earlier steps
+    number: int  # counts the loops of this process from 1
+    start: int  # completed steps before the loop
+    completed_steps: int  # steps, including earlier steps
 
 
 class Progress:
-    """Steps of a process."""
+    """Completed steps of a process, their durations and their samples, tokens and FLOP."""
 
     def __init__(self, families: Families, facts: Facts, numbers: Numbers) -> None:
         self._families = families
@@ -44,62 +44,64 @@ class Progress:
         self._numbers = numbers
         self._recent: deque[float] = deque(maxlen=IDEAL_STEP_WINDOW)
         self._compute: deque[float] = deque(maxlen=COMPUTE_WINDOW)
-        self._slow = self.ideal = 0.0  # seconds of a slow step, and of an ordinary step; 0 if unknown
-        self._changed = False
+        self._slow_seconds = self.ideal_seconds = 0.0  # 0 if unknown
+        self._has_new_durations = False
         self.expected: Expectation | None = None
         self.reset()
 
     def reset(self) -> None:
         """Count from zero."""
         self.steps = 0  # completed training steps
-        self.last: float | None = None  # end of the latest step or validation batch, monotonic time
-        self.over = False  # after the training loop no progress is expected, for example during the export of the model
+        self.last_progress: float | None = None  # end of the latest step or validation batch, monotonic time
+        self.is_over = False  # no progress is expected after the training loop, for example while the job exports the model
         self._cells = [0] * (len(CELLS) + 1)  # durations of training steps
         self._duration_seconds = 0.0
-        self._counted: dict[
+        self._published_totals: dict[
             tuple[str, str], float
-        ] = {}  # the job's own samples and tokens that are published
+        ] = {}  # samples and tokens of the job's own counts
 
-    def evaluated(self, mode: str, seconds: float | None, at: float) -> None:
-        """Count a batch of a validation or test that has ended."""
+    def count_evaluation_batch(self, mode: str, seconds: float | None, end_time: float) -> None:
+        """Count a completed batch of a validation or test."""
         if mode != "test":
-            self.last = at
+            self.last_progress = end_time
         self._families.counter("training.steps", mode=mode).add()
         if seconds is not None:
             self._families.histogram("training.step_duration", mode=mode).observe(seconds)
 
-    def trained(self, steps: int, at: float, durations: list[float], compute: list[float]) -> None:
-        """Count training steps, the last of which ended at a time.
+    def count_training_steps(
+        self, steps: int, end_time: float, durations: list[float], compute: list[float]
+    ) -> None:
+        """Count consecutive training steps.
 
         Args:
             steps: The number of steps.
-            at: The monotonic time.
+            end_time: The monotonic time at the end of the last step.
             durations: The known durations of the steps.
-            compute: The known durations without waiting.
+            compute: The known durations without waiting, for the same or fewer steps.
         """
         is_first = not self.steps
-        self.last = at
-        self.over = False
+        self.last_progress = end_time
+        self.is_over = False
         self.steps += steps
         self._duration_seconds += sum(durations)
         cells = self._cells
         for seconds in durations:
             cells[bisect_left(CELLS, seconds)] += 1
         self._compute.extend(compute)
-        usual = durations[1:] if is_first else durations  # the first step compiles and warms up
-        if usual:
-            self._changed = True
-            self._compare(usual)
+        steady_durations = durations[1:] if is_first else durations  # the first step compiles and warms up
+        if steady_durations:
+            self._has_new_durations = True
+            self._compare(steady_durations)
 
     def _compare(self, durations: list[float]) -> None:
-        """Count the excess of slow steps, and remember the durations."""
+        """Count the excess of slow steps and append the durations to the recent durations."""
         recent, missing = self._recent, max(MIN_COMPARED_STEPS - len(self._recent), 0)
         if missing:
             recent.extend(durations[:missing])
             if len(recent) == MIN_COMPARED_STEPS:
                 self._update_ideal()
             durations = durations[missing:]
-        excess = [seconds - self.ideal for seconds in durations if seconds > self._slow]
+        excess = [seconds - self.ideal_seconds for seconds in durations if seconds > self._slow_seconds]
         if excess:
             self._families.counter("training.slow_step_excess", "seconds").add(sum(excess))
         recent.extend(durations)
@@ -116,12 +118,12 @@ class Progress:
         durations.replace(self._duration_seconds, counts, native_buckets(self._cells))
 
     def _update_ideal(self) -> None:
-        """Recompute the duration of an ordinary step, and that above which a step is slow."""
-        ordered = sorted(self._recent)
-        middle = median(ordered)
-        self._slow = middle + 3 * median([abs(seconds - middle) for seconds in ordered])
-        ordinary = ordered[: bisect_right(ordered, self._slow)]
-        self.ideal = sum(ordinary) / len(ordinary)
+        """Recompute the duration of an ordinary step, and the duration above which a step is slow."""
+        sorted_durations = sorted(self._recent)
+        middle = median(sorted_durations)
+        self._slow_seconds = middle + 3 * median([abs(seconds - middle) for seconds in sorted_durations])
+        ordinary = sorted_durations[: bisect_right(sorted_durations, self._slow_seconds)]
+        self.ideal_seconds = sum(ordinary) / len(ordinary)
 
     def expect(self, expected: Expectation | None) -> None:
         """Set the configured samples and tokens of the latest step; the job may still record its own numbers."""
@@ -134,7 +136,7 @@ class Progress:
         if expected is None:
             return
         for field, number in (("samples", expected.samples), ("tokens", expected.tokens)):
-            if number and field not in self._numbers.given:
+            if number and field not in self._numbers.recorded_counters:
                 self._add(field, number, "train")
 
     def _add(self, field: str, number: float, mode: str) -> None:
@@ -153,34 +155,34 @@ class Progress:
                 self._families.counter("training.hardware_flops").add(hardware * number)
 
     @property
-    def longest(self) -> float | None:
+    def longest_seconds(self) -> float | None:
         """Duration of the longest of the latest steps, without the first step; None before the second."""
         return max(list(self._recent)[-LONGEST_STEP_WINDOW:], default=None)
 
-    def publish(self, offset: float) -> None:
-        """Update the series, with the offset of the wall clock from the monotonic clock."""
+    def publish(self, wall_clock_offset: float) -> None:
+        """Update the series; *wall_clock_offset* is the wall clock minus the monotonic clock."""
         self._publish_numbers()
         if self.steps:
             self._publish_steps()
-        if self.last is not None:
+        if self.last_progress is not None:
             gauge = self._families.gauge("training.last_progress_timestamp", "seconds")
-            gauge.set(None if self.over else round(self.last + offset, 3))
-        if not self._changed:
+            gauge.set(None if self.is_over else round(self.last_progress + wall_clock_offset, 3))
+        if not self._has_new_durations:
             return
-        self._changed = False
+        self._has_new_durations = False
         if len(self._recent) >= MIN_COMPARED_STEPS:
             self._update_ideal()
-            self._families.gauge("training.step_ideal", "seconds").set(self.ideal)
-        self._families.gauge("training.step_longest", "seconds").set(self.longest)
+            self._families.gauge("training.step_ideal", "seconds").set(self.ideal_seconds)
+        self._families.gauge("training.step_longest", "seconds").set(self.longest_seconds)
         if self._compute:
             self._families.gauge("training.rank_compute", "seconds").set(median(self._compute))
 
     def _publish_numbers(self) -> None:
         families, numbers = self._families, self._numbers
-        for mode, each in numbers.modes.items():
-            self._gauge("training.loss", each.loss, mode=mode)
-            self._count("samples", mode, each.samples)
-            self._count("tokens", mode, each.tokens)
+        for mode, mode_numbers in numbers.modes.items():
+            self._gauge("training.loss", mode_numbers.loss, mode=mode)
+            self._count("samples", mode, mode_numbers.samples)
+            self._count("tokens", mode, mode_numbers.tokens)
         self._gauge("training.grad_norm", numbers.grad_norm)
         self._gauge("training.learning_rate", numbers.learning_rate)
         self._gauge("training.loss_scale", numbers.loss_scale)
@@ -197,7 +199,7 @@ class Progress:
             self._families.gauge(name, **labels).set(value)
 
     def _count(self, field: str, mode: str, total: float) -> None:
-        before = self._counted.get((field, mode), 0.0)
-        if total > before:
-            self._counted[field, mode] = total
-            self._add(field, total - before, mode)
+        published = self._published_totals.get((field, mode), 0.0)
+        if total > published:
+            self._published_totals[field, mode] = total
+            self._add(field, total - published, mode)

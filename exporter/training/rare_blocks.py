@@ -54,42 +54,42 @@ class OpenBlock(StackEntry):
         self.observed = observed
         self.policy = policy
         self.thread = get_ident()
-        self.lexical = observed.entered
+        self.lexical = observed.is_lexical
         self.is_logged = self.is_ended = False
 
-    def abandon(self, now: float) -> None:  # noqa: ARG002  # the wall clock's time is needed, too
+    def abandon(self, now: float) -> None:  # noqa: ARG002  # the end also needs the wall clock
         """End the block with the block around it."""
         self.evict()
 
     def evict(self) -> None:
         """End the block, which the job has left open."""
-        end_open_block(self, moment_now(), is_complete=False)
+        end_open_block(self, timestamp_now(), is_complete=False)
 
     def discard(self) -> None:
         """Forget the block, which will not end."""
         discard_block(self)
 
 
-def moment_now() -> TracingTimestamp:
-    """Return the present time; the second clock is the monotonic clock."""
+def timestamp_now() -> TracingTimestamp:
+    """Return the present time of the wall clock and the monotonic clock."""
     return TracingTimestamp(time(), monotonic())
 
 
-def moment_of(milliseconds: object, call: str) -> TracingTimestamp:
+def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
     """Return the timestamp of milliseconds since the epoch; the present time for None, and for a time too far ahead."""
     wall, now = time(), monotonic()
     if milliseconds is None:
         return TracingTimestamp(wall, now)
     number = to_number(milliseconds)
     try:
-        at = -1.0 if number is None else number / 1000
+        unix_seconds = -1.0 if number is None else number / 1000
     except OverflowError:
-        at = -1.0
-    if not isfinite(at) or at < 0:
+        unix_seconds = -1.0
+    if not isfinite(unix_seconds) or unix_seconds < 0:
         report(call, "time", f"milliseconds since the epoch, not {safe_repr(milliseconds)}"[:200])
-    if not 0 < at <= wall + MAX_FUTURE_SECONDS:
-        at = wall
-    return TracingTimestamp(at, now - (wall - at))
+    if not 0 < unix_seconds <= wall + MAX_FUTURE_SECONDS:
+        unix_seconds = wall
+    return TracingTimestamp(unix_seconds, now - (wall - unix_seconds))
 
 
 # Context manager ------------------------------------------------------------------------------------------------
@@ -98,21 +98,23 @@ def moment_of(milliseconds: object, call: str) -> TracingTimestamp:
 class RareBlock:
     """Block that is entered rarely and returns a span; reusable, and a decorator."""
 
-    __slots__ = ("kind", "_values", "_given", "_open")
+    __slots__ = ("kind", "_values", "_arguments", "_open")
 
     def __init__(
-        self, kind: BlockKind, values: Callable[[], Mapping[str, object]] | None = None, **given: Any
+        self, kind: BlockKind, values: Callable[[], Mapping[str, object]] | None = None, **arguments: Any
     ) -> None:
         self.kind = kind
         self._values = values
-        self._given = given
+        self._arguments = arguments
         self._open: list[tuple[Span, OpenBlock | None]] = []
 
     def __enter__(self) -> Span:
         values = None if self._values is None else self._values()
-        opened = begin_block(self.kind, self.kind.call, entered=True, values=values, **self._given)
-        self._open.append(opened)
-        return opened[0]
+        span, block = begin_block(
+            self.kind, self.kind.call, is_lexical=True, values=values, **self._arguments
+        )
+        self._open.append((span, block))
+        return span
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if not self._open:
@@ -126,17 +128,18 @@ class RareBlock:
             ):  # discarded by a signal handler during the begin
                 TRAINING.clock.leave(block, monotonic())
             TRAINING.observers.notify(
-                lambda each: each.end_without_begin(self.kind, self.kind.call), propagates=error is None
+                lambda observer: observer.end_without_begin(self.kind, self.kind.call),
+                propagates=error is None,
             )
         else:
-            end_open_block(block, moment_now(), error=error)
+            end_open_block(block, timestamp_now(), error=error)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function, a coroutine function or a generator function: each call is a block."""
-        return within(lambda: RareBlock(self.kind, self._values, **self._given), function)
+        return within(lambda: RareBlock(self.kind, self._values, **self._arguments), function)
 
     def __reduce__(self) -> tuple[Callable[..., RareBlock], tuple[str, str]]:
-        """Return a block that is not open, for copies and other processes."""
+        """Reduce to a closed block of the same kind, for copies and other processes."""
         return _restored, (self.kind.span_name, self.kind.call)
 
     def __repr__(self) -> str:
@@ -154,8 +157,8 @@ def begin_block(
     kind: BlockKind,
     call: str,
     *,
-    at: TracingTimestamp | None = None,
-    entered: bool = False,
+    timestamp: TracingTimestamp | None = None,
+    is_lexical: bool = False,
     span_name: SpanName | None = None,
     span_attributes: Attributes | None = None,
     start_event_attributes: Attributes | None = None,
@@ -163,31 +166,31 @@ def begin_block(
     values: Mapping[str, object] | None = None,
 ) -> tuple[Span, OpenBlock | None]:
     """Begin a rare block; returns the span, and the block or None if the begin is refused."""
-    began = at or moment_now()
+    began = timestamp or timestamp_now()
     policy = (
         TRAINING.present_save_policy() if kind is kinds.CHECKPOINT_SAVE and TRAINING.is_on else SavePolicy()
     )
-    given = dict(values or {})
+    arguments = dict(values or {})
     name: SpanName = kind.span_name if span_name is None else span_name
     if kind is kinds.CHECKPOINT_SAVE:
-        given |= {"strategy": policy.strategy, "enabled": policy.enabled}
+        arguments |= {"strategy": policy.strategy, "enabled": policy.enabled}
         name = f"checkpoint_save_{policy.strategy}"
-    around = parent or TRAINING.spans.parent()
-    span = Span.create(name, around, span_attributes, start_event_attributes, began)
-    if not TRAINING.is_on or not _is_begun(kind, call, given):
+    parent_span = parent or TRAINING.spans.parent()
+    span = Span.create(name, parent_span, span_attributes, start_event_attributes, began)
+    if not TRAINING.is_on or not _is_begun(kind, call, arguments):
         return span, None
     span.on_event = _event_added
-    block = OpenBlock(kind, ObservedBlock(kind, span, began, entered, call, given), policy)
+    block = OpenBlock(kind, ObservedBlock(kind, span, began, is_lexical, call, arguments), policy)
     _open(block, f"checkpoint_save_{policy.strategy}" if kind is kinds.CHECKPOINT_SAVE else kind.phase)
     record = _begin_record(block)
     if record is not None:
         TRAINING.append(record)
     try:
-        if all(TRAINING.observers.notify(lambda each: each.allows(kind, call, given))):
-            TRAINING.spans.enter(span)  # a block that is not observed is no parent
-            TRAINING.observers.notify(lambda each: each.block_began(block.observed))
+        if all(TRAINING.observers.notify(lambda observer: observer.allows(kind, call, arguments))):
+            TRAINING.spans.enter(span)  # only an observed block becomes a parent
+            TRAINING.observers.notify(lambda observer: observer.block_began(block.observed))
     except OneLoggerError:
-        end_open_block(block, moment_now(), is_complete=False)
+        end_open_block(block, timestamp_now(), is_complete=False)
         raise
     log_begin(block.observed, with_parameters=kind in _SINGLE_IN_PROCESS)
     block.is_logged = True
@@ -197,22 +200,22 @@ def begin_block(
 def _is_begun(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
     """Return False if a block cannot begin."""
     if kind.inferred:
-        loop = any(each.kind in kinds.LOOPS for each in _open_rare())
-        return not TRAINING.job_is_instrumented and not loop
+        has_loop = any(block.kind in kinds.LOOPS for block in _open_rare())
+        return not TRAINING.job_is_instrumented and not has_loop
     if kind is kinds.APPLICATION:
-        TRAINING.abandon_begun()
+        TRAINING.abandon_callback_blocks()
     if kind is kinds.TRAINING_LOOP:
         TRAINING.take_over()
         for name in ("train_iterations_start", "train_samples_start"):
             value = values.get(name)
             if not is_count(value) and (value is not None or name == "train_iterations_start"):
                 report(call, "invalid_start", f"{name} of 0 or more, not {safe_repr(value)}")
-                TRAINING.observers.notify(lambda each: each.allows(kind, call, values))
+                TRAINING.observers.notify(lambda observer: observer.allows(kind, call, values))
                 return False
     earlier = find_open(kind, in_process=kind in _SINGLE_IN_PROCESS) if kind.single else None
     if earlier is None:
         return True
-    if any(TRAINING.observers.notify(lambda each: each.begin_while_open(kind, call))):
+    if any(TRAINING.observers.notify(lambda observer: observer.begin_while_open(kind, call))):
         return False
     discard_block(earlier)
     return True
@@ -227,15 +230,15 @@ def _open(block: OpenBlock, phase: str | None) -> None:
     TRAINING.observers.look_for_handlers()
     if block.kind in kinds.LOOPS and block.thread == clock.thread:
         clock.begin_training(now)
-    TRAINING.open[block.key] = block
+    TRAINING.open_rare_blocks[block.key] = block
     block.is_open = True
     if block.thread == clock.thread:
         clock.enter(block, phase, now)
-        if TRAINING.gpu.on and phase is not None:
+        if TRAINING.gpu.is_on and phase is not None:
             TRAINING.gpu.begin(block.kind, phase)
     TRAINING.is_training = TRAINING.is_training or phase is not None
-    if len(TRAINING.open) > MAX_OPEN_BLOCKS:
-        oldest = next(iter(TRAINING.open.values()), None)
+    if len(TRAINING.open_rare_blocks) > MAX_OPEN_BLOCKS:
+        oldest = next(iter(TRAINING.open_rare_blocks.values()), None)
         if oldest is not None:
             oldest.evict()
 
@@ -244,8 +247,8 @@ def _begin_record(block: OpenBlock) -> Record | None:
     values, began = block.observed.values, block.observed.began.perf_counter_seconds
     if block.kind in kinds.LOOPS:
         start, target = values["train_iterations_start"], values.get("train_iterations_target")
-        whole = target if type(target) is int else None
-        return LoopBegan(start if type(start) is int else 0, whole, began, block.kind.inferred)
+        step_target = target if type(target) is int else None
+        return LoopBegan(start if type(start) is int else 0, step_target, began, block.kind.inferred)
     if block.kind is kinds.APPLICATION:
         return ApplicationBegan()
     if block.kind is kinds.CHECKPOINT_SAVE and block.policy.enabled:
@@ -256,7 +259,7 @@ def _begin_record(block: OpenBlock) -> Record | None:
 
 
 def _event_added(span: Span, event: Event) -> None:
-    TRAINING.observers.notify(lambda each: each.event_added(span, event))
+    TRAINING.observers.notify(lambda observer: observer.event_added(span, event))
 
 
 # Ends ----------------------------------------------------------------------------------------------------------
@@ -266,53 +269,53 @@ def end_block(
     kind: BlockKind,
     call: str,
     *,
-    at: TracingTimestamp | None = None,
+    timestamp: TracingTimestamp | None = None,
     span: Span | None = None,
     attributes: Attributes | None = None,
 ) -> None:
     """End the open block of a kind, or the block of a span; an end without a begin is passed to the observers."""
     if not TRAINING.is_on:
         if span is not None:
-            span.stop(attributes, at)
+            span.stop(attributes, timestamp)
         return
     block = _block_of(span) if span is not None else find_open(kind, in_process=True)
     if block is None:
-        TRAINING.observers.notify(lambda each: each.end_without_begin(kind, call))
+        TRAINING.observers.notify(lambda observer: observer.end_without_begin(kind, call))
     else:
-        end_open_block(block, at or moment_now(), attributes=attributes)
+        end_open_block(block, timestamp or timestamp_now(), attributes=attributes)
 
 
 def end_open_block(
     block: OpenBlock,
-    at: TracingTimestamp,
+    timestamp: TracingTimestamp,
     *,
     error: BaseException | None = None,
     attributes: Attributes | None = None,
     is_complete: bool = True,
 ) -> None:
     """End a block; `is_complete` is False if the block around ends it."""
-    if TRAINING.open.get(block.key) is not block:
+    if TRAINING.open_rare_blocks.get(block.key) is not block:
         return
     kind, span = block.kind, block.observed.span
-    everything = kind in _SINGLE_IN_PROCESS
-    in_order = not (kind is kinds.APPLICATION and any(each.kind in kinds.LOOPS for each in _open_rare()))
-    if everything:
-        TRAINING.observers.notify(lambda each: each.block_ending(block.observed), propagates=False)
+    ends_all = kind in _SINGLE_IN_PROCESS
+    is_orderly = not (kind is kinds.APPLICATION and any(other.kind in kinds.LOOPS for other in _open_rare()))
+    if ends_all:
+        TRAINING.observers.notify(lambda observer: observer.block_ending(block.observed), propagates=False)
         end_blocks_since(block)
     _close(block)
-    span.stop(attributes, at)
+    span.stop(attributes, timestamp)
     TRAINING.spans.leave(span)
-    _append_end(block, at, error, in_order=in_order, is_complete=is_complete)
+    _append_end(block, timestamp, error, is_orderly=is_orderly, is_complete=is_complete)
     if block.is_logged:
         log_end(
             block.observed,
-            at,
+            timestamp,
             ok=error is None and is_complete,
             reason=reason_of(error) if error else None,
-            with_parameters=everything,
+            with_parameters=ends_all,
         )
     TRAINING.observers.notify(
-        lambda each: each.block_ended(block.observed, at, error), propagates=error is None
+        lambda observer: observer.block_ended(block.observed, timestamp, error), propagates=error is None
     )
 
 
@@ -320,41 +323,46 @@ def _close(block: StackEntry) -> None:
     """Remove a block from the clock's stack and from the open blocks."""
     now = monotonic()
     if isinstance(block, OpenBlock):
-        if TRAINING.gpu.on:
+        if TRAINING.gpu.is_on:
             TRAINING.gpu.end(block.kind)
-        TRAINING.open.pop(block.key, None)
+        TRAINING.open_rare_blocks.pop(block.key, None)
         block.is_ended = True
         if block.thread != get_ident() or not block.is_open or TRAINING.clock.thread != block.thread:
             block.is_open = False
             return
-    TRAINING.clock.leave(block, now, everything=getattr(block, "kind", None) in _SINGLE_IN_PROCESS)
+    TRAINING.clock.leave(block, now, ends_all=getattr(block, "kind", None) in _SINGLE_IN_PROCESS)
 
 
 def _append_end(
-    block: OpenBlock, at: TracingTimestamp, error: BaseException | None, *, in_order: bool, is_complete: bool
+    block: OpenBlock,
+    timestamp: TracingTimestamp,
+    error: BaseException | None,
+    *,
+    is_orderly: bool,
+    is_complete: bool,
 ) -> None:
-    kind, ended = block.kind, at.perf_counter_seconds
+    kind, end_time = block.kind, timestamp.perf_counter_seconds
     failure = "" if error is None else reason_of(error)
-    seconds = max(ended - block.observed.began.perf_counter_seconds, 0.0)
+    seconds = max(end_time - block.observed.began.perf_counter_seconds, 0.0)
     if kind.phase is None:
         TRAINING.append(SpanEnded(block.observed.span.name_str, seconds))
     if kind in kinds.LOOPS:
         TRAINING.append(LoopEnded(failure))
     elif kind is kinds.APPLICATION:
-        TRAINING.append(ApplicationEnded(failure, in_order))
+        TRAINING.append(ApplicationEnded(failure, is_orderly))
         TRAINING.publish_soon()
     elif kind is kinds.CHECKPOINT_SAVE and block.policy.enabled:
-        succeeded = None if is_complete and not block.lexical else is_complete and error is None
-        TRAINING.append(SaveEnded(block.key, ended, at.seconds_since_epoch, succeeded))
-        if succeeded:
+        is_success = None if is_complete and not block.lexical else is_complete and error is None
+        TRAINING.append(SaveEnded(block.key, end_time, timestamp.seconds_since_epoch, is_success))
+        if is_success:
             TRAINING.publish_soon()
 
 
 def end_blocks_since(block: OpenBlock) -> None:
-    """End all that is open inside an application or a loop, the innermost first."""
-    for each in reversed(_open_rare()):
-        if each.key > block.key and (block.kind is kinds.APPLICATION or each.thread == block.thread):
-            end_open_block(each, moment_now(), is_complete=False)
+    """End all open blocks inside an application or a loop, the innermost first."""
+    for inner in reversed(_open_rare()):
+        if inner.key > block.key and (block.kind is kinds.APPLICATION or inner.thread == block.thread):
+            end_open_block(inner, timestamp_now(), is_complete=False)
 
 
 def discard_block(block: OpenBlock) -> None:
@@ -362,29 +370,29 @@ def discard_block(block: OpenBlock) -> None:
     _close(block)
     TRAINING.spans.leave(block.observed.span)
     if block.is_logged:
-        log_end(block.observed, moment_now(), ok=False, reason=None, with_parameters=False)
-    TRAINING.observers.notify(lambda each: each.block_discarded(block.observed), propagates=False)
+        log_end(block.observed, timestamp_now(), ok=False, reason=None, with_parameters=False)
+    TRAINING.observers.notify(lambda observer: observer.block_discarded(block.observed), propagates=False)
 
 
 # Open blocks ---------------------------------------------------------------------------------------------------
 
 
 def _open_rare() -> list[OpenBlock]:
-    return [each for each in list(TRAINING.open.values()) if type(each) is OpenBlock]
+    return [block for block in list(TRAINING.open_rare_blocks.values()) if type(block) is OpenBlock]
 
 
 def find_open(kind: BlockKind, *, in_process: bool) -> OpenBlock | None:
     """Return the open block of a kind that began last in this thread or task, otherwise in the process."""
     thread = get_ident()
     task = TRAINING.clock.present_task() if thread == TRAINING.clock.thread else None
-    found = None
-    for each in reversed(_open_rare()):
-        if each.kind is kind or (kind is kinds.TRAINING_LOOP and each.kind is kinds.INFERRED_LOOP):
-            if each.thread == thread and (each.thread != TRAINING.clock.thread or each.task == task):
-                return each
-            found = found or each
-    return found if in_process else None
+    candidate = None
+    for block in reversed(_open_rare()):
+        if block.kind is kind or (kind is kinds.TRAINING_LOOP and block.kind is kinds.INFERRED_LOOP):
+            if block.thread == thread and (block.thread != TRAINING.clock.thread or block.task == task):
+                return block
+            candidate = candidate or block
+    return candidate if in_process else None
 
 
 def _block_of(span: Span) -> OpenBlock | None:
-    return next((each for each in _open_rare() if each.observed.span is span), None)
+    return next((block for block in _open_rare() if block.observed.span is span), None)

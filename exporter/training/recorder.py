@@ -1,7 +1,7 @@
 """Training recorder: the training state of a process, from the job's blocks to the metrics in the feed.
 
 The job's threads update the phase clock and the numbers, and append records. The recording thread applies the records; a
-thread that has appended very many applies them itself.
+thread that appends too fast applies records itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from exporter.training.clock import PhaseClock, StackEntry
 from exporter.training.current_span import CurrentSpan
 from exporter.training.gpu_time import GpuTimer
 from exporter.training.kinds import BlockKind
-from exporter.training.misuse import REPORTED
+from exporter.training.misuse import REPORTS
 from exporter.training.numbers import Numbers
 from exporter.training.observer import ObservedBlock
 from exporter.training.observers import Observers
@@ -31,15 +31,15 @@ from exporter.training.records import EvaluationStepEnded, Expectation, Record, 
 from exporter.training.state import TrainingState
 
 MANY_RECORDS = 1 << 14
-"""Records at which the thread that appends them applies them itself."""
+"""Queued records from which the appending thread applies the records itself."""
 MAX_RECORDS = 1 << 16
-"""Records at which further ones are dropped and counted."""
+"""Queued records from which further records are dropped and counted."""
 BATCH_RECORDS = 128
 """Records applied between two releases of the interpreter lock."""
 MAX_OPEN_BLOCKS = 1024
 """Limit of open rare blocks; above the limit the oldest is ended."""
 MAX_CALLBACK_BLOCKS = 64
-"""Limit of hot blocks begun by callbacks that are remembered."""
+"""Limit of tracked hot blocks of callbacks."""
 LOCK_TIMEOUT_SECONDS = 1.0
 """Maximum wait for a thread that applies records."""
 
@@ -81,9 +81,9 @@ class TrainingRecording:
         self.clock = PhaseClock(monotonic())
         self.records: deque[Record] = deque()
         self.numbers = Numbers()
-        self.open: dict[int, OpenRareBlock] = {}
-        self.begun: deque[OpenHotBlock] = deque(maxlen=MAX_CALLBACK_BLOCKS)  # by callbacks
-        self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, without the main thread
+        self.open_rare_blocks: dict[int, OpenRareBlock] = {}
+        self.callback_blocks: deque[OpenHotBlock] = deque(maxlen=MAX_CALLBACK_BLOCKS)
+        self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, except the main thread
         self.is_on = RECORDER.recording
         self._exporters: list[tuple[Callable[[float], bool], Callable[[float], None]]] = []
         self._retired_timers: list[GpuTimer] = []  # never freed: freeing their events would call CUDA
@@ -95,14 +95,14 @@ class TrainingRecording:
         self.spans = CurrentSpan()
         self.clock.restart(began)
         self.records.clear()
-        self.dropped = 0
+        self.dropped_records = 0
         self.numbers.after_fork()
-        self.open.clear()
-        self.begun.clear()
+        self.open_rare_blocks.clear()
+        self.callback_blocks.clear()
         self.iterations_elsewhere.clear()
         self.observers = Observers(self._watch)
         self.job_is_instrumented = False
-        self.has_records = False  # any was appended
+        self.has_records = False  # the job has appended a record
         self.is_training = False  # a thread entered a phase, or a step was reported
         self.expected: Expectation | None = None
         self.save_policy: Callable[[], SavePolicy] | None = None
@@ -128,28 +128,28 @@ class TrainingRecording:
 
     def after_fork(self) -> None:
         """Restart in a forked child, without the parent's records, open blocks and configuration."""
-        REPORTED.clear()
+        REPORTS.clear()
         self._retired_timers.append(self.gpu)
         self._begin(monotonic())
 
     def add_exporter_lifecycle(self, flush: Callable[[float], bool], close: Callable[[float], None]) -> None:
-        """Register the flush and the close of span exporters, both of bounded time; also for forked children."""
+        """Register the functions that flush and close span exporters within a timeout; forked children keep them."""
         self._exporters.append((flush, close))
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait for the span exporters; returns False if an exporter did not finish in time."""
-        until = monotonic() + timeout_seconds
-        taken = [flush(max(until - monotonic(), 0.1)) for flush, _ in self._exporters]
-        return all(taken)
+        """Flush the span exporters within a timeout; return False if an exporter did not finish."""
+        deadline = monotonic() + timeout_seconds
+        results = [flush(max(deadline - monotonic(), 0.1)) for flush, _ in self._exporters]
+        return all(results)
 
     def close(self, timeout_seconds: float) -> None:
-        """Close the exporters of spans within the time."""
-        until = monotonic() + timeout_seconds
+        """Close the span exporters within a timeout."""
+        deadline = monotonic() + timeout_seconds
         for _, close in self._exporters:
-            close(max(until - monotonic(), 0.1))
+            close(max(deadline - monotonic(), 0.1))
 
     def _watch(self) -> None:
-        self.clock.watch(on=self.observers.is_watching() or self.gpu.on)
+        self.clock.watch(on=self.observers.is_watching() or self.gpu.is_on)
 
     # The job's threads -----------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class TrainingRecording:
         if len(records) < MAX_RECORDS:
             records.append(record)
         else:
-            self.dropped += 1
+            self.dropped_records += 1
 
     def report_step(self, number: int | None, seconds: float | None, mode: str) -> None:
         """Record a step that has just completed; a step inside an iteration is counted as that iteration."""
@@ -192,10 +192,10 @@ class TrainingRecording:
         iteration = clock.iteration
         if iteration is None:
             self.take_over()
-        if self.gpu.on:
+        if self.gpu.is_on:
             self.gpu.step()
-        at = TracingTimestamp(time(), now)
-        self.observers.notify(lambda each: each.step_reported(number, seconds, mode, at))
+        timestamp = TracingTimestamp(time(), now)
+        self.observers.notify(lambda observer: observer.step_reported(number, seconds, mode, timestamp))
         if iteration is None and self.is_on:
             if clock.thread in {None, threading.get_ident()}:
                 clock.begin_training(now)
@@ -206,7 +206,7 @@ class TrainingRecording:
         self.numbers.collect_tensors()
 
     def publish_soon(self) -> None:
-        """Have the recording thread flush at once."""
+        """Request an immediate flush by the recording thread."""
         if self.is_on:
             RECORDER.flush_soon()
 
@@ -228,8 +228,8 @@ class TrainingRecording:
 
     def expect(self, samples: float | None, tokens: float | None) -> None:
         """Set this rank's samples and tokens of a step, used unless the job records such numbers."""
-        known = self.expected
-        if known is None or (known.samples, known.tokens) != (samples, tokens):
+        current = self.expected
+        if current is None or (current.samples, current.tokens) != (samples, tokens):
             self.expected = Expectation(samples, tokens)
 
     def set_save_policy(self, policy: Callable[[], SavePolicy] | None) -> None:
@@ -239,8 +239,8 @@ class TrainingRecording:
     # Open blocks ------------------------------------------------------------------------------------------
 
     def open_blocks(self) -> list[ObservedBlock]:
-        """Return the observed blocks that are open, in the order of their begins."""
-        return [each.observed for each in list(self.open.values())]
+        """Return the open observed blocks, the oldest first."""
+        return [block.observed for block in list(self.open_rare_blocks.values())]
 
     def saves_are_enabled(self) -> bool:
         """Return False if the job is configured to save nothing."""
@@ -249,10 +249,10 @@ class TrainingRecording:
     def present_save_policy(self) -> SavePolicy:
         """Return the policy of a save that begins now."""
         try:
-            found = None if self.save_policy is None else self.save_policy()
-        except Exception:  # noqa: BLE001  # an observer's defect
-            found = None
-        return found or SavePolicy()
+            policy = None if self.save_policy is None else self.save_policy()
+        except Exception:  # noqa: BLE001  # the function belongs to an observer
+            policy = None
+        return policy or SavePolicy()
 
     def take_over(self) -> None:
         """Replace inferred blocks by the job's own blocks."""
@@ -260,24 +260,28 @@ class TrainingRecording:
             return
         self.job_is_instrumented = True
         now = monotonic()
-        for entry in [each for each in reversed(self.clock.stack[1:]) if is_inferred_iteration(each)]:
+        for entry in [
+            candidate for candidate in reversed(self.clock.stack[1:]) if is_inferred_iteration(candidate)
+        ]:
             self.clock.remove([entry], now)
             entry.abandon(now)
-        for block in [each for each in reversed(self.open.values()) if each.kind.inferred]:
+        for block in [
+            candidate for candidate in reversed(self.open_rare_blocks.values()) if candidate.kind.inferred
+        ]:
             block.discard()
 
-    def abandon_begun(self) -> None:
-        """End open hot blocks begun by callbacks, at the begin of an application."""
-        for block in list(self.begun):
+    def abandon_callback_blocks(self) -> None:
+        """End the open hot blocks of callbacks, at the begin of an application."""
+        for block in list(self.callback_blocks):
             if block.is_open:
                 block.abandon(monotonic())
-        self.begun.clear()
+        self.callback_blocks.clear()
 
     def discard_iteration(self) -> None:
         """Discard the open iteration, at the request of a bridge."""
-        elsewhere = self.iterations_elsewhere.get(threading.get_ident())
-        if elsewhere is not None:
-            elsewhere.abandon(monotonic())
+        other_thread_iteration = self.iterations_elsewhere.get(threading.get_ident())
+        if other_thread_iteration is not None:
+            other_thread_iteration.abandon(monotonic())
             return
         for entry in reversed(self.clock.stack):
             if getattr(entry, "kind", None) in kinds.ITERATIONS:
@@ -289,7 +293,7 @@ class TrainingRecording:
 
     def in_use(self) -> bool:
         """Return True if the job has reported anything."""
-        return self._has_reported() or bool(REPORTED or self._series)
+        return self._has_reported() or bool(REPORTS or self._series)
 
     def _has_reported(self) -> bool:
         return self.clock.thread is not None or self.has_records or self.numbers.is_used
@@ -298,16 +302,16 @@ class TrainingRecording:
         """Return True if the job has reported a phase, a step or a number."""
         return self.is_training or self.numbers.is_used or self.clock.has_entries()
 
-    def _apply(self, most: int) -> bool:
-        """Apply records, the oldest first, under the lock; returns True if more are waiting."""
+    def _apply(self, max_records: int) -> bool:
+        """Apply the oldest records, under the lock; return True if records are left."""
         state, records = self._state, self.records
-        state.offset = time() - monotonic()
+        state.wall_clock_offset = time() - monotonic()
         take = records.popleft
-        state.apply([take() for _ in range(min(most, len(records)))])
+        state.apply([take() for _ in range(min(max_records, len(records)))])
         return bool(records)
 
     def drain(self) -> None:
-        """Apply the records that exist now."""
+        """Apply all records that are queued at the call."""
         waiting = len(self.records)
         while waiting > 0:
             lock = self._lock
@@ -327,7 +331,7 @@ class TrainingRecording:
             self.drain()
 
     def series(self) -> Sequence[StatReading]:
-        """Return the readings of all series, up to now."""
+        """Return the present readings of all series."""
         lock = self._lock  # a reset replaces the lock
         if lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
             try:
@@ -339,34 +343,34 @@ class TrainingRecording:
     def _publish(self) -> Sequence[StatReading]:
         self.observers.look_for_handlers()
         state, is_used = self._state, self.in_use()
-        state.count_misuse(self._take_dropped())
+        state.count_misuse(self._take_dropped_records())
         if not is_used:
             return ()
         if self._has_reported():
             self._reading = state.publish()
             main = self.clock.thread or threading.main_thread().ident
-            self.gpu.decide(main, state.progress.ideal)
-            if self.gpu.on != self.clock.is_watched:
+            self.gpu.decide(main, state.progress.ideal_seconds)
+            if self.gpu.is_on != self.clock.is_watched:
                 self._watch()
             self.gpu.publish(state.families)
         return tuple(state.families.readings())
 
-    def _take_dropped(self) -> int:
-        dropped, self.dropped = self.dropped, 0
-        return dropped
+    def _take_dropped_records(self) -> int:
+        count, self.dropped_records = self.dropped_records, 0
+        return count
 
     def reading(self) -> TrainingReading | None:
-        """Return the reading of the last call of `series`; None if the job reported no training."""
+        """Return the training reading of the latest `series` call; None if the job reported no training."""
         return self._reading
 
     def collect(self, *, final: bool) -> None:
-        """Apply all records; *final* also counts the configured numbers of the latest step, and keeps its time."""
+        """Apply all records; *final* also counts the configured numbers of the latest step and publishes its end time."""
         self.drain()
         lock = self._lock
         if final and lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
             try:
                 self._state.progress.count_expected()
-                self._state.progress.over = False
+                self._state.progress.is_over = False
             finally:
                 lock.release()
 

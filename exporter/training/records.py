@@ -23,11 +23,11 @@ class Expectation(Value):
 class IterationEnded(NamedTuple):
     """Training iteration; a named tuple for speed, created in every step."""
 
-    began: float  # monotonic seconds, as all times of records
-    ended: float
+    start_time: float  # monotonic seconds, as all times of records
+    end_time: float
     work: float  # seconds of the phases that are work
     waits: float | None  # seconds of waiting; None on threads other than the main thread
-    failed: bool
+    is_failed: bool
     expected: Expectation | None
 
 
@@ -37,7 +37,7 @@ class EvaluationStepEnded(Value):
 
     mode: str
     seconds: float | None
-    ended: float
+    end_time: float
 
 
 @value_class
@@ -46,7 +46,7 @@ class StepReported(Value):
 
     number: int | None
     seconds: float | None
-    ended: float
+    end_time: float
     possible_work: float  # seconds of the process that may have been work
     expected: Expectation | None
 
@@ -57,8 +57,8 @@ class LoopBegan(Value):
 
     start: int
     target: int | None
-    began: float
-    inferred: bool
+    start_time: float
+    is_inferred: bool
 
 
 @value_class
@@ -78,7 +78,7 @@ class ApplicationEnded(Value):
     """End of the application; `in_order` is False if a training loop was open."""
 
     failure: str
-    in_order: bool
+    is_orderly: bool
 
 
 @value_class
@@ -89,7 +89,7 @@ class SaveBegan(Value):
     call: str
     step: object
     strategy: str
-    began: float
+    start_time: float
 
 
 @value_class
@@ -97,9 +97,9 @@ class SaveEnded(Value):
     """End of the blocking part of a save."""
 
     key: int
-    ended: float
-    wall: float
-    succeeded: bool | None  # None if ended by a callback, which has no result
+    end_time: float
+    unix_seconds: float  # the same time on the wall clock
+    is_success: bool | None  # None if a callback ended the save, which has no result
 
 
 @value_class
@@ -108,8 +108,8 @@ class SaveSucceeded(Value):
 
     call: str
     step: object
-    at: float
-    wall: float
+    end_time: float
+    unix_seconds: float  # the same time on the wall clock
 
 
 @value_class
@@ -122,8 +122,8 @@ class SaveReported(Value):
     seconds: object
     blocking_seconds: object
     bytes: object
-    at: float
-    wall: float
+    end_time: float
+    unix_seconds: float  # the same time on the wall clock
 
 
 @value_class
@@ -172,7 +172,7 @@ class SpanLogged(Value):
     span_id: str
     name: str
     data: Mapping[str, AttributeValue | None]
-    at: float  # Unix seconds
+    unix_seconds: float
     parameters: bool = False
     reason: str | None = None
 

@@ -13,12 +13,12 @@ from exporter.recording.values import END_REASONS
 from exporter.training.metrics import MAX_AMOUNT, amount
 from exporter.training.misuse import report
 from exporter.training.numbers import MODES
-from exporter.training.rare_blocks import moment_now
+from exporter.training.rare_blocks import timestamp_now
 from exporter.training.recorder import TRAINING
 from exporter.training.records import Interrupted, SaveReported, StepSkipped
 
 MAX_PARAMETERS = 32
-"""Further names that `describe` keeps."""
+"""Unknown names that a call of `describe` keeps."""
 
 
 # Numbers -------------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def record(
     """Record numbers of the present step; never waits, never raises. A Stat records any other number.
 
     A number may be a tensor or an array of a single element; a later call collects the value. Samples and tokens are
-    the share of this rank: 0 on ranks that compute the same again. The mode is train, validation or test.
+    the share of this rank: 0 on ranks that repeat the computation of another rank. The mode is `train`, `validation` or `test`.
     """
     numbers = _numbers
     modal = numbers.train if mode is _TRAIN else numbers.modes.get(mode) if type(mode) is str else None
@@ -51,7 +51,7 @@ def record(
         report("record", "mode", f"mode to be one of {', '.join(MODES)}, not {safe_repr(mode)}")
         return
     if unknown:
-        _refuse("record", unknown)
+        _report_unknown_names("record", unknown)
     if not numbers.is_used:
         TRAINING.start_recording()
     # Fast path for plain floats; `x - x` is 0 for finite numbers only.
@@ -59,47 +59,49 @@ def record(
         if type(loss) is float and loss - loss == 0.0 and modal.loss is not None:
             modal.loss = loss
         else:
-            _take("loss", mode, loss)
+            _record_number("loss", mode, loss)
     if tokens is not None:
         if type(tokens) is int and 0 <= tokens < MAX_AMOUNT and modal.tokens:
             modal.tokens += tokens
         else:
-            _take("tokens", mode, tokens)
+            _record_number("tokens", mode, tokens)
     if grad_norm is not None:
         if type(grad_norm) is float and grad_norm - grad_norm == 0.0 and numbers.grad_norm is not None:
             numbers.grad_norm = grad_norm
         else:
-            _take("grad_norm", mode, grad_norm)
+            _record_number("grad_norm", mode, grad_norm)
     if samples is not None:
         if type(samples) is int and 0 <= samples < MAX_AMOUNT and modal.samples:
             modal.samples += samples
         else:
-            _take("samples", mode, samples)
+            _record_number("samples", mode, samples)
     if learning_rate is not None:
         rate = learning_rate
         if type(rate) is float and rate - rate == 0.0 and numbers.learning_rate is not None:
             numbers.learning_rate = rate
         else:
-            _take("learning_rate", mode, rate)
+            _record_number("learning_rate", mode, rate)
     if loss_scale is not None:
-        _take("loss_scale", mode, loss_scale)
+        _record_number("loss_scale", mode, loss_scale)
     if microbatches is not None:
         if type(microbatches) is int and 0 <= microbatches < MAX_AMOUNT and numbers.microbatches:
             numbers.microbatches += microbatches
         else:
-            _take("microbatches", mode, microbatches)
+            _record_number("microbatches", mode, microbatches)
     if epoch is not None:
-        _take("epoch", mode, epoch)
+        _record_number("epoch", mode, epoch)
 
 
-def _refuse(call: str, names: Mapping[str, object]) -> None:
-    """Report names that are unknown; a Stat records such numbers."""
-    report(call, "name", f"none of {', '.join(sorted(names))}, which are for a Stat of the job's own"[:200])
+def _report_unknown_names(call: str, names: Mapping[str, object]) -> None:
+    """Report unknown names; a Stat records such numbers."""
+    report(
+        call, "name", f"known names, not {', '.join(sorted(names))}; record other numbers with a Stat"[:200]
+    )
 
 
-def _take(field: str, mode: str, value: object) -> None:
+def _record_number(field: str, mode: str, value: object) -> None:
     if TRAINING.is_on:
-        _numbers.take(field, mode, value)
+        _numbers.record(field, mode, value)
 
 
 # Facts ---------------------------------------------------------------------------------------------------------
@@ -121,21 +123,23 @@ def describe(
     world_size: int | None = None,
     **unknown: object,
 ) -> None:
-    """Record facts about the run; facts that are not given stay as they are.
+    """Record facts about the run; other facts do not change.
 
     `precision` is the row of the peak table, such as `bf16`, `fp16`, `fp8` or `tf32`; `peak_flops`, in FLOP/s of this rank's
     device, replaces the table. `flops_per_token` and `flops_per_sample` are the model's, forward and backward;
-    `hardware_flops_per_token` includes recomputation. `flops_method` names the method by which the FLOP were found.
+    `hardware_flops_per_token` includes recomputation. `flops_method` names the method that determined the FLOP.
     Up to 32 further names become data of the event `training.begin`.
     """
-    given = {
+    facts = {
         name: to_scalar(value) for name, value in locals().items() if value is not None and name != "unknown"
     }
-    if given:
-        TRAINING.describe(given)
+    if facts:
+        TRAINING.describe(facts)
     if unknown:
-        more = {name[:100]: to_attribute(value) for name, value in list(unknown.items())[:MAX_PARAMETERS]}
-        TRAINING.describe({}, more)
+        parameters = {
+            name[:100]: to_attribute(value) for name, value in list(unknown.items())[:MAX_PARAMETERS]
+        }
+        TRAINING.describe({}, parameters)
 
 
 def skipped_step(reason: str) -> None:
@@ -145,13 +149,13 @@ def skipped_step(reason: str) -> None:
 
 
 def interruption(reason: str) -> None:
-    """Record the reason why the process is about to exit, as in `training_interruptions_total`."""
-    given = to_scalar(reason)
-    if type(given) is str and given in END_REASONS:
-        TRAINING.append(Interrupted(given))
+    """Record the reason why the process is about to exit: a label value of `training_interruptions_total`."""
+    cause = to_scalar(reason)
+    if type(cause) is str and cause in END_REASONS:
+        TRAINING.append(Interrupted(cause))
         TRAINING.start_recording()
     else:
-        report("interruption", "reason", f"one of {', '.join(END_REASONS)}, not {safe_repr(given)}")
+        report("interruption", "reason", f"one of {', '.join(END_REASONS)}, not {safe_repr(cause)}")
 
 
 def checkpoint_saved(
@@ -163,17 +167,17 @@ def checkpoint_saved(
     bytes: int | None = None,
     blocking_seconds: float | None = None,
 ) -> None:
-    """Record a save that is over, for frameworks that report no begin.
+    """Record a completed save, for frameworks that do not report its begin.
 
     Args:
         step: The step that was saved.
-        kind: sync, async or local.
+        kind: `sync`, `async` or `local`.
         ok: True if the save succeeded.
         seconds: The time until the save was safe.
         bytes: The size of the checkpoint.
         blocking_seconds: The part of the time in which the save blocked the training.
     """
-    now = moment_now()
+    now = timestamp_now()
     save = SaveReported(
         step=to_scalar(step),
         kind=to_scalar(kind),
@@ -181,8 +185,8 @@ def checkpoint_saved(
         seconds=to_scalar(seconds),
         blocking_seconds=to_scalar(blocking_seconds),
         bytes=to_scalar(bytes),
-        at=now.perf_counter_seconds,
-        wall=now.seconds_since_epoch,
+        end_time=now.perf_counter_seconds,
+        unix_seconds=now.seconds_since_epoch,
     )
     TRAINING.append(save)
     TRAINING.start_recording()
@@ -195,15 +199,15 @@ def step(step: int | None = None, *, seconds: float | None = None, mode: str = _
     Args:
         step: The number of completed steps, including this step; None for one more than before.
         seconds: The duration of the step; None for the time since the previous step.
-        mode: train, validation or test.
+        mode: `train`, `validation` or `test`.
     """
-    number, duration, kind = to_scalar(step), to_scalar(seconds), to_scalar(mode)
-    if type(kind) is not str or kind not in MODES:
-        report("step", "mode", f"mode to be one of {', '.join(MODES)}, not {safe_repr(kind)}")
+    number, duration, mode_name = to_scalar(step), to_scalar(seconds), to_scalar(mode)
+    if type(mode_name) is not str or mode_name not in MODES:
+        report("step", "mode", f"mode to be one of {', '.join(MODES)}, not {safe_repr(mode_name)}")
     elif number is not None and (type(number) is not int or amount(number) is None):
         report("step", "value", f"step of 0 or more, not {safe_repr(number)}")
     elif duration is not None and amount(duration, 1e9) is None:
         report("step", "value", f"seconds of 0 or more, not {safe_repr(duration)}")
     else:
-        whole = number if type(number) is int else None
-        TRAINING.report_step(whole, amount(duration, 1e9), kind)
+        step_number = number if type(number) is int else None
+        TRAINING.report_step(step_number, amount(duration, 1e9), mode_name)

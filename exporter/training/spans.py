@@ -34,7 +34,6 @@ MAX_EVENTS = 64
 MAX_TRACEBACK_CHARACTERS = 16_384
 """Maximum characters of a traceback; the end is kept."""
 
-
 NO_ID = UUID(int=0)
 
 
@@ -65,7 +64,7 @@ class Event:
         return cls(name, to_timestamp(timestamp), attributes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-compatible dictionary, the input of `from_json`."""
+        """Return a JSON-compatible dictionary for `from_json`."""
         return {
             "name": self.name_str,
             "timestamp": self.timestamp.to_json(),
@@ -74,17 +73,17 @@ class Event:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Event:
-        """Return the event of a dictionary of `to_json`, in its event class; raises OneLoggerError if invalid."""
+        """Return the event of a `to_json` dictionary, in its original class; raises OneLoggerError if invalid."""
         assert_that(data and data.get("name") and data.get("timestamp"), f"not an event: {data}")
-        at = TracingTimestamp.from_json(data["timestamp"])
+        timestamp = TracingTimestamp.from_json(data["timestamp"])
         attributes = Attributes.from_json(data.get("attributes") or {})
         if data["name"] == ERROR and "error_message" in data:
-            kind, text, trace = (data.get(f"exception_{each}") for each in ("type", "message", "traceback"))
-            return ErrorEvent(at, data["error_message"], kind, text, trace, attributes)
+            kind, text, trace = (data.get(f"exception_{name}") for name in ("type", "message", "traceback"))
+            return ErrorEvent(timestamp, data["error_message"], kind, text, trace, attributes)
         if data["name"] == TELEMETRY_DATA_ERROR and "error_type" in data:
-            what = TelemetryDataError.ErrorType(data["error_type"])
-            return TelemetryDataError(at, what, data["error_message"], attributes)
-        return Event(data["name"], at, attributes)
+            error_type = TelemetryDataError.ErrorType(data["error_type"])
+            return TelemetryDataError(timestamp, error_type, data["error_message"], attributes)
+        return Event(data["name"], timestamp, attributes)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Event) and (
@@ -99,7 +98,7 @@ class Event:
 
 
 class ErrorEvent(Event):
-    """Error of the application: message, and class, message and traceback of the exception."""
+    """Error of the application, with the class, message and traceback of the exception."""
 
     __slots__ = ("error_message", "exception_type", "exception_message", "exception_traceback")
 
@@ -143,7 +142,7 @@ class ErrorEvent(Event):
         return cls(to_timestamp(timestamp), error_message, kind, text, exception_traceback)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-compatible dictionary, the input of `from_json`."""
+        """Return a JSON-compatible dictionary for `from_json`."""
         data = super().to_json() | {"error_message": self.error_message}
         if self.exception_type is not None:
             data["exception_type"] = self.exception_type
@@ -173,8 +172,8 @@ class TelemetryDataError(Event):
         self.error_type = error_type
         self.error_message = _message(error_message)
         values = {"error_message": self.error_message, "telemetry_data_error_type": error_type.value}
-        merged = Attributes.merge(Attributes(values), Attributes.of(attributes))
-        super().__init__(TELEMETRY_DATA_ERROR, timestamp, merged)
+        all_attributes = Attributes.merge(Attributes(values), Attributes.of(attributes))
+        super().__init__(TELEMETRY_DATA_ERROR, timestamp, all_attributes)
 
     @classmethod
     def create(  # type: ignore[override]  # as in one-logger
@@ -187,12 +186,12 @@ class TelemetryDataError(Event):
         return cls(TracingTimestamp.now(), error_type, error_message, attributes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-compatible dictionary, the input of `from_json`."""
+        """Return a JSON-compatible dictionary for `from_json`."""
         return super().to_json() | {"error_type": self.error_type.value, "error_message": self.error_message}
 
 
-def _message(given: object) -> str:
-    return given if isinstance(given, str) else safe_repr(given)
+def _message(value: object) -> str:
+    return value if isinstance(value, str) else safe_repr(value)
 
 
 class Span:
@@ -214,7 +213,9 @@ class Span:
         self.id = id
         self.name = name
         self.parent_span = parent_span if isinstance(parent_span, Span) else None
-        self.exported_parent = self.parent_span  # the nearest that is exported too: backends know no other
+        self.exported_parent = (
+            self.parent_span
+        )  # nearest exported ancestor, the only parent that a backend knows
         self.start_event = start_event
         self.stop_event: Event | None = None  # None if active
         self._events: deque[Event] | None = None
@@ -231,7 +232,7 @@ class Span:
         start_event_attributes: Attributes | None = None,
         start_time: TracingTimestamp | None = None,
     ) -> Span:
-        """Return a new span, which this call does not export; the start time defaults to the current time."""
+        """Return a new span without exporting it; the start time defaults to the current time."""
         start = Event(SPAN_START, to_timestamp(start_time), start_event_attributes)
         return cls(uuid4(), name, start, parent_span, span_attributes)
 
@@ -276,17 +277,17 @@ class Span:
 
     def add_event(self, event: Event) -> Event:
         """Add an event. After the stop, the event is ignored and counted as misuse."""
-        given: object = event
-        if not isinstance(given, Event) or self.stop_event is not None:
+        candidate: object = event
+        if not isinstance(candidate, Event) or self.stop_event is not None:
             expected = f"an Event before the end of the span {self.name_str}"
             report("Span.add_event", "stopped_span", expected)
         else:
-            self.keep(event)
+            self.append_event(event)
             if self.on_event is not None:
                 self.on_event(self, event)
         return event
 
-    def keep(self, event: Event) -> None:
+    def append_event(self, event: Event) -> None:
         """Add an event without notifying the recorder."""
         if self._events is None:
             self._events = deque(maxlen=MAX_EVENTS)
@@ -323,7 +324,7 @@ class Span:
         return copy
 
     def to_json(self) -> dict[str, Any]:
-        """Return the span as a dictionary for `from_json`."""
+        """Return a JSON-compatible dictionary for `from_json`."""
         return {
             "name": self.name_str,
             "id": str(self.id),
@@ -333,17 +334,17 @@ class Span:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Span:
-        """Return the span of a dictionary of `to_json` or of one-logger; raises OneLoggerError if invalid."""
+        """Return the span of a `to_json` dictionary, also one of one-logger; raises OneLoggerError if invalid."""
         complete = data and data.get("name") and data.get("id") and data.get("events")
         assert_that(complete, f"not a span: {data}")
-        start, *others = [Event.from_json(event) for event in data["events"]]
+        start, *later_events = [Event.from_json(event) for event in data["events"]]
         attributes = Attributes.from_json(data.get("attributes") or {})
         span = cls(UUID(str(data["id"])), data["name"], start, None, attributes)
-        for event in others:
+        for event in later_events:
             if event.name == SPAN_STOP:
                 span.stop(event.attributes, event.timestamp)
             else:
-                span.keep(event)
+                span.append_event(event)
         return span
 
     def __repr__(self) -> str:
@@ -362,7 +363,7 @@ class NonRecordingSpan:
 
     @property
     def id(self) -> UUID:
-        """Nil id, which no record has."""
+        """Nil UUID."""
         return NO_ID
 
     @property

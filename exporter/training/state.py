@@ -52,7 +52,7 @@ from exporter.training.records import (
 MAX_NAME_CHARACTERS = 100
 """Characters of the labels `span` and `task`."""
 MAX_PARAMETERS = 32
-"""Parameters of the job's own names that are kept."""
+"""Parameters with names of the job's own that are kept."""
 
 
 @value_class
@@ -65,8 +65,8 @@ class PhaseSeries(Value):
     durations: Series | None  # of a recurring phase
 
     @classmethod
-    def of(cls, families: Families, name: str) -> PhaseSeries:
-        """Return the series of a phase, created now or earlier."""
+    def obtain(cls, families: Families, name: str) -> PhaseSeries:
+        """Return the series of a phase, created on first use."""
         is_recurring = PHASES[name].recurring
         return cls(
             entries=families.counter("training.phase_entries", phase=name),
@@ -94,7 +94,7 @@ class TrainingState:
     """State of a process's training.
 
     Attributes:
-        offset: Wall clock minus monotonic clock, at present.
+        wall_clock_offset: Present difference of the wall clock and the monotonic clock, in seconds.
     """
 
     def __init__(self, clock: PhaseClock, numbers: Numbers) -> None:
@@ -104,18 +104,18 @@ class TrainingState:
         self.progress = Progress(self.families, self.facts, numbers)
         self.work = Work()
         self.checkpoints = Checkpoints(self.families, self.work)
-        self.offset = 0.0
-        self.loop: Loop | None = None  # the latest; None before the first
+        self.wall_clock_offset = 0.0
+        self.loop: Loop | None = None  # the latest loop; None before the first loop
         self._loops = 0
         self._first_step: int | None = None
-        self._is_inferred = False  # the latest loop
+        self._is_inferred = False  # a bridge inferred the latest loop
         self._last_step: float | None = None
         self._last_possible_work = 0.0
         self._is_closed = False  # the application has ended and was not restarted
         self._is_finished = False
         self._failure = ""  # exit reason, from `END_REASONS`
         self._parameters: dict[str, AttributeValue | None] = {}  # of the job's own names
-        self._saves: dict[int, Save] = {}  # that block the training
+        self._saves: dict[int, Save] = {}  # saves that block the training, by key
         self._phases: dict[str, PhaseSeries] = {}
         self._handlers: dict[type, Any] = {
             EvaluationStepEnded: self._evaluation_step_ended,
@@ -137,16 +137,16 @@ class TrainingState:
         }
 
     def apply(self, records: Sequence[Record]) -> None:
-        """Apply records in order; a defect costs the records of a type that follow each other, not the others."""
-        for kind, group in groupby(records, type):
+        """Apply records in order; a defect loses only the consecutive records of the same type."""
+        for record_type, group in groupby(records, type):
             try:
-                if kind is IterationEnded:
-                    self._iterations_ended(group)  # type: ignore[arg-type]  # of this type
+                if record_type is IterationEnded:
+                    self._iterations_ended(group)  # type: ignore[arg-type]  # groupby yields this type only
                     continue
-                handle = self._handlers[kind]
+                handle = self._handlers[record_type]
                 for record in group:
                     handle(record)
-            except Exception as error:  # noqa: BLE001  # see above
+            except Exception as error:  # noqa: BLE001  # a defect must not stop the recording thread
                 log_once(f"record {error!r}", f"a defect in the recording of training: {error!r}")
 
     def reset(self) -> None:
@@ -156,58 +156,60 @@ class TrainingState:
         self.progress.reset()
 
     def count_misuse(self, dropped_records: int) -> None:
-        """Count the misuse that was reported since, and dropped records."""
+        """Count dropped records and all misuse that is not counted yet."""
         if dropped_records:
-            report("records", "dropped", f"fewer at once: {dropped_records} were dropped")
+            report("records", "dropped", f"fewer records at once: {dropped_records} records were dropped")
         count_reported(self.families)
 
     # Steps -----------------------------------------------------------------------------------------------
 
     def _iterations_ended(self, records: Iterable[IterationEnded]) -> None:
-        """Count iterations that follow each other, together: most records are of this type."""
-        progress, at, work = self.progress, 0.0, 0.0
+        """Count consecutive iterations together, because most records are iterations."""
+        progress, last_end_time, total_work_seconds = self.progress, 0.0, 0.0
         durations: list[float] = []
         compute: list[float] = []
-        for began, ended, worked, waited, failed, expected in records:
-            if failed:
-                self.work.failed_seconds += worked
+        for start_time, end_time, work_seconds, wait_seconds, is_failed, expected in records:
+            if is_failed:
+                self.work.failed_seconds += work_seconds
                 continue
-            seconds = ended - began if ended > began else 0.0
+            seconds = end_time - start_time if end_time > start_time else 0.0
             durations.append(seconds)
-            if waited is not None:
-                compute.append(seconds - waited if seconds > waited else 0.0)
-            work += worked
-            at = ended
+            if wait_seconds is not None:
+                compute.append(seconds - wait_seconds if seconds > wait_seconds else 0.0)
+            total_work_seconds += work_seconds
+            last_end_time = end_time
             if expected is not None or progress.expected is not None:
                 progress.expect(expected)
         if durations:
-            self._last_possible_work += work
-            progress.trained(len(durations), at, durations, compute)
-            self._steps_ended(at, work, len(durations))
+            self._last_possible_work += total_work_seconds
+            progress.count_training_steps(len(durations), last_end_time, durations, compute)
+            self._steps_ended(last_end_time, total_work_seconds, len(durations))
 
-    def _steps_ended(self, at: float, work: float, steps: int, number: int | None = None) -> None:
-        """Count the work of steps, the last of which has a number by the job's count, or is the next."""
-        self._last_step = at
+    def _steps_ended(
+        self, end_time: float, work_seconds: float, steps: int, number: int | None = None
+    ) -> None:
+        """Count the work of steps; *number* is the job's count after the last step, None to continue the count."""
+        self._last_step = end_time
         loop = self.loop
         if loop is None:
             loop = self._enter_loop(0 if number is None else max(number - 1, 0), is_inferred=False)
-        first = loop.completed if number is None else number - steps
-        loop.completed = first + steps
-        self.work.done(loop.number, first, first + steps - 1, work)
+        first_step = loop.completed_steps if number is None else number - steps
+        loop.completed_steps = first_step + steps
+        self.work.add_completed(loop.number, first_step, first_step + steps - 1, work_seconds)
 
     def _step_reported(self, record: StepReported) -> None:
-        seconds, last, work = record.seconds, self._last_step, record.seconds or 0.0
-        if last is not None:
-            seconds = max(record.ended - last, 0.0) if seconds is None else seconds
+        seconds, previous_end, work = record.seconds, self._last_step, record.seconds or 0.0
+        if previous_end is not None:
+            seconds = max(record.end_time - previous_end, 0.0) if seconds is None else seconds
             work = max(min(record.possible_work - self._last_possible_work, seconds), 0.0)
         self._last_possible_work = record.possible_work
-        self.progress.trained(1, record.ended, [] if seconds is None else [seconds], [])
+        self.progress.count_training_steps(1, record.end_time, [] if seconds is None else [seconds], [])
         if record.expected is not None or self.progress.expected is not None:
             self.progress.expect(record.expected)
-        self._steps_ended(record.ended, work, 1, record.number)
+        self._steps_ended(record.end_time, work, 1, record.number)
 
     def _evaluation_step_ended(self, record: EvaluationStepEnded) -> None:
-        self.progress.evaluated(record.mode, record.seconds, record.ended)
+        self.progress.count_evaluation_batch(record.mode, record.seconds, record.end_time)
 
     def _step_skipped(self, record: StepSkipped) -> None:
         if record.reason in SKIPPED:
@@ -228,29 +230,29 @@ class TrainingState:
     def _loop_began(self, record: LoopBegan) -> None:
         self.progress.count_expected()
         self._failure = ""  # the job continued after an earlier loop's failure
-        self._last_step = record.began
-        self._enter_loop(record.start, is_inferred=record.inferred)
-        self.checkpoints.furthest = None  # the step number may restart lower
+        self._last_step = record.start_time
+        self._enter_loop(record.start, is_inferred=record.is_inferred)
+        self.checkpoints.furthest_step = None  # the step number may restart lower
         if record.target:
             self.facts.describe({"step_target": record.target})
 
     def _loop_ended(self, record: LoopEnded) -> None:
         self.progress.count_expected()
-        self.progress.over = True
+        self.progress.is_over = True
         self._failure = self._failure or record.failure
 
     def _application_began(self, _: ApplicationBegan) -> None:
         if self._is_closed:
             self._is_closed = False
             self.loop = None
-            self.checkpoints.under_way.clear()
+            self.checkpoints.pending_saves.clear()
         self._is_finished, self._failure = False, ""
 
     def _application_ended(self, record: ApplicationEnded) -> None:
         self.progress.count_expected()
         self._is_closed = True
         self._failure = self._failure or record.failure
-        self._is_finished = record.in_order and not self._failure
+        self._is_finished = record.is_orderly and not self._failure
 
     def _interrupted(self, record: Interrupted) -> None:
         self._failure = record.reason
@@ -261,33 +263,35 @@ class TrainingState:
         step = record.step
         if type(step) is not int or not is_count(abs(step)):
             report(record.call, "global_step", f"global_step to be a number, not {safe_repr(step)}")
-            step = 0 if self.loop is None else self.loop.completed
-        completed = step if self.loop is None else self.loop.completed
-        self._saves[record.key] = self.checkpoints.begin(step, record.strategy, record.began, completed)
+            step = 0 if self.loop is None else self.loop.completed_steps
+        completed_steps = step if self.loop is None else self.loop.completed_steps
+        self._saves[record.key] = self.checkpoints.begin(
+            step, record.strategy, record.start_time, completed_steps
+        )
 
     def _save_ended(self, record: SaveEnded) -> None:
         save = self._saves.pop(record.key, None)
         if save is None:
             return
-        synchronous = save.strategy == "sync"
-        if synchronous and record.succeeded and not save.confirmed:
-            self.checkpoints.succeed(save, record.ended, record.wall)
-        self.checkpoints.blocked(save.strategy, max(record.ended - save.began, 0.0))
-        if synchronous or record.succeeded is False:
+        is_synchronous = save.strategy == "sync"
+        if is_synchronous and record.is_success and not save.is_confirmed:
+            self.checkpoints.succeed(save, record.end_time, record.unix_seconds)
+        self.checkpoints.observe_blocking(save.strategy, max(record.end_time - save.start_time, 0.0))
+        if is_synchronous or record.is_success is False:
             self.checkpoints.fail(save)
 
     def _save_succeeded(self, record: SaveSucceeded) -> None:
-        save = self.checkpoints.pending(record.step)
+        save = self.checkpoints.find_pending(record.step)
         if save is None:
-            expected = f"the step of a save that has begun and is not safe yet, not {safe_repr(record.step)}"
+            expected = f"the step of an unconfirmed save, not {safe_repr(record.step)}"
             report(record.call, "unknown_step", expected)
         else:
-            self.checkpoints.succeed(save, record.at, record.wall)
+            self.checkpoints.succeed(save, record.end_time, record.unix_seconds)
 
     def _save_reported(self, record: SaveReported) -> None:
-        wrong = self.checkpoints.report(record)
-        if wrong is not None:
-            report("checkpoint_saved", "value", wrong)
+        problem = self.checkpoints.report(record)
+        if problem is not None:
+            report("checkpoint_saved", "value", problem)
 
     # Facts and spans -------------------------------------------------------------------------------------
 
@@ -307,33 +311,35 @@ class TrainingState:
         self.families.summary("training.span_duration", span=name or OTHER).observe(record.seconds)
 
     def _span_logged(self, record: SpanLogged) -> None:
-        kind = RECORDER.events.kind(record.type, "info")
-        if not kind.enabled:
+        event_kind = RECORDER.events.kind(record.type, "info")
+        if not event_kind.enabled:
             return
         data: dict[str, Any] = dict(record.data)
         if record.parameters and record.type == "training.begin":
             rates = {name: getattr(self.facts, name) for name in RATES}
             data = self._parameters | dict(self.facts.pairs()) | rates | data
         elif record.parameters:
-            step = None if self.loop is None else self.loop.completed
+            step = None if self.loop is None else self.loop.completed_steps
             reason = record.reason or self._failure or None
             data |= {"reason": reason, "step": step, "steps": self.progress.steps}
-        found = {name: to_datum(value) for name, value in data.items()} | {"name": record.name}
-        plain = {name: value for name, value in found.items() if value is not None}
-        raw = RawEvent(record.type, None, "info", plain, record.at, time(), monotonic_ns(), record.span_id)
-        RECORDER.events.record(kind, raw, record.at)
+        values = {name: to_datum(value) for name, value in data.items()} | {"name": record.name}
+        event_data = {name: value for name, value in values.items() if value is not None}
+        raw = RawEvent(
+            record.type, None, "info", event_data, record.unix_seconds, time(), monotonic_ns(), record.span_id
+        )
+        RECORDER.events.record(event_kind, raw, record.unix_seconds)
 
     # Publishing ------------------------------------------------------------------------------------------
 
-    def publish(self, until: float | None = None) -> TrainingReading:
-        """Update the series up to now (or *until*, in simulations) and return the reading."""
+    def publish(self, end_time: float | None = None) -> TrainingReading:
+        """Update the series up to now (or *end_time*, in simulations) and return the reading."""
         for group, number in sequence_numbers().items():
             self.families.gauge("training.collective_sequence", group=group).set(number)
-        clock = self.clock.read(until)
+        clock = self.clock.read(end_time)
         self._publish_phases(clock)
-        self.progress.publish(self.offset)
+        self.progress.publish(self.wall_clock_offset)
         if self.loop is not None:
-            self.families.gauge("training.step").set(float(self.loop.completed))
+            self.families.gauge("training.step").set(float(self.loop.completed_steps))
         return self._reading(clock)
 
     def _publish_phases(self, clock: ClockReading) -> None:
@@ -342,23 +348,25 @@ class TrainingState:
                 continue
             series = self._phases.get(name)
             if series is None:
-                series = self._phases[name] = PhaseSeries.of(self.families, name)
+                series = self._phases[name] = PhaseSeries.obtain(self.families, name)
             series.publish(totals, clock.seconds.get(name, 0.0), is_active=name == clock.active)
-        since = self.families.gauge("training.phase_active_since_timestamp", "seconds")
-        since.set(round(clock.since + self.offset, 3))
+        active_since = self.families.gauge("training.phase_active_since_timestamp", "seconds")
+        active_since.set(round(clock.active_since + self.wall_clock_offset, 3))
 
     def _reading(self, clock: ClockReading) -> TrainingReading:
         progress, work = self.progress, self.work
         return TrainingReading(
             facts=self.facts.pairs(),
             phase=clock.active,
-            phase_since=clock.since + self.offset,
+            phase_since=clock.active_since + self.wall_clock_offset,
             phases=clock.seconds,
-            last_progress=None if progress.last is None else progress.last + self.offset,
+            last_progress=None
+            if progress.last_progress is None
+            else progress.last_progress + self.wall_clock_offset,
             first_step=self._first_step,
             loop=self._loops,
             inferred_loop=self._is_inferred,
-            step=None if self.loop is None else self.loop.completed,
+            step=None if self.loop is None else self.loop.completed_steps,
             steps=progress.steps,
             work_seconds=work.seconds,
             open_seconds=clock.open_work,
@@ -368,7 +376,7 @@ class TrainingState:
             segments=work.segments(),
             finished=self._is_finished,
             failure=self._failure,
-            longest_step_seconds=progress.longest,
+            longest_step_seconds=progress.longest_seconds,
             history_until=clock.history_until,
             history_phases=clock.history_phases,
             intervals=clock.intervals,

@@ -48,7 +48,7 @@ class Rank:
         """Complete a step: compute for the given time, then wait for the other ranks."""
         begin, end = self.at, self.at + seconds
         self.job.enter(kinds.TRAINING_ITERATION, begin)
-        self.job.numbers.take("loss", "train", loss)
+        self.job.numbers.record("loss", "train", loss)
         self.job.block(SYNC, begin + compute, end)
         self.job.leave(end)
         self.at = end

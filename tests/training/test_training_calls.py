@@ -526,7 +526,7 @@ def test_tasks_and_threads_have_separate_span_trees_that_are_released() -> None:
     assert published_value("training.steps", mode="train") == 250
     assert misuse_counts() == {}
     assert len(TRAINING.clock.stack) == 1
-    assert not TRAINING.open
+    assert not TRAINING.open_rare_blocks
 
 
 def test_handles_are_copied_and_pickled_with_their_owner() -> None:
