@@ -58,7 +58,7 @@ def flush(timeout_seconds: float = 5.0) -> bool:
     Waits within the same time for event handlers and exporters of spans. Returns False if the recording was not written to
     the feed in time; always True with `EXPORTER_DISABLED=1`.
     """
-    if not RECORDER.recording:
+    if not RECORDER.is_recording:
         return True
     try:
         return RECORDER.flush_all(timeout_seconds)

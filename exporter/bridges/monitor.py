@@ -67,9 +67,9 @@ class MonitorBridge:
             kind = EVENTS.kind(name or UNNAMED, "info")
             if kind.enabled:
                 kind.counter.add(number)
-                kind.counted.last = time()
-                if kind.routes:
-                    kind.suppressed["rate_limit"].add(number)
+                kind.counting_kind.last = time()
+                if kind.handlers:
+                    kind.suppressed_events["rate_limit"].add(number)
         for name, event in zip(names[:MOST_DELIVERED], part, strict=False):
             raw = _raw(name, event)
             kind = EVENTS.kind(raw.type, "info")
@@ -113,7 +113,7 @@ def _series(key: str) -> Callable[[float], None] | None:
     unit = None if aggregation == "count" else named.unit
     try:
         if aggregation in _COUNTED:
-            add = metric("counter", f"{named.stat}.{_COUNTED[aggregation]}", unit=unit, own=False)
+            add = metric("counter", f"{named.stat}.{_COUNTED[aggregation]}", unit=unit, is_own=False)
         else:
             text = f"The {aggregation} of each window of a torch.monitor Stat."
             add = Stat(f"{named.stat}.{aggregation}", ["value"], unit=unit, help=text).add

@@ -46,21 +46,23 @@ class _Series:
 
     def set(self, value: float | None) -> None:
         """Show the value of a gauge."""
-        self._state.keep(0 if value is None else 1, 0.0, value=value)
+        self._state.set_foreign_reading(0 if value is None else 1, 0.0, value=value)
 
     def count(self, *now: float) -> None:
         """Show the increase of totals: a count, a sum and the cumulated buckets."""
         before, self._last = self._last, now
         if before is None:
             self._base = now if self._forked else (0.0,) * len(now)  # earlier counts are the parent's
-        elif self._state.kept is None:
+        elif self._state.foreign_reading is None:
             self._base = before  # the recording restarted with a new identity
         elif any(map(lt, now, before)):
             self._base = tuple(map(sub, self._base, before))  # the job has reset the counter
         number, total, *buckets = map(sub, now, self._base)
         counts = tuple(map(int, buckets))
         number = max(number, total > 0)  # a counter has none
-        self._state.keep(int(number), total if isfinite(total) and total >= 0 else None, counts)
+        self._state.set_foreign_reading(
+            int(number), total if isfinite(total) and total >= 0 else None, counts
+        )
 
     def forget(self) -> None:
         """Restart in a forked child."""
@@ -197,7 +199,7 @@ class Registries(Periodic):
         except DefinitionError as error:
             log_once(f"prometheus_client {name}", f"{name} of prometheus_client is not exported: {error}")
             return None
-        state.own = True  # a helper process with a counter does not become a rank
+        state.is_own = True  # a helper process with a counter does not become a rank
         return _Series(state, forked=self._forked)
 
 

@@ -60,7 +60,7 @@ class Platform:
             function, _, what = rest.partition(".")
             record = self._of_function(f"{owner}.{function}", what)
         if record is not None:
-            RECORDER.process.seen()
+            RECORDER.process.observe_agent()
         return record
 
     def known_role(self, role: str) -> str:
@@ -164,7 +164,7 @@ def record_event(
         metadata = metadata if isinstance(metadata, Mapping) else {}
         state = name.removeprefix(WORKER_STATUS) if name.startswith(WORKER_STATUS) else ""
         if name.startswith("torchelastic.") or (source == "AGENT" and "run_id" in metadata):
-            RECORDER.process.seen(str(metadata.get("run_id") or ""))
+            RECORDER.process.observe_agent(str(metadata.get("run_id") or ""))
         type_ = AGENT_STATUS + state if source == "AGENT" and state else name
         if state and source == "WORKER":
             _count_worker(state, metadata)
@@ -176,7 +176,7 @@ def record_event(
 def record_rendezvous(fields: Mapping[str, object], origin: object = None) -> None:
     """Record a `RdzvEvent` by its fields; never raises."""
     try:
-        RECORDER.process.seen(str(fields.get("run_id") or ""))
+        RECORDER.process.observe_agent(str(fields.get("run_id") or ""))
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))
         left_out = {"message", "node_state"}
         data = {key: value for key, value in fields.items() if key not in left_out and value != ""}
@@ -203,7 +203,7 @@ def _log(
         plain = convert_data({**data, **ends}, lambda _name: None)
         raw = RawEvent(type_, message, severity, plain, happened, now, monotonic_ns())
         EVENTS.record(kind, raw, happened, origin)
-        EVENTS.answer(kind)
+        EVENTS.await_handlers(kind)
 
 
 def _count_worker(state: str, metadata: Mapping[object, object]) -> None:

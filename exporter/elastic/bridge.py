@@ -40,7 +40,7 @@ def install() -> None:
         return
     Faces.installed = True
     if is_launcher(sys.orig_argv):
-        RECORDER.process.declare()
+        RECORDER.process.declare_agent()
     when_imported(
         "torch.distributed.elastic.metrics.api", lambda api: patch(api.MetricStream, "add_value", _taken)
     )
@@ -83,9 +83,9 @@ def _taken(stream: Any, metric_name: str, metric_value: Any) -> None:
 
 def _agent_made(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:
     try:
-        RECORDER.process.declare(str(spec.rdzv_handler.get_run_id() or ""))
+        RECORDER.process.declare_agent(str(spec.rdzv_handler.get_run_id() or ""))
     except Exception:  # noqa: BLE001  # the job's own rendezvous handler
-        RECORDER.process.declare()
+        RECORDER.process.declare_agent()
 
 
 def _watch_events(events: ModuleType) -> None:

@@ -40,7 +40,7 @@ from exporter.recording.limits import (
 )
 from exporter.recording.values import (
     KINDS,
-    NOTHING,
+    NO_COUNTS,
     Aggregation,
     Recording,
     StatDefinition,
@@ -286,7 +286,7 @@ def _reading(definition: StatDefinition, window: WindowReading | None, total: di
         bucket_counts,
         window,
         None if last is None else to_number(last),
-        _rejected(total["rejected"]) if "rejected" in total else NOTHING,
+        _rejected(total["rejected"]) if "rejected" in total else NO_COUNTS,
         to_count(total["overflows"]) if "overflows" in total else 0,
         None if value is None else to_number(value),
         _exponential(total["exponential"]) if "exponential" in total else {},

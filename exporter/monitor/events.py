@@ -51,9 +51,9 @@ def _check_data(data: object) -> Mapping[str, Datum]:
         raise TypeError(f"the data of an event must be a mapping, not {type(data).__name__}")
     own: dict[Any, Any] = dict(data)
     try:
-        return check_data(own, whole=True)
+        return check_data(own, keep_full_texts=True)
     except TypeError:
-        return check_data({_plain(name): _plain(value) for name, value in own.items()}, whole=True)
+        return check_data({_plain(name): _plain(value) for name, value in own.items()}, keep_full_texts=True)
 
 
 def _plain(value: Any) -> Any:
@@ -114,7 +114,7 @@ def log_event(event: Event) -> None:
     kind = EVENTS.kind(event._name or UNNAMED, "info")  # noqa: SLF001  # of this file, and not what a subclass makes of it
     if kind.enabled:
         EVENTS.record(kind, event, event._timestamp, event)  # noqa: SLF001  # likewise
-        EVENTS.answer(kind)
+        EVENTS.await_handlers(kind)
 
 
 # Handlers ------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def register_event_handler(callback: Callable[[Event], None]) -> EventHandlerHan
 
     Events that the callback logs are delivered after its return. Raises TypeError for a callback that is not callable.
     """
-    adapter = Adapter(_adapted, own=Event, awaited=True)
+    adapter = Adapter(_adapted, native_class=Event, is_awaited=True)
     return EVENTS.register_adapted(callback, adapter, queue=QUEUED_EVENTS)
 
 

@@ -276,7 +276,11 @@ class ExportQueue:
                 self._closing.wait(self._pause())
         if call.method not in {"initialize", "write_out", "close"}:
             self._send(call)
-        if call.method in {"write_out", "close"} or self.worker.idle or self._unwritten >= FLUSHED_TOGETHER:
+        if (
+            call.method in {"write_out", "close"}
+            or self.worker.is_idle
+            or self._unwritten >= FLUSHED_TOGETHER
+        ):
             self._write_out()
         if call.method == "close":
             self._attempt(call)

@@ -18,7 +18,7 @@ from typing import Any
 
 from exporter.errors import ExportError
 from exporter.one_logger.names import RecordType
-from exporter.recording.handlers import LinesFile, filled
+from exporter.recording.handlers import LinesFile, expand_path
 from exporter.recording.recorder import RECORDER
 from exporter.training.attributes import Attributes
 from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
@@ -221,7 +221,7 @@ class FileExporter(BaseJsonExporter):
         Raises ExportError: The file cannot be created.
         """
         process = RECORDER.process.identity()
-        self._path = filled(self._pattern, process.run, process.rank)
+        self._path = expand_path(self._pattern, process.run, process.rank)
         with self._export_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.touch()

@@ -257,7 +257,7 @@ class OneLoggerObserver:
             " being stopped, and its on_xxx_end method was not called correctly"
         )
         error = ErrorEvent.create(message, timestamp=at)
-        block.span.keep(error)
+        block.span.append_event(error)
         self.spans.error(block.span, error)
 
     def _end_save(
@@ -355,7 +355,7 @@ class OneLoggerObserver:
     ) -> None:
         """Add an event to the span of a block, and export the event."""
         event = Event.create(name, attributes, at)
-        block.span.keep(event)
+        block.span.append_event(event)
         self.spans.event(block.span, event)
 
 

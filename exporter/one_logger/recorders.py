@@ -153,7 +153,7 @@ class DefaultRecorder:
         """Record an error of the application."""
         event = ErrorEvent.create(error_message, exception)
         if self._accepts("error") and self._is_span("error", span) and isinstance(span, Span):
-            span.keep(event)
+            span.append_event(event)
             self._export_error(span, event)
         return event
 

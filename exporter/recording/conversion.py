@@ -1,7 +1,7 @@
 """Conversion of any object to a plain number, text, attribute or sample.
 
-Runs on the threads of the job; `to_sample` also on the recording thread. No function here raises for any object, waits for
-a device, or spends more than bounded time on a container. Classes are compared with `type`, because `isinstance` calls
+Runs on the threads of the job; `to_sample` also on the recording thread. No function raises, waits for a
+device, or spends unbounded time on a container. Classes are compared with `type`, because `isinstance` calls
 the object's own `__class__`, and by identity, because a metaclass may define `__hash__`.
 """
 
@@ -52,13 +52,13 @@ _SHOWN_AS_STR = ("datetime", "decimal", "uuid")
 
 @value_class
 class Unconvertible(Value):
-    """A value without a plain form; `text` describes the value in messages."""
+    """Value without a plain form; `text` describes the value in messages."""
 
     text: str
 
 
 class Rejection(enum.Enum):
-    """Reason why a value is no sample: a label value of `training_stat_rejected_samples_total`."""
+    """Reason for a rejected sample: a label value of `training_stat_rejected_samples_total`."""
 
     NAN = "nan"
     INFINITE = "infinite"
@@ -70,32 +70,32 @@ class Rejection(enum.Enum):
 
 
 def to_scalar(value: object) -> Datum | Unconvertible | None:
-    """Return a plain str, bool, int or float of the same value; None for None; else `Unconvertible`.
+    """Return the value as a plain str, bool, int or float; None for None, otherwise `Unconvertible`.
 
-    Converts instances of subclasses, members of enumerations, and every object of a single element that has `item()`,
-    `__index__` or `__float__`. The value of an asynchronous array is read only if the array is ready.
+    Converts instances of subclasses, members of enumerations, and single-element objects with `item()`, `__index__` or
+    `__float__`. The value of an asynchronous array is read only if the array is ready.
     """
     kind = type(value)
     if value is None or kind is float or kind is int or kind is str or kind is bool:
-        return value  # type: ignore[return-value]  # as just compared
+        return value  # type: ignore[return-value]  # checked above
     try:
-        found = _scalar(value, kind)
+        scalar = _scalar(value, kind)
     except Exception:  # noqa: BLE001  # code of the object's class
-        found = None
-    return Unconvertible(safe_repr(value)) if found is None else found
+        scalar = None
+    return Unconvertible(safe_repr(value)) if scalar is None else scalar
 
 
 def to_number(value: object) -> int | float | None:
     """Return the value as a plain int or float; None if the value is no number, or a bool."""
     kind = type(value)
     if kind is float or kind is int:
-        return value  # type: ignore[return-value]  # as just compared
-    found = to_scalar(value)
-    return found if type(found) is float or type(found) is int else None
+        return value  # type: ignore[return-value]  # checked above
+    scalar = to_scalar(value)
+    return scalar if type(scalar) is float or type(scalar) is int else None
 
 
 def to_sample(value: Any) -> float | Rejection:
-    """Return the value as a finite float, or the reason why it is none; runs no code of the job.
+    """Return the value as a finite float, or the reason for its rejection; runs no code of the job.
 
     Accepts Python's and numpy's numbers and their subclasses. The recording thread calls this function, and a foreign class's
     `__float__` could block that thread.
@@ -164,14 +164,16 @@ def _is_readable(value: Any, kind: type) -> bool:
     """Return True if reading the value waits neither for a device nor for other ranks."""
     if class_attribute(kind, "is_ready") is not None:
         return bool(value.is_ready())
-    placements = getattr(value, "placements", None)  # a DTensor, of which `item()` could communicate
+    placements = getattr(
+        value, "placements", None
+    )  # `item()` of a DTensor could communicate with other ranks
     return _in_host_memory(value) and (
         placements is None or all(placement.is_replicate() for placement in placements)
     )
 
 
 def _in_host_memory(value: Any) -> bool:
-    """Return True unless the object names a device other than the CPU; numpy and TensorFlow name devices by text."""
+    """Return True unless the object names a device other than the CPU; numpy and TensorFlow use texts for devices."""
     device = getattr(value, "device", None)
     if device is None:
         return True
@@ -190,7 +192,7 @@ def to_attribute(value: object) -> AttributeValue | None:
     """
     kind = type(value)
     if value is None or kind is float or kind is int or kind is bool:
-        return value  # type: ignore[return-value]  # as just compared
+        return value  # type: ignore[return-value]  # checked above
     try:
         return _attribute_of(value, 0, iter(range(MAX_ITEMS)))  # type: ignore[no-any-return]  # recursive
     except Exception:  # noqa: BLE001  # code of the object's class
@@ -198,7 +200,7 @@ def to_attribute(value: object) -> AttributeValue | None:
 
 
 def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
-    """Convert one value; *budget* runs out after as many items as an attribute may have."""
+    """Convert a value; *budget* is exhausted after the maximum number of items."""
     kind = type(value)
     if value is None:
         return None
@@ -211,18 +213,18 @@ def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
     if (items is not None or pairs is not None) and depth > MAX_DEPTH:
         return f"<{class_name(value)}>"
     if items is not None:
-        return _homogeneous([_attribute_of(item, depth + 1, budget) for item, _ in zip(items, budget)])  # noqa: B905  # ends with the budget
+        return _homogeneous([_attribute_of(item, depth + 1, budget) for item, _ in zip(items, budget)])  # noqa: B905  # the budget ends the loop
     if pairs is not None:
-        below = depth + 1
+        inner_depth = depth + 1
         return [
-            f"{_attribute_of(key, below, budget)}:{_attribute_of(item, below, budget)}"
-            for (key, item), _ in zip(pairs, budget)  # noqa: B905  # likewise
+            f"{_attribute_of(key, inner_depth, budget)}:{_attribute_of(item, inner_depth, budget)}"
+            for (key, item), _ in zip(pairs, budget)  # noqa: B905  # the budget ends the loop
         ]
-    found = to_scalar(value)
-    if type(found) is str:
-        return found[:MAX_TEXT_CHARACTERS]
-    if not isinstance(found, Unconvertible):
-        return found
+    scalar = to_scalar(value)
+    if type(scalar) is str:
+        return scalar[:MAX_TEXT_CHARACTERS]
+    if not isinstance(scalar, Unconvertible):
+        return scalar
     if class_attribute(kind, "device") is not None or is_asynchronous(value):
         return f"<{class_name(value)}>"
     if size_of(value, kind) > MAX_SIZED_ITEMS:
@@ -241,21 +243,21 @@ def _homogeneous(items: list[Any]) -> list[Any]:
 
 
 def to_datum(value: object) -> Datum | None:
-    """Return the value as a datum of an event; None if the value is None or cannot be shown.
+    """Return the value as a datum of an event; None for None and for values that cannot be converted.
 
-    Numbers of other libraries become plain numbers, whole numbers beyond 64 bits and all other objects short text.
+    Numbers of other libraries become plain numbers. Integers beyond 64 bits and all other objects become short texts.
     """
     try:
-        found = to_scalar(value)
-        if type(found) is str:
-            return found[:MAX_TEXT_CHARACTERS]
-        if type(found) is int and not -_INT64_LIMIT <= found < _INT64_LIMIT:
-            return _whole_number(found)
-        if not isinstance(found, Unconvertible):
-            return found
+        scalar = to_scalar(value)
+        if type(scalar) is str:
+            return scalar[:MAX_TEXT_CHARACTERS]
+        if type(scalar) is int and not -_INT64_LIMIT <= scalar < _INT64_LIMIT:
+            return _whole_number(scalar)
+        if not isinstance(scalar, Unconvertible):
+            return scalar
         kind = type(value)
         if issubclass(kind, os.PathLike):
-            return os.fsdecode(value)[:MAX_TEXT_CHARACTERS]  # type: ignore[arg-type]  # as just compared
+            return os.fsdecode(value)[:MAX_TEXT_CHARACTERS]  # type: ignore[arg-type]  # checked above
         if issubclass(kind, (bytes, bytearray)):
             return first_bytes(value, MAX_REPR_CHARACTERS).decode("utf-8", "backslashreplace")
         if module_of_class(kind) in _SHOWN_AS_STR:
@@ -266,18 +268,18 @@ def to_datum(value: object) -> Datum | None:
 
 
 def to_message(value: object, limit: int = MAX_TEXT_CHARACTERS) -> str:
-    """Return a text for people of at most *limit* characters: its `str`, containers cut after `MAX_REPR_ITEMS` items."""
+    """Return the `str` of the value, with containers cut after `MAX_REPR_ITEMS` items and the text after *limit* characters."""
     kind = type(value)
     if kind is str:
-        return value[:limit]  # type: ignore[index,no-any-return]  # as just compared
+        return value[:limit]  # type: ignore[index,no-any-return]  # checked above
     try:
         if issubclass(kind, str):
-            return str.__str__(value)[:limit]  # a copy in C, whatever the subclass defines
+            return str.__str__(value)[:limit]  # runs no code of the subclass
         if issubclass(kind, BaseException):
             return str(value)[:limit]
-        found = to_scalar(value)
-        if not isinstance(found, Unconvertible):
-            return _whole_number(found) if type(found) is int else str(found)[:limit]
+        scalar = to_scalar(value)
+        if not isinstance(scalar, Unconvertible):
+            return _whole_number(scalar) if type(scalar) is int else str(scalar)[:limit]
         if (
             items_of(value, kind) is None
             and pairs_of(value, kind) is None
@@ -290,7 +292,7 @@ def to_message(value: object, limit: int = MAX_TEXT_CHARACTERS) -> str:
 
 
 def to_text(value: object, limit: int = MAX_REPR_CHARACTERS) -> str:
-    """Return a text for the value of at most *limit* characters: its `repr`, containers cut after `MAX_REPR_ITEMS` items."""
+    """Return the `repr` of the value, with containers cut after `MAX_REPR_ITEMS` items and the text after *limit* characters."""
     try:
         return _render(value, 0, iter(range(MAX_ITEMS)))[:limit]
     except Exception:  # noqa: BLE001  # the job's own `__repr__`
@@ -298,26 +300,26 @@ def to_text(value: object, limit: int = MAX_REPR_CHARACTERS) -> str:
 
 
 def to_name(value: object) -> str:
-    """Return the text of a name: an enumeration's value, a str itself, `<Class>` of anything else."""
+    """Return the text of a name: a str, the value of an enumeration member, or `<Class>` for other objects."""
     kind = type(value)
     if kind is str:
-        return value  # type: ignore[return-value]  # as just compared
+        return value  # type: ignore[return-value]  # checked above
     try:
-        found: Any = value.value if issubclass(kind, enum.Enum) else value  # type: ignore[attr-defined]  # an Enum
+        name: Any = value.value if issubclass(kind, enum.Enum) else value  # type: ignore[attr-defined]  # an Enum
     except Exception:  # noqa: BLE001  # an enumeration with a `value` of its own
-        found = value
-    return str.__str__(found) if issubclass(type(found), str) else f"<{class_name(found)}>"
+        name = value
+    return str.__str__(name) if issubclass(type(name), str) else f"<{class_name(name)}>"
 
 
 def safe_repr(value: object, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
     """Return a text for messages; runs no code of the job except `__str__` of an exception.
 
-    Returns `<Class>` of anything but plain values, enumerations, exceptions and lists, sets and dicts of them.
+    Objects other than plain values, enumerations, exceptions and their built-in containers become `<Class>`.
     """
     kind = type(value)
     try:
         if kind is Unconvertible:
-            return value.text[:limit]  # type: ignore[attr-defined,no-any-return]  # as just compared
+            return value.text[:limit]  # type: ignore[attr-defined,no-any-return]  # checked above
         if issubclass(kind, BaseException):
             return f"{class_name(value)}: {value}"[:limit]
         return _plain_repr(value, 0, iter(range(MAX_ITEMS)))[:limit]
@@ -367,14 +369,14 @@ def _render(value: Any, depth: int, budget: Iterator[int]) -> str:
 
 
 def _container(value: Any, kind: type, budget: Iterator[int], render: Callable[[Any], str]) -> str:
-    """Show the first items of a list, tuple, set or mapping of any class as its built-in base shows them."""
+    """Render the first items of a list, tuple, set or mapping in the notation of the built-in base class."""
     items, pairs = items_of(value, kind), pairs_of(value, kind)
     if pairs is not None:
-        parts = [f"{render(key)}: {render(item)}" for (key, item), _ in zip(pairs[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # ends with the budget
+        parts = [f"{render(key)}: {render(item)}" for (key, item), _ in zip(pairs[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # the budget ends the loop
     else:
-        parts = [render(item) for item, _ in zip((items or [])[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # likewise
-    more = ["..."] if size_of(value, kind) > MAX_REPR_ITEMS else []
-    body = ", ".join(parts + more)
+        parts = [render(item) for item, _ in zip((items or [])[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # the budget ends the loop
+    ellipsis = ["..."] if size_of(value, kind) > MAX_REPR_ITEMS else []
+    body = ", ".join(parts + ellipsis)
     if pairs is not None:
         return f"{{{body}}}"
     if issubclass(kind, tuple):
@@ -388,11 +390,11 @@ def _container(value: Any, kind: type, budget: Iterator[int], render: Callable[[
 
 def _whole_number(value: int) -> str:
     bits = value.bit_length()
-    return str(value) if bits < _MAX_SHOWN_BITS else f"a whole number of {bits} bits"
+    return str(value) if bits < _MAX_SHOWN_BITS else f"an integer of {bits} bits"
 
 
 def _is_array(value: Any, kind: type) -> bool:
-    """Return True for tensors and arrays of other libraries that live on a device."""
+    """Return True for a tensor or array with a device."""
     return class_attribute(kind, "shape") is not None and (
         class_attribute(kind, "device") is not None or is_asynchronous(value)
     )

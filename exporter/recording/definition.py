@@ -26,7 +26,7 @@ from exporter.recording.values import Aggregation, StatDefinition
 
 _UNITS = "seconds bytes ratio joules watts grams liters hertz celsius volts amperes meters flops tokens samples steps"
 UNITS = tuple(_UNITS.split())
-"""Base units, and nouns that a training job counts."""
+"""Base units, and countable nouns of a training job."""
 
 MIN_WINDOW_SECONDS = 0.1
 _MAX_WINDOW_SAMPLES = 1_000_000_000
@@ -40,7 +40,7 @@ DEFAULT_BUCKETS: Mapping[str | None, tuple[float, ...]] = {
 }
 OTHER_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1e3, 1e4, 1e5, 1e6)
 
-_TAKEN_LABELS = ("instance", "job", "le", "quantile", "rank", "role", "run", "worker")
+_RESERVED_LABELS = ("instance", "job", "le", "quantile", "rank", "role", "run", "worker")
 _NAME = re.compile(r"[a-zA-Z]\w*(\.\w+)*", re.ASCII)
 _LABEL = re.compile(r"[a-zA-Z]\w*", re.ASCII)
 
@@ -58,7 +58,7 @@ def check_definition(
 
 @contextmanager
 def unreadable_values() -> Iterator[None]:
-    """Raise DefinitionError for a value that raises when it is read, as an unbound proxy does."""
+    """Raise DefinitionError for a value that raises on access, such as an unbound proxy."""
     try:
         yield
     except DefinitionError:
@@ -71,33 +71,33 @@ def unreadable_values() -> Iterator[None]:
 def _check_definition(
     name: str, aggregations: Iterable[Aggregation | str] | None, **fields: Any
 ) -> StatDefinition:
-    good: object = isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and _NAME.fullmatch(name)
+    is_valid: object = isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and _NAME.fullmatch(name)
     allowed = "letters, digits, '_' and '.', starting with a letter: training.batch.latency"
-    require(good, "name", name, f"{allowed} (at most {MAX_NAME_CHARACTERS} characters)")
-    wanted = _check_aggregations(DEFAULT_AGGREGATIONS if aggregations is None else aggregations)
-    buckets, least = fields.pop("buckets", None), fields.pop("min_samples", 1)
-    checked = {field: _CHECKS[field](value) for field, value in fields.items()}
-    definition = StatDefinition(name, wanted, **checked)
-    good = definition.window_seconds is not None or definition.window_samples is not None
-    require(good, "window_seconds", None, f"{MIN_WINDOW_SECONDS} or more where window_samples is None")
-    good = buckets is None or Aggregation.HISTOGRAM in wanted
-    require(good, "buckets", buckets, "None without Aggregation.HISTOGRAM")
-    most = definition.window_samples or _MAX_WINDOW_SAMPLES
-    allowed = f"a whole number from 1 to {most}" + (
-        ", the window_samples" if most < _MAX_WINDOW_SAMPLES else ""
+    require(is_valid, "name", name, f"{allowed} (at most {MAX_NAME_CHARACTERS} characters)")
+    requested = _check_aggregations(DEFAULT_AGGREGATIONS if aggregations is None else aggregations)
+    buckets, min_samples = fields.pop("buckets", None), fields.pop("min_samples", 1)
+    checked_fields = {field: _CHECKS[field](value) for field, value in fields.items()}
+    definition = StatDefinition(name, requested, **checked_fields)
+    is_valid = definition.window_seconds is not None or definition.window_samples is not None
+    require(is_valid, "window_seconds", None, f"{MIN_WINDOW_SECONDS} or more where window_samples is None")
+    is_valid = buckets is None or Aggregation.HISTOGRAM in requested
+    require(is_valid, "buckets", buckets, "None without Aggregation.HISTOGRAM")
+    max_samples = definition.window_samples or _MAX_WINDOW_SAMPLES
+    allowed = f"a whole number from 1 to {max_samples}" + (
+        ", the window_samples" if max_samples < _MAX_WINDOW_SAMPLES else ""
     )
-    require(type(least) is int and 1 <= least <= most, "min_samples", least, allowed)
-    bounds = _default_buckets(wanted, definition.unit) if buckets is None else check_buckets(buckets)
-    return definition.replace(buckets=bounds, min_samples=least)
+    require(type(min_samples) is int and 1 <= min_samples <= max_samples, "min_samples", min_samples, allowed)
+    bounds = _default_buckets(requested, definition.unit) if buckets is None else check_buckets(buckets)
+    return definition.replace(buckets=bounds, min_samples=min_samples)
 
 
-def require(good: object, field: str, found: object, allowed: str, what: str = "") -> None:
-    """Raise DefinitionError if a value is not good."""
-    if not good:
-        text = safe_repr(found)
+def require(is_valid: object, field: str, value: object, allowed: str, subject: str = "") -> None:
+    """Raise DefinitionError unless a value is valid; *subject* replaces the field in the message."""
+    if not is_valid:
+        text = safe_repr(value)
         text = text if len(text) <= 80 else f"{text[:77]}..."
         raise DefinitionError(
-            f"{what or field} must be {allowed}, not {text}", field=field, found=found, allowed=allowed
+            f"{subject or field} must be {allowed}, not {text}", field=field, found=value, allowed=allowed
         )
 
 
@@ -107,43 +107,45 @@ def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
         bounds = tuple(float(bound) for bound in buckets)
     except (TypeError, ValueError, OverflowError):
         bounds = ()
-    good = all(map(isfinite, bounds)) and all(low < high for low, high in pairwise(bounds))
+    is_valid = all(map(isfinite, bounds)) and all(low < high for low, high in pairwise(bounds))
     allowed = f"1 to {MAX_BUCKETS} finite numbers, ascending, without +Inf"
-    require(good and 1 <= len(bounds) <= MAX_BUCKETS, "buckets", buckets, allowed)
+    require(is_valid and 1 <= len(bounds) <= MAX_BUCKETS, "buckets", buckets, allowed)
     return bounds
 
 
 def check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     """Return constant labels, sorted by name; raises DefinitionError for invalid labels."""
-    good: object = labels is None or (isinstance(labels, Mapping) and len(labels) <= MAX_LABELS)
-    require(good, "labels", labels, f"a mapping of at most {MAX_LABELS} names to values")
+    is_valid: object = labels is None or (isinstance(labels, Mapping) and len(labels) <= MAX_LABELS)
+    require(is_valid, "labels", labels, f"a mapping of at most {MAX_LABELS} names to values")
     for name, value in (labels or {}).items():
-        good = isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and _LABEL.fullmatch(name)
-        require(good, "labels", name, "a letter, then letters, digits or '_'", "a label's name")
-        require(name not in _TAKEN_LABELS, "labels", name, f"none of {_TAKEN_LABELS}", "a label's name")
-        good = isinstance(value, str) and 0 < len(value) <= MAX_LABEL_VALUE_CHARACTERS and value.isprintable()
+        is_valid = isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and _LABEL.fullmatch(name)
+        require(is_valid, "labels", name, "a letter, then letters, digits or '_'", "a label's name")
+        require(name not in _RESERVED_LABELS, "labels", name, f"none of {_RESERVED_LABELS}", "a label's name")
+        is_valid = (
+            isinstance(value, str) and 0 < len(value) <= MAX_LABEL_VALUE_CHARACTERS and value.isprintable()
+        )
         allowed = f"printable text of 1 to {MAX_LABEL_VALUE_CHARACTERS} characters"
-        require(good, "labels", value, allowed, f"the value of label {name}")
+        require(is_valid, "labels", value, allowed, f"the value of label {name}")
     return tuple(sorted((labels or {}).items()))
 
 
 def _check_aggregations(aggregations: Iterable[Aggregation | str]) -> frozenset[Aggregation]:
     allowed = [member.value for member in Aggregation]
-    good = isinstance(aggregations, Iterable) and not isinstance(aggregations, str | Aggregation)
-    require(good, "aggregations", aggregations, "a collection such as {Aggregation.MEAN}")
-    found = [each.value if isinstance(each, Aggregation) else each for each in aggregations]
-    for value in found:
+    is_valid = isinstance(aggregations, Iterable) and not isinstance(aggregations, str | Aggregation)
+    require(is_valid, "aggregations", aggregations, "a collection such as {Aggregation.MEAN}")
+    values = [item.value if isinstance(item, Aggregation) else item for item in aggregations]
+    for value in values:
         require(value in allowed, "aggregations", value, f"some of {', '.join(allowed)}")
-    return frozenset(map(Aggregation, found))
+    return frozenset(map(Aggregation, values))
 
 
-def _check_number(field: str, value: float, *, at_least: float) -> float:
+def _check_number(field: str, value: float, *, minimum: float) -> float:
     try:
         number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
     except OverflowError:
         number = -1.0
-    good = isfinite(number) and number >= at_least
-    require(good, field, value, f"a finite number of at least {at_least:g}")
+    is_valid = isfinite(number) and number >= minimum
+    require(is_valid, field, value, f"a finite number of at least {minimum:g}")
     return number
 
 
@@ -154,20 +156,20 @@ def _check_window_seconds(seconds: float | None) -> float | None:
 
 
 def _check_window_samples(samples: int | None) -> int | None:
-    good = samples is None or (type(samples) is int and 1 <= samples <= _MAX_WINDOW_SAMPLES)
-    require(good, "window_samples", samples, f"a whole number from 1 to {_MAX_WINDOW_SAMPLES}, or None")
+    is_valid = samples is None or (type(samples) is int and 1 <= samples <= _MAX_WINDOW_SAMPLES)
+    require(is_valid, "window_samples", samples, f"a whole number from 1 to {_MAX_WINDOW_SAMPLES}, or None")
     return samples
 
 
 def _check_unit(unit: str | None) -> str | None:
-    known = f"a base unit (seconds for ms, ratio for %) or None; known are {', '.join(UNITS)}"
-    require(unit is None or unit in UNITS, "unit", unit, known)
+    allowed = f"None or a base unit (seconds for ms, ratio for %): {', '.join(UNITS)}"
+    require(unit is None or unit in UNITS, "unit", unit, allowed)
     return unit
 
 
 def _check_help(text: str) -> str:
-    good = isinstance(text, str) and len(text) <= MAX_HELP_CHARACTERS and text.isprintable()
-    require(good, "help", text, f"one printable line of at most {MAX_HELP_CHARACTERS} characters")
+    is_valid = isinstance(text, str) and len(text) <= MAX_HELP_CHARACTERS and text.isprintable()
+    require(is_valid, "help", text, f"one printable line of at most {MAX_HELP_CHARACTERS} characters")
     return text
 
 
@@ -181,7 +183,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "window_samples": _check_window_samples,
     "window_seconds": _check_window_seconds,
 }
-_BY_RULES = ("aggregations", "buckets", "window_samples", "window_seconds")
+_RULE_FIELDS = ("aggregations", "buckets", "window_samples", "window_seconds")
 """Fields that the configuration may change."""
 
 
@@ -193,38 +195,45 @@ def _default_buckets(aggregations: frozenset[Aggregation], unit: str | None) -> 
 
 
 def check_rules(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
-    """Return the valid rules, with checked values, and the problems of the others."""
-    good: list[Rule] = []
-    wrong: list[str] = []
+    """Return the valid rules with checked values, and the problems of the invalid rules."""
+    valid_rules: list[Rule] = []
+    problems: list[str] = []
     for number, rule in enumerate(rules, 1):
         try:
-            checked = {key: _CHECKS[key](value) if key in _BY_RULES else value for key, value in rule.items()}
+            checked_rule = {
+                key: _CHECKS[key](value) if key in _RULE_FIELDS else value for key, value in rule.items()
+            }
         except DefinitionError as error:
-            wrong.append(f"rule {number} for {rule.get('match')!r}: {error}")
+            problems.append(f"rule {number} for {rule.get('match')!r}: {error}")
             continue
-        if isinstance(checked.get("match"), str) and isinstance(checked.get("enabled", True), bool):
-            good.append(checked)
+        if isinstance(checked_rule.get("match"), str) and isinstance(checked_rule.get("enabled", True), bool):
+            valid_rules.append(checked_rule)
         else:
-            wrong.append(f"rule {number}: needs a text 'match', and 'enabled' must be true or false")
-    return good, wrong
+            problems.append(f"rule {number}: 'match' must be a text, and 'enabled' must be true or false")
+    return valid_rules, problems
 
 
 def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[StatDefinition, bool]:
-    """Return a definition changed by every matching rule, later rules last, and True if the Stat is enabled."""
+    """Return the definition after all matching rules, in order, and True if the Stat is enabled."""
     changes: dict[str, object] = {}
     enabled = True
     for rule in rules:
         if fnmatchcase(definition.name, str(rule["match"])):
-            changes.update({key: value for key, value in rule.items() if key in _BY_RULES})
+            changes.update({key: value for key, value in rule.items() if key in _RULE_FIELDS})
             enabled = bool(rule.get("enabled", enabled))
     if not changes or definition.kind != "stat":
         return definition, enabled
-    changed = definition.replace(**changes)
-    if changed.window_seconds is None and changed.window_samples is None:
-        kept = definition.window_seconds, definition.window_samples
-        changed = changed.replace(window_seconds=kept[0], window_samples=kept[1])
-    if changed.window_samples is not None and changed.window_samples < changed.min_samples:
-        changed = changed.replace(min_samples=changed.window_samples)
-    if Aggregation.HISTOGRAM not in changed.aggregations or not changed.buckets:
-        changed = changed.replace(buckets=_default_buckets(changed.aggregations, changed.unit))
-    return changed, enabled
+    new_definition = definition.replace(**changes)
+    if new_definition.window_seconds is None and new_definition.window_samples is None:
+        window = definition.window_seconds, definition.window_samples
+        new_definition = new_definition.replace(window_seconds=window[0], window_samples=window[1])
+    if (
+        new_definition.window_samples is not None
+        and new_definition.window_samples < new_definition.min_samples
+    ):
+        new_definition = new_definition.replace(min_samples=new_definition.window_samples)
+    if Aggregation.HISTOGRAM not in new_definition.aggregations or not new_definition.buckets:
+        new_definition = new_definition.replace(
+            buckets=_default_buckets(new_definition.aggregations, new_definition.unit)
+        )
+    return new_definition, enabled

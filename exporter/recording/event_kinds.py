@@ -30,9 +30,9 @@ from exporter.recording.value_class import Value, value_class
 from exporter.recording.worker import Counter
 
 MAX_TYPES = 100
-"""Types with counts of their own; further types are counted as `other`."""
+"""Limit of separately counted types; further types are counted as `other`."""
 MAX_KINDS = 1000
-"""Kinds in memory; further kinds are created for each event and counted as `other`."""
+"""Limit of kinds in memory; further kinds are created per event and counted as `other`."""
 MAX_LABEL_CHARACTERS = 200
 OTHER = "other"
 DEFAULT_PER_SECOND = 10_000.0
@@ -43,7 +43,7 @@ Pair = tuple[str, str]
 
 @value_class
 class EventRule(Value):
-    """EventRule for the events whose types match a shell pattern; see `KindTable.limit`."""
+    """Rule for the events whose types match a shell pattern; see `KindTable.limit`."""
 
     match: str = "*"
     enabled: bool = True
@@ -56,32 +56,36 @@ class Kind:
     """Counts, rules and handlers of the events of a type and severity.
 
     Attributes:
-        count: Counts one more.
-        limited: Whether a rule samples or limits them, so that direct handlers are asked for, too.
-        routes: The handlers that want them.
-        counted: The kind with which they are counted, for most itself.
+        count: Counts an event.
+        is_limited: True if a rule samples or limits the events, also for direct and awaited handlers.
+        handlers: The handlers that receive the events.
+        counting_kind: The kind whose counters are used: this kind, or the kind `other` above the limit of kinds.
     """
 
     counter: Counter
     count: Callable[[], int]
-    suppressed: dict[str, Counter]  # undelivered events by reason
+    suppressed_events: dict[str, Counter]  # undelivered events by reason
 
-    def __init__(self, type: str, severity: str, label: str, counted: Kind | None = None) -> None:
+    def __init__(self, type: str, severity: str, label: str, counting_kind: Kind | None = None) -> None:
         self.type = type
         self.severity = severity
         self.label = label
-        self.routes: tuple[Handle, ...] = ()
-        self.counted = counted or self
+        self.handlers: tuple[Handle, ...] = ()
+        self.counting_kind = counting_kind or self
         self.restart()
-        if counted is not None:
-            self.counter, self.count, self.suppressed = counted.counter, counted.count, counted.suppressed
+        if counting_kind is not None:
+            self.counter, self.count, self.suppressed_events = (
+                counting_kind.counter,
+                counting_kind.count,
+                counting_kind.suppressed_events,
+            )
 
     def restart(self) -> None:
         """Count from zero."""
         self.counter = Counter()
         self.count = self.counter.bump
         self.last: float | datetime | None = None  # time of the latest event
-        self.suppressed = {reason: Counter() for reason in ("sampled", "rate_limit", "payload")}
+        self.suppressed_events = {reason: Counter() for reason in ("sampled", "rate_limit", "payload")}
         self._number = count().__next__
 
     @property
@@ -95,37 +99,37 @@ class Kind:
     def obey(self, rules: Iterable[EventRule], *, recording: bool) -> None:
         """Apply the last rule that matches."""
         rule = EventRule()
-        for each in rules:
-            rule = each if fnmatchcase(self.type, each.match) else rule
+        for candidate in rules:
+            rule = candidate if fnmatchcase(self.type, candidate.match) else rule
         self.enabled = recording and rule.enabled and LEVELS[self.severity] >= LEVELS[rule.severity]
         self._sample, self._per_second = rule.sample, rule.per_second
-        self.limited = rule.sample < 1.0 or rule.per_second != DEFAULT_PER_SECOND
+        self.is_limited = rule.sample < 1.0 or rule.per_second != DEFAULT_PER_SECOND
         self._ends = 0.0
 
     def route(self, handlers: Iterable[Handle]) -> None:
-        """Select the handlers that want this kind."""
-        self.routes = tuple([each for each in handlers if each.wants(self.type, self.severity)])
+        """Select the handlers that receive this kind."""
+        self.handlers = tuple([handler for handler in handlers if handler.wants(self.type, self.severity)])
 
     def admits(self) -> bool:
         """Return True if the next event is delivered."""
         share = self._sample
-        if share < 1.0:  # every n-th event, the first included, without the job's random generators
+        if share < 1.0:  # every n-th event from the first, without use of the job's random generators
             number = self._number()
             if (number * share) // 1 == ((number - 1) * share) // 1:
-                self.suppressed["sampled"].bump()
+                self.suppressed_events["sampled"].bump()
                 return False
         if self._per_second is None:
             return True
         now = monotonic()
         if now >= self._ends:
-            # Two threads that reset the limit at once deliver twice as many events in this second, which is harmless.
-            whole = max(int(self._per_second), 1)
-            self._permit = iter(range(whole if self._per_second else 0)).__next__
-            self._ends = now + whole / self._per_second if self._per_second else float("inf")
+            # Two threads that reset the limit concurrently deliver at most twice as many events in this second.
+            permits = max(int(self._per_second), 1)
+            self._permit = iter(range(permits if self._per_second else 0)).__next__
+            self._ends = now + permits / self._per_second if self._per_second else float("inf")
         try:
             self._permit()
         except StopIteration:
-            self.suppressed["rate_limit"].bump()
+            self.suppressed_events["rate_limit"].bump()
             return False
         return True
 
@@ -137,11 +141,13 @@ class KindTable:
     latest: deque[Any]  # latest events, or the objects that `recent` converts to events
 
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
-        self._lock = threading.RLock()  # a signal handler may log while its thread creates a kind
+        self._lock = (
+            threading.RLock()
+        )  # reentrant, because a signal handler may log while its thread creates a kind
         self._wake = wake  # called on the first event or handler
         self._kinds: dict[Pair, Kind] = {}  # never removed: compatibility modules keep references
         self._rules: dict[str, EventRule] = {}
-        self.recording = True  # False with `EXPORTER_DISABLED=1`
+        self.is_recording = True  # False with `EXPORTER_DISABLED=1`
         self._begin_counts()
 
     def _begin_counts(self) -> None:
@@ -150,7 +156,7 @@ class KindTable:
             kind.restart()
 
     def kind(self, type: str, severity: str) -> Kind:
-        """Return the kind of a type and a severity; raises TypeError or ValueError for invalid ones."""
+        """Return the kind of a type and a severity; raises TypeError or ValueError for invalid arguments."""
         try:
             return self._kinds[type, severity]
         except (KeyError, TypeError):
@@ -159,31 +165,31 @@ class KindTable:
             kind = self._kinds.get(pair)
             if kind is not None:
                 return kind
-            kept = len(self._kinds) < MAX_KINDS or pair[0] == OTHER
-            if kept:
-                labels = {each.label for each in list(self._kinds.values())}
+            is_kept = len(self._kinds) < MAX_KINDS or pair[0] == OTHER
+            if is_kept:
+                labels = {known.label for known in list(self._kinds.values())}
                 label = clean_text(pair[0])[:MAX_LABEL_CHARACTERS]
                 kind = Kind(*pair, label if label in labels or len(labels) < MAX_TYPES else OTHER)
             else:
                 kind = Kind(*pair, OTHER, self.kind(OTHER, pair[1]))
-            kind.obey(list(self._rules.values()), recording=self.recording)
+            kind.obey(list(self._rules.values()), recording=self.is_recording)
             kind.route(self.active)
-            if kept:
+            if is_kept:
                 kind = self._kinds.setdefault(pair, kind)
         if self._wake is not None:
             self._wake()
         return kind
 
     def enabled(self, type: str, severity: str = "info") -> bool:
-        """Return True if such an event would be recorded; cheap enough to call before computing the data."""
+        """Return True if an event of this type and severity would be recorded, to skip expensive data otherwise."""
         try:
             return self._kinds[type, severity].enabled
-        except Exception:  # noqa: BLE001, S110  # a new kind, or a `__hash__` of the job's own
+        except Exception:  # noqa: BLE001, S110  # a new kind, or an unhashable type
             pass
         try:
             return self.kind(to_message(type, MAX_TYPE_CHARACTERS), find_severity(severity) or "info").enabled
-        except Exception:  # noqa: BLE001  # code of the object's class
-            return self.recording
+        except Exception:  # noqa: BLE001  # conversion runs code of the job
+            return self.is_recording
 
     def limit(
         self,
@@ -199,7 +205,7 @@ class KindTable:
         Sampled and limited events still count. Raises TypeError or ValueError for an invalid argument.
 
         Args:
-            match: The pattern; a call without a rule removes the pattern's rule.
+            match: The pattern; a call with only a pattern removes the rule of the pattern.
             enabled: False to ignore the events.
             severity: The lowest severity to record.
             sample: The share of delivered events, 0 to 1.
@@ -217,28 +223,28 @@ class KindTable:
             if rule != EventRule(match):
                 self._rules[match] = rule
             for kind in list(self._kinds.values()):
-                kind.obey(list(self._rules.values()), recording=self.recording)
+                kind.obey(list(self._rules.values()), recording=self.is_recording)
 
     def _counts(self) -> tuple[dict[Pair, int], dict[Pair, float], dict[Pair, int]]:
         """Return the counts, the times of the latest events, and the counts of undelivered events."""
         counts: dict[Pair, int] = {}
-        last: dict[Pair, float] = {}
+        last_times: dict[Pair, float] = {}
         suppressed: dict[Pair, int] = {}
-        for each in list(self._kinds.values()):
-            pair = each.label, each.severity
-            if number := each.counter.read():
+        for kind in list(self._kinds.values()):
+            pair = kind.label, kind.severity
+            if number := kind.counter.read():
                 counts[pair] = counts.get(pair, 0) + number
-                if (when := each.last_seconds) is not None:
-                    last[pair] = max(last.get(pair, when), when)
-            for reason, counter in each.suppressed.items():
+                if (last_time := kind.last_seconds) is not None:
+                    last_times[pair] = max(last_times.get(pair, last_time), last_time)
+            for reason, counter in kind.suppressed_events.items():
                 if number := counter.read():
-                    suppressed[each.label, reason] = suppressed.get((each.label, reason), 0) + number
-        return counts, last, suppressed
+                    suppressed[kind.label, reason] = suppressed.get((kind.label, reason), 0) + number
+        return counts, last_times, suppressed
 
-    def _refuse(self, type: str, what: str) -> None:
-        """Count a dropped part of an event, and log it once for each type."""
-        self.kind(type or OTHER, "info").suppressed["payload"].bump()
+    def _refuse(self, type: str, part: str) -> None:
+        """Count an omitted part of an event, and log it once per type."""
+        self.kind(type or OTHER, "info").suppressed_events["payload"].bump()
         log_once(
             f"event {type[:MAX_TYPE_CHARACTERS]}",
-            f"an event {type[:100]!r} is recorded without an invalid part: {what}",
+            f"an event {type[:100]!r} is recorded without an invalid part: {part}",
         )

@@ -1,4 +1,4 @@
-"""The event log of one process: counts events without a lock and delivers them to handlers on threads of their own.
+"""Event log of a process: counts events without a lock and delivers them to handlers on worker threads.
 
 Runs on any thread of the job. `log` and `enabled` never raise and never wait; `register` and `limit` check their arguments.
 """
@@ -34,25 +34,25 @@ from exporter.recording.values import EventsReading, ProcessIdentity
 from exporter.recording.worker import end_all
 
 RECENT_EVENTS = 256
-"""Number of events that `recent` returns."""
+"""Events that `recent` returns at most."""
 MAX_QUEUED_EVENTS = 1_000_000
 END_SECONDS = 2.0
-"""Longest wait of an unregistration for the queued events of a handler."""
-_UNNAMED = "unnamed"
+"""Longest wait of `unregister` for the queued events of the handler."""
+UNNAMED_TYPE = "unnamed"
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
-"""Classes of a payload that is called; an object that is merely callable, as a model is, is passed on."""
-Found = TypeVar("Found")
+"""Classes of payloads that are called; any other callable object, such as a model, is passed to the handlers."""
+Checked = TypeVar("Checked")
 _class_of = type
-"""`isinstance` would call the object's own `__class__`."""
+"""`type`, under a name that the parameter `type` does not hide."""
 
 
 class EventLog(KindTable):
     """Events of a process.
 
     Args:
-        identify: Returns the identity that events carry; None for one from the environment.
-        current_span: Returns the id of the calling thread's innermost span; None if there are no spans.
-        wake: Called when there is something to record.
+        identify: Returns the identity of the events; None for the identity from the environment.
+        current_span: Returns the span id of the calling thread; None if spans are not recorded.
+        wake: Called after the first event or registration.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class EventLog(KindTable):
         self._current_span = current_span
         self.active: tuple[Handle, ...] = ()
         self.latest: deque[Any] = deque(maxlen=RECENT_EVENTS)
-        self._deadline = inf  # after which no thread waits for a handler; finite once the process exits
+        self._deadline = inf  # monotonic time after which no thread waits for a handler; set at exit
         super().__init__(wake)
 
     def _begin_counts(self) -> None:
-        self._who: ProcessIdentity | None = None
+        self._identity: ProcessIdentity | None = None
         self.latest.clear()
-        self._leaving: list[Handle] = []  # unregistered, perhaps still running
-        self._delivered: dict[str, int] = {}
-        self._dropped: dict[Pair, int] = {}
-        for each in self.active:
-            self._add_up(each, self._delivered, self._dropped, sign=-1)
+        self._leaving: list[Handle] = []  # unregistered handlers whose threads may still run
+        self._delivered_events: dict[str, int] = {}
+        self._dropped_events: dict[Pair, int] = {}
+        for handle in self.active:
+            self._add_up(handle, self._delivered_events, self._dropped_events, sign=-1)
         super()._begin_counts()
 
     # Logging ---------------------------------------------------------------------------
@@ -100,31 +100,31 @@ class EventLog(KindTable):
 
         Args:
             type: The type of the event, `checkpoint.saved`; a label value, of which there should be few.
-            message: A text for people.
-            severity: A name of `Severity`, a word of another library (`warn`, `fatal`) or a level of `logging`.
+            message: A text for humans.
+            severity: A name of `Severity`, an alias of other libraries (`warn`, `fatal`) or a level of `logging`.
             timestamp: Unix time in seconds or a datetime; None for now.
-            span_id: The span of the event; None for the thread's innermost open span.
+            span_id: The id of the event's span; None for the innermost open span of the thread.
             parent_ids: The ids of the events that caused the event.
-            payload: A function that returns further data, called only if a handler gets this event; or an object, such as
-                the model, which handlers of this process find in `Event.payload` and which is never written anywhere.
-            data: Values for programs: str, float, int or bool. Numbers of other libraries become plain numbers, lists, paths
-                and other objects short text; None is omitted.
+            payload: A function that returns further data, called only if a handler receives the event; or an object, such as
+                the model, which handlers of this process receive as `Event.payload` and which is never written.
+            data: Values of type str, float, int or bool. Numbers of other libraries become plain numbers; lists, paths
+                and other objects become short texts; None is omitted.
         """
         try:
             try:
                 kind = self._kinds[type, severity]
             except (KeyError, TypeError):
                 if not isinstance(type, str) or not type:
-                    type = to_message(type, MAX_TYPE_CHARACTERS) or _UNNAMED  # noqa: A001  # the parameter, made text
-                known = find_severity(severity)
-                if known is None:
+                    type = to_message(type, MAX_TYPE_CHARACTERS) or UNNAMED_TYPE  # noqa: A001  # replaces the parameter
+                known_severity = find_severity(severity)
+                if known_severity is None:
                     self._refuse(type, f"the severity {safe_repr(severity)}")
-                kind = self.kind(type, known or "info")
+                kind = self.kind(type, known_severity or "info")
             if not kind.enabled:
                 return
-            plain = convert_data(data, lambda name: self._refuse(type, f"the value {name!r}"))
+            plain_data = convert_data(data, lambda name: self._refuse(type, f"the value {name!r}"))
             now = time()
-            happened = now if timestamp is None else self._checked(type, check_timestamp, timestamp, now)
+            event_time = now if timestamp is None else self._checked(type, check_timestamp, timestamp, now)
             parents: tuple[str, ...] = ()
             if parent_ids != ():
                 parents = self._checked(type, check_parents, parent_ids, parents)
@@ -132,18 +132,20 @@ class EventLog(KindTable):
                 type,
                 None if message is None else to_message(message),
                 kind.severity,
-                plain,
-                happened,
+                plain_data,
+                event_time,
                 now,
                 monotonic_ns(),
                 self.span_id() if span_id is None else to_message(span_id, MAX_TYPE_CHARACTERS),
                 parents,
             )
-            self.record(kind, raw, happened, payload=payload)
-        except Exception as error:  # noqa: BLE001  # an object of the job that raises wherever it is touched
-            self._refuse(type if _class_of(type) is str else _UNNAMED, safe_repr(error))
+            self.record(kind, raw, event_time, payload=payload)
+        except Exception as error:  # noqa: BLE001  # an argument may raise at any access
+            self._refuse(type if _class_of(type) is str else UNNAMED_TYPE, safe_repr(error))
 
-    def _checked(self, type: str, check: Callable[[Any], Found], value: object, default: Found) -> Found:
+    def _checked(
+        self, type: str, check: Callable[[Any], Checked], value: object, default: Checked
+    ) -> Checked:
         try:
             return check(value)
         except (TypeError, ValueError) as error:
@@ -153,12 +155,12 @@ class EventLog(KindTable):
     def recent(self) -> list[Event]:
         """Return the latest events, at most `RECENT_EVENTS`, the oldest first."""
         with self._lock:
-            kept = self.latest
-            for position in range(len(kept)):
-                entry = kept[position]
+            latest = self.latest
+            for position in range(len(latest)):
+                entry = latest[position]
                 if not isinstance(entry, Event):
-                    kept[position] = self._event(entry if isinstance(entry, RawEvent) else entry.raw())
-            return [entry for entry in list(kept) if isinstance(entry, Event)]
+                    latest[position] = self._event(entry if isinstance(entry, RawEvent) else entry.raw())
+            return [entry for entry in list(latest) if isinstance(entry, Event)]
 
     # Handlers --------------------------------------------------------------------------------------------
 
@@ -171,17 +173,17 @@ class EventLog(KindTable):
         queue: int = 1000,
         name: str | None = None,
     ) -> Handle:
-        """Deliver events to a handler, on a thread of its own, in the order in which they were logged.
+        """Deliver events to a handler in order, on a thread of the handler.
 
-        A handler that is registered twice gets each event twice. Exceptions of the handler and events that find *queue*
-        events waiting are counted. Raises TypeError or ValueError for an invalid argument.
+        A handler that is registered twice receives each event twice. Exceptions of the handler and events dropped because
+        *queue* events are waiting are counted. Raises TypeError or ValueError for an invalid argument.
 
         Args:
             handler: A callable that takes an `Event`, or an object with `handle(event)`. The bound `append` or
-                `put` of a list, deque or SimpleQueue is called at once, on the thread that logs.
+                `put` of a list, deque or SimpleQueue is called on the logging thread.
             types: Shell patterns of the types to deliver, one or several; None for all.
             severity: The lowest severity to deliver; None for all.
-            queue: Events that may wait for the handler, 1 to 1,000,000.
+            queue: The limit of events that wait for the handler, 1 to 1,000,000.
             name: The label value of the handler's counts; None for the handler's own name.
         """
         return self.register_adapted(handler, None, types=types, severity=severity, queue=queue, name=name)
@@ -196,8 +198,10 @@ class EventLog(KindTable):
         queue: int = 1000,
         name: str | None = None,
     ) -> Handle:
-        """Register a handler of a compatibility module, which takes the objects that *adapter* makes of events."""
-        is_class = isinstance(handler, type) and hasattr(handler, "handle")  # probably an instance was meant
+        """Register a handler of a compatibility module, which receives the objects that *adapter* creates from events."""
+        is_class = isinstance(handler, type) and hasattr(
+            handler, "handle"
+        )  # the caller probably forgot to create an instance
         if is_class or not (callable(handler) or callable(getattr(handler, "handle", None))):
             raise TypeError(
                 f"a handler must be a callable that takes an event, or an object with handle(event), not {handler!r}"
@@ -207,7 +211,7 @@ class EventLog(KindTable):
         patterns = None if types is None else (types,) if isinstance(types, str) else tuple(types)
         if not all(isinstance(text, str) for text in (name or "", *(patterns or ()))):
             raise TypeError(
-                f"name must be str, and types patterns: 'checkpoint.*', not {name!r}, {patterns!r}"
+                f"name must be a str, and types patterns such as 'checkpoint.*', not {name!r} and {patterns!r}"
             )
         handle = Handle(
             handler,
@@ -218,59 +222,59 @@ class EventLog(KindTable):
             queue=queue,
             adapter=adapter,
         )
-        if self.recording:
+        if self.is_recording:
             with self._lock:
                 self._deliver_to((*self.active, handle))
-            if not handle.direct:
+            if not handle.is_direct:
                 handle.start()
         if self._wake is not None:
             self._wake()
         return handle
 
     def unregister(self, handle: Handle, *, timeout_seconds: float = END_SECONDS) -> None:
-        """Stop delivering to a handler; wait for its queued events, and count the events that are left then."""
+        """Stop delivering to a handler; wait for its queued events and count the undelivered events as dropped."""
         if not isinstance(handle, Handle):
-            raise TypeError(f"unregister takes what register gave, not {handle!r}")
+            raise TypeError(f"unregister takes a Handle returned by register, not {handle!r}")
         with self._lock:
             if handle not in self.active:
                 return
             self._leaving.append(handle)
-            self._deliver_to(tuple([each for each in self.active if each is not handle]))
+            self._deliver_to(tuple([active for active in self.active if active is not handle]))
         end_all([handle], seconds=timeout_seconds, reason="unregistered")
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until all queued events are delivered; returns False after the time."""
+        """Wait until all queued events are delivered; return False after the timeout."""
         deadline = monotonic() + timeout_seconds
-        arrived = [each.drain(deadline - monotonic()) for each in self.active]
-        return all(arrived)
+        results = [handle.drain(deadline - monotonic()) for handle in self.active]
+        return all(results)
 
     def close(self, timeout_seconds: float = END_SECONDS) -> None:
-        """End all deliveries within a time: the exit of the process."""
+        """End all deliveries within a timeout, at the exit of the process."""
         with self._lock:
-            ended = self.active
-            self._leaving += ended
+            handles = self.active
+            self._leaving += handles
             self._deliver_to(())
-        end_all(ended, seconds=timeout_seconds, reason="exit")
+        end_all(handles, seconds=timeout_seconds, reason="exit")
 
     def limit_waits(self, deadline: float) -> None:
-        """Let no thread wait for a handler beyond a time on the monotonic clock: the process exits."""
+        """Set the monotonic time after which no thread waits for a handler, at the exit of the process."""
         self._deadline = deadline
 
     # Called by the recorder -------------------------------------------------------------------------------
 
     def in_use(self) -> bool:
         """Return True once an event was logged or a handler registered."""
-        return self.recording and bool(self._kinds or self.active)
+        return self.is_recording and bool(self._kinds or self.active)
 
     def reading(self) -> EventsReading:
-        """Return all counts; called by one thread at a time."""
+        """Return all counts; must not be called concurrently."""
         with self._lock:
-            for each in [each for each in self._leaving if each.over]:
-                self._leaving.remove(each)
-                self._add_up(each, self._delivered, self._dropped)
-            delivered, dropped = dict(self._delivered), dict(self._dropped)
-            for each in (*self._leaving, *self.active):
-                self._add_up(each, delivered, dropped)
+            for handle in [handle for handle in self._leaving if handle.has_final_counts]:
+                self._leaving.remove(handle)
+                self._add_up(handle, self._delivered_events, self._dropped_events)
+            delivered, dropped = dict(self._delivered_events), dict(self._dropped_events)
+            for handle in (*self._leaving, *self.active):
+                self._add_up(handle, delivered, dropped)
             return EventsReading(*self._counts(), delivered, dropped)
 
     def reset(self) -> None:
@@ -280,43 +284,55 @@ class EventLog(KindTable):
 
     def renew(self) -> None:
         """Look up the identity again."""
-        self._who = None
+        self._identity = None
 
     def after_fork(self) -> None:
-        """In a forked child: forget the parent's counts and queued events."""
+        """Reset the counts and the queues in a forked child."""
         self._lock = threading.RLock()
-        for each in self.active:
-            each.after_fork()
+        for handle in self.active:
+            handle.after_fork()
         self._deadline = inf
         self._begin_counts()
 
-    # Compatibility modules, which have checked their events -----------------------------------------------------
+    # For compatibility modules, which validate their events -----------------------------------------------------
 
     def record(
         self,
         kind: Kind,
-        late: Any,
-        happened: float | datetime,
+        source: Any,
+        event_time: float | datetime,
         origin: object = None,
         payload: object = None,
     ) -> None:
-        """Count an event of an enabled kind and deliver it: made of `late` (or `late.raw()`), or the logged object `origin`."""
+        """Count and deliver an event of an enabled kind.
+
+        Args:
+            kind: The kind of the event.
+            source: The event, or an object whose `raw()` returns the event.
+            event_time: The time of the event.
+            origin: The logged object of a compatibility module.
+            payload: See `log`.
+        """
         kind.count()
-        kind.counted.last = happened
+        kind.counting_kind.last = event_time
         event: Event | None = None
-        admitted: bool | None = None
-        for each in kind.routes:
-            if kind.limited or not (each.direct or each.awaited):
-                if admitted is None:
-                    admitted = kind.admits()
-                if not admitted:
+        is_admitted: bool | None = None
+        for handle in kind.handlers:
+            if kind.is_limited or not (handle.is_direct or handle.is_awaited):
+                if is_admitted is None:
+                    is_admitted = kind.admits()
+                if not is_admitted:
                     continue
-            if each.direct and each.own is not None and isinstance(origin, each.own):
-                each.take_at_once(origin)
+            if (
+                handle.is_direct
+                and handle.native_class is not None
+                and isinstance(origin, handle.native_class)
+            ):
+                handle.take_at_once(origin)
                 continue
             if event is None:
-                raw: RawEvent = late if isinstance(late, RawEvent) else late.raw()
-                if raw.span_id is None:  # a compatibility module knows no spans
+                raw: RawEvent = source if isinstance(source, RawEvent) else source.raw()
+                if raw.span_id is None:  # compatibility modules set no span
                     raw.span_id = self.span_id()
                 if payload is None:
                     event = self._event(raw)
@@ -325,48 +341,48 @@ class EventLog(KindTable):
                     event = self._event(raw)
                 else:
                     event = self._event(raw).with_payload(payload)
-            each.put(event, origin)
+            handle.put(event, origin)
         if event is not None and payload is not None:
-            event = event.replace()  # `recent` keeps no object of the job alive
-        self.latest.append(late if event is None else event)
+            event = event.replace()  # `recent` must not keep the payload alive
+        self.latest.append(source if event is None else event)
 
-    def answer(self, kind: Kind) -> None:
-        """Wait for the awaited handlers of a kind, each for a bounded time, to handle all events so far."""
-        for each in kind.routes:
-            if each.awaited:
-                each.answer(min(ANSWER_SECONDS, max(self._deadline - monotonic(), 0.0)))
+    def await_handlers(self, kind: Kind) -> None:
+        """Wait, for a bounded time, until the awaited handlers of a kind have handled all events so far."""
+        for handle in kind.handlers:
+            if handle.is_awaited:
+                handle.await_handling(min(ANSWER_SECONDS, max(self._deadline - monotonic(), 0.0)))
 
-    # Inside ----------------------------------------------------------------------------------------------
+    # Implementation ----------------------------------------------------------------------------------------------
 
     def _deliver_to(self, handles: tuple[Handle, ...]) -> None:
-        for each in (*self.active, *handles):
-            each.registered = each in handles
+        for handle in (*self.active, *handles):
+            handle.is_registered = handle in handles
         self.active = handles
         for kind in list(self._kinds.values()):
             kind.route(handles)
 
     def _add_payload(self, raw: RawEvent, payload: Callable[[], Any]) -> None:
         try:
-            more = convert_data(payload(), lambda name: self._refuse(raw.type, f"the value {name!r}"))
-        except Exception as error:  # noqa: BLE001  # the user's code
+            payload_data = convert_data(payload(), lambda name: self._refuse(raw.type, f"the value {name!r}"))
+        except Exception as error:  # noqa: BLE001  # the function belongs to the job
             self._refuse(raw.type, f"its payload, {safe_repr(error)}")
             return
-        raw.data = {**more, **raw.data}
+        raw.data = {**payload_data, **raw.data}
 
     def span_id(self) -> str | None:
         """Return the id of the calling thread's innermost open span, or None."""
         return None if self._current_span is None else self._current_span()
 
     def _event(self, raw: RawEvent) -> Event:
-        who = self._who
-        if who is None:
-            who = self._who = self._identify()
-        return raw.event(os.urandom(8).hex(), who)
+        identity = self._identity
+        if identity is None:
+            identity = self._identity = self._identify()
+        return raw.event(os.urandom(8).hex(), identity)
 
     def _add_up(
         self, handle: Handle, delivered: dict[str, int], dropped: dict[Pair, int], *, sign: int = 1
     ) -> None:
         name = handle.name
         delivered[name] = delivered.get(name, 0) + sign * handle.delivered
-        for reason, lost in handle.lost().items():
-            dropped[name, reason] = dropped.get((name, reason), 0) + sign * lost
+        for reason, count in handle.lost_items().items():
+            dropped[name, reason] = dropped.get((name, reason), 0) + sign * count

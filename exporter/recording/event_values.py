@@ -16,7 +16,7 @@ from exporter.recording.value_class import Value
 from exporter.recording.values import ProcessIdentity
 
 MAX_TYPE_CHARACTERS = 512
-"""Characters of an event's type, of the name of a value and of a span id; longer texts are cut."""
+"""Length of an event's type, of the name of a value and of a span id; longer texts are cut."""
 _ANY_LENGTH = 1 << 62
 _INT64_LIMIT = 1 << 63
 
@@ -33,21 +33,21 @@ class Severity(str, enum.Enum):
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 """Level of `logging` for each severity."""
-_OTHER_WORDS = {
-    word: severity
-    for severity, words in {
-        "debug": "trace verbose notset",
-        "info": "notice information success",
-        "warning": "warn",
-        "error": "err exception severe",
-        "critical": "fatal crit alert emergency emerg panic",
+_SEVERITY_BY_ALIAS = {
+    alias: severity
+    for severity, aliases in {
+        "debug": ("trace", "verbose", "notset"),
+        "info": ("notice", "information", "success"),
+        "warning": ("warn",),
+        "error": ("err", "exception", "severe"),
+        "critical": ("fatal", "crit", "alert", "emergency", "emerg", "panic"),
     }.items()
-    for word in (severity, *words.split())
+    for alias in (severity, *aliases)
 }
 
 
 class _PayloadCarrier:
-    """Slot of an event's payload object: no dataclass field, so that copies, JSON and pickles leave the object out."""
+    """Slot of an event's payload, which is not a dataclass field, so that copies, JSON and pickles omit the payload."""
 
     __slots__ = ("_payload",)
     _payload: object
@@ -58,9 +58,9 @@ class Event(Value, _PayloadCarrier):
     """Immutable event, as delivered to handlers."""
 
     type: str  # `checkpoint.saved`; a label value, of which there should be few
-    message: str | None = None  # text for people
-    severity: str = "info"  # value of a `Severity`, as plain text
-    data: Mapping[str, Datum] = field(default_factory=dict, hash=False)  # values for programs
+    message: str | None = None  # text for humans
+    severity: str = "info"  # value of a `Severity`
+    data: Mapping[str, Datum] = field(default_factory=dict, hash=False)  # values by name
     timestamp: float = 0.0  # Unix time of the event, seconds
     logged_at: float = 0.0  # Unix time of the logging call, seconds
     monotonic_ns: int = 0  # monotonic time of the logging call, nanoseconds
@@ -84,7 +84,7 @@ class Event(Value, _PayloadCarrier):
 
 @dataclass(slots=True)
 class RawEvent:
-    """Logged event, converted to an `Event` for handlers and `recent`; not frozen, because that costs 1 µs."""
+    """Logged event, converted to an `Event` for handlers and `recent`; mutable, which saves 1 µs per event."""
 
     type: str
     message: str | None
@@ -96,8 +96,8 @@ class RawEvent:
     span_id: str | None = None
     parent_ids: tuple[str, ...] = ()
 
-    def event(self, id: str, who: ProcessIdentity) -> Event:
-        """Return the event under an id, of a process."""
+    def event(self, id: str, identity: ProcessIdentity) -> Event:
+        """Return the event with an id and the rank and run of a process."""
         return Event(
             type=self.type,
             message=self.message,
@@ -109,8 +109,8 @@ class RawEvent:
             id=id,
             span_id=self.span_id,
             parent_ids=self.parent_ids,
-            rank=who.rank,
-            run=who.run,
+            rank=identity.rank,
+            run=identity.run,
         )
 
 
@@ -118,23 +118,23 @@ class RawEvent:
 
 
 def find_severity(severity: object) -> str | None:
-    """Return the severity of a name, of another library's word or of a level of `logging`; None for other values."""
-    found = getattr(severity, "value", severity)
-    if isinstance(found, str):
-        return _OTHER_WORDS.get(found.lower())
-    if isinstance(found, int | float):
-        return next((name for name, least in reversed(LEVELS.items()) if found >= least), "debug")
+    """Return the severity of a name, an alias or a level of `logging`; None for other values."""
+    value = getattr(severity, "value", severity)
+    if isinstance(value, str):
+        return _SEVERITY_BY_ALIAS.get(value.lower())
+    if isinstance(value, int | float):
+        return next((name for name, level in reversed(LEVELS.items()) if value >= level), "debug")
     return None
 
 
 def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) -> Mapping[str, Datum]:
     """Return data of plain values; the same object if all values are plain.
 
-    None is left out. A value that cannot be converted is left out, and *refuse* is called with its name.
+    Omits None, and values that cannot be converted: *refuse* is called with the name of each such value.
     """
     if _is_plain(data, MAX_TEXT_CHARACTERS):
-        return data  # type: ignore[return-value]  # as just seen
-    plain: dict[str, Datum] = {}
+        return data  # type: ignore[return-value]  # checked by `_is_plain`
+    plain_data: dict[str, Datum] = {}
     for name, value in data.items():
         if value is None:
             continue
@@ -142,8 +142,8 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
         if datum is None:
             refuse(to_message(name, MAX_TYPE_CHARACTERS))
         else:
-            plain[to_message(name, MAX_TYPE_CHARACTERS)] = datum
-    return plain
+            plain_data[to_message(name, MAX_TYPE_CHARACTERS)] = datum
+    return plain_data
 
 
 # Validation for compatibility modules whose originals raise -------------------------------------------------------------------
@@ -151,41 +151,45 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
 
 def check_severity(severity: object) -> str:
     """Return the severity of a member of Severity or its lower-case name; raises ValueError for others."""
-    found = getattr(severity, "value", severity)
-    if not isinstance(found, str) or found not in LEVELS:
+    value = getattr(severity, "value", severity)
+    if not isinstance(value, str) or value not in LEVELS:
         raise ValueError(f"severity must be one of {', '.join(LEVELS)}, not {severity!r}")
-    return found
+    return value
 
 
-def check_data(data: Mapping[str, Datum], *, whole: bool = False) -> Mapping[str, Datum]:
-    """Return data of plain values, texts cut to `MAX_TEXT_CHARACTERS` unless `whole`; the same object if nothing changes.
+def check_data(data: Mapping[str, Datum], *, keep_full_texts: bool = False) -> Mapping[str, Datum]:
+    """Return data of plain values, with texts cut to `MAX_TEXT_CHARACTERS` unless *keep_full_texts*; the same object if nothing changes.
 
     Raises:
         TypeError: A value is not a str, float, int or bool, or a name is not a str.
         ValueError: A whole number needs more than 64 bits.
     """
-    longest = _ANY_LENGTH if whole else MAX_TEXT_CHARACTERS
-    if _is_plain(data, longest):
+    max_characters = _ANY_LENGTH if keep_full_texts else MAX_TEXT_CHARACTERS
+    if _is_plain(data, max_characters):
         return data
-    plain: dict[str, Any] = {}
+    plain_data: dict[str, Any] = {}
     for name, value in data.items():
         if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
-            raise TypeError(f"data must be str, float, int or bool under names, not {name!r}: {type(value)}")
+            raise TypeError(
+                f"names of data must be str, and values str, float, int or bool, not {name!r}: {type(value)}"
+            )
         if isinstance(value, int) and not -_INT64_LIMIT <= value < _INT64_LIMIT:
             raise ValueError(f"the datum {name!r} must fit into 64 bits, not {value!r:.60}")
-        found = to_scalar(value)
-        plain[str.__str__(name)] = str.__str__(value)[:longest] if isinstance(value, str) else found
-    return plain
+        scalar = to_scalar(value)
+        plain_data[str.__str__(name)] = (
+            str.__str__(value)[:max_characters] if isinstance(value, str) else scalar
+        )
+    return plain_data
 
 
-def _is_plain(data: Mapping[Any, Any], longest: int) -> bool:
+def _is_plain(data: Mapping[Any, Any], max_characters: int) -> bool:
     for name, value in data.items():
         kind = type(value)
         if type(name) is not str or not (
             kind is float
             or kind is bool
             or (kind is int and -_INT64_LIMIT <= value < _INT64_LIMIT)
-            or (kind is str and len(value) <= longest)
+            or (kind is str and len(value) <= max_characters)
         ):
             return False
     return True
@@ -196,7 +200,7 @@ def check_type(type_: str) -> str:
     if not isinstance(type_, str):
         raise TypeError(f"the type of an event must be str, not {type(type_).__name__}")
     if not type_:
-        raise ValueError("the type of an event must not be empty: say what happened: 'checkpoint.saved'")
+        raise ValueError("the type of an event must not be empty; name the event, such as 'checkpoint.saved'")
     return str.__str__(type_)[:MAX_TYPE_CHARACTERS]
 
 
@@ -210,7 +214,9 @@ def check_timestamp(timestamp: Any) -> float:
         pass
     number = isinstance(timestamp, int | float) and not isinstance(timestamp, bool)
     kind = ValueError if number or hasattr(timestamp, "timestamp") else TypeError
-    raise kind(f"timestamp must be Unix time in seconds or a datetime, not this {type(timestamp).__name__}")
+    raise kind(
+        f"timestamp must be a finite Unix time in seconds or a datetime, not this {type(timestamp).__name__}"
+    )
 
 
 def check_parents(parent_ids: Iterable[str]) -> tuple[str, ...]:

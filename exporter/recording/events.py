@@ -15,10 +15,10 @@ from exporter.recording.recorder import RECORDER
 __all__ = ["Namespace", "enabled", "limit", "log", "namespace", "recent", "register", "unregister"]
 
 MAX_NAMESPACE_CHARACTERS = 100
-"""Characters of a namespace."""
+"""Length of a namespace."""
 
 EVENTS = RECORDER.events
-"""The events of this process."""
+"""Event log of this process."""
 
 log = EVENTS.log
 enabled = EVENTS.enabled
@@ -29,7 +29,7 @@ recent = EVENTS.recent
 
 
 class Namespace:
-    """Events of one library: the types `name.type`, so that the `loss` of two libraries are two series."""
+    """Events of a library, with the types `name.type`, so that equal names of two libraries are separate series."""
 
     def __init__(self, name: str) -> None:
         self.name = name

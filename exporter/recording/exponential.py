@@ -34,15 +34,15 @@ def upper_bound(bucket: int) -> float:
     return float(2.0 ** (bucket / _PER_DOUBLING))
 
 
-def count_into(counts: MutableMapping[int, int], ordered: Sequence[float]) -> None:
-    """Count ascending numbers."""
+def count_into(counts: MutableMapping[int, int], sorted_numbers: Sequence[float]) -> None:
+    """Count sorted numbers in buckets."""
     start = 0
-    while start < len(ordered):
-        bucket = bucket_of(ordered[start])
+    while start < len(sorted_numbers):
+        bucket = bucket_of(sorted_numbers[start])
         end = (
-            len(ordered)
+            len(sorted_numbers)
             if bucket == OVERFLOW_BUCKET
-            else bisect_right(ordered, upper_bound(bucket), start + 1)
+            else bisect_right(sorted_numbers, upper_bound(bucket), start + 1)
         )
         counts[bucket] = counts.get(bucket, 0) + end - start
         start = end

@@ -1,6 +1,6 @@
-"""Registered event handlers: delivery on a thread of their own, counts, adapters of the compatibility modules.
+"""Registered event handlers: delivery on a thread per handler, counts, and adapters of compatibility modules.
 
-Runs on the threads that log and on the handlers' own threads.
+Runs on the logging threads and on the threads of the handlers.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class Adapter(Value):
     """Delivery of events to a handler of a compatibility module.
 
     Attributes:
-        convert: Makes the object that the handler takes out of an event and the object that was logged.
-        own: The class of logged objects that the handler takes unchanged.
-        awaited: True if the logging call waits for the handler, as in the original module.
+        convert: Returns the object that the handler receives, from an event and the logged object.
+        native_class: The class of logged objects that the handler receives unchanged.
+        is_awaited: True if the logging call waits for the handler, as in the original module.
     """
 
     convert: Callable[[Event, object], object]
-    own: type | None = None
-    awaited: bool = False
+    native_class: type | None = None
+    is_awaited: bool = False
 
 
 class Handle(Worker):
     """Registered handler, with `unregister` and the counts of delivered and lost events.
 
     Attributes:
-        own: The class of logged objects that the handler takes unchanged.
-        direct: True if the handler is called on the thread that logs.
-        awaited: True if the logging call waits for the handler; see `answer`.
+        native_class: The class of logged objects that the handler receives unchanged.
+        is_direct: True if the handler is called on the logging thread.
+        is_awaited: True if the logging call waits for the handler; see `await_handling`.
     """
 
-    _late: Marker | None  # set once the handler has caught up
+    _overdue_marker: Marker | None  # set after the handler has processed its backlog
 
     def __init__(
         self,
@@ -62,69 +62,69 @@ class Handle(Worker):
         adapter: Adapter | None = None,
     ) -> None:
         self.name = name
-        self.own = None if adapter is None else adapter.own
-        self.awaited = adapter is not None and adapter.awaited
-        self.registered = False
-        self.direct = is_container_method(handler)
+        self.native_class = None if adapter is None else adapter.native_class
+        self.is_awaited = adapter is not None and adapter.is_awaited
+        self.is_registered = False
+        self.is_direct = is_container_method(handler)
         self._end = end
         self._call: Callable[[Any], object] = getattr(handler, "handle", None) or handler
         self._types, self._level = types, LEVELS[severity]
         self._convert = None if adapter is None else adapter.convert
-        super().__init__(self._give, name=f"events-{name}", bound=queue)
+        super().__init__(self._deliver, name=f"events-{name}", bound=queue)
 
     def unregister(self) -> None:
         """Stop delivering to this handler; see `EventLog.unregister`."""
         self._end(self)
 
-    def answer(self, timeout_seconds: float = ANSWER_SECONDS) -> None:
-        """Wait until the handler has handled all events so far; a late handler is not awaited until it has caught up."""
-        # The exporter's threads never wait: two handlers that log could wait for each other.
+    def await_handling(self, timeout_seconds: float = ANSWER_SECONDS) -> None:
+        """Wait until the handler has handled all events so far; after a timeout, skip the wait while the handler is behind."""
+        # The exporter's threads never wait, because two handlers that log could wait for each other.
         is_ours = threading.current_thread().name.startswith("exporter-")
-        if is_ours or not (self._late is None or self._late.wait(0)):
+        if is_ours or not (self._overdue_marker is None or self._overdue_marker.wait(0)):
             return
         marker = self.mark()
-        self._late = None if marker is None or marker.wait(timeout_seconds) else marker
-        if self._late is not None:
+        self._overdue_marker = None if marker is None or marker.wait(timeout_seconds) else marker
+        if self._overdue_marker is not None:
             text = f"has not returned within {timeout_seconds:g} s: logging calls no longer wait for this handler"
             log_once(f"late {self.name}", f"the handler {self.name} {text}")
 
     def after_fork(self) -> None:
-        """In a forked child: start with an empty queue and zero counts."""
-        self._late = None
-        self._taken = Counter()
+        """Start with an empty queue and zero counts in a forked child."""
+        self._overdue_marker = None
+        self._direct_deliveries = Counter()
         super().after_fork()
 
     @property
     def delivered(self) -> int:
-        """Delivered events."""
-        return self.done + self._taken.read()
+        """Number of delivered events."""
+        return self.processed_items + self._direct_deliveries.read()
 
     def wants(self, type: str, severity: str) -> bool:
-        """Return True if the handler wants events of this type and severity."""
-        wanted = self._types is None or any(fnmatchcase(type, pattern) for pattern in self._types)
-        return wanted and LEVELS[severity] >= self._level
+        """Return True if the handler receives events of this type and severity."""
+        is_matching = self._types is None or any(fnmatchcase(type, pattern) for pattern in self._types)
+        return is_matching and LEVELS[severity] >= self._level
 
     def names(self, prefix: str) -> bool:
         """Return True if a pattern of the handler starts with the prefix."""
         return any(pattern.startswith(prefix) for pattern in self._types or ())
 
     def take_at_once(self, item: object) -> None:
-        """Call a `direct` handler on this thread."""
+        """Call a direct handler on this thread."""
         self._call(item)
-        self._taken.bump()
+        self._direct_deliveries.bump()
 
     def put(self, item: Any, origin: object = None, *, bounded: bool = True) -> bool:
-        """Queue an event, or another item of the registrar; never raises, never waits."""
-        if self.direct:
+        """Queue an event or a closed window; never raises, never waits."""
+        if self.is_direct:
             self.take_at_once(item if self._convert is None else self._convert(item, origin))
             return True
-        return self.registered and super().put((item, origin), bounded=bounded)
+        return self.is_registered and super().put((item, origin), bounded=bounded)
 
-    def _give(self, item: tuple[Any, object]) -> None:
+    def _deliver(self, item: tuple[Any, object]) -> None:
         self._call(item[0] if self._convert is None else self._convert(*item))
 
     def __repr__(self) -> str:
-        return f"<Handle {self.name!r}: {'registered' if self.registered else 'unregistered'}>"
+        return f"<Handle {self.name!r}: {'registered' if self.is_registered else 'unregistered'}>"
 
 
 def is_container_method(handler: object) -> bool:

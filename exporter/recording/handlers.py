@@ -1,6 +1,6 @@
 """Event handlers of the package: console, JSON lines, logging, TensorBoard.
 
-Each runs on a worker thread; events that a closed stream or a full disk loses are counted.
+Each handler runs on a worker thread; events lost to a closed stream or a full disk are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from exporter.recording.event_values import LEVELS, Event
 
 
 class ConsoleHandler:
-    """Handler that writes a line per event; a stream of None means the present `sys.stderr`."""
+    """Handler that writes a line per event to a stream, by default to the present `sys.stderr`."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
@@ -45,19 +45,21 @@ def text_line(event: Event) -> str:
     rank = "" if event.rank is None else f" rank={event.rank}"
     try:
         milliseconds = round(event.timestamp * 1000)
-        at = f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(milliseconds // 1000))}.{milliseconds % 1000:03d}Z"
+        timestamp = (
+            f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(milliseconds // 1000))}.{milliseconds % 1000:03d}Z"
+        )
     except (OverflowError, ValueError, OSError):
-        at = repr(event.timestamp)  # outside the range of calendars
-    return f"{at} {event.severity.upper()}{rank} {_summary(event)}"
+        timestamp = repr(event.timestamp)  # outside the range of calendars
+    return f"{timestamp} {event.severity.upper()}{rank} {_summary(event)}"
 
 
 def _summary(event: Event) -> str:
     message = "" if event.message is None else f" {event.message!r}"
-    data = "".join(f" {_word(name)}={value!r}" for name, value in event.data.items())
-    return f"{_word(event.type)}{message}{data}"
+    data = "".join(f" {_quoted(name)}={value!r}" for name, value in event.data.items())
+    return f"{_quoted(event.type)}{message}{data}"
 
 
-def _word(text: str) -> str:
+def _quoted(text: str) -> str:
     return text if text.isprintable() and " " not in text else repr(text)
 
 
@@ -67,7 +69,7 @@ def _word(text: str) -> str:
 class JsonLinesHandler:
     """Handler that appends each event as a line of JSON to a rotating file; written lines survive SIGKILL.
 
-    `{run}`, `{rank}` and `{pid}` in the path stand for those of the process.
+    `{run}`, `{rank}` and `{pid}` in the path are replaced by the values of the process.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = 64 << 20, backups: int = 5) -> None:
@@ -76,12 +78,12 @@ class JsonLinesHandler:
 
     def handle(self, event: Event) -> None:
         """Write one event."""
-        self._file.append(filled(self._pattern, event.run, event.rank), json_line(event))
+        self._file.append(expand_path(self._pattern, event.run, event.rank), json_line(event))
 
 
 def json_line(event: Event) -> bytes:
     """Render an event as JSON; a number that is not finite becomes text."""
-    fields = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}
+    fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
     fields["data"] = {
         name: value if not isinstance(value, float) or isfinite(value) else str(value)
         for name, value in event.data.items()
@@ -89,18 +91,18 @@ def json_line(event: Event) -> bytes:
     return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
-def filled(pattern: str, run: str, rank: int | None) -> Path:
-    """Return a path with `{run}`, `{rank}` and `{pid}` replaced by those of the process."""
-    run = "".join(each if each.isalnum() or each in "-_." else "_" for each in run)
-    shown = "none" if rank is None else str(rank)
-    return Path(pattern.replace("{run}", run).replace("{rank}", shown).replace("{pid}", str(os.getpid())))
+def expand_path(pattern: str, run: str, rank: int | None) -> Path:
+    """Return the path of a pattern, with `{run}`, `{rank}` and `{pid}` replaced by the values of the process."""
+    run = "".join(character if character.isalnum() or character in "-_." else "_" for character in run)
+    rank_text = "none" if rank is None else str(rank)
+    return Path(pattern.replace("{run}", run).replace("{rank}", rank_text).replace("{pid}", str(os.getpid())))
 
 
 class LinesFile:
-    """Writer of lines to rotating files. A file is opened for each line, which copes with logrotate, deletion and forks.
+    """Writer of lines to rotating files. The file is opened for each line, which supports logrotate, deletion and forks.
 
-    A file that would become larger than `max_bytes` is rotated: `events.jsonl` becomes `events.jsonl.1`, and so on, of
-    which so many `backups` are kept. Several processes may write to one file.
+    A file that would exceed `max_bytes` is rotated: `events.jsonl` becomes `events.jsonl.1`, and so on, up to `backups`
+    old files. Several processes may write to the same file.
 
     Raises:
         ValueError: `max_bytes` is below 1024, or `backups` is not 0 to 1000.
@@ -121,11 +123,11 @@ class LinesFile:
 
     def _append(self, path: Path, line: bytes) -> bool:
         """Append the line, or rotate a full file and return False."""
-        descriptor = _opened(path)
+        descriptor = _open(path)
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line  # a full disk or SIGKILL has cut the last line
+                line = b"\n" + line  # a full disk or SIGKILL has truncated the last line
             if size and size + len(line) > self._max_bytes:
                 self._rotate(path, descriptor)
                 return False
@@ -136,8 +138,8 @@ class LinesFile:
             os.close(descriptor)
 
     def _rotate(self, path: Path, descriptor: int) -> None:
-        # The lock belongs to the rotated file: one of several processes rotates, the others then find another file
-        # under the name.
+        # The lock belongs to the rotated file: one process rotates, and the other processes then find a new file under
+        # the path.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if not (path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))):
             return
@@ -149,7 +151,7 @@ class LinesFile:
                 newer.replace(path.with_name(f"{path.name}.{number}"))
 
 
-def _opened(path: Path) -> int:
+def _open(path: Path) -> int:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         return os.open(path, flags, 0o644)
@@ -178,7 +180,7 @@ class LogRecords:
 class TensorBoardHandler:
     """Handler that adds each number as `<type>/<name>` and the message as `<type>/message`, at the event's time.
 
-    The writer is a `SummaryWriter`, or what has its `add_scalar` and `add_text`; `step` names the datum that is the step.
+    The writer is a `SummaryWriter` or any object with `add_scalar` and `add_text`; `step` is the name of the step in the data.
     """
 
     def __init__(self, writer: Any, *, step: str = "step") -> None:
@@ -188,9 +190,9 @@ class TensorBoardHandler:
     def handle(self, event: Event) -> None:
         """Add the values and the message of an event."""
         step = event.data.get(self._step)
-        at = {"global_step": step if type(step) is int else None, "walltime": event.timestamp}
+        position = {"global_step": step if type(step) is int else None, "walltime": event.timestamp}
         for name, value in event.data.items():
             if not isinstance(value, str) and name != self._step:
-                self._writer.add_scalar(f"{event.type}/{name}", float(value), **at)
+                self._writer.add_scalar(f"{event.type}/{name}", float(value), **position)
         if event.message is not None:
-            self._writer.add_text(f"{event.type}/message", event.message, **at)
+            self._writer.add_text(f"{event.type}/message", event.message, **position)

@@ -1,7 +1,7 @@
 """Identity of a process: run, rank, role and node, from the launcher and from `configure`.
 
-A run is one launch. Its name is given by the user or the launcher, or generated and shared by `EXPORTER_LAUNCH`. A process
-that does not train has the role `helper`.
+A run is a launch of the job. The name of the run comes from the user or the launcher, or is generated and passed to child
+processes in `EXPORTER_LAUNCH`. A process without a rank has the role `helper`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from exporter.recording.values import ProcessIdentity
 
 MAX_TEXT_CHARACTERS = 256
 LAUNCH = "EXPORTER_LAUNCH"
-"""Environment variable with the generated name of this launch; set by `run`, and by processes for their children."""
+"""Environment variable with the generated name of the launch; set by `run`, and by processes for their children."""
 LAUNCH_ID = "EXPORTER_LAUNCH_ID"
-"""Environment variable with the random id of a launch of `run`, whatever the name of the run."""
+"""Environment variable with the random id of a launch by `run`."""
 _RANK_OWNER = "EXPORTER_RANK_OWNER"
-"""Environment variable with the process that owns the launcher's rank: children inherit `RANK`, but not the rank."""
+"""Environment variable with the pid and the rank variable of the rank's owner; children inherit `RANK` without a claim."""
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
-_MADE_BY_TORCHRUN = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_TORCHRUN_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -47,13 +47,13 @@ class Process:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a forked child: forget that the parent records."""
+        """Drop the claims of the parent in a forked child."""
         self._records = self._trains = False
         self.is_agent = False
 
     def identity(self) -> ProcessIdentity:
-        """Return the present identity, without the fields of a feed file (`id`, `started`, `version`)."""
-        run, given = (self._run, True) if self._run is not None else _run_of(self.run_id)
+        """Return the present identity, without the fields of a feed file: `id`, `started` and `version`."""
+        run, is_given = (self._run, True) if self._run is not None else _run_of(self.run_id)
         rank, role = self._rank, "agent"
         if not self.is_agent:
             if rank is None and (self._records or _is_rank_owner()):
@@ -71,15 +71,15 @@ class Process:
             role=role,
             node=clean_text(_node()),
             labels=self._labels,
-            run_given=given,
+            run_given=is_given,
             trains=self._trains and not self.is_agent,
             launch=clean_text(os.environ.get(LAUNCH_ID, "")),
         )
 
-    def begin(self) -> None:
+    def export_environment(self) -> None:
         """Export a generated run name and the owner of the launcher's rank to child processes."""
-        name, given = _run_of(self.run_id)
-        if not given:
+        name, is_given = _run_of(self.run_id)
+        if not is_given:
             os.environ.setdefault(LAUNCH, name)
         if _is_rank_owner():
             os.environ[_RANK_OWNER] = f"{os.getpid()} {_rank_variable()}"
@@ -91,7 +91,7 @@ class Process:
 
     @property
     def session(self) -> str:
-        """The session tag from `configure` or `EXPORTER_SESSION`; empty if neither names one."""
+        """Session tag from `configure` or `EXPORTER_SESSION`; empty without a session."""
         return self._session or clean_text(os.environ.get("EXPORTER_SESSION", "")).strip()
 
     def configure(
@@ -101,103 +101,103 @@ class Process:
         labels: tuple[tuple[str, str], ...] | None,
         session: str | None = None,
     ) -> None:
-        """Set the identity; the arguments take precedence over the environment, and None changes nothing."""
-        before = self._who()
+        """Set parts of the identity, which take precedence over the environment; None keeps the present value."""
+        previous = self._without_claim()
         self._session = self._session if session is None else session
         self._run = self._run if run is None else run
         self._rank = self._rank if rank is None else rank
         self._labels = self._labels if labels is None else labels
-        self._renew_unless(before)
+        self._renew_if_changed(previous)
 
-    def seen(self, run_id: str = "") -> None:
-        """Record that this process acts as an agent, unless its environment is that of a torchelastic worker."""
+    def observe_agent(self, run_id: str = "") -> None:
+        """Record a call of an agent's library, which makes this process an agent unless it is a torchelastic worker."""
         is_new = run_id not in {"", self.run_id} if self.is_agent else "TORCHELASTIC_RUN_ID" not in os.environ
         if is_new:
-            self.declare(run_id)
+            self.declare_agent(run_id)
 
-    def declare(self, run_id: str = "") -> None:
-        """Record that this process is an agent, even in the environment of a worker of another agent."""
-        before = self._who()
+    def declare_agent(self, run_id: str = "") -> None:
+        """Record that this process is an agent, even in the environment of a torchelastic worker."""
+        previous = self._without_claim()
         self.is_agent = True
         self.run_id = run_id or self.run_id
-        self._renew_unless(before)
+        self._renew_if_changed(previous)
 
-    def _who(self) -> ProcessIdentity:
-        # A claimed rank changes the identity in place; every other change starts a new recording.
+    def _without_claim(self) -> ProcessIdentity:
+        # A claim of the rank does not start a new recording; every other change does.
         return self.identity().replace(trains=False)
 
-    def _renew_unless(self, before: ProcessIdentity) -> None:
-        if self._renew is not None and self._who() != before:
+    def _renew_if_changed(self, previous: ProcessIdentity) -> None:
+        if self._renew is not None and self._without_claim() != previous:
             self._renew()
 
 
-def launch_name(script: str, now: float, pid: int | None = None) -> str:
-    """Return a readable name: the script's stem, the start to the minute, two letters of second and pid."""
+def launch_name(script: str, start_seconds: float, pid: int | None = None) -> str:
+    """Return a readable run name: script, start time to the minute, and two characters from the second and the pid."""
     path = PurePath(script)
     stem = path.parent.name if path.stem == "__main__" else path.stem
     stem = re.sub(r"[^A-Za-z0-9_.]+", "-", stem)[:60].strip("-") or "python"
-    number = int(now % 60) * 21 + (os.getpid() if pid is None else pid) % 21
+    number = int(start_seconds % 60) * 21 + (os.getpid() if pid is None else pid) % 21
     letters = _DIGITS[number // 36] + _DIGITS[number % 36]
-    return f"{stem}-{time.strftime('%Y%m%d-%H%M', time.localtime(now))}-{letters}"
+    return f"{stem}-{time.strftime('%Y%m%d-%H%M', time.localtime(start_seconds))}-{letters}"
 
 
 def local_rank() -> int | None:
-    """Return the launcher's rank of this process on the node, or None."""
+    """Return the rank of this process on the node, as set by the launcher; None if not set."""
     return _first_number(*_LOCAL_RANKS)
 
 
 def clean_text(text: str) -> str:
     """Return the text as a label value: without surrogates and control characters, of bounded length."""
-    kept = (character if character.isprintable() else "?" for character in text[:MAX_TEXT_CHARACTERS])
-    return "".join(kept)
+    characters = (character if character.isprintable() else "?" for character in text[:MAX_TEXT_CHARACTERS])
+    return "".join(characters)
 
 
 def _run_of(agent_run_id: str) -> tuple[str, bool]:
-    """Return the run's name, and True if the user or the launcher chose the name."""
+    """Return the name of the run, and False if the name was generated."""
     elastic = agent_run_id or os.environ.get("TORCHELASTIC_RUN_ID", "")
-    if _MADE_BY_TORCHRUN.fullmatch(elastic):
+    if _TORCHRUN_RUN_ID.fullmatch(elastic):
         elastic = ""
     for name in (os.environ.get("EXPORTER_RUN", ""), os.environ.get("SLURM_JOB_ID", ""), elastic):
         if clean_text(name).strip():
             return clean_text(name), True
-    return clean_text(os.environ.get(LAUNCH, "")) or _made_name(), False
+    return clean_text(os.environ.get(LAUNCH, "")) or _generated_name(), False
 
 
-def _made_name() -> str:
+def _generated_name() -> str:
     environment, script = os.environ, sys.argv[0] if getattr(sys, "argv", None) else ""
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing is not None else None
     if environment.get("TORCHELASTIC_RUN_ID"):
         if environment.get("WORLD_SIZE") != environment.get("LOCAL_WORLD_SIZE"):  # on several nodes
             names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
-            shared = " ".join(environment.get(name, "") for name in names)
-            return f"{PurePath(script).stem or 'python'}-{crc32(shared.encode()):08x}"
-        pid = os.getppid()  # the agent, which lives through restarts of workers
+            rendezvous = " ".join(environment.get(name, "") for name in names)
+            return f"{PurePath(script).stem or 'python'}-{crc32(rendezvous.encode()):08x}"
+        pid = os.getppid()  # the agent, whose pid is the same for all restarts of the workers
     else:
         pid = os.getpid() if parent is None else parent.pid or os.getppid()
-    return launch_name(script, _started(pid), pid)
+    return launch_name(script, _start_seconds(pid), pid)
 
 
-def _started(pid: int) -> float:
-    """Return the Unix time of a process's start; the time of this import on systems without /proc."""
+def _start_seconds(pid: int) -> float:
+    """Return the Unix time at which a process started; the time of this import on systems without /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  # without the import of pathlib
             ticks = int(file.read().rpartition(b")")[2].split()[19])
-        with open("/proc/stat", "rb") as file:  # noqa: PTH123  # likewise
-            booted = next(int(line.split()[1]) for line in file if line.startswith(b"btime "))
-        return booted + ticks / os.sysconf("SC_CLK_TCK")
+        with open("/proc/stat", "rb") as file:  # noqa: PTH123  # without the import of pathlib
+            boot_seconds = next(int(line.split()[1]) for line in file if line.startswith(b"btime "))
+        return boot_seconds + ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, StopIteration, AttributeError):
-        return _IMPORTED
+        return _IMPORT_SECONDS
 
 
-_IMPORTED = time.time()
+_IMPORT_SECONDS = time.time()
 
 
 def _is_rank_owner() -> bool:
-    """Return True if the launcher set the environment's rank for this process, False if the rank was inherited."""
+    """Return True if the launcher set the rank for this process, False if the process inherited the variable."""
     variable = _rank_variable()
-    pid, _, owned = os.environ.get(_RANK_OWNER, "").partition(" ")
-    return bool(variable) and (owned != variable or pid == str(os.getpid()))
+    pid, _, inherited_variable = os.environ.get(_RANK_OWNER, "").partition(" ")
+    return bool(variable) and (inherited_variable != variable or pid == str(os.getpid()))
 
 
 def _rank_variable() -> str:
@@ -218,11 +218,11 @@ def _first_number(*names: str) -> int | None:
 
 
 def number_within(
-    environment: Mapping[str, str], name: str, usual: float, least: float, most: float
+    environment: Mapping[str, str], name: str, default: float, minimum: float, maximum: float
 ) -> float:
-    """Return a number of the environment, clamped to the bounds; the usual number if the variable is unset or invalid."""
+    """Return a number from the environment, clamped to the range; the default if the variable is unset or invalid."""
     try:
-        found = float(environment.get(name, usual))
+        number = float(environment.get(name, default))
     except ValueError:
-        return usual
-    return min(max(found, least), most) if isfinite(found) else usual
+        return default
+    return min(max(number, minimum), maximum) if isfinite(number) else default

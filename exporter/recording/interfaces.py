@@ -1,4 +1,4 @@
-"""Interfaces of the parts that the recorder is composed of: periodic tasks, the training, the feed."""
+"""Interfaces of the recorder's parts: periodic tasks, training source and feed sink."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from exporter.recording.values import ProcessIdentity, Recording, StatReading, T
 
 
 class PeriodicTask(Protocol):
-    """Work that the recording thread triggers four times a second."""
+    """Task that the recording thread triggers four times a second."""
 
     def tick(self) -> None:
-        """Start what is due; returns at once."""
+        """Start the work that is due, without waiting."""
 
     def finish(self) -> Callable[[float, str], object] | None:
-        """Do the last work, or start it and return the function that waits for it: `wait(seconds, reason)`."""
+        """Do the final work, or start it and return the function `wait(seconds, reason)` that waits for its end."""
 
     def after_fork(self) -> None:
-        """Forget what the parent did."""
+        """Reset the state in a forked child."""
 
 
 class TrainingSource(Protocol):
-    """The training recorder, as the recording thread sees it."""
+    """Source of the training state: the training recorder."""
 
     def in_use(self) -> bool:
         """Return True once the job has reported anything."""
 
     def trains(self) -> bool:
-        """Return True if this process trains, so that it claims its rank."""
+        """Return True if this process trains and therefore claims its rank."""
 
     def tick(self) -> None:
-        """Do what is due between flushes; four times a second."""
+        """Do the work that is due between flushes; called four times a second."""
 
     def collect(self, *, final: bool) -> None:
-        """Bring all totals up to date before a snapshot."""
+        """Update all totals before a recording; *final* before the last recording."""
 
     def series(self) -> Iterable[StatReading]:
-        """Return the families."""
+        """Return the readings of all training series."""
 
     def reading(self) -> TrainingReading | None:
-        """Return the state beside the families; None before anything was reported."""
+        """Return the training state; None before the job reports training."""
 
     def current_span_id(self) -> str | None:
         """Return the id of the calling thread's innermost span."""
 
     def collect_tensors(self) -> None:
-        """Read the tensors in flight of the calling thread that have arrived."""
+        """Record the arrived tensors of the calling thread."""
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until the exporters of spans have taken all records."""
+        """Flush the span exporters within a timeout; return False if an exporter did not finish."""
 
     def close(self, timeout_seconds: float) -> None:
-        """Close the exporters of spans within the time."""
+        """Close the span exporters within a timeout."""
 
     def reset(self) -> None:
         """Count from zero under another identity."""
 
     def after_fork(self) -> None:
-        """Forget what the parent recorded."""
+        """Discard the values of the parent in a forked child."""
 
 
 class Sink(Protocol):
@@ -68,19 +68,19 @@ class Sink(Protocol):
     def publish(
         self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
     ) -> bool:
-        """Write a recording, the first one under the present identity; returns False if it was not written."""
+        """Write a recording; return False if it was not written. The first recording uses the identity of *identify*."""
 
     def rename(self, identity: ProcessIdentity) -> None:
-        """Continue the file under a changed rank."""
+        """Change the rank of the open file."""
 
     def is_open(self) -> bool:
         """Return True once a recording was written."""
 
     def close(self) -> None:
-        """Close the file; the next recording starts another."""
+        """Close the file; the next recording opens a new file."""
 
     def changed_rules(self) -> Iterable[Rule] | None:
-        """Return the recording rules if they changed."""
+        """Return the recording rules if changed since the last call, otherwise None."""
 
     def after_fork(self) -> None:
-        """Forget the parent's file."""
+        """Detach from the file of the parent in a forked child."""

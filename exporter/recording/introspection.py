@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 MAX_ITEMS = 1000
-"""Items of a container that are read."""
+"""Limit of items read from a container."""
 
 
 def items_of(value: Any, kind: type) -> list[Any] | None:
@@ -22,7 +22,7 @@ def items_of(value: Any, kind: type) -> list[Any] | None:
         if issubclass(kind, base):
             return list(
                 islice(base.__iter__(value), MAX_ITEMS)
-            )  # one step in C, which no other thread divides
+            )  # a single step in C, atomic for other threads
     return None
 
 
@@ -63,5 +63,5 @@ def name_of_class(kind: type) -> str:
 
 def module_of_class(kind: type) -> str:
     """Return the name of the module of a class; empty if there is none."""
-    found = class_attribute(kind, "__module__")
-    return found if type(found) is str else ""
+    name = class_attribute(kind, "__module__")
+    return name if type(name) is str else ""

@@ -1,12 +1,12 @@
-"""Limits of what one process records: checked where values are recorded, and again where a feed file is read."""
+"""Limits of the recorded values, checked at the recording and again by the reader of a feed file."""
 
 from __future__ import annotations
 
 MAX_NAME_CHARACTERS = 200
-"""Characters of a Stat's or a label's name."""
+"""Length of the name of a Stat or a label."""
 MAX_LABEL_VALUE_CHARACTERS = 256
 MAX_HELP_CHARACTERS = 500
 MAX_IDENTITY_CHARACTERS = 256
-"""Characters of a run, a node and the other texts of an identity."""
+"""Length of the texts of an identity, such as the run and the node."""
 MAX_LABELS = 16
 MAX_BUCKETS = 200

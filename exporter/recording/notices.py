@@ -1,7 +1,7 @@
-"""Notices to the job's operator: each is written to standard error once, by a daemon thread.
+"""Notices for the job's operator, written once to standard error by a daemon thread.
 
 Runs on any thread. Notices avoid the job's `logging`: a log handler of the job could hang and hold the lock that
-`logging.shutdown` needs. They avoid the buffer of `sys.stderr` too: the exiting interpreter needs the buffer's lock.
+`logging.shutdown` needs. Notices also avoid the buffer of `sys.stderr`, whose lock the exiting interpreter needs.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ from contextlib import suppress
 from time import monotonic, sleep
 
 EXIT_SECONDS = 0.5
-"""Longest time that an exiting process waits for its last notices."""
+"""Longest wait of an exiting process for its last notices."""
 MAX_NOTICES = 100
-"""Different notices per process; further ones are counted as dropped."""
+"""Limit of different notices per process; further notices are counted as dropped."""
 MAX_NOTICE_CHARACTERS = 2000
-"""Characters of one notice."""
+"""Length of a notice."""
 
 
 class Notices:
-    """The notices of one process.
+    """Notices of a process.
 
     Attributes:
-        dropped: Notices that were not written: too many, or no thread could be started.
-        is_quiet: Whether notices are not written to standard error.
-        listeners: Functions that the thread also calls with each notice.
+        dropped_notices: Number of notices above the limit, or that could not be written.
+        is_quiet: True to skip standard error.
+        listeners: Functions that the writer thread calls with each notice.
     """
 
     def __init__(self) -> None:
-        self._logged: set[str] = set()  # kept by forked children, which repeat no notice
+        self._logged_keys: set[str] = set()  # inherited by forked children, which do not repeat a notice
         self.reset()
 
     def reset(self) -> None:
-        """Forget the thread and the notices that wait: what a forked child does."""
+        """Discard the writer thread and the waiting notices, as in a forked child."""
         self._waiting: deque[str] = deque()
         self._starting = threading.Lock()
         self._is_writing = self.is_quiet = False
-        self.dropped = 0
+        self.dropped_notices = 0
         self.listeners: list[Callable[[str], object]] = []
 
     def log_once(self, key: str, message: str) -> None:
-        """Write a notice unless this key had one; never raises, never waits."""
-        if key in self._logged:
+        """Write a notice unless a notice with the same key was written; never raises, never waits."""
+        if key in self._logged_keys:
             return
-        if len(self._logged) >= MAX_NOTICES:
-            self.dropped += 1
+        if len(self._logged_keys) >= MAX_NOTICES:
+            self.dropped_notices += 1
             return
-        self._logged.add(key)
+        self._logged_keys.add(key)
         self._waiting.append(message[:MAX_NOTICE_CHARACTERS])
-        # A thread that holds the lock is starting the writer; a signal handler that interrupts it must not wait.
+        # The holder of the lock starts the writer; a signal handler that interrupts the holder must not wait.
         if self._is_writing or not self._starting.acquire(blocking=False):
             return
         try:
             if not self._is_writing:
                 self._is_writing = True
                 threading.Thread(target=self._write_all, name="exporter-notices", daemon=True).start()
-        except RuntimeError:  # an exiting interpreter, since CPython 3.12, or no threads are left
+        except RuntimeError:  # the interpreter exits (since CPython 3.12), or the limit of threads is reached
             self._is_writing = False
             self._write_now()
         finally:
@@ -68,17 +68,17 @@ class Notices:
 
     def flush(self, timeout_seconds: float = EXIT_SECONDS) -> None:
         """Wait until all notices are written, for a bounded time."""
-        until = monotonic() + timeout_seconds
-        while (self._is_writing or self._waiting) and monotonic() < until:
+        deadline = monotonic() + timeout_seconds
+        while (self._is_writing or self._waiting) and monotonic() < deadline:
             sleep(0.002)
 
     def _write_now(self) -> None:
-        """Write the waiting notices on this thread if standard error accepts bytes at once."""
+        """Write the waiting notices on this thread if standard error accepts bytes without blocking."""
         original = sys.__stderr__
         with suppress(Exception):
             if original is not None and sys.stderr is original and select.select([], [original], [], 0)[1]:
                 self._write_all()
-        self.dropped += len(self._waiting)
+        self.dropped_notices += len(self._waiting)
         self._waiting.clear()
 
     def _write_all(self) -> None:
@@ -89,7 +89,7 @@ class Notices:
                     self._write(f"exporter: {message}\n")
                 self._call_listeners(message)
             self._is_writing = False
-            if not self._waiting:  # a notice of the meantime found the writer at work
+            if not self._waiting:  # a notice appended meanwhile has not started a writer
                 return
             self._is_writing = True
 
@@ -97,8 +97,8 @@ class Notices:
         for listener in self.listeners:
             try:
                 listener(message)
-            except Exception:  # noqa: BLE001, PERF203  # such as a full disk
-                self.dropped += 1
+            except Exception:  # noqa: BLE001, PERF203  # a listener may fail, for example on a full disk
+                self.dropped_notices += 1
 
     def _write(self, line: str) -> None:
         stream, original = sys.stderr, sys.__stderr__
@@ -108,11 +108,11 @@ class Notices:
             elif stream is not None:
                 stream.write(line)
                 stream.flush()
-        except Exception:  # noqa: BLE001  # a stream of the job's own, or a closed one
-            self.dropped += 1
+        except Exception:  # noqa: BLE001  # the stream is closed, or belongs to the job
+            self.dropped_notices += 1
 
 
 NOTICES = Notices()
-"""The notices of this process; reset by the recorder."""
+"""Notices of this process; reset by the recorder."""
 
 log_once = NOTICES.log_once

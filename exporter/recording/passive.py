@@ -1,4 +1,4 @@
-"""Measurement of passive Stats: the job's callbacks, on a thread of their own."""
+"""Measurement of passive Stats: calls the job's callbacks on a worker thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _measure(passive: list[StatState]) -> None:
         if state.measure is not None and state.enabled:
             try:
                 state.buffer.append(state.measure())
-            except BaseException as error:  # noqa: BLE001  # the user's code, SystemExit too
+            except BaseException as error:  # noqa: BLE001  # the callback belongs to the job and may raise SystemExit
                 state.refusals.append("error")
                 name = state.definition.name
                 log_once(

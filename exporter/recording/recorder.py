@@ -1,7 +1,7 @@
-"""The recorder of a process: owns everything that the process records, and the thread that aggregates and writes.
+"""Recorder of a process: Stats, events and training state, aggregated and written by a recording thread.
 
 Runs in the training process. The thread starts with the first Stat, event, block or handler, runs no code of the job, and
-releases the interpreter lock between pieces of a few tenths of a millisecond. Every orderly exit writes a last recording.
+releases the interpreter lock between pieces of a few tenths of a millisecond. A normal exit and an uncaught exception write a final recording.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ from exporter.recording.worker import end_all
 
 DEFAULT_FLUSH_SECONDS = 1.0
 TICK_SECONDS = 0.25
-"""Interval of the look at all buffers between flushes: a million adds a second fill a buffer in 0.52 s."""
+"""Interval of the drains between flushes: a million samples a second fill a buffer in 0.52 s."""
 HIGH_WATER = BUFFER_SAMPLES // 32
-"""A buffer with more samples is drained at once instead of at the next flush."""
+"""Samples above which a buffer is drained before the next flush."""
 SLICE_SECONDS = 0.0004
-"""Work of the recording thread between two chances for the job's threads to take the interpreter lock."""
+"""Longest work of the recording thread between two releases of the interpreter lock."""
 RENEW_SECONDS = 0.1
-"""Longest wait of `configure` for the recording thread to finish its step."""
+"""Longest wait of `configure` for the step of the recording thread."""
 CHILD_FLUSH_SECONDS = 0.25
-"""Longest flush interval of forked children and children of multiprocessing: SIGTERM often ends them, as it ends the
-persistent workers of a DataLoader, and then they lose unflushed samples."""
+"""Longest flush interval of forked children and children of multiprocessing, such as the workers of a DataLoader: SIGTERM
+often ends these processes, which then lose unflushed samples."""
 EXIT_SECONDS = 2.0
-"""The one deadline of an exiting process for all of: periodic tasks, handlers, span exporters, the last write."""
+"""Time limit of the whole shutdown: periodic tasks, handlers, span exporters and the final write."""
 TASKS_SECONDS, HANDLERS_SECONDS, SPANS_SECONDS, JOIN_SECONDS = 1.5, 1.6, 1.75, 1.85
-"""Time after the begin of the exit until which each of them may take; the rest is for the last write."""
+"""Deadlines of the parts, relative to the begin of the shutdown; the remaining time is for the final write."""
 EXIT_SWITCH_SECONDS = 0.0005
-"""Switch interval of the interpreter while the process exits."""
+"""Thread switch interval of the interpreter during the shutdown."""
 DRAIN_SECONDS = 0.5
-"""Longest drain of Stats with handlers of windows at exit."""
+"""Longest drain of the Stats with window handlers during the shutdown."""
 
 
 class Recorder:
-    """Everything that one process records.
+    """Recorder of a process.
 
     Attributes:
-        process: The identity: run, rank, role.
-        stats: The Stats.
-        events: The events and their handlers.
-        recording: False if nothing is recorded, because of `EXPORTER_DISABLED=1` or a free-threaded interpreter.
+        process: The identity of the process: run, rank and role.
+        stats: The Stats of the process.
+        events: The events of the process and their handlers.
+        is_recording: False if nothing is recorded, because of `EXPORTER_DISABLED=1` or a free-threaded interpreter.
         started_at: Unix time at which the recording of this process began.
     """
 
     def __init__(self) -> None:
-        usual = DEFAULT_FLUSH_SECONDS
-        self.flush_seconds = number_within(os.environ, "EXPORTER_FLUSH_SECONDS", usual, 0.1, 60.0)
-        self.recording = os.environ.get("EXPORTER_DISABLED") != "1"
-        self._refusal = refusal_of_interpreter() if self.recording else None
-        self.recording = self.recording and self._refusal is None
+        default_seconds = DEFAULT_FLUSH_SECONDS
+        self.flush_seconds = number_within(os.environ, "EXPORTER_FLUSH_SECONDS", default_seconds, 0.1, 60.0)
+        self.is_recording = os.environ.get("EXPORTER_DISABLED") != "1"
+        self._refusal = unsupported_interpreter() if self.is_recording else None
+        self.is_recording = self.is_recording and self._refusal is None
         self._training: TrainingSource | None = None
         self._sink: Sink | None = None
         self._tasks: tuple[PeriodicTask, ...] = ()
@@ -78,79 +78,79 @@ class Recorder:
         self.events = EventLog(
             identify=self.process.identity, current_span=self._current_span, wake=self.start
         )
-        self.stats.recording = self.events.recording = self.recording
+        self.stats.is_recording = self.events.is_recording = self.is_recording
         self._is_child = False
-        self._begin()
-        # Registered before the job's own exit handlers, which therefore run first: what they add is recorded.
+        self._initialize()
+        # Registered before the job's exit handlers, which run first, so that their samples are recorded.
         atexit.register(self.shutdown)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
-    def _begin(self) -> None:
-        """Set up the state that belongs to one process."""
+    def _initialize(self) -> None:
+        """Set up the state that a forked child does not inherit."""
         self._starting = threading.Lock()
         self._cycle_lock = threading.Lock()
-        self._alarm = threading.Lock()  # held while the thread sleeps: releasing it wakes the thread
+        self._alarm = threading.Lock()  # held while the thread sleeps; a release wakes the thread
         self._alarm.acquire()
         self._thread: threading.Thread | None = None
-        self._stopping = self._hurry = self._renewing = self._closed = False
+        self._is_stopping = self._is_flush_requested = self._is_renewal_requested = self._is_closed = False
         self.started_at = time()
         self._gpus = ProcessGpus()
-        self._claimed = 0  # 1: a rank, 2: as a process that trains
+        self._claim_level = 0  # 1: the process has claimed the rank, 2: as a process that trains
         self._slice_began = 0.0
 
     # Composition -----------------------------------------------------------------------------------------
 
     def attach_feed(self, sink: Sink) -> None:
-        """Write recordings to a sink."""
+        """Set the sink that receives the recordings."""
         self._sink = sink
 
     def attach_training(self, training: TrainingSource) -> None:
-        """Record the training too."""
+        """Set the source of the training state."""
         self._training = training
 
     def attach(self, task: PeriodicTask, *, start: bool = False) -> None:
-        """Add a periodic task, which runs from the first value or event on; from now on with *start*."""
+        """Add a periodic task, which runs once the recording thread has started; *start* starts the thread."""
         self._tasks = (*self._tasks, task)
-        if start and self.recording:
+        if start and self.is_recording:
             self.start()
 
     # Called by the job's threads -------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread unless it runs; cheap to call again, never raises."""
-        # A thread that holds the lock is starting the thread; a signal handler that interrupts it must not wait.
-        if self._thread is not None or self._stopping or not self._starting.acquire(blocking=False):
+        """Start the recording thread unless it runs; never raises."""
+        # The holder of the lock starts the thread; a signal handler that interrupts the holder must not wait.
+        if self._thread is not None or self._is_stopping or not self._starting.acquire(blocking=False):
             return
         try:
             if self._refusal is not None:
                 log_once("interpreter", self._refusal)
-            if self._thread is None and self.recording:
+            if self._thread is None and self.is_recording:
                 thread = threading.Thread(target=self._run, name="exporter-recording", daemon=True)
-                self.process.begin()
+                self.process.export_environment()
                 self._hook_multiprocessing()
                 thread.start()
                 self._thread = thread
-        except Exception as error:  # noqa: BLE001  # no threads, a broken installation: not the job's problem
+        except Exception as error:  # noqa: BLE001  # a failed start must not stop the job
             log_once("thread", f"nothing is recorded: the recording thread cannot start: {safe_repr(error)}")
         finally:
             self._starting.release()
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Aggregate, on the caller's thread, the samples of Stats whose windows have handlers."""
+        """Aggregate the samples of Stats with window handlers on the caller's thread; return False after the timeout."""
         return self._guarded(lambda: self._cycle.drain(lambda state: state.listeners), timeout_seconds)
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Aggregate and write everything on the caller's thread; returns True if it was written in time."""
+        """Aggregate and write a recording on the caller's thread; return False after the timeout."""
         return self._guarded(lambda: self._publish(final=False), timeout_seconds)
 
     def flush_soon(self) -> None:
-        """Let the recording thread flush at once, without waiting for it: a checkpoint was saved."""
-        self._hurry = True
+        """Request an immediate flush by the recording thread, for example after a checkpoint."""
+        self._is_flush_requested = True
         self._wake()
 
     def flush_all(self, timeout_seconds: float) -> bool:
-        """Publish everything recorded so far, this thread's tensors in flight included; see `exporter.flush`."""
+        """Publish all values recorded so far, including tensors in flight of this thread; see `exporter.flush`."""
         deadline = monotonic() + timeout_seconds
         for state in self.stats.states():
             if state.tensors is not None:
@@ -159,18 +159,18 @@ class Recorder:
             self._training.collect_tensors()
         self.drain(timeout_seconds)
         self.events.flush(max(deadline - monotonic(), 0.1))
-        arrived = self.flush(max(deadline - monotonic(), 0.1))
+        is_written = self.flush(max(deadline - monotonic(), 0.1))
         if self._training is not None:
             self._training.flush(max(deadline - monotonic(), 0.1))
-        return arrived
+        return is_written
 
     def shutdown(self) -> None:
-        """Write the last recording and end the thread, within `EXIT_SECONDS`; a second call does nothing."""
-        if self._stopping:
+        """Write the final recording and end the thread within `EXIT_SECONDS`; later calls are ignored."""
+        if self._is_stopping:
             return
-        self._stopping = True
+        self._is_stopping = True
         switch_interval = sys.getswitchinterval()
-        # Busy daemon threads of the job would hold the interpreter lock for 5 ms each at every system call of ours.
+        # By default, each busy daemon thread of the job would delay every system call of the shutdown by 5 ms.
         sys.setswitchinterval(EXIT_SWITCH_SECONDS)
         try:
             self._shut_down(monotonic())
@@ -186,23 +186,23 @@ class Recorder:
                 wait(began + TASKS_SECONDS - monotonic(), "exit")
         self.events.close(began + HANDLERS_SECONDS - monotonic())
         end_all([self._passive], seconds=0.1, reason="exit")
-        # The C library ends a thread that wants the interpreter lock during finalization, which may abort the process.
+        # A thread that requests the interpreter lock during finalization is ended by the C library and may abort the process.
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(max(began + JOIN_SECONDS - monotonic(), 0.1))
-        # If the recording thread hangs in a write, the last recording is lost and the process ends all the same.
+        # If the recording thread hangs in a write, the final recording is lost and the process still exits.
         self._guarded(lambda: self._write_last(began), max(began + EXIT_SECONDS - monotonic(), 0.1))
         NOTICES.flush(max(began + EXIT_SECONDS - monotonic(), 0.1))
 
     def renew(self) -> None:
-        """Start a new recording under a changed identity, at once or when the recording thread has finished its step."""
+        """Start a new recording under a changed identity, now or after the present step of the recording thread."""
         self.events.renew()
-        self._renewing = True
+        self._is_renewal_requested = True
         self._guarded(self._renew, RENEW_SECONDS)
 
     def reset(self) -> None:
-        """Forget everything recorded, every lock and every thread: the state of a process that has recorded nothing."""
-        self._begin()
+        """Return to the initial state: no recorded values, new locks, no threads."""
+        self._initialize()
         NOTICES.reset()
         for part in (
             self.process,
@@ -218,12 +218,12 @@ class Recorder:
                 part.after_fork()
 
     def yield_gil(self) -> None:
-        """Release the interpreter lock if this thread has worked for a while; not while the process exits."""
-        if perf_counter() - self._slice_began > SLICE_SECONDS and not self._stopping:
+        """Release the interpreter lock after `SLICE_SECONDS` of work, except during the shutdown."""
+        if perf_counter() - self._slice_began > SLICE_SECONDS and not self._is_stopping:
             sleep(0)
             self._slice_began = perf_counter()
 
-    # Inside ----------------------------------------------------------------------------------------------
+    # Implementation ------------------------------------------------------------------------------------------
 
     def _current_span(self) -> str | None:
         return None if self._training is None else self._training.current_span_id()
@@ -239,20 +239,20 @@ class Recorder:
         if self._in_use():
             if self._training is not None:
                 self._training.collect(final=True)
-                # Before the last recording, which has the records that the exporters could not take.
+                # Before the final recording, which includes the records that the exporters dropped.
                 self._training.close(max(began + SPANS_SECONDS - monotonic(), 0.1))
             self._publish(final=True)
-        self._closed = True
+        self._is_closed = True
         if self._sink is not None:
             self._sink.close()
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # the thread is awake
+        with suppress(RuntimeError):  # the thread is awake already
             self._alarm.release()
 
     def _renew(self) -> None:
-        if self._renewing:
-            self._renewing = False
+        if self._is_renewal_requested:
+            self._is_renewal_requested = False
             if self._sink is not None and self._sink.is_open():
                 self._publish(final=True)
                 self._sink.close()
@@ -265,7 +265,7 @@ class Recorder:
             self.started_at = time()
 
     def _hook_multiprocessing(self) -> None:
-        """Let children of multiprocessing flush: they skip atexit, and clear earlier finalizers at their start."""
+        """Register the shutdown of multiprocessing children, which skip atexit and clear inherited finalizers."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             self._finalize_at_exit()
@@ -288,30 +288,30 @@ class Recorder:
         seconds = min(self.flush_seconds, CHILD_FLUSH_SECONDS) if self._is_child else self.flush_seconds
         next_flush = monotonic() + seconds
         while self._sleep_until(next_flush):
-            if self._hurry or monotonic() >= next_flush:
-                self._hurry = False
+            if self._is_flush_requested or monotonic() >= next_flush:
+                self._is_flush_requested = False
                 self._guarded(self._flush_cycle)
                 next_flush = max(next_flush + seconds, monotonic())
             else:
                 self._guarded(self._tick_cycle)
 
     def _sleep_until(self, next_flush: float) -> bool:
-        """Sleep until there is something to do; returns False when the thread must end."""
-        if not self._stopping:
+        """Sleep until the next flush, tick, window end or request; return False if the thread must end."""
+        if not self._is_stopping:
             now = monotonic()
-            until = min([next_flush, now + TICK_SECONDS, *self._cycle.due()])
-            self._alarm.acquire(timeout=max(until - now, 0.0))
+            wake_time = min([next_flush, now + TICK_SECONDS, *self._cycle.due()])
+            self._alarm.acquire(timeout=max(wake_time - now, 0.0))
             self._slice_began = perf_counter()
-        return not self._stopping
+        return not self._is_stopping
 
     def _guarded(self, step: Callable[[], object], timeout_seconds: float = -1) -> bool:
-        """Run one step alone; a defect costs that step, not the thread and not the job."""
+        """Run a step under the cycle lock; return False after the timeout. A defect ends the step only."""
         lock = self._cycle_lock  # a reset replaces the lock
         if not lock.acquire(timeout=timeout_seconds):
             return False
         try:
             return step() is not False
-        except Exception as error:  # noqa: BLE001  # see above
+        except Exception as error:  # noqa: BLE001  # a defect must not end the thread or reach the job
             log_once(f"defect {safe_repr(error)}", f"a defect in the recording thread: {safe_repr(error)}")
             return False
         finally:
@@ -341,11 +341,11 @@ class Recorder:
         if training is not None:
             training.collect(final=final)
         self._cycle.drain(lambda state: state.buffer, within_seconds)
-        states, wall, last = self.stats.states(), time(), final and self._stopping
+        states, wall, is_last = self.stats.states(), time(), final and self._is_stopping
         for state in states:
             state.expire(wall=wall)
             if state.tensors is not None:
-                state.tensors.count_lost(everything=last)
+                state.tensors.count_lost(everything=is_last)
         recording = Recording(
             (
                 *self._cycle.readings(),
@@ -354,28 +354,28 @@ class Recorder:
             final,
             self.events.reading(),
             None if training is None else self._tagged(training.reading()),
-            _ending(wall) if last else None,
-            self.stats.refused,
-            self._gpus.look(os.environ, local_rank(), final=final),
+            _ending(wall) if is_last else None,
+            self.stats.refused_stats,
+            self._gpus.read(os.environ, local_rank(), final=final),
         )
         self._claim(states)
-        if self._sink is None or self._closed:
+        if self._sink is None or self._is_closed:
             return False
         return self._sink.publish(recording, self._written_as, is_child=self._is_child)
 
     def _tagged(self, reading: TrainingReading | None) -> TrainingReading | None:
-        """Add the session of `configure` to the facts, unless the job's telemetry has a session tag of its own."""
+        """Add the session tag of `configure` to the facts, unless the job's telemetry sets a session tag."""
         session = self.process.session
         if reading is None or not session or any(name == "session_tag" for name, _ in reading.facts):
             return reading
         return reading.replace(facts=tuple(sorted([*reading.facts, ("session_tag", session)])))
 
     def _claim(self, states: Iterable[StatState]) -> None:
-        """Claim the rank once the process records samples of the job, or trains."""
+        """Claim the rank once the process records samples of the job or trains."""
         trains = self._training is not None and self._training.trains()
-        claim = 2 if trains else int(any(state.count and not state.own for state in states))
-        if claim > self._claimed:
-            self._claimed = claim
+        claim = 2 if trains else int(any(state.count and not state.is_own for state in states))
+        if claim > self._claim_level:
+            self._claim_level = claim
             self.process.claim_rank(trains=claim > 1)
             self.events.renew()
             if self._sink is not None:
@@ -390,8 +390,8 @@ class Recorder:
             log_once(f"rule {problem}", f"recording rule of the sidecar's configuration ignored: {problem}")
 
 
-def refusal_of_interpreter() -> str | None:
-    """Return why nothing is recorded on this interpreter: the buffers rely on the interpreter lock. None if all is well."""
+def unsupported_interpreter() -> str | None:
+    """Return the reason why an interpreter without the interpreter lock is not supported; None for other interpreters."""
     is_gil_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     if is_gil_enabled():
         return None
@@ -402,9 +402,11 @@ def refusal_of_interpreter() -> str | None:
 
 
 def _ending(wall: float) -> Ending | None:
-    """Return the uncaught exception that ends this process, or a child of multiprocessing; None for a normal exit."""
+    """Return the uncaught exception that ends this process; None for a normal exit."""
     error: Any = sys.exc_info()[1]
-    if error is None and not hasattr(sys, "ps1"):  # the last exception at a prompt has ended nothing
+    if error is None and not hasattr(
+        sys, "ps1"
+    ):  # an exception at an interactive prompt does not end the process
         error = getattr(sys, "last_value", None)
     if error is None or isinstance(error, SystemExit):
         return None
@@ -412,4 +414,4 @@ def _ending(wall: float) -> Ending | None:
 
 
 RECORDER = Recorder()
-"""The recorder of this process."""
+"""Recorder of this process."""

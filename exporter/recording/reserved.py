@@ -1,6 +1,6 @@
 """Reserved names: the exporter's own families, which no Stat may use.
 
-A Stat of a reserved name is refused at its construction. A test compares the list with the specifications in the code.
+Constructing a Stat with a reserved name raises DefinitionError. A test compares the list with the family declarations.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ training_elastic_flakiness training_elastic_function_seconds training_span_durat
 
 RESERVED = frozenset(
     name + suffix
-    for kind, names in _FAMILIES.items()
+    for family_type, names in _FAMILIES.items()
     for name in names.split()
-    for suffix in ("", *SUFFIXES[kind])
+    for suffix in ("", *SUFFIXES[family_type])
 ) | {"ALERTS", "ALERTS_FOR_STATE", "up"}
-"""Every fixed family and sample name, in all forms of an exposition, and the names that Prometheus itself writes."""
+"""All fixed family and sample names of an exposition, and the names that Prometheus itself writes."""

@@ -25,7 +25,7 @@ _OWN_PACKAGE = __file__.rpartition("/recording/")[0] + "/"
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + "/"  # noqa: PTH120  # pathlib is not loaded in the job
 _PACKAGE_MARKERS = ("/site-packages/", "/dist-packages/")
 _OWN_THREADS = "exporter"
-"""All threads of the exporter have names that begin with it."""
+"""Common prefix of the names of the exporter's threads."""
 _IDLE_FUNCTIONS = frozenset(
     [
         "wait",
@@ -40,36 +40,36 @@ _IDLE_FUNCTIONS = frozenset(
         "run_forever",
     ]
 )
-"""Functions of the standard library in which a thread without work waits."""
+"""Functions of the standard library in which an idle thread waits."""
 
 
 class Detail(Enum):
-    """Content of an answer."""
+    """Detail of a captured stack."""
 
     FULL = "full"  # whole stacks
-    LOCATION = "location"  # the innermost frame of the job's own code, and the function called there
+    LOCATION = "location"  # innermost frame of the job's own code, and the frame that it called
 
 
 @value_class
 class Frame(Value):
-    """One frame of a Python stack; never arguments, never local variables."""
+    """Frame of a Python stack, without arguments and local variables."""
 
-    file: str  # path as Python has it
+    file: str  # path in the code object
     line: int
-    function: str  # qualified name where Python has it (3.11 and later)
+    function: str  # qualified name from Python 3.11, otherwise the plain name
     library: bool = False  # part of the standard library or of an installed package
 
 
 @value_class
 class ThreadStack(Value):
-    """The innermost frames of a thread, the innermost first."""
+    """Innermost frames of a thread, the innermost first."""
 
     name: str
     frames: tuple[Frame, ...]
 
 
 def is_library(file: str) -> bool:
-    """Return True for a file of the standard library, of an installed package or of the exporter, and for no file."""
+    """Return True for a file of the standard library or an installed package, and for generated code."""
     if any(marker in file for marker in _PACKAGE_MARKERS):
         return True
     return file.startswith(_STANDARD_LIBRARY) or (
@@ -78,10 +78,9 @@ def is_library(file: str) -> bool:
 
 
 def capture(detail: Detail) -> tuple[ThreadStack, tuple[ThreadStack, ...]]:
-    """Return the stack of the main thread, and those of the other threads that are not idle.
+    """Return the stack of the main thread, and the stacks of the other threads that are not idle.
 
-    With `Detail.LOCATION` only the innermost frame of the job's own code and the frame it called are kept, and no other
-    thread.
+    `Detail.LOCATION` returns only the innermost frame of the job's own code in the main thread and the frame that it called.
     """
     frames = sys._current_frames()  # noqa: SLF001  # the documented way to read the stacks of other threads
     main_ident = threading.main_thread().ident
@@ -89,35 +88,37 @@ def capture(detail: Detail) -> tuple[ThreadStack, tuple[ThreadStack, ...]]:
     if detail is Detail.LOCATION:
         return ThreadStack(main.name, location_frames(main.frames)), ()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    others = []
+    other_stacks = []
     for ident, frame in frames.items():
         name = names.get(ident, f"thread {ident}")
         if ident == main_ident or name.startswith(_OWN_THREADS) or _is_idle(frame):
             continue
-        others.append(ThreadStack(_printable(name), _frames_of(frame, MAX_THREAD_FRAMES)))
-    return main, tuple(others[:MAX_THREADS])
+        other_stacks.append(ThreadStack(_printable(name), _frames_of(frame, MAX_THREAD_FRAMES)))
+    return main, tuple(other_stacks[:MAX_THREADS])
 
 
 def location_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Return the innermost frame of the job's own code, after the frame that it called; all frames if none is its own."""
+    """Return the innermost frame of the job's own code after the frame that it called, otherwise the innermost frame."""
     for index, frame in enumerate(frames):
         if not frame.library:
             return frames[max(index - 1, 0) : index + 1]
     return frames[:1]
 
 
-def _frames_of(frame: FrameType | None, most: int) -> tuple[Frame, ...]:
-    found: list[Frame] = []
-    while frame is not None and len(found) < most:
+def _frames_of(frame: FrameType | None, max_frames: int) -> tuple[Frame, ...]:
+    frames: list[Frame] = []
+    while frame is not None and len(frames) < max_frames:
         code = frame.f_code
         function = getattr(code, "co_qualname", code.co_name)
         file = code.co_filename
         if not file.startswith(
             _OWN_PACKAGE
         ):  # blocks of the exporter around the job's code say nothing of the job
-            found.append(Frame(_printable(file), frame.f_lineno or 0, _printable(function), is_library(file)))
+            frames.append(
+                Frame(_printable(file), frame.f_lineno or 0, _printable(function), is_library(file))
+            )
         frame = frame.f_back
-    return tuple(found)
+    return tuple(frames)
 
 
 def _is_idle(frame: FrameType) -> bool:
@@ -126,5 +127,9 @@ def _is_idle(frame: FrameType) -> bool:
 
 
 def _printable(text: str) -> str:
-    shown = text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
-    return shown[-MAX_TEXT:]
+    printable = (
+        text
+        if text.isprintable()
+        else "".join(character if character.isprintable() else "?" for character in text)
+    )
+    return printable[-MAX_TEXT:]

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 WAITING_WINDOWS = 10_000
-"""Closed windows that may wait for one handler."""
+"""Limit of closed windows that wait for a handler."""
 
 
 class Registry:
-    """The Stats of one process, to be listed, looked up and switched."""
+    """Registry of the Stats of a process, for listing, look-up, switching and window handlers."""
 
     def __init__(self, table: StatTable, events: EventLog) -> None:
         self._table = table
@@ -40,11 +40,13 @@ class Registry:
     def find(self, name: str, labels: Mapping[str, str] | None = None) -> Stat | None:
         """Return the Stat of a name and labels, or None."""
         state = self._table.get(name, labels)
-        return None if state is None else Stat.of(state)
+        return None if state is None else Stat.from_state(state)
 
     def matching(self, pattern: str = "*") -> list[Stat]:
         """Return the Stats whose names match a shell pattern, in order of construction."""
-        return [Stat.of(each) for each in self.states() if fnmatchcase(each.definition.name, pattern)]
+        return [
+            Stat.from_state(state) for state in self.states() if fnmatchcase(state.definition.name, pattern)
+        ]
 
     def switch(self, pattern: str, *, enabled: bool) -> None:
         """Enable or disable the Stats whose names match a shell pattern, including Stats constructed later.
@@ -56,8 +58,8 @@ class Registry:
     def on_window(self, handler: Callable[[Stat, WindowReading], object], match: str = "*") -> Handle:
         """Register a handler of closed windows with samples, of the Stats whose names match a shell pattern.
 
-        Calls `handler(stat, window)` on a thread of its own, in order. Exceptions of the handler and windows that find its
-        queue full are counted. Returns the handle, whose `unregister` ends the delivery. Raises TypeError for a handler
+        Calls `handler(stat, window)` in order, on a thread of the handler. Exceptions of the handler and windows dropped by
+        a full queue are counted. The `unregister` method of the returned handle ends the delivery. Raises TypeError for a handler
         that is not callable.
         """
         return self.listen(handler, lambda state: fnmatchcase(state.definition.name, match))
@@ -69,7 +71,7 @@ class Registry:
         if not callable(handler):
             raise TypeError(f"a handler of windows must be a callable (stat, window), not {handler!r}")
         handle = self._events.register(
-            lambda item: handler(Stat.of(item[0]), item[1]),
+            lambda item: handler(Stat.from_state(item[0]), item[1]),
             types=(),
             queue=WAITING_WINDOWS,
             name=name_of(handler),
@@ -127,7 +129,7 @@ class Stat:
         stale_seconds: float = 300.0,
         min_samples: int = 1,
     ) -> Self:
-        """Return the Stat of the definition, constructed now or earlier."""
+        """Return the Stat of the definition, constructed on first use."""
         definition = check_definition(
             name,
             aggregations,
@@ -140,19 +142,19 @@ class Stat:
             stale_seconds=stale_seconds,
             min_samples=min_samples,
         )
-        return cls.of(RECORDER.stats.obtain(definition))
+        return cls.from_state(RECORDER.stats.obtain(definition))
 
     @classmethod
-    def of(cls, state: StatState) -> Self:
+    def from_state(cls, state: StatState) -> Self:
         """Return the Stat of a state, always the same object."""
-        known = _STATS.get((cls, state))
-        if known is None:
-            known = stat = super().__new__(cls)
+        stat_of_state = _STATS.get((cls, state))
+        if stat_of_state is None:
+            stat_of_state = stat = super().__new__(cls)
             stat._state = state
             stat.add = state.buffer.append
-            if state.buffer.maxlen:  # 0 for a Stat beyond the limit, or if recording is disabled
-                known = _STATS.setdefault((cls, state), stat)
-        return known  # type: ignore[return-value]  # keyed by cls
+            if state.buffer.maxlen:  # 0 for a Stat above the limit, or if recording is disabled
+                stat_of_state = _STATS.setdefault((cls, state), stat)
+        return stat_of_state  # type: ignore[return-value]  # keyed by cls
 
     @classmethod
     def passive(
@@ -166,20 +168,20 @@ class Stat:
         help: str = "",
         labels: Mapping[str, str] | None = None,
     ) -> Self:
-        """Return a Stat that a callback measures, once per flush, on a thread that all callbacks share.
+        """Return a Stat that a callback measures once per flush, on a thread shared by all callbacks.
 
         Exceptions of `measure` are counted; a callback that hangs pauses all passive Stats. The callback must not call CUDA.
-        Aggregations of None mean VALUE and MAX; the other arguments are those of any Stat.
+        Without aggregations the Stat has VALUE and MAX; the other arguments are the same as for any Stat.
         """
         require(callable(measure), "measure", measure, "callable")
-        wanted = (Aggregation.VALUE, Aggregation.MAX) if aggregations is None else aggregations
-        stat = cls(name, wanted, window_seconds=window_seconds, unit=unit, help=help, labels=labels)
-        known = stat._state.measure
+        requested = (Aggregation.VALUE, Aggregation.MAX) if aggregations is None else aggregations
+        stat = cls(name, requested, window_seconds=window_seconds, unit=unit, help=help, labels=labels)
+        callback = stat._state.measure
         require(
-            known is None or known == measure,
+            callback is None or callback == measure,
             "measure",
             measure,
-            f"{known!r}, the present callback of {name!r}",
+            f"{callback!r}, the present callback of {name!r}",
         )
         stat._state.measure = measure
         return stat
@@ -188,15 +190,15 @@ class Stat:
         """Record the value of a torch tensor or JAX array of one element; never waits for a device, never raises.
 
         A CPU tensor is read at once; the value of a CUDA tensor is recorded by a later call on this thread, or by
-        `exporter.flush()` on it. Refused and counted: more than one element, other devices, a DTensor that is not
-        replicated, calls during CUDA graph capture, and values beyond the copies that may be under way.
+        `exporter.flush()` on this thread. Refused and counted: more than one element, other devices, a DTensor that is not
+        replicated, calls during CUDA graph capture, and values above the limit of copies in flight.
         """
         if self._state.tensors is None:
             self._state.tensors = TensorReader(self.add, self._state.refusals.append)
         self._state.tensors.add(tensor)
 
     def time(self) -> Timer:
-        """Time a `with` block or, as a decorator, each call of a function or coroutine function; in seconds."""
+        """Return a context manager and decorator that records the duration of a block or call in seconds."""
         unit = self._state.definition.unit
         require(unit in {None, "seconds"}, "unit", unit, f"seconds or None for {self.name!r} to time")
         return Timer(self.add)
@@ -207,11 +209,11 @@ class Stat:
 
     def get(self) -> dict[Aggregation, float]:
         """Return the aggregations of the last closed window; empty without a window or without samples."""
-        return dict(self._state.closed.values)
+        return dict(self._state.closed_window.values)
 
     @property
     def name(self) -> str:
-        """Name in the job's code."""
+        """Name of the Stat in the job's code."""
         return self._state.definition.name
 
     @property
@@ -226,22 +228,22 @@ class Stat:
 
     @property
     def window(self) -> WindowReading:
-        """Last closed window."""
-        return self._state.closed
+        """Latest closed window."""
+        return self._state.closed_window
 
     @property
     def count(self) -> int:
-        """Accepted and drained samples since the start of the process (`exporter.flush()` drains)."""
+        """Number of aggregated samples since the start of the process; `exporter.flush()` aggregates all."""
         return self._state.count
 
     @property
     def sum(self) -> float:
-        """Exact sum of these samples."""
+        """Exact sum of the aggregated samples."""
         return self._state.sum
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the Stat as a definition: a copy in this process is the same Stat."""
-        return _remade, (type(self), self._state.definition)
+        """Reduce to the definition; a copy in the same process is the same Stat."""
+        return _restored, (type(self), self._state.definition)
 
     def __repr__(self) -> str:
         definition = self._state.effective
@@ -256,9 +258,9 @@ REGISTRY = Registry(RECORDER.stats, RECORDER.events)
 """The Stats of this process."""
 
 
-def _remade(cls: type[Stat], definition: StatDefinition) -> Stat:
-    known = REGISTRY.find(definition.name, dict(definition.labels))
-    return cls.of(RECORDER.stats.obtain(definition)) if known is None else known
+def _restored(cls: type[Stat], definition: StatDefinition) -> Stat:
+    existing = REGISTRY.find(definition.name, dict(definition.labels))
+    return cls.from_state(RECORDER.stats.obtain(definition)) if existing is None else existing
 
 
 def metric(
@@ -268,14 +270,14 @@ def metric(
     unit: str | None = None,
     labels: Mapping[str, str] | None = None,
     buckets: Iterable[float] | None = None,
-    own: bool = True,
+    is_own: bool = True,
 ) -> Callable[[float], None]:
     """Create a series of a family without windows, for compatibility modules and bridges; returns the function `add`.
 
-    The kind is `counter` (the sum of all added numbers, 0 from now on), `gauge` (the latest), `histogram` or `summary`; the
-    counter `training.elastic.restarts` becomes `training_elastic_restarts_total`. A name of the exporter's own is declared
-    in the sidecar (`exporter.ledger.family_owners`), which admits nothing else to it. Gives `add`; raises as `Stat` does.
+    The kind is `counter` (the sum of all added numbers, published as 0 from the start), `gauge` (the latest), `histogram` or `summary`; the
+    counter `training.elastic.restarts` becomes `training_elastic_restarts_total`. *is_own* marks a family of the exporter,
+    which the sidecar declares (`exporter.ledger.family_owners`). Raises DefinitionError, as `Stat` does.
     """
     aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
     definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)
-    return RECORDER.stats.obtain(definition.replace(kind=kind), own=own).buffer.append
+    return RECORDER.stats.obtain(definition.replace(kind=kind), own=is_own).buffer.append

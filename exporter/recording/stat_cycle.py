@@ -1,6 +1,6 @@
-"""Aggregation of all Stats of a process: buffers are drained, windows closed by the clock, readings returned.
+"""Aggregation cycle of all Stats of a process: drains buffers, closes windows by the clock and returns readings.
 
-Runs on the recording thread, or on a thread that flushes, under the recorder's lock.
+Runs on the recording thread or on a flushing thread, under the cycle lock of the recorder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from exporter.recording.windows import WindowClock
 
 
 class StatCycle:
-    """Aggregation of the Stats of a table.
+    """Aggregation cycle of the Stats of a table.
 
     Args:
         stats: The table.
@@ -29,28 +29,28 @@ class StatCycle:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start with new clocks of windows."""
+        """Discard the window clocks of the parent."""
         self._clocks: dict[float, WindowClock] = {}
-        self._timed = 0  # Stats that were looked at for a window
-        self._first = 0  # the Stat whose buffer is drained first
+        self._timed_stats = 0  # number of Stats at the latest `close_windows`
+        self._next_position = 0  # position of the first Stat of the next drain
 
     def due(self) -> list[float]:
         """Return the monotonic times at which windows end."""
         return [clock.due for clock in self._clocks.values()]
 
     def has_due_window(self) -> bool:
-        """Return True if a window may have ended, or if a Stat was made since the last look."""
+        """Return True if a window has ended, or if a Stat was constructed since the latest `close_windows`."""
         wall, now = time(), monotonic()
-        return len(self._stats) != self._timed or any(
-            clock.late(wall=wall, monotonic=now) is not None for clock in self._clocks.values()
+        return len(self._stats) != self._timed_stats or any(
+            clock.overdue_seconds(wall=wall, monotonic=now) is not None for clock in self._clocks.values()
         )
 
     def close_windows(self) -> None:
-        """Close the windows whose time is over, after draining their Stats."""
+        """Close the windows that have ended, after draining their Stats."""
         wall, now = time(), monotonic()
         by_length: dict[float, list[StatState]] = {}
         states = self._stats.states()
-        self._timed = len(states)
+        self._timed_stats = len(states)
         for state in states:
             if (seconds := state.effective.window_seconds) is not None:
                 by_length.setdefault(seconds, []).append(state)
@@ -59,29 +59,29 @@ class StatCycle:
             for seconds in by_length
         }
         for seconds, clock in self._clocks.items():
-            late = clock.late(wall=wall, monotonic=now)
-            if late is None:
+            overdue = clock.overdue_seconds(wall=wall, monotonic=now)
+            if overdue is None:
                 continue
             for state in by_length[seconds]:
                 self._drain_state(state)
-            started, ended = clock.advance(wall=wall, monotonic=now)
+            start, end = clock.advance(wall=wall, monotonic=now)
             for state in by_length[seconds]:
                 self._yield_gil()
-                state.close_window(started, ended, late_windows=late >= seconds, wall=wall)
+                state.close_window(start, end, late_windows=overdue >= seconds, wall=wall)
 
-    def drain(self, wanted: Callable[[StatState], object], within_seconds: float = inf) -> None:
-        """Drain the wanted buffers; after the time the next call continues with the rest, as threads may add faster."""
-        states, until = self._stats.states(), monotonic() + within_seconds
-        first, self._first = min(self._first, len(states)), 0
+    def drain(self, selects: Callable[[StatState], object], within_seconds: float = inf) -> None:
+        """Drain the buffers that *selects* chooses; after the timeout, the next call continues with the remaining buffers."""
+        states, deadline = self._stats.states(), monotonic() + within_seconds
+        first, self._next_position = min(self._next_position, len(states)), 0
         for position in (*range(first, len(states)), *range(first)):
-            if wanted(states[position]):
-                if monotonic() > until:
-                    self._first = position
+            if selects(states[position]):
+                if monotonic() > deadline:
+                    self._next_position = position
                     break
                 self._drain_state(states[position])
 
     def _drain_state(self, state: StatState) -> None:
-        """Drain a buffer; at most as many samples as it held at the start, however many are added meanwhile."""
+        """Drain at most the samples that the buffer holds at the call, even if threads add samples meanwhile."""
         for _ in range(len(state.buffer) // CHUNK_SAMPLES + 1):
             self._yield_gil()
             if not state.drain(wall=time()):
@@ -89,9 +89,9 @@ class StatCycle:
 
     def readings(self) -> list[StatReading]:
         """Return the readings of the enabled Stats."""
-        found = []
+        readings = []
         for state in self._stats.states():
             if state.enabled:
                 self._yield_gil()
-                found.append(state.reading())
-        return found
+                readings.append(state.reading())
+        return readings

@@ -21,7 +21,7 @@ from exporter.recording.values import Aggregation, StatDefinition, families_of
 from exporter.recording.worker import Worker
 
 MAX_STATS = 10_000
-"""Stats beyond this number are constructed but not recorded: an unbounded label must not fill the job's memory."""
+"""Limit of recorded Stats; further Stats are not recorded, so that an unbounded label does not fill the memory."""
 
 Identity = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -30,57 +30,57 @@ class StatTable:
     """States of a process's Stats, by name and labels.
 
     Attributes:
-        refused: Stats that were constructed beyond `MAX_STATS` and are not recorded.
-        recording: False if nothing is recorded in this process.
-        taps: Handlers that are given every Stat of the job with each batch of its samples.
+        refused_stats: Number of Stats above `MAX_STATS`, which are not recorded.
+        is_recording: False if nothing is recorded in this process.
+        taps: Handlers that receive each batch of samples of every Stat of the job.
     """
 
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
         self._lock = threading.RLock()
         self._states: dict[Identity, StatState] = {}
         self._order: list[StatState] = []
-        self._owners: dict[str, str] = {}  # family or sample name, and the Stat that publishes it
-        self._firsts: dict[str, StatState] = {}  # of each name
+        self._owners: dict[str, str] = {}  # name of the publishing Stat by family or sample name
+        self._firsts: dict[str, StatState] = {}  # first state of each name
         self._rules: list[Rule] = []
-        self._switched: list[Rule] = []
+        self._switches: list[Rule] = []
         self._listeners: tuple[tuple[Callable[[StatState], bool], Handle], ...] = ()
-        self._wake = wake  # called when a Stat was constructed
-        self.refused = 0
-        self.recording = True
+        self._wake = wake  # called after the construction of a Stat
+        self.refused_stats = 0
+        self.is_recording = True
         self.taps: list[Handle] = []
         self._disposal = Worker(list.clear, name="disposal", bound=1 << 20)
 
-    def obtain(self, definition: StatDefinition, *, own: bool = False) -> StatState:
-        """Return the state of a Stat, constructed now or earlier; raises DefinitionError for a conflict of definition or name."""
+    def obtain(self, definition: StatDefinition, *, is_own: bool = False) -> StatState:
+        """Return the state of a Stat, created on first use; raises DefinitionError for a conflicting definition or name."""
         identity = (definition.name, definition.labels)
-        # Without the lock: a signal handler or a finalizer may need a Stat while this thread constructs another.
-        known = self._states.get(identity)
-        if known is None:
-            is_full = self.recording and len(self._states) >= MAX_STATS
+        # Without the lock, because a signal handler or a finalizer may obtain a Stat while this thread constructs another.
+        state = self._states.get(identity)
+        if state is None:
+            is_full = self.is_recording and len(self._states) >= MAX_STATS
             if is_full:
-                self.refused += 1
-                rest = f"{definition.name!r} and all later Stats are ignored"
-                log_once("stats", f"only {MAX_STATS} Stats are recorded in a process: {rest}")
+                self.refused_stats += 1
+                consequence = f"{definition.name!r} and all later Stats are ignored"
+                log_once("stats", f"only {MAX_STATS} Stats are recorded in a process: {consequence}")
             if self._wake is not None:
                 self._wake()
-            if is_full or not self.recording:
+            if is_full or not self.is_recording:
                 return StatState(definition, wall=time(), samples=0)
-            known = self._make(identity, definition, own=own)
-        if known.definition != definition:
-            _differs(known, definition)
-        return known
+            state = self._make(identity, definition, own=is_own)
+        if state.definition != definition:
+            _raise_conflict(state, definition)
+        return state
 
-    def _make(self, identity: Identity, definition: StatDefinition, *, own: bool) -> StatState:
+    def _make(self, identity: Identity, definition: StatDefinition, *, is_own: bool) -> StatState:
         with self._lock:
-            state = StatState(definition, wall=time(), own=own, taps=self.taps, dispose=self._disposal.put)
+            state = StatState(definition, wall=time(), own=is_own, taps=self.taps, dispose=self._disposal.put)
             state.origin = _origin()
             self._claim_names(state)
             self._apply(state)
-            # Another thread, or a signal handler on this thread, may have been first.
-            kept = self._states.setdefault(identity, state)
-            if kept is state:
+            # Another thread, or a signal handler on this thread, may have constructed the same Stat.
+            winner = self._states.setdefault(identity, state)
+            if winner is state:
                 self._order.append(state)
-            return kept
+            return winner
 
     def __len__(self) -> int:
         return len(self._order)
@@ -92,37 +92,40 @@ class StatTable:
     def switch(self, pattern: str, *, enabled: bool) -> None:
         """Enable or disable the Stats whose names match a shell pattern, including Stats constructed later.
 
-        What was counted stays counted; samples added while a Stat is off are dropped.
+        Counts are kept; samples added to a disabled Stat are dropped.
         """
         with self._lock:
-            others = [rule for rule in self._switched if rule["match"] != pattern]
-            self._switched = [*others, {"match": pattern, "enabled": enabled}]
+            other_rules = [rule for rule in self._switches if rule["match"] != pattern]
+            self._switches = [*other_rules, {"match": pattern, "enabled": enabled}]
             for state in self._order:
                 self._apply(state)
 
     def override(self, rules: Sequence[Rule]) -> list[str]:
         """Apply the configuration's rules, before the code's own switches; returns the problems of invalid rules."""
-        good, wrong = check_rules(rules)
+        valid_rules, problems = check_rules(rules)
         with self._lock:
-            if good != self._rules:
-                self._rules = good
+            if valid_rules != self._rules:
+                self._rules = valid_rules
                 for state in self._order:
                     self._apply(state)
-        return wrong
+        return problems
 
     def get(self, name: str, labels: Mapping[str, str] | None = None) -> StatState | None:
         """Return the state of a Stat by its identity, or None."""
         return self._states.get((name, tuple(sorted((labels or {}).items()))))
 
     def listen(self, handle: Handle, wants: Callable[[StatState], bool]) -> None:
-        """Deliver each window that closes with a sample in it to a handler, for the Stats that *wants* selects."""
+        """Deliver each closed window with samples to a handler, for the Stats that *wants* selects."""
         with self._lock:
-            self._listeners = (*[each for each in self._listeners if each[1].registered], (wants, handle))
+            self._listeners = (
+                *[listener for listener in self._listeners if listener[1].is_registered],
+                (wants, handle),
+            )
             for state in self._order:
                 self._apply(state)
 
     def after_fork(self) -> None:
-        """In a forked child: forget what the parent recorded, keep the Stats."""
+        """Discard the values of the parent in a forked child; the Stats remain."""
         self._lock = threading.RLock()
         self._disposal.after_fork()
         for state in self._order:
@@ -130,7 +133,7 @@ class StatTable:
 
     def _apply(self, state: StatState) -> None:
         state.listeners = tuple([handle for wants, handle in self._listeners if wants(state)])
-        definition, enabled = apply_rules(state.definition, [*self._rules, *self._switched])
+        definition, enabled = apply_rules(state.definition, [*self._rules, *self._switches])
         if definition != state.effective or enabled is not state.enabled:
             state.override(definition, enabled=enabled)
 
@@ -139,16 +142,18 @@ class StatTable:
         first = self._firsts.get(definition.name)
         if first is not None:
             if _shape(first.definition) != _shape(definition):
-                _differs(first, definition)
+                _raise_conflict(first, definition)
             return
-        # All that it could publish, since an override may ask for other aggregations later.
+        # All families that the Stat could publish, because an override may add aggregations later.
         names = families_of(definition.replace(aggregations=frozenset(Aggregation))).names()
         for name in sorted(names):
             owner = self._owners.get(name, definition.name)
-            reserved = not state.own and (name in RESERVED or name.startswith(RESERVED_PREFIXES))
-            if reserved or owner != definition.name:
-                whose = "reserved for the exporter" if reserved else f"already a family of the Stat {owner!r}"
-                message = f"the Stat {definition.name!r} would publish {name!r}, which is {whose}; choose another name"
+            is_reserved = not state.is_own and (name in RESERVED or name.startswith(RESERVED_PREFIXES))
+            if is_reserved or owner != definition.name:
+                claim = (
+                    "reserved for the exporter" if is_reserved else f"already a family of the Stat {owner!r}"
+                )
+                message = f"the Stat {definition.name!r} would publish {name!r}, which is {claim}; choose another name"
                 allowed = "a name whose families are free"
                 raise DefinitionError(message, field="name", found=definition.name, allowed=allowed)
         self._owners.update(dict.fromkeys(names, definition.name))
@@ -156,26 +161,28 @@ class StatTable:
 
 
 def _shape(definition: StatDefinition) -> tuple[object, ...]:
-    """Return the part of a definition that all Stats of a name share, because they share the main family."""
+    """Return the part of a definition that all Stats of a name share with their common main family."""
     histogram = Aggregation.HISTOGRAM in definition.aggregations
     return definition.kind, definition.unit, definition.buckets, histogram
 
 
-def _differs(known: StatState, second: StatDefinition) -> None:
-    first = known.definition
-    names = [each.name for each in dataclasses.fields(first) if each.name != "labels"]
-    found = [name for name in names if getattr(first, name) != getattr(second, name)]
-    changes = [f"{name} {getattr(first, name)!r} and now {getattr(second, name)!r}" for name in found]
+def _raise_conflict(existing: StatState, requested: StatDefinition) -> None:
+    first = existing.definition
+    names = [field.name for field in dataclasses.fields(first) if field.name != "labels"]
+    changed_fields = [name for name in names if getattr(first, name) != getattr(requested, name)]
+    changes = [
+        f"{name} {getattr(first, name)!r} and now {getattr(requested, name)!r}" for name in changed_fields
+    ]
     raise DefinitionError(
-        f"the Stat {first.name!r} was first made at {known.origin} with another definition: {', '.join(changes)}",
-        field=found[0],
-        found=getattr(second, found[0]),
+        f"the Stat {first.name!r} was first constructed at {existing.origin} with a different definition: {', '.join(changes)}",
+        field=changed_fields[0],
+        found=getattr(requested, changed_fields[0]),
         allowed="the same definition, or another name or labels",
     )
 
 
 def _origin() -> str:
-    frame = sys._getframe(1)  # noqa: SLF001  # the only way to a caller's line that costs nothing
+    frame = sys._getframe(1)  # noqa: SLF001  # `inspect.stack` reads the source files of all frames
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("exporter"):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

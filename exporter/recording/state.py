@@ -1,6 +1,6 @@
 """State of a Stat: the buffer of samples, the open and the last closed window, and the totals.
 
-Threads of the job append to the buffer and the refusals; all other state belongs to the thread that holds the recorder's cycle.
+Threads of the job append to the buffer and the refusals; all other state is protected by the cycle lock of the recorder.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class StatState:
     """State of a Stat.
 
     Attributes:
-        effective: The definition in force: the code's, changed by overrides.
-        own: True for a family of the exporter, False for a Stat of the job.
+        effective: The definition in force: the definition of the code with the overrides of the configuration.
+        is_own: True for a family of the exporter, False for a Stat of the job.
         origin: Place of the first construction, `file:line`.
         refusals: Reasons for which `Stat.add_tensor` refused samples, an entry per sample.
-        kept: Reading of another library's metric; None for samples of this process.
+        foreign_reading: Reading of another library's metric; None for samples of this process.
         listeners: Handlers of closed windows with samples.
     """
 
@@ -43,14 +43,14 @@ class StatState:
         *,
         wall: float,
         samples: int = BUFFER_SAMPLES,
-        own: bool = False,
+        is_own: bool = False,
         taps: Sequence[Handle] = (),
         dispose: Callable[[object], object] | None = None,
     ) -> None:
         self._taps = taps  # handlers of every batch of samples
         self._dispose = dispose  # receives lists of objects whose finalizers may run the job's code
         self.definition = self.effective = definition
-        self.own, self.origin = own, ""
+        self.is_own, self.origin = is_own, ""
         self.buffer: deque[object] = deque(maxlen=samples)
         self.refusals: deque[str] = deque(maxlen=samples)
         self.enabled = True
@@ -61,13 +61,13 @@ class StatState:
         self.reset(wall=wall)
 
     def after_fork(self, *, wall: float) -> None:
-        """In a forked child: forget the parent's samples and tensors in flight."""
+        """Discard the samples and the tensors in flight of the parent in a forked child."""
         if self.tensors is not None:
             self.tensors.after_fork()
         self.reset(wall=wall)
 
     def reset(self, *, wall: float) -> None:
-        """Forget every sample."""
+        """Discard all samples and counts."""
         self.buffer.clear()
         self.refusals.clear()
         self.count = 0
@@ -76,13 +76,13 @@ class StatState:
         self._bucket_counts: list[int] | None = None
         self._exponential: dict[int, int] = {}
         self._last_sample: float | None = None
-        self._rejected: dict[str, int] = {}
+        self._rejected_samples: dict[str, int] = {}
         self._overflows = 0
         self._value: float | None = None
         self._reading: StatReading | None = None
-        self.kept: StatReading | None = None
+        self.foreign_reading: StatReading | None = None
         self._begin_window(wall)
-        self.closed = WindowReading(wall, wall, 0)
+        self.closed_window = WindowReading(wall, wall, 0)
 
     @property
     def sum(self) -> float:
@@ -90,15 +90,15 @@ class StatState:
         return self._sum.value
 
     def override(self, definition: StatDefinition, *, enabled: bool) -> None:
-        """Apply a changed definition: the histogram only before the first sample, the rest at the next window."""
+        """Apply a changed definition from the next window; histogram buckets change only before the first sample."""
         if self._bucket_counts is not None:
-            kept = definition.aggregations - {Aggregation.HISTOGRAM}
-            kept |= self.effective.aggregations & {Aggregation.HISTOGRAM}
-            definition = definition.replace(aggregations=kept, buckets=self.effective.buckets)
+            aggregations = definition.aggregations - {Aggregation.HISTOGRAM}
+            aggregations |= self.effective.aggregations & {Aggregation.HISTOGRAM}
+            definition = definition.replace(aggregations=aggregations, buckets=self.effective.buckets)
         self._next = definition
         self.enabled, self._reading = enabled, None
         if not self._window.samples:
-            self._begin_window(self._window_started)
+            self._begin_window(self._window_start)
 
     def drain(self, *, wall: float) -> bool:
         """Aggregate up to `CHUNK_SAMPLES` samples of the buffer; returns True if more may be left."""
@@ -114,29 +114,29 @@ class StatState:
             self._absorb(samples, wall)
         return waiting > CHUNK_SAMPLES
 
-    def close_window(self, started: float, ended: float, *, late_windows: bool, wall: float) -> None:
-        """Close the time window at its end; with `late_windows`, further, empty windows have passed since."""
-        self._close(max(started, self._window_started), ended)
+    def close_window(self, start: float, end: float, *, late_windows: bool, wall: float) -> None:
+        """Close the time window; *late_windows* adds an empty window for the time since its end."""
+        self._close(max(start, self._window_start), end)
         if late_windows:
-            self.closed = WindowReading(ended, wall, 0)
-        self._begin_window(ended)
+            self.closed_window = WindowReading(end, wall, 0)
+        self._begin_window(end)
 
     def expire(self, *, wall: float) -> None:
         """Drop a count window without new samples for `stale_seconds`."""
         is_stale = wall - (self._last_sample or wall) > self.effective.stale_seconds
-        if is_stale and self.effective.window_seconds is None and self.closed.samples:
-            self.closed, self._reading = WindowReading(self.closed.ended, wall, 0), None
+        if is_stale and self.effective.window_seconds is None and self.closed_window.samples:
+            self.closed_window, self._reading = WindowReading(self.closed_window.ended, wall, 0), None
 
-    def keep(
+    def set_foreign_reading(
         self, count: int, total: float | None, bucket_counts: tuple[int, ...] = (), value: float | None = None
     ) -> None:
-        """Publish totals, or the value of a gauge, of another library; on any thread."""
-        self.kept = StatReading(self.effective, count, total, bucket_counts, value=value)
+        """Replace the reading by the totals or the value of another library's metric; safe on any thread."""
+        self.foreign_reading = StatReading(self.effective, count, total, bucket_counts, value=value)
 
     def reading(self) -> StatReading:
         """Return the reading; the same object until the next change."""
-        if self.kept is not None:
-            return self.kept
+        if self.foreign_reading is not None:
+            return self.foreign_reading
         while self.refusals:
             self._reject(self.refusals.popleft())
         if self._reading is None:
@@ -146,9 +146,9 @@ class StatState:
                 self.count,
                 self.sum if self._summable and isfinite(self.sum) else None,
                 tuple(self._bucket_counts) if self._bucket_counts and buckets else (0,) * len(buckets),
-                self.closed if self.effective.kind == "stat" else None,
+                self.closed_window if self.effective.kind == "stat" else None,
                 self._last_sample,
-                dict(self._rejected),
+                dict(self._rejected_samples),
                 self._overflows,
                 self._value if self.effective.kind == "gauge" else None,
                 dict(self._exponential),
@@ -163,7 +163,7 @@ class StatState:
                 samples = batch if kinds == {float} else list(map(float, batch))  # type: ignore[arg-type]  # all plain numbers
                 if all(map(isfinite, samples)):  # type: ignore[arg-type]  # all plain numbers
                     return samples  # type: ignore[return-value]  # all floats
-        except Exception:  # noqa: BLE001, S110  # an int beyond floats, or a class with a metaclass of the job's own
+        except Exception:  # noqa: BLE001, S110  # an int too large for a float, or code of a metaclass
             pass
         accepted: list[float] = []
         foreign: list[object] = []
@@ -183,7 +183,7 @@ class StatState:
         return accepted
 
     def _reject(self, reason: str) -> None:
-        self._rejected[reason] = self._rejected.get(reason, 0) + 1
+        self._rejected_samples[reason] = self._rejected_samples.get(reason, 0) + 1
         self._reading = None
 
     def _absorb(self, samples: list[float], wall: float) -> None:
@@ -197,22 +197,22 @@ class StatState:
         self._sum.add(samples)
         if self._bucket_counts is None:
             self._bucket_counts = [0] * len(self.effective.buckets)
-        ordered = self._order(samples)
-        if ordered[0] < 0:
+        sorted_samples = self._order(samples)
+        if sorted_samples[0] < 0:
             self._summable = False
         if self._bucket_counts:
             for index, bound in enumerate(self.effective.buckets):
-                self._bucket_counts[index] += bisect_right(ordered, bound)
-            count_into(self._exponential, ordered)
+                self._bucket_counts[index] += bisect_right(sorted_samples, bound)
+            count_into(self._exponential, sorted_samples)
         if self.effective.window_samples is None:
-            self._window.add(samples, ordered)
+            self._window.add(samples, sorted_samples)
         else:
             self._fill_count_windows(samples, wall)
 
     def _fill_count_windows(self, samples: list[float], wall: float) -> None:
         position, total = 0, len(samples)
         while position < total:
-            limit = self.effective.window_samples or total  # an override may have ended counting at a close
+            limit = self.effective.window_samples or total  # the close may have switched to a time window
             if not self.listeners and not self._window.samples and total - position >= 2 * limit:
                 # Without listeners only the last closed window is visible: earlier windows are skipped.
                 position += ((total - position) // limit - 1) * limit
@@ -220,7 +220,7 @@ class StatState:
             self._window.add(part, self._order(part))
             position += len(part)
             if self._window.samples == self.effective.window_samples:
-                self._close(self._window_started, wall)
+                self._close(self._window_start, wall)
                 self._begin_window(wall)
 
     def _order(self, samples: list[float]) -> list[float]:
@@ -228,17 +228,17 @@ class StatState:
             return sorted(samples)
         return [min(samples), max(samples)]
 
-    def _close(self, started: float, ended: float) -> None:
+    def _close(self, start: float, end: float) -> None:
         samples = self._window.samples
         values = self._window.values() if samples >= self.effective.min_samples else {}
-        self.closed = WindowReading(started, ended, samples, values)
+        self.closed_window = WindowReading(start, end, samples, values)
         self._reading = None
         if samples:
-            for each in self.listeners:
-                each.put((self, self.closed))
+            for listener in self.listeners:
+                listener.put((self, self.closed_window))
 
-    def _begin_window(self, started: float) -> None:
+    def _begin_window(self, start: float) -> None:
         if self._next is not None:
             self.effective, self._next = self._next, None
         self._window = Window(self.effective.aggregations)
-        self._window_started = started
+        self._window_start = start

@@ -15,12 +15,12 @@ from exporter.recording.conversion import is_asynchronous, to_number
 from exporter.recording.value_class import Value, value_class
 
 SLOTS = 16
-"""Copies that may be in flight per Stat and thread; with all slots busy a value is refused instead of awaited."""
+"""Limit of copies in flight per Stat and thread; above the limit a value is refused instead of awaited."""
 
 
 @value_class
 class _PinnedCopy(Value):
-    """A copy of a CUDA tensor into pinned host memory, complete once its CUDA event has happened."""
+    """Copy of a CUDA tensor in pinned host memory, complete once its CUDA event is."""
 
     slot: Any
     event: Any
@@ -34,7 +34,7 @@ class _PinnedCopy(Value):
 
 @value_class
 class _PendingArray(Value):
-    """A JAX array that is still being computed."""
+    """JAX array that is still being computed."""
 
     array: Any
 
@@ -46,7 +46,7 @@ class _PendingArray(Value):
 
 
 class _Copies:
-    """The values in flight of one thread."""
+    """Values in flight of a thread."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
@@ -56,26 +56,28 @@ class _Copies:
 
 
 class TensorReader:
-    """Reader of the tensors that one Stat is given: *add* receives values, *refuse* the reasons for refused tensors."""
+    """Reader of the tensors of a Stat: *add* receives values, *refuse* the reasons for refused tensors."""
 
     def __init__(self, add: Callable[[float], object], refuse: Callable[[str], object]) -> None:
         self._add = add
         self._refuse = refuse
         self._local = threading.local()
         self._threads: list[_Copies] = []
-        self._abandoned: list[_Copies] = []  # never freed: freeing pinned memory and events would call CUDA
+        self._retired_copies: list[
+            _Copies
+        ] = []  # never freed: freeing pinned memory and events would call CUDA
 
     def add(self, tensor: object) -> None:
         """Record the value of a torch tensor or JAX array of one element; never raises, never waits for a device."""
         try:
-            reason = self._take(tensor)
-        except Exception:  # noqa: BLE001  # foreign code: an exception of torch must not reach the training loop
+            reason = self._record(tensor)
+        except Exception:  # noqa: BLE001  # an exception of torch must not reach the training loop
             reason = "error"
         if reason is not None:
             self._refuse(reason)
 
     def collect(self) -> None:
-        """Record the values that have arrived; called on the thread that added them. Never raises."""
+        """Record the arrived values of the calling thread. Never raises."""
         copies: _Copies | None = getattr(self._local, "copies", None)
         if copies is None:
             return
@@ -96,32 +98,32 @@ class TensorReader:
                 pending.popleft()
                 self._refuse("error")
 
-    def count_lost(self, *, everything: bool = False) -> None:
-        """Refuse the values in flight of ended threads, or of all threads if the process ends; calls no CUDA."""
+    def count_lost(self, *, is_process_ending: bool = False) -> None:
+        """Refuse the values in flight of ended threads, or of all threads at the end of the process; calls no CUDA."""
         for copies in list(self._threads):
-            if everything or not copies.thread.is_alive():
+            if is_process_ending or not copies.thread.is_alive():
                 self._threads.remove(copies)
-                self._abandoned.append(copies)
+                self._retired_copies.append(copies)
                 for _ in range(len(copies.pending)):
                     self._refuse("thread_ended")
 
     def after_fork(self) -> None:
-        """In a forked child: forget the parent's values in flight, which the parent counts."""
-        self._abandoned += self._threads
+        """Drop the values in flight of the parent, which counts them itself, in a forked child."""
+        self._retired_copies += self._threads
         self._threads = []
         self._local = threading.local()
 
-    def _take(self, tensor: Any) -> str | None:
+    def _record(self, tensor: Any) -> str | None:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(tensor, torch.Tensor):
-            return self._take_tensor(torch, tensor)
+            return self._record_tensor(torch, tensor)
         if callable(getattr(tensor, "is_ready", None)):
-            return self._take_array(tensor)
+            return self._record_array(tensor)
         if not is_asynchronous(tensor):
             return "not_a_number"
         return "device"
 
-    def _take_array(self, array: Any) -> str | None:
+    def _record_array(self, array: Any) -> str | None:
         if getattr(array, "size", 1) != 1:
             return "shape"
         copies = self._copies()
@@ -139,27 +141,27 @@ class TensorReader:
         copies.pending.append(_PendingArray(array))
         return None
 
-    def _take_tensor(self, torch: Any, tensor: Any) -> str | None:
+    def _record_tensor(self, torch: Any, tensor: Any) -> str | None:
         placements = getattr(tensor, "placements", None)
-        # A DTensor: its local part is the value only if every rank holds the whole tensor.
+        # The local part of a DTensor is the value only if every rank holds the whole tensor.
         if placements is not None:
             if not all(placement.is_replicate() for placement in placements):
                 return "placement"
             tensor = tensor.to_local()
         if tensor.numel() != 1:
             return "shape"
-        kind = tensor.device.type
-        if kind == "cpu":
+        device_type = tensor.device.type
+        if device_type == "cpu":
             self._add(float(tensor.detach().item()))
             return None
-        if kind != "cuda":
+        if device_type != "cuda":
             return "device"
         if torch.cuda.is_current_stream_capturing():
             return "capture"
         copies = self._copies()
         if not copies.is_allocated:
-            pinned = torch.empty((SLOTS, 1), dtype=torch.float64, pin_memory=True)
-            copies.free += [_PinnedCopy(pinned[index], torch.cuda.Event()) for index in range(SLOTS)]
+            buffer = torch.empty((SLOTS, 1), dtype=torch.float64, pin_memory=True)
+            copies.free += [_PinnedCopy(buffer[index], torch.cuda.Event()) for index in range(SLOTS)]
             copies.is_allocated = True
         self.collect()
         if not copies.free:

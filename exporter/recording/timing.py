@@ -16,7 +16,7 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
 class Timer:
-    """Timer of a `with` block, or of every call of a decorated function, also if the block or the call raises.
+    """Timer of a `with` block or of each call of a decorated function, whether or not the block or call raises.
 
     A decorator is re-entrant and thread-safe; a context manager times a single block at a time (`stat.time()` returns a new
     Timer). A coroutine function is timed from its first step to its end, including waits; a generator function from its first
@@ -37,7 +37,7 @@ class Timer:
         self._add(perf_counter() - self._began)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
-        """Decorate a function of any kind."""
+        """Decorate a function, coroutine function or generator function."""
         return within(lambda: Timer(self._add), function)
 
 
@@ -48,47 +48,47 @@ def within(block: Callable[[], AbstractContextManager[object]], function: AnyFun
     """
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(within(block, function.__func__))
-    wrapped: Callable[..., Any]
+    wrapper: Callable[..., Any]
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
-        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
             with block():
                 return await function(*args, **kwargs)
 
     elif inspect.isasyncgenfunction(function):
 
         @wraps(function)
-        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
             with block():
                 generator = function(*args, **kwargs)
                 try:
                     item = await generator.__anext__()
                     while True:
                         try:
-                            sent = yield item
+                            value = yield item
                         except GeneratorExit:  # noqa: PERF203  # the yield raises exceptions of the caller
                             await generator.aclose()
                             raise
-                        except BaseException as error:  # noqa: BLE001  # thrown in by the caller, handled by the generator
+                        except BaseException as error:  # noqa: BLE001  # passes an exception of the caller to the generator
                             item = await generator.athrow(error)
                         else:
-                            item = await generator.asend(sent)
+                            item = await generator.asend(value)
                 except StopAsyncIteration:
                     return
 
     elif inspect.isgeneratorfunction(function):
 
         @wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             with block():
                 return (yield from function(*args, **kwargs))
 
     else:
 
         @wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             with block():
                 return function(*args, **kwargs)
 
-    return wrapped  # type: ignore[return-value]  # the same signature, by wraps
+    return wrapper  # type: ignore[return-value]  # the same signature, by wraps

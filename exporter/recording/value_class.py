@@ -1,4 +1,4 @@
-"""Immutable value classes with a quick import: the generated dataclass has an initializer, and a base class has the rest.
+"""Immutable value classes that are fast to import: only the initializer is generated.
 
 `@dataclass(frozen=True, slots=True)` compiles eight functions for each class, which was half of the import of the exporter
 in a training job. `@value_class` compiles one. The type checker refuses assignments to fields; the interpreter does not, so

@@ -1,6 +1,6 @@
 """Value types of the recording: definitions, aggregations, readings and identities.
 
-Used in the training process, which makes the values, and in the sidecar, which reads them from the feed.
+Created in the training process, and by the sidecar from the feed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from exporter.recording.value_class import Value, value_class
 KINDS = ("stat", "counter", "gauge", "histogram", "summary")
 """Kinds of Stats: `stat`, with windows, for users; the others are single families without windows."""
 
-NOTHING: Mapping[str, int] = {}
+NO_COUNTS: Mapping[str, int] = {}
 
 
 class Aggregation(enum.Enum):
@@ -42,39 +42,39 @@ class Aggregation(enum.Enum):
 
 
 @value_class
-class Row(Value):
-    """Computation and publication of an aggregation."""
+class AggregationRow(Value):
+    """Computation of an aggregation, and name and help of its gauge."""
 
-    word: str = ""  # in the gauge's name: `<stat>_window_<word>_<unit>`; "" without a gauge
+    infix: str = ""  # in the gauge's name: `<stat>_window_<infix>_<unit>`; "" without a gauge
     help: str = ""  # help text of the gauge
     # from an open `Window` with at least a single sample; None for quantiles and HISTOGRAM
     compute: Callable[[Any], float] | None = None
     ratio: float | None = None  # of a quantile, 0 to 1
 
 
-AGGREGATIONS: Mapping[Aggregation, Row] = {
-    Aggregation.VALUE: Row("last", "Last sample", lambda window: window.last),
-    Aggregation.MEAN: Row("mean", "Mean", lambda window: window.total / window.samples),
-    Aggregation.COUNT: Row("", "Samples", lambda window: float(window.samples)),
+AGGREGATIONS: Mapping[Aggregation, AggregationRow] = {
+    Aggregation.VALUE: AggregationRow("last", "Last sample", lambda window: window.last),
+    Aggregation.MEAN: AggregationRow("mean", "Mean", lambda window: window.total / window.samples),
+    Aggregation.COUNT: AggregationRow("", "Samples", lambda window: float(window.samples)),
     # OpenMetrics keeps `_sum` for summaries and histograms.
-    Aggregation.SUM: Row("added", "Sum", lambda window: window.total),
-    Aggregation.MIN: Row("min", "Least sample", lambda window: window.low),
-    Aggregation.MAX: Row("max", "Greatest sample", lambda window: window.high),
-    Aggregation.STDDEV: Row(
+    Aggregation.SUM: AggregationRow("added", "Sum", lambda window: window.total),
+    Aggregation.MIN: AggregationRow("min", "Least sample", lambda window: window.low),
+    Aggregation.MAX: AggregationRow("max", "Greatest sample", lambda window: window.high),
+    Aggregation.STDDEV: AggregationRow(
         "stddev", "Standard deviation", lambda window: sqrt(window.deviation / window.samples)
     ),
-    Aggregation.HISTOGRAM: Row(),
-    Aggregation.P50: Row("p50", "Median", ratio=0.50),
-    Aggregation.P90: Row("p90", "90th percentile", ratio=0.90),
-    Aggregation.P95: Row("p95", "95th percentile", ratio=0.95),
-    Aggregation.P99: Row("p99", "99th percentile", ratio=0.99),
+    Aggregation.HISTOGRAM: AggregationRow(),
+    Aggregation.P50: AggregationRow("p50", "Median", ratio=0.50),
+    Aggregation.P90: AggregationRow("p90", "90th percentile", ratio=0.90),
+    Aggregation.P95: AggregationRow("p95", "95th percentile", ratio=0.95),
+    Aggregation.P99: AggregationRow("p99", "99th percentile", ratio=0.99),
 }
 """Table of aggregations. To add an aggregation, add a member and a row."""
 
 
 @value_class
 class ProcessIdentity(Value):
-    """Identity of a recording process; `rank`, `role`, `local_rank` and `trains` are set at most once under the same id."""
+    """Identity of a recording process; `rank`, `role`, `local_rank` and `trains` change at most once for an id."""
 
     id: str  # 32 hexadecimal digits, random per process; the file's name
     pid: int  # in the writer's pid namespace, which may differ from the reader's
@@ -109,7 +109,7 @@ class StatDefinition(Value):
     buckets: tuple[float, ...] = ()  # finite upper bounds, ascending; empty without HISTOGRAM
     stale_seconds: float = 300.0  # time without a sample after which a count window has no data
     kind: str = "stat"  # a member of `KINDS`; all but `stat` have no windows
-    # A window with fewer samples has no values. Not in the feed.
+    # A window with fewer samples has no values; not part of the feed
     min_samples: int = 1
 
 
@@ -139,11 +139,11 @@ def families_of(definition: StatDefinition) -> StatFamilies:
     base = definition.name.replace(".", "_").removesuffix(suffix)
     if definition.kind != "stat":
         return StatFamilies(base + suffix + ("_total" if definition.kind == "counter" else ""))
-    wanted = sorted(definition.aggregations, key=lambda each: each.value)
-    words = [(each, AGGREGATIONS[each].word) for each in wanted]
+    aggregations = sorted(definition.aggregations, key=lambda aggregation: aggregation.value)
+    infixes = [(aggregation, AGGREGATIONS[aggregation].infix) for aggregation in aggregations]
     return StatFamilies(
         base + suffix,
-        tuple((each, f"{base}_window_{word}{suffix}") for each, word in words if word),
+        tuple((aggregation, f"{base}_window_{infix}{suffix}") for aggregation, infix in infixes if infix),
         f"{base}_window_samples",
         f"{base}_last_sample_timestamp_seconds",
     )
@@ -162,7 +162,7 @@ class WindowReading(Value):
 
 @value_class
 class StatReading(Value):
-    """State of a Stat at a moment."""
+    """State of a Stat at a point in time."""
 
     definition: StatDefinition  # in force, with overrides
     count: int = 0  # accepted samples since the start of the process; exact
@@ -267,7 +267,7 @@ class Ending(Value):
 
 @value_class
 class GpuUse(Value):
-    """GPUs of a process, as far as the process knows without a call of CUDA."""
+    """GPUs of a process, as far as known without a call of CUDA."""
 
     names: tuple[str, ...] = ()  # UUIDs, prefixes of UUIDs, or NVML's numbers as texts
     used: bool | None = None  # False if torch has not initialised CUDA; None without torch
@@ -279,12 +279,12 @@ NO_GPUS = GpuUse()
 
 @value_class
 class Recording(Value):
-    """State of all that a process records at a moment; published about once a second."""
+    """Complete state of a process's recording at a point in time; published about once a second."""
 
     stats: tuple[StatReading, ...]  # every enabled Stat, in order of construction
     final: bool = False  # True for the last recording of an orderly exit
     events: EventsReading = NO_EVENTS
     training: TrainingReading | None = None  # None before the process reports training
     ending: Ending | None = None  # the exception that ends the process; None for any other end
-    stats_refused: int = 0  # Stats beyond the limit of a process, which are not among `stats`
+    stats_refused: int = 0  # Stats above the limit of a process, which `stats` does not include
     gpus: GpuUse = NO_GPUS

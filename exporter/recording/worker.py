@@ -1,7 +1,7 @@
 """Worker threads with a bounded queue, for code of the job and of libraries.
 
-A function that raises, hangs or is slow loses only the items of its own queue, counted by reason. A forked child starts with
-an empty queue.
+A function that raises, hangs or is slow affects only its own queue, whose lost items are counted by reason. A forked child
+starts with an empty queue.
 """
 
 from __future__ import annotations
@@ -18,51 +18,53 @@ from exporter.recording.notices import log_once
 
 
 class Counter:
-    """Exact counter of any number of threads, without a lock.
+    """Exact counter for any number of threads, without a lock.
 
     Attributes:
-        bump: Increment the counter and return the number before; a single call into C.
+        bump: Increments the counter and returns the previous count; a single call into C.
     """
 
     def __init__(self) -> None:
         self._count = count()
-        self._many = 0
+        self._bulk_count = 0
         self.bump: Callable[[], int] = self._count.__next__
 
     def add(self, number: int) -> None:
-        """Increment by a number; called by one thread at a time."""
-        self._many += number
+        """Increment by a number; must not be called concurrently."""
+        self._bulk_count += number
 
     def read(self) -> int:
         """Return the count."""
-        return int(repr(self._count)[6:-1]) + self._many  # `count` has no other access without an increment
+        return (
+            int(repr(self._count)[6:-1]) + self._bulk_count
+        )  # the only access to a `count` without an increment
 
 
 class Marker:
-    """Queue item that signals the completion of all items before; with `end`, the thread stops there.
+    """Queue item that signals the completion of all earlier items; with `end`, the thread stops at the marker.
 
-    Not a `threading.Event`: a signal handler that interrupts `wait` would block `set`.
+    Not a `threading.Event`, because a signal handler that interrupts `wait` would block `set`.
     """
 
     def __init__(self, *, end: bool) -> None:
         self.end = end
-        self._waits = threading.Lock()
-        self._waits.acquire()
-        self.set = self._waits.release
+        self._completion = threading.Lock()
+        self._completion.acquire()
+        self.set = self._completion.release
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until all items before are done; returns False after the time."""
-        taken = self._waits.acquire(timeout=max(timeout_seconds, 0.0))
-        if taken:
-            self._waits.release()
-        return taken
+        """Wait until all earlier items are processed; return False after the timeout."""
+        is_done = self._completion.acquire(timeout=max(timeout_seconds, 0.0))
+        if is_done:
+            self._completion.release()
+        return is_done
 
 
 class Worker:
     """Thread that calls a function with each item of a queue.
 
     Attributes:
-        done: Items for which the function returned.
+        processed_items: Number of items for which the function returned.
         busy_since: Unix time at which the present call started; None while the queue is empty.
     """
 
@@ -71,33 +73,33 @@ class Worker:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start with an empty queue and no thread: both belong to the parent."""
+        """Start with an empty queue and no thread; the previous ones belong to the parent."""
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._full = Counter()
         self._losses: dict[str, int] = {}
-        self._ended = self._abandoned = False
-        self.done = 0
+        self._has_ended = self._is_abandoned = False
+        self.processed_items = 0
         self.busy_since: float | None = None
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """True if the queue is empty."""
         return self._queue.empty()
 
     @property
-    def over(self) -> bool:
-        """True if no item will be processed any more, so that the counts are final."""
-        return self._thread is None or self._ended or self._abandoned
+    def has_final_counts(self) -> bool:
+        """True if no further item is processed, so that the counts are final."""
+        return self._thread is None or self._has_ended or self._is_abandoned
 
-    def lost(self) -> dict[str, int]:
-        """Return the lost items by reason; called by the publishing thread."""
+    def lost_items(self) -> dict[str, int]:
+        """Return the number of lost items by reason."""
         full = self._full.read()
         return self._losses | {"queue_full": full} if full else dict(self._losses)
 
     def put(self, item: object, *, bounded: bool = True) -> bool:
-        """Queue an item; returns False if the queue is full. Never raises, never waits."""
+        """Queue an item; return False if the queue is full. Never raises, never waits."""
         if bounded and self._queue.qsize() >= self._bound:
             self._full.bump()
             return False
@@ -107,51 +109,51 @@ class Worker:
         return True
 
     def start(self) -> None:
-        """Start the thread. Since CPython 3.12 an exiting interpreter starts no thread, and exit handlers log too."""
-        # A thread that holds the lock is starting the worker; a signal handler that interrupts it must not wait.
+        """Start the thread; if the interpreter refuses, as at exit since CPython 3.12, the items are counted as lost."""
+        # The holder of the lock starts the worker; a signal handler that interrupts the holder must not wait.
         if not self._starting.acquire(blocking=False):
             return
         try:
-            if self._thread is not None or self._ended:
+            if self._thread is not None or self._has_ended:
                 return
             thread = threading.Thread(target=self._run, name=f"exporter-{self._name}", daemon=True)
             thread.start()
             self._thread = thread
-        except RuntimeError as error:  # no more threads, none that are daemons, or the interpreter is ending
+        except RuntimeError as error:  # the limit of threads is reached, or the interpreter exits
             log_once(
                 f"worker {self._name} thread",
-                f"the thread {self._name} cannot start, its items are lost: {error}",
+                f"the thread {self._name} cannot start and its items are lost: {error}",
             )
             while not self._queue.empty():
                 self._queue.get_nowait()
-                self._lose("no_thread", 1)
+                self._count_loss("no_thread", 1)
         finally:
             self._starting.release()
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Wait until all items of the queue are done; returns False after the time and on the worker's own thread."""
+        """Wait until all queued items are processed; return False after the timeout, or on the worker's own thread."""
         marker = self.mark()
         return marker is None or (
             threading.current_thread() is not self._thread and marker.wait(timeout_seconds)
         )
 
     def finish(self) -> Callable[[float, str], None]:
-        """Let the thread end after the queued items; returns the function that waits, and counts the items left then."""
+        """End the thread after the queued items; return a function that waits and counts the remaining items as lost."""
         marker = self.mark(end=True)
 
         def wait(timeout_seconds: float, reason: str) -> None:
             if marker is None or threading.current_thread() is self._thread:
                 return
             if not marker.wait(timeout_seconds):
-                self._abandoned = True  # the thread ends when its function returns
-                # Without the marker, with the item of the present call.
-                self._lose(reason, max(self._queue.qsize() - 1, 0) + 1)
+                self._is_abandoned = True  # the thread ends when its function returns
+                # The queue includes the marker, but not the item of the present call.
+                self._count_loss(reason, max(self._queue.qsize() - 1, 0) + 1)
 
         return wait
 
     def mark(self, *, end: bool = False) -> Marker | None:
-        """Queue a marker, which is set when all items before are done; returns None if there is no thread."""
-        if self._thread is None or self._ended:
+        """Queue a marker; return None without a thread."""
+        if self._thread is None or self._has_ended:
             return None
         marker = Marker(end=end)
         self._queue.put(marker)
@@ -161,35 +163,35 @@ class Worker:
         queue = self._queue
         while True:
             item = queue.get()
-            if self._abandoned:
+            if self._is_abandoned:
                 return
             if not isinstance(item, Marker):
-                self._take(item)
+                self._process(item)
                 continue
-            self._ended = self._ended or item.end
+            self._has_ended = self._has_ended or item.end
             item.set()
             if item.end:
                 return
 
-    def _take(self, item: object) -> None:
+    def _process(self, item: object) -> None:
         self.busy_since = time()
         try:
             self._handle(item)
-            if not self._abandoned:  # an abandoned item was counted as lost
-                self.done += 1
-        except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread too
-            self._lose("error", 1)
+            if not self._is_abandoned:  # an abandoned item was counted as lost
+                self.processed_items += 1
+        except BaseException as error:  # noqa: BLE001  # SystemExit of the function must not end the thread
+            self._count_loss("error", 1)
             log_once(f"worker {self._name}", f"{self._name} has failed: {safe_repr(error)}")
         finally:
             self.busy_since = None
 
-    def _lose(self, reason: str, items: int) -> None:
-        # A new dict each time: the recording thread reads the old dict meanwhile.
+    def _count_loss(self, reason: str, items: int) -> None:
+        # A new dict, because the recording thread may be reading the present dict.
         self._losses = self._losses | {reason: self._losses.get(reason, 0) + items}
 
 
 def end_all(workers: Iterable[Worker], *, seconds: float, reason: str) -> None:
-    """End several workers within one time."""
+    """End several workers within a common timeout."""
     waits = [worker.finish() for worker in workers]
     deadline = monotonic() + seconds
     for wait in waits:

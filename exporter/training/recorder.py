@@ -84,7 +84,7 @@ class TrainingRecording:
         self.open_rare_blocks: dict[int, OpenRareBlock] = {}
         self.callback_blocks: deque[OpenHotBlock] = deque(maxlen=MAX_CALLBACK_BLOCKS)
         self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, except the main thread
-        self.is_on = RECORDER.recording
+        self.is_on = RECORDER.is_recording
         self._exporters: list[tuple[Callable[[float], bool], Callable[[float], None]]] = []
         self._retired_timers: list[GpuTimer] = []  # never freed: freeing their events would call CUDA
         self._begin(monotonic() - max(time() - RECORDER.started_at, 0.0))
@@ -114,7 +114,7 @@ class TrainingRecording:
 
     def record(self, *, on: bool) -> None:
         """Switch the recording of this process on or off."""
-        self.is_on = on and RECORDER.recording
+        self.is_on = on and RECORDER.is_recording
         if not self.is_on:
             self.clock.thread = None
 

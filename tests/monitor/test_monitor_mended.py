@@ -101,7 +101,7 @@ def test_d16_a_handler_can_log_and_its_events_follow() -> None:
 
     handle = monitor.register_event_handler(handler)
     log_event(Event("d16.first", dt.datetime.now(), {}))
-    wait_until(lambda: not handle.registered)
+    wait_until(lambda: not handle.is_registered)
     log_event(Event("d16.third", dt.datetime.now(), {}))
 
     assert seen == ["d16.first", "1", monitor.STAT_EVENT, "d16.second"]

@@ -412,7 +412,7 @@ def test_a_raising_custom_recorder_does_not_affect_the_job() -> None:
 @pytest.fixture
 def _default_notices() -> Iterator[None]:
     """Restore the notices of this process after a test."""
-    NOTICES._logged.clear()  # earlier tests may have used up the notices of a process
+    NOTICES._logged_keys.clear()  # earlier tests may have used up the notices of a process
     yield
     NOTICES.is_quiet = False
     for listener in NOTICES.listeners:

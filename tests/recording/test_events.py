@@ -265,7 +265,7 @@ def test_a_synchronous_handler_is_called_before_log_returns(events: EventLog, co
 
     stored_event = container.get_nowait() if hasattr(container, "get_nowait") else container[0]
     assert stored_event.type == "a"
-    assert events.active[0].direct
+    assert events.active[0].is_direct
     handle.unregister()
     assert list(events.reading().delivered.values()) == [1]
 

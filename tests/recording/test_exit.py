@@ -91,7 +91,7 @@ def test_notices_that_are_not_written_are_counted(tmp_path: Path) -> None:
         NOTICES.flush()
         log("event")
         flush()
-        print(NOTICES.dropped, flush=True)
+        print(NOTICES.dropped_notices, flush=True)
     """
     completed = run(tmp_path / "feed", program)
 

@@ -55,12 +55,12 @@ def test_the_environment_assigns_a_gpu_to_a_process(
 ) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
 
-    assert ProcessGpus(str(tmp_path)).look(environment, local_rank) == expected
+    assert ProcessGpus(str(tmp_path)).read(environment, local_rank) == expected
 
 
 def test_torch_shows_the_gpus_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch({0: 0, 1: 1 << 20}))
-    gpus_of_process = ProcessGpus(str(tmp_path)).look(
+    gpus_of_process = ProcessGpus(str(tmp_path)).read(
         {"CUDA_VISIBLE_DEVICES": f"{FIRST_UUID},{SECOND_UUID}"}, None
     )
 
@@ -72,7 +72,7 @@ def test_a_process_whose_torch_has_not_used_cuda_uses_no_gpu(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch({0: 0}, initialized=False))
 
-    assert ProcessGpus(str(tmp_path)).look({}, None).used is False
+    assert ProcessGpus(str(tmp_path)).read({}, None).used is False
 
 
 def test_an_allocation_is_found_at_the_next_look_and_at_the_end(
@@ -80,11 +80,11 @@ def test_an_allocation_is_found_at_the_next_look_and_at_the_end(
 ) -> None:
     gpus, peaks = ProcessGpus(str(tmp_path)), {0: 0, 1: 0}
     monkeypatch.setitem(sys.modules, "torch", fake_torch(peaks))
-    before = gpus.look({}, None)
+    before = gpus.read({}, None)
     peaks[0] = 1
-    first = gpus.look({}, None)
+    first = gpus.read({}, None)
     peaks[1] = 1
-    final_gpus = gpus.look({}, None, final=True)
+    final_gpus = gpus.read({}, None, final=True)
 
     assert [before.named, first.names, final_gpus.names] == [False, ("0",), ("0", "1")]
 
@@ -95,4 +95,4 @@ def test_numbers_become_uuids_by_the_driver_s_files(uuid: str, expected: str, tm
         (tmp_path / address).mkdir()
         (tmp_path / address / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {gpu_uuid}\n")
 
-    assert ProcessGpus(str(tmp_path)).look({"CUDA_VISIBLE_DEVICES": "1"}, None).names == (expected,)
+    assert ProcessGpus(str(tmp_path)).read({"CUDA_VISIBLE_DEVICES": "1"}, None).names == (expected,)

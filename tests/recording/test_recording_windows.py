@@ -30,11 +30,11 @@ moderate = st.floats(-1e100, 1e100).filter(lambda number: number == 0 or abs(num
 def test_a_clock_aligns_its_windows_to_multiples_of_their_length() -> None:
     clock = WindowClock(10.0, wall=1_003.0, monotonic=50.0)
 
-    assert (clock.started, clock.ended, clock.due) == (1_003.0, 1_010.0, 57.0)
-    assert clock.late(wall=1_009.9, monotonic=56.9) is None
-    assert clock.late(wall=1_010.2, monotonic=57.2) == pytest.approx(0.2)
+    assert (clock.start, clock.end, clock.due) == (1_003.0, 1_010.0, 57.0)
+    assert clock.overdue_seconds(wall=1_009.9, monotonic=56.9) is None
+    assert clock.overdue_seconds(wall=1_010.2, monotonic=57.2) == pytest.approx(0.2)
     assert clock.advance(wall=1_010.2, monotonic=57.2) == (1_003.0, 1_010.0)
-    assert (clock.started, clock.ended) == (1_010.0, 1_020.0)
+    assert (clock.start, clock.end) == (1_010.0, 1_020.0)
 
 
 @given(st.floats(1.6e9, 2e9), st.floats(0.1, 3600), st.floats(0, 1e6))
@@ -44,7 +44,7 @@ def test_two_ranks_with_different_starts_close_windows_together(
     first_clock = WindowClock(seconds, wall=wall, monotonic=5.0)
     two = WindowClock(seconds, wall=wall + 0.3 * seconds, monotonic=offset)
 
-    distance = abs(first_clock.ended - two.ended) / seconds
+    distance = abs(first_clock.end - two.end) / seconds
 
     assert distance == pytest.approx(round(distance), abs=1e-3)
 
@@ -54,11 +54,11 @@ def test_a_step_of_the_wall_clock_closes_the_window_and_realigns(step: float) ->
     clock = WindowClock(10.0, wall=1_000.0, monotonic=0.0)
     wall = 1_004.0 + step
 
-    assert clock.late(wall=wall, monotonic=4.0) == 0.0
+    assert clock.overdue_seconds(wall=wall, monotonic=4.0) == 0.0
     assert clock.advance(wall=wall, monotonic=4.0) == (1_000.0, min(wall, 1_010.0))
-    assert clock.ended % 10.0 == 0.0
-    assert 0.0 < clock.ended - wall <= 11.0
-    assert clock.late(wall=wall, monotonic=4.0) is None
+    assert clock.end % 10.0 == 0.0
+    assert 0.0 < clock.end - wall <= 11.0
+    assert clock.overdue_seconds(wall=wall, monotonic=4.0) is None
 
 
 def test_a_slewed_clock_makes_no_window_of_a_few_milliseconds() -> None:
@@ -66,14 +66,14 @@ def test_a_slewed_clock_makes_no_window_of_a_few_milliseconds() -> None:
 
     clock.advance(wall=1_009.97, monotonic=10.0)
 
-    assert clock.ended == 1_020.0
+    assert clock.end == 1_020.0
 
 
 def test_after_a_suspension_the_current_window_starts_at_the_last_boundary() -> None:
     clock = WindowClock(10.0, wall=1_000.0, monotonic=0.0)
 
     assert clock.advance(wall=1_123.0, monotonic=123.0) == (1_000.0, 1_010.0)
-    assert (clock.started, clock.ended) == (1_120.0, 1_130.0)
+    assert (clock.start, clock.end) == (1_120.0, 1_130.0)
 
 
 # Sums of samples --------------------------------------------------------------------------------------
@@ -245,11 +245,15 @@ def test_count_windows_close_at_their_nth_sample_and_the_next_begins_at_once(
 def test_windows_of_both_kinds_close_by_whichever_comes_first() -> None:
     state = new_state(wall=100.0, window_seconds=60, window_samples=3)
     drained(state, 1, 2, 3, 4, wall=110.0)
-    by_count = state.closed
+    by_count = state.closed_window
     state.close_window(60.0, 120.0, late_windows=False, wall=120.0)
 
     assert (by_count.started, by_count.ended, by_count.samples) == (100.0, 110.0, 3)
-    assert (state.closed.started, state.closed.ended, state.closed.samples) == (110.0, 120.0, 1)
+    assert (state.closed_window.started, state.closed_window.ended, state.closed_window.samples) == (
+        110.0,
+        120.0,
+        1,
+    )
 
 
 def test_empty_windows_and_windows_before_a_suspension_are_no_data() -> None:
@@ -261,7 +265,7 @@ def test_empty_windows_and_windows_before_a_suspension_are_no_data() -> None:
         state.close_window(
             window_start, window_start + 60.0, late_windows=number == 2, wall=window_start + 60.0
         )
-        windows.append((state.closed.samples, bool(state.closed.values)))
+        windows.append((state.closed_window.samples, bool(state.closed_window.values)))
 
     assert windows == [(1, True), (0, False), (0, False)]
 
@@ -272,7 +276,7 @@ def test_a_window_with_too_few_samples_has_only_its_sample_count() -> None:
     for samples in ((1.0, 2.0), (1.0, 2.0, 3.0)):
         drained(state, *samples)
         state.close_window(0.0, 60.0, late_windows=False, wall=60.0)
-        windows.append((state.closed.samples, bool(state.closed.values)))
+        windows.append((state.closed_window.samples, bool(state.closed_window.values)))
 
     assert windows == [(2, False), (3, True)]
     assert state.count == 5
@@ -282,10 +286,10 @@ def test_a_count_window_goes_stale_without_samples() -> None:
     state = new_state(window_seconds=None, window_samples=2, stale_seconds=30)
     drained(state, 1.0, 2.0, wall=100.0)
     state.expire(wall=130.0)
-    assert state.closed.samples == 2
+    assert state.closed_window.samples == 2
 
     state.expire(wall=130.1)
-    assert state.closed.samples == 0
+    assert state.closed_window.samples == 0
 
 
 @given(st.lists(st.floats(-10, 10), max_size=200))
@@ -313,7 +317,7 @@ def test_an_override_takes_effect_at_the_next_window_and_buckets_only_before_the
     assert late.effective == definition
     late.close_window(0.0, 60.0, late_windows=False, wall=60.0)
     assert late.effective == expected.replace(buckets=(1.0, 2.0))
-    assert late.closed.values.keys() == {Aggregation.MEAN}
+    assert late.closed_window.values.keys() == {Aggregation.MEAN}
 
 
 def test_a_disabled_stat_drops_new_samples_and_keeps_its_totals() -> None:

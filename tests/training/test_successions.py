@@ -68,8 +68,10 @@ def test_an_iteration_in_succession_ends_where_the_next_begins() -> None:
     iterations = [record for record in TRAINING.records if isinstance(record, IterationEnded)]
 
     assert len(iterations) == 20 + 1
-    assert all(earlier.ended == later.began for earlier, later in pairwise(iterations))
-    assert all(0 <= iteration.work <= iteration.ended - iteration.began + 1e-9 for iteration in iterations)
+    assert all(earlier.end_time == later.start_time for earlier, later in pairwise(iterations))
+    assert all(
+        0 <= iteration.work <= iteration.end_time - iteration.start_time + 1e-9 for iteration in iterations
+    )
 
 
 def test_a_block_of_the_job_inside_a_phase_keeps_its_own_time() -> None:

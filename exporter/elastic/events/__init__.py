@@ -58,7 +58,7 @@ def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
     unconfigure()
     for each in handlers:
         name, take = type(each).__name__, partial(_give, each)
-        adapter = Adapter(lambda _, origin: origin, awaited=True)
+        adapter = Adapter(lambda _, origin: origin, is_awaited=True)
         handle = EVENTS.register_adapted(take, adapter, name=name, queue=10_000)
         _registered.append(handle)
 
