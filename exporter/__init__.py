@@ -1,7 +1,7 @@
 """Public API for training code: `from exporter import Aggregation, Stat`.
 
-Loaded in the training process: standard library only. The import starts no thread and opens no file. No function raises into
-the job, except for invalid arguments of `Stat`, `configure` and registrations; none waits without a bound or outlives the job.
+Loaded in the training process: standard library only. The import starts no thread and opens no file. Functions raise only
+for invalid arguments of `Stat`, `configure` and registrations. No function waits without a timeout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from exporter.training import span
 from exporter.version import __version__
 
 registry = REGISTRY
-"""The Stats of this process: `registry.matching("train.*")`, `registry.find(name)`, `registry.switch(pattern, …)`."""
+"""Registry of the Stats of this process: `matching("train.*")`, `find(name)`, `switch(pattern, enabled=…)`."""
 
 
 def __dir__() -> list[str]:

@@ -6,12 +6,12 @@ In the job, only the construction of a Stat, `configure` (`DefinitionError`) and
     ExporterError
     ├── DefinitionError(ValueError)       invalid name, unit, label, window, aggregation or buckets of a Stat
     ├── FeedError
-    │   ├── FeedFormatError               damaged bytes, or a format version of the future
+    │   ├── FeedFormatError               damaged bytes, or an unknown format version
     │   └── FeedDirectoryError            the directory is missing, foreign or not a directory
     ├── ConfigurationError(ValueError)    all problems of a file or command line
     ├── CollectError                      a collection that failed; `reason` is a label value
-    ├── OneLoggerError(ValueError)        invalid training telemetry; misuse, if the job chose exceptions
-    │   └── ExportError                   a record that an exporter of spans did not export
+    ├── OneLoggerError(ValueError)        invalid settings of training telemetry, or misuse with PROPAGATE_EXCEPTIONS
+    │   └── ExportError                   a record that a span exporter did not export
     ├── StartError                        a resource of the sidecar is missing, such as threads
     ├── StateError                        the ledger's state file cannot be read or written
     └── ListenError                       an address that cannot be listened on
@@ -30,7 +30,7 @@ class ExporterError(Exception):
 class DefinitionError(ExporterError, ValueError):
     """Invalid definition of a Stat, or invalid argument of `configure`; nothing was recorded.
 
-    `field` is the invalid argument, `found` the offending value, `allowed` describes the accepted values.
+    `field` is the name of the invalid argument, `found` its value, and `allowed` a description of valid values.
     """
 
     def __init__(self, message: str, *, field: str, found: object, allowed: object = None) -> None:
@@ -45,7 +45,7 @@ class FeedError(ExporterError):
 
 
 class FeedFormatError(FeedError):
-    """Bytes that are not a snapshot of a known version.
+    """Bytes that are not a valid snapshot of a known version.
 
     `reason` is a label value: `magic`, `version`, `truncated`, `checksum`, `content`.
     """
@@ -71,10 +71,10 @@ class Problem:
     source: str  # the file's name as the user gave it, or the flag or variable
     line: int | None  # 1-based; None for a source without lines
     column: int | None
-    message: str  # the offending value, the allowed values, and the nearest known name
+    message: str  # the invalid value, the allowed values, and the nearest known name
 
     def __str__(self) -> str:
-        """`file:line:column: message`, the form that editors and terminals link."""
+        """Return `file:line:column: message`, which editors and terminals display as a link."""
         place = "".join(f":{part}" for part in (self.line, self.column) if part is not None)
         return f"{self.source}{place}: {self.message}"
 
@@ -103,15 +103,15 @@ class OneLoggerError(ExporterError, ValueError):
 
 
 class ExportError(OneLoggerError):
-    """Raised by an exporter of spans for a record that was not exported; the delivery retries, then counts the record."""
+    """Record that a span exporter did not export; the delivery retries, then counts the record as dropped."""
 
 
 class StartError(ExporterError):
-    """The sidecar cannot start: the system has no threads left."""
+    """Failed start of the sidecar, because the system refuses new threads."""
 
 
 class StateError(ExporterError):
-    """The ledger's state file at `path` cannot be read, or cannot be written."""
+    """Unreadable or unwritable state file of the ledger, at `path`."""
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(f"{path}: {message}")

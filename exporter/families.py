@@ -34,11 +34,11 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 _go_number: Callable[[float], str] = lru_cache(maxsize=2048)(floatToGoString)
 
 MAX_PROBLEMS_PER_REASON = 5
-"""Largest number of problems per reason in a pass: hundreds of files of a large machine fail in the same way."""
+"""Limit of reported problems per reason and pass, because many files may fail for the same reason."""
 
 
 class Precedence(enum.Enum):
-    """Order of the families of Stats on a page that is full, the first first."""
+    """Precedence of the families of a Stat on an exposition page with a limited size, the most important first."""
 
     TOTAL = "total"  # totals, and values of gauges
     SAMPLES = "samples"  # number and time of the samples
@@ -50,10 +50,10 @@ class Distribution:
     """Value of a histogram or summary series."""
 
     count: int  # observations
-    sum: float | None  # of the observations; None omits `_sum`, after a negative observation
+    sum: float | None  # sum of the observations; None omits `_sum`, after a negative observation
     # (upper bound, observations <= bound), ascending, finite bounds only; empty for a summary
     buckets: tuple[tuple[float, int], ...] = ()
-    # observations by exponential bucket (`exporter.recording.exponential`), for a native histogram; incomplete where no
+    # observations by exponential bucket (`exporter.recording.exponential`), for a native histogram; incomplete if no
     # native histogram is possible
     exponential: Mapping[int, int] = field(default_factory=dict)
 
@@ -76,13 +76,13 @@ class Family:
     precedence: Precedence = Precedence.TOTAL
 
     def family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
-        """Return a metric with samples by label values in the order of `labels`; an empty value omits the label."""
+        """Return a metric from samples by label values, in the order of `labels`; an empty value omits the label."""
         metric = Metric(self._base(), self.help, self.type, self.unit)
         metric.samples = self.samples(samples)
         return metric
 
-    def later(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
-        """Return the same metric, its samples made on first access; the mapping must not change any more."""
+    def lazy_family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
+        """Return the same metric with samples created on first access; the mapping must not change afterwards."""
         metric = _LazyMetric(self._base(), self.help, self.type, self.unit, lambda: self.samples(samples))
         metric.precedence = self.precedence
         return metric
@@ -90,10 +90,10 @@ class Family:
     def _base(self) -> str:
         return self.name.removesuffix(TYPE_SUFFIXES.get(self.type, ""))
 
-    def samples(self, found: Mapping[tuple[str, ...], float | Distribution]) -> list[Sample]:
+    def samples(self, values_by_labels: Mapping[tuple[str, ...], float | Distribution]) -> list[Sample]:
         """Return samples by label values, as for `family`."""
         samples: list[Sample] = []
-        for values, value in found.items():
+        for values, value in values_by_labels.items():
             labels = {name: text for name, text in zip(self.labels, values, strict=True) if text != ""}
             if isinstance(value, Distribution):
                 samples += _distribution(self._base(), self.type, labels, value)
@@ -109,8 +109,8 @@ class FamilySpec(Family):
     The specifications are the source of docs/METRICS.md. A specification that contradicts itself raises ValueError.
     """
 
-    help: str  # what the value means, and after "Absent" when there is none
-    source: str  # where the value comes from: file, call or formula
+    help: str  # meaning of the value, and after "Absent" the conditions without a value
+    source: str  # origin of the value: file, call or formula
 
     def __post_init__(self) -> None:
         problem = _contradiction(self)
@@ -119,18 +119,18 @@ class FamilySpec(Family):
 
 
 def _contradiction(spec: FamilySpec) -> str:
-    """Return why a specification cannot be right, or an empty string."""
-    words = spec.name.removesuffix(TYPE_SUFFIXES.get(spec.type, "")).split("_")
+    """Return the contradiction in a specification, or an empty string."""
+    name_parts = spec.name.removesuffix(TYPE_SUFFIXES.get(spec.type, "")).split("_")
     if not _NAME.fullmatch(spec.name):
         return "the name is not lower case letters, digits and single underscores"
     if spec.type not in get_args(FamilyType):
         return f"no exposition type {spec.type}"
     if not spec.name.endswith(TYPE_SUFFIXES.get(spec.type, "")):
         return f"the name of type {spec.type} ends in {TYPE_SUFFIXES[spec.type]}"
-    for kind, suffix in TYPE_SUFFIXES.items():
-        if kind != spec.type and spec.name.endswith(suffix):
+    for family_type, suffix in TYPE_SUFFIXES.items():
+        if family_type != spec.type and spec.name.endswith(suffix):
             return f"the name of type {spec.type} does not end in {suffix}"
-    if spec.unit != (words[-1] if words[-1] in BASE_UNITS else ""):
+    if spec.unit != (name_parts[-1] if name_parts[-1] in BASE_UNITS else ""):
         return f"the unit {spec.unit!r} is not the base unit at the end of the name"
     if not all(map(_NAME.fullmatch, spec.labels)) or len(set(spec.labels)) < len(spec.labels):
         return f"the label names {spec.labels} are not distinct lower case names"
@@ -140,7 +140,7 @@ def _contradiction(spec: FamilySpec) -> str:
 
 
 class _LazyMetric(Metric):
-    """Metric whose samples are made on first access; two threads that access them at once make equal samples."""
+    """Metric with samples created on first access; concurrent first accesses create equal samples."""
 
     precedence: Precedence
 
@@ -162,9 +162,9 @@ def _distribution(
     if kind == "histogram":
         for bound, count in (*value.buckets, (float("inf"), value.count)):
             yield Sample(f"{name}_bucket", {**labels, "le": _go_number(bound)}, count)
-    counted = DistributionSample(f"{name}_count", labels, value.count)
-    counted.distribution = value
-    yield counted
+    count_sample = DistributionSample(f"{name}_count", labels, value.count)
+    count_sample.distribution = value
+    yield count_sample
     if value.sum is not None:
         yield Sample(f"{name}_sum", labels, value.sum)
 
@@ -172,13 +172,14 @@ def _distribution(
 def with_values(metric: Metric, values: Iterable[float]) -> Metric:
     """Return a gauge, counter or info with new values for the same series, in the same order.
 
-    The samples share their labels with *metric*, by which the text writer recognises the series.
+    The samples share their label dictionaries with *metric*, by which the text writer recognizes the series.
     """
-    changed = Metric(metric.name, metric.documentation, metric.type, metric.unit)
-    changed.samples = [
-        Sample(each.name, each.labels, value) for each, value in zip(metric.samples, values, strict=True)
+    new_metric = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+    new_metric.samples = [
+        Sample(sample.name, sample.labels, value)
+        for sample, value in zip(metric.samples, values, strict=True)
     ]
-    return changed
+    return new_metric
 
 
 def visible_name(metric: Metric) -> str:
@@ -187,7 +188,7 @@ def visible_name(metric: Metric) -> str:
 
 
 def precedence_of(metric: Metric) -> Precedence:
-    """Return the place of a family in the order of a full page; `TOTAL` for families of no Stat."""
+    """Return the precedence of a family; `TOTAL` for a family that does not belong to a Stat."""
     return metric.precedence if isinstance(metric, _LazyMetric) else Precedence.TOTAL
 
 
@@ -195,10 +196,10 @@ class Collected(list[Metric]):
     """Families and problems of a collector's pass.
 
     Attributes:
-        problems: (reason, message) of failed parts: the verdict is 0, the other families are published. Without any family,
-            the pass has failed.
-        unsupported: Sources that this machine does not offer, in the same words in every pass. Each is logged once and
-            counted; a missing source is no failure.
+        problems: (reason, message) of failed parts, which set the verdict to 0; the other families are published. A pass
+            without families has failed.
+        unsupported: Sources that this machine does not have, with the same text in every pass. Each source is logged once
+            and counted, and is not a failure.
     """
 
     def __init__(self) -> None:
@@ -222,20 +223,20 @@ class Collected(list[Metric]):
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Note a `CollectError` of the body as a problem; the body adds families last, so that none is incomplete."""
+        """Record a `CollectError` of the body as a problem; the body adds its families last, so that all are complete."""
         try:
             yield
         except CollectError as error:
             self.fail(error)
 
     def fail(self, error: CollectError) -> None:
-        """Note a problem."""
+        """Record a problem."""
         if sum(reason == error.reason for reason, _ in self.problems) < MAX_PROBLEMS_PER_REASON:
             self.problems.append((error.reason, str(error)))
 
 
 class AnyCollector(Protocol):
-    """Collector of prometheus_client's kind with a name, as the scheduler runs it."""
+    """Collector of prometheus_client with a name; run by the scheduler."""
 
     @property
     def name(self) -> str:

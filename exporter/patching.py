@@ -1,7 +1,7 @@
-"""Patching of other libraries: hooks around functions and methods, and hooks after an import. No hook raises into the job.
+"""Patching of other libraries: hooks around functions and methods, and hooks after an import.
 
-Used in the training process. The patched function receives the unchanged arguments, and the caller receives the result
-or the exception even if a hook fails. The wrappers' frames are removed from tracebacks.
+Used in the training process. A hook never raises into the job: the patched function receives the unchanged arguments,
+and the caller receives the result or the exception even if a hook fails. The wrappers' frames are removed from tracebacks.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from exporter.recording.notices import log_once
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Around = Generator[None, tuple[Any, "BaseException | None"], None]
-"""Hook of a rare call: the part before its `yield` runs before the call; `yield` returns the result and the exception."""
+"""Running hook of a rare call, suspended at its `yield` during the call; `yield` returns the result and the exception."""
 Hook = Callable[..., "Around | None"]
-"""Called with the arguments of the call; returns None to skip the part after the call."""
-Before = Callable[..., Any]
-"""Hook before a frequent call, called with the call's arguments; returns a token, or None to skip `After`."""
-After = Callable[[Any, Any, "BaseException | None"], None]
-"""Called after the call with the token of `Before`, the result and the exception."""
+"""Hook of a rare call, called with the arguments; returns None to skip the part after the call."""
+BeforeHook = Callable[..., Any]
+"""Hook before a frequent call, called with the call's arguments; returns a token, or None to skip the `AfterHook`."""
+AfterHook = Callable[[Any, Any, "BaseException | None"], None]
+"""Hook after a frequent call, called with the token of the `BeforeHook`, the result and the exception."""
 
-_PATCHED = "__exporter_patched__"
+_PATCH_MARKER = "__exporter_patched__"
 
 
 def never_raises(hook: Function) -> Function:
@@ -50,33 +50,33 @@ def log_failure(hook: Callable[..., object], error: Exception) -> None:
 
 
 def patch(owner: Any, name: str, hook: Hook) -> None:
-    """Put a generator hook around a rarely called method. A patched method stays unchanged.
+    """Wrap a rarely called method with a generator hook; a patched method is not patched again.
 
     Raises:
         AttributeError: The owner has no such method.
     """
 
     def before(*args: Any, **kwargs: Any) -> Around | None:
-        around = hook(*args, **kwargs)
-        if around is not None:
-            next(around, None)
-        return around
+        generator = hook(*args, **kwargs)
+        if generator is not None:
+            next(generator, None)
+        return generator
 
-    def after(around: Around, result: Any, error: BaseException | None) -> None:
+    def after(generator: Around, result: Any, error: BaseException | None) -> None:
         with suppress(StopIteration):
-            around.send((result, error))
+            generator.send((result, error))
 
     patch_frequent(owner, name, wraps(hook)(before), wraps(hook)(after))
 
 
-def patch_frequent(owner: Any, name: str, before: Before, after: After) -> None:
-    """Put two plain functions around a method that is called in every step. A patched method stays unchanged.
+def patch_frequent(owner: Any, name: str, before: BeforeHook, after: AfterHook) -> None:
+    """Wrap a method that is called in every step with two functions; a patched method is not patched again.
 
     Raises:
         AttributeError: The owner has no such method.
     """
 
-    def around(method: Function) -> Function:
+    def wrap(method: Function) -> Function:
         def patched(*args: Any, **kwargs: Any) -> Any:
             try:
                 token = before(*args, **kwargs)
@@ -96,27 +96,27 @@ def patch_frequent(owner: Any, name: str, before: Before, after: After) -> None:
 
         return patched  # type: ignore[return-value]  # the same signature
 
-    replace(owner, name, around)
+    replace(owner, name, wrap)
 
 
-def replace(owner: Any, name: str, around: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace a method by the function that *around* makes of the method. A patched method stays unchanged.
+def replace(owner: Any, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> None:
+    """Replace a method by the function that *wrap* returns for the method. A patched method is not patched again.
 
     Raises:
         AttributeError: The owner has no such method.
     """
     method = getattr(owner, name)
-    if _PATCHED in vars(method):
+    if _PATCH_MARKER in vars(method):
         return
-    patched = wraps(method)(around(method))
-    setattr(patched, _PATCHED, True)
+    patched = wraps(method)(wrap(method))
+    setattr(patched, _PATCH_MARKER, True)
     setattr(owner, name, patched)
     home = sys.modules.get(method.__module__)
     if isinstance(owner, ModuleType) and getattr(home, name, None) is method:
-        setattr(home, name, patched)  # pickle finds a function by the module in which it is defined
+        setattr(home, name, patched)  # pickle looks a function up in the module that defines the function
 
 
-def _call_after(after: After, token: Any, result: Any, error: BaseException | None) -> None:
+def _call_after(after: AfterHook, token: Any, result: Any, error: BaseException | None) -> None:
     try:
         after(token, result, error)
     except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
@@ -131,7 +131,7 @@ def patch_existing(owner: Any, names: Sequence[str], hook: Hook) -> None:
 
 
 def drop_frame(error: BaseException) -> None:
-    """Remove the calling wrapper's frame from a traceback; Python 3.10 adds the frame again at `raise`."""
+    """Remove the frame of the calling wrapper from a traceback; in Python 3.10, `raise` adds the frame again."""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
 
@@ -148,13 +148,13 @@ def when_imported(name: str, hook: Callable[[ModuleType], object]) -> None:
     unrelated import costs a look-up. The finder is removed when no module is expected any more.
     """
     module = sys.modules.get(name)
-    if module is not None and (module is _FINDER.executed or not _is_initializing(module)):
+    if module is not None and (module is _FINDER.executing_module or not _is_initializing(module)):
         _call(hook, module)
         return
     if module is None:
-        _FINDER.expected.setdefault(name, []).append(hook)
+        _FINDER.expected_modules.setdefault(name, []).append(hook)
     else:
-        _FINDER.unfinished.append((module, hook))
+        _FINDER.unfinished_imports.append((module, hook))
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
 
@@ -164,20 +164,20 @@ def _is_initializing(module: ModuleType) -> bool:
 
 
 class _Finder:
-    # Not derived from importlib.abc's class: that loads tempfile, shutil and random, 0.7 MB, into every job.
+    # Not derived from `importlib.abc.MetaPathFinder`, whose import would cost 0.7 MB in every job.
     def __init__(self) -> None:
-        self.expected: dict[str, list[Callable[[ModuleType], object]]] = {}
-        self.unfinished: list[tuple[ModuleType, Callable[[ModuleType], object]]] = []
-        self.executed: ModuleType | None = (
-            None  # complete, though the import system still marks it as initializing
+        self.expected_modules: dict[str, list[Callable[[ModuleType], object]]] = {}
+        self.unfinished_imports: list[tuple[ModuleType, Callable[[ModuleType], object]]] = []
+        self.executing_module: ModuleType | None = (
+            None  # complete, but still marked as initializing by the import system
         )
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if self.unfinished:
+        if self.unfinished_imports:
             self._call_finished()
-        if name not in self.expected:
+        if name not in self.expected_modules:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
@@ -189,19 +189,19 @@ class _Finder:
         return None
 
     def _call_finished(self) -> None:
-        """Call the hooks of modules whose import was under way when the hook was registered and is complete now."""
-        waiting, self.unfinished = self.unfinished, []
+        """Call the hooks of modules that were being imported at the registration and are complete now."""
+        waiting, self.unfinished_imports = self.unfinished_imports, []
         for module, hook in waiting:
             if _is_initializing(module):
-                self.unfinished.append((module, hook))
+                self.unfinished_imports.append((module, hook))
             else:
                 _call(hook, module)
-        # The finder stays in `sys.meta_path`, over which the import system iterates at this moment.
+        # The finder stays in `sys.meta_path`, which the import system is iterating over.
 
     def _watch(self, loader: Any) -> None:
-        """Make the loader of this import call the hooks once; the module sees the loader unchanged."""
+        """Call the hooks once after the loader has executed the module, which sees the unchanged loader."""
         if "exec_module" in vars(loader):
-            return  # watched already: a finder may return one loader for several searches
+            return  # already watched: a finder may return the same loader for several searches
         execute = loader.exec_module
 
         def watched(module: ModuleType) -> None:
@@ -211,11 +211,11 @@ class _Finder:
             except BaseException as error:
                 drop_frame(error)
                 raise
-            outer, self.executed = self.executed, module
-            for hook in self.expected.pop(module.__name__, ()):
+            outer, self.executing_module = self.executing_module, module
+            for hook in self.expected_modules.pop(module.__name__, ()):
                 _call(hook, module)
-            self.executed = outer
-            if not self.expected and not self.unfinished and self in sys.meta_path:
+            self.executing_module = outer
+            if not self.expected_modules and not self.unfinished_imports and self in sys.meta_path:
                 sys.meta_path.remove(self)
 
         loader.exec_module = watched
@@ -224,7 +224,7 @@ class _Finder:
 def _call(hook: Callable[[ModuleType], object], module: ModuleType) -> None:
     try:
         hook(module)
-    except Exception as error:  # noqa: BLE001  # an unknown version of a library must not fail because of a bridge
+    except Exception as error:  # noqa: BLE001  # the import must not fail because of a bridge
         log_once(f"hook {module.__name__}", f"{module.__name__} is not watched: {error!r}")
 
 

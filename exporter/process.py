@@ -35,28 +35,28 @@ def configure(
 ) -> None:
     """Set the identity of this process; the arguments take precedence over the environment.
 
-    Samples recorded before under another run or rank keep that identity, and all counts restart at zero. The labels are
-    published on `training_process_labels_info` only. The session (also `EXPORTER_SESSION`) is the `session_tag` of the run and
-    of one-logger's records: it groups the runs of one training and changes nothing else.
+    Earlier samples keep the earlier identity, and a change of run or rank restarts all counts at zero. The labels are published
+    on `training_process_labels_info` only. The session (also `EXPORTER_SESSION`) is the `session_tag` of the run and of
+    one-logger's records, which groups the runs of a training.
 
     Raises:
         DefinitionError: An argument is invalid; nothing was changed.
     """
     with unreadable_values():
         for field, text in (("run", run), ("session", session)):
-            good = text is None or (isinstance(text, str) and text and clean_text(text) == text)
-            require(bool(good), field, text, "printable text of 1 to 256 characters")
-        good = rank is None or (type(rank) is int and 0 <= rank < 1_000_000_000)
-        require(good, "rank", rank, "a whole number from 0")
-        checked = None if labels is None else check_labels(labels)
-    RECORDER.process.configure(run, rank, checked, session)
+            is_valid = text is None or (isinstance(text, str) and text and clean_text(text) == text)
+            require(bool(is_valid), field, text, "printable text of 1 to 256 characters")
+        is_valid = rank is None or (type(rank) is int and 0 <= rank < 1_000_000_000)
+        require(is_valid, "rank", rank, "an integer from 0 to 999,999,999")
+        checked_labels = None if labels is None else check_labels(labels)
+    RECORDER.process.configure(run, rank, checked_labels, session)
 
 
 def flush(timeout_seconds: float = 5.0) -> bool:
-    """Publish all samples and events so far, values of this thread's CUDA tensors included; never raises.
+    """Publish all samples and events so far, including CUDA tensors of the calling thread; never raises.
 
-    Waits within the same time for event handlers and exporters of spans. Returns False if the recording was not written to
-    the feed in time; always True with `EXPORTER_DISABLED=1`.
+    Also waits, within the timeout, for event handlers and span exporters. Returns False if the recording was not written to the
+    feed in time; always True with `EXPORTER_DISABLED=1`.
     """
     if not RECORDER.is_recording:
         return True
@@ -68,7 +68,7 @@ def flush(timeout_seconds: float = 5.0) -> bool:
 
 
 def shutdown() -> None:
-    """Publish the last recording and end the recording thread, as at the exit of the process."""
+    """Publish the final recording and end the recording thread, as at the exit of the process."""
     RECORDER.shutdown()
 
 
@@ -78,7 +78,7 @@ _START = (
     "import runpy, sys; sys.path[0] = {root!r}; sys.argv[0] = 'exporter';"
     " runpy.run_module('exporter', run_name='__main__', alter_sys=True)"
 )
-"""Not `-m exporter`, which would run a file `exporter.py` of the job's working directory."""
+"""Program of the sidecar; `-m exporter` could run a file `exporter.py` in the working directory of the job."""
 
 
 class Sidecar:
@@ -94,22 +94,22 @@ class Sidecar:
         return self._process.pid
 
     def stop(self) -> None:
-        """Release the sidecar, which ends when no process needs it."""
+        """Release the sidecar, which ends once no process is registered."""
         self._registration.release()
 
 
 def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
-    """Start the sidecar, with flags of `python -m exporter`, as a child process that ends with this process; never raises.
+    """Start a sidecar that ends with this process, with flags of `python -m exporter`; never raises.
 
-    Every process of a node may call this function: a feed directory has one sidecar, and further sidecars end at once. The
-    sidecar may outlive this process by `linger_seconds`, for a last scrape of the final values. Returns None, with a notice,
+    Every process of a node may call this function: a feed directory has one sidecar, and further sidecars end immediately.
+    The sidecar may outlive this process by `linger_seconds`, for a scrape of the final values. Returns None, with a notice,
     if the start fails; also None with `EXPORTER_DISABLED=1`.
     """
     if os.environ.get("EXPORTER_DISABLED") == "1":
         return None
-    import subprocess  # noqa: PLC0415  # two megabytes that only jobs with a sidecar of their own load
+    import subprocess  # noqa: PLC0415  # needs two megabytes, only in jobs that start a sidecar
 
-    from exporter.feed.runs import ATTACHED_FLAG, Registration  # noqa: PLC0415  # likewise
+    from exporter.feed.runs import ATTACHED_FLAG, Registration  # noqa: PLC0415  # needed only in jobs that start a sidecar
 
     registration = None
     try:
@@ -127,7 +127,7 @@ def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # the terminal's Ctrl-C is for the job
         )
-        # A sidecar that finds another ends at once; without a call of `wait` its process stays a zombie.
+        # A redundant sidecar ends immediately; without a call of `wait` its process stays a zombie.
         threading.Thread(target=process.wait, name="exporter-sidecar", daemon=True).start()
     except (FeedError, OSError, RuntimeError, TypeError, ValueError) as error:
         log_once("sidecar", f"the sidecar cannot be started: {error}")

@@ -15,22 +15,22 @@ from exporter.recording import events
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.values import ProcessIdentity, Recording
-from exporter.responder import Place, StackResponder, TrainingPosition
+from exporter.responder import FeedLocation, StackResponder, TrainingPosition
 from exporter.training.recorder import TRAINING
 from exporter.version import __version__
 
-__all__ = ["RECORDER", "Feed"]
+__all__ = ["RECORDER", "FeedSink"]
 
 
-class Feed:
-    """The feed of this process: writes recordings to its file, reads the sidecar's recording rules."""
+class FeedSink:
+    """Sink that writes recordings to the feed file of this process and reads the sidecar's recording rules."""
 
     def __init__(self, flush_seconds: float) -> None:
         self._flush_seconds = flush_seconds
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Forget the parent's file."""
+        """Detach from the file of the parent in a forked child."""
         self._writer: FeedWriter | None = None
         self._overrides: OverridesReader | None = None
 
@@ -38,47 +38,47 @@ class Feed:
         """Return True once a recording was written."""
         return self._writer is not None
 
-    def place(self) -> Place | None:
+    def place(self) -> FeedLocation | None:
         """Return the directory and identity of the file; None before the first recording."""
         writer = self._writer
         if writer is None:
             return None
         identity = writer.identity
-        return Place(writer.directory, identity.id, identity.run, identity.rank)
+        return FeedLocation(writer.directory, identity.id, identity.run, identity.rank)
 
     def publish(
         self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
     ) -> bool:
-        """Write a recording in place of the last; a child without values of its own writes none."""
+        """Replace the recording in the feed file; a child process without values writes no file."""
         if self._writer is None:
             if is_child and not _has_values(recording):
-                return True  # such as a DataLoader's worker, which inherits every Stat and uses none
+                return True  # such as a worker of a DataLoader, which inherits all Stats and uses none
             directory = _directory()
             if directory is None:
                 return False
-            named = identify().replace(id=os.urandom(16).hex(), version=__version__)
-            self._writer = FeedWriter(directory, named, flush_seconds=self._flush_seconds)
-        written = self._writer.publish(recording)
+            identity = identify().replace(id=os.urandom(16).hex(), version=__version__)
+            self._writer = FeedWriter(directory, identity, flush_seconds=self._flush_seconds)
+        is_written = self._writer.publish(recording)
         problem, notice = self._writer.problem, self._writer.notice
-        if not written:
-            log_once(f"feed {problem}", f"the last snapshot was not written: {problem}")
+        if not is_written:
+            log_once(f"feed {problem}", f"the latest snapshot was not written to the feed: {problem}")
         if notice is not None:
             log_once(notice, notice)
-        return written
+        return is_written
 
     def rename(self, identity: ProcessIdentity) -> None:
-        """Continue the file under a changed rank."""
+        """Change the identity in the open file, except its id."""
         if self._writer is not None:
             self._writer.identity = identity.replace(id=self._writer.identity.id, version=__version__)
 
     def close(self) -> None:
-        """Close the file; the next recording starts another."""
+        """Close the file; the next recording opens a new file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def changed_rules(self) -> Iterable[Rule] | None:
-        """Return the sidecar's recording rules if they changed."""
+        """Return the sidecar's recording rules if changed since the last call, otherwise None."""
         if self._overrides is None and (directory := _directory()) is not None:
             self._overrides = OverridesReader(directory)
         try:
@@ -112,11 +112,11 @@ def _progress() -> TrainingPosition:
 
 
 def _log_hang(answer: StackAnswer) -> None:
-    """Log the event `training.hang`, for the handlers of the job."""
+    """Log the event `training.hang` for the handlers of the job."""
     innermost = answer.main.frames[0] if answer.main.frames else None
     events.log(
         "training.hang",
-        "this run hangs: no step was finished for long",
+        "this run hangs: no step completed recently",
         severity="warning",
         phase=answer.phase,
         step=answer.step,
@@ -125,7 +125,7 @@ def _log_hang(answer: StackAnswer) -> None:
     )
 
 
-FEED_SINK = Feed(RECORDER.flush_seconds)
+FEED_SINK = FeedSink(RECORDER.flush_seconds)
 RECORDER.attach_feed(FEED_SINK)
 RECORDER.attach_training(TRAINING)
 RECORDER.attach(StackResponder(FEED_SINK.place, _progress, _log_hang))

@@ -1,4 +1,4 @@
-"""Answers to stack requests: one periodic task of the recording thread in each training process.
+"""Stack responder: periodic task of a training process that answers the stack requests of the sidecar.
 
 A check of the request file is a single system call. Each request is answered once, within a flush interval.
 """
@@ -20,15 +20,15 @@ from exporter.recording.stacks import capture
 from exporter.recording.value_class import Value, value_class
 from exporter.training.collectives import last_collective, sequence_numbers
 
-LOOK_SECONDS = 1.0
-"""Interval between two looks at the request file."""
+CHECK_INTERVAL_SECONDS = 1.0
+"""Interval between two checks of the request file."""
 MAX_REQUEST_AGE_SECONDS = 30.0
-"""Older requests are ignored: they precede the start of the process."""
+"""Age above which a request is ignored, because it was written before the start of the process."""
 
 
 @value_class
 class TrainingPosition(Value):
-    """Where the training of this process is."""
+    """Present phase and step of the training of this process."""
 
     phase: str | None = None
     phase_seconds: float | None = None
@@ -36,8 +36,8 @@ class TrainingPosition(Value):
 
 
 @value_class
-class Place(Value):
-    """Feed directory and identity under which this process writes."""
+class FeedLocation(Value):
+    """Feed directory of this process, and identity in the feed file."""
 
     directory: str
     process_id: str
@@ -49,46 +49,46 @@ class StackResponder:
     """Periodic task that answers stack requests.
 
     Args:
-        place: Returns the place of this process; None as long as it has written no feed file.
-        progress: Returns the progress of its training.
+        place: Returns the feed location of this process; None before the first feed file.
+        progress: Returns the position of the training.
         log_hang: Logs the event `training.hang` for the handlers of the job.
     """
 
     def __init__(
         self,
-        place: Callable[[], Place | None],
+        place: Callable[[], FeedLocation | None],
         progress: Callable[[], TrainingPosition],
         log_hang: Callable[[StackAnswer], None],
     ) -> None:
-        self._place = place
+        self._location = place
         self._progress = progress
         self._log_hang = log_hang
-        self._next_look = 0.0
-        self._stamp: tuple[str, int, int] | None = None
-        self._answered = ""
-        self._hang_logged = ""
+        self._next_check = 0.0
+        self._request_stamp: tuple[str, int, int] | None = None
+        self._answered_id = ""
+        self._logged_hang = ""
 
     def tick(self) -> None:
-        """Answer a new request, if there is one."""
+        """Answer a new request, if any."""
         now = monotonic()
-        if now < self._next_look:
+        if now < self._next_check:
             return
-        self._next_look = now + LOOK_SECONDS
-        place = self._place()
+        self._next_check = now + CHECK_INTERVAL_SECONDS
+        place = self._location()
         if place is None:
             return
         stamp = request_stamp(place.directory)
-        if stamp is None or stamp == self._stamp:
+        if stamp is None or stamp == self._request_stamp:
             return
-        self._stamp = stamp
+        self._request_stamp = stamp
         request = read_request(place.directory)
-        if request is None or request.id == self._answered:
+        if request is None or request.id == self._answered_id:
             return
         if abs(time() - request.asked_at) <= MAX_REQUEST_AGE_SECONDS:
             self._answer(request, place)
 
-    def _answer(self, request: StackRequest, place: Place) -> None:
-        main, others = capture(request.detail)
+    def _answer(self, request: StackRequest, place: FeedLocation) -> None:
+        main, other_stacks = capture(request.detail)
         progress = self._progress()
         answer = StackAnswer(
             request_id=request.id,
@@ -98,20 +98,20 @@ class StackResponder:
             run=place.run,
             rank=place.rank,
             main=main,
-            others=others,
+            others=other_stacks,
             phase=progress.phase,
             phase_seconds=progress.phase_seconds,
             step=progress.step,
             sequences=sequence_numbers(),
             last_collective=last_collective(),
         )
-        self._answered = request.id
+        self._answered_id = request.id
         try:
             write_answer(place.directory, answer)
-        except OSError:  # a full or foreign directory; the sidecar reports the missing answer
+        except OSError:  # the directory is full or not writable; the sidecar reports the missing answer
             return
-        if request.hang_of == place.run and self._hang_logged != request.hang_of:
-            self._hang_logged = request.hang_of
+        if request.hang_of == place.run and self._logged_hang != request.hang_of:
+            self._logged_hang = request.hang_of
             self._log_hang(answer)
 
     def finish(self) -> Callable[[float, str], object] | None:
@@ -119,6 +119,6 @@ class StackResponder:
         return None
 
     def after_fork(self) -> None:
-        """Forget the requests that the parent answered."""
-        self._stamp = None
-        self._answered = self._hang_logged = ""
+        """Reset the answered requests of the parent in a forked child."""
+        self._request_stamp = None
+        self._answered_id = self._logged_hang = ""

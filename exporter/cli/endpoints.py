@@ -15,7 +15,7 @@ from exporter.cli.silent_jobs import SilentJobs
 from exporter.collectors.status import CollectorStatus
 from exporter.config.dump import dump
 from exporter.exposition.page import Page
-from exporter.hangs.collector import Explained
+from exporter.hangs.collector import HangReport
 from exporter.hangs.explanation import RankGroup, location_of, ranks_text
 from exporter.status.attention import Onsets
 from exporter.status.conditions import findings
@@ -48,7 +48,7 @@ class StatusSources:
     history: History
     onsets: Onsets
     silent: SilentJobs
-    hangs: Callable[[], Sequence[Explained]]
+    hangs: Callable[[], Sequence[HangReport]]
     collectors: Callable[[], Sequence[CollectorStatus]]
     configuration: Callable[[], Configuration]
     not_ready: Readiness
@@ -93,7 +93,7 @@ def runbook() -> Content:
     return Content(render_runbook(), HTML, {"Content-Security-Policy": policy()})
 
 
-def hang_of(explained: Explained) -> Hang:
+def hang_of(explained: HangReport) -> Hang:
     """Return the explanation of a hang for the status page, with the stack of one rank of each group."""
     groups = (_stack_group(explained, group) for group in explained.explanation.groups)
     stacks = tuple(group for group in groups if group is not None)
@@ -101,7 +101,7 @@ def hang_of(explained: Explained) -> Hang:
     return Hang(explanation.sentence(), stacks, explained.run.step, has_odd_group=explanation.has_odd_group)
 
 
-def _stack_group(explained: Explained, group: RankGroup) -> StackGroup | None:
+def _stack_group(explained: HangReport, group: RankGroup) -> StackGroup | None:
     answers = (answer for answer in explained.answers if answer.rank in group.ranks and answer.main.frames)
     answer = next(answers, None)
     if answer is None or answer.rank is None:

@@ -17,7 +17,7 @@ from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.feed.stacks import StackAnswer, StackRequest, write_request
 from exporter.hangs.collector import (
     ANSWER_SECONDS,
-    Explained,
+    HangReport,
     explanation_of,
     read_valid_answer,
 )
@@ -94,7 +94,7 @@ def _wait_for_answers(
     return answers
 
 
-def _explained(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, StackAnswer]) -> Explained:
+def _explained(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, StackAnswer]) -> HangReport:
     of_run = [entry for entry in entries if entry.snapshot.process.run == run]
     ranks = tuple(
         [
@@ -109,7 +109,7 @@ def _explained(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, Sta
     return explanation_of(state, given, missing)
 
 
-def _text(found: Explained) -> str:
+def _text(found: HangReport) -> str:
     step = "" if found.run.step is None else f", step {found.run.step:,}"
     lines = [f"run {found.run.run}{step}"]
     by_rank = {answer.rank: answer for answer in found.answers}
@@ -133,12 +133,12 @@ def _thread_lines(thread: ThreadStack) -> list[str]:
     return [f"    {frame.function}  {frame.file}:{frame.line}" for frame in thread.frames]
 
 
-def _as_json(found: Explained) -> dict[str, object]:
+def _as_json(found: HangReport) -> dict[str, object]:
     return {
         "run": found.run.run,
         "step": found.run.step,
         "groups": [asdict(group) for group in found.explanation.groups],
-        "tie": found.explanation.tie,
+        "tie": found.explanation.is_tie,
         "silent": {str(rank): reason for rank, reason in found.explanation.silent.items()},
         "answers": [asdict(answer) for answer in found.answers],
     }

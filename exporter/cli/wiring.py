@@ -28,7 +28,7 @@ from exporter.collectors.processes.tree import Member
 from exporter.collectors.scheduler import Scheduler
 from exporter.families import AnyCollector
 from exporter.feed import runs
-from exporter.hangs.collector import Explained, HangCollector
+from exporter.hangs.collector import HangCollector, HangReport
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.energy.collector import EnergyCollector, Sources
 from exporter.ledger.energy.gpu_holders import living_pids
@@ -245,10 +245,10 @@ class Wiring:
     def _create_hangs(self, detail: Detail) -> Sequence[AnyCollector]:
         return [HangCollector(self._feed_directory, lambda: self._jobs.overdue_runs, detail=detail)]
 
-    def hangs(self) -> Sequence[Explained]:
+    def hangs(self) -> Sequence[HangReport]:
         """Return the explanations of the runs that hang now."""
         collector = self._find(HangCollector)
-        return () if collector is None else collector.explained()
+        return () if collector is None else collector.reports()
 
     def _create_gpus(self, settings: GpuSection) -> Sequence[AnyCollector]:
         replayed = {} if settings.replay is None else collector_arguments(settings.replay)

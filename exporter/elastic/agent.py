@@ -1,6 +1,6 @@
 """Families of torchrun's agent and workers, from torchelastic's metrics and events.
 
-Runs in the job and in torchrun's agent, on the recording call's thread; no function raises. See docs/torchelastic.md.
+Runs in the job and in torchrun's agent, on the thread of the recording call; no function raises. See docs/torchelastic.md.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from exporter.recording.stat import metric
 Record = Callable[[object], None]
 
 _MAX_METRIC_VALUE = 1e15
-"""Bound of metric values: larger ints could overflow in arithmetic with floats."""
+"""Limit of metric values, because larger ints may overflow in arithmetic with floats."""
 GROUP = "torchelastic"
-"""torchelastic's own group, and the default group of `put_metric`."""
+"""Group of torchelastic's platform metrics, and default group of `put_metric`."""
 OUTCOMES = ("success_no_retries", "success_with_retries", "failed_no_retries", "failed_with_retries")
 _FUNCTIONS = {
     f"LocalElasticAgent.{name}" for name in ("_monitor_workers", "_start_workers", "_stop_workers")
@@ -34,7 +34,7 @@ _FUNCTIONS = {
 }
 _STATES = {"unknown", "init", "healthy", "unhealthy", "stopped", "succeeded", "failed"}
 _SECONDS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""Upper bounds: a rendezvous may wait for other nodes for ten minutes, torchelastic's limit, and longer."""
+"""Bucket bounds; by default, a rendezvous waits up to ten minutes for other nodes."""
 
 
 def _series(kind: str, name: str, unit: str | None = None, **labels: str) -> Callable[[float], None]:
@@ -46,41 +46,41 @@ class Platform:
     """Platform metrics of an agent."""
 
     def __init__(self) -> None:
-        self.role = "default"  # role of the workers, once known
+        self.role = "default"  # role of the workers
 
     def recorder(self, name: object) -> Record | None:
         """Return the function that records the values of a platform metric; None for other names."""
         if not isinstance(name, str):
             return None
-        owner, _, rest = name.partition(".")
+        owner, _, field_path = name.partition(".")
         if owner == "workers":
-            role, _, what = rest.rpartition(".")  # a role may have dots
-            record = self._of_workers(role, what)
+            role, _, field = field_path.rpartition(".")  # a role may have dots
+            record = self._worker_recorder(role, field)
         else:
-            function, _, what = rest.partition(".")
-            record = self._of_function(f"{owner}.{function}", what)
+            function, _, field = field_path.partition(".")
+            record = self._function_recorder(f"{owner}.{function}", field)
         if record is not None:
             RECORDER.process.observe_agent()
         return record
 
-    def known_role(self, role: str) -> str:
-        """Return a role as a label value, and create the role's counters at 0: the first run is then an increase."""
+    def declare_role(self, role: str) -> str:
+        """Return a role as a label value, and create its counters at 0, so that the first run is an increase."""
         self.role = clean_text(role) or "default"
         for outcome in (*OUTCOMES, "interrupted"):
             _series("counter", "runs", outcome=outcome, worker_role=self.role)
         _series("counter", "failure_restarts", worker_role=self.role)
         return self.role
 
-    def _of_function(self, function: str, what: str) -> Record | None:
-        if function not in _FUNCTIONS or what not in {"duration.ms", "success", "failure"}:
+    def _function_recorder(self, function: str, field: str) -> Record | None:
+        if function not in _FUNCTIONS or field not in {"duration.ms", "success", "failure"}:
             return None
-        if what == "duration.ms":
+        if field == "duration.ms":
             if function.endswith("._rendezvous"):
                 add = _series("histogram", "rendezvous", "seconds")
             else:
                 add = _series("summary", "function", "seconds", function=function)
             # A step of the wall clock makes durations negative, which would invalidate the sum of the histogram.
-            return _of_numbers(lambda value: add(max(value, 0) / 1000))
+            return _numbers_only(lambda value: add(max(value, 0) / 1000))
         calls = {
             outcome: _series("counter", "function_calls", function=function, outcome=outcome)
             for outcome in ("success", "failure")
@@ -88,54 +88,57 @@ class Platform:
         restarts = _series("counter", "restarts")
 
         def record(_value: object) -> None:
-            calls[what](1)
-            if (function, what) == ("SimpleElasticAgent._restart_workers", "success"):
+            calls[field](1)
+            if (function, field) == ("SimpleElasticAgent._restart_workers", "success"):
                 restarts(1)
-            elif (function, what) == ("SimpleElasticAgent.run", "failure"):
+            elif (function, field) == ("SimpleElasticAgent.run", "failure"):
                 _series("counter", "runs", outcome="interrupted", worker_role=self.role)(1)
 
         return record
 
-    def _of_workers(self, role: str, what: str) -> Record | None:
-        outcome = what.removeprefix("run_")
-        if what not in {"remaining_restarts", "flakiness", "run_total", *_STATES} and outcome not in OUTCOMES:
+    def _worker_recorder(self, role: str, field: str) -> Record | None:
+        outcome = field.removeprefix("run_")
+        if (
+            field not in {"remaining_restarts", "flakiness", "run_total", *_STATES}
+            and outcome not in OUTCOMES
+        ):
             return None
-        label = self.known_role(role)
-        if what == "remaining_restarts":
-            return _remaining(label)
-        if what == "flakiness":
-            share = _series("summary", "flakiness", worker_role=label)
-            return _of_numbers(lambda value: share(value / 100))
-        if what == "run_total":
-            return lambda _value: None  # the sum of the outcomes
-        if what in _STATES:
-            looks = _series("counter", "worker_state_checks", state=what, worker_role=label)
-            return lambda _value: looks(1)
+        label = self.declare_role(role)
+        if field == "remaining_restarts":
+            return _remaining_restarts(label)
+        if field == "flakiness":
+            flakiness = _series("summary", "flakiness", worker_role=label)
+            return _numbers_only(lambda value: flakiness(value / 100))
+        if field == "run_total":
+            return lambda _value: None  # redundant: the sum of the outcomes
+        if field in _STATES:
+            checks = _series("counter", "worker_state_checks", state=field, worker_role=label)
+            return lambda _value: checks(1)
         runs = _series("counter", "runs", outcome=outcome, worker_role=label)
-        return _of_numbers(lambda value: runs(1) if value == 1 else None)
+        return _numbers_only(lambda value: runs(1) if value == 1 else None)
 
 
-def _of_numbers(take: Callable[[float], None]) -> Record:
+def _numbers_only(add: Callable[[float], None]) -> Record:
     def record(value: object) -> None:
         if isinstance(value, int | float) and -_MAX_METRIC_VALUE < value < _MAX_METRIC_VALUE:
-            take(value)
+            add(value)
 
     return record
 
 
-def _remaining(label: str) -> Record:
+def _remaining_restarts(label: str) -> Record:
     gauge = _series("gauge", "remaining_restarts", worker_role=label)
-    used = _series("counter", "failure_restarts", worker_role=label)
-    before: float | None = None
+    failure_restarts = _series("counter", "failure_restarts", worker_role=label)
+    previous: float | None = None
 
     def record(value: float) -> None:
-        nonlocal before
+        nonlocal previous
         gauge(value)
-        if before is not None and value < before:
-            used(before - value)
-        before = value
+        if previous is not None and value < previous:
+            failure_restarts(previous - value)
+        previous = value
 
-    return _of_numbers(record)
+    return _numbers_only(record)
 
 
 PLATFORM = Platform()
@@ -149,7 +152,7 @@ AGENT_STATUS = "torchelastic.agent.status."
 RENDEZVOUS = "torchelastic.rendezvous."
 
 MAX_ERROR_CHARACTERS = 2000
-"""Characters of an error: the end of torch's text, which is the most informative part."""
+"""Length of an error text; the end is kept, which is the most informative part."""
 _SEVERITIES = {"FAILED": "error", "TERMINATED": "warning"}
 _RESULTS = {"SUCCEEDED": "succeeded", "FAILED": "failed", "TERMINATED": "terminated"}
 _MAX_MILLISECONDS = 1e14
@@ -158,7 +161,7 @@ _MAX_MILLISECONDS = 1e14
 def record_event(
     name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None
 ) -> None:
-    """Record an `Event` of any content; never raises. A timestamp of 0, torch's default, means now."""
+    """Record an `Event` of any content; never raises. A timestamp of 0, the default of torch, means now."""
     try:
         name = to_message(name)
         metadata = metadata if isinstance(metadata, Mapping) else {}
@@ -169,7 +172,7 @@ def record_event(
         if state and source == "WORKER":
             _count_worker(state, metadata)
         _log(type_, None, state, {"source": source, **metadata}, timestamp_ms, origin)
-    except Exception:  # noqa: BLE001, S110  # an event of any content: the job must not fail for being watched
+    except Exception:  # noqa: BLE001, S110  # an event of any content must not raise into the job
         pass
 
 
@@ -178,10 +181,10 @@ def record_rendezvous(fields: Mapping[str, object], origin: object = None) -> No
     try:
         RECORDER.process.observe_agent(str(fields.get("run_id") or ""))
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))
-        left_out = {"message", "node_state"}
-        data = {key: value for key, value in fields.items() if key not in left_out and value != ""}
+        excluded = {"message", "node_state"}
+        data = {key: value for key, value in fields.items() if key not in excluded and value != ""}
         _log(RENDEZVOUS + clean_text(state), to_message(fields.get("message", "")), state, data, 0, origin)
-    except Exception:  # noqa: BLE001, S110  # as above
+    except Exception:  # noqa: BLE001, S110  # an event of any content must not raise into the job
         pass
 
 
@@ -193,21 +196,21 @@ def _log(
     kind = EVENTS.kind(type_, severity)
     if kind.enabled:
         now = time()
-        stamped = isinstance(timestamp_ms, int | float) and 0 < timestamp_ms < _MAX_MILLISECONDS
-        happened = timestamp_ms / 1000 if stamped else now
-        ends = {
+        has_timestamp = isinstance(timestamp_ms, int | float) and 0 < timestamp_ms < _MAX_MILLISECONDS
+        event_time = timestamp_ms / 1000 if has_timestamp else now
+        truncated_errors = {
             key: str(data[key])[-MAX_ERROR_CHARACTERS:]
             for key in ("raw_error", "error_trace")
             if data.get(key)
         }
-        plain = convert_data({**data, **ends}, lambda _name: None)
-        raw = RawEvent(type_, message, severity, plain, happened, now, monotonic_ns())
-        EVENTS.record(kind, raw, happened, origin)
+        event_data = convert_data({**data, **truncated_errors}, lambda _name: None)
+        raw = RawEvent(type_, message, severity, event_data, event_time, now, monotonic_ns())
+        EVENTS.record(kind, raw, event_time, origin)
         EVENTS.await_handlers(kind)
 
 
 def _count_worker(state: str, metadata: Mapping[object, object]) -> None:
-    role = PLATFORM.known_role(str(metadata.get("role") or "default"))
+    role = PLATFORM.declare_role(str(metadata.get("role") or "default"))
     if state == "START":
         _series("counter", "worker_starts", worker_role=role)(1)
     elif state in _RESULTS:
@@ -220,17 +223,17 @@ def _count_worker(state: str, metadata: Mapping[object, object]) -> None:
 def _report_end(code: str, worker_id: str) -> None:
     """Write the exit status of a worker for the sidecar of `run`; the id of a local worker is its pid.
 
-    The agent itself ends workers with -15 and -9 after the failure of another worker: such a status is not written.
+    Statuses -15 and -9 are not written, because the agent itself ends workers with these signals after a failure.
     """
     directory, launch = os.environ.get("EXPORTER_FEED_DIR"), os.environ.get(LAUNCH_ID)
     if directory and launch and worker_id.isdecimal() and code not in {"unknown", "-15", "-9"}:
-        from exporter.feed.runs import write_worker_end  # noqa: PLC0415  # rare, and only in an agent
+        from exporter.feed.runs import write_worker_end  # noqa: PLC0415  # needed rarely, and only in an agent
 
         write_worker_end(Path(directory), pid=int(worker_id), status=int(code), launch=launch)
 
 
 def _exit_code(metadata: Mapping[object, object]) -> str:
-    """Return the worker's exit code, which torch stores as nested JSON, in a list."""
+    """Return the exit code of a worker, which torch stores in a list in nested JSON."""
     try:
         (code,) = json.loads(str(metadata["metadata"]))["exit_code"]
     except (KeyError, TypeError, ValueError):

@@ -21,42 +21,43 @@ from exporter.patching import patch, when_imported
 from exporter.recording.recorder import RECORDER
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
-RECORDED = "exporter_recorded"  # attribute of log records of recorded events
+RECORDED_ATTRIBUTE = "exporter_recorded"  # attribute of log records whose event is recorded
 
 
-class Faces:
-    """Delivery from torch's own modules to the handlers of `exporter.elastic`, which sets these functions at import."""
+class CompatibilityHandlers:
+    """Functions of the compatibility modules, which replace the defaults when imported."""
 
-    # Given a group, a name and a value.
-    take: Callable[[Any, Any, Any], None] = staticmethod(STATS.record)
-    # Returns the event of name, source, metadata and milliseconds; None for invalid arguments.
-    event: Callable[[Any, Any, Any, float], object] = staticmethod(lambda *_fields: None)
-    installed = False
+    # Records a group, a name and a value.
+    record_metric: Callable[[Any, Any, Any], None] = staticmethod(STATS.record)
+    # Returns the event for a name, a source, metadata and milliseconds; None for invalid arguments.
+    create_event: Callable[[Any, Any, Any, float], object] = staticmethod(lambda *_fields: None)
+    is_installed = False
 
 
 def install() -> None:
-    """Hook torchelastic when it is imported; a second call has no effect."""
-    if Faces.installed or os.environ.get("EXPORTER_DISABLED") == "1":
+    """Patch torchelastic when it is imported; a second call has no effect."""
+    if CompatibilityHandlers.is_installed or os.environ.get("EXPORTER_DISABLED") == "1":
         return
-    Faces.installed = True
+    CompatibilityHandlers.is_installed = True
     if is_launcher(sys.orig_argv):
         RECORDER.process.declare_agent()
     when_imported(
-        "torch.distributed.elastic.metrics.api", lambda api: patch(api.MetricStream, "add_value", _taken)
+        "torch.distributed.elastic.metrics.api",
+        lambda api: patch(api.MetricStream, "add_value", _value_added),
     )
     when_imported("torch.distributed.elastic.events", _watch_events)
     when_imported(
         "torch.distributed.elastic.agent.server.api",
-        lambda api: patch(api.SimpleElasticAgent, "__init__", _agent_made),
+        lambda api: patch(api.SimpleElasticAgent, "__init__", _agent_created),
     )
 
 
-def listeners(handler: Any, method: str) -> tuple[Any, ...]:
-    """Return handlers, and install the bridge for them; raises TypeError for an object without the method."""
+def checked_handlers(handler: Any, method: str) -> tuple[Any, ...]:
+    """Return handlers as a tuple, and install the bridge if there are any; raises TypeError for invalid handlers."""
     handlers = tuple(handler) if isinstance(handler, list | tuple) else () if handler is None else (handler,)
-    for each in handlers:
-        if isinstance(each, type) or not callable(getattr(each, method, None)):
-            raise TypeError(f"a handler must be an object with the method {method}, not {each!r}")
+    for candidate in handlers:
+        if isinstance(candidate, type) or not callable(getattr(candidate, method, None)):
+            raise TypeError(f"a handler must be an object with the method {method}, not {candidate!r}")
     if handlers:
         install()
     return handlers
@@ -77,14 +78,14 @@ def is_launcher(command: Sequence[str]) -> bool:
     return False
 
 
-def _taken(stream: Any, metric_name: str, metric_value: Any) -> None:
-    Faces.take(getattr(stream, "group_name", ""), metric_name, metric_value)
+def _value_added(stream: Any, metric_name: str, metric_value: Any) -> None:
+    CompatibilityHandlers.record_metric(getattr(stream, "group_name", ""), metric_name, metric_value)
 
 
-def _agent_made(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:
+def _agent_created(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:
     try:
         RECORDER.process.declare_agent(str(spec.rdzv_handler.get_run_id() or ""))
-    except Exception:  # noqa: BLE001  # the job's own rendezvous handler
+    except Exception:  # noqa: BLE001  # the rendezvous handler may be a class of the job
         RECORDER.process.declare_agent()
 
 
@@ -92,14 +93,14 @@ def _watch_events(events: ModuleType) -> None:
     handlers = events.handlers._log_handlers  # noqa: SLF001  # torch has no other registry
     if isinstance(handlers.get("dynamic_rendezvous"), logging.NullHandler):
         handlers["dynamic_rendezvous"] = _HANDLER
-    loggers = events._events_loggers  # noqa: SLF001  # nor another place to see loggers being made
+    loggers = events._events_loggers  # noqa: SLF001  # torch has no hook for new loggers
     for logger in loggers.values():
         _listen(logger)
     events._events_loggers = _Loggers(loggers)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 class _Loggers(dict[str, logging.Logger]):
-    """torch's loggers of events by destination; each new logger gets the handler."""
+    """Event loggers of torch by destination; adds the handler to each new logger."""
 
     def __setitem__(self, destination: str, logger: logging.Logger) -> None:
         _listen(logger)
@@ -108,18 +109,20 @@ class _Loggers(dict[str, logging.Logger]):
 
 def _listen(logger: logging.Logger) -> None:
     level = logger.level
-    if level > logging.INFO:  # the level of `LOGLEVEL` moves to the handlers, whose output is unchanged
+    if (
+        level > logging.INFO
+    ):  # the level of `LOGLEVEL` moves to the handlers, so that their output is unchanged
         for handler in logger.handlers:
             if handler is not _HANDLER and handler.level < level:
                 handler.setLevel(level)
         logger.setLevel(logging.INFO)
-    logger.addFilter(_HANDLER.handle)  # a filter instead of a handler: the job may count handlers
+    logger.addFilter(_HANDLER.handle)  # a filter, because the job may count the handlers
 
 
 class PrometheusEventHandler(logging.Handler):
     """Handler that records the events logged by torch as lines of JSON; takes no lock and never raises.
 
-    For a logger of torch's, or torch's registry of destinations; the bridge does this by itself.
+    For a logger of torch or torch's registry of destinations; the bridge installs the handler automatically.
     """
 
     def handle(self, record: logging.LogRecord) -> bool:
@@ -129,7 +132,7 @@ class PrometheusEventHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record an event once for all handlers of this class; other log records are ignored."""
-        if getattr(record, RECORDED, False):
+        if getattr(record, RECORDED_ATTRIBUTE, False):
             return
         try:
             fields = json.loads(record.msg)
@@ -137,14 +140,24 @@ class PrometheusEventHandler(logging.Handler):
             return
         if not isinstance(fields, dict):
             return
-        setattr(record, RECORDED, True)
+        setattr(record, RECORDED_ATTRIBUTE, True)
         if "node_state" in fields:
             agent.record_rendezvous(fields)
         elif fields.keys() >= {"name", "source", "metadata"}:
             name, source, metadata = fields["name"], fields["source"], fields["metadata"]
-            stamp = fields.get("timestamp")
-            at = stamp if isinstance(stamp, int | float) and stamp > 0 else time() * 1000
-            agent.record_event(name, source, metadata, at, Faces.event(name, source, metadata, at))
+            raw_timestamp = fields.get("timestamp")
+            timestamp_ms = (
+                raw_timestamp
+                if isinstance(raw_timestamp, int | float) and raw_timestamp > 0
+                else time() * 1000
+            )
+            agent.record_event(
+                name,
+                source,
+                metadata,
+                timestamp_ms,
+                CompatibilityHandlers.create_event(name, source, metadata, timestamp_ms),
+            )
 
 
 _HANDLER = PrometheusEventHandler()

@@ -19,11 +19,11 @@ from exporter.recording.stat import Stat, metric
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import Aggregation
 
-MAX_NAME_CHARACTERS = 150  # characters of a Stat's name; families append words
+MAX_NAME_CHARACTERS = 150  # length of the name of a Stat; families append suffixes
 MAX_NAMES = 1000
-"""Pairs of a process; further pairs are refused and counted, such as names with step numbers or hosts."""
+"""Limit of pairs; further pairs, such as names with step numbers, are refused and counted."""
 
-_WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+_WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _UNITS: dict[str, tuple[str, float]] = {
     word: (unit, times)
     for words, unit, times in (
@@ -42,19 +42,19 @@ _UNITS: dict[str, tuple[str, float]] = {
     )
     for word in words.split()
 }
-"""Base unit and factor by the last word of a metric's name. Ambiguous words (`min`, `mb`) are no units."""
+"""Base unit and factor by the suffix of a metric's name. Ambiguous suffixes (`min`, `mb`) are not units."""
 
 
 class MetricName(NamedTuple):
-    """Stat of a pair."""
+    """Name of the Stat of a (group, name) pair."""
 
     stat: str  # name of the Stat, without unit
     unit: str | None  # a base unit, None for a plain number
-    times: float = 1.0  # factor from the metric's unit to the base unit
+    factor: float = 1.0  # factor from the metric's unit to the base unit
 
     @property
     def family(self) -> tuple[str, str | None]:
-        """Key that pairs with the same family share."""
+        """Key shared by all pairs of the same family."""
         return self.stat.replace(".", "_"), self.unit
 
 
@@ -62,26 +62,28 @@ def metric_name(group: object, name: object) -> MetricName | None:
     """Return the name of a pair's Stat; None if no valid name remains, or the name is too long."""
     if any(isinstance(text, str) and len(text) > MAX_NAME_CHARACTERS for text in (group, name)):
         return None
-    words = [*_words(group), *_words(name)]
-    unit, times = None, 1.0
+    words = [*_name_parts(group), *_name_parts(name)]
+    unit, factor = None, 1.0
     if words:
-        head, separator, last = words[-1].rpartition("_")
-        if last.lower() in _UNITS and (head or (not separator and len(words) > 1)):
-            unit, times = _UNITS[last.lower()]
+        head, separator, suffix = words[-1].rpartition("_")
+        if suffix.lower() in _UNITS and (head or (not separator and len(words) > 1)):
+            unit, factor = _UNITS[suffix.lower()]
             words[-1:] = [head] if head else []
     stat = ".".join(words)
     if unit is None and stat.replace(".", "_").endswith(("_total", "_bucket")):  # Prometheus' suffixes
         stat = f"{stat}_value"
-    if not any(character in _WORD for character in stat) or len(stat) > MAX_NAME_CHARACTERS:
+    if not any(character in _WORD_CHARACTERS for character in stat) or len(stat) > MAX_NAME_CHARACTERS:
         return None
-    return MetricName(stat if stat[0].isalpha() else f"elastic.{stat}", unit, times)
+    return MetricName(stat if stat[0].isalpha() else f"elastic.{stat}", unit, factor)
 
 
-def _words(text: object) -> list[str]:
-    """Return the words between dots; characters other than letters and digits become underscores."""
-    shown = "" if text is None else text_of(text)
-    folded = "".join([character if character in _WORD or character == "." else "_" for character in shown])
-    return [word for word in folded.split(".") if word]
+def _name_parts(text: object) -> list[str]:
+    """Return the parts between dots; characters other than letters and digits become underscores."""
+    raw_text = "" if text is None else text_of(text)
+    cleaned_text = "".join(
+        [character if character in _WORD_CHARACTERS or character == "." else "_" for character in raw_text]
+    )
+    return [word for word in cleaned_text.split(".") if word]
 
 
 def text_of(value: object) -> str:
@@ -99,7 +101,7 @@ _DURATION = frozenset({Aggregation.HISTOGRAM, Aggregation.MEAN, Aggregation.MAX}
 
 
 class MetricStats:
-    """Stats of a process's pairs."""
+    """Stats of the (group, name) pairs of a process."""
 
     def __init__(self) -> None:
         self._records: dict[Pair, Record] = {}
@@ -109,21 +111,21 @@ class MetricStats:
         """Record a value; never raises."""
         try:
             pair = (group, name)
-            (self._records.get(pair) or self._look_at(pair))(value)
-        except Exception:  # noqa: BLE001  # a group or a name that cannot be a key
+            (self._records.get(pair) or self._resolve(pair))(value)
+        except Exception:  # noqa: BLE001  # an unhashable group or name
             refuse("name")(value)
 
-    def _look_at(self, pair: Pair) -> Record:
-        """Accept or refuse a new pair; two threads may do so at once with the same result."""
+    def _resolve(self, pair: Pair) -> Record:
+        """Accept or refuse a new pair; concurrent calls have the same result."""
         record = PLATFORM.recorder(pair[1]) if pair[0] == GROUP else None
         if record is None:
             if len(self._records) >= MAX_NAMES:
                 return refuse("too_many")
-            named = metric_name(*pair)
-            if named is None:
-                return refuse("name")  # not stored: the length is unlimited
+            stat_name = metric_name(*pair)
+            if stat_name is None:
+                return refuse("name")  # not stored, because the length is unlimited
             try:
-                record = self._recorder(named, pair)
+                record = self._recorder(stat_name, pair)
             except (
                 DefinitionError
             ) as error:  # the family belongs to a different pair or Stat, or to the exporter
@@ -133,52 +135,54 @@ class MetricStats:
         self._records[pair] = record
         return record
 
-    def _recorder(self, named: MetricName, pair: Pair) -> Record:
-        """Return the function that records a pair's values: in the pair's Stat, or in a labelled one of the first pair."""
+    def _recorder(self, stat_name: MetricName, pair: Pair) -> Record:
+        """Return the function that records the values of a pair; further pairs of a family have labels."""
         group, name = map(text_of, pair)
-        aggregations = _DURATION if named.unit == "seconds" else _NUMBER
-        family = self._families.get(named.family)
+        aggregations = _DURATION if stat_name.unit == "seconds" else _NUMBER
+        family = self._families.get(stat_name.family)
         if family is None:
             text = f"Metric {name} of torchelastic's group {group}."
-            stat = Stat(named.stat, aggregations, unit=named.unit, help=text)
-            self._families[named.family] = _Family(stat, {(group, name)})
+            stat = Stat(stat_name.stat, aggregations, unit=stat_name.unit, help=text)
+            self._families[stat_name.family] = _Family(stat, {(group, name)})
         else:
-            first, labels = family.stat.definition, {"metric_group": group or "none"}
-            if any(known == group for known, _ in family.pairs):
+            definition, labels = family.stat.definition, {"metric_group": group or "none"}
+            if any(other_group == group for other_group, _ in family.pairs):
                 labels["metric_name"] = name or "none"
             family.pairs.add((group, name))
-            stat = Stat(first.name, aggregations, unit=named.unit, help=first.help, labels=labels)
-        return _adder(stat, named.times)
+            stat = Stat(
+                definition.name, aggregations, unit=stat_name.unit, help=definition.help, labels=labels
+            )
+        return _recorder_of(stat, stat_name.factor)
 
 
 @value_class
 class _Family(Value):
-    """The pairs that share a family, and the Stat of the first of them."""
+    """Pairs that share a family, and the Stat of the first pair."""
 
     stat: Stat
     pairs: set[tuple[str, str]]
 
 
-def _adder(stat: Stat, times: float) -> Record:
+def _recorder_of(stat: Stat, factor: float) -> Record:
     add = stat.add
 
     def record(value: object) -> None:
         kind = type(value)
-        try:  # noqa: SIM105  # a third of what a value costs
-            value = value * times  # type: ignore[operator]
-        except Exception:  # noqa: BLE001, S110  # any object's own arithmetic: the Stat counts what is no number
+        try:  # noqa: SIM105  # `suppress` would take a third of the time of a value
+            value = value * factor  # type: ignore[operator]
+        except Exception:  # noqa: BLE001, S110  # the Stat counts values that are not numbers
             pass
         torch = None if kind is float or kind is int else sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             stat.add_tensor(value)
         else:
-            add(value)  # type: ignore[arg-type]  # as above
+            add(value)  # type: ignore[arg-type]  # the Stat counts values that are not numbers
 
     return record
 
 
 STATS = MetricStats()
-"""Stats of this process; a forked child continues with the same Stats at zero."""
+"""Stats of this process; a forked child continues with the same Stats from zero."""
 
 
 @cache

@@ -1,1 +1,1 @@
-"""Explanation of hangs: which ranks wait where, and which rank they wait for."""
+"""Explanation of hangs: where each rank waits, and which ranks the others wait for."""

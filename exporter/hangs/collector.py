@@ -44,38 +44,38 @@ NO_ANSWER = "no_answer"
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
-    """Explanation of a hang, with the run and the stacks."""
+class HangReport:
+    """Report on a hang: the run, the explanation and the stacks."""
 
     run: OverdueRun
     explanation: Explanation
     stacks: tuple[RankStack, ...]
     answers: tuple[StackAnswer, ...]
 
-    def headline(self, now: float) -> str:
+    def headline(self, unix_seconds: float) -> str:
         """Return a line with the run, the duration and the groups of ranks."""
         step = "" if self.run.step is None else f" at step {self.run.step:,}"
         return (
-            f"run {self.run.run} {self.run.state} for {duration_text(now - self.run.since)}{step}."
+            f"run {self.run.run} {self.run.state} for {duration_text(unix_seconds - self.run.since)}{step}."
             f" {self.explanation.sentence()}"
         )
 
 
 @dataclass(slots=True)
-class _Case:
-    """Hang of a run, until the run progresses."""
+class _HangCase:
+    """Hang of a run, from the first overdue step to the next progress."""
 
     run: OverdueRun
     requests: int = 0
     requested_at: float = float("-inf")  # monotonic
     request_id: str = ""
-    logged: bool = False
-    explained: Explained | None = None
+    is_logged: bool = False
+    report: HangReport | None = None
     answers: dict[str, StackAnswer] = field(default_factory=dict)
 
     @property
     def is_waiting(self) -> bool:
-        """True between a request and the explanation."""
+        """True between a stack request and the report."""
         return bool(self.request_id)
 
 
@@ -84,8 +84,8 @@ class HangCollector:
 
     Args:
         directory: The feed directory.
-        hanging: Returns the hanging runs according to the last pass of the ledger.
-        detail: Content of the stack files; None disables requests.
+        hanging: Returns the hanging runs of the latest ledger pass.
+        detail: Detail of the stack files; None disables requests.
     """
 
     name = "hangs"
@@ -101,18 +101,18 @@ class HangCollector:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._directory = os.fspath(directory)
-        self._shared = is_trusted(directory)
+        self._is_shared = is_trusted(directory)
         self._hanging = hanging
         self._detail = detail
         self._monotonic, self._clock = monotonic, clock
-        self._cases: dict[str, _Case] = {}
+        self._cases: dict[str, _HangCase] = {}
 
-    def explained(self) -> list[Explained]:
-        """Return the explanations of the runs that hang now."""
-        return [case.explained for case in self._cases.values() if case.explained is not None]
+    def reports(self) -> list[HangReport]:
+        """Return the reports on the runs that hang at present."""
+        return [case.report for case in self._cases.values() if case.report is not None]
 
     def collect(self) -> Collected:
-        """Write due requests, read stack files, and publish the ranks of explained runs."""
+        """Write due requests, read stack files, and publish the ranks of the reported hangs."""
         collected = Collected()
         if self._detail is None:
             return collected
@@ -123,8 +123,8 @@ class HangCollector:
         for case in self._cases.values():
             if case.is_waiting:
                 self._read_answers(case, now)
-            if case.explained is not None:
-                _publish(case.explained, collected)
+            if case.report is not None:
+                _publish(case.report, collected)
         return collected
 
     def _update_cases(self) -> None:
@@ -132,9 +132,9 @@ class HangCollector:
         for name in [name for name in self._cases if name not in hanging]:
             del self._cases[name]
         for name, run in hanging.items():
-            case = self._cases.setdefault(name, _Case(run))
-            if run.since > case.run.since:  # a step has ended in between: this is a new hang
-                self._cases[name] = _Case(run)
+            case = self._cases.setdefault(name, _HangCase(run))
+            if run.since > case.run.since:  # a step has ended since, so that this is a new hang
+                self._cases[name] = _HangCase(run)
             else:
                 case.run = run
 
@@ -146,7 +146,7 @@ class HangCollector:
         ]
         if not due_cases or self._detail is None:
             return
-        # The directory has a single request file: one run at a time.
+        # The directory has a single request file, so only one run is requested at a time.
         case = min(due_cases, key=lambda candidate: candidate.requested_at)
         request = StackRequest(
             os.urandom(16).hex(), self._clock(), self._detail, case.run.run if case.requests == 0 else ""
@@ -154,14 +154,14 @@ class HangCollector:
         case.requests += 1
         case.requested_at = now
         try:
-            write_request(self._directory, request, shared=self._shared)
+            write_request(self._directory, request, shared=self._is_shared)
         except OSError as error:
             collected.unsupported.append(f"stack requests ({error.strerror})")
             return
         case.request_id = request.id
         case.answers = {}
 
-    def _read_answers(self, case: _Case, now: float) -> None:
+    def _read_answers(self, case: _HangCase, now: float) -> None:
         for rank in case.run.ranks:
             if rank.process_id not in case.answers:
                 answer = read_valid_answer(self._directory, rank.process_id, case.request_id)
@@ -171,10 +171,10 @@ class HangCollector:
         if missing and now - case.requested_at < ANSWER_SECONDS:
             return
         case.request_id = ""
-        case.explained = explanation_of(case.run, case.answers, missing)
-        if not case.logged:
-            case.logged = True
-            LOGGER.warning("%s", case.explained.headline(self._clock()))
+        case.report = explanation_of(case.run, case.answers, missing)
+        if not case.is_logged:
+            case.is_logged = True
+            LOGGER.warning("%s", case.report.headline(self._clock()))
 
 
 def read_valid_answer(directory: str, process_id: str, request_id: str) -> StackAnswer | None:
@@ -190,11 +190,11 @@ def read_valid_answer(directory: str, process_id: str, request_id: str) -> Stack
 
 def explanation_of(
     run: OverdueRun, answers: dict[str, StackAnswer], missing: Sequence[OverdueRank]
-) -> Explained:
-    """Return the explanation of a run from stack files, and from the kernel for ranks without a stack file."""
+) -> HangReport:
+    """Return the report on a run, with the kernel state of ranks without a stack file."""
     stacks = [stack for answer in answers.values() if (stack := rank_stack(answer)) is not None]
     silent = {rank.rank: kernel_state.describe(rank.pid, procfs()) for rank in missing}
-    return Explained(run, explain(stacks, silent), tuple(stacks), tuple(answers.values()))
+    return HangReport(run, explain(stacks, silent), tuple(stacks), tuple(answers.values()))
 
 
 def duration_text(seconds: float) -> str:
@@ -204,9 +204,9 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def _publish(explained: Explained, collected: Collected) -> None:
-    run = explained.run.run
-    for stack in explained.stacks:
+def _publish(report: HangReport, collected: Collected) -> None:
+    run = report.run.run
+    for stack in report.stacks:
         collected.add(HANG_INFO, 1, run, str(stack.rank), stack.function, stack.location, stack.phase)
-    for rank, reason in explained.explanation.silent.items():
+    for rank, reason in report.explanation.silent.items():
         collected.add(HANG_INFO, 1, run, str(rank), NO_ANSWER, reason, "")

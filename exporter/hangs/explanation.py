@@ -1,4 +1,4 @@
-"""Explanation of a hang from stacks: ranks that wait at the same place are grouped, and the suspected group is first."""
+"""Explanation of a hang from stacks: ranks are grouped by the line in which they wait, the suspected group first."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ COLLECTIVES = frozenset(
         ),
     ]
 )
-"""Functions of torch.distributed that wait for ranks."""
+"""Functions of torch.distributed that wait for other ranks."""
 GRADIENT_SYNC_PHASE = "grad_sync"
-"""Phase in which a rank waits for ranks, in any function."""
+"""Phase in which a rank waits for other ranks, in any function."""
 _WRAPPERS = frozenset(
     ["wrapper", "inner", "_fn", "decorate_context", "__call__", "_call_impl", "_wrapped_call_impl"]
 )
@@ -54,7 +54,7 @@ class RankStack:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Ranks that wait at the same place, in the same function and phase."""
+    """Ranks that wait in the same line, function and phase."""
 
     function: str
     location: str
@@ -65,7 +65,7 @@ class RankGroup:
     process_group: str = DEFAULT_GROUP  # of torch.distributed
 
     def collectives(self) -> str:
-        """Return the number of collectives as text; empty if the number is unknown."""
+        """Return the number of collectives as text; empty if unknown."""
         if self.sequence is None:
             return ""
         name = "" if self.process_group == DEFAULT_GROUP else f" of process group {self.process_group}"
@@ -77,15 +77,15 @@ class Explanation:
     """Groups of the ranks of a hang, with the ranks that did not answer."""
 
     groups: tuple[RankGroup, ...]  # the suspected group first
-    tie: bool  # True if no rule separates the first two groups
+    is_tie: bool  # True if no rule separates the first two groups
     silent: Mapping[int, str]  # ranks without an answer, with the reason
 
     @property
     def has_odd_group(self) -> bool:
-        """Return True if a rule separates the first group from the others, and for a single rank."""
+        """True if a rule separates the first group from the others, or if the only group is a single rank."""
         if len(self.groups) == 1:
             return len(self.groups[0].ranks) == 1
-        return bool(self.groups) and not self.tie
+        return bool(self.groups) and not self.is_tie
 
     def sentence(self) -> str:
         """Return a sentence for each group, the suspected group first."""
@@ -94,13 +94,13 @@ class Explanation:
         if hidden > 0:
             parts.append(f"{hidden} more groups.")
         parts += [f"Rank {rank} did not answer: {reason}." for rank, reason in sorted(self.silent.items())]
-        if self.tie:
+        if self.is_tie:
             parts.append("The stacks do not show which of these groups the others wait for.")
         return " ".join(parts)
 
 
 def rank_stack(answer: StackAnswer) -> RankStack | None:
-    """Return the place where the rank of a stack file waits; None for a process without a rank."""
+    """Return the stack of the rank of a stack file; None for a process without a rank."""
     if answer.rank is None:
         return None
     function, frame = waits_in(answer.main.frames)
@@ -116,21 +116,21 @@ def rank_stack(answer: StackAnswer) -> RankStack | None:
 
 
 def waits_in(frames: Sequence[Frame]) -> tuple[str, Frame | None]:
-    """Return the function that the job's own code waits in, and the innermost frame of that code.
+    """Return the function in which the job waits, and the innermost frame of the job's own code.
 
     The function is the first function below the job's code that is not a wrapper. A job that waits in C, such as in
     `time.sleep`, waits in a function of the job.
     """
-    index_of_own = next((index for index, frame in enumerate(frames) if not frame.library), None)
-    if index_of_own is None:
+    job_index = next((index for index, frame in enumerate(frames) if not frame.library), None)
+    if job_index is None:
         return (frames[0].function, frames[0]) if frames else ("unknown", None)
-    called = frames[:index_of_own]
-    if any(frame.function.rpartition(".")[2] == _AUTOGRAD_FUNCTION for frame in called):
-        return AUTOGRAD, frames[index_of_own]
-    for frame in reversed(called):
+    library_frames = frames[:job_index]
+    if any(frame.function.rpartition(".")[2] == _AUTOGRAD_FUNCTION for frame in library_frames):
+        return AUTOGRAD, frames[job_index]
+    for frame in reversed(library_frames):
         if frame.function.rpartition(".")[2] not in _WRAPPERS:
-            return frame.function, frames[index_of_own]
-    return frames[index_of_own].function, frames[index_of_own]
+            return frame.function, frames[job_index]
+    return frames[job_index].function, frames[job_index]
 
 
 def location_of(frame: Frame | None) -> str:
@@ -139,7 +139,7 @@ def location_of(frame: Frame | None) -> str:
 
 
 def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None) -> Explanation:
-    """Group ranks by place and phase, and order the groups.
+    """Return the groups of ranks that wait in the same line and phase, in the order of suspicion.
 
     Groups with fewer enqueued collectives are first, then groups outside a collective, then smaller groups.
     """
@@ -149,8 +149,8 @@ def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None
         by_place[stack.location, stack.function, stack.phase].append(stack)
     process_group = compared_group(stacks)
     groups = sorted([_group(members, process_group) for members in by_place.values()], key=_order)
-    tie = len(groups) > 1 and _rules(groups[0]) == _rules(groups[1])
-    return Explanation(tuple(groups), tie, dict(silent or {}))
+    is_tie = len(groups) > 1 and _rules(groups[0]) == _rules(groups[1])
+    return Explanation(tuple(groups), is_tie, dict(silent or {}))
 
 
 def compared_group(stacks: Sequence[RankStack]) -> str:
@@ -186,7 +186,7 @@ def _order(group: RankGroup) -> tuple[float, bool, int, tuple[int, ...]]:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks as ranges: `0-2, 4-7`; further ranges than twelve are counted."""
+    """Return ranks as ranges, such as `0-2, 4-7`; ranks after twelve ranges are counted."""
     ranges: list[list[int]] = []
     for rank in ranks:
         if ranges and ranges[-1][1] == rank - 1:

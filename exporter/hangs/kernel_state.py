@@ -1,4 +1,4 @@
-"""Kernel state of the main thread of a process: the evidence for a rank without a stack file."""
+"""Kernel state of a process's main thread, for ranks without a stack file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _STATES = {
     "X": "dead",
     "I": "idle",
 }
-_MAX_TEXT = 120
+_MAX_CHARACTERS = 120
 
 
 def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
     """Return the state of the main thread of a process, and the kernel function in which the thread waits.
 
-    Includes the files that the kernel did not permit to read. The pid is None in an invisible pid namespace.
+    Names the files that could not be read for lack of permission. The pid is None in an invisible pid namespace.
     """
     if pid is None:
         return "its process is not visible from here (another pid namespace)"
@@ -38,29 +38,29 @@ def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
         return f"{text}; a C call may hold the interpreter lock"
     if state in {"T", "t", "Z", "X"}:
         return text
-    place, denied = _waiting_place(task)
-    if place:
-        text += f" in {place}"
-    if denied:
-        text += f" ({' and '.join(denied)} not permitted)"
+    location, unreadable_files = _wait_location(task)
+    if location:
+        text += f" in {location}"
+    if unreadable_files:
+        text += f" ({' and '.join(unreadable_files)} not permitted)"
     return text
 
 
-def _waiting_place(task: Path) -> tuple[str, list[str]]:
-    """Return the kernel function in which a thread waits, and the files that the kernel does not permit to read."""
-    denied = []
+def _wait_location(task: Path) -> tuple[str, list[str]]:
+    """Return the kernel function in which a thread waits, and the files without read permission."""
+    unreadable_files = []
     for name in ("wchan", "stack", "syscall"):
         try:
             text = (task / name).read_text(encoding="utf-8", errors="replace").strip()
         except PermissionError:
-            denied.append(name)
+            unreadable_files.append(name)
             continue
         except OSError:
             continue
         if name == "wchan" and text not in {"", "0"}:
-            return text[:_MAX_TEXT], []
+            return text[:_MAX_CHARACTERS], []
         if name == "stack" and text:
-            return text.splitlines()[0].partition(" ")[2].partition("+")[0][:_MAX_TEXT], []
+            return text.splitlines()[0].partition(" ")[2].partition("+")[0][:_MAX_CHARACTERS], []
         if name == "syscall" and text.split()[:1] not in ([], ["running"], ["-1"]):
             return f"system call {text.split()[0]}", []
-    return "", denied
+    return "", unreadable_files

@@ -69,7 +69,7 @@ class StatMetrics:
         for name, samples in sorted(self._samples.items()):
             spec, family = self._specs[name], previous.get(name)
             if family is None or family.spec is not spec or family.samples != samples:
-                family = _MadeFamily(spec, samples, spec.later(samples))
+                family = _MadeFamily(spec, samples, spec.lazy_family(samples))
             self._made[name] = family
         return [made_family.metric for made_family in self._made.values()]
 

@@ -1,6 +1,6 @@
-"""torch.monitor's module, name for name: `from exporter.monitor import Stat, log_event`.
+"""Compatibility module of torch.monitor, with the same names: `from exporter.monitor import Stat, log_event`.
 
-Does not need torch. docs/torch-monitor.md lists the differences. The RFC's spelling is in `rfc`.
+Does not need torch. docs/torch-monitor.md lists the differences. `exporter.monitor.rfc` has the names of RFC-0018.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from exporter.monitor.events import (
 from exporter.monitor.stat import Aggregation, Stat
 
 VALUE, MEAN, COUNT, SUM, MAX, MIN = Aggregation
-"""As torch exports the values of its enumeration."""
+"""Members of the enumeration, which torch exports as names of the module."""
 
 __all__ = [
     "COUNT",

@@ -24,17 +24,17 @@ EventHandlerHandle = Handle
 
 STAT_EVENT = "torch.monitor.Stat"
 """Name of the event of a closed window."""
-UNNAMED = "unnamed"
+UNNAMED_TYPE = "unnamed"
 QUEUED_EVENTS = 10_000
-"""Events that may wait for one handler."""
+"""Limit of events that wait for a handler."""
 
 
-def check_name(name: object, of: str) -> str:
+def check_name(name: object, owner: str) -> str:
     """Return a name from str or bytes, as in torch; raises TypeError for other types."""
     if isinstance(name, bytes):
         return name.decode()
     if not isinstance(name, str):
-        raise TypeError(f"the name of {of} must be str, not {type(name).__name__}")
+        raise TypeError(f"the name of {owner} must be str, not {type(name).__name__}")
     return name
 
 
@@ -42,32 +42,36 @@ def _check_timestamp(timestamp: object) -> dt.datetime:
     if isinstance(timestamp, dt.datetime):
         return timestamp
     if isinstance(timestamp, dt.date):
-        return dt.datetime(timestamp.year, timestamp.month, timestamp.day)  # noqa: DTZ001  # local, as in torch
+        return dt.datetime(timestamp.year, timestamp.month, timestamp.day)  # noqa: DTZ001  # local and naive, as in torch
     raise TypeError(f"the timestamp of an event must be a datetime, not {type(timestamp).__name__}")
 
 
 def _check_data(data: object) -> Mapping[str, Datum]:
     if not isinstance(data, Mapping):
         raise TypeError(f"the data of an event must be a mapping, not {type(data).__name__}")
-    own: dict[Any, Any] = dict(data)
+    values: dict[Any, Any] = dict(data)
     try:
-        return check_data(own, keep_full_texts=True)
+        return check_data(values, keep_full_texts=True)
     except TypeError:
-        return check_data({_plain(name): _plain(value) for name, value in own.items()}, keep_full_texts=True)
+        return check_data(
+            {_converted(name): _converted(value) for name, value in values.items()}, keep_full_texts=True
+        )
 
 
-def _plain(value: Any) -> Any:
-    """Convert bytes and scalars of numpy, which torch accepts too."""
+def _converted(value: Any) -> Any:
+    """Return bytes as str and scalars of numpy as Python values, which torch also accepts."""
     if isinstance(value, bytes):
         return value.decode()
     is_scalar = type(value).__module__ == "numpy" and not getattr(value, "shape", (1,))
     return to_scalar(value) if is_scalar else value
 
 
-def _field(slot: str, check: Callable[[Any], Any], shown: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Return a property that checks assigned values, in subclasses too."""
+def _field(
+    slot: str, check: Callable[[Any], Any], convert: Callable[[Any], Any] = lambda value: value
+) -> Any:
+    """Return a property that checks assigned values, also in subclasses."""
     return property(
-        lambda self: shown(getattr(self, slot)), lambda self, value: setattr(self, slot, check(value))
+        lambda self: convert(getattr(self, slot)), lambda self, value: setattr(self, slot, check(value))
     )
 
 
@@ -94,14 +98,14 @@ class Event:
         return {"name": self.name, "timestamp": self.timestamp, "data": self.data}
 
     def raw(self) -> RawEvent:
-        """Return the event in the form of the recording."""
+        """Return the event as a RawEvent of the recording."""
         now = time()
         try:
-            happened = self._timestamp.timestamp()
+            event_time = self._timestamp.timestamp()
         except (OverflowError, ValueError, OSError):
-            happened = now  # a year outside the range of Unix time
-        name = self._name or UNNAMED
-        return RawEvent(name, None, "info", check_data(self._data), happened, now, monotonic_ns())
+            event_time = now  # a year outside the range of Unix time
+        name = self._name or UNNAMED_TYPE
+        return RawEvent(name, None, "info", check_data(self._data), event_time, now, monotonic_ns())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r}, timestamp={self.timestamp!r}, data={self.data!r})"
@@ -111,9 +115,9 @@ def log_event(event: Event) -> None:
     """Count an event and deliver it to all registered handlers; raises TypeError for anything but an Event."""
     if not isinstance(event, Event):
         raise TypeError(f"log_event takes an exporter.monitor.Event, not {event!r}")
-    kind = EVENTS.kind(event._name or UNNAMED, "info")  # noqa: SLF001  # of this file, and not what a subclass makes of it
+    kind = EVENTS.kind(event._name or UNNAMED_TYPE, "info")  # noqa: SLF001  # a subclass may override the property
     if kind.enabled:
-        EVENTS.record(kind, event, event._timestamp, event)  # noqa: SLF001  # likewise
+        EVENTS.record(kind, event, event._timestamp, event)  # noqa: SLF001  # a subclass may override the property
         EVENTS.await_handlers(kind)
 
 
@@ -125,12 +129,12 @@ def register_event_handler(callback: Callable[[Event], None]) -> EventHandlerHan
 
     Events that the callback logs are delivered after its return. Raises TypeError for a callback that is not callable.
     """
-    adapter = Adapter(_adapted, native_class=Event, is_awaited=True)
+    adapter = Adapter(_monitor_event, native_class=Event, is_awaited=True)
     return EVENTS.register_adapted(callback, adapter, queue=QUEUED_EVENTS)
 
 
 def unregister_event_handler(handler: EventHandlerHandle) -> None:
-    """Unregister a handler after the delivery of all earlier events; a second call is harmless."""
+    """Unregister a handler after the delivery of all earlier events; a second call has no effect."""
     unregister(handler)
 
 
@@ -147,9 +151,9 @@ class TensorboardEventHandler:
                 self._writer.add_scalar(key, value, walltime=event.timestamp.timestamp())
 
 
-def _adapted(event: RecordedEvent, origin: object) -> Event:
+def _monitor_event(event: RecordedEvent, origin: object) -> Event:
     if isinstance(origin, Event):
         return origin
     message = {} if event.message is None else {"message": event.message}
-    when = dt.datetime.fromtimestamp(event.timestamp)  # noqa: DTZ006  # local and naive, as torch's own
-    return Event(event.type, when, {**message, **event.data})
+    timestamp = dt.datetime.fromtimestamp(event.timestamp)  # noqa: DTZ006  # local and naive, as in torch
+    return Event(event.type, timestamp, {**message, **event.data})

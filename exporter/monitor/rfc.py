@@ -1,4 +1,4 @@
-"""Compatibility module of RFC-0018, the origin of torch.monitor, over the events, handlers and Stats of this package."""
+"""Compatibility module of RFC-0018, the origin of torch.monitor: events, handlers and Stats."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ __all__ = [
 ]
 
 StatType = Aggregation
-"""VALUE, MEAN, COUNT, SUM, MAX, MIN; HISTOGRAM, STDDEV and P50 to P99 of the RFC's later version."""
+"""VALUE, MEAN, COUNT, SUM, MAX and MIN; also HISTOGRAM, STDDEV and P50 to P99 from the later version of the RFC."""
 
 QUEUED_BATCHES = 10_000
 """Queued batches of samples per collector; further batches are dropped and counted."""
 REPORT_SECONDS = 2.0
-_RUN_IN_PIECES = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_IS_RESUMABLE = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _QUANTILES = frozenset({Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggregation.P99})
 
 
@@ -85,7 +85,7 @@ class EventHandler(ABC):
 def log(
     event: Event | str, message: str | None = None, /, *, severity: str | None = None, **metadata: Datum
 ) -> None:
-    """Count an event and deliver the event to all handlers; a type with a message and metadata makes an Event.
+    """Count an event and deliver it to all handlers; also accepts the type, message and metadata of an event.
 
     Raises:
         TypeError: The event or a field is of the wrong type.
@@ -102,23 +102,23 @@ def log(
     type_, severity = check_type(event.type), check_severity(event.severity)
     text, data = event.message and event.message[:MAX_TEXT_CHARACTERS], check_data(dict(event.metadata))
     now = time()
-    happened = now if event.timestamp is None else check_timestamp(event.timestamp)
+    event_time = now if event.timestamp is None else check_timestamp(event.timestamp)
     kind = EVENTS.kind(type_, severity)
     if kind.enabled:
-        raw = RawEvent(type_, text, severity, data, happened, now, monotonic_ns(), EVENTS.span_id())
-        EVENTS.record(kind, raw, happened, event)
+        raw = RawEvent(type_, text, severity, data, event_time, now, monotonic_ns(), EVENTS.span_id())
+        EVENTS.record(kind, raw, event_time, event)
 
 
 def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
-    """Deliver copies of all events, with times and ids, to a handler, in order, on the handler's thread.
+    """Deliver copies of all events in order to a handler, on a thread of the handler; the copies have times and ids.
 
     Exceptions of the handler are counted. Raises TypeError for an object that is not callable and has no `handle`.
     """
-    return EVENTS.register_adapted(handler, Adapter(_adapted))
+    return EVENTS.register_adapted(handler, Adapter(_rfc_event))
 
 
 def unregister(handle: Handle) -> None:
-    """Unregister a handler or a collector; a second call is harmless."""
+    """Unregister a handler or a collector; a second call has no effect."""
     if handle in RECORDER.stats.taps:
         RECORDER.flush(REPORT_SECONDS)
         RECORDER.stats.taps.remove(handle)
@@ -128,14 +128,14 @@ def unregister(handle: Handle) -> None:
 class Stat(RecordedStat):
     """Named statistic with the options of `exporter.Stat`: `unit`, `help`, `window_seconds`, `labels` and others.
 
-    The same key and aggregations return the same statistic. Raises DefinitionError for an invalid argument and for a key with
-    another definition; the message names the place of the first definition.
+    The same key and aggregations return the same statistic. Raises DefinitionError for an invalid argument, and for a key with
+    a different definition; the message names the source line of the first definition.
     """
 
     __slots__ = ()
 
     def __new__(cls, key: str, aggregations: Iterable[StatType | str], **options: Any) -> Stat:  # noqa: PYI034  # typing has Self from 3.11 on
-        """Return the statistic, constructed now or earlier."""
+        """Return the statistic of the key, constructed on first use."""
         return super().__new__(cls, key, aggregations, **options)
 
     @property
@@ -149,12 +149,12 @@ class Stat(RecordedStat):
         return self.definition.aggregations
 
     def add_time(self, *, profile: bool = False) -> Timer:
-        """Time a `with` block or each call of a decorated function, in seconds; with *profile* also as a range of torch.profiler."""
+        """Return a context manager and decorator that records durations in seconds; *profile* adds a torch.profiler range."""
         return _ProfiledTimer(self.key, self.add) if profile else Timer(self.add)
 
 
 class _ProfiledTimer(Timer):
-    """Timer that is also a range of torch's profiler, if the job has loaded torch."""
+    """Timer that also records a range of torch.profiler, if the job has loaded torch."""
 
     __slots__ = ("_name", "_range")
 
@@ -173,8 +173,8 @@ class _ProfiledTimer(Timer):
         self._range.__exit__(*exception)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
-        """Decorate a function; coroutines and generators get no range, because ranges of the profiler must nest."""
-        if any(each(function) for each in _RUN_IN_PIECES):
+        """Decorate a function; coroutines and generators record no range, because profiler ranges must nest."""
+        if any(is_resumable(function) for is_resumable in _IS_RESUMABLE):
             return super().__call__(function)
         return within(lambda: _ProfiledTimer(self._name, self._add), function)
 
@@ -193,11 +193,11 @@ def register_stat_collector(collector: StatCollector) -> Handle:
         raise TypeError(f"a collector must be an object with handle(stat, v), not {collector!r}")
 
     def deliver(batch: tuple[StatState, list[float]]) -> None:
-        stat, errors = Stat.of(batch[0]), []
+        stat, errors = Stat.from_state(batch[0]), []
         for value in batch[1]:
             try:
                 collector.handle(stat, value)
-            except Exception as error:  # noqa: BLE001, PERF203  # the user's code; the next samples follow
+            except Exception as error:  # noqa: BLE001, PERF203  # an error of the collector must not skip samples
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -206,15 +206,15 @@ def register_stat_collector(collector: StatCollector) -> Handle:
     handle = EVENTS.register(deliver, types=(), queue=QUEUED_BATCHES, name=type(collector).__qualname__)
     RECORDER.stats.taps.append(handle)
     if isinstance(collector, AggregatingStatCollector):
-        collector._handle = handle  # noqa: SLF001  # of this file
+        collector._handle = handle  # noqa: SLF001  # a class of this file
     return handle
 
 
 class AggregatingStatCollector(StatCollector):
     """Collector that aggregates all samples since the last `reset`.
 
-    The windows of a Stat end by the clock, and their quantiles cannot be merged. A report covers any time between two calls
-    of `reset`, so the collector has a window of its own for each Stat: the same class as a Stat's window.
+    The collector has a separate window for each Stat, because a report covers the time between two calls of `reset`, and
+    quantiles of the Stat's own windows cannot be merged.
     """
 
     def __init__(self) -> None:
@@ -223,56 +223,58 @@ class AggregatingStatCollector(StatCollector):
 
     def _restart(self) -> None:
         self._process = getpid()
-        self._lock = threading.RLock()  # a signal handler may report, too
+        self._lock = threading.RLock()  # reentrant, because a signal handler may report
         self._windows: dict[str, Window] = {}
-        self._wanted: dict[str, frozenset[StatType]] = {}
+        self._aggregations: dict[str, frozenset[StatType]] = {}
 
-    def _locked(self) -> AbstractContextManager[object]:
-        """Return the lock; a forked child starts without samples, and with a lock that no other thread holds."""
+    def _own_lock(self) -> AbstractContextManager[object]:
+        """Return the lock of this process; a forked child starts with a new lock and without samples."""
         if self._process != getpid():
             self._restart()
         return self._lock
 
     def handle(self, stat: Stat, v: float) -> None:
         """Aggregate a sample."""
-        with self._locked():
+        with self._own_lock():
             if stat.key not in self._windows:
-                wanted = stat.aggregations
-                wanted |= _QUANTILES if StatType.HISTOGRAM in wanted else frozenset[StatType]()
-                self._wanted[stat.key], self._windows[stat.key] = wanted, Window(wanted)
+                aggregations = stat.aggregations
+                aggregations |= _QUANTILES if StatType.HISTOGRAM in aggregations else frozenset[StatType]()
+                self._aggregations[stat.key], self._windows[stat.key] = aggregations, Window(aggregations)
             self._windows[stat.key].add([v], [v])
 
     def report(self) -> dict[str, float]:
-        """Return `{"key.mean": …}` of all samples so far; a HISTOGRAM as quantiles p50, p90, p95 and p99.
+        """Return the aggregates of all samples by `key.aggregation`; HISTOGRAM adds the quantiles p50, p90, p95 and p99.
 
         A Stat without samples is absent, except for the count 0 after a reset.
         """
-        self._catch_up()
-        with self._locked():
-            found: dict[str, float] = {}
+        self._process_queue()
+        with self._own_lock():
+            values: dict[str, float] = {}
             for key, window in self._windows.items():
-                if StatType.COUNT in self._wanted[key]:
-                    found[f"{key}.count"] = float(window.samples)
-                found.update({f"{key}.{each.value}": value for each, value in window.values().items()})
-            return found
+                if StatType.COUNT in self._aggregations[key]:
+                    values[f"{key}.count"] = float(window.samples)
+                values.update(
+                    {f"{key}.{aggregation.value}": value for aggregation, value in window.values().items()}
+                )
+            return values
 
     def reset(self) -> None:
         """Discard all samples."""
-        self._catch_up()
-        with self._locked():
-            self._windows = {key: Window(wanted) for key, wanted in self._wanted.items()}
+        self._process_queue()
+        with self._own_lock():
+            self._windows = {key: Window(aggregations) for key, aggregations in self._aggregations.items()}
 
-    def _catch_up(self) -> None:
+    def _process_queue(self) -> None:
         if self._handle is not None:
             RECORDER.flush(REPORT_SECONDS)
             self._handle.drain(REPORT_SECONDS)
 
 
-def _adapted(event: RecordedEvent, origin: object) -> Event:
+def _rfc_event(event: RecordedEvent, origin: object) -> Event:
     if isinstance(origin, Event):
-        adapted = copy(origin)
+        rfc_event = copy(origin)
     else:
-        adapted = Event(event.type, event.message, metadata=dict(event.data), severity=event.severity)
+        rfc_event = Event(event.type, event.message, metadata=dict(event.data), severity=event.severity)
     for name in ("timestamp", "monotonic_ns", "id", "span_id"):
-        setattr(adapted, name, getattr(event, name))
-    return adapted
+        setattr(rfc_event, name, getattr(event, name))
+    return rfc_event

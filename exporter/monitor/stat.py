@@ -32,12 +32,12 @@ from exporter.recording.values import Aggregation as RecordedAggregation
 CHUNK_SAMPLES = 4096
 """Samples between two aggregations."""
 _MAX_WINDOW_SAMPLES = 2**63 - 1
-_ROOM = MAX_NAME_CHARACTERS - 40
-"""Characters of a name; families append words."""
+_MAX_STAT_NAME_CHARACTERS = MAX_NAME_CHARACTERS - 40
+"""Length of the recorded Stat's name; families append suffixes."""
 
 
 class Aggregation(enum.Enum):
-    """These are types of aggregations that can be used to accumulate stats."""
+    """Types of aggregations of a Stat."""
 
     VALUE = 1
     MEAN = 2
@@ -52,37 +52,48 @@ class Aggregation(enum.Enum):
 
 def _check_aggregations(aggregations: Iterable[object]) -> tuple[Aggregation, ...]:
     """Return the members of Aggregation, also from torch's enumeration, without duplicates, in the order of the members."""
-    allowed = ", ".join(f"Aggregation.{each.name}" for each in Aggregation)
+    allowed = ", ".join(f"Aggregation.{member.name}" for member in Aggregation)
     if isinstance(aggregations, Aggregation | str) or not isinstance(aggregations, Iterable):
         raise TypeError(f"aggregations must be a collection of {allowed}, not {aggregations!r}")
-    found: set[Aggregation] = set()
-    for each in aggregations:
-        name = getattr(each, "name", "") if type(each).__name__ == "Aggregation" else ""
+    members: set[Aggregation] = set()
+    for member in aggregations:
+        name = getattr(member, "name", "") if type(member).__name__ == "Aggregation" else ""
         if name not in Aggregation.__members__:
-            raise TypeError(f"unknown aggregation {each!r}; allowed: {allowed}")
-        found.add(Aggregation[name])
-    return tuple(each for each in Aggregation if each in found)
+            raise TypeError(f"unknown aggregation {member!r}; allowed: {allowed}")
+        members.add(Aggregation[name])
+    return tuple(member for member in Aggregation if member in members)
 
 
 class Stat:
-    """Stat computes summary statistics over fixed intervals, and logs them as an event at the end of an interval.
+    """Summary statistics over fixed intervals, logged as an event at the end of each interval.
 
-    The windows are those of torch: aligned to multiples of the length (a timedelta, or seconds as a float) on the machine's
-    monotonic clock, in milliseconds. With `max_samples` a window closes inside the `add` that fills the window, and later
-    samples of the same window are `discarded`. Without a `window_size` (None, which torch refuses) the next window starts at
-    once. Samples are also recorded in the `exporter.Stat` of this name (invalid characters become `_`), which all Stats of the
-    name share.
+    Windows are aligned as in torch, to multiples of their length (a timedelta, or seconds as a float) on the monotonic clock,
+    in milliseconds. With `max_samples` a window closes inside the `add` that fills the window, and later
+    samples of the same window are `discarded`. Without a `window_size` (None, which torch rejects) the next window starts
+    immediately. Samples are also recorded in the `exporter.Stat` of the same name (invalid characters become `_`), which all
+    Stats of this name share.
 
     Raises:
         TypeError: An argument is of the wrong type (an int is an invalid window_size, as in torch).
         ValueError: The window is not finite or shorter than a millisecond, or has neither a time nor a positive `max_samples`.
     """
 
-    _ends: float  # end of the open window on the monotonic clock
-    _full: bool  # True after a close by `max_samples`
-    # Changing attributes, then constant attributes; further attributes are refused, as in torch.
+    _window_end: float  # end of the open window on the monotonic clock
+    _is_full: bool  # True after a close by `max_samples`
+    # Variable attributes, then constant attributes; other attributes are rejected, as in torch.
     __slots__ = (
-        *("_closed", "_count", "_ends", "_full", "_high", "_last", "_low", "_room", "_sum", "discarded"),
+        *(
+            "_closed_values",
+            "_count",
+            "_window_end",
+            "_is_full",
+            "_high",
+            "_last",
+            "_low",
+            "_chunk_room",
+            "_sum",
+            "discarded",
+        ),
         *("_aggregations", "_append", "_lock", "_max_samples", "_name", "_record", "_values", "_window_ms"),
         "__weakref__",
     )
@@ -99,42 +110,40 @@ class Stat:
         self._max_samples = operator.index(max_samples)
         if self._max_samples > _MAX_WINDOW_SAMPLES:
             raise TypeError("max_samples must fit into 64 bits")
-        self._window_ms = _milliseconds(
-            window_size, self._max_samples
-        )  # 0 for windows without an end in time
+        self._window_ms = _milliseconds(window_size, self._max_samples)  # 0 for windows without a length
         self._values: list[float] = []
-        self._append = self._values.append  # constant: a late sample belongs to the next window
+        self._append = self._values.append  # bound once, so that a late sample joins the next window
         self.discarded = 0
-        self._closed: dict[Aggregation, float] = dict.fromkeys(self._aggregations, 0.0)
+        self._closed_values: dict[Aggregation, float] = dict.fromkeys(self._aggregations, 0.0)
         self._restart()
-        self._record = _recorded(self._name, self._aggregations, self._window_ms, self._max_samples)
+        self._record = _recording_function(self._name, self._aggregations, self._window_ms, self._max_samples)
         EVENTS.kind(STAT_EVENT, "info")
-        _live[id(self)] = weakref.ref(self)
+        _STATS[id(self)] = weakref.ref(self)
 
     @property
     def name(self) -> str:
-        """The name of the stat that was set during construction."""
+        """Name of the Stat."""
         return self._name
 
     @property
     def count(self) -> int:
         """Number of samples in the open window; 0 after the end of the window or a close by `max_samples`."""
         self._close_if_due()
-        return 0 if self._full else self._count + len(self._values)
+        return 0 if self._is_full else self._count + len(self._values)
 
     def get(self) -> dict[Aggregation, float]:
         """Return the values of the last closed window; 0.0 each before the first window."""
         self._close_if_due()
-        return dict(self._closed)
+        return dict(self._closed_values)
 
     def add(self, v: SupportsFloat | SupportsIndex) -> None:
-        """Add a float, int or bool, a scalar of numpy, or a tensor of one element (waiting for the tensor's value).
+        """Add a float, int or bool, a scalar of numpy, or a tensor of one element (which waits for the value of the tensor).
 
-        Raises TypeError for other values and numbers beyond the range of a float.
+        Raises TypeError for other values, and for numbers outside the range of a float.
         """
         if type(v) is not float:
             v = _number(v)
-        if monotonic() >= self._ends or len(self._values) >= self._room:
+        if monotonic() >= self._window_end or len(self._values) >= self._chunk_room:
             self._close_or_add(v)
         else:
             self._append(v)
@@ -145,63 +154,63 @@ class Stat:
 
     def __del__(self) -> None:
         with suppress(Exception):  # after a failed construction or during the exit of the interpreter
-            _live.pop(id(self), None)
+            _STATS.pop(id(self), None)
             self._close_if_due(at_end=True)
 
     def _close_or_add(self, v: float | None = None, *, at_end: bool = False) -> None:
-        """Close the window at its end, or at the end of the Stat or the process; then add a sample."""
+        """Close the window if it has ended, or at the end of the Stat or the process; then add a sample."""
         if not self._lock.acquire(blocking=False):
-            # Another thread, or this thread below a signal handler, is closing the window.
+            # Another thread, or this thread before a signal handler interrupted it, is closing the window.
             if v is not None:
                 self._append(v)
                 self._record(v)
             return
-        closed: list[dict[str, float]] = []
+        closed_windows: list[dict[str, float]] = []
         try:
             now = monotonic()
-            if at_end or now >= self._ends:
+            if at_end or now >= self._window_end:
                 self._aggregate()
-                closed += self._close()
-                self._begin(now)
-            if v is not None and self._full:
+                closed_windows += self._close()
+                self._begin_window(now)
+            if v is not None and self._is_full:
                 self.discarded += 1
             elif v is not None:
                 self._append(v)
                 self._record(v)
                 self._aggregate()
                 if self._count >= self._max_samples:
-                    closed += self._close()
+                    closed_windows += self._close()
                     if self._window_ms:
-                        self._full, self._room = True, -1
+                        self._is_full, self._chunk_room = True, -1
                     else:
-                        self._make_room()
+                        self._reset_chunk()
         finally:
             self._lock.release()
-            for data in closed:
-                log_event(Event(STAT_EVENT, dt.datetime.now(), data))  # noqa: DTZ005  # local and naive, as torch's own
+            for data in closed_windows:
+                log_event(Event(STAT_EVENT, dt.datetime.now(), data))  # noqa: DTZ005  # local and naive, as in torch
 
     def _close_if_due(self, *, at_end: bool = False) -> None:
-        if (at_end or monotonic() >= self._ends) and (self._values or self._count or self._full):
+        if (at_end or monotonic() >= self._window_end) and (self._values or self._count or self._is_full):
             self._close_or_add(at_end=at_end)
 
     def _restart(self) -> None:
-        """Start an empty window: in a forked child the open window is the parent's."""
+        """Start an empty window, also in a forked child, where the open window belongs to the parent."""
         self._lock = threading.Lock()
         self._values.clear()
-        self._empty()
-        self._begin(monotonic())
+        self._clear_aggregates()
+        self._begin_window(monotonic())
 
-    def _begin(self, now: float) -> None:
-        self._full = False
+    def _begin_window(self, now: float) -> None:
+        self._is_full = False
         length = self._window_ms
-        self._ends = (floor(now * 1000.0 / length) + 1) * length / 1000.0 if length else inf
-        self._make_room()
+        self._window_end = (floor(now * 1000.0 / length) + 1) * length / 1000.0 if length else inf
+        self._reset_chunk()
 
-    def _make_room(self) -> None:
+    def _reset_chunk(self) -> None:
         # The sample that fills the window calls `_close_or_add`.
-        self._room = min(CHUNK_SAMPLES, max(self._max_samples - self._count, 1)) - 1
+        self._chunk_room = min(CHUNK_SAMPLES, max(self._max_samples - self._count, 1)) - 1
 
-    def _empty(self) -> None:
+    def _clear_aggregates(self) -> None:
         self._count = 0
         self._sum = self._low = self._high = self._last = 0.0
 
@@ -209,19 +218,19 @@ class Stat:
         """Aggregate the waiting samples, or discard the samples of a full window."""
         batch = self._values[: len(self._values)]
         del self._values[: len(batch)]
-        if self._full:
+        if self._is_full:
             self.discarded += len(batch)
         elif batch:
-            # In order, as in torch: a NaN in first place invalidates minimum and maximum there too.
+            # In the order of the samples, as in torch, where a leading NaN invalidates the minimum and the maximum.
             self._low = min([self._low, *batch]) if self._count else min(batch)
             self._high = max([self._high, *batch]) if self._count else max(batch)
             self._sum = sum(batch, self._sum)
             self._last = batch[-1]
             self._count += len(batch)
-            self._make_room()
+            self._reset_chunk()
 
     def _close(self) -> list[dict[str, float]]:
-        """Close the open window; returns the data of events to log, none for an empty window."""
+        """Close the open window; return the data of the events to log, none for an empty window."""
         count = self._count
         if not count:
             return []
@@ -233,35 +242,40 @@ class Stat:
             Aggregation.MAX: self._high,
             Aggregation.MIN: self._low,
         }
-        self._closed = {each: values[each] for each in self._aggregations}
-        self._empty()
-        return [{f"{self._name}.{each.name.lower()}": value for each, value in self._closed.items()}]
+        self._closed_values = {aggregation: values[aggregation] for aggregation in self._aggregations}
+        self._clear_aggregates()
+        return [
+            {
+                f"{self._name}.{aggregation.name.lower()}": value
+                for aggregation, value in self._closed_values.items()
+            }
+        ]
 
 
-_live: dict[int, weakref.ref[Stat]] = {}
+_STATS: dict[int, weakref.ref[Stat]] = {}
 
 
-class _Clockwork:
+class _WindowTask:
     """Periodic task that closes windows."""
 
     def tick(self) -> None:
-        for stat in _living():
-            stat._close_if_due()  # noqa: SLF001  # of this file
+        for stat in _existing_stats():
+            stat._close_if_due()  # noqa: SLF001  # a class of this file
 
     def finish(self) -> None:
-        for stat in _living():
-            stat._close_if_due(at_end=True)  # noqa: SLF001  # of this file
+        for stat in _existing_stats():
+            stat._close_if_due(at_end=True)  # noqa: SLF001  # a class of this file
 
     def after_fork(self) -> None:
-        for stat in _living():
-            stat._restart()  # noqa: SLF001  # of this file
+        for stat in _existing_stats():
+            stat._restart()  # noqa: SLF001  # a class of this file
 
 
-def _living() -> list[Stat]:
-    return [stat for reference in list(_live.values()) if (stat := reference()) is not None]
+def _existing_stats() -> list[Stat]:
+    return [stat for reference in list(_STATS.values()) if (stat := reference()) is not None]
 
 
-RECORDER.attach(_Clockwork())
+RECORDER.attach(_WindowTask())
 
 
 def _number(v: Any) -> float:
@@ -269,47 +283,49 @@ def _number(v: Any) -> float:
         raise TypeError(f"a Stat takes numbers, not {type(v).__name__}")
     try:
         return float(v)
-    except Exception as error:  # anybody's own __float__
-        raise TypeError(f"a Stat takes one number at a time, not {type(v).__name__}: {error}") from error
+    except Exception as error:  # `__float__` of any class
+        raise TypeError(f"a Stat takes a single number, not {type(v).__name__}: {error}") from error
 
 
 def _milliseconds(window_size: object, max_samples: int) -> int:
     if window_size is None and max_samples != _MAX_WINDOW_SAMPLES:
         if max_samples < 1:
-            raise ValueError(f"a window without window_size needs max_samples above 0, not {max_samples}")
+            raise ValueError(f"without window_size, max_samples must be above 0, not {max_samples}")
         return 0
     if isinstance(window_size, dt.timedelta):
-        whole = window_size // dt.timedelta(milliseconds=1)
+        milliseconds = window_size // dt.timedelta(milliseconds=1)
     elif isinstance(window_size, float):
-        whole = int(window_size * 1000.0) if isfinite(window_size) else 0
+        milliseconds = int(window_size * 1000.0) if isfinite(window_size) else 0
     else:
-        found = type(window_size).__name__
-        raise TypeError(f"window_size must be a timedelta, or seconds as a float, not {found}")
-    if whole < 1:
+        type_name = type(window_size).__name__
+        raise TypeError(f"window_size must be a timedelta, or seconds as a float, not {type_name}")
+    if milliseconds < 1:
         raise ValueError(f"window_size must be finite and at least a millisecond, not {window_size!r}")
-    return min(whole, _MAX_WINDOW_SAMPLES)
+    return min(milliseconds, _MAX_WINDOW_SAMPLES)
 
 
-def _recorded(
+def _recording_function(
     name: str, aggregations: Iterable[Aggregation], window_ms: int, max_samples: int
 ) -> Callable[[float], None]:
-    """Return the function that records samples for Prometheus; one without effect if the name is invalid for a family."""
-    own, text = stat_name(name), f"torch.monitor Stat {stat_name(name)}."
-    kinds = [RecordedAggregation[each.name] for each in aggregations]
+    """Return the function that records samples for Prometheus; without effect if the name cannot be a family."""
+    recorded_name, text = stat_name(name), f"torch.monitor Stat {stat_name(name)}."
+    kinds = [RecordedAggregation[aggregation.name] for aggregation in aggregations]
     seconds = min(max(window_ms / 1000.0, MIN_WINDOW_SECONDS), 86_400.0) if window_ms else None
     samples = None if window_ms else max_samples
     try:
-        return RecordedStat(own, kinds, window_seconds=seconds, window_samples=samples, help=text).add
+        return RecordedStat(
+            recorded_name, kinds, window_seconds=seconds, window_samples=samples, help=text
+        ).add
     except DefinitionError as error:
-        known = REGISTRY.find(own)
-        if known is not None:
-            return known.add  # an earlier definition of the same name, whose families are shared
-        log_once(f"monitor {own}", f"the torch.monitor Stat {name!r} is not published: {error}")
+        existing = REGISTRY.find(recorded_name)
+        if existing is not None:
+            return existing.add  # an earlier definition of the same name; both share the families
+        log_once(f"monitor {recorded_name}", f"the torch.monitor Stat {name!r} is not published: {error}")
         return deque[float](maxlen=0).append
 
 
 def stat_name(name: str) -> str:
-    """Return a name of words of letters, digits and `_`, joined by dots; a valid name is unchanged."""
-    words = re.sub(r"[^0-9A-Za-z_.]", "_", name[:_ROOM]).split(".")
-    joined = ".".join(word for word in words if word) or "unnamed"
-    return joined if joined[0].isalpha() else f"stat_{joined}"
+    """Return a valid name of a Stat: parts of letters, digits and `_`, joined by dots; a valid name is unchanged."""
+    parts = re.sub(r"[^0-9A-Za-z_.]", "_", name[:_MAX_STAT_NAME_CHARACTERS]).split(".")
+    valid_name = ".".join(part for part in parts if part) or "unnamed"
+    return valid_name if valid_name[0].isalpha() else f"stat_{valid_name}"

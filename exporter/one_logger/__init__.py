@@ -1,7 +1,7 @@
 """Compatibility module for NVIDIA's one-logger, without one-logger's dependencies.
 
-Every public name of every module of `nv_one_logger` is here; the modules have the same names below this package, so
-replacing `nv_one_logger` with `exporter.one_logger` is sufficient. `exporter.one_logger.migrate` does so for source files.
+The package has every public name of `nv_one_logger`, and modules of the same names, so that replacing `nv_one_logger` by
+`exporter.one_logger` is sufficient. `exporter.one_logger.migrate` migrates source files.
 """
 
 from __future__ import annotations

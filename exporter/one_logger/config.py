@@ -1,8 +1,7 @@
 """Configuration classes of one-logger, without pydantic.
 
-Setting an invalid value raises OneLoggerError. A field named `…_or_fn` also accepts a callable, which
-is called whenever the present value is read; if it raises or returns an invalid value, an invalid call is counted and the
-present value is None.
+Setting an invalid value raises OneLoggerError. A field named `…_or_fn` also accepts a callable, which is called for the
+present value. A callable that raises or returns an invalid value is misuse, and the present value is None.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def _non_blank(value: object) -> str:
 
 def _tags(value: object) -> str | list[str]:
     if isinstance(value, (list, tuple)):
-        assert_that(all(isinstance(each, str) for each in value), "must be a string or a list of strings")
+        assert_that(all(isinstance(tag, str) for tag in value), "must be a string or a list of strings")
         return list(value)
     assert_that(isinstance(value, str), "must be a string or a list of strings")
     return _text(value)
@@ -55,12 +54,12 @@ def _tags(value: object) -> str | list[str]:
 def _metadata(value: object) -> dict[str, Any]:
     valid = isinstance(value, Mapping) and all(isinstance(key, str) and key.strip() for key in value)
     assert_that(valid, "keys must be non-empty strings, in a mapping")
-    return dict(value)  # type: ignore[call-overload,no-any-return]  # checked in the line before
+    return dict(value)  # type: ignore[call-overload,no-any-return]  # checked above
 
 
 def _path(value: object) -> str:
     assert_that(isinstance(value, (str, PathLike)), "must be a path")
-    return fspath(value)  # type: ignore[call-overload,no-any-return]  # checked in the line before
+    return fspath(value)  # type: ignore[call-overload,no-any-return]  # checked above
 
 
 def _level(value: object) -> str:
@@ -69,27 +68,27 @@ def _level(value: object) -> str:
 
 
 def _boolean(value: object) -> bool:
-    found = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
-    assert_that(isinstance(found, int) and found in {0, 1}, "must be true or false")
-    return bool(found)
+    boolean = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
+    assert_that(isinstance(boolean, int) and boolean in {0, 1}, "must be true or false")
+    return bool(boolean)
 
 
 def _integer(value: object) -> int:
-    found = to_attribute(value)  # converts numbers of numpy, too
-    if isinstance(found, str) and found.strip().isdecimal():  # from an environment variable
-        return int(found)
-    whole = found.is_integer() if isinstance(found, float) else type(found) is int
-    assert_that(whole, "must be an integer")
-    return int(found)  # type: ignore[arg-type]  # a whole number, checked in the line before
+    number = to_attribute(value)  # also converts numbers of numpy
+    if isinstance(number, str) and number.strip().isdecimal():  # such as the value of an environment variable
+        return int(number)
+    is_whole = number.is_integer() if isinstance(number, float) else type(number) is int
+    assert_that(is_whole, "must be an integer")
+    return int(number)  # type: ignore[arg-type]  # an integer, checked above
 
 
 def _positive(value: object) -> int:
     try:
-        found = _integer(value)
+        number = _integer(value)
     except OneLoggerError:
-        found = 0
-    assert_that(found > 0, "must be set to a positive value")
-    return found
+        number = 0
+    assert_that(number > 0, "must be set to a positive value")
+    return number
 
 
 def _strategy(value: object) -> CheckPointStrategy:
@@ -102,12 +101,12 @@ def _error_handling(value: object) -> OneLoggerErrorHandlingStrategy:
     return member
 
 
-def _member(kind: type[enum.Enum], value: object) -> Any:
-    """Return the member of an enumeration for a member, a value, a name or one-logger's member."""
-    wanted = value.value if isinstance(value, enum.Enum) else value
-    found = next((each for each in kind if wanted in (each.value, each.name)), None)
-    assert_that(found is not None, f"must be one of {', '.join(str(each.value) for each in kind)}")
-    return found
+def _member(enumeration: type[enum.Enum], value: object) -> Any:
+    """Return the member of an enumeration for a value, a name, or a member of this or of one-logger's enumeration."""
+    key = value.value if isinstance(value, enum.Enum) else value
+    match = next((member for member in enumeration if key in (member.value, member.name)), None)
+    assert_that(match is not None, f"must be one of {', '.join(str(member.value) for member in enumeration)}")
+    return match
 
 
 # Settings --------------------------------------------------------------------------------------------------
@@ -127,20 +126,20 @@ class Field:
     def __get__(self, instance: Settings | None, owner: type) -> Any:
         if instance is None:
             return self
-        if isinstance(self.default, Settings):  # can be changed: each configuration has a copy
-            instance.given.setdefault(self.name, self.default.model_copy())
-        return instance.given.get(self.name, self.default)
+        if isinstance(self.default, Settings):  # mutable, so each configuration has a copy
+            instance.explicit_values.setdefault(self.name, self.default.model_copy())
+        return instance.explicit_values.get(self.name, self.default)
 
     def __set__(self, instance: Settings, value: object) -> None:
-        deferred = callable(value) and self.name.endswith(CALLABLE_SUFFIX)
-        if not deferred and not (value is None and self.default is None):
+        is_callable_field = callable(value) and self.name.endswith(CALLABLE_SUFFIX)
+        if not is_callable_field and not (value is None and self.default is None):
             try:
                 value = self.check(value)
             except OneLoggerError as error:
                 name = self.name.removesuffix(CALLABLE_SUFFIX)
                 message = f"{type(instance).__name__}: {name} {error}, not {safe_repr(value)}"
                 raise OneLoggerError(message) from None
-        instance.given[self.name] = value
+        instance.explicit_values[self.name] = value
 
 
 class Present(Generic[Value]):
@@ -160,77 +159,79 @@ class Present(Generic[Value]):
 
 
 class Settings:
-    """Set of fields, given as keyword arguments.
+    """Set of fields, passed as keyword arguments.
 
     Attributes:
-        given: The values that were set explicitly, by field.
+        explicit_values: The explicitly set values, by field.
 
     Raises OneLoggerError: A required field is missing, or a value is invalid. Unknown fields are counted and ignored.
     """
 
-    def __init__(self, **given: Any) -> None:
-        self.given: dict[str, Any] = {}
+    def __init__(self, **values: Any) -> None:
+        self.explicit_values: dict[str, Any] = {}
         fields = dict(self.fields())
-        kind = type(self).__name__
-        missing = [name for name, field in fields.items() if field.default is REQUIRED and name not in given]
-        assert_that(not missing, f"Invalid configuration! {kind} needs {', '.join(missing)}")
-        for name, value in given.items():
+        class_name = type(self).__name__
+        missing = [name for name, field in fields.items() if field.default is REQUIRED and name not in values]
+        assert_that(not missing, f"Invalid configuration! {class_name} needs {', '.join(missing)}")
+        for name, value in values.items():
             if name in fields:
                 fields[name].__set__(self, value)
             else:
-                report(kind, "unknown_field", f"no field {name!r} exists; there are {', '.join(fields)}")
+                report(
+                    class_name, "unknown_field", f"no field {name!r} exists; there are {', '.join(fields)}"
+                )
         self.check()
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name != "given" and not isinstance(getattr(type(self), name, None), Field):
+        if name != "explicit_values" and not isinstance(getattr(type(self), name, None), Field):
             report(type(self).__name__, "unknown_field", f"no field {name!r} exists")
         super().__setattr__(name, value)
 
     @classmethod
     def fields(cls) -> Iterator[tuple[str, Field]]:
         """Return all fields with their names."""
-        return ((each.name, each) for each in vars(cls).values() if isinstance(each, Field))
+        return ((field.name, field) for field in vars(cls).values() if isinstance(field, Field))
 
     def check(self) -> None:
-        """Check the fields that depend on each other; raises OneLoggerError."""
+        """Check combinations of fields; raises OneLoggerError."""
 
     def present(self, name: str) -> Any:
         """Return the present value of a field, which may be a callable; None if the value is unknown."""
-        found = getattr(self, name)
-        if not callable(found):
-            return found
+        present_value = getattr(self, name)
+        if not callable(present_value):
+            return present_value
         call = f"{type(self).__name__}.{name}"
         try:
-            found = found()
-        except Exception as error:  # noqa: BLE001  # the callable of the job
+            present_value = present_value()
+        except Exception as error:  # noqa: BLE001  # the callable belongs to the job
             report(call, "callable_raised", f"a value, but the callable raised {safe_repr(error)}")
             return None
-        if found is None:  # not available yet
+        if present_value is None:  # the value is not available yet
             return None
         try:
-            return getattr(type(self), name).check(found)
+            return getattr(type(self), name).check(present_value)
         except OneLoggerError as error:
-            report(call, "callable_value", f"{error}, not {to_attribute(found)!r}")
+            report(call, "callable_value", f"{error}, not {to_attribute(present_value)!r}")
             return None
 
-    def varies(self, name: str) -> bool:
-        """Return whether a field is a callable."""
-        return callable(self.given.get(name))
+    def is_callable(self, name: str) -> bool:
+        """Return True if the value of a field is a callable."""
+        return callable(self.explicit_values.get(name))
 
     def model_copy(self, update: Mapping[str, Any] | None = None) -> Self:
         """Return a copy with some fields changed (named as in pydantic)."""
-        return type(self)(**self.given | dict(update or {}))
+        return type(self)(**self.explicit_values | dict(update or {}))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Settings) or type(self) is not type(other):
             return False
         return all(getattr(self, name) == getattr(other, name) for name, _ in self.fields())
 
-    __hash__ = None  # type: ignore[assignment]  # fields can be changed
+    __hash__ = None  # type: ignore[assignment]  # the fields are mutable
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.given.items())
-        return f"{type(self).__name__}({given})"
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.explicit_values.items())
+        return f"{type(self).__name__}({fields})"
 
 
 class LoggerConfig(Settings):
@@ -263,27 +264,27 @@ class TrainingTelemetryConfig(Settings):
     app_type = ApplicationType.TRAINING
 
     def check(self) -> None:
-        """Check that throughput can be computed."""
+        """Check that the FLOPs are set if the throughput is enabled; raises OneLoggerError."""
         flops = self.flops_per_sample_or_fn
-        known = callable(flops) or (flops is not None and flops > 0)
+        is_known = callable(flops) or (flops is not None and flops > 0)
         assert_that(
-            known or self.is_log_throughput_enabled_or_fn is not True,
+            is_known or self.is_log_throughput_enabled_or_fn is not True,
             "TrainingTelemetryConfig: flops_per_sample must be set to a positive value when"
             f" is_log_throughput_enabled is True, not {flops!r}",
         )
 
     @classmethod
-    def of(cls, other: object) -> TrainingTelemetryConfig:
-        """Convert a mapping of fields or one-logger's configuration.
+    def convert(cls, settings: object) -> TrainingTelemetryConfig:
+        """Convert a mapping of fields, or a configuration of one-logger.
 
-        Raises OneLoggerError: The object is neither.
+        Raises OneLoggerError: The object is of any other class.
         """
-        if isinstance(other, TrainingTelemetryConfig):
-            return other
-        if isinstance(other, Mapping):
-            return cls(**other)
-        assert_that(is_telemetry_config(other), "must be a TrainingTelemetryConfig")
-        return cls(**{name: getattr(other, name) for name, _ in cls.fields() if hasattr(other, name)})
+        if isinstance(settings, TrainingTelemetryConfig):
+            return settings
+        if isinstance(settings, Mapping):
+            return cls(**settings)
+        assert_that(is_telemetry_config(settings), "must be a TrainingTelemetryConfig")
+        return cls(**{name: getattr(settings, name) for name, _ in cls.fields() if hasattr(settings, name)})
 
     perf_tag = Present[str | list[str]]()
     global_batch_size = Present[int]()
@@ -312,22 +313,24 @@ class TelemetryConfig(Protocol):
 
 
 def is_telemetry_config(value: object) -> bool:
-    """Return whether an object has the attributes of TelemetryConfig, without reading them: they may call the job."""
-    own = getattr(value, "__dict__", {})
-    return all(hasattr(type(value), name) or name in own for name in TelemetryConfig.__annotations__)
+    """Return True if an object has the attributes of TelemetryConfig, without reading their values, which may run code of the job."""
+    instance_attributes = getattr(value, "__dict__", {})
+    return all(
+        hasattr(type(value), name) or name in instance_attributes for name in TelemetryConfig.__annotations__
+    )
 
 
 def _telemetry_config(value: object) -> Any:
     """Convert the configuration of a training job; return the configuration of other applications unchanged."""
-    other = is_telemetry_config(value) and not hasattr(value, "global_batch_size_or_fn")
-    return value if other else TrainingTelemetryConfig.of(value)
+    is_other_application = is_telemetry_config(value) and not hasattr(value, "global_batch_size_or_fn")
+    return value if is_other_application else TrainingTelemetryConfig.convert(value)
 
 
 def _logger_config(value: object) -> LoggerConfig:
     if isinstance(value, LoggerConfig):
         return value
     assert_that(isinstance(value, Mapping), "must be a LoggerConfig")
-    return LoggerConfig(**value)  # type: ignore[arg-type]  # checked in the line before
+    return LoggerConfig(**value)  # type: ignore[arg-type]  # checked above
 
 
 class OneLoggerConfig(Settings):
@@ -352,5 +355,5 @@ class OneLoggerConfig(Settings):
 
     @property
     def propagates(self) -> bool:
-        """Whether an invalid call raises."""
+        """True if an invalid call raises."""
         return self.error_handling_strategy is OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS

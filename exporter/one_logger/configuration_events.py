@@ -13,11 +13,11 @@ from exporter.one_logger.standard_attributes import (
 from exporter.recording.recorder import RECORDER
 
 VERSION = "2.3.1"
-"""Version of one-logger that writes the same records."""
+"""Version of one-logger whose records are written."""
 
 
 def initialization_attributes(
-    settings: OneLoggerConfig, world_size: int, session_tag: str, *, baseline: bool
+    settings: OneLoggerConfig, world_size: int, session_tag: str, *, is_baseline: bool
 ) -> OneLoggerInitializationAttributes:
     """Return the attributes of `one_logger_initialization`."""
     return OneLoggerInitializationAttributes.create(
@@ -25,7 +25,7 @@ def initialization_attributes(
         one_logger_training_telemetry_version=VERSION,
         enable_for_current_rank=settings.enable_for_current_rank,
         session_tag=session_tag,
-        is_baseline_run=baseline,
+        is_baseline_run=is_baseline,
         summary_data_schema_version=settings.summary_data_schema_version,
         node_name=platform.node(),
         rank=RECORDER.process.identity().rank or 0,
@@ -54,6 +54,6 @@ def training_attributes(
         is_validation_iterations_enabled=training.is_validation_iterations_enabled,
         is_test_iterations_enabled=training.is_test_iterations_enabled,
         is_save_checkpoint_enabled=training.is_save_checkpoint_enabled,
-        is_log_throughput_enabled=facts.throughput_enabled,
+        is_log_throughput_enabled=facts.is_throughput_enabled,
         custom_metadata=training.custom_metadata,
     )

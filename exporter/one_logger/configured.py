@@ -1,4 +1,4 @@
-"""The configured observer of this process."""
+"""Configured one-logger observer of this process."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class ConfiguredObserver:
     observer: OneLoggerObserver | None = None
 
 
-_CONFIGURED = ConfiguredObserver()
+_HOLDER = ConfiguredObserver()
 
 
 def current() -> OneLoggerObserver | None:
     """Return the observer of this process; None before configuration, and in a forked child."""
-    found = _CONFIGURED.observer
-    return found if found is not None and found.process == os.getpid() else None
+    observer = _HOLDER.observer
+    return observer if observer is not None and observer.process == os.getpid() else None
 
 
 def install(observer: OneLoggerObserver | None) -> None:
     """Set the observer of this process; None for an unconfigured process."""
-    earlier, _CONFIGURED.observer = _CONFIGURED.observer, observer
-    if earlier is not None:
-        TRAINING.observers.remove(earlier)
+    previous, _HOLDER.observer = _HOLDER.observer, observer
+    if previous is not None:
+        TRAINING.observers.remove(previous)
     if observer is not None and observer.enabled:
         TRAINING.observers.add(observer)
 
@@ -45,7 +45,7 @@ def disable() -> None:
 def misuse(call: str, rule: str, expected: str, *, propagates: bool = False) -> None:
     """Count an invalid call of a provider or recorder.
 
-    Raises OneLoggerError: The job has chosen PROPAGATE_EXCEPTIONS, or *propagates* is true.
+    Raises OneLoggerError: The job uses PROPAGATE_EXCEPTIONS, or *propagates* is true.
     """
     report(call, rule, expected)
     observer = current()

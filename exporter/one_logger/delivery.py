@@ -1,7 +1,7 @@
 """Delivery of spans and events to the exporters, each with a separate thread and queue.
 
-A call that raises is repeated after increasing pauses. The records that a hanging exporter loses are
-counted; other exporters are not affected. A forked child delivers no records: the queues and connections belong to the parent.
+A call that raises is repeated after increasing pauses. Records lost by a hanging exporter are counted, and the other
+exporters are not affected. A forked child delivers no records, because the queues and connections belong to the parent.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from exporter.training.recorder import TRAINING
 from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
 EXIT_SECONDS = 2.0
-"""Time that all exporters share when the process exits."""
+"""Shared timeout of all exporters at the exit of the process."""
 QUEUED_RECORDS = 10_000
 """Capacity of an exporter's queue; a job with default settings produces a few records per second."""
 ATTEMPTS = 5
 """Attempts to export a record."""
 FLUSHED_TOGETHER = 256
-"""Records after which `write_out` is called although the queue is not empty."""
+"""Records after which `write_out` is called even if the queue is not empty."""
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 30.0
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
@@ -46,14 +46,14 @@ class SpanFilter:
     """
 
     def __init__(self, mode: ExportCustomizationMode = ALL, names: Iterable[SpanName] | None = None) -> None:
-        try:  # by name: one-logger's own member is also accepted
+        try:  # by name, to accept members of one-logger's enumeration
             self.mode = ExportCustomizationMode[getattr(mode, "name", str(mode))]
         except KeyError:
-            modes = ", ".join(each.name for each in ExportCustomizationMode)
+            modes = ", ".join(member.name for member in ExportCustomizationMode)
             raise OneLoggerError(f"export_customization_mode must be one of {modes}, not {mode!r}") from None
         self.names = frozenset([to_name(name) for name in names or ()])
-        valid = self.mode is not ALL or not self.names
-        assert_that(valid, "EXPORT_ALL_SPANS takes no span_name_filter beside it")
+        is_valid = self.mode is not ALL or not self.names
+        assert_that(is_valid, "EXPORT_ALL_SPANS must be used without span_name_filter")
 
     @classmethod
     def default(cls) -> SpanFilter:
@@ -61,9 +61,9 @@ class SpanFilter:
         return cls(ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
 
     def wants(self, name: SpanName) -> bool:
-        """Return whether spans of this name are exported."""
-        whitelist = self.mode is ExportCustomizationMode.WHITELIST_SPANS
-        return self.mode is ALL or (to_name(name) in self.names) is whitelist
+        """Return True if spans of this name are exported."""
+        is_whitelist = self.mode is ExportCustomizationMode.WHITELIST_SPANS
+        return self.mode is ALL or (to_name(name) in self.names) is is_whitelist
 
 
 class Delivery:
@@ -82,11 +82,11 @@ class Delivery:
         self._process = os.getpid()
         numbers: dict[str, int] = {}
         self.queues: list[ExportQueue] = []
-        for each in exporters:
-            name = clean_text(type(each).__qualname__.replace("<locals>.", ""))[:100]
+        for exporter in exporters:
+            name = clean_text(type(exporter).__qualname__.replace("<locals>.", ""))[:100]
             numbers[name] = number = numbers.get(name, 0) + 1
             label = name if number == 1 else f"{name}-{number}"
-            self.queues.append(ExportQueue(each, label, bound, first_pause_seconds))
+            self.queues.append(ExportQueue(exporter, label, bound, first_pause_seconds))
 
     def start_exporters(self) -> None:
         """Start the threads of the exporters, which initialize them."""
@@ -101,39 +101,39 @@ class Delivery:
                 queue.exporter.application_name = name
 
     def exclude_events(self, names: Iterable[str]) -> None:
-        """Export no events of these names from now on."""
+        """Stop exporting events of these names."""
         self._excluded_events = frozenset(names)
 
     def wants(self, name: SpanName) -> bool:
-        """Return whether spans of this name reach an exporter."""
+        """Return True if spans of this name reach an exporter."""
         return bool(self.queues) and self._filter.wants(name) and os.getpid() == self._process
 
     def start(self, span: Span) -> None:
         """Export the start of a span."""
         if self.wants(span.name):
-            self._put("export_start", span.copy_at_start(self._exported_parent(span)))
+            self._queue_call("export_start", span.copy_at_start(self._exported_parent(span)))
 
     def event(self, span: Span, event: Event) -> None:
         """Export an event of a span."""
         if event.name_str not in self._excluded_events and self.wants(span.name):
-            self._put("export_event", event, span.snapshot_copy(self._exported_parent(span)))
+            self._queue_call("export_event", event, span.snapshot_copy(self._exported_parent(span)))
 
     def error(self, span: Span, event: ErrorEvent) -> None:
         """Export an error of the application."""
         if self.wants(span.name):
-            self._put("export_error", event, span.snapshot_copy(self._exported_parent(span)))
+            self._queue_call("export_error", event, span.snapshot_copy(self._exported_parent(span)))
 
     def stop(self, span: Span) -> None:
         """Export the stop of a span that has stopped."""
         if self.wants(span.name):
-            self._put("export_stop", span.snapshot_copy(self._exported_parent(span)))
+            self._queue_call("export_stop", span.snapshot_copy(self._exported_parent(span)))
 
     def telemetry_data_error(self, message: str, attributes: Attributes | None = None) -> None:
-        """Export a notice that records are missing."""
+        """Export a notice about missing records."""
         if os.getpid() == self._process:
-            kind = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
-            error = TelemetryDataError(TracingTimestamp.now(), kind, message, attributes)
-            self._put("export_telemetry_data_error", error)
+            error_type = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
+            error = TelemetryDataError(TracingTimestamp.now(), error_type, message, attributes)
+            self._queue_call("export_telemetry_data_error", error)
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Wait until the exporters have processed all queued records; return False after the timeout."""
@@ -142,8 +142,8 @@ class Delivery:
         deadline = monotonic() + timeout_seconds
         for queue in self.queues:
             queue.worker.put(ExportCall("write_out"), bounded=False)
-        drained = [queue.worker.drain(deadline - monotonic()) for queue in self.queues]
-        return all(drained)
+        results = [queue.worker.drain(deadline - monotonic()) for queue in self.queues]
+        return all(results)
 
     def close_exporters(self) -> None:
         """Close the exporters after the queued records, without waiting; a later record initializes them again."""
@@ -166,7 +166,7 @@ class Delivery:
             parent = parent.parent_span
         return parent
 
-    def _put(self, method: str, *arguments: Any) -> None:
+    def _queue_call(self, method: str, *arguments: Any) -> None:
         for queue in self.queues:
             queue.put(ExportCall(method, arguments))
 
@@ -178,8 +178,8 @@ _OPEN: set[Delivery] = set()
 def flush_all(timeout_seconds: float = 5.0) -> bool:
     """Wait until every exporter of this process has processed all queued records; return False after the timeout."""
     deadline = monotonic() + timeout_seconds
-    flushed = [delivery.flush(deadline - monotonic()) for delivery in list(_OPEN)]
-    return all(flushed)
+    results = [delivery.flush(deadline - monotonic()) for delivery in list(_OPEN)]
+    return all(results)
 
 
 def close_all(timeout_seconds: float = EXIT_SECONDS) -> None:
@@ -192,8 +192,8 @@ def close_all(timeout_seconds: float = EXIT_SECONDS) -> None:
 def _counter(name: str, **labels: str) -> Callable[[float], None]:
     try:
         return metric("counter", f"training.span.exporter.{name}", labels=labels)
-    except DefinitionError as error:  # too many series: export without counting
-        log_once("span exporter counts", f"an exporter of spans is not counted: {error}")
+    except DefinitionError as error:  # too many series; the exports are not counted
+        log_once("span exporter counts", f"the records of a span exporter are not counted: {error}")
         return lambda _value: None
 
 
@@ -220,10 +220,10 @@ class ExportQueue:
         self._name = name
         self._first_pause_seconds = first_pause_seconds
         self.worker = Worker(self._process, name=f"spans-{name}", bound=bound)
-        self._closing = threading.Event()  # no pauses any more
-        self._initialized = self._closed = self._delivered_any = self._abandoned = False
-        self._accepted, self._missed = Counter(), Counter()
-        self._processed = self._reported_missed = self._failures = self._unwritten = 0
+        self._closing = threading.Event()  # set to end all pauses
+        self._is_initialized = self._is_closed = self._has_delivered = self._is_abandoned = False
+        self._accepted_records, self._dropped_records = Counter(), Counter()
+        self._processed_records = self._reported_drops = self._failures = self._unwritten_records = 0
         self._count_delivered = _counter("records", exporter=name)
         self._count_error = _counter("errors", exporter=name)
         self._count_dropped = {
@@ -235,12 +235,12 @@ class ExportQueue:
         if self._closing.is_set():
             self._count_dropped["exit"](1)
         elif self.worker.put(call):
-            self._accepted.bump()
+            self._accepted_records.bump()
         else:
-            self._miss("queue_full")
+            self._count_drop("queue_full")
 
-    def _miss(self, reason: str) -> None:
-        self._missed.bump()
+    def _count_drop(self, reason: str) -> None:
+        self._dropped_records.bump()
         self._count_dropped[reason](1)
 
     def finish(self) -> Callable[[float], None]:
@@ -251,71 +251,71 @@ class ExportQueue:
         if not self._closing.is_set():
             self._closing.set()
             self.worker.put(ExportCall("close"), bounded=False)
-        ended = self.worker.finish()
+        wait_for_worker = self.worker.finish()
 
         def wait(timeout_seconds: float) -> None:
-            ended(timeout_seconds, "exit")
-            self._abandoned = True
-            unprocessed = self._accepted.read() - self._processed
+            wait_for_worker(timeout_seconds, "exit")
+            self._is_abandoned = True
+            unprocessed = self._accepted_records.read() - self._processed_records
             if unprocessed > 0:
-                self._processed += unprocessed
+                self._processed_records += unprocessed
                 self._count_dropped["exit"](unprocessed)
 
         return wait
 
     def _process(self, call: ExportCall) -> None:
-        if self._closed and call.method in {"write_out", "close"}:
+        if self._is_closed and call.method in {"write_out", "close"}:
             return
-        self._closed = False
-        while not self._initialized:
-            closing = self._closing.is_set()
-            self._initialized = self._attempt(ExportCall("initialize"))
-            if closing:
+        self._is_closed = False
+        while not self._is_initialized:
+            is_closing = self._closing.is_set()
+            self._is_initialized = self._attempt(ExportCall("initialize"))
+            if is_closing:
                 break
-            if not self._initialized:
+            if not self._is_initialized:
                 self._closing.wait(self._pause())
         if call.method not in {"initialize", "write_out", "close"}:
             self._send(call)
         if (
             call.method in {"write_out", "close"}
             or self.worker.is_idle
-            or self._unwritten >= FLUSHED_TOGETHER
+            or self._unwritten_records >= FLUSHED_TOGETHER
         ):
             self._write_out()
         if call.method == "close":
             self._attempt(call)
-            self._initialized, self._closed = False, True
+            self._is_initialized, self._is_closed = False, True
 
     def _send(self, call: ExportCall) -> None:
-        if call.method == "export_telemetry_data_error" and not self._delivered_any:
+        if call.method == "export_telemetry_data_error" and not self._has_delivered:
             (error,) = call.arguments
-            kind = TelemetryDataError.ErrorType.NO_TELEMETRY_DATA
-            error = TelemetryDataError(error.timestamp, kind, error.error_message, error.attributes)
+            error_type = TelemetryDataError.ErrorType.NO_TELEMETRY_DATA
+            error = TelemetryDataError(error.timestamp, error_type, error.error_message, error.attributes)
             call = ExportCall(call.method, (error,))
-        delivered = self._initialized and self._retry(call)
-        if self._abandoned:
+        is_delivered = self._is_initialized and self._retry(call)
+        if self._is_abandoned:
             return  # already counted as dropped
-        self._processed += 1
-        if not delivered:
-            self._miss("failed")
+        self._processed_records += 1
+        if not is_delivered:
+            self._count_drop("failed")
             return
-        self._delivered_any = True
-        self._unwritten += 1
+        self._has_delivered = True
+        self._unwritten_records += 1
         self._count_delivered(1)
-        missed = self._missed.read() - self._reported_missed
-        if missed:
-            self._reported_missed += missed
-            kind = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
-            error = TelemetryDataError.create(kind, f"{missed} records before this one were dropped")
+        dropped_count = self._dropped_records.read() - self._reported_drops
+        if dropped_count:
+            self._reported_drops += dropped_count
+            error_type = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
+            error = TelemetryDataError.create(error_type, f"{dropped_count} earlier records were dropped")
             self._attempt(ExportCall("export_telemetry_data_error", (error,)))
 
     def _write_out(self) -> None:
-        if self._unwritten and hasattr(self.exporter, "write_out"):
-            self._unwritten = 0
+        if self._unwritten_records and hasattr(self.exporter, "write_out"):
+            self._unwritten_records = 0
             self._retry(ExportCall("write_out"))
 
     def _retry(self, call: ExportCall) -> bool:
-        """Call a method up to five times, with pauses; once while closing."""
+        """Call a method up to `ATTEMPTS` times, with pauses; only once while closing."""
         for attempt in range(ATTEMPTS):
             if attempt:
                 self._closing.wait(self._pause())
@@ -331,7 +331,7 @@ class ExportQueue:
     def _attempt(self, call: ExportCall) -> bool:
         try:
             getattr(self.exporter, call.method)(*call.arguments)
-        except BaseException as error:  # noqa: BLE001  # of any class: SystemExit would end the thread
+        except BaseException as error:  # noqa: BLE001  # SystemExit must not end the thread
             self._failures += 1
             self._count_error(1)
             message = f"the exporter {self._name} failed in {call.method}: {safe_repr(error)}"

@@ -1,4 +1,4 @@
-"""Exporters from a configuration: arguments, a file, or entry points of installed packages."""
+"""Exporter configuration from arguments, a file and entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ExporterConfig", "ExporterConfigManager"]
 
 ENTRY_POINT_GROUP = "nv_one_logger.exporter_configs"
-"""Group of one-logger's entry points: packages that configure exporters for one-logger work unchanged."""
+"""Entry point group of one-logger, so that packages with exporters for one-logger work unchanged."""
 FILE_VARIABLE = "ONE_LOGGER_EXPORTER_CONFIG_PATH"
 FILE_NAMES = (
     "one_logger_exporters_config.yaml",
@@ -35,12 +35,12 @@ MODULES = {
     "WandBExporterSync": "exporter.one_logger.wandb.exporter.wandb_exporter",
     "WandBExporterAsync": "exporter.one_logger.wandb.exporter.wandb_exporter",
 }
-"""Modules of the exporters that a configuration can name by class alone, or by one-logger's module."""
+"""Modules of the exporters that a configuration names by class only, or by the module of one-logger."""
 
 
 @dataclass(slots=True)
 class ExporterConfig:
-    """Configuration of one exporter: class with module, and the arguments of the class."""
+    """Configuration of an exporter: the qualified class name, and the arguments of the class."""
 
     class_name: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -51,14 +51,14 @@ class ExporterConfigManager:
     """Merger of exporter configurations; a file replaces the configurations of packages.
 
     Args:
-        packages: Entry points; None for those of the installed packages.
+        packages: Entry points; None for the entry points of the installed packages.
     """
 
     ENTRY_POINT_NAME = ENTRY_POINT_GROUP
 
     def __init__(self, packages: Iterable[EntryPoint] | None = None) -> None:
         if packages is None:
-            # Imported here: with email and zipfile, a fifth of the import time of all modules.
+            # Imported here, because email and zipfile would add a fifth to the import time of all modules.
             from importlib.metadata import entry_points  # noqa: PLC0415
 
             packages = entry_points(group=ENTRY_POINT_GROUP)
@@ -73,52 +73,53 @@ class ExporterConfigManager:
         config_file_path: str | os.PathLike[str] | None = None,
     ) -> list[ExporterConfig]:
         """Return the merged configurations of code, file and packages; arguments of the same class are merged."""
-        base = self._of_file(config_file_path)
+        base = self._file_configs(config_file_path)
         if base is None:
-            base = _parsed_configs(self._of_packages(), "the installed packages")
-        merged = {each.class_name: each for each in base}
-        for each in _parsed_configs(direct_config or (), "exporters_config"):
-            before = merged.get(each.class_name, each)
-            merged[each.class_name] = ExporterConfig(
-                each.class_name, before.config | each.config, each.enabled
+            base = _parsed_configs(self._package_configs(), "the installed packages")
+        configs = {config.class_name: config for config in base}
+        for config in _parsed_configs(direct_config or (), "exporters_config"):
+            base_config = configs.get(config.class_name, config)
+            configs[config.class_name] = ExporterConfig(
+                config.class_name, base_config.config | config.config, config.enabled
             )
-        return list(merged.values())
+        return list(configs.values())
 
     def create_exporters_from_config(
         self,
         exporters_config: Sequence[ExporterConfig],
-        training_telemetry_config: object = None,  # noqa: ARG002  # one-logger has the argument
+        training_telemetry_config: object = None,  # noqa: ARG002  # an argument of one-logger
     ) -> list[Exporter]:
         """Return the enabled exporters; an exporter that cannot be created is reported and omitted."""
         exporters = []
-        for each in exporters_config:
-            module, _, kind = each.class_name.rpartition(".")
+        for exporter_config in exporters_config:
+            module, _, class_name = exporter_config.class_name.rpartition(".")
             if not module or module.startswith("nv_one_logger."):
-                module = MODULES.get(kind, module)
+                module = MODULES.get(class_name, module)
             config = {
-                name: Path(value) if name == "file_path" else value for name, value in each.config.items()
+                name: Path(value) if name == "file_path" else value
+                for name, value in exporter_config.config.items()
             }
-            with _reporting("exporter", f"an exporter that can be created: {each.class_name}"):
-                if each.enabled:
-                    exporters.append(getattr(import_module(module), kind)(**config))
+            with _reporting("exporter", f"an exporter that can be created: {exporter_config.class_name}"):
+                if exporter_config.enabled:
+                    exporters.append(getattr(import_module(module), class_name)(**config))
         return exporters
 
-    def _of_packages(self) -> Iterator[object]:
-        for name, kind in self.entry_point_exporter_configs.items():
+    def _package_configs(self) -> Iterator[object]:
+        for name, config_class in self.entry_point_exporter_configs.items():
             with _reporting("package", f"a configuration from the package entry {name}"):
-                yield kind.get_default_config()
+                yield config_class.get_default_config()
 
-    def _of_file(self, path: str | os.PathLike[str] | None) -> list[ExporterConfig] | None:
-        named = [str(each) for each in (path, os.environ.get(FILE_VARIABLE)) if each]
-        found: list[ExporterConfig] | None = None
-        for name in (*named, *FILE_NAMES):
+    def _file_configs(self, path: str | os.PathLike[str] | None) -> list[ExporterConfig] | None:
+        explicit_paths = [str(candidate) for candidate in (path, os.environ.get(FILE_VARIABLE)) if candidate]
+        configs: list[ExporterConfig] | None = None
+        for name in (*explicit_paths, *FILE_NAMES):
             if Path(name).exists():
                 with _reporting("file", f"a file with a list `exporters`: {name}"):
-                    found = _parsed_configs(_read(Path(name))["exporters"], name)
+                    configs = _parsed_configs(_read(Path(name))["exporters"], name)
                 break
-            if name in named:
+            if name in explicit_paths:
                 _report("file", f"a file that exists: {name}")
-        return found
+        return configs
 
 
 def _report(rule: str, expected: str) -> None:
@@ -127,25 +128,25 @@ def _report(rule: str, expected: str) -> None:
 
 @contextmanager
 def _reporting(rule: str, expected: str) -> Iterator[None]:
-    """Report an exception of the block, which runs code of other packages, and continue."""
+    """Report an exception of the block as misuse, and continue."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001  # of code of another package
+    except Exception as error:  # noqa: BLE001  # the block runs code of other packages
         _report(rule, f"{expected}: {safe_repr(error)}")
 
 
 def _parsed_configs(configs: Iterable[object], source: str) -> list[ExporterConfig]:
-    """Convert mappings, or objects of one-logger's class with the same attributes."""
-    parsed = []
-    for each in configs:
-        fields = each if isinstance(each, Mapping) else _fields(each)
-        name, config, enabled = fields.get("class_name"), fields.get("config"), fields.get("enabled")
+    """Return the configurations of mappings, or of objects with the attributes of one-logger's class."""
+    exporter_configs = []
+    for entry in configs:
+        fields = entry if isinstance(entry, Mapping) else _fields(entry)
+        name, config, is_enabled = fields.get("class_name"), fields.get("config"), fields.get("enabled")
         if isinstance(name, str) and name:
             config = dict(config) if isinstance(config, Mapping) else {}
-            parsed.append(ExporterConfig(name, config, enabled is None or bool(enabled)))
+            exporter_configs.append(ExporterConfig(name, config, is_enabled is None or bool(is_enabled)))
         else:
-            _report("entry", f"an entry with a class_name in {source}, not {safe_repr(each)}")
-    return parsed
+            _report("entry", f"an entry with a class_name in {source}, not {safe_repr(entry)}")
+    return exporter_configs
 
 
 def _fields(config: object) -> dict[str, Any]:
@@ -155,5 +156,5 @@ def _fields(config: object) -> dict[str, Any]:
 def _read(path: Path) -> Any:
     if path.suffix.lower() == ".json":
         return json.loads(path.read_bytes())
-    yaml = import_module("yaml")  # PyYAML, if the job has it
+    yaml = import_module("yaml")  # PyYAML is optional
     return yaml.safe_load(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Exporters of spans: base classes, JSON files and loggers.
+"""Span exporters: base classes, JSON files and loggers.
 
 Records are JSON objects as written by one-logger. The start of a span is delayed until the next record: a span
 without children, events or errors is a single record of the type `complete`.
@@ -27,14 +27,14 @@ __all__ = ["BaseExporter", "BaseJsonExporter", "Exporter", "FileExporter", "Logg
 
 
 class BaseExporter:
-    """Interface of exporters of spans; the methods receive copies, which no other thread changes.
+    """Interface of span exporters; the methods receive copies, which no other thread changes.
 
-    A method that fails raises `ExportError` and is called again. An exporter that buffers records can also have a method
-    `write_out()`, called when the queue is empty and after every 256 records; records that cannot be written then remain
-    in the buffer, which must be bounded. `Exporter` is the same class.
+    A method raises `ExportError` on failure and is called again. An exporter that buffers records can also have a method
+    `write_out()`, called when the queue is empty and after every 256 records; unwritten records remain in
+    the buffer, which must be bounded. `Exporter` is the same class.
 
     Attributes:
-        application_name: Set when the exporter belongs to the recorder of a configured provider.
+        application_name: Name of the application; set by a configured provider.
     """
 
     ready = closed = False
@@ -44,7 +44,7 @@ class BaseExporter:
         """Prepare for records; repeated after a failure."""
         self.ready, self.closed = True, False
 
-    def export_start(self, span: Span) -> None:  # noqa: ARG002  # part of the interface, as below
+    def export_start(self, span: Span) -> None:  # noqa: ARG002  # part of the interface
         """Export the start of a span."""
         self._check()
 
@@ -61,7 +61,7 @@ class BaseExporter:
         self._check()
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:  # noqa: ARG002
-        """Export a notice that records are missing."""
+        """Export a notice about missing records."""
         self._check()
 
     def close(self) -> None:
@@ -99,31 +99,31 @@ class BaseJsonExporter(BaseExporter):
     def __init__(self) -> None:
         super().__init__()
         self._record_count = 0
-        self._held_back: Span | None = None
-        # Every record of a job has the rank, or none: a process without a rank becomes rank 0 when training begins.
+        self._pending_start: Span | None = None
+        # Kept for all records, because a process without a rank becomes rank 0 when the training begins.
         self._rank = RECORDER.process.identity().rank
 
     def initialize(self) -> None:
-        """Prepare for records, with the rank of the process if the job has set one since."""
+        """Prepare for records, with the present rank of the process."""
         super().initialize()
         self._rank = RECORDER.process.identity().rank or self._rank
 
     def export_start(self, span: Span) -> None:
-        """Hold the start back until the next record."""
+        """Defer the start until the next record."""
         super().export_start(span)
-        self._write_held_back()
-        self._held_back = span
+        self._write_pending_start()
+        self._pending_start = span
 
     def export_stop(self, span: Span) -> None:
-        """Write the stop, or the complete span if no record came in between."""
+        """Write the stop, or the complete span if its start is the latest record."""
         super().export_stop(span)
         if span.stop_event is None:
             raise ExportError(f"Span {span.id} has no stop event")
-        if self._held_back is not None and self._held_back.id == span.id:
+        if self._pending_start is not None and self._pending_start.id == span.id:
             self._record_span(span, RecordType.COMPLETE)
-            self._held_back = None
+            self._pending_start = None
             return
-        self._write_held_back()
+        self._write_pending_start()
         self._record_span(span, RecordType.STOP)
 
     def export_event(self, event: Event, span: Span) -> None:
@@ -137,29 +137,29 @@ class BaseJsonExporter(BaseExporter):
         self._record_event(RecordType.APPLICATION_ERROR, event, span)
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Write a notice that records are missing."""
+        """Write a notice about missing records."""
         super().export_telemetry_data_error(error)
         self._record(RecordType.TELEMETRY_DATA_ERROR, error=_event_as_json(error))
 
     def close(self) -> None:
-        """Write the record that is held back."""
+        """Write the deferred start."""
         try:
             if self.ready:
-                self._write_held_back()
+                self._write_pending_start()
         finally:
             super().close()
 
     def _write(self, json_dict: dict[str, Any]) -> None:
-        """Write one record; raises ExportError, after which the same record follows again."""
+        """Write a record; raises ExportError on failure, after which the record is repeated."""
         raise NotImplementedError
 
-    def _write_held_back(self) -> None:
-        if self._held_back is not None:
-            self._record_span(self._held_back, RecordType.START)
-            self._held_back = None
+    def _write_pending_start(self) -> None:
+        if self._pending_start is not None:
+            self._record_span(self._pending_start, RecordType.START)
+            self._pending_start = None
 
     def _record_event(self, kind: RecordType, event: Event, span: Span) -> None:
-        self._write_held_back()
+        self._write_pending_start()
         self._record(kind, span_id=str(span.id), event=_event_as_json(event))
 
     def _record_span(self, span: Span, kind: RecordType) -> None:
@@ -182,7 +182,7 @@ class BaseJsonExporter(BaseExporter):
         if self.application_name is not None:
             record["application_name"] = self.application_name
         self._write(record)
-        self._record_count = count  # a repeated record has the same number
+        self._record_count = count  # counted after the write, so that a repeated record has the same number
 
 
 def _event_as_json(event: Event | None) -> dict[str, Any] | None:
@@ -194,7 +194,7 @@ def _values(attributes: Attributes) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Convert infinities and NaN, which JSON does not have, to text."""
+    """Return infinities and NaN, which JSON does not support, as text."""
     if isinstance(value, float) and not isfinite(value):
         return str(value)
     return [_finite(item) for item in value] if isinstance(value, list) else value
@@ -206,7 +206,7 @@ class FileExporter(BaseJsonExporter):
     Args:
         file_path: `{run}`, `{rank}` and `{pid}` are replaced. Missing directories are created.
         max_bytes: Size at which the file is renamed (`telemetry.json` to `telemetry.json.1`, and so on); 1024 or more.
-        backups: Number of renamed files that are kept, up to 1000.
+        backups: Number of kept renamed files, up to 1000.
     """
 
     def __init__(self, file_path: str | Path, *, max_bytes: int = 1 << 30, backups: int = 5) -> None:
@@ -272,9 +272,9 @@ class LoggerExporter(BaseJsonExporter):
             if character == "[":
                 try:
                     return _parsed(text, start + 1)
-                except (ValueError, AttributeError):  # a different bracket, such as around the level
+                except (ValueError, AttributeError):  # another bracket, such as around the level
                     continue
-        raise ExportError(f"no record in square brackets: {text}")
+        raise ExportError(f"the line has no record in square brackets: {text}")
 
 
 def _items(fields: dict[str, Any], prefix: str) -> Iterator[str]:
@@ -287,15 +287,15 @@ def _items(fields: dict[str, Any], prefix: str) -> Iterator[str]:
 
 def _parsed(text: str, position: int) -> dict[str, Any]:
     """Parse `key=value | key.key=value]`; raises ValueError or AttributeError for any other text."""
-    found: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     while match := _KEY.match(text, position):
         *path, name = match[1].split(".")
-        inner = found
-        for each in path:
-            inner = inner.setdefault(each, {})
+        inner = record
+        for part in path:
+            inner = inner.setdefault(part, {})
         value, position = _DECODER.raw_decode(text, match.end())
         inner.update({name: value})
         if text.startswith("]", position):
-            return found
+            return record
         position += len(_SEPARATOR) * text.startswith(_SEPARATOR, position)
     raise ValueError(text)

@@ -1,4 +1,4 @@
-"""Figures of training loops and saves, by one-logger's names and formulas.
+"""Figures of training loops and saves, with the names and formulas of one-logger.
 
 Durations are monotonic; `docs/one-logger.md` lists the corrected defects.
 """
@@ -23,7 +23,7 @@ from exporter.recording.value_class import Value, value_class
 
 TERA = 10**12
 MAX_PENDING_SAVES = 1000
-"""Asynchronous saves that can wait for success; the oldest is dropped first."""
+"""Limit of unconfirmed asynchronous saves; above the limit the oldest is dropped."""
 
 
 @dataclass(slots=True)
@@ -33,18 +33,18 @@ class StepFacts:
     samples: int = 0
     seq_length: int | None = None
     flops_per_sample: int = 0
-    throughput_enabled: bool = False
+    is_throughput_enabled: bool = False
     iterations_target: int | None = None
     samples_target: int | None = None
 
     def update(self, config: TrainingTelemetryConfig) -> None:
-        """Read the present values of a configuration; unknown values keep the previous ones."""
+        """Read the present values of a configuration; an unknown value does not change the fact."""
         self.samples = config.global_batch_size or self.samples
         self.seq_length = config.seq_length or self.seq_length
         self.flops_per_sample = config.flops_per_sample or self.flops_per_sample
-        enabled = config.is_log_throughput_enabled
-        if enabled is not None:
-            self.throughput_enabled = enabled
+        is_enabled = config.is_log_throughput_enabled
+        if is_enabled is not None:
+            self.is_throughput_enabled = is_enabled
 
     @property
     def tokens(self) -> int | None:
@@ -53,13 +53,13 @@ class StepFacts:
 
     @property
     def has_throughput(self) -> bool:
-        """Whether throughput can be computed."""
-        return self.throughput_enabled and self.flops_per_sample > 0
+        """True if throughput can be computed."""
+        return self.is_throughput_enabled and self.flops_per_sample > 0
 
 
 @value_class
 class SavedTraining(Value):
-    """Training that a save preserves."""
+    """Training progress that a save preserves."""
 
     iterations: int
     samples: int
@@ -69,23 +69,27 @@ class SavedTraining(Value):
 
 
 class LoopFigures:
-    """Figures of one training loop.
+    """Figures of a training loop.
 
     Args:
-        facts: Updated by the owner before each iteration ends.
-        start: Iterations completed before this job.
+        facts: Facts of an iteration; updated by the owner before the end of each iteration.
+        start: Iterations before this job.
         samples_start: Samples before this job; None for iterations times batch size.
-        began: Unix time of the start; None if no loop has started.
+        start_time: Unix time of the start; None if no loop has started.
     """
 
     def __init__(
-        self, facts: StepFacts, start: int = 0, samples_start: int | None = None, began: float | None = None
+        self,
+        facts: StepFacts,
+        start: int = 0,
+        samples_start: int | None = None,
+        start_time: float | None = None,
     ) -> None:
         self.facts = facts
-        self.start = self.completed = start
-        self.began = began
+        self.start = self.completed_iterations = start
+        self.start_time = start_time
         self.samples_start = start * facts.samples if samples_start is None else samples_start
-        self.pending = 0
+        self.pending_iterations = 0
         self.validations: MetricSummarizer[float] = MetricSummarizer()
         self._validated_at = self._tested_at = start
         self._iterations: MetricSummarizer[float] = MetricSummarizer()
@@ -113,21 +117,21 @@ class LoopFigures:
         )
 
     def _target(self, target: int | None) -> int | None:
-        """Return a target as given; with throughput, None for a target of 0 or less."""
+        """Return a target; with throughput, None for a target of 0 or less."""
         return None if self.facts.has_throughput and target is not None and target <= 0 else target
 
-    def iteration_ended(self, seconds: float, finished: float, world_size: int) -> None:
+    def iteration_ended(self, seconds: float, end_time: float, world_size: int) -> None:
         """Count an iteration that ended at a Unix time."""
         facts = self.facts
-        self.completed += 1
-        self.pending += 1
+        self.completed_iterations += 1
+        self.pending_iterations += 1
         self._iterations.add_value(seconds)
         self._samples += facts.samples
         if facts.tokens is not None:
             self._tokens = (self._tokens or 0) + facts.tokens
-        self._last_finish = finished
+        self._last_finish = end_time
         if self._first_finish is None:
-            self._first_finish = finished
+            self._first_finish = end_time
         if facts.has_throughput:
             flops = facts.samples * facts.flops_per_sample
             self._flops += flops
@@ -138,12 +142,12 @@ class LoopFigures:
                 self._throughputs.add_value(flops / (seconds * TERA * world_size))
 
     def update(self) -> TrainingMetricsUpdateAttributes:
-        """Return all figures and start a new interval."""
-        interval, self.pending = self.pending, 0
+        """Return all figures, and start a new interval."""
+        interval, self.pending_iterations = self.pending_iterations, 0
         iterations = self._iterations
         return TrainingMetricsUpdateAttributes.create(
             train_iterations_start=self.start,
-            current_iteration=self.completed - 1,
+            current_iteration=self.completed_iterations - 1,
             num_iterations=iterations.count,
             train_samples_start=self.samples_start,
             num_train_samples=self._samples,
@@ -164,9 +168,12 @@ class LoopFigures:
 
     def validation_ended(self) -> ValidationMetricsUpdateAttributes:
         """Return the figures of the validations of this loop."""
-        interval, self._validated_at = self.completed - self._validated_at, self.completed
+        interval, self._validated_at = (
+            self.completed_iterations - self._validated_at,
+            self.completed_iterations,
+        )
         return ValidationMetricsUpdateAttributes.create(
-            current_iteration=max(0, self.completed - 1),
+            current_iteration=max(0, self.completed_iterations - 1),
             interval=interval,
             avg_iteration_time_sec=self.validations.avg_value,
             min_iteration_time_sec=self.validations.min_value,
@@ -176,11 +183,11 @@ class LoopFigures:
 
     def testing_ended(self) -> TestingMetricsUpdateAttributes:
         """Return the position of a test."""
-        interval, self._tested_at = self.completed - self._tested_at, self.completed
-        return TestingMetricsUpdateAttributes.create(max(0, self.completed - 1), interval)
+        interval, self._tested_at = self.completed_iterations - self._tested_at, self.completed_iterations
+        return TestingMetricsUpdateAttributes.create(max(0, self.completed_iterations - 1), interval)
 
     def snapshot(self, iterations: int) -> SavedTraining:
-        """Return the training that a save preserves which starts now."""
+        """Return the progress that a save preserves if it starts now."""
         flops = (self._flops_overall or 0) if self.facts.has_throughput else self._flops_overall
         return SavedTraining(
             iterations=iterations,
@@ -212,76 +219,76 @@ class CheckpointFigures(Value):
 
 
 class SaveFigures:
-    """Figures of the saves of one job."""
+    """Figures of the saves of a job."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, CheckpointFigures] = {}
+        self._pending_saves: dict[int, CheckpointFigures] = {}
         self._attempts = dict.fromkeys(CheckPointStrategy, 0)
-        self._blocked = {strategy: MetricSummarizer[float]() for strategy in CheckPointStrategy}
+        self._blocking_durations = {strategy: MetricSummarizer[float]() for strategy in CheckPointStrategy}
         self._successes = 0
         self._first_success: float | None = None
-        self._furthest: CheckpointFigures | None = None
+        self._furthest_save: CheckpointFigures | None = None
 
     def loop_began(self) -> None:
-        """Forget the saves of earlier loops."""
-        self._furthest = None
+        """Discard the saves of earlier loops."""
+        self._furthest_save = None
 
     def begin(self, step: int, strategy: CheckPointStrategy, snapshot: SavedTraining) -> CheckpointFigures:
-        """Count a save that begins, and return it."""
+        """Count the begin of a save, and return the save."""
         self._attempts[strategy] += 1
         save = CheckpointFigures(
             step, strategy, snapshot, sum(self._attempts.values()), self._attempts[strategy]
         )
-        self._pending.pop(step, None)
-        self._pending[step] = save
-        if len(self._pending) > MAX_PENDING_SAVES:
-            del self._pending[next(iter(self._pending))]
+        self._pending_saves.pop(step, None)
+        self._pending_saves[step] = save
+        if len(self._pending_saves) > MAX_PENDING_SAVES:
+            del self._pending_saves[next(iter(self._pending_saves))]
         return save
 
     def end(
-        self, save: CheckpointFigures, seconds: float, *, failed: bool
+        self, save: CheckpointFigures, seconds: float, *, is_failed: bool
     ) -> SyncCheckpointMetricsUpdateAttributes:
-        """Return the durations of the saves of a strategy; the save can no longer succeed if it is synchronous or failed."""
-        if failed or save.strategy is CheckPointStrategy.SYNC:
+        """Return the blocking durations of a strategy; a synchronous or failed save can no longer be confirmed."""
+        if is_failed or save.strategy is CheckPointStrategy.SYNC:
             self.drop(save)
-        blocked = self._blocked[save.strategy]
-        blocked.add_value(seconds)
+        durations = self._blocking_durations[save.strategy]
+        durations.add_value(seconds)
         return SyncCheckpointMetricsUpdateAttributes.create(
-            save_checkpoint_sync_time_total_sec=blocked.total_value or 0.0,
-            save_checkpoint_sync_time_min_sec=blocked.min_value or 0.0,
-            save_checkpoint_sync_time_max_sec=blocked.max_value or 0.0,
+            save_checkpoint_sync_time_total_sec=durations.total_value or 0.0,
+            save_checkpoint_sync_time_min_sec=durations.min_value or 0.0,
+            save_checkpoint_sync_time_max_sec=durations.max_value or 0.0,
         )
 
     def drop(self, save: CheckpointFigures) -> None:
-        """Forget a save that can no longer succeed."""
-        if self._pending.get(save.step) is save:
-            del self._pending[save.step]
+        """Drop a save that can no longer be confirmed."""
+        if self._pending_saves.get(save.step) is save:
+            del self._pending_saves[save.step]
 
-    def pending(self, step: object) -> CheckpointFigures | None:
-        """Return the save of a step that can still succeed."""
-        return self._pending.get(step) if isinstance(step, int) else None
+    def find_pending(self, step: object) -> CheckpointFigures | None:
+        """Return the unconfirmed save of a step, or None."""
+        return self._pending_saves.get(step) if isinstance(step, int) else None
 
     def succeed(
-        self, save: CheckpointFigures, wall: float, loop_began: float | None
+        self, save: CheckpointFigures, unix_seconds: float, loop_began: float | None
     ) -> SaveCheckpointSuccessEventAttributes:
-        """Return the training preserved by all checkpoints, once a save has succeeded at a Unix time."""
+        """Count the success of a save, and return the progress that all saves preserve."""
         self.drop(save)
         self._successes += 1
         if self._first_success is None:
-            self._first_success = wall
-        self._furthest = max(self._furthest or save, save, key=_progress)
-        preserved = self._furthest.snapshot
+            self._first_success = unix_seconds
+        self._furthest_save = max(self._furthest_save or save, save, key=_progress)
+        saved_training = self._furthest_save.snapshot
         return SaveCheckpointSuccessEventAttributes.create(
             checkpoint_strategy=save.strategy,
             current_iteration=save.step,
             first_successful_save_checkpoint_timestamp_sec=self._first_success,
-            latest_successful_save_checkpoint_timestamp_sec=wall,
+            latest_successful_save_checkpoint_timestamp_sec=unix_seconds,
             save_checkpoint_success_count=self._successes,
-            productive_train_iterations=preserved.iterations,
-            productive_train_samples=preserved.samples,
-            productive_train_iterations_sec=preserved.train_seconds,
-            productive_validation_iterations_sec=preserved.validation_seconds,
-            productive_train_tflops=preserved.tflops,
+            productive_train_iterations=saved_training.iterations,
+            productive_train_samples=saved_training.samples,
+            productive_train_iterations_sec=saved_training.train_seconds,
+            productive_validation_iterations_sec=saved_training.validation_seconds,
+            productive_train_tflops=saved_training.tflops,
             training_start_timestamp_sec=loop_began,
         )
 

@@ -1,4 +1,4 @@
-"""Facts of the configuration that the families and the figures need: world size, batch size, targets, tags."""
+"""Facts from the configuration for the families and the figures: world size, batch size, targets and tags."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from exporter.training.checkpoints import SavePolicy
 from exporter.training.recorder import TRAINING
 
 MAX_TARGET = 10**300
-"""Targets above are exported, but are no values of a gauge."""
+"""Limit of published targets; larger targets are only exported."""
 
 
 class JobFacts:
-    """Present facts of a job, passed to the families when they change.
+    """Present facts of a job, published when changed.
 
-    Callables of the job are called when the application, a loop or an iteration needs their values.
+    Callables of the job are called when an application, a loop or an iteration begins.
     """
 
     def __init__(self, settings: OneLoggerConfig) -> None:
         self._settings = settings
         self._training: TrainingTelemetryConfig | None = None
-        self._varying = settings.varies("world_size_or_fn")
+        self._has_callables = settings.is_callable("world_size_or_fn")
         self.steps = StepFacts()
         self.world_size = 1
         facts: dict[str, object] = {"application": settings.application_name}
-        if not settings.varies("session_tag_or_fn"):
+        if not settings.is_callable("session_tag_or_fn"):
             facts["session_tag"] = settings.session_tag
-        if not settings.varies("is_baseline_run_or_fn"):
+        if not settings.is_callable("is_baseline_run_or_fn"):
             facts["is_baseline"] = settings.is_baseline_run
-        if not self._varying:
+        if not self._has_callables:
             facts["world_size"] = self.world_size = settings.world_size or 1
         TRAINING.describe(facts)
 
@@ -36,8 +36,8 @@ class JobFacts:
         """Set the configuration of the training."""
         self._training = training
         TRAINING.set_save_policy(self._save_policy)
-        self._varying = self._settings.varies("world_size_or_fn") or any(
-            training.varies(name)
+        self._has_callables = self._settings.is_callable("world_size_or_fn") or any(
+            training.is_callable(name)
             for name in (
                 "global_batch_size_or_fn",
                 "seq_length_or_fn",
@@ -47,22 +47,22 @@ class JobFacts:
         )
 
     def _save_policy(self) -> SavePolicy:
-        """Return how a save that begins now is made."""
+        """Return the policy of a save that begins now."""
         training = self._training
         if training is None:
             return SavePolicy()
-        enabled = training.is_save_checkpoint_enabled is not False
-        return SavePolicy(training.save_checkpoint_strategy.value, enabled)
+        is_enabled = training.is_save_checkpoint_enabled is not False
+        return SavePolicy(training.save_checkpoint_strategy.value, is_enabled)
 
-    def begin_application(self, session_tag: str | None, *, baseline: bool) -> None:
-        """Forget the steps of an earlier application, and read the world size."""
+    def begin_application(self, session_tag: str | None, *, is_baseline: bool) -> None:
+        """Discard the facts of an earlier application, and read the world size."""
         self.steps = StepFacts()
         self._update_world_size()
-        facts = {"session_tag": session_tag, "is_baseline": baseline, "world_size": self.world_size}
+        facts = {"session_tag": session_tag, "is_baseline": is_baseline, "world_size": self.world_size}
         TRAINING.describe(facts)
 
     def describe_training(self, perf_tag: str | list[str], iterations_target: int | None) -> None:
-        """Read the facts of an iteration, and pass them with the tag and the target."""
+        """Read the facts of an iteration, and publish the facts, the tag and the target."""
         if self._training is not None:
             self.steps.update(self._training)
         TRAINING.describe({"perf_tag": perf_tag})
@@ -79,8 +79,8 @@ class JobFacts:
         self._expect()
 
     def update(self) -> None:
-        """Read the facts of an iteration that are callables."""
-        if self._varying and self._training is not None:
+        """Read the facts of an iteration again if any is a callable."""
+        if self._has_callables and self._training is not None:
             self._update_world_size()
             self.steps.update(self._training)
             self._expect()
@@ -90,12 +90,12 @@ class JobFacts:
 
     @staticmethod
     def _describe_target(iterations_target: int | None) -> None:
-        """Pass a target; 0 and less mean no target."""
+        """Publish a target; 0 and less mean no target."""
         if iterations_target is not None and 0 < iterations_target < MAX_TARGET:
             TRAINING.describe({"step_target": iterations_target})
 
     def _expect(self) -> None:
-        """Pass the samples and tokens of this rank's share of an iteration."""
+        """Publish this rank's share of the samples and tokens of an iteration."""
         steps = self.steps
         if steps.samples:
             tokens = None if steps.tokens is None else steps.tokens / self.world_size

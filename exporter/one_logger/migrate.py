@@ -2,10 +2,9 @@
 
     python -m exporter.one_logger.migrate [--write] PATH...
 
-Prints a unified diff of every Python file (directories are searched); `--write` changes the files. All forms of imports are
-rewritten, and module names in calls such as `import_module`, `find_spec` and `patch`. Names that `exporter.one_logger`
-does not have, and other strings with the name, are listed on stderr. Exit status: 0, or 1 if anything is listed or
-unreadable.
+Prints a unified diff of every Python file (directories are searched); `--write` changes the files. Rewrites all
+forms of imports, and module names in calls such as `import_module`, `find_spec` and `patch`. Unknown names, and other strings
+with the module name, are listed on stderr. Exit status: 0, or 1 if a problem is listed or a file is unreadable.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-PEER = "nv_one_logger"
-OURS = "exporter.one_logger"
+PEER_NAME = "nv_one_logger"
+PACKAGE_NAME = "exporter.one_logger"
 PACKAGE = Path(__file__).resolve().parent
 MODULE_ARGUMENTS = frozenset({"import_module", "__import__", "find_spec", "importorskip", "patch", "setattr"})
 """Functions whose first argument is the name of a module, or of an object in a module."""
-NOT_MODULES = frozenset({f"{PEER}.exporter_configs"})
+NOT_MODULES = frozenset({f"{PEER_NAME}.exporter_configs"})
 """Strings that `exporter.one_logger` uses unchanged."""
 
 
@@ -40,14 +39,14 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """Result for one file.
+    """Result for a file.
 
     Attributes:
         problems: Line number and text of each problem.
     """
 
-    before: bytes
-    after: bytes
+    old_source: bytes
+    new_source: bytes
     problems: tuple[tuple[int, str], ...]
 
 
@@ -58,14 +57,14 @@ def migrate(source: bytes) -> Migration:
     """
     visitor = _Visitor(source)
     visitor.visit(ast.parse(source))
-    after = source
+    migrated_source = source
     for edit in sorted(visitor.edits, key=lambda each: each.start, reverse=True):
-        after = after[: edit.start] + edit.text.encode() + after[edit.end :]
-    return Migration(source, after, tuple(visitor.problems))
+        migrated_source = migrated_source[: edit.start] + edit.text.encode() + migrated_source[edit.end :]
+    return Migration(source, migrated_source, tuple(visitor.problems))
 
 
 class _Visitor(ast.NodeVisitor):
-    """Collector of the edits and problems of one file."""
+    """Collector of the edits and problems of a file."""
 
     def __init__(self, source: bytes) -> None:
         self.edits: list[Edit] = []
@@ -74,23 +73,23 @@ class _Visitor(ast.NodeVisitor):
         self._lines = [0]
         for line in source.removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
-        self._shift = len(source) - self._lines[-1]  # of a byte order mark
-        self._handled: set[ast.expr] = set()
+        self._shift = len(source) - self._lines[-1]  # length of a byte order mark
+        self._rewritten: set[ast.expr] = set()
 
     def visit_Import(self, node: ast.Import) -> None:
-        """Rewrite `import nv_one_logger.x`, so that the names that the statement binds stay the same."""
+        """Rewrite `import nv_one_logger.x`; the statement binds the same names as before."""
         for alias in node.names:
             if not _is_peer(alias.name):
                 continue
-            module = _ours(alias.name)
+            module = _replacement(alias.name)
             self._check_module(node.lineno, module)
             if alias.asname is not None:
                 text = f"{module} as {alias.asname}"
-            elif alias.name == PEER:
-                text = f"{OURS} as {PEER}"
+            elif alias.name == PEER_NAME:
+                text = f"{PACKAGE_NAME} as {PEER_NAME}"
             else:  # loads the module and binds the package
-                loaded = alias.name.removeprefix(f"{PEER}.").replace(".", "_")
-                text = f"{module} as _{loaded}, {OURS} as {PEER}"
+                module_alias = alias.name.removeprefix(f"{PEER_NAME}.").replace(".", "_")
+                text = f"{module} as _{module_alias}, {PACKAGE_NAME} as {PEER_NAME}"
             self.edits.append(Edit(*self._span(alias), text))
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
@@ -98,10 +97,10 @@ class _Visitor(ast.NodeVisitor):
         if node.level or node.module is None or not _is_peer(node.module):
             return
         start, end = self._span(node)
-        found = re.match(rb"from[\s\\]+(nv_one_logger)\b", self._source[start:end])
-        if found is not None:
-            self.edits.append(Edit(start + found.start(1), start + found.end(1), OURS))
-        module = _ours(node.module)
+        match = re.match(rb"from[\s\\]+(nv_one_logger)\b", self._source[start:end])
+        if match is not None:
+            self.edits.append(Edit(start + match.start(1), start + match.end(1), PACKAGE_NAME))
+        module = _replacement(node.module)
         if self._check_module(node.lineno, module):
             for alias in node.names:
                 if alias.name not in {"*", *_names(module)}:
@@ -110,18 +109,18 @@ class _Visitor(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         """Rewrite a module name that is the first argument of a call."""
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        first = node.args[0] if node.args else None
-        if name in MODULE_ARGUMENTS and isinstance(first, ast.Constant) and _is_peer(first.value):
-            start, end = self._span(first)
-            at = self._source.find(PEER.encode(), start, end)
-            if at >= 0:
-                self._handled.add(first)
-                self.edits.append(Edit(at, at + len(PEER), OURS))
+        argument = node.args[0] if node.args else None
+        if name in MODULE_ARGUMENTS and isinstance(argument, ast.Constant) and _is_peer(argument.value):
+            start, end = self._span(argument)
+            offset = self._source.find(PEER_NAME.encode(), start, end)
+            if offset >= 0:
+                self._rewritten.add(argument)
+                self.edits.append(Edit(offset, offset + len(PEER_NAME), PACKAGE_NAME))
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """List any other string that is a name in the package."""
-        if _is_peer(node.value) and node not in self._handled and node.value not in NOT_MODULES:
+        """Report any other string that names the package or a module."""
+        if _is_peer(node.value) and node not in self._rewritten and node.value not in NOT_MODULES:
             self._add_problem(node.lineno, f"the string {node.value!r} is not changed")
 
     def _check_module(self, line: int, module: str) -> bool:
@@ -134,25 +133,25 @@ class _Visitor(ast.NodeVisitor):
         self.problems.append((line, text))
 
     def _span(self, node: ast.expr | ast.stmt | ast.alias) -> tuple[int, int]:
-        """Return where a node starts and ends in the source."""
+        """Return the start and the end of a node in the source."""
         start = self._lines[node.lineno - 1] + node.col_offset
         end = self._lines[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         return self._shift + start, self._shift + end
 
 
 def _is_peer(name: object) -> bool:
-    return isinstance(name, str) and (name == PEER or name.startswith(f"{PEER}."))
+    return isinstance(name, str) and (name == PEER_NAME or name.startswith(f"{PEER_NAME}."))
 
 
-def _ours(module: str) -> str:
-    return OURS + module.removeprefix(PEER)
+def _replacement(module: str) -> str:
+    return PACKAGE_NAME + module.removeprefix(PEER_NAME)
 
 
 def _file_of(module: str) -> Path | None:
     """Return the file of a module below `exporter.one_logger`."""
     path = PACKAGE.joinpath(*module.split(".")[2:])
-    found = (each for each in (path / "__init__.py", path.with_suffix(".py")) if each.is_file())
-    return next(found, None)
+    files = (file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file())
+    return next(files, None)
 
 
 @cache
@@ -161,7 +160,7 @@ def _names(module: str) -> frozenset[str]:
     path = _file_of(module)
     if path is None:
         return frozenset()
-    names = {each.stem for each in path.parent.glob("*") if path.name == "__init__.py"}
+    names = {file.stem for file in path.parent.glob("*") if path.name == "__init__.py"}
     for statement in ast.parse(path.read_bytes()).body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
             names |= set(ast.literal_eval(statement.value))
@@ -169,8 +168,8 @@ def _names(module: str) -> frozenset[str]:
 
 
 def _python_files(paths: Sequence[str]) -> Iterator[Path]:
-    for each in map(Path, paths):
-        yield from sorted(each.rglob("*.py")) if each.is_dir() else (each,)
+    for path in map(Path, paths):
+        yield from sorted(path.rglob("*.py")) if path.is_dir() else (path,)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -181,24 +180,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--write", action="store_true", help="change the files")
     parser.add_argument("path", nargs="+", help="Python file, or directory of Python files")
-    given = parser.parse_args(arguments)
-    complete = True
-    for path in _python_files(given.path):
+    options = parser.parse_args(arguments)
+    is_complete = True
+    for path in _python_files(options.path):
         try:
             migration = migrate(path.read_bytes())
-            before = migration.before.decode().splitlines(keepends=True)
-            after = migration.after.decode().splitlines(keepends=True)
-            if given.write and migration.after != migration.before:
-                path.write_bytes(migration.after)
+            old_lines = migration.old_source.decode().splitlines(keepends=True)
+            new_lines = migration.new_source.decode().splitlines(keepends=True)
+            if options.write and migration.new_source != migration.old_source:
+                path.write_bytes(migration.new_source)
         except (OSError, SyntaxError, ValueError) as error:
             sys.stderr.write(f"{path}: {error}\n")
-            complete = False
+            is_complete = False
             continue
-        sys.stdout.writelines(difflib.unified_diff(before, after, f"{path}", f"{path} (migrated)"))
+        sys.stdout.writelines(difflib.unified_diff(old_lines, new_lines, f"{path}", f"{path} (migrated)"))
         for line, problem in migration.problems:
             sys.stderr.write(f"{path}:{line}: {problem}\n")
-            complete = False
-    return 0 if complete else 1
+            is_complete = False
+    return 0 if is_complete else 1
 
 
 if __name__ == "__main__":

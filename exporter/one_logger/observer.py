@@ -1,6 +1,6 @@
 """Observer of the training blocks that exports spans and the standard events of one-logger.
 
-Families do not depend on this module: a call that breaks a rule of one-logger is counted as misuse and not exported.
+Metrics do not depend on this module. A call that breaks a rule of one-logger is counted as misuse and not exported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EventName = StandardTrainingJobEventName
 
 @dataclass(slots=True)
 class BlockState:
-    """State of a block whose start reached this observer; `save` is set for the block of a save."""
+    """State of an observed block; `save` is set for the block of a save."""
 
     save: CheckpointFigures | None = None
 
@@ -45,7 +45,7 @@ class OneLoggerObserver:
 
     Attributes:
         settings: Configuration of the application.
-        training: Configuration of the training; None until known.
+        training: Configuration of the training; None until set.
         enabled: False if this process exports no records.
     """
 
@@ -57,14 +57,14 @@ class OneLoggerObserver:
         self.process = os.getpid()
         self.enabled = settings.enable_for_current_rank
         self.training: TrainingTelemetryConfig | None = None
-        self._lock = threading.RLock()  # not used in forked children, where TRAINING has no observers
+        self._lock = threading.RLock()  # unused in forked children, where TRAINING has no observers
         self._facts = JobFacts(settings)
         self._figures = LoopFigures(self._facts.steps)
         self._saves = SaveFigures()
         self._application: ObservedBlock | None = None
         self._loop: ObservedBlock | None = None
-        self._application_ended = self._ending = False
-        # Iterations of a loop that started before the configuration are valid.
+        self._has_application_ended = self._is_application_ending = False
+        # Iterations of a loop that began before the configuration are valid.
         self._in_earlier_loop = any(block.kind in kinds.LOOPS for block in TRAINING.open_blocks())
         if isinstance(settings.telemetry_config, TrainingTelemetryConfig):
             self.set_training(settings.telemetry_config)
@@ -79,7 +79,7 @@ class OneLoggerObserver:
                 (training.is_validation_iterations_enabled, EventName.VALIDATION_METRICS_UPDATE),
                 (training.is_test_iterations_enabled, EventName.TESTING_METRICS_UPDATE),
             )
-            self.delivery.exclude_events(event.value for enabled, event in switches if enabled is False)
+            self.delivery.exclude_events(event.value for is_enabled, event in switches if is_enabled is False)
             if self._application is not None or self._loop is not None or self._in_earlier_loop:
                 self._export_training(training)
 
@@ -88,7 +88,7 @@ class OneLoggerObserver:
     def misuse(self, call: str, rule: str, expected: str) -> None:
         """Count an invalid call.
 
-        Raises OneLoggerError: The job has chosen PROPAGATE_EXCEPTIONS.
+        Raises OneLoggerError: The job uses PROPAGATE_EXCEPTIONS.
         """
         report(call, rule, expected)
         self._raise_if_chosen(f"{call}: expected {expected}")
@@ -98,14 +98,14 @@ class OneLoggerObserver:
             raise OneLoggerError(message)
 
     def wants(self, kind: BlockKind) -> bool:
-        """Return whether blocks of a kind are exported."""
+        """Return True if blocks of a kind are exported."""
         return self.delivery.wants(kind.span_name)
 
     def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
-        """Return whether a block can be exported; counts an invalid call."""
-        if kind is kinds.CHECKPOINT_SAVE and not self._saves_enabled():
+        """Return True if a block can be exported; counts an invalid call."""
+        if kind is kinds.CHECKPOINT_SAVE and not self._are_saves_enabled():
             return False
-        if self._application_ended and kind is not kinds.APPLICATION:
+        if self._has_application_ended and kind is not kinds.APPLICATION:
             self.misuse(call, "application_ended", "on_app_start first: the application has ended")
             return False
         if self.training is None and kind in {kinds.TRAINING_LOOP, kinds.CHECKPOINT_SAVE}:
@@ -117,22 +117,22 @@ class OneLoggerObserver:
         return True
 
     def begin_while_open(self, kind: BlockKind, call: str) -> bool:
-        """Return whether the second begin of a kind is refused; counts an invalid call."""
-        if kind is kinds.CHECKPOINT_SAVE and not self._saves_enabled():
+        """Return True to refuse a second begin of an open kind; counts an invalid call."""
+        if kind is kinds.CHECKPOINT_SAVE and not self._are_saves_enabled():
             return True
         if kind is kinds.APPLICATION and self._application is None:
             return False  # the open block started before the configuration
         if kind in kinds.LOOPS and self._loop is None:
             return False
-        self.misuse(call, "already_open", f"the {kind.call} that is open to end before")
+        self.misuse(call, "already_open", f"the open {kind.call} to end first")
         return True
 
     def end_without_begin(self, kind: BlockKind, call: str) -> None:
         """Count the end of a block that is not open."""
-        if kind is not kinds.CHECKPOINT_SAVE or self._saves_enabled():
+        if kind is not kinds.CHECKPOINT_SAVE or self._are_saves_enabled():
             self.misuse(call, "not_open", f"{kind.begin} first")
 
-    def _saves_enabled(self) -> bool:
+    def _are_saves_enabled(self) -> bool:
         return self.training is None or self.training.is_save_checkpoint_enabled is not False
 
     # Begins ----------------------------------------------------------------------------------------------
@@ -154,13 +154,13 @@ class OneLoggerObserver:
 
     def _begin_application(self, block: ObservedBlock) -> None:
         settings = self.settings
-        self._application, self._application_ended, self._loop = block, False, None
+        self._application, self._has_application_ended, self._loop = block, False, None
         session_tag = settings.session_tag or RECORDER.process.session
-        baseline = bool(settings.is_baseline_run)
-        self._facts.begin_application(session_tag, baseline=baseline)
+        is_baseline = bool(settings.is_baseline_run)
+        self._facts.begin_application(session_tag, is_baseline=is_baseline)
         self._figures, self._saves = LoopFigures(self._facts.steps), SaveFigures()
         attributes = initialization_attributes(
-            settings, self._facts.world_size, session_tag, baseline=baseline
+            settings, self._facts.world_size, session_tag, is_baseline=is_baseline
         )
         self._export_event(block, EventName.ONE_LOGGER_INITIALIZATION, attributes, block.began)
         if self.training is not None:
@@ -191,28 +191,32 @@ class OneLoggerObserver:
 
     def _target(self, block: ObservedBlock, name: str) -> int | None:
         """Return a target of the loop, or of the configuration."""
-        given = block.values.get(name)
-        if isinstance(given, int):
-            return given
+        target = block.values.get(name)
+        if isinstance(target, int):
+            return target
         return None if self.training is None else self.training.present(f"{name}_or_fn")
 
     def _begin_save(self, block: ObservedBlock) -> CheckpointFigures:
         training, step = self.training, block.values.get("global_step")
         strategy = CheckPointStrategy.SYNC if training is None else training.save_checkpoint_strategy
-        number = step if isinstance(step, int) else self._figures.completed
-        completed = number if self._figures.began is None else self._figures.completed
-        save = self._saves.begin(number, strategy, self._figures.snapshot(completed))
+        step_number = step if isinstance(step, int) else self._figures.completed_iterations
+        completed_iterations = (
+            step_number if self._figures.start_time is None else self._figures.completed_iterations
+        )
+        save = self._saves.begin(step_number, strategy, self._figures.snapshot(completed_iterations))
         _describe_span(block.span, save.attributes())
         return save
 
     # Ends ------------------------------------------------------------------------------------------------
 
     def block_ending(self, block: ObservedBlock) -> None:
-        """Note that an application ends, before the open blocks inside are ended."""
+        """Record that the application ends, before its open blocks are ended."""
         if block is self._application:
-            self._ending = True
+            self._is_application_ending = True
 
-    def block_ended(self, block: ObservedBlock, at: TracingTimestamp, error: BaseException | None) -> None:
+    def block_ended(
+        self, block: ObservedBlock, timestamp: TracingTimestamp, error: BaseException | None
+    ) -> None:
         """Export the figures of a block, and the stop of the span."""
         state = block.data
         if not isinstance(state, BlockState):
@@ -220,35 +224,41 @@ class OneLoggerObserver:
         with self._lock:
             ends_application = block is self._application
             if ends_application:
-                self._ending, self._application, self._application_ended = False, None, True
+                self._is_application_ending, self._application, self._has_application_ended = (
+                    False,
+                    None,
+                    True,
+                )
             else:
-                self._export_figures(block, state, at, failed=error is not None)
-                if self._ending:
-                    self._export_forced_end(block, state, at)
+                self._export_figures(block, state, timestamp, is_failed=error is not None)
+                if self._is_application_ending:
+                    self._export_forced_end(block, state, timestamp)
             self.spans.stop(block.span)
             block.data = None
             if ends_application:
                 self.delivery.close_exporters()
 
     def _export_figures(
-        self, block: ObservedBlock, state: BlockState, at: TracingTimestamp, *, failed: bool
+        self, block: ObservedBlock, state: BlockState, timestamp: TracingTimestamp, *, is_failed: bool
     ) -> None:
-        """Export the event that precedes the stop of a span; at the end of the application only the loop's event."""
+        """Export the event before the stop of a span; at the end of the application, only the event of the loop."""
         figures = self._figures
         if block is self._loop:
             self._loop = None
-            if figures.pending:
+            if figures.pending_iterations:
                 self._export_event(block, EventName.TRAINING_METRICS_UPDATE, figures.update())
-        elif self._ending:
+        elif self._is_application_ending:
             return
         elif block.kind is kinds.VALIDATION_LOOP:
             self._export_event(block, EventName.VALIDATION_METRICS_UPDATE, figures.validation_ended())
         elif block.kind is kinds.TESTING_LOOP:
             self._export_event(block, EventName.TESTING_METRICS_UPDATE, figures.testing_ended())
         elif state.save is not None:
-            self._end_save(block, state.save, at, failed=failed)
+            self._end_save(block, state.save, timestamp, is_failed=is_failed)
 
-    def _export_forced_end(self, block: ObservedBlock, state: BlockState, at: TracingTimestamp) -> None:
+    def _export_forced_end(
+        self, block: ObservedBlock, state: BlockState, timestamp: TracingTimestamp
+    ) -> None:
         """Export an error for a block that is open when the application ends."""
         if state.save is not None:
             self._saves.drop(state.save)
@@ -256,30 +266,30 @@ class OneLoggerObserver:
             f"Timer for span {block.span.name_str} was automatically stopped: the application ended, so the span is"
             " being stopped, and its on_xxx_end method was not called correctly"
         )
-        error = ErrorEvent.create(message, timestamp=at)
+        error = ErrorEvent.create(message, timestamp=timestamp)
         block.span.append_event(error)
         self.spans.error(block.span, error)
 
     def _end_save(
-        self, block: ObservedBlock, save: CheckpointFigures, at: TracingTimestamp, *, failed: bool
+        self, block: ObservedBlock, save: CheckpointFigures, timestamp: TracingTimestamp, *, is_failed: bool
     ) -> None:
-        if block.is_lexical and not failed and save.strategy is CheckPointStrategy.SYNC:
-            if self._saves.pending(save.step) is save:
-                self._export_success(block, save, at)
+        if block.is_lexical and not is_failed and save.strategy is CheckPointStrategy.SYNC:
+            if self._saves.find_pending(save.step) is save:
+                self._export_success(block, save, timestamp)
             else:
-                self.misuse("checkpoint_save", "unknown_step", "no success of its own inside the block")
-        seconds = max(at.perf_counter_seconds - block.began.perf_counter_seconds, 0.0)
-        attributes = self._saves.end(save, seconds, failed=failed)
+                self.misuse("checkpoint_save", "unknown_step", "no confirmation of the save inside the block")
+        seconds = max(timestamp.perf_counter_seconds - block.began.perf_counter_seconds, 0.0)
+        attributes = self._saves.end(save, seconds, is_failed=is_failed)
         self._export_event(block, EventName.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
 
-    def save_succeeded(self, global_step: object, at: TracingTimestamp, call: str) -> None:
+    def save_succeeded(self, global_step: object, timestamp: TracingTimestamp, call: str) -> None:
         """Export the success of a save: on the span of a synchronous save, or of the application."""
         with self._lock:
-            if not self._saves_enabled():
+            if not self._are_saves_enabled():
                 return
-            save = self._saves.pending(global_step)
+            save = self._saves.find_pending(global_step)
             if save is None:  # counted by the recorder
-                self._raise_if_chosen(f"{call}: expected the step of a save that has begun and not succeeded")
+                self._raise_if_chosen(f"{call}: expected the step of an unconfirmed save")
                 return
             holder = self._application
             if save.strategy is CheckPointStrategy.SYNC:
@@ -287,21 +297,23 @@ class OneLoggerObserver:
             if holder is None:
                 self.misuse(call, "not_open", "the application to run")
             else:
-                self._export_success(holder, save, at)
+                self._export_success(holder, save, timestamp)
 
-    def _export_success(self, holder: ObservedBlock, save: CheckpointFigures, at: TracingTimestamp) -> None:
-        attributes = self._saves.succeed(save, at.seconds_since_epoch, self._figures.began)
-        self._export_event(holder, EventName.SAVE_CHECKPOINT_SUCCESS, attributes, at)
+    def _export_success(
+        self, holder: ObservedBlock, save: CheckpointFigures, timestamp: TracingTimestamp
+    ) -> None:
+        attributes = self._saves.succeed(save, timestamp.seconds_since_epoch, self._figures.start_time)
+        self._export_event(holder, EventName.SAVE_CHECKPOINT_SUCCESS, attributes, timestamp)
 
     def block_discarded(self, block: ObservedBlock) -> None:
-        """Forget a block that will not end."""
+        """Discard a block that does not end."""
         with self._lock:
             if block is self._application:
                 self._application = None
             if block is self._loop:
                 self._loop = None
             if isinstance(block.data, BlockState):
-                if self._ending:
+                if self._is_application_ending:
                     now = TracingTimestamp.now()
                     block.span.stop(None, now)
                     self._export_forced_end(block, block.data, now)
@@ -313,18 +325,18 @@ class OneLoggerObserver:
 
     # Iterations and events -------------------------------------------------------------------------------
 
-    def iteration_ended(self, kind: BlockKind, began: float, ended: float, failed: bool) -> None:
-        """Count an iteration, and export all figures after every N training iterations; failed iterations are not counted."""
-        if failed:
+    def iteration_ended(self, kind: BlockKind, start_time: float, end_time: float, is_failed: bool) -> None:
+        """Count an iteration that succeeded, and export the figures after every N training iterations."""
+        if is_failed:
             return
-        seconds = max(ended - began, 0.0)
+        seconds = max(end_time - start_time, 0.0)
         with self._lock:
             if kind is kinds.VALIDATION_ITERATION:
                 self._figures.validations.add_value(seconds)
             elif kind in kinds.ITERATIONS:
-                self._training_iteration_ended(kind, seconds, time() + (ended - monotonic()))
+                self._training_iteration_ended(kind, seconds, time() + (end_time - monotonic()))
 
-    def _training_iteration_ended(self, kind: BlockKind, seconds: float, finished: float) -> None:
+    def _training_iteration_ended(self, kind: BlockKind, seconds: float, end_time: float) -> None:
         training, figures = self.training, self._figures
         if training is None:
             if not kind.inferred:
@@ -335,11 +347,13 @@ class OneLoggerObserver:
             if not kind.inferred and not self._in_earlier_loop:
                 self.misuse(kind.end, "outside_training_loop", "to be inside a training loop")
             return
-        figures.iteration_ended(seconds, finished, self._facts.world_size)
-        if figures.completed % training.log_every_n_train_iterations == 0:
+        figures.iteration_ended(seconds, end_time, self._facts.world_size)
+        if figures.completed_iterations % training.log_every_n_train_iterations == 0:
             self._export_event(self._loop, EventName.TRAINING_METRICS_UPDATE, figures.update())
 
-    def step_reported(self, step: int | None, seconds: float | None, mode: str, at: TracingTimestamp) -> None:
+    def step_reported(
+        self, step: int | None, seconds: float | None, mode: str, timestamp: TracingTimestamp
+    ) -> None:
         """Do nothing: the recorder also calls `iteration_ended`."""
 
     def event_added(self, span: Span, event: Event) -> None:
@@ -351,16 +365,16 @@ class OneLoggerObserver:
         block: ObservedBlock,
         name: StandardTrainingJobEventName,
         attributes: Attributes,
-        at: TracingTimestamp | None = None,
+        timestamp: TracingTimestamp | None = None,
     ) -> None:
         """Add an event to the span of a block, and export the event."""
-        event = Event.create(name, attributes, at)
+        event = Event.create(name, attributes, timestamp)
         block.span.append_event(event)
         self.spans.event(block.span, event)
 
 
 def _describe_span(span: Span, attributes: Attributes) -> None:
-    """Add attributes to a span; attributes of the job are kept."""
+    """Add initial attributes to a span; attributes of the job take precedence."""
     attributes.update(span.initial_attributes)
     span.initial_attributes = attributes
 

@@ -54,7 +54,7 @@ class _Singleton:
 
     @property
     def one_logger_ready(self) -> bool:
-        """Whether the process is configured."""
+        """True if the process is configured."""
         return current() is not None
 
     def force_disable_logging(self) -> None:
@@ -63,7 +63,7 @@ class _Singleton:
 
 
 class OneLoggerProvider(_Singleton):
-    """Provider of one-logger's core: a configuration and a recorder."""
+    """Provider of the configuration and the recorder of one-logger's core."""
 
     def configure(self, config: OneLoggerConfig, recorder: DefaultRecorder) -> None:
         """Set the configuration and the recorder; a second call has no effect and is counted as misuse."""
@@ -76,20 +76,20 @@ class OneLoggerProvider(_Singleton):
 
     @property
     def recorder(self) -> DefaultRecorder:
-        """The recorder; before configuration, a recorder without exporters."""
+        """Recorder of this process; before the configuration, a recorder without exporters."""
         return get_recorder()
 
     @property
     def config(self) -> OneLoggerConfig:
-        """The configuration, which must not be changed.
+        """Configuration of this process, which must not be changed.
 
         Raises OneLoggerError: The process is not configured.
         """
-        return _configured().settings
+        return _configured_observer().settings
 
     @property
     def one_logger_enabled(self) -> bool:
-        """Whether the process is configured and exports."""
+        """True if the process is configured and exports."""
         observer = current()
         return observer is not None and observer.enabled
 
@@ -117,13 +117,13 @@ class TrainingTelemetryProvider(_Singleton):
         if self._base is None:
             self._base = one_logger_config
         else:
-            expected = "to be called once; with_config_override changes fields"
+            expected = "to be called once; use with_config_override to change fields"
             propagates = self._propagates() or one_logger_config.propagates
             misuse("with_base_config", "called_twice", expected, propagates=propagates)
         return self
 
     def with_config_override(self, partial_config: Mapping[str, Any]) -> TrainingTelemetryProvider:
-        """Change fields of the configuration, nested fields by nested mappings; later calls override earlier ones."""
+        """Override fields of the configuration, with nested mappings for nested fields; later calls take precedence."""
         problem = f"with_config_override expects a mapping of fields, not {safe_repr(partial_config)}"
         assert_that(isinstance(partial_config, Mapping), problem)
         if self._configurable("with_config_override"):
@@ -131,20 +131,20 @@ class TrainingTelemetryProvider(_Singleton):
         return self
 
     def with_config_override_from_json_file(self, file_path: Path) -> TrainingTelemetryProvider:
-        """Raise OneLoggerError, as one-logger does not implement this method either."""
-        problem = f"read {os.fspath(file_path)}, and pass the fields to with_config_override"
+        """Raise OneLoggerError, because one-logger does not implement this method either."""
+        problem = f"not implemented: read {os.fspath(file_path)}, and pass the fields to with_config_override"
         raise OneLoggerError(problem)
 
     def with_config_override_from_config_server(self, config_server_url: str) -> TrainingTelemetryProvider:
-        """Raise OneLoggerError, as one-logger does not implement this method either."""
-        problem = f"fetch {config_server_url}, and pass the fields to with_config_override"
+        """Raise OneLoggerError, because one-logger does not implement this method either."""
+        problem = f"not implemented: fetch {config_server_url}, and pass the fields to with_config_override"
         raise OneLoggerError(problem)
 
     def with_exporter(self, exporter: Exporter) -> TrainingTelemetryProvider:
         """Add an exporter, of any class that has the methods of `Exporter`."""
         missing = missing_methods(exporter)
         assert_that(
-            not missing, f"{safe_repr(exporter)} is no exporter: the class has no {', '.join(missing)}"
+            not missing, f"{safe_repr(exporter)} is not an exporter: methods {', '.join(missing)} are missing"
         )
         if self._configurable("with_exporter"):
             self._exporters += (exporter,)
@@ -182,45 +182,45 @@ class TrainingTelemetryProvider(_Singleton):
         return self
 
     def configure_provider(self) -> TrainingTelemetryProvider:
-        """Apply the configuration, once per process, and start the exporters on threads of their own."""
+        """Apply the configuration, once per process, and start a thread for each exporter."""
         if not self._configurable("configure_provider"):
             return self
         problem = "No configuration was provided. Please provide a base config and/or config overrides."
         assert_that(self._overrides or self._base is not None, problem)
         settings = self._base
         if settings is None or self._overrides:
-            settings = OneLoggerConfig(**_merged(_given(settings), self._overrides))
+            settings = OneLoggerConfig(**_merged(_explicit_values(settings), self._overrides))
         exporters = self._exporters if settings.enable_for_current_rank else ()
         _apply_logger_config(settings)
-        chosen = self._filter or SpanFilter.default()
-        _configure(settings, TrainingRecorder(settings, exporters, chosen.mode, chosen.names))
+        span_filter = self._filter or SpanFilter.default()
+        _configure(settings, TrainingRecorder(settings, exporters, span_filter.mode, span_filter.names))
         return self
 
     @property
     def recorder(self) -> TrainingRecorder:
-        """The recorder; before configuration, a recorder without exporters."""
-        found = get_recorder()
-        return found if isinstance(found, TrainingRecorder) else UNCONFIGURED
+        """Recorder of this process; before the configuration, a recorder without exporters."""
+        recorder = get_recorder()
+        return recorder if isinstance(recorder, TrainingRecorder) else UNCONFIGURED
 
     @property
     def config(self) -> OneLoggerConfig:
-        """A copy of the configuration.
+        """Copy of the configuration.
 
         Raises OneLoggerError: The process is not configured.
         """
-        return _configured().settings.model_copy()
+        return _configured_observer().settings.model_copy()
 
     def set_training_telemetry_config(self, training_telemetry_config: TrainingTelemetryConfig) -> None:
         """Set the configuration of the training, before or after the start of the application.
 
         A second call has no effect and is counted as misuse. Before `configure_provider`, a call has no effect.
         """
-        training = TrainingTelemetryConfig.of(training_telemetry_config)
+        training = TrainingTelemetryConfig.convert(training_telemetry_config)
         observer = current()
         if observer is None:
             return
         if observer.training is not None:
-            expected = "to be called once: the configuration is set already"
+            expected = "to be called once; the configuration is already set"
             misuse("set_training_telemetry_config", "already_set", expected)
             return
         observer.settings.telemetry_config = training
@@ -228,53 +228,58 @@ class TrainingTelemetryProvider(_Singleton):
 
     @staticmethod
     def _configurable(call: str) -> bool:
-        """Return whether the process is not configured yet; counts a late call."""
+        """Return True if the process is not configured yet; counts a late call."""
         if current() is None:
             return True
-        misuse(call, "configured_already", "to be called before configure_provider, which has an effect once")
+        misuse(call, "configured_already", "to be called before configure_provider")
         return False
 
     def _propagates(self) -> bool:
         return self._base is not None and self._base.propagates
 
 
-def _configured() -> OneLoggerObserver:
+def _configured_observer() -> OneLoggerObserver:
     observer = current()
     if observer is None:
-        raise OneLoggerError("configure the provider before: with_base_config(…), then configure_provider()")
+        raise OneLoggerError(
+            "the provider is not configured; call with_base_config(…) and configure_provider() first"
+        )
     return observer
 
 
 def _configure(settings: OneLoggerConfig, recorder: DefaultRecorder) -> None:
-    delivery = getattr(recorder, "delivery", None)  # a recorder class of the job may have none
+    delivery = getattr(recorder, "delivery", None)  # a recorder class of the job may have no delivery
     if not isinstance(delivery, Delivery):
         delivery = Delivery(())
     delivery.set_application_name(settings.application_name)
     install(OneLoggerObserver(settings.model_copy(), recorder, delivery))
 
 
-def _given(settings: Settings | None) -> dict[str, Any]:
+def _explicit_values(settings: Settings | None) -> dict[str, Any]:
     """Return the explicit values of settings, with nested settings as mappings."""
-    given = {} if settings is None else settings.given
-    return {name: _given(value) if isinstance(value, Settings) else value for name, value in given.items()}
+    values = {} if settings is None else settings.explicit_values
+    return {
+        name: _explicit_values(value) if isinstance(value, Settings) else value
+        for name, value in values.items()
+    }
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a mapping with changes applied, also in nested mappings; the arguments are not changed."""
     merged = dict(base)
     for name, change in changes.items():
-        value = _given(change) if isinstance(change, Settings) else change
-        before = merged.get(name)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            value = _merged(before, value)
+        value = _explicit_values(change) if isinstance(change, Settings) else change
+        current_value = merged.get(name)
+        if isinstance(current_value, Mapping) and isinstance(value, Mapping):
+            value = _merged(current_value, value)
         merged[name] = value
     return merged
 
 
 def _apply_logger_config(settings: OneLoggerConfig) -> None:
-    """Apply the log level, and add the log files that are given explicitly; a disabled rank opens no file."""
+    """Apply the log level, and add the configured log files; a disabled rank opens no file."""
     config = settings.logger_config
-    if "log_level" in config.given:
+    if "log_level" in config.explicit_values:
         NOTICES.is_quiet = logging.getLevelName(config.log_level) > logging.WARNING
     files = ((config.log_file_path_for_info, logging.INFO), (config.log_file_path_for_err, logging.ERROR))
     for path, level in files if settings.enable_for_current_rank else ():
@@ -283,7 +288,7 @@ def _apply_logger_config(settings: OneLoggerConfig) -> None:
         try:
             handler = logging.FileHandler(path)
         except OSError as error:
-            report("LoggerConfig", "log_file", f"a file that can be written: {path}: {error}")
+            report("LoggerConfig", "log_file", f"a writable file: {path}: {error}")
             continue
         handler.setLevel(level)
         handler.setFormatter(logging.Formatter(config.log_format))
@@ -300,4 +305,4 @@ def _log_to(handler: logging.Handler, message: str) -> None:
 def forget() -> None:
     """Return to the unconfigured state; for tests."""
     install(None)
-    OneLoggerProvider._instance = TrainingTelemetryProvider._instance = None  # noqa: SLF001  # of this module
+    OneLoggerProvider._instance = TrainingTelemetryProvider._instance = None  # noqa: SLF001  # classes of this module

@@ -1,6 +1,6 @@
 """Recorders: spans, events and errors recorded by explicit calls, on the threads of the job.
 
-No call raises unless the job has chosen PROPAGATE_EXCEPTIONS, and none returns None.
+A call raises only if the job uses PROPAGATE_EXCEPTIONS. `start` always returns a span.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = ["DefaultRecorder", "Recorder"]
 
 
 class RecorderObserver:
-    """Observer that exports the spans of one DefaultRecorder."""
+    """Observer that exports the spans of a DefaultRecorder."""
 
     def __init__(self, recorder: DefaultRecorder) -> None:
         self._recorder = recorder
         self.spans = SpanExport(recorder.delivery)
 
-    def wants(self, kind: BlockKind) -> bool:  # noqa: ARG002  # of the protocol, as below
+    def wants(self, kind: BlockKind) -> bool:  # noqa: ARG002  # part of the protocol
         """Return False: the blocks of the recorder are always observed."""
         return False
 
     def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:  # noqa: ARG002
-        """Return True: a recorder has no rules."""
+        """Return True: all blocks are allowed."""
         return True
 
     def begin_while_open(self, kind: BlockKind, call: str) -> bool:  # noqa: ARG002
@@ -49,19 +49,19 @@ class RecorderObserver:
             self.spans.start(block.span)
 
     def block_ending(self, block: ObservedBlock) -> None:
-        """Do nothing: only applications and loops have this call."""
+        """Do nothing: applications and loops are not spans of the recorder."""
 
     def block_ended(
         self,
         block: ObservedBlock,
-        at: TracingTimestamp,  # noqa: ARG002
+        timestamp: TracingTimestamp,  # noqa: ARG002
         error: BaseException | None,  # noqa: ARG002
     ) -> None:
         """Export the stop of a span of the recorder."""
         self.spans.stop(block.span)
 
     def block_discarded(self, block: ObservedBlock) -> None:
-        """Forget a span."""
+        """Discard a span."""
         self.spans.forget(block.span)
 
     def event_added(self, span: Span, event: Event) -> None:
@@ -69,15 +69,17 @@ class RecorderObserver:
         self.spans.event(span, event)
 
     def end_without_begin(self, kind: BlockKind, call: str) -> None:
-        """Do nothing, as in all methods below: they concern no span of the recorder."""
+        """Do nothing: the call does not concern a span of the recorder."""
 
-    def save_succeeded(self, global_step: object, at: TracingTimestamp, call: str) -> None:
+    def save_succeeded(self, global_step: object, timestamp: TracingTimestamp, call: str) -> None:
         """Do nothing."""
 
-    def step_reported(self, step: int | None, seconds: float | None, mode: str, at: TracingTimestamp) -> None:
+    def step_reported(
+        self, step: int | None, seconds: float | None, mode: str, timestamp: TracingTimestamp
+    ) -> None:
         """Do nothing."""
 
-    def iteration_ended(self, kind: BlockKind, began: float, ended: float, failed: bool) -> None:
+    def iteration_ended(self, kind: BlockKind, start_time: float, end_time: float, is_failed: bool) -> None:
         """Do nothing."""
 
 
@@ -91,12 +93,12 @@ class DefaultRecorder:
         span_name_filter: Iterable[SpanName] | None = None,
     ) -> None:
         self.delivery = Delivery(exporters, SpanFilter(export_customization_mode, span_name_filter))
-        self._closed = False
+        self._is_closed = False
         self._observer = self._observe()
         self.delivery.start_exporters()
 
     def _observe(self) -> RecorderObserver | None:
-        """Have the spans of this recorder exported."""
+        """Add the observer that exports the spans of this recorder; None without exporters."""
         if not self.delivery.queues:
             return None
         observer = RecorderObserver(self)
@@ -117,7 +119,7 @@ class DefaultRecorder:
         span, _ = begin_block(
             kinds.named_kind(to_name(span_name), phase=False),
             "start",
-            at=start_time or TracingTimestamp.now(),
+            timestamp=start_time or TracingTimestamp.now(),
             span_name=span_name,
             span_attributes=span_attributes,
             start_event_attributes=start_event_attributes,
@@ -138,7 +140,7 @@ class DefaultRecorder:
             end_block(
                 kind,
                 "stop",
-                at=stop_time or TracingTimestamp.now(),
+                timestamp=stop_time or TracingTimestamp.now(),
                 span=span,
                 attributes=stop_event_attributes,
             )
@@ -162,32 +164,32 @@ class DefaultRecorder:
             self._observer.spans.error(span, event)
 
     def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
-        """Export a notice that records are missing."""
+        """Export a notice about missing records."""
         if self._accepts("telemetry_data_error"):
             self.delivery.telemetry_data_error(error_message, attributes)
 
     def close(self) -> None:
         """Stop all active spans, innermost first, and close the exporters; a second call has no effect."""
-        if self._closed:
+        if self._is_closed:
             return
-        for span in reversed(self._active()):
+        for span in reversed(self._active_spans()):
             self.stop(span)
-        self._closed = True
+        self._is_closed = True
         if self._observer is not None:
             TRAINING.observers.remove(self._observer)
         self.delivery.close(EXIT_SECONDS)
 
     def get_active_spans_by_name(self, span_name: SpanName) -> list[Span]:
-        """Return the active spans of a name, in the order of their starts."""
-        return [span for span in self._active() if span.name_str == to_name(span_name)]
+        """Return the active spans of a name, the oldest first."""
+        return [span for span in self._active_spans() if span.name_str == to_name(span_name)]
 
-    def _active(self) -> list[Span]:
+    def _active_spans(self) -> list[Span]:
         blocks = TRAINING.open_blocks()
         return [block.span for block in blocks if block.values.get(RECORDER_VALUE) is self]
 
     def _accepts(self, call: str) -> bool:
-        """Return whether this recorder records; counts a call after `close`."""
-        if self._closed:
+        """Return True if this recorder records; counts a call after `close` as misuse."""
+        if self._is_closed:
             misuse(f"recorder.{call}", "closed", "to be called before the recorder is closed")
             return False
         observer = current()
@@ -197,15 +199,15 @@ class DefaultRecorder:
     def _is_active(call: str, span: object) -> bool:
         if isinstance(span, Span) and span.active:
             return True
-        misuse(f"recorder.{call}", "no_such_span", f"a span that is active, not {safe_repr(span)}")
+        misuse(f"recorder.{call}", "no_such_span", f"an active span, not {safe_repr(span)}")
         return False
 
     @staticmethod
     def _is_span(call: str, span: object) -> bool:
-        """Return whether an object is a span; one-logger returns None as a span if disabled."""
+        """Return True if an object is a span; one-logger returns None as a span if disabled."""
         if isinstance(span, (Span, NonRecordingSpan)):
             return True
-        misuse(f"recorder.{call}", "no_such_span", f"a span that is active, not {safe_repr(span)}")
+        misuse(f"recorder.{call}", "no_such_span", f"an active span, not {safe_repr(span)}")
         return False
 
 

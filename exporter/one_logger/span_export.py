@@ -8,7 +8,7 @@ from exporter.one_logger.delivery import Delivery
 from exporter.training.spans import ErrorEvent, Event, Span
 
 RECORDER_VALUE = "recorder"
-"""Key in the values of a block that was begun by a DefaultRecorder, whose exporters receive the span."""
+"""Key of the DefaultRecorder in the values of a block that the recorder began."""
 
 
 class SpanExport:
@@ -41,5 +41,5 @@ class SpanExport:
             self.delivery.stop(span)
 
     def forget(self, span: Span) -> None:
-        """Forget a span that will not stop."""
+        """Discard a span that does not stop."""
         self._open.discard(span.id)

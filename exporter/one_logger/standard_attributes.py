@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 
 
 class OptionalField(Generic[Value]):
-    """Attribute that is None if absent."""
+    """Attribute that is None if not set."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class OptionalField(Generic[Value]):
 
 
 class RequiredField(OptionalField[Value]):
-    """Attribute without which no object is created."""
+    """Attribute that must be set."""
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -71,20 +71,23 @@ class StandardAttributes(Attributes):
 
     @classmethod
     def create(cls, *values: Any, **fields: Any) -> Self:
-        """Create the attributes, given in the order of declaration or by name; fields that are None are omitted.
+        """Return attributes from values in the order of declaration, or by name; None values are omitted.
 
         Raises TypeError: A required field is missing, or a field does not exist.
         Raises OneLoggerError: A required field is None.
         """
-        declared = {name: each for name, each in vars(cls).items() if isinstance(each, OptionalField)}
-        given = dict(zip(declared, values, strict=False)) | fields
-        required = {name for name, field in declared.items() if isinstance(field, RequiredField)}
-        missing, unknown = sorted(required - given.keys()), sorted(given.keys() - declared.keys())
-        if missing or unknown or len(values) > len(declared):
+        fields_by_name = {name: each for name, each in vars(cls).items() if isinstance(each, OptionalField)}
+        values_by_name = dict(zip(fields_by_name, values, strict=False)) | fields
+        required_names = {name for name, field in fields_by_name.items() if isinstance(field, RequiredField)}
+        missing, unknown = (
+            sorted(required_names - values_by_name.keys()),
+            sorted(values_by_name.keys() - fields_by_name.keys()),
+        )
+        if missing or unknown or len(values) > len(fields_by_name):
             raise TypeError(f"{cls.__name__}.create: missing fields {missing}, unknown fields {unknown}")
         attributes = cls()
-        for name, field in declared.items():
-            value = given.get(name)
+        for name, field in fields_by_name.items():
+            value = values_by_name.get(name)
             assert_that(value is not None or not isinstance(field, RequiredField), f"{name} is required.")
             if value is not None:
                 attributes[name] = Attribute(name, value)
@@ -145,7 +148,7 @@ class TrainingTelemetryAttributes(StandardAttributes):
 
     @property
     def app_type(self) -> str:
-        """The kind of the application; "training" if absent."""
+        """Kind of the application; "training" if absent."""
         return self.get_str_value("app_type") or ApplicationType.TRAINING.value
 
 
@@ -197,7 +200,7 @@ class ValidationMetricsUpdateAttributes(StandardAttributes):
 class TestingMetricsUpdateAttributes(StandardAttributes):
     """Attributes of the event `testing_metrics_update`."""
 
-    __test__ = False  # for pytest, which collects classes by their names
+    __test__ = False  # pytest collects classes whose names start with Test
 
     current_iteration = RequiredField[int]()
     interval = RequiredField[int]()
@@ -222,7 +225,7 @@ class SaveCheckpointSuccessEventAttributes(StandardAttributes):
 
     @classmethod
     def create(cls, *values: Any, **fields: Any) -> Self:
-        """Create the attributes; a `training_start_timestamp_sec` of 0 means unknown, as in one-logger."""
+        """Return the attributes; a `training_start_timestamp_sec` of 0 means unknown, as in one-logger."""
         attributes = super().create(*values, **fields)
         if not attributes.training_start_timestamp_sec:
             attributes.pop("training_start_timestamp_sec", None)

@@ -1,4 +1,4 @@
-"""`timed_span`: a span of any name around a block or a function."""
+"""`timed_span`: context manager and decorator that records a span of any name."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class timed_span:  # noqa: N801  # one-logger's name
     """Context manager and decorator that records a span of any name and returns the `Span`.
 
     A standard name records the standard block and its phase. A short block that is not exported returns an object with the
-    methods of a span, at a tenth of the cost. An exception in the block is recorded as an error of the application, with its
-    traceback, and propagates.
+    methods of a span, at a tenth of the cost. An exception in the block is recorded as an error of the application and
+    propagates.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class timed_span:  # noqa: N801  # one-logger's name
         block = self._hot_block(recorder)
         if block is not None:
             self._block = block
-            entered: Span = block.__enter__()
-            return entered
+            block_span: Span = block.__enter__()
+            return block_span
         span = _guarded(
             lambda: recorder.start(
                 span_name=self._name,
@@ -74,11 +74,11 @@ class timed_span:  # noqa: N801  # one-logger's name
                 start_event_attributes=self._start_event_attributes,
             )
         )
-        if span is None:  # a recorder of the job raised or returned None
+        if span is None:  # a recorder class of the job raised or returned None
             return Span.create(self._name, None, self._span_attributes, self._start_event_attributes)
         self._recorder, self._span = recorder, span
-        started: Span = span
-        return started
+        active_span: Span = span
+        return active_span
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: object
@@ -89,29 +89,29 @@ class timed_span:  # noqa: N801  # one-logger's name
             block.__exit__(kind, error, traceback)  # type: ignore[arg-type]  # a traceback
         elif recorder is not None and span is not None:
             if isinstance(error, Exception):
-                message = f"Error in {to_name(self._name)}: "  # the exception follows
+                message = f"Error in {to_name(self._name)}: "  # one-logger appends the exception
                 _guarded(lambda: recorder.error(span, message, error))
             _guarded(lambda: recorder.stop(span))
 
     def _hot_block(self, recorder: DefaultRecorder) -> AbstractContextManager[Any] | None:
-        """Return the block of a short span without attributes that is not exported."""
+        """Return the block of a short, unexported span without attributes; None for other spans."""
         if self._span_attributes is not None or self._start_event_attributes is not None:
             return None
         if type(recorder) is not TrainingRecorder:
             return None
         kind = kinds.by_span_name(to_name(self._name))
-        make = None if kind is None else HOT_BLOCKS.get(kind)
-        if kind is None or make is None:
+        create_block = None if kind is None else HOT_BLOCKS.get(kind)
+        if kind is None or create_block is None:
             return None
         observer = current()
-        return make() if observer is None or not observer.wants(kind) else None
+        return create_block() if observer is None or not observer.wants(kind) else None
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """Call a recorder, which may be a class of the job; an exception is counted and not raised."""
+    """Call a recorder, which may be a class of the job; an exception is counted and suppressed."""
     try:
         return call()
-    except Exception as error:  # the recorder of the job
+    except Exception as error:  # the recorder may be a class of the job
         observer = current()
         if isinstance(error, OneLoggerError) and observer is not None and observer.settings.propagates:
             raise

@@ -16,31 +16,31 @@ Number = TypeVar("Number", int, float)
 
 
 class Timer:
-    """Sum of the time between starts and stops."""
+    """Stopwatch that adds the time between each start and stop."""
 
     def __init__(self) -> None:
-        self._started: float | None = None
+        self._start_seconds: float | None = None
         self._seconds = 0.0
 
     @property
     def running(self) -> bool:
-        """Whether the timer is started."""
-        return self._started is not None
+        """True if the timer is started."""
+        return self._start_seconds is not None
 
     def start(self, start_time: TracingTimestamp | None = None) -> None:
         """Start the timer, now or at an explicit time."""
-        if self._started is not None:
+        if self._start_seconds is not None:
             report("Timer.start", "running", "to be stopped before another start")
             return
-        self._started = time.perf_counter() if start_time is None else start_time.perf_counter_seconds
+        self._start_seconds = time.perf_counter() if start_time is None else start_time.perf_counter_seconds
 
     def stop(self, reset: bool = False) -> float:
         """Stop the timer and return the seconds since the last reset; with *reset*, reset the timer afterwards."""
-        if self._started is None:
+        if self._start_seconds is None:
             report("Timer.stop", "not_running", "to be started before a stop")
             return self._seconds
-        self._seconds += max(time.perf_counter() - self._started, 0.0)
-        self._started = None
+        self._seconds += max(time.perf_counter() - self._start_seconds, 0.0)
+        self._start_seconds = None
         seconds = self._seconds
         if reset:
             self.reset()
@@ -48,7 +48,7 @@ class Timer:
 
     def reset(self, start: bool = False) -> None:
         """Set the sum to 0; with *start*, start the timer."""
-        self._started = None
+        self._start_seconds = None
         self._seconds = 0.0
         if start:
             self.start()
@@ -82,7 +82,7 @@ class MultiWindowTimer:
     current_window_start: TracingTimestamp | None = None
     first_window_start: TracingTimestamp | None = None
     latest_window_end: TracingTimestamp | None = None
-    total_window_count: int = 0  # started windows
+    total_window_count: int = 0  # number of started windows
     total_time_sec: float = 0.0
     min_window_duration_sec: float = inf
     max_window_duration_sec: float = 0.0
@@ -91,7 +91,7 @@ class MultiWindowTimer:
 
     @property
     def is_active(self) -> bool:
-        """Whether a window is open."""
+        """True if a window is open."""
         return self.current_window_start is not None
 
     def reset(self) -> None:
@@ -112,9 +112,9 @@ class MultiWindowTimer:
         if self.current_window_start is None:
             report("MultiWindowTimer.stop", "not_running", "to be started before a stop")
             return
-        started, ended = self.current_window_start, stop_time or TracingTimestamp.now()
-        seconds = max(ended.perf_counter_seconds - started.perf_counter_seconds, 0.0)
-        self.latest_window_end = ended
+        window_start, window_end = self.current_window_start, stop_time or TracingTimestamp.now()
+        seconds = max(window_end.perf_counter_seconds - window_start.perf_counter_seconds, 0.0)
+        self.latest_window_end = window_end
         self.current_window_start = None
         self.latest_window_duration_sec = seconds
         self.total_time_sec += seconds

@@ -38,7 +38,7 @@ class TrainingRecorder(DefaultRecorder):
         self.settings = config
 
     def _observe(self) -> None:
-        """Do nothing: the observer of the configured provider exports the spans."""
+        """Do nothing, because the observer of the configured provider exports the spans."""
 
     def start(
         self,
@@ -58,7 +58,7 @@ class TrainingRecorder(DefaultRecorder):
         span, _ = begin_block(
             kind,
             "start",
-            at=start_time,
+            timestamp=start_time,
             span_name=span_name,
             span_attributes=span_attributes,
             start_event_attributes=start_event_attributes,
@@ -84,15 +84,15 @@ class TrainingRecorder(DefaultRecorder):
         if observer is not None:
             observer.spans.error(span, event)
 
-    def _active(self) -> list[Span]:
+    def _active_spans(self) -> list[Span]:
         return [block.span for block in TRAINING.open_blocks()] + _open_iterations()
 
     def close(self) -> None:
-        """Wait up to two seconds for the exporters; another application can begin in this process."""
+        """Flush the exporters for up to two seconds; another application can begin in this process."""
         self.delivery.flush(EXIT_SECONDS)
 
     def create_sync_checkpoint_metrics_event(self, span_name: SpanName) -> Event:
-        """Return an event with the durations of the active saves of a name."""
+        """Return an event with the durations of the active save spans of a name."""
         now = TracingTimestamp.now().perf_counter_seconds
         active = self.get_active_spans_by_name(span_name)
         seconds = [now - span.start_event.timestamp.perf_counter_seconds for span in active] or [0.0]
@@ -155,7 +155,7 @@ class TrainingRecorder(DefaultRecorder):
         train_samples_start: int | None = None,
         train_iterations_target: int | None = None,
         train_samples_target: int | None = None,
-        train_tokens_target: int | None = None,  # noqa: ARG002  # follows from the samples and the sequence length
+        train_tokens_target: int | None = None,  # noqa: ARG002  # computed from the samples and the sequence length
         start_time: TracingTimestamp | None = None,
     ) -> Span:
         """Report the start of a training loop."""
@@ -225,26 +225,26 @@ class TrainingRecorder(DefaultRecorder):
 
 
 UNCONFIGURED = TrainingRecorder()
-"""Recorder before configuration, without exporters."""
+"""Recorder without exporters, used before the configuration."""
 
 
 def get_recorder() -> DefaultRecorder:
     """Return the recorder of this process; before configuration, a recorder without exporters."""
     observer = current()
-    found: DefaultRecorder = UNCONFIGURED if observer is None else observer.recorder
-    return found
+    recorder: DefaultRecorder = UNCONFIGURED if observer is None else observer.recorder
+    return recorder
 
 
 def _open_iterations() -> list[Span]:
-    """Return spans for the open iterations that are not exported and therefore have none."""
+    """Return new spans for the open iterations that have no span because they are not exported."""
     open_blocks = [*TRAINING.clock.stack, *TRAINING.callback_blocks]
-    found = []
+    spans = []
     for block in dict.fromkeys(open_blocks):
         if isinstance(block, HotBlock) and block.is_open and block.span is None and block.kind in kinds.STEPS:
-            began = TracingTimestamp(block.began + time() - monotonic(), block.began)
+            start_time = TracingTimestamp(block.began + time() - monotonic(), block.began)
             parent = TRAINING.spans.get()
-            found.append(Span.create(block.kind.span_name, parent, None, None, began))
-    return found
+            spans.append(Span.create(block.kind.span_name, parent, None, None, start_time))
+    return spans
 
 
 def _kind_of(name: SpanName) -> BlockKind:

@@ -27,7 +27,9 @@ TORCH = "torch.distributed.elastic.events"
 
 @pytest.fixture(autouse=True)
 def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(bridge.Faces, "installed", True)  # the torch module stays unchanged
+    monkeypatch.setattr(
+        bridge.CompatibilityHandlers, "is_installed", True
+    )  # the torch module stays unchanged
     yield
     events.unconfigure()
 

@@ -29,7 +29,9 @@ _numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(bridge.Faces, "installed", True)  # the torch module stays unchanged
+    monkeypatch.setattr(
+        bridge.CompatibilityHandlers, "is_installed", True
+    )  # the torch module stays unchanged
     yield
     for group in (None, "torchelastic", "my_app", "g"):
         metrics.unconfigure(group)
@@ -353,7 +355,7 @@ def test_a_handler_that_emits_does_not_get_its_own_metrics() -> None:
 
 def test_the_prometheus_handler_works_in_torchs_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = pytest.importorskip(TORCH, reason="torch is not installed")
-    monkeypatch.setattr(bridge.Faces, "installed", False)  # which would also record it
+    monkeypatch.setattr(bridge.CompatibilityHandlers, "is_installed", False)  # which would also record it
     name = fresh("theirs")
     theirs.configure(metrics.PrometheusMetricHandler(), "g")
     theirs.put_metric(name, 3, "g")

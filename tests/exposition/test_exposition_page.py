@@ -261,12 +261,12 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
 
 def stat_gauge(name: str, series: int, precedence: Precedence) -> Metric:
     spec = Family(name=name, type="gauge", help="", labels=("run",), precedence=precedence)
-    return spec.later({(f"r{index}",): 1.0 for index in range(series)})
+    return spec.lazy_family({(f"r{index}",): 1.0 for index in range(series)})
 
 
 def stat_summary(name: str, series: int) -> Metric:
     spec = Family(name=name, type="summary", help="", labels=("run",))
-    return spec.later({(f"r{index}",): Distribution(1, 1.0) for index in range(series)})
+    return spec.lazy_family({(f"r{index}",): Distribution(1, 1.0) for index in range(series)})
 
 
 def shown(page: Page, name: str, **labels: str) -> int:

@@ -47,7 +47,7 @@ def test_ranks_are_compared_in_the_process_group_in_which_they_differ() -> None:
 def test_groups_that_no_rule_separates_are_called_a_tie() -> None:
     explanation = explain([waiting(0, "load", "t.py:1", 5), waiting(1, "read", "t.py:2", 5)])
 
-    assert explanation.tie
+    assert explanation.is_tie
     assert "do not show which" in explanation.sentence()
 
 
@@ -72,7 +72,7 @@ def test_a_rank_waits_for_ranks_in_the_phase_that_synchronizes_gradients(phase: 
 
 
 def test_a_single_group_is_no_tie() -> None:
-    assert not explain([waiting(0, "all_reduce", "t.py:1"), waiting(1, "all_reduce", "t.py:1")]).tie
+    assert not explain([waiting(0, "all_reduce", "t.py:1"), waiting(1, "all_reduce", "t.py:1")]).is_tie
 
 
 def test_a_rank_without_an_answer_is_named_with_the_reason() -> None:

@@ -38,7 +38,7 @@ def test_each_callable_field_has_an_attribute_with_its_present_value() -> None:
     assert (application.world_size, application.session_tag, application.is_baseline_run) == (4, "s", True)
     assert training.perf_tag == ["a", "b"]
     assert (training.global_batch_size, training.present("global_batch_size_or_fn")) == (1, 2)
-    assert [training.varies(name) for name in ("perf_tag_or_fn", "seq_length_or_fn")] == [True, False]
+    assert [training.is_callable(name) for name in ("perf_tag_or_fn", "seq_length_or_fn")] == [True, False]
 
 
 def test_d39_a_callable_is_not_called_before_its_value_is_needed() -> None:

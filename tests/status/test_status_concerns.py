@@ -22,7 +22,7 @@ from exporter.cli.endpoints import hang_of
 from exporter.collectors.job import OverdueRun
 from exporter.families import Distribution
 from exporter.feed.stacks import StackAnswer
-from exporter.hangs.collector import Explained
+from exporter.hangs.collector import HangReport
 from exporter.hangs.explanation import Explanation, RankGroup
 from exporter.recording.stacks import Frame, ThreadStack
 from exporter.status.attention import Onsets
@@ -150,10 +150,10 @@ def test_the_stack_of_a_group_is_the_one_of_its_first_rank_with_an_answer() -> N
     frame = Frame("/job/data.py", 40, "ShardReader.read")
     response = StackAnswer("1", "p", 7, NOW, "night", 1, ThreadStack("MainThread", (frame,)))
     group = RankGroup("read", "data.py:40", (0, 1), "data_loading", None, in_collective=False)
-    explanation = Explanation((group,), tie=False, silent={0: "no answer"})
+    explanation = Explanation((group,), is_tie=False, silent={0: "no answer"})
     run = OverdueRun("night", "hung", NOW - 60, 5, ())
 
-    hang = hang_of(Explained(run, explanation, (), (response,)))
+    hang = hang_of(HangReport(run, explanation, (), (response,)))
 
     assert hang.groups == (
         StackGroup("Stack of ranks 0-1: read", 1, (StackFrame("ShardReader.read", "data.py:40"),)),

@@ -1,6 +1,6 @@
-"""torchelastic's events, name for name: `import exporter.elastic.events as events`.
+"""Compatibility module of torchelastic's events: `import exporter.elastic.events as events`.
 
-Each event is counted, delivered to handlers, and written to its destination; `LOGLEVEL` only filters the console.
+Each event is counted, delivered to handlers and written to its destination; `LOGLEVEL` filters only the console.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from time import time
 from typing import Any
 
 from exporter.elastic import agent, bridge
-from exporter.elastic.bridge import RECORDED, PrometheusEventHandler
+from exporter.elastic.bridge import RECORDED_ATTRIBUTE, PrometheusEventHandler
 from exporter.elastic.events.api import (
     Event,
     EventMetadataValue,
@@ -46,45 +46,45 @@ __all__ = [
     "unconfigure",
 ]
 
-_registered: list[Handle] = []
+_handles: list[Handle] = []
 
 
 def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
-    """Replace the handlers of events by a handler, a list of handlers, or None.
+    """Replace the event handlers by a handler, a list of handlers, or None.
 
-    Events are counted for Prometheus with any handlers. Raises TypeError for an object without `record(event)`.
+    Events are counted for Prometheus with or without handlers. Raises TypeError for an object without `record(event)`.
     """
-    handlers = bridge.listeners(handler, "record")
+    handlers = bridge.checked_handlers(handler, "record")
     unconfigure()
-    for each in handlers:
-        name, take = type(each).__name__, partial(_give, each)
+    for event_handler in handlers:
+        name, deliver = type(event_handler).__name__, partial(_deliver, event_handler)
         adapter = Adapter(lambda _, origin: origin, is_awaited=True)
-        handle = EVENTS.register_adapted(take, adapter, name=name, queue=10_000)
-        _registered.append(handle)
+        handle = EVENTS.register_adapted(deliver, adapter, name=name, queue=10_000)
+        _handles.append(handle)
 
 
-def _give(handler: EventHandler, event: object) -> None:
+def _deliver(handler: EventHandler, event: object) -> None:
     if isinstance(event, Event):
         handler.record(event)
 
 
 def unconfigure() -> None:
     """Remove all handlers."""
-    while _registered:
-        _registered.pop().unregister()
+    while _handles:
+        _handles.pop().unregister()
 
 
 def _event_of_torch(name: Any, source: Any, metadata: Any, timestamp_ms: float) -> Event | None:
-    known = str(source) in EventSource.__members__
-    return Event(str(name), EventSource[str(source)], int(timestamp_ms), metadata) if known else None
+    has_source = str(source) in EventSource.__members__
+    return Event(str(name), EventSource[str(source)], int(timestamp_ms), metadata) if has_source else None
 
 
-bridge.Faces.event = staticmethod(_event_of_torch)
+bridge.CompatibilityHandlers.create_event = staticmethod(_event_of_torch)
 _events_loggers: dict[str, logging.Logger] = {}
 
 
 def _get_or_create_logger(destination: str = "null") -> logging.Logger:
-    """Return the logger of a destination, under its name in torch."""
+    """Return the logger of a destination, with the logger name of torch."""
     logger = _events_loggers.get(destination)
     if logger is None:
         handler = get_logging_handler(destination)
@@ -106,13 +106,13 @@ def record(event: Event, destination: str = "null") -> None:
     Raises KeyError for an unknown destination.
     """
     logger = _get_or_create_logger(destination)
-    recorded = event
+    recorded_event = event
     if not event.timestamp:
-        recorded = copy(event)
-        recorded.timestamp = int(time() * 1000)
+        recorded_event = copy(event)
+        recorded_event.timestamp = int(time() * 1000)
     source = getattr(event.source, "value", event.source)
-    agent.record_event(event.name, source, event.metadata, recorded.timestamp, recorded)
-    _write(logger, recorded)
+    agent.record_event(event.name, source, event.metadata, recorded_event.timestamp, recorded_event)
+    _write(logger, recorded_event)
 
 
 def record_rdzv_event(event: RdzvEvent) -> None:
@@ -122,9 +122,9 @@ def record_rdzv_event(event: RdzvEvent) -> None:
 
 
 def _write(logger: logging.Logger, event: Event | RdzvEvent) -> None:
-    # Serialization is the most expensive part, and mostly unread.
+    # Skip the serialization, the most expensive part, if nothing is written.
     if not all(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
-        logger.info(event.serialize(), extra={RECORDED: True})
+        logger.info(event.serialize(), extra={RECORDED_ATTRIBUTE: True})
 
 
 def construct_and_record_rdzv_event(
@@ -140,15 +140,15 @@ def construct_and_record_rdzv_event(
 ) -> None:
     """Record a new rendezvous event, unless the handler of `dynamic_rendezvous` is a NullHandler.
 
-    Name, host and process default to the caller's; with FAILED, the handled exception is added.
+    Name, host and process default to the values of the caller; FAILED adds the handled exception.
     """
     if isinstance(get_logging_handler("dynamic_rendezvous"), logging.NullHandler):
         return
-    from socket import getfqdn  # noqa: PLC0415  # a twentieth of the import of the exporter, for rare events
+    from socket import getfqdn  # noqa: PLC0415  # needed for rare events only
 
-    code = sys._getframe(1).f_code  # noqa: SLF001  # inspect.stack() reads the source of every frame
+    code = sys._getframe(1).f_code  # noqa: SLF001  # `inspect.stack` reads the source files of all frames
     event = RdzvEvent(
-        name=f"{os.path.basename(code.co_filename)}:{name or code.co_name}",  # noqa: PTH119  # no pathlib for a name
+        name=f"{os.path.basename(code.co_filename)}:{name or code.co_name}",  # noqa: PTH119  # without the import of pathlib
         run_id=run_id,
         message=message,
         hostname=hostname or getfqdn(),

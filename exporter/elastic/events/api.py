@@ -1,6 +1,6 @@
-"""Events of torchelastic: `Event` and `RdzvEvent`, torchelastic's classes, name for name.
+"""Compatibility classes of torchelastic's events: `Event` and `RdzvEvent`.
 
-Unlike torch's classes they always serialize to JSON: NaN and infinity as null, other metadata as text.
+Unlike the classes of torch, the classes always serialize to JSON: NaN and infinity as null, other metadata as text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ EventMetadataValue = str | int | float | bool | None
 
 
 class EventSource(str, Enum):
-    """Source of an event."""
+    """Origin of an event: the agent or a worker."""
 
     AGENT = "AGENT"
     WORKER = "WORKER"
 
 
 class NodeState(str, Enum):
-    """The states of a node in a rendezvous."""
+    """State of a node in a rendezvous."""
 
     INIT = "INIT"
     RUNNING = "RUNNING"
@@ -45,22 +45,22 @@ class _Serialized:
 
     def serialize(self) -> str:
         """Return the event as a line of JSON."""
-        return json.dumps(_plain(fields_of(self)))
+        return json.dumps(_json_value(fields_of(self)))
 
     @classmethod
     def deserialize(cls, data: Any) -> Any:
-        """Return the event of a text from `serialize`, or the given event; raises TypeError or ValueError for others."""
+        """Return the event of a `serialize` text; an event is returned unchanged. Raises TypeError or ValueError if invalid."""
         if isinstance(data, cls):
             return data
         if not isinstance(data, str):
             raise TypeError(f"{cls.__name__} is read from JSON text, not from {type(data).__name__}")
-        found = json.loads(data)
-        name, kind = cls._enumeration
+        fields_by_name = json.loads(data)
+        name, enumeration = cls._enumeration
         try:
-            found[name] = kind[str(found.get(name))]
-            return cls(**found)
+            fields_by_name[name] = enumeration[str(fields_by_name.get(name))]
+            return cls(**fields_by_name)
         except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"this is no {cls.__name__}: {data:.200}") from error
+            raise ValueError(f"not a serialized {cls.__name__}: {data:.200}") from error
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Event(_Serialized):
 
 @dataclass
 class RdzvEvent(_Serialized):
-    """Event of a rendezvous, with the known facts of the node; `error_trace` belongs to a failure."""
+    """Event of a rendezvous, with facts about the node; `error_trace` is set after a failure."""
 
     _enumeration = "node_state", NodeState
 
@@ -94,16 +94,16 @@ class RdzvEvent(_Serialized):
 
 
 def fields_of(event: Any) -> dict[str, object]:
-    """Return the fields without copies, which `asdict` would make and some objects refuse."""
-    return {each.name: getattr(event, each.name) for each in fields(event)}
+    """Return the fields without copies of the values, which some objects refuse."""
+    return {field.name: getattr(event, field.name) for field in fields(event)}
 
 
-def _plain(value: object) -> object:
-    """Return a value as JSON values."""
+def _json_value(value: object) -> object:
+    """Return a value that serializes to JSON."""
     if isinstance(value, Mapping):
-        return {to_message(name): _plain(each) for name, each in value.items()}
+        return {to_message(name): _json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_json_value(item) for item in value]
     if isinstance(value, float):
         return float(value) if isfinite(value) else None
     if value is None or isinstance(value, str | int):

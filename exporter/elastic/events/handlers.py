@@ -1,6 +1,6 @@
-"""Destinations (`logging` handlers) and event handlers.
+"""Destinations of events (`logging` handlers), and event handlers.
 
-`_log_handlers` is torch's registry of destinations, under torch's name: entries may be added.
+`_log_handlers` is the registry of destinations, with the name of torch's registry; a job may add entries.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from exporter.elastic.events.api import Event, RdzvEvent
 __all__ = ["PrometheusEventHandler", "get_logging_handler"]
 
 
-class _Writing(logging.Handler):
-    """Base with the method of torch's documentation: `get_logging_handler("console").info(event)`."""
+class _EventWriter(logging.Handler):
+    """Base of destinations with the documented method `get_logging_handler("console").info(event)`."""
 
     def info(self, event: Event | RdzvEvent) -> None:
         """Write an event."""
         self.handle(logging.LogRecord("torchelastic-events", logging.INFO, "", 0, str(event), None, None))
 
 
-class ConsoleHandler(_Writing, logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only
-    """Writes events to standard error."""
+class ConsoleHandler(_EventWriter, logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only
+    """Destination that writes events to standard error."""
 
 
-class NullHandler(_Writing, logging.NullHandler):
-    """Writes nothing."""
+class NullHandler(_EventWriter, logging.NullHandler):
+    """Destination that writes nothing."""
 
 
 _log_handlers: dict[str, logging.Handler] = {
@@ -42,12 +42,12 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
     try:
         return _log_handlers[destination]
     except KeyError:
-        known = ", ".join(_log_handlers)
-        raise KeyError(f"no events destination {destination!r}; known: {known}") from None
+        destinations = ", ".join(_log_handlers)
+        raise KeyError(f"no events destination {destination!r}; destinations are {destinations}") from None
 
 
 class EventHandler(abc.ABC):
-    """Interface of event handlers, from torch's customisation page."""
+    """Interface of event handlers, as in the torch documentation on customization."""
 
     @abc.abstractmethod
     def record(self, event: Event) -> None:
@@ -55,7 +55,7 @@ class EventHandler(abc.ABC):
 
 
 class NullEventHandler(EventHandler):
-    """Does nothing."""
+    """Event handler that does nothing."""
 
     def record(self, event: Event) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""torchelastic's `metrics.api`, name for name: `getStream`, `put_metric`, `prof` and others.
+"""Compatibility module of torchelastic's `metrics.api`: `getStream`, `put_metric`, `prof` and others.
 
 Runs on any thread, without a lock. A value is recorded for Prometheus, then delivered to the handlers of the group.
 """
@@ -38,12 +38,12 @@ __all__ = [
     "unconfigure",
 ]
 
-MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])  # noqa: PYI024  # torch's own
-"""Value of a metric: Unix time in seconds, group, name, value."""
+MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])  # noqa: PYI024  # the class of torch
+"""Value of a metric: Unix time in seconds, group, name and value."""
 
 
 class MetricsConfig:
-    """Argument of `initialize_metrics`: `params`, names to values."""
+    """Argument of `initialize_metrics`; `params` maps names to values."""
 
     __slots__ = ["params"]
 
@@ -81,14 +81,14 @@ class PrometheusMetricHandler(MetricHandler):
 
     def emit(self, metric_data: MetricData) -> None:
         """Record a value, unless the bridge is installed."""
-        if not bridge.Faces.installed:
+        if not bridge.CompatibilityHandlers.is_installed:
             STATS.record(*metric_data[1:])
 
 
 Handlers = MetricHandler | Sequence[MetricHandler] | None
 
 _handlers: dict[str | None, tuple[MetricHandler, ...]] = {None: ()}
-"""Handlers by group; None has the handlers of groups without an entry."""
+"""Handlers by group; the entry None applies to groups without an entry."""
 _calling = threading.local()
 
 
@@ -105,7 +105,7 @@ class MetricStream:
         STATS.record(group, metric_name, metric_value)
         try:
             handlers = _handlers.get(group, _handlers[None]) if self.handler is None else (self.handler,)
-        except Exception:  # noqa: BLE001  # a group that cannot be a key, and was refused
+        except Exception:  # noqa: BLE001  # an unhashable group, which was refused
             return
         if handlers:
             data = MetricData(time(), group, metric_name, metric_value)
@@ -121,7 +121,7 @@ def _call(handler: MetricHandler, data: MetricData) -> None:
     busy.add(id(handler))
     try:
         handler.emit(data)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # the job must not end for a handler; Ctrl-C in it is the job's
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a handler must not end the job; KeyboardInterrupt propagates
         refuse("handler")(None)
         name = type(handler).__qualname__
         log_once(f"elastic handler {name}", f"the metric handler {name} has raised: {error!r}")
@@ -129,11 +129,13 @@ def _call(handler: MetricHandler, data: MetricData) -> None:
         busy.discard(id(handler))
 
 
-bridge.Faces.take = staticmethod(lambda group, name, value: getStream(group).add_value(name, value))
+bridge.CompatibilityHandlers.record_metric = staticmethod(
+    lambda group, name, value: getStream(group).add_value(name, value)
+)
 
 
 def configure(handler: Handlers, group: str | None = None) -> None:
-    """Replace the handlers of a group, or of all groups without handlers (None), by a handler or several.
+    """Replace the handlers of a group, or of all groups without handlers (None), by one or several handlers.
 
     Handlers also receive the metrics of torch's own modules in this process. Prometheus receives all metrics. Raises TypeError
     for an object without `emit(metric_data)`.
@@ -141,7 +143,7 @@ def configure(handler: Handlers, group: str | None = None) -> None:
     if handler is None:
         unconfigure(group)
     else:
-        _handlers[group] = bridge.listeners(handler, "emit")
+        _handlers[group] = bridge.checked_handlers(handler, "emit")
 
 
 def unconfigure(group: str | None = None) -> None:
@@ -169,7 +171,7 @@ def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> 
 
 
 def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
-    """Return the whole milliseconds since a `time.time()`."""
+    """Return the whole milliseconds since a time from `time.time()`."""
     return int((time() - start_time_in_seconds) * 1000)
 
 
@@ -194,36 +196,36 @@ def prof(fn: Any = None, group: str = "torchelastic") -> Any:
 
 
 def profile(group: str | None = None) -> Callable[[AnyFunction], AnyFunction]:
-    """Like `prof`, under the function's bare name; deprecated by torch in favour of `prof`."""
+    """Decorate like `prof`, with the bare name of the function; deprecated by torch in favour of `prof`."""
     warnings.warn("deprecated, use @prof instead", category=FutureWarning, stacklevel=2)
-    return lambda function: _measured(function, function.__name__, group)  # type: ignore[arg-type]  # torch takes None too
+    return lambda function: _measured(function, function.__name__, group)  # type: ignore[arg-type]  # torch also accepts None
 
 
 def _measured(function: AnyFunction, name: str, group: str) -> AnyFunction:
     """Publish the outcome and the duration at the end of each call."""
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-    in_order = GeneratorExit if is_generator else ()
+    normal_end = GeneratorExit if is_generator else ()
 
     @contextmanager
     def call() -> Iterator[None]:
-        began, outcome = perf_counter(), "failure"
+        start_seconds, outcome = perf_counter(), "failure"
         try:
             yield
             outcome = "success"
-        except in_order:
+        except normal_end:
             outcome = "success"
             raise
         finally:
-            elapsed = perf_counter() - began
+            elapsed_seconds = perf_counter() - start_seconds
             put_metric(f"{name}.{outcome}", 1, group)
-            put_metric(f"{name}.duration.ms", round(elapsed * 1000, 3), group)
+            put_metric(f"{name}.duration.ms", round(elapsed_seconds * 1000, 3), group)
 
     return within(call, function)
 
 
 def _get_metric_name(function: Callable[..., object]) -> str:
-    qualified: str = getattr(function, "__qualname__", type(function).__qualname__)
+    qualified_name: str = getattr(function, "__qualname__", type(function).__qualname__)
     module: str | None = getattr(function, "__module__", None)
-    if "." in qualified or not module:
-        return qualified
-    return f"{module.rpartition('.')[2]}.{qualified}"
+    if "." in qualified_name or not module:
+        return qualified_name
+    return f"{module.rpartition('.')[2]}.{qualified_name}"

@@ -1,4 +1,4 @@
-"""Configuration of an application. The layout is that of `nv_one_logger.api.config`."""
+"""Configuration of an application. Same layout as `nv_one_logger.api.config`."""
 
 from __future__ import annotations
 

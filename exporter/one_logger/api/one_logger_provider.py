@@ -1,4 +1,4 @@
-"""Provider of one-logger's core. The layout is that of `nv_one_logger.api.one_logger_provider`."""
+"""Provider of one-logger's core. Same layout as `nv_one_logger.api.one_logger_provider`."""
 
 from __future__ import annotations
 

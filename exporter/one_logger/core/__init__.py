@@ -1,1 +1,1 @@
-"""Core of one-logger. The layout is that of `nv_one_logger.core`."""
+"""Core of one-logger. Same layout as `nv_one_logger.core`."""

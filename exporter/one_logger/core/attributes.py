@@ -1,4 +1,4 @@
-"""Attributes. The layout is that of `nv_one_logger.core.attributes`."""
+"""Attributes. Same layout as `nv_one_logger.core.attributes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events. The layout is that of `nv_one_logger.core.event`."""
+"""Events. Same layout as `nv_one_logger.core.event`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exceptions. The layout is that of `nv_one_logger.core.exceptions`."""
+"""Exceptions. Same layout as `nv_one_logger.core.exceptions`."""
 
 from __future__ import annotations
 

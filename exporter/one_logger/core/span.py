@@ -1,4 +1,4 @@
-"""Spans. The layout is that of `nv_one_logger.core.span`."""
+"""Spans. Same layout as `nv_one_logger.core.span`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times. The layout is that of `nv_one_logger.core.time`."""
+"""Times. Same layout as `nv_one_logger.core.time`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of JSON exporters. The layout is that of `nv_one_logger.exporter.base_json_exporter`."""
+"""Base class of JSON exporters. Same layout as `nv_one_logger.exporter.base_json_exporter`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exporter configuration manager. The layout is that of `nv_one_logger.exporter.export_config_manager`."""
+"""Exporter configuration manager. Same layout as `nv_one_logger.exporter.export_config_manager`."""
 
 from __future__ import annotations
 

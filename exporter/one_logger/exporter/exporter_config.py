@@ -1,4 +1,4 @@
-"""Exporter configuration. The layout is that of `nv_one_logger.exporter.exporter_config`."""
+"""Exporter configuration. Same layout as `nv_one_logger.exporter.exporter_config`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File exporter. The layout is that of `nv_one_logger.exporter.file_exporter`."""
+"""File exporter. Same layout as `nv_one_logger.exporter.file_exporter`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logger exporter. The layout is that of `nv_one_logger.exporter.logger_exporter`."""
+"""Logger exporter. Same layout as `nv_one_logger.exporter.logger_exporter`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""OpenTelemetry. The layout is that of `nv_one_logger.otel`."""
+"""OpenTelemetry. Same layout as `nv_one_logger.otel`."""

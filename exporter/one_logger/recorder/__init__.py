@@ -1,1 +1,1 @@
-"""Recorders. The layout is that of `nv_one_logger.recorder`."""
+"""Recorders. Same layout as `nv_one_logger.recorder`."""

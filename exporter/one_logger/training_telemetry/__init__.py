@@ -1,1 +1,1 @@
-"""Training telemetry. The layout is that of `nv_one_logger.training_telemetry`."""
+"""Training telemetry. Same layout as `nv_one_logger.training_telemetry`."""

@@ -1,1 +1,1 @@
-"""Weights & Biases. The layout is that of `nv_one_logger.wandb`."""
+"""Weights & Biases. Same layout as `nv_one_logger.wandb`."""

@@ -1,4 +1,4 @@
-"""Timers of windows. The layout is that of `nv_one_logger.core.internal.multi_window_timer`."""
+"""Timers of windows. Same layout as `nv_one_logger.core.internal.multi_window_timer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record types. The layout is that of `nv_one_logger.exporter.internal.record_type`."""
+"""Record types. Same layout as `nv_one_logger.exporter.internal.record_type`."""
 
 from __future__ import annotations
 

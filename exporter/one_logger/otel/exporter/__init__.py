@@ -1,1 +1,1 @@
-"""Exporter to OpenTelemetry. The layout is that of `nv_one_logger.otel.exporter`."""
+"""Exporter to OpenTelemetry. Same layout as `nv_one_logger.otel.exporter`."""

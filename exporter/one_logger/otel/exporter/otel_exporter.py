@@ -29,9 +29,9 @@ __all__ = ["OTelExporter"]
 
 SPAN_ID = "one_logger_span_id"
 MAX_EVENTS = 1024
-"""Latest events of a span that are sent."""
+"""Limit of sent events per span; the latest are sent."""
 MAX_UNSENT_SPANS = 4096
-"""Latest ended spans that are kept while the backend rejects them."""
+"""Limit of kept ended spans while the backend rejects spans; the latest are kept."""
 MAX_INTEGER = 2**63 - 1
 
 
@@ -47,21 +47,21 @@ class OTelExporter(BaseExporter):
         super().__init__()
         self._exporter = otel_span_exporter
         self._resource = resource
-        self._ended: deque[SdkSpan] = deque(maxlen=MAX_UNSENT_SPANS)
-        self._open: dict[UUID, SdkSpan] = {}
+        self._ended_spans: deque[SdkSpan] = deque(maxlen=MAX_UNSENT_SPANS)
+        self._open_spans: dict[UUID, SdkSpan] = {}
 
     def export_start(self, span: Span) -> None:
-        """Start a span, in the nearest parent that is exported."""
+        """Start a span with the nearest exported ancestor as parent."""
         super().export_start(span)
         self._otel_span(span)
 
     def export_stop(self, span: Span) -> None:
         """End a span; the next `write_out` sends the span."""
         super().export_stop(span)
-        begun = self._otel_span(span)
-        del self._open[span.id]
-        begun.set_attributes(_attributes(span.attributes))
-        self._end(begun, None if span.stop_event is None else _nanoseconds(span.stop_event.timestamp))
+        otel_span = self._otel_span(span)
+        del self._open_spans[span.id]
+        otel_span.set_attributes(_attributes(span.attributes))
+        self._end(otel_span, None if span.stop_event is None else _nanoseconds(span.stop_event.timestamp))
 
     def export_event(self, event: Event, span: Span) -> None:
         """Add an event to a span."""
@@ -71,75 +71,75 @@ class OTelExporter(BaseExporter):
         )
 
     def export_error(self, event: ErrorEvent, span: Span) -> None:
-        """Add an error to a span by OpenTelemetry's names for exceptions, and mark the span as failed."""
+        """Add an error to a span with the attribute names of OpenTelemetry, and set the status of the span."""
         super().export_error(event, span)
         attributes = _attributes(event.attributes)
-        for ours, theirs in (("type", "type"), ("message", "message"), ("traceback", "stacktrace")):
-            if f"exception_{ours}" in attributes:
-                attributes[f"exception.{theirs}"] = attributes.pop(f"exception_{ours}")
-        begun = self._otel_span(span)
+        for source, target in (("type", "type"), ("message", "message"), ("traceback", "stacktrace")):
+            if f"exception_{source}" in attributes:
+                attributes[f"exception.{target}"] = attributes.pop(f"exception_{source}")
+        otel_span = self._otel_span(span)
         name = "exception" if event.exception_type else event.name_str
-        begun.add_event(name, attributes, _nanoseconds(event.timestamp))
-        begun.set_status(Status(StatusCode.ERROR, event.error_message))
+        otel_span.add_event(name, attributes, _nanoseconds(event.timestamp))
+        otel_span.set_status(Status(StatusCode.ERROR, event.error_message))
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Send a separate span without duration: the span of the application may have ended, or not be exported."""
+        """Send a separate span without duration, because the application span may have ended or may not be exported."""
         super().export_telemetry_data_error(error)
-        when = _nanoseconds(error.timestamp)
-        begun = self._tracer.start_span(error.name_str, context={}, start_time=when)
-        begun.set_attributes(_attributes(error.attributes))
-        begun.set_status(Status(StatusCode.ERROR, error.error_message))
-        self._end(begun, when)
+        timestamp = _nanoseconds(error.timestamp)
+        otel_span = self._tracer.start_span(error.name_str, context={}, start_time=timestamp)
+        otel_span.set_attributes(_attributes(error.attributes))
+        otel_span.set_status(Status(StatusCode.ERROR, error.error_message))
+        self._end(otel_span, timestamp)
 
     def write_out(self) -> None:
         """Send the spans that have ended.
 
         Raises ExportError: The backend rejected the spans, which are kept.
         """
-        waiting = tuple(self._ended)
-        if waiting and self._exporter.export(waiting) is not SpanExportResult.SUCCESS:
-            raise ExportError(f"{type(self._exporter).__name__} rejected {len(waiting)} spans")
-        self._ended.clear()
+        spans = tuple(self._ended_spans)
+        if spans and self._exporter.export(spans) is not SpanExportResult.SUCCESS:
+            raise ExportError(f"{type(self._exporter).__name__} rejected {len(spans)} spans")
+        self._ended_spans.clear()
 
     def close(self) -> None:
         """Send all spans, including open spans, innermost first, and shut the span exporter down.
 
         Raises ExportError: The backend rejected the spans.
         """
-        while self._open:
-            self._end(self._open.popitem()[1])
+        while self._open_spans:
+            self._end(self._open_spans.popitem()[1])
         try:
             self.write_out()
         finally:
             self._exporter.shutdown()
             super().close()
 
-    def _end(self, begun: SdkSpan, when: int | None = None) -> None:
-        begun.end(when)
-        self._ended.append(begun)
+    def _end(self, otel_span: SdkSpan, end_time: int | None = None) -> None:
+        otel_span.end(end_time)
+        self._ended_spans.append(otel_span)
 
     @cached_property
     def _tracer(self) -> Any:
         """Tracer of this exporter; created at the first record, when the application name is set."""
         resource, limits = self._resource or self._default_resource(), SpanLimits(max_events=MAX_EVENTS)
-        # `close` shuts the provider down; atexit would do so before the last spans arrive.
+        # `close` shuts the provider down; at exit, the SDK would do so before the last spans arrive.
         provider = TracerProvider(resource=resource, span_limits=limits, shutdown_on_exit=False)
         return provider.get_tracer("training-exporter")
 
     def _otel_span(self, span: Span) -> SdkSpan:
-        begun = self._open.get(span.id)
-        if begun is None:
-            around = span.exported_parent
-            parent = None if around is None else self._open.get(around.id)
-            begun = self._open[span.id] = self._tracer.start_span(
+        otel_span = self._open_spans.get(span.id)
+        if otel_span is None:
+            parent_span = span.exported_parent
+            otel_parent = None if parent_span is None else self._open_spans.get(parent_span.id)
+            otel_span = self._open_spans[span.id] = self._tracer.start_span(
                 span.name_str,
                 context={}
-                if parent is None
-                else set_span_in_context(parent, {}),  # not the context of the job
+                if otel_parent is None
+                else set_span_in_context(otel_parent, {}),  # without the context of the job
                 start_time=_nanoseconds(span.start_event.timestamp),
                 attributes={**_attributes(span.attributes), SPAN_ID: str(span.id)},
             )
-        return begun
+        return otel_span
 
     def _default_resource(self) -> Resource:
         process = RECORDER.process.identity()
@@ -154,15 +154,19 @@ class OTelExporter(BaseExporter):
 
 
 def _attributes(attributes: Attributes) -> dict[str, Any]:
-    """Convert attributes to OTLP; an integer of more than 64 bits becomes a float."""
-    return {name: _encodable(each.value) for name, each in attributes.items() if each.value is not None}
+    """Return attributes for OTLP; an integer of more than 64 bits becomes a float."""
+    return {
+        name: _encodable(attribute.value)
+        for name, attribute in attributes.items()
+        if attribute.value is not None
+    }
 
 
 def _encodable(value: Any) -> Any:
     if isinstance(value, list):
         return [_encodable(item) for item in value]
-    large = isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER
-    return float(value) if large else value
+    is_large = isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER
+    return float(value) if is_large else value
 
 
 def _nanoseconds(timestamp: TracingTimestamp) -> int:

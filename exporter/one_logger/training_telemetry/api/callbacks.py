@@ -1,4 +1,4 @@
-"""Callbacks. The layout is that of `nv_one_logger.training_telemetry.api.callbacks`."""
+"""Callbacks. Same layout as `nv_one_logger.training_telemetry.api.callbacks`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration of a training job. The layout is that of `nv_one_logger.training_telemetry.api.config`."""
+"""Configuration of a training job. Same layout as `nv_one_logger.training_telemetry.api.config`."""
 
 from __future__ import annotations
 

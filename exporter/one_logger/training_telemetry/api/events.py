@@ -1,4 +1,4 @@
-"""Names of events of a training job. The layout is that of `nv_one_logger.training_telemetry.api.events`."""
+"""Names of events of a training job. Same layout as `nv_one_logger.training_telemetry.api.events`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """PyTorch Lightning: the Trainer and callback of `nv-one-logger-pytorch-lightning-integration`, on the bridge to Lightning.
 
-The layout is that of `nv_one_logger.training_telemetry.integration.pytorch_lightning`. An iteration is an optimizer step. The
-bridge records saves, so that a failed save does not prevent the next one.
+Same layout as `nv_one_logger.training_telemetry.integration.pytorch_lightning`. An iteration is an optimizer step. The
+bridge records saves, so that a failed save does not affect the next save.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ def _restored() -> TimeEventCallback:
     return TimeEventCallback(TrainingTelemetryProvider.instance(), call_on_app_start=False)
 
 
-def _callback_list(given: object) -> list[Any]:
+def _callback_list(argument: object) -> list[Any]:
     """Return the argument `callbacks` of a Trainer (a callback, a list, or None) as a list."""
-    if given is None:
+    if argument is None:
         return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    return list(argument) if isinstance(argument, (list, tuple)) else [argument]
 
 
 def hook_trainer_cls(
@@ -134,7 +134,7 @@ def hook_trainer_cls(
     return cls, callback
 
 
-class OneLoggerPTLTrainer(_TRAINER):  # type: ignore[misc]  # of the installed package
+class OneLoggerPTLTrainer(_TRAINER):  # type: ignore[misc]  # a class of the installed package
     """Lightning Trainer with the callback.
 
     Args:
@@ -146,11 +146,11 @@ class OneLoggerPTLTrainer(_TRAINER):  # type: ignore[misc]  # of the installed p
         self, trainer_config: Mapping[str, Any], training_telemetry_provider: TrainingTelemetryProvider
     ) -> None:
         self._nv_one_logger_callback = TimeEventCallback(training_telemetry_provider)
-        given = dict(trainer_config)
-        given["callbacks"] = [self._nv_one_logger_callback, *_callback_list(given.get("callbacks"))]
-        super().__init__(**given)
+        arguments = dict(trainer_config)
+        arguments["callbacks"] = [self._nv_one_logger_callback, *_callback_list(arguments.get("callbacks"))]
+        super().__init__(**arguments)
 
     @property
     def nv_one_logger_callback(self) -> TimeEventCallback:
-        """The callback, with the methods that the job calls."""
+        """Callback of the Trainer."""
         return self._nv_one_logger_callback

@@ -1,6 +1,6 @@
 """Exporter to Weights & Biases: attributes of spans and events as metrics.
 
-The metrics go to a W&B run of the exporter, next to the run of the job, if the job uses W&B, too. Only the thread of the
+The metrics are logged to a separate W&B run, in addition to a run of the job itself. Only the thread of the
 exporter waits for the network.
 """
 
@@ -49,7 +49,7 @@ class Config:
 
 
 class HierarchicalMetricNamingStrategy:
-    """Names `span.attribute` and `span.event.attribute`, with a separator of choice."""
+    """Strategy with the names `span.attribute` and `span.event.attribute`, and a configurable separator."""
 
     def __init__(self, separator: str = ".") -> None:
         self._separator = separator
@@ -64,17 +64,17 @@ class HierarchicalMetricNamingStrategy:
 
 
 MetricNamingStrategy = HierarchicalMetricNamingStrategy
-"""Base class of strategies, by one-logger's name."""
+"""Base class of strategies, with the name of one-logger."""
 
 
 class FlatMetricNamingStrategy(MetricNamingStrategy):
-    """Names `attribute`."""
+    """Strategy with the name `attribute`."""
 
-    def from_span_attribute(self, span: Span, attribute: Attribute) -> str:  # noqa: ARG002  # of the base class
+    def from_span_attribute(self, span: Span, attribute: Attribute) -> str:  # noqa: ARG002  # overrides a method of the base class
         """Return the name of the attribute."""
         return attribute.name
 
-    def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:  # noqa: ARG002  # likewise
+    def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:  # noqa: ARG002  # overrides a method of the base class
         """Return the name of the attribute."""
         return attribute.name
 
@@ -121,7 +121,7 @@ class WandBExporter(BaseExporter):
         self._log(span, (), event)
 
     def export_error(self, event: ErrorEvent, span: Span) -> None:
-        """Log the attributes of an error; W&B shows text, too."""
+        """Log the attributes of an error; W&B also displays text."""
         super().export_error(event, span)
         self._log(span, (), event)
 
@@ -138,10 +138,12 @@ class WandBExporter(BaseExporter):
             run.finish(quiet=True)
 
     def _log(self, span: Span, attributes: Iterable[Attribute], event: Event | None) -> None:
-        metrics = {self._naming.from_span_attribute(span, each): each.value for each in attributes}
+        metrics = {
+            self._naming.from_span_attribute(span, attribute): attribute.value for attribute in attributes
+        }
         if event is not None:
-            for each in event.attributes.values():
-                metrics[self._naming.from_event_attribute(span, event, each)] = each.value
+            for attribute in event.attributes.values():
+                metrics[self._naming.from_event_attribute(span, event, attribute)] = attribute.value
         self._send(metrics)
 
     def _send(self, metrics: dict[str, Any]) -> None:
@@ -150,7 +152,7 @@ class WandBExporter(BaseExporter):
 
 
 WandBExporterBase = WandBExporterSync = WandBExporterAsync = WandBExporter
-"""Names of one-logger; every exporter has a thread, so that the classes do not differ."""
+"""Class names of one-logger; the classes do not differ, because every exporter has a thread."""
 
 
 def get_current_time_msec() -> int:
