@@ -149,20 +149,20 @@ def call_exporters_directly() -> None:
     def put(self: Delivery, method: str, *arguments: Any) -> None:
         for queue in self.queues:
             call = ExportCall(method, arguments)
-            if method == "export_telemetry_data_error" and not queue._delivered_any:
+            if method == "export_telemetry_data_error" and not queue._has_delivered:
                 (error,) = arguments
                 kind = TelemetryDataError.ErrorType.NO_TELEMETRY_DATA
                 error = TelemetryDataError(error.timestamp, kind, error.error_message, error.attributes)
                 call = ExportCall(method, (error,))
             getattr(queue.exporter, method)(*call.arguments)
-            queue._delivered_any = True
+            queue._has_delivered = True
 
     def close(self: Delivery, timeout_seconds: float = 0.0) -> None:
         for queue in self.queues:
             queue.exporter.close()
 
     Span.copy_at_start = Span.snapshot_copy = itself  # type: ignore[method-assign,assignment]
-    Delivery.start_exporters, Delivery._put = start_exporters, put  # type: ignore[method-assign]
+    Delivery.start_exporters, Delivery._queue_call = start_exporters, put  # type: ignore[method-assign]
     Delivery.close = Delivery.close_exporters = close  # type: ignore[method-assign]
     Delivery.flush = lambda self, timeout_seconds=0.0: True  # type: ignore[method-assign]
 

@@ -208,5 +208,5 @@ def fresh_recorder() -> Iterator[None]:
 
 
 def _reset() -> None:
-    RECORDER._guarded(TRAINING.after_fork)  # not while the recording thread reads
+    RECORDER.thread.run_step(TRAINING.after_fork)  # not while the recording thread reads
     RECORDER.process.after_fork()  # no rank before the process trains

@@ -109,7 +109,7 @@ def _series(key: str) -> Callable[[float], None] | None:
     named = metric_name(None, name)
     if named is None or aggregation not in _WINDOWED | _COUNTED.keys():
         return None
-    times = 1.0 if aggregation == "count" else named.times
+    times = 1.0 if aggregation == "count" else named.factor
     unit = None if aggregation == "count" else named.unit
     try:
         if aggregation in _COUNTED:

@@ -19,9 +19,9 @@ from exporter import training
 from exporter.bridges.loop import leave
 from exporter.bridges.sources import ACTIVE, NOBODY, set_rank
 from exporter.patching import (
-    After,
+    AfterHook,
     Around,
-    Before,
+    BeforeHook,
     drop_frame,
     log_failure,
     never_raises,
@@ -116,7 +116,7 @@ def optimizer_exists() -> bool:
     return _HOOKS.optimizer_made
 
 
-def _on_success(hook: Callable[..., None]) -> tuple[Before, After]:
+def _on_success(hook: Callable[..., None]) -> tuple[BeforeHook, AfterHook]:
     """Return the functions that call a hook with the result and the arguments of a call that succeeded."""
 
     @wraps(hook)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from exporter.ledger.state.codec import decoding, from_json, parse, to_json
 from exporter.ledger.totals import ProcessTotals, StatTotals, WorkerSlot
-from exporter.recording.values import NOTHING, Aggregation, StatDefinition, StatReading, families_of
+from exporter.recording.values import NO_COUNTS, Aggregation, StatDefinition, StatReading, families_of
 
 Counted = TypeVar("Counted", bound=StatTotals)
 
@@ -119,7 +119,7 @@ def _totals(kind: type[Counted], body: Mapping[str, Any], definitions: Sequence[
             from_json(float | None, total),
             from_json(tuple[int, ...], buckets),
             last_sample=from_json(float | None, last_sample),
-            rejected=from_json(dict[str, int], rejected) or NOTHING,
+            rejected=from_json(dict[str, int], rejected) or NO_COUNTS,
             overflows=from_json(int, overflows),
             value=from_json(float | None, value),
             exponential=dict(zip(from_json(list[int], flat[:half]), flat[half:], strict=True)),

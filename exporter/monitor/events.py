@@ -84,7 +84,7 @@ class Event:
     """
 
     __slots__ = ("__weakref__", "_data", "_name", "_timestamp")
-    name: str = _field("_name", partial(check_name, of="an event"))
+    name: str = _field("_name", partial(check_name, owner="an event"))
     timestamp: dt.datetime = _field("_timestamp", _check_timestamp)
     data: dict[str, Datum] = _field("_data", _check_data, dict)
 

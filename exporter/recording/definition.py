@@ -152,7 +152,7 @@ def _check_number(field: str, value: float, *, minimum: float) -> float:
 def _check_window_seconds(seconds: float | None) -> float | None:
     if seconds is None:
         return None
-    return _check_number("window_seconds", seconds, at_least=MIN_WINDOW_SECONDS)
+    return _check_number("window_seconds", seconds, minimum=MIN_WINDOW_SECONDS)
 
 
 def _check_window_samples(samples: int | None) -> int | None:
@@ -178,7 +178,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "buckets": check_buckets,
     "help": _check_help,
     "labels": check_labels,
-    "stale_seconds": lambda value: _check_number("stale_seconds", value, at_least=1.0),
+    "stale_seconds": lambda value: _check_number("stale_seconds", value, minimum=1.0),
     "unit": _check_unit,
     "window_samples": _check_window_samples,
     "window_seconds": _check_window_seconds,

@@ -9,14 +9,11 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from math import inf
-from time import monotonic, perf_counter, sleep, time
+from time import monotonic, time
 from typing import Any
 
-from exporter.recording.conversion import safe_repr
 from exporter.recording.event_log import EventLog
 from exporter.recording.gpus import ProcessGpus
 from exporter.recording.identity import Process, local_rank, number_within
@@ -26,6 +23,7 @@ from exporter.recording.passive import PassiveStats
 from exporter.recording.stat_cycle import StatCycle
 from exporter.recording.stat_table import StatTable
 from exporter.recording.state import BUFFER_SAMPLES, StatState
+from exporter.recording.thread import RecordingThread
 from exporter.recording.values import Ending, ProcessIdentity, Recording, TrainingReading
 from exporter.recording.worker import end_all
 
@@ -34,8 +32,6 @@ TICK_SECONDS = 0.25
 """Interval of the drains between flushes: a million samples a second fill a buffer in 0.52 s."""
 HIGH_WATER = BUFFER_SAMPLES // 32
 """Samples above which a buffer is drained before the next flush."""
-SLICE_SECONDS = 0.0004
-"""Longest work of the recording thread between two releases of the interpreter lock."""
 RENEW_SECONDS = 0.1
 """Longest wait of `configure` for the step of the recording thread."""
 CHILD_FLUSH_SECONDS = 0.25
@@ -59,6 +55,8 @@ class Recorder:
         stats: The Stats of the process.
         events: The events of the process and their handlers.
         is_recording: False if nothing is recorded, because of `EXPORTER_DISABLED=1` or a free-threaded interpreter.
+        thread: The recording thread.
+        start: Start the recording thread unless it runs; never raises.
         started_at: Unix time at which the recording of this process began.
     """
 
@@ -72,9 +70,11 @@ class Recorder:
         self._sink: Sink | None = None
         self._tasks: tuple[PeriodicTask, ...] = ()
         self._passive = PassiveStats()
+        self.thread = RecordingThread(self._run, self._prepare)
+        self.start = self.thread.start
         self.process = Process(renew=self.renew)
         self.stats = StatTable(wake=self.start)
-        self._cycle = StatCycle(self.stats, self.yield_gil)
+        self._cycle = StatCycle(self.stats, self.thread.yield_gil)
         self.events = EventLog(
             identify=self.process.identity, current_span=self._current_span, wake=self.start
         )
@@ -88,16 +88,10 @@ class Recorder:
 
     def _initialize(self) -> None:
         """Set up the state that a forked child does not inherit."""
-        self._starting = threading.Lock()
-        self._cycle_lock = threading.Lock()
-        self._alarm = threading.Lock()  # held while the thread sleeps; a release wakes the thread
-        self._alarm.acquire()
-        self._thread: threading.Thread | None = None
-        self._is_stopping = self._is_flush_requested = self._is_renewal_requested = self._is_closed = False
+        self._is_flush_requested = self._is_renewal_requested = self._is_closed = False
         self.started_at = time()
         self._gpus = ProcessGpus()
         self._claim_level = 0  # 1: the process has claimed the rank, 2: as a process that trains
-        self._slice_began = 0.0
 
     # Composition -----------------------------------------------------------------------------------------
 
@@ -117,37 +111,18 @@ class Recorder:
 
     # Called by the job's threads -------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start the recording thread unless it runs; never raises."""
-        # The holder of the lock starts the thread; a signal handler that interrupts the holder must not wait.
-        if self._thread is not None or self._is_stopping or not self._starting.acquire(blocking=False):
-            return
-        try:
-            if self._refusal is not None:
-                log_once("interpreter", self._refusal)
-            if self._thread is None and self.is_recording:
-                thread = threading.Thread(target=self._run, name="exporter-recording", daemon=True)
-                self.process.export_environment()
-                self._hook_multiprocessing()
-                thread.start()
-                self._thread = thread
-        except Exception as error:  # noqa: BLE001  # a failed start must not stop the job
-            log_once("thread", f"nothing is recorded: the recording thread cannot start: {safe_repr(error)}")
-        finally:
-            self._starting.release()
-
     def drain(self, timeout_seconds: float) -> bool:
         """Aggregate the samples of Stats with window handlers on the caller's thread; return False after the timeout."""
-        return self._guarded(lambda: self._cycle.drain(lambda state: state.listeners), timeout_seconds)
+        return self.thread.run_step(lambda: self._cycle.drain(lambda state: state.listeners), timeout_seconds)
 
     def flush(self, timeout_seconds: float) -> bool:
         """Aggregate and write a recording on the caller's thread; return False after the timeout."""
-        return self._guarded(lambda: self._publish(final=False), timeout_seconds)
+        return self.thread.run_step(lambda: self._publish(final=False), timeout_seconds)
 
     def flush_soon(self) -> None:
         """Request an immediate flush by the recording thread, for example after a checkpoint."""
         self._is_flush_requested = True
-        self._wake()
+        self.thread.wake()
 
     def flush_all(self, timeout_seconds: float) -> bool:
         """Publish all values recorded so far, including tensors in flight of this thread; see `exporter.flush`."""
@@ -166,9 +141,9 @@ class Recorder:
 
     def shutdown(self) -> None:
         """Write the final recording and end the thread within `EXIT_SECONDS`; later calls are ignored."""
-        if self._is_stopping:
+        if self.thread.is_stopping:
             return
-        self._is_stopping = True
+        self.thread.is_stopping = True
         switch_interval = sys.getswitchinterval()
         # By default, each busy daemon thread of the job would delay every system call of the shutdown by 5 ms.
         sys.setswitchinterval(EXIT_SWITCH_SECONDS)
@@ -179,7 +154,7 @@ class Recorder:
 
     def _shut_down(self, began: float) -> None:
         self.events.limit_waits(began + HANDLERS_SECONDS)
-        self._wake()
+        self.thread.wake()
         self.drain(DRAIN_SECONDS)
         for wait in [task.finish() for task in self._tasks]:
             if wait is not None:
@@ -187,24 +162,23 @@ class Recorder:
         self.events.close(began + HANDLERS_SECONDS - monotonic())
         end_all([self._passive], seconds=0.1, reason="exit")
         # A thread that requests the interpreter lock during finalization is ended by the C library and may abort the process.
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(max(began + JOIN_SECONDS - monotonic(), 0.1))
+        self.thread.join(max(began + JOIN_SECONDS - monotonic(), 0.1))
         # If the recording thread hangs in a write, the final recording is lost and the process still exits.
-        self._guarded(lambda: self._write_last(began), max(began + EXIT_SECONDS - monotonic(), 0.1))
+        self.thread.run_step(lambda: self._write_last(began), max(began + EXIT_SECONDS - monotonic(), 0.1))
         NOTICES.flush(max(began + EXIT_SECONDS - monotonic(), 0.1))
 
     def renew(self) -> None:
         """Start a new recording under a changed identity, now or after the present step of the recording thread."""
         self.events.renew()
         self._is_renewal_requested = True
-        self._guarded(self._renew, RENEW_SECONDS)
+        self.thread.run_step(self._renew, RENEW_SECONDS)
 
     def reset(self) -> None:
         """Return to the initial state: no recorded values, new locks, no threads."""
         self._initialize()
         NOTICES.reset()
         for part in (
+            self.thread,
             self.process,
             self.stats,
             self.events,
@@ -216,12 +190,6 @@ class Recorder:
         ):
             if part is not None:
                 part.after_fork()
-
-    def yield_gil(self) -> None:
-        """Release the interpreter lock after `SLICE_SECONDS` of work, except during the shutdown."""
-        if perf_counter() - self._slice_began > SLICE_SECONDS and not self._is_stopping:
-            sleep(0)
-            self._slice_began = perf_counter()
 
     # Implementation ------------------------------------------------------------------------------------------
 
@@ -246,10 +214,6 @@ class Recorder:
         if self._sink is not None:
             self._sink.close()
 
-    def _wake(self) -> None:
-        with suppress(RuntimeError):  # the thread is awake already
-            self._alarm.release()
-
     def _renew(self) -> None:
         if self._is_renewal_requested:
             self._is_renewal_requested = False
@@ -263,6 +227,15 @@ class Recorder:
                     self._training.reset()
             self.events.renew()
             self.started_at = time()
+
+    def _prepare(self) -> bool:
+        """Prepare the process for the recording thread; return False if nothing is recorded."""
+        if self._refusal is not None:
+            log_once("interpreter", self._refusal)
+        if self.is_recording:
+            self.process.export_environment()
+            self._hook_multiprocessing()
+        return self.is_recording
 
     def _hook_multiprocessing(self) -> None:
         """Register the shutdown of multiprocessing children, which skip atexit and clear inherited finalizers."""
@@ -284,38 +257,20 @@ class Recorder:
             self.start()
 
     def _run(self) -> None:
-        self._guarded(self._read_rules)
+        self.thread.run_step(self._read_rules)
         seconds = min(self.flush_seconds, CHILD_FLUSH_SECONDS) if self._is_child else self.flush_seconds
         next_flush = monotonic() + seconds
         while self._sleep_until(next_flush):
             if self._is_flush_requested or monotonic() >= next_flush:
                 self._is_flush_requested = False
-                self._guarded(self._flush_cycle)
+                self.thread.run_step(self._flush_cycle)
                 next_flush = max(next_flush + seconds, monotonic())
             else:
-                self._guarded(self._tick_cycle)
+                self.thread.run_step(self._tick_cycle)
 
     def _sleep_until(self, next_flush: float) -> bool:
         """Sleep until the next flush, tick, window end or request; return False if the thread must end."""
-        if not self._is_stopping:
-            now = monotonic()
-            wake_time = min([next_flush, now + TICK_SECONDS, *self._cycle.due()])
-            self._alarm.acquire(timeout=max(wake_time - now, 0.0))
-            self._slice_began = perf_counter()
-        return not self._is_stopping
-
-    def _guarded(self, step: Callable[[], object], timeout_seconds: float = -1) -> bool:
-        """Run a step under the cycle lock; return False after the timeout. A defect ends the step only."""
-        lock = self._cycle_lock  # a reset replaces the lock
-        if not lock.acquire(timeout=timeout_seconds):
-            return False
-        try:
-            return step() is not False
-        except Exception as error:  # noqa: BLE001  # a defect must not end the thread or reach the job
-            log_once(f"defect {safe_repr(error)}", f"a defect in the recording thread: {safe_repr(error)}")
-            return False
-        finally:
-            lock.release()
+        return self.thread.sleep_until(min([next_flush, monotonic() + TICK_SECONDS, *self._cycle.due()]))
 
     def _flush_cycle(self) -> None:
         self._renew()
@@ -341,11 +296,11 @@ class Recorder:
         if training is not None:
             training.collect(final=final)
         self._cycle.drain(lambda state: state.buffer, within_seconds)
-        states, wall, is_last = self.stats.states(), time(), final and self._is_stopping
+        states, wall, is_last = self.stats.states(), time(), final and self.thread.is_stopping
         for state in states:
             state.expire(wall=wall)
             if state.tensors is not None:
-                state.tensors.count_lost(everything=is_last)
+                state.tensors.count_lost(is_process_ending=is_last)
         recording = Recording(
             (
                 *self._cycle.readings(),

@@ -280,4 +280,4 @@ def metric(
     """
     aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
     definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)
-    return RECORDER.stats.obtain(definition.replace(kind=kind), own=is_own).buffer.append
+    return RECORDER.stats.obtain(definition.replace(kind=kind), is_own=is_own).buffer.append

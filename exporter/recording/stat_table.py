@@ -65,14 +65,16 @@ class StatTable:
                 self._wake()
             if is_full or not self.is_recording:
                 return StatState(definition, wall=time(), samples=0)
-            state = self._make(identity, definition, own=is_own)
+            state = self._make(identity, definition, is_own=is_own)
         if state.definition != definition:
             _raise_conflict(state, definition)
         return state
 
     def _make(self, identity: Identity, definition: StatDefinition, *, is_own: bool) -> StatState:
         with self._lock:
-            state = StatState(definition, wall=time(), own=is_own, taps=self.taps, dispose=self._disposal.put)
+            state = StatState(
+                definition, wall=time(), is_own=is_own, taps=self.taps, dispose=self._disposal.put
+            )
             state.origin = _origin()
             self._claim_names(state)
             self._apply(state)

@@ -127,7 +127,7 @@ class GpuTimer:
         if self._is_timing and (kind in ITERATIONS or self._active != previous_phase):
             self._record_event(previous_phase, Edge.END if kind in ITERATIONS else Edge.PHASE)
 
-    def step_seconds(self) -> None:
+    def record_step(self) -> None:
         """Record the end of a step and the begin of the next, in a job without iterations."""
         if (
             self.is_on

@@ -193,7 +193,7 @@ class TrainingRecording:
         if iteration is None:
             self.take_over()
         if self.gpu.is_on:
-            self.gpu.step()
+            self.gpu.record_step()
         timestamp = TracingTimestamp(time(), now)
         self.observers.notify(lambda observer: observer.step_reported(number, seconds, mode, timestamp))
         if iteration is None and self.is_on:
@@ -322,7 +322,7 @@ class TrainingRecording:
             finally:
                 lock.release()
             waiting -= BATCH_RECORDS
-            RECORDER.yield_gil()
+            RECORDER.thread.yield_gil()
 
     def tick(self) -> None:
         """Apply records between two flushes if there are many."""

@@ -142,7 +142,7 @@ def test_d29_a_repeatedly_refused_record_is_dropped_and_reported(
     assert sink.flush(SOON)
     assert exporter.names() == ["good", "better"]
     (received,) = exporter.all_of("telemetry_data_error")
-    assert received.error_message == "1 records before this one were dropped"
+    assert received.error_message == "1 earlier records were dropped"
     assert received.error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
     assert dropped("failed") == dropped_before + 1
     assert counts() == [before[0] + 2, before[1] + delivery.ATTEMPTS]
@@ -180,7 +180,7 @@ def test_a_hanging_exporter_loses_only_its_own_records_and_delays_no_other(sinks
     assert sink.flush(SOON)
     sink.start(Span.create("after"))
     assert sink.flush(SOON)
-    assert hanging.names("telemetry_data_error") == ["90 records before this one were dropped"]
+    assert hanging.names("telemetry_data_error") == ["90 earlier records were dropped"]
 
 
 def test_d34_the_shutdown_is_bounded_and_undelivered_records_are_counted() -> None:
@@ -273,7 +273,7 @@ def test_the_parent_of_a_record_is_the_nearest_exported_span(sinks: list[Deliver
 
 
 def test_a_filter_beside_all_spans_and_a_mode_that_is_none_are_refused() -> None:
-    with pytest.raises(OneLoggerError, match="takes no span_name_filter"):
+    with pytest.raises(OneLoggerError, match="without span_name_filter"):
         SpanFilter(ExportCustomizationMode.EXPORT_ALL_SPANS, ["a"])
     with pytest.raises(OneLoggerError, match="must be one of EXPORT_ALL_SPANS"):
         SpanFilter("NOTHING")  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ FORMS = {
 def test_every_form_of_import_is_rewritten(before: str, after: str, line_end: str) -> None:
     found = migrate.migrate(before.replace("\n", line_end).encode())
 
-    assert found.after.decode() == after.replace("\n", line_end)
+    assert found.new_source.decode() == after.replace("\n", line_end)
     assert found.problems == ()
 
 

@@ -43,7 +43,7 @@ def test_the_provider_is_a_singleton_and_not_callable() -> None:
 
 def test_the_configuration_is_readable() -> None:
     assert not provider().one_logger_ready
-    with pytest.raises(OneLoggerError, match="configure the provider"):
+    with pytest.raises(OneLoggerError, match="the provider is not configured"):
         _ = provider().config
 
     configured(telemetry={})
@@ -97,7 +97,7 @@ def test_d40_training_overrides_without_a_training_configuration_are_refused_cle
         ("with_config_override", (5,), "expects a mapping of fields"),
         ("with_config_override_from_json_file", ("override.json",), "with_config_override"),
         ("with_config_override_from_config_server", ("https://config.example.com",), "with_config_override"),
-        ("with_exporter", ("not an exporter",), "has no initialize, export_start"),
+        ("with_exporter", ("not an exporter",), "methods initialize, export_start"),
         ("set_training_telemetry_config", (5,), "must be a TrainingTelemetryConfig"),
         ("configure_provider", (), "No configuration was provided"),
     ],

@@ -142,7 +142,7 @@ def test_a_last_snapshot_that_cannot_be_written_is_reported(feed: Path) -> None:
         loss.add(1.0)
     """
 
-    assert run(feed, program).stderr.startswith("exporter: the last snapshot was not written: ")
+    assert run(feed, program).stderr.startswith("exporter: the latest snapshot was not written to the feed: ")
 
 
 def test_without_stderr_a_notice_is_not_written_to_stdout(feed: Path) -> None:

@@ -19,7 +19,7 @@ from exporter.recording.values import Aggregation, StatReading
 from exporter.recording.windows import EXACT_SAMPLES, RELATIVE_ERROR, ExactSum, Quantiles, Window, WindowClock
 
 EVERY = frozenset(Aggregation)
-MAX_AMOUNT = 1.7976931348623157e308
+MAX_FLOAT = 1.7976931348623157e308
 # squares of smaller numbers underflow, so that no formula gives their deviation
 moderate = st.floats(-1e100, 1e100).filter(lambda number: number == 0 or abs(number) > 1e-100)
 
@@ -141,7 +141,7 @@ def test_small_windows_answer_exactly_like_linear_interpolation(samples: list[fl
 
 @given(
     st.lists(
-        st.floats(1e-300, MAX_AMOUNT) | st.floats(-MAX_AMOUNT, -1e-300) | st.just(0.0),
+        st.floats(1e-300, MAX_FLOAT) | st.floats(-MAX_FLOAT, -1e-300) | st.just(0.0),
         min_size=1,
         max_size=40,
     ),

@@ -83,7 +83,7 @@ def test_a_conflicting_definition_names_the_place_of_the_first() -> None:
     name = new_name()
     Stat(name, ["mean"])
 
-    with pytest.raises(DefinitionError, match=r"test_stats\.py:\d+ with another definition: aggreg"):
+    with pytest.raises(DefinitionError, match=r"test_stats\.py:\d+ with a different definition: aggreg"):
         Stat(name, ["max"])
     with pytest.raises(DefinitionError, match="another definition: unit None and now 'bytes'"):
         Stat(name, ["mean"], unit="bytes", labels={"split": "dev"})

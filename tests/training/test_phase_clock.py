@@ -356,7 +356,7 @@ def test_a_reader_in_another_thread_sees_sums_within_one_edge() -> None:
         while not stop.is_set():
             reading = TRAINING.clock.read()
             worst_error = max(
-                worst_error, abs(sum(reading.seconds.values()) - (reading.at - TRAINING.clock.began))
+                worst_error, abs(sum(reading.seconds.values()) - (reading.time - TRAINING.clock.began))
             )
             reads += 1
 
@@ -450,11 +450,11 @@ def test_phases_of_another_thread_do_not_affect_the_main_thread() -> None:
 iterations = st.lists(
     st.builds(
         IterationEnded,
-        began=st.just(0.0),
-        ended=st.floats(0.001, 10.0),
+        start_time=st.just(0.0),
+        end_time=st.floats(0.001, 10.0),
         work=st.floats(0.0, 10.0),
         waits=st.none() | st.floats(0.0, 10.0),
-        failed=st.booleans(),
+        is_failed=st.booleans(),
         expected=st.none() | st.just(Expectation(samples=4.0, tokens=None)),
     ),
     max_size=30,

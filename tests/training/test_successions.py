@@ -58,7 +58,7 @@ def test_seconds_of_phases_in_succession_sum_to_the_wall_time() -> None:
     end = TRAINING.clock.read()
 
     passed = sum(end.seconds.values()) - sum(start.seconds.values())
-    assert passed == pytest.approx(end.at - start.at, abs=1e-6)
+    assert passed == pytest.approx(end.time - start.time, abs=1e-6)
     assert TRAINING.clock.stack == [TRAINING.clock.base]
 
 

@@ -1,0 +1,93 @@
+"""Recording thread of a process: start, sleep and wake, exclusive steps, and release of the interpreter lock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic, perf_counter, sleep
+
+from exporter.recording.conversion import safe_repr
+from exporter.recording.notices import log_once
+
+SLICE_SECONDS = 0.0004
+"""Longest work of the recording thread between two releases of the interpreter lock."""
+
+
+class RecordingThread:
+    """Thread that runs the recording of a process, and lock that other threads take for a step of the recording.
+
+    Args:
+        run: Called on the thread; returns once `sleep_until` returns False.
+        prepare: Called before the start; returns False if nothing is recorded.
+
+    Attributes:
+        is_stopping: True once the process exits; the thread ends and is not started again.
+    """
+
+    def __init__(self, run: Callable[[], None], prepare: Callable[[], bool]) -> None:
+        self._run = run
+        self._prepare = prepare
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Start with new locks and without a thread in a forked child."""
+        self._starting = threading.Lock()
+        self._step_lock = threading.Lock()
+        self._alarm = threading.Lock()  # held while the thread sleeps; a release wakes the thread
+        self._alarm.acquire()
+        self._thread: threading.Thread | None = None
+        self._slice_began = 0.0
+        self.is_stopping = False
+
+    def start(self) -> None:
+        """Start the thread unless it runs; never raises."""
+        # The holder of the lock starts the thread; a signal handler that interrupts the holder must not wait.
+        if self._thread is not None or self.is_stopping or not self._starting.acquire(blocking=False):
+            return
+        try:
+            if self._thread is None and self._prepare():
+                thread = threading.Thread(target=self._run, name="exporter-recording", daemon=True)
+                thread.start()
+                self._thread = thread
+        except Exception as error:  # noqa: BLE001  # a failed start must not stop the job
+            log_once("thread", f"nothing is recorded: the recording thread cannot start: {safe_repr(error)}")
+        finally:
+            self._starting.release()
+
+    def wake(self) -> None:
+        """End the present sleep of the thread."""
+        with suppress(RuntimeError):  # the thread is awake already
+            self._alarm.release()
+
+    def sleep_until(self, wake_time: float) -> bool:
+        """Sleep until a monotonic time or the next `wake`; return False if the thread must end."""
+        if not self.is_stopping:
+            self._alarm.acquire(timeout=max(wake_time - monotonic(), 0.0))
+            self._slice_began = perf_counter()
+        return not self.is_stopping
+
+    def join(self, timeout_seconds: float) -> None:
+        """Wait for the end of the thread, unless this is the thread or none was started."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_seconds)
+
+    def run_step(self, step: Callable[[], object], timeout_seconds: float = -1) -> bool:
+        """Run a step while no other thread runs one; return False after the timeout. A defect ends the step only."""
+        lock = self._step_lock  # a fork replaces the lock
+        if not lock.acquire(timeout=timeout_seconds):
+            return False
+        try:
+            return step() is not False
+        except Exception as error:  # noqa: BLE001  # a defect must not end the thread or reach the job
+            log_once(f"defect {safe_repr(error)}", f"a defect in the recording thread: {safe_repr(error)}")
+            return False
+        finally:
+            lock.release()
+
+    def yield_gil(self) -> None:
+        """Release the interpreter lock after `SLICE_SECONDS` of work, except during the shutdown."""
+        if perf_counter() - self._slice_began > SLICE_SECONDS and not self.is_stopping:
+            sleep(0)
+            self._slice_began = perf_counter()
