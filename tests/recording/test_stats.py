@@ -85,7 +85,7 @@ def test_a_conflicting_definition_names_the_place_of_the_first() -> None:
 
     with pytest.raises(DefinitionError, match=r"test_stats\.py:\d+ with a different definition: aggreg"):
         Stat(name, ["max"])
-    with pytest.raises(DefinitionError, match="another definition: unit None and now 'bytes'"):
+    with pytest.raises(DefinitionError, match="a different definition: unit None and now 'bytes'"):
         Stat(name, ["mean"], unit="bytes", labels={"split": "dev"})
 
 
