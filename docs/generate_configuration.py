@@ -21,7 +21,7 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from exporter.cli.configuration import Configuration
-from exporter.config.dump import plain
+from exporter.config.dump import to_plain
 from exporter.config.expectation import choices, limits
 from exporter.config.options import (
     REQUIRED,
@@ -103,7 +103,7 @@ def _option_schema(option: Option) -> dict[str, Any]:
     schema = {"description": _description(option)}
     schema |= _type_schema(option.hint) if nested_options is None else _mapping_schema(nested_options)
     if nested_options is None and option.default not in (REQUIRED, UNCHANGED):
-        schema["default"] = plain(option.hint, option.default)
+        schema["default"] = to_plain(option.hint, option.default)
     return schema
 
 
@@ -147,7 +147,9 @@ def _lines(options: Iterable[Option], indent: str, written: set[str]) -> Iterato
             for line in _as_item(_lines(examples, "\t", written), f"{indent}  "):
                 yield f"{indent}# {line}"
         else:
-            flow = yaml.safe_dump([plain(option.hint, option.default)], default_flow_style=True, width=10_000)
+            flow = yaml.safe_dump(
+                [to_plain(option.hint, option.default)], default_flow_style=True, width=10_000
+            )
             yield f"{indent}{option.key}: {flow.strip()[1:-1]}"
 
 

@@ -22,10 +22,10 @@ from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.state.store import StateStore
 
 RANGE = 262_143.328_850
-"""Joules; that of most server CPUs."""
+"""Register range of most server CPUs, in joules."""
 
 Zones = dict[str, tuple[str, float]]
-"""Kernel's key → name, range."""
+"""Name and range in joules by the kernel's key."""
 
 XEON: Zones = {
     "intel-rapl:0": ("package-0", RANGE),
@@ -53,18 +53,18 @@ MACHINES: dict[str, Zones] = {"xeon": XEON, "laptop": LAPTOP, "threadripper": TH
 
 @dataclass
 class Machine:
-    """Machine; `joules` are its registers without wrap-around."""
+    """Simulated machine; `joules` are the registers without wrap-around."""
 
     root: Path
     zones: Zones = field(default_factory=lambda: dict(XEON))
-    now: float = 5000.0
-    busy: float = 0.0
+    monotonic_seconds: float = 5000.0
+    busy_seconds: float = 0.0
     boot: str = "boot-1"
     joules: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for place, key in enumerate(self.zones):
-            self.joules.setdefault(key, 1000.0 * (place + 1))
+        for position, key in enumerate(self.zones):
+            self.joules.setdefault(key, 1000.0 * (position + 1))
         for key, (name, range_joules) in self.zones.items():
             directory = self.root / "sys/class/powercap" / key
             directory.mkdir(parents=True)
@@ -81,32 +81,32 @@ class Machine:
             microjoules = round(joules % self.zones[key][1] * 1e6)
             self.register(key).write_text(f"{microjoules}\n")
         (self.root / "proc/sys/kernel/random/boot_id").write_text(f"{self.boot}\n")
-        ticks = round(self.busy * 100)
+        ticks = round(self.busy_seconds * 100)
         (self.root / "proc/stat").write_text(
             f"cpu  {ticks} 0 0 900 90 0 0 0 0 0\ncpu0 {ticks} 0 0 9 9 0 0 0 0 0\ncpu1 0 0 0 9 9 0 0 0 0 0\n"
             "btime 1600000000\n"
         )
-        (self.root / "proc/uptime").write_text(f"{self.now:.2f} 1.00\n")
+        (self.root / "proc/uptime").write_text(f"{self.monotonic_seconds:.2f} 1.00\n")
 
     def draw(self, seconds: float, watts: float) -> None:
-        """Let time pass; every register grows by the same power."""
-        self.now += seconds
+        """Advance the time; every register increases by the same power."""
+        self.monotonic_seconds += seconds
         for key in self.joules:
             self.joules[key] += watts * seconds
         self.write()
 
     def collector(self, **options: Any) -> RaplCollector:
-        psutil.PROCFS_PATH, before = str(self.root / "proc"), psutil.PROCFS_PATH
+        psutil.PROCFS_PATH, previous_path = str(self.root / "proc"), psutil.PROCFS_PATH
         try:
-            return RaplCollector(sys=self.root / "sys", monotonic=lambda: self.now, **options)
+            return RaplCollector(sys=self.root / "sys", monotonic=lambda: self.monotonic_seconds, **options)
         finally:
-            psutil.PROCFS_PATH = before
+            psutil.PROCFS_PATH = previous_path
 
 
 class EnergyNode:
     """Machine with its energy ledger; `restart` simulates SIGKILL and a new start.
 
-    Queries of the ledger: one process of one run holds the only GPU; subclasses override.
+    By default, a process of a single run holds the only GPU; subclasses override the sources.
     """
 
     run = "r"
@@ -134,7 +134,7 @@ class EnergyNode:
     def work(self) -> WorkUse:
         return WorkUse()
 
-    def power(self, _after: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
+    def power(self, _later_than: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
         return {}
 
     def start(self, state: StateStore | None = None) -> None:
@@ -156,8 +156,8 @@ class EnergyNode:
         self.start()
 
     def collect(self) -> Page:
-        self.collected = self.collector.collect()
-        return Page(self.collected)
+        self.last_collected = self.collector.collect()
+        return Page(self.last_collected)
 
 
 class SidecarNode(EnergyNode):
@@ -172,24 +172,24 @@ class SidecarNode(EnergyNode):
         return self.sidecar.collector.work
 
 
-def a_gpu(joules: float | None, at: float, watts: float | None = None) -> EnergyReading:
+def a_gpu(joules: float | None, read_at: float, watts: float | None = None) -> EnergyReading:
     return EnergyReading(
         *("gpu", "GPU-a", "nvml_counter"),
         measured=True,
         joules=joules,
         watts=watts,
-        at=at,
+        at=read_at,
         register_joules=joules,
     )
 
 
 def energy_of(page: Page) -> float:
-    """All that runs were given."""
+    """Return the energy that was attributed to runs."""
     return sum(page.all("training_energy_joules_total").values())
 
 
 @contextmanager
-def no_processes() -> Iterator[None]:
+def without_privileges() -> Iterator[None]:
     """Drop root privileges, for files that only root can read."""
     if os.geteuid() != 0:
         pytest.skip("only root can change to another user")

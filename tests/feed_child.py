@@ -34,7 +34,9 @@ def say(text: str) -> None:
 
 
 def recording(stats: int = 1, *, count: int = 1, final: bool = False) -> Recording:
-    definitions = [StatDefinition(f"train.stat{n}", frozenset({Aggregation.MEAN})) for n in range(stats)]
+    definitions = [
+        StatDefinition(f"train.stat{number}", frozenset({Aggregation.MEAN})) for number in range(stats)
+    ]
     return Recording(
         tuple(StatReading(definition, count=count, sum=1.0) for definition in definitions), final=final
     )
@@ -45,9 +47,9 @@ def publish(writer: FeedWriter, stats: int = 1) -> bool:
 
 
 def finish(writer: FeedWriter) -> bool:
-    done = writer.publish(recording(final=True))
+    is_published = writer.publish(recording(final=True))
     writer.close()
-    return done
+    return is_published
 
 
 def close_all(writer: FeedWriter) -> str:
@@ -61,15 +63,15 @@ def open_own(writer: FeedWriter) -> str:
 
 
 def fork(writer: FeedWriter, close: int = 0) -> int:
-    """Fork a child like a DataLoader worker; as child and as orphan it attempts forbidden operations."""
+    """Fork a child like a DataLoader worker, which attempts to publish as a child and as an orphan."""
     parent = os.getpid()
-    done, tell = os.pipe()
+    ready, ready_writer = os.pipe()
     child = os.fork()
     if not child:
         writer.publish(recording())
         if close:
             writer.close()
-        os.write(tell, b"x")
+        os.write(ready_writer, b"x")
         os.closerange(0, 3)  # a reader of our output would also wait for the end of this process
         while os.getppid() == parent:
             time.sleep(0.01)
@@ -77,19 +79,19 @@ def fork(writer: FeedWriter, close: int = 0) -> int:
         (DIRECTORY / "orphan").touch()
         time.sleep(60)
         os._exit(0)
-    os.read(done, 1)
+    os.read(ready, 1)
     return child
 
 
 def ask_in_fork(writer: FeedWriter) -> int:
     """Report the holder of the lock as seen by a forked child."""
-    answer, tell = os.pipe()
+    reader, writer_end = os.pipe()
     child = os.fork()
     if not child:
-        os.write(tell, str(holder(str(DIRECTORY / f"{IDENTITY.id}.lock"))).encode())
+        os.write(writer_end, str(holder(str(DIRECTORY / f"{IDENTITY.id}.lock"))).encode())
         os._exit(0)
     os.waitpid(child, 0)
-    return int(os.read(answer, 100))
+    return int(os.read(reader, 100))
 
 
 def remove_for_ever(writer: FeedWriter) -> str:
@@ -101,11 +103,11 @@ def remove_for_ever(writer: FeedWriter) -> str:
 
 def scan_self(writer: FeedWriter) -> str:
     (entry,) = FeedReader(DIRECTORY).scan().entries
-    return f"{entry.alive} {entry.pid}"
+    return f"{entry.is_alive} {entry.pid}"
 
 
-def limit_descriptors(writer: FeedWriter, most: int) -> str:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, 1024))
+def limit_descriptors(writer: FeedWriter, maximum: int) -> str:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, 1024))
     return "limited"
 
 
@@ -118,12 +120,12 @@ def flood(writer: FeedWriter) -> str:
 
 
 def short_lives(writer: FeedWriter, lives: int) -> str:
-    """Act as many consecutive processes that write twice and exit normally."""
+    """Simulate many consecutive processes that write two snapshots and exit normally."""
     for _ in range(lives):
-        brief = FeedWriter(DIRECTORY, IDENTITY.replace(id=os.urandom(16).hex()))
-        brief.publish(recording(count=1))
-        brief.publish(recording(count=2, final=True))
-        brief.close()
+        writer_of_life = FeedWriter(DIRECTORY, IDENTITY.replace(id=os.urandom(16).hex()))
+        writer_of_life.publish(recording(count=1))
+        writer_of_life.publish(recording(count=2, final=True))
+        writer_of_life.close()
     return "lived"
 
 

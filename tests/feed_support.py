@@ -27,10 +27,10 @@ def redirect_default_directory(parent: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def new_identity(**fields: object) -> ProcessIdentity:
-    usual = ProcessIdentity(
+    default = ProcessIdentity(
         id=os.urandom(16).hex(), pid=os.getpid(), started=1_700_000_000.0, run="r", rank=0
     )
-    return usual.replace(**fields)
+    return default.replace(**fields)
 
 
 def new_recording(
@@ -55,7 +55,7 @@ def new_recording(
 
 
 def publish_once(directory: Path, *, final: bool = False, **fields: object) -> str:
-    """Create the file of a dead process and return its id."""
+    """Create the feed file of an exited process and return the process id."""
     identity = new_identity(**fields)
     writer = FeedWriter(directory, identity)
     assert writer.publish(new_recording(final=final))
@@ -72,9 +72,9 @@ def only_entry(reader: FeedReader) -> FeedEntry:
 class Child:
     """Training process that executes one command per line (see feed_child.py)."""
 
-    def __init__(self, directory: Path, *before: str) -> None:
+    def __init__(self, directory: Path, *prefix: str) -> None:
         self.process = subprocess.Popen(
-            [*before, sys.executable, str(CHILD), str(directory)],
+            [*prefix, sys.executable, str(CHILD), str(directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -82,13 +82,13 @@ class Child:
         )
         self.id = self.answer()
 
-    def begin(self, command: str) -> None:
+    def send(self, command: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{command}\n")
         self.process.stdin.flush()
 
-    def tell(self, command: str) -> str:
-        self.begin(command)
+    def execute(self, command: str) -> str:
+        self.send(command)
         return self.answer()
 
     def answer(self) -> str:
@@ -106,9 +106,9 @@ class Child:
 
 
 @contextmanager
-def training_process(directory: Path, *before: str) -> Iterator[Child]:
-    """Start a process with the command prefix `before`; it is killed at the end."""
-    child = Child(directory, *before)
+def training_process(directory: Path, *prefix: str) -> Iterator[Child]:
+    """Run a training process with a command prefix; the process is killed at the end."""
+    child = Child(directory, *prefix)
     try:
         yield child
     finally:
@@ -118,11 +118,9 @@ def training_process(directory: Path, *before: str) -> Iterator[Child]:
 @contextmanager
 def mounted_filesystem(target: Path, *arguments: str) -> Iterator[None]:
     """Mount a filesystem during a test; skip the test where mounting is not permitted."""
-    completed = subprocess.run(
-        ["mount", *arguments, str(target)], capture_output=True, text=True, check=False
-    )
-    if completed.returncode:
-        pytest.skip(f"mounting is not permitted here: {completed.stderr.strip()}")
+    result = subprocess.run(["mount", *arguments, str(target)], capture_output=True, text=True, check=False)
+    if result.returncode:
+        pytest.skip(f"mounting is not permitted here: {result.stderr.strip()}")
     try:
         yield
     finally:
@@ -130,12 +128,12 @@ def mounted_filesystem(target: Path, *arguments: str) -> Iterator[None]:
 
 
 @contextmanager
-def read_only_view(directory: Path, at: Path) -> Iterator[Path]:
+def read_only_view(directory: Path, target: Path) -> Iterator[Path]:
     """Bind-mount a directory read-only, like the volume of a container."""
-    at.mkdir()
-    with mounted_filesystem(at, "--bind", str(directory)):
-        subprocess.run(["mount", "-o", "remount,ro,bind", str(at)], check=True)
-        yield at
+    target.mkdir()
+    with mounted_filesystem(target, "--bind", str(directory)):
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(target)], check=True)
+        yield target
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")

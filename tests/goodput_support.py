@@ -38,7 +38,7 @@ class SimulatedJob:
         return sum(self.phases.values())
 
     def spend(self, phase: str, seconds: float) -> None:
-        """Let time pass in a phase."""
+        """Spend time in a phase."""
         self.phase = phase
         self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
@@ -55,14 +55,18 @@ class SimulatedJob:
             assert self.step is not None
             self.spend("data_loading", data) if data else None
             self.spend("iteration", seconds)
-            this, self.step = self.step, self.step + 1
+            current_step, self.step = self.step, self.step + 1
             self.steps += 1
             self.work_seconds += seconds
             self.longest_step_seconds = max(self.longest_step_seconds or 0.0, seconds)
-            first, before = this, 0.0
-            if self.segments and self.segments[-1][0] == self.loop and self.segments[-1][2] == this - 1:
-                _, first, _, before = self.segments.pop()
-            self.segments.append((self.loop, first, this, before + seconds))
+            first_step, previous_seconds = current_step, 0.0
+            if (
+                self.segments
+                and self.segments[-1][0] == self.loop
+                and self.segments[-1][2] == current_step - 1
+            ):
+                _, first_step, _, previous_seconds = self.segments.pop()
+            self.segments.append((self.loop, first_step, current_step, previous_seconds + seconds))
 
     def hold(self, seconds: float) -> None:
         """Spend time in an iteration that does not end."""
@@ -122,7 +126,7 @@ def check_identity(page: Page, run: str = "r") -> None:
 
 
 class MonitoredJob:
-    """A job on paper in the feed of a sidecar; both clocks move together."""
+    """Simulated job in the feed of a sidecar, with a common clock."""
 
     def __init__(
         self,
@@ -149,10 +153,12 @@ class MonitoredJob:
         self.sequence += 1
         snapshot = make_snapshot(self.process, *stats, sequence=self.sequence, written=written, final=final)
         recording = snapshot.recording.replace(training=self.job.reading(), ending=ending)
-        self.sidecar.feed.put(snapshot.replace(recording=recording), age_seconds=age_seconds, pid=self.pid)
+        self.sidecar.feed.publish(
+            snapshot.replace(recording=recording), age_seconds=age_seconds, pid=self.pid
+        )
         return self
 
-    def see(self) -> Page:
+    def write_and_collect(self) -> Page:
         self.write()
         return self.sidecar.collect()
 
@@ -160,10 +166,10 @@ class MonitoredJob:
         self.sidecar.feed.kill(self.process)
 
     def die(self, seconds: float = 4.0) -> Page:
-        """Kill the job; the sidecar reads the feed at once and again later."""
+        """Kill the job; the sidecar reads the feed immediately and again after *seconds*."""
         self.kill()
         self.sidecar.collect()
-        return self.sidecar.after(seconds)
+        return self.sidecar.collect_after(seconds)
 
     def finish(self) -> Page:
         """End the job normally."""

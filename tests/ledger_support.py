@@ -21,8 +21,8 @@ START = 1_700_000_000.0
 _numbers = count(1 << 64)
 
 
-def make_process(*, rank: int | None = 0, **others: object) -> ProcessIdentity:
-    usual = ProcessIdentity(
+def make_process(*, rank: int | None = 0, **fields: object) -> ProcessIdentity:
+    default = ProcessIdentity(
         id=f"{next(_numbers):032x}",
         pid=7,
         started=START,
@@ -34,7 +34,7 @@ def make_process(*, rank: int | None = 0, **others: object) -> ProcessIdentity:
         labels=(),
         version="0.1.0",
     )
-    return usual.replace(**others)
+    return default.replace(**fields)
 
 
 def make_definition(
@@ -56,7 +56,7 @@ def make_reading(
     samples: Sequence[float],
     *,
     window: WindowReading | None = None,
-    at: float = START,
+    sampled_at: float = START,
     rejected: Mapping[str, int] | None = None,
     overflows: int = 0,
 ) -> StatReading:
@@ -67,7 +67,7 @@ def make_reading(
         sum=None if any(sample < 0 for sample in samples) else float(sum(samples)),
         bucket_counts=tuple(sum(sample <= bound for sample in samples) for bound in definition.buckets),
         window=window,
-        last_sample=at if samples else None,
+        last_sample=sampled_at if samples else None,
         rejected=rejected or {},
         overflows=overflows,
     )
@@ -99,32 +99,32 @@ class MemoryFeed(FeedReader):
     """In-memory feed directory that replaces `FeedReader`, which has separate tests with files."""
 
     files: dict[str, FeedEntry] = field(default_factory=dict)
-    refused: tuple[tuple[str, str], ...] = ()
-    removable: bool = True
+    refused_files: tuple[tuple[str, str], ...] = ()
+    is_removable: bool = True
     ownership: DirectoryOwnership = field(default_factory=HeldOwnership)
 
-    def put(
+    def publish(
         self, snapshot: Snapshot, *, alive: bool = True, age_seconds: float = 0.5, pid: int | None = None
     ) -> None:
         self.files[snapshot.process.id] = FeedEntry(snapshot, alive, age_seconds, pid)
 
     def kill(self, process: ProcessIdentity) -> None:
-        self.files[process.id] = replace(self.files[process.id], alive=False)
+        self.files[process.id] = replace(self.files[process.id], is_alive=False)
 
     def scan(self) -> Scan:
-        return Scan(tuple(self.files.values()), self.refused)
+        return Scan(tuple(self.files.values()), self.refused_files)
 
     def remove(self, process_id: str) -> bool:
-        if not self.removable:
+        if not self.is_removable:
             return False
-        assert not self.files[process_id].alive
+        assert not self.files[process_id].is_alive
         del self.files[process_id]
         return True
 
 
 @dataclass
 class Clock:
-    """Wall and monotonic time, moved by hand."""
+    """Wall clock and monotonic clock that advance only on request."""
 
     wall: float = START + 1.0
     monotonic: float = 100.0
@@ -153,22 +153,22 @@ class Sidecar:
         self.state.close()
         self.start()
 
-    def break_state(self) -> None:
+    def replace_state_by_file(self) -> None:
         (self.directory / "ledger").rename(self.directory / "away")
-        (self.directory / "ledger").write_text("a file where a directory belongs")
+        (self.directory / "ledger").write_text("a file instead of the directory")
 
-    def mend_state(self) -> None:
+    def restore_state(self) -> None:
         (self.directory / "ledger").unlink()
         (self.directory / "away").rename(self.directory / "ledger")
 
     def collect(self) -> Page:
         return Page(self.collector.collect())
 
-    def after(self, seconds: float) -> Page:
+    def collect_after(self, seconds: float) -> Page:
         self.clock.advance(seconds)
         return self.collect()
 
-    def record(
+    def record_loss(
         self,
         process: ProcessIdentity,
         samples: int,
@@ -179,8 +179,8 @@ class Sidecar:
     ) -> None:
         """Write a snapshot of a process with a number of samples in its only Stat, `loss`."""
         reading = make_reading(make_definition(), [value] * samples)
-        written = make_snapshot(process, reading, sequence=sequence, written=self.clock.wall)
-        self.feed.put(written, alive=alive)
+        snapshot = make_snapshot(process, reading, sequence=sequence, written=self.clock.wall)
+        self.feed.publish(snapshot, alive=alive)
 
 
 class Page:

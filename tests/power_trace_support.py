@@ -132,7 +132,7 @@ class Node(SidecarNode):
         self.sequence += 1
         snapshot = make_snapshot(self.process, sequence=self.sequence, written=self.clock.wall)
         received = snapshot.replace(recording=snapshot.recording.replace(training=self.job.reading()))
-        self.sidecar.feed.put(received, pid=7)
+        self.sidecar.feed.publish(received, pid=7)
         self.sidecar.collect()
 
     def play(self) -> Page:

@@ -14,20 +14,20 @@ from exporter.collectors.job import GpuProcessUse, JobProcess
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.families import Collected
 
-BOOTED = START - 100_000.0
+BOOTED_AT = START - 100_000.0
 HERTZ = 100
 
 
 @dataclass
 class FakeProcess:
-    """A process; changes appear at the next `Proc.write`."""
+    """Simulated process; changes are visible after the next `Proc.write`."""
 
     pid: int
     parent: int = 1
     comm: str = "python"
     command: str = "python\0train.py\0"
     state: str = "S"
-    started: float = START - 50.0
+    started_at: float = START - 50.0
     user: float = 1.0
     threads: int = 4
     own_pid: int | None = None
@@ -36,11 +36,11 @@ class FakeProcess:
 
 @dataclass
 class Proc:
-    """The tree, and the clocks."""
+    """Simulated /proc tree and clocks."""
 
     root: Path
     processes: dict[int, FakeProcess] = field(default_factory=dict)
-    now: float = 1000.0
+    monotonic_seconds: float = 1000.0
     wall: float = START
 
     def add(self, process: FakeProcess) -> FakeProcess:
@@ -54,19 +54,19 @@ class Proc:
                 process.parent = 1
 
     def advance(self, seconds: float) -> None:
-        self.now += seconds
+        self.monotonic_seconds += seconds
         self.wall += seconds
 
     @property
     def uptime(self) -> float:
-        return self.now - 1000.0 + START - BOOTED
+        return self.monotonic_seconds - 1000.0 + START - BOOTED_AT
 
     def write(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir(parents=True)
-        booted = round(self.wall - self.uptime)
+        boot_time = round(self.wall - self.uptime)
         (self.root / "stat").write_text(
-            f"cpu  10000 0 0 9000 900 0 0 0 0 0\nintr 1\nbtime {booted}\nprocesses 9\n"
+            f"cpu  10000 0 0 9000 900 0 0 0 0 0\nintr 1\nbtime {boot_time}\nprocesses 9\n"
         )
         (self.root / "uptime").write_text(f"{self.uptime:.2f} 1.00\n")
         sizes = {"MemTotal": 1000000, "MemAvailable": 600000}
@@ -80,22 +80,22 @@ class Proc:
 
     def _write(self, process: FakeProcess) -> None:
         directory = self.root / str(process.pid)
-        start = round((process.started - BOOTED) * HERTZ)
-        words = ["0"] * 52
-        words[:2] = [str(process.pid), f"({process.comm})"]
-        words[2:4] = [process.state, str(process.parent)]
-        words[13:15] = [str(round(process.user * HERTZ)), str(HERTZ // 2)]
-        words[19], words[21] = str(process.threads), str(start)
+        start = round((process.started_at - BOOTED_AT) * HERTZ)
+        fields = ["0"] * 52
+        fields[:2] = [str(process.pid), f"({process.comm})"]
+        fields[2:4] = [process.state, str(process.parent)]
+        fields[13:15] = [str(round(process.user * HERTZ)), str(HERTZ // 2)]
+        fields[19], fields[21] = str(process.threads), str(start)
         task = directory / "task" / str(process.pid)
         task.mkdir(parents=True)
-        children = [f"{each.pid} " for each in self.processes.values() if each.parent == process.pid]
+        children = [f"{child.pid} " for child in self.processes.values() if child.parent == process.pid]
         (task / "children").write_text("".join(children))
-        (directory / "stat").write_text(" ".join(words) + "\n")
+        (directory / "stat").write_text(" ".join(fields) + "\n")
         (directory / "statm").write_text("5000 1000 100 1 0 900 0\n")
         (directory / "cmdline").write_text("" if process.state == "Z" else process.command)
-        own = "" if process.own_pid is None else f"\t{process.own_pid}"
+        own_namespace_pid = "" if process.own_pid is None else f"\t{process.own_pid}"
         (directory / "status").write_text(
-            f"Name:\t{process.comm}\nThreads:\t{process.threads}\nNSpid:\t{process.pid}{own}\nCpus_allowed_list:\t{process.cpus}\n"
+            f"Name:\t{process.comm}\nThreads:\t{process.threads}\nNSpid:\t{process.pid}{own_namespace_pid}\nCpus_allowed_list:\t{process.cpus}\n"
         )
         (directory / "io").write_text(
             "read_bytes: 4096\nwrite_bytes: 8192\nrchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\n"
@@ -124,7 +124,7 @@ class Watch:
             gpu_use=lambda: self.gpus,
             discover_seconds=0.0,
             clock=lambda: self.proc.wall,
-            monotonic=lambda: self.proc.now,
+            monotonic=lambda: self.proc.monotonic_seconds,
             own_pid=999_999,
         )
         self.proc.wall = wall
@@ -132,11 +132,11 @@ class Watch:
     def records(self, process: FakeProcess, *, rank: int | None = 0) -> JobProcess:
         """Add a recording process; the first Stat is 10 s after the start."""
         role = "trainer" if rank is not None else "agent"
-        identity = make_process(run="r", rank=rank, role=role, started=process.started + 10.0)
+        identity = make_process(run="r", rank=rank, role=role, started=process.started_at + 10.0)
         own_pid = process.own_pid or process.pid
-        each = JobProcess(identity.replace(pid=own_pid), alive=True, pid=process.pid)
-        self.job.append(each)
-        return each
+        job_process = JobProcess(identity.replace(pid=own_pid), alive=True, pid=process.pid)
+        self.job.append(job_process)
+        return job_process
 
     def dies(self) -> None:
         """End the first recording process and remove its feed file."""
@@ -144,14 +144,14 @@ class Watch:
         self.proc.end(first.process.pid)
         self.job[0] = JobProcess(first.process, alive=False)
 
-    def collect(self, *, after: float = 5.0) -> Collected:
-        self.proc.advance(after)
+    def collect(self, *, after_seconds: float = 5.0) -> Collected:
+        self.proc.advance(after_seconds)
         self.proc.write()
         return self.collector.collect()
 
 
 def labels_of(collected: Collected, name: str) -> Sequence[tuple[str, ...]]:
-    """Every series of a family."""
+    """Return the labels of every series of a family."""
     return [
         tuple(sample.labels.values())
         for metric in collected

@@ -38,12 +38,12 @@ while not ended and time.monotonic() < until:
 """
 
 
-def child_environment(**more: str) -> dict[str, str]:
+def child_environment(**variables: str) -> dict[str, str]:
     """Return the environment of a child process, with the package importable from any directory."""
-    inherited = {
+    inherited_variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("EXPORTER_", "SLURM_"))
     }
-    return {**inherited, "PYTHONPATH": str(REPOSITORY), **more}
+    return {**inherited_variables, "PYTHONPATH": str(REPOSITORY), **variables}
 
 
 def run_to_completion(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
@@ -59,19 +59,19 @@ def run_to_completion(command: Sequence[str], **options: object) -> subprocess.C
 
 def short_interval_flags(flags: Sequence[str]) -> list[str]:
     """Return the flag of a configuration with short intervals; empty if `flags` name a configuration."""
-    own = any(flag.startswith("--config.file") for flag in flags)
-    return [] if own else [f"--config.file={REPOSITORY / 'tests/data/quick.yml'}"]
+    has_own_configuration = any(flag.startswith("--config.file") for flag in flags)
+    return [] if has_own_configuration else [f"--config.file={REPOSITORY / 'tests/data/quick.yml'}"]
 
 
 def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> list[str]:
     """Return the command line of `run` with a job."""
-    own = [
+    sidecar_flags = [
         f"--feed.dir={feed}",
         f"--web.listen-address=127.0.0.1:{port}",
         *short_interval_flags(flags),
         *flags,
     ]
-    return [sys.executable, "-m", "exporter", "run", *own, "--", *job]
+    return [sys.executable, "-m", "exporter", "run", *sidecar_flags, "--", *job]
 
 
 def signal_logging_job(notes: Path) -> list[str]:
@@ -94,17 +94,17 @@ def read_lines(path: Path) -> list[str]:
 
 def processes_naming(marker: str) -> set[int]:
     """Return the ids of the other processes whose command line contains a text."""
-    found = {
+    command_by_pid = {
         process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
     }
-    return {pid for pid, command in found.items() if marker in command and pid != os.getpid()}
+    return {pid for pid, command in command_by_pid.items() if marker in command and pid != os.getpid()}
 
 
 def sidecars(feed: Path) -> list[int]:
     """Return the ids of the sidecars that `run` started for a feed directory."""
-    found = processes_naming(str(feed)) & processes_naming("--run.attached")
+    pids = processes_naming(str(feed)) & processes_naming("--run.attached")
     # Before exec, the NVML child has the command line of its parent.
-    return [pid for pid in found if is_alive(pid) and psutil.Process(pid).ppid() not in found]
+    return [pid for pid in pids if is_alive(pid) and psutil.Process(pid).ppid() not in pids]
 
 
 def is_alive(pid: int) -> bool:
@@ -129,10 +129,10 @@ def page(port: int, path: str = "/metrics") -> str:
 
 def scrape(port: int, path: str = "/metrics") -> str:
     """Return a page of the sidecar; raise OSError without a server."""
-    found = page(port, path)
-    if not found:
+    text = page(port, path)
+    if not text:
         raise OSError(path)
-    return found
+    return text
 
 
 def is_ready(port: int, path: str = "/-/ready") -> bool:
@@ -140,15 +140,15 @@ def is_ready(port: int, path: str = "/-/ready") -> bool:
     return page(port, path) != ""
 
 
-def sample_value(port: int, begins: str) -> float | None:
+def sample_value(port: int, prefix: str) -> float | None:
     """Return the value of the first series with this prefix; None without a series."""
-    found = [line for line in page(port).splitlines() if line.startswith(begins)]
-    return float(found[0].rpartition(" ")[2]) if found else None
+    lines = [line for line in page(port).splitlines() if line.startswith(prefix)]
+    return float(lines[0].rpartition(" ")[2]) if lines else None
 
 
 @contextlib.contextmanager
 def web_server(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterator[str]:
-    """Address of a server in this process that responds with the result of a function of method, path and body."""
+    """Run a server that responds with the result of a function of method, path and body; yields the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do(self) -> None:
@@ -206,12 +206,12 @@ registration.release()
 
 
 def start_run(feed: Path) -> subprocess.Popen[str]:
-    """Separate process that is an active run until its input closes."""
+    """Start a process that is an active run until its input closes."""
     return start(REGISTER, feed)
 
 
 def start(program: str, path: Path) -> subprocess.Popen[str]:
-    """Program that has printed its line, and exits when its input closes."""
+    """Start a program, wait for its first line, and return the process."""
     command, pipe = [sys.executable, "-c", program, str(path)], subprocess.PIPE
     process = subprocess.Popen(command, env=child_environment(), stdin=pipe, stdout=pipe, text=True)
     assert process.stdout is not None
@@ -236,5 +236,5 @@ JOINING_SIDECAR = ("/bin/sh", "-c", "exit 3")
 def supervise_command(
     feed: Path, job: Sequence[str], *, sidecar: Sequence[str] = JOINING_SIDECAR, linger_seconds: float = 0.0
 ) -> list[str]:
-    """Command line of the supervision of `run` with another program in place of the sidecar."""
+    """Return the command line of the supervision of `run` with a different program instead of the sidecar."""
     return [sys.executable, "-c", SUPERVISE, str(feed), str(linger_seconds), *sidecar, "--", *job]

@@ -21,15 +21,15 @@ from exporter.replay.machines import DIRECTORY_VARIABLE
 environment = run_support.child_environment
 
 
-def exporter(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def exporter(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line of the exporter to its end."""
     command = [sys.executable, "-m", "exporter", *arguments]
-    return run_support.run_to_completion(command, env=environment(**more), timeout=15 * PATIENCE)
+    return run_support.run_to_completion(command, env=environment(**variables), timeout=15 * PATIENCE)
 
 
 @dataclass
 class Sidecar:
-    """A running sidecar."""
+    """Running sidecar process with its log and address."""
 
     process: subprocess.Popen[bytes]
     log_file: Path
@@ -40,7 +40,7 @@ class Sidecar:
         return self.log_file.read_text()
 
     def ask(self, path: str, method: str = "GET") -> tuple[int, str]:
-        """Status and body of an answer."""
+        """Request a path and return the status and the body of the response."""
         connection = http.client.HTTPConnection(self.address, timeout=10 * PATIENCE)
         with contextlib.closing(connection):
             connection.request(method, path)
@@ -57,15 +57,15 @@ class Sidecar:
         return None if match is None else float(match[1])
 
     def collectors(self) -> set[str]:
-        """The collectors that are scheduled."""
-        scheduled = r'^exporter_collector_interval_seconds\{collector="(\w+)"\}'
-        return set(re.findall(scheduled, self.page, re.MULTILINE))
+        """Return the names of the scheduled collectors."""
+        pattern = r'^exporter_collector_interval_seconds\{collector="(\w+)"\}'
+        return set(re.findall(pattern, self.page, re.MULTILINE))
 
     def reload(self) -> None:
         """Reload the configuration, ignoring errors."""
-        before = self.log.count("reloaded")
+        reload_count = self.log.count("reloaded")
         self.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: self.log.count("reloaded") > before)
+        wait_until(lambda: self.log.count("reloaded") > reload_count)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the exit status."""
@@ -75,18 +75,22 @@ class Sidecar:
 
 @contextlib.contextmanager
 def sidecar(
-    tmp_path: Path, *flags: str, ready: bool = True, machines: Path | None = None, **more: str
+    tmp_path: Path, *flags: str, ready: bool = True, machines: Path | None = None, **variables: str
 ) -> Iterator[Sidecar]:
-    """Sidecar on a free port with a temporary feed directory; *machines* has described machines to replay."""
+    """Run a sidecar on a free port with a temporary feed directory; *machines* contains descriptions of machines to replay."""
     feed = tmp_path / "feed"
     feed.mkdir(exist_ok=True)
     log = tmp_path / f"log-{time.monotonic_ns()}"
-    own = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={feed}", *run_support.short_interval_flags(flags)]
+    default_flags = [
+        "--web.listen-address=127.0.0.1:0",
+        f"--feed.dir={feed}",
+        *run_support.short_interval_flags(flags),
+    ]
     with log.open("wb") as stderr:
-        command = [sys.executable, "-m", "exporter", *own, *flags]
+        command = [sys.executable, "-m", "exporter", *default_flags, *flags]
         if machines is not None:
-            more[DIRECTORY_VARIABLE] = str(machines)
-        process = subprocess.Popen(command, env=environment(**more), stderr=stderr)
+            variables[DIRECTORY_VARIABLE] = str(machines)
+        process = subprocess.Popen(command, env=environment(**variables), stderr=stderr)
     running = Sidecar(process, log)
     try:
         wait_until(lambda: "listening on" in running.log or process.poll() is not None, 15)
@@ -104,7 +108,7 @@ def sidecar(
 
 @contextlib.contextmanager
 def recording(tmp_path: Path, code: str, rank: int, run: str = "r") -> Iterator[subprocess.Popen[str]]:
-    """Recording process of a run: prints `recording`, and exits after reading a line."""
+    """Run a recording process of a run, which prints `recording` and exits after reading a line."""
     feed = tmp_path / "feed"
     feed.mkdir(exist_ok=True)
     env = environment(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN=run, RANK=str(rank))

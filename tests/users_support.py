@@ -20,10 +20,12 @@ def as_user(command: Sequence[str | Path], uid: int = NOBODY) -> list[str]:
     the interpreter's directory is reachable.
     """
     prefix = Path(sys.base_prefix).resolve()
-    closed = next((parent for parent in reversed(prefix.parents) if not parent.stat().st_mode & 0o001), None)
+    closed_parent = next(
+        (parent for parent in reversed(prefix.parents) if not parent.stat().st_mode & 0o001), None
+    )
     mounts = "true"
-    if closed is not None:
-        inner, outer = shlex.quote(str(prefix)), shlex.quote(str(closed))
+    if closed_parent is not None:
+        inner, outer = shlex.quote(str(prefix)), shlex.quote(str(closed_parent))
         mounts = (
             f"place=$(mktemp -d) && mount --bind {inner} $place && mount -t tmpfs -o mode=755 tmpfs {outer}"
             f" && mkdir -p {inner} && mount --bind $place {inner} && umount $place && rmdir $place"
@@ -40,7 +42,7 @@ def reason_to_skip() -> str:
     if shutil.which("unshare") is None or shutil.which("setpriv") is None:
         return "needs unshare and setpriv (util-linux)"
     command = as_user([sys.executable, "-c", "import exporter"])
-    tried = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=60)
     return (
-        f"{sys.executable} does not run as another user: {tried.stderr.strip()}" if tried.returncode else ""
+        f"{sys.executable} does not run as another user: {result.stderr.strip()}" if result.returncode else ""
     )

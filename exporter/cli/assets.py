@@ -35,22 +35,26 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     parser.add_argument("--force", action="store_true", help="overwrite files that have been changed")
     flags = parser.parse_flags(arguments)
     output: Path = flags.output
-    found = [Path(folder, name) for folder, _, names in os.walk(SOURCE, followlinks=True) for name in names]
-    files = {output / path.relative_to(SOURCE): path for path in sorted(found)}
+    source_paths = [
+        Path(folder, name) for folder, _, names in os.walk(SOURCE, followlinks=True) for name in names
+    ]
+    files = {output / source.relative_to(SOURCE): source for source in sorted(source_paths)}
     if not files:
         say(f"{SOURCE} has no files; install the wheel, or run the command in the repository")
         return FAILED
     try:
-        there = {each: path for each, path in files.items() if each.exists()}
-        changed = [each for each, path in there.items() if each.read_bytes() != path.read_bytes()]
-        if changed and not flags.force:
-            for each in changed:
-                say(f"{each} has been changed")
+        existing_files = {target: source for target, source in files.items() if target.exists()}
+        changed_paths = [
+            target for target, source in existing_files.items() if target.read_bytes() != source.read_bytes()
+        ]
+        if changed_paths and not flags.force:
+            for target in changed_paths:
+                say(f"{target} has been changed")
             say("nothing is written; --force replaces these files")
             return FAILED
-        for each, path in files.items():
-            each.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, each)
+        for target, source in files.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
     except OSError as error:
         say(f"{error.filename}: {error.strerror}")
         return FAILED

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from exporter import diagnoses
-from exporter.cli.check_server import ports, refused
+from exporter.cli.check_server import check_addresses, configuration_problems
 from exporter.cli.configuration import Configuration, resolve
 from exporter.cli.findings import CheckFinding, Probe, fail, ok, warn
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, PROGRAM, Parser, add_flags, value_of
@@ -66,10 +66,10 @@ def python(path: str, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
         yield CheckFinding(
             "FAIL", subject, interpreter.error, "set --check.python to an interpreter of Python 3.10 or later"
         )
-    elif interpreter.ours and not interpreter.error:
+    elif interpreter.is_own_package and not interpreter.error:
         version, path_ = interpreter.version, interpreter.path
         yield ok(subject, f"Python {interpreter.python} imports exporter {version} from {path_}")
-    elif interpreter.path and not interpreter.ours:
+    elif interpreter.path and not interpreter.is_own_package:
         yield fail(subject, diagnoses.SHADOWED.describe(python=path, path=interpreter.path))
     else:
         error = f": {interpreter.error}" if interpreter.error else ""
@@ -123,7 +123,7 @@ def _feed_directory_of(configuration: Configuration) -> Path:
 
 
 def sidecar(configuration: Configuration) -> Iterator[CheckFinding]:
-    """Check that an exporter serves the feed directory."""
+    """Check that a sidecar serves the feed directory."""
     owner = runs.owner(_feed_directory_of(configuration))
     if owner is None:
         yield warn("sidecar", diagnoses.NO_SIDECAR.describe())
@@ -141,14 +141,16 @@ def writers(configuration: Configuration) -> Iterator[CheckFinding]:
         scan = FeedReader(feed).scan()
     except FeedDirectoryError:
         return  # reported by the check of the directory
-    alive = [entry for entry in scan.entries if entry.alive]
-    ended = sorted((entry for entry in scan.entries if not entry.alive), key=lambda entry: entry.age_seconds)
-    for entry in (*alive, *ended[:MAX_ENDED_PROCESSES]):
+    live_entries = [entry for entry in scan.entries if entry.is_alive]
+    exited_entries = sorted(
+        (entry for entry in scan.entries if not entry.is_alive), key=lambda entry: entry.age_seconds
+    )
+    for entry in (*live_entries, *exited_entries[:MAX_ENDED_PROCESSES]):
         yield _writer(entry, stale_seconds)
-    if len(ended) > MAX_ENDED_PROCESSES:
-        yield ok("writer", f"{len(ended) - MAX_ENDED_PROCESSES} more processes ended before these")
-    yield from _rivals(entry.snapshot.process for entry in alive)
-    for name, reason in scan.refused:
+    if len(exited_entries) > MAX_ENDED_PROCESSES:
+        yield ok("writer", f"{len(exited_entries) - MAX_ENDED_PROCESSES} more processes ended before these")
+    yield from _rivals(entry.snapshot.process for entry in live_entries)
+    for name, reason in scan.refused_files:
         yield warn("writer", diagnoses.REFUSED_FILES[reason].describe(name=name))
     if not scan.entries:
         remedy = (
@@ -169,7 +171,7 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
     origin = f"process {process.pid} on {process.node or 'an unknown node'}"
     writer = f'run "{process.run}", {rank}, {process.role}, {origin}: {len(recording.stats)} Stats'
     written = f"last written {f'{age:.1f} s' if age < 60 else format_duration(round(age))} ago"
-    if not entry.alive:
+    if not entry.is_alive:
         end = "ended normally" if recording.final else "ended without a final snapshot (killed?)"
         return ok("writer", f"{writer}; {end}, {written}")
     if age > stale_seconds:
@@ -180,10 +182,10 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
 
 def _rivals(processes: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
     """Report processes that train as the same rank; new processes are skipped, because they may replace an old process."""
-    firsts: dict[tuple[str, int | None], ProcessIdentity] = {}
+    first_by_rank: dict[tuple[str, int | None], ProcessIdentity] = {}
     for process in sorted(processes, key=lambda process: process.started):
         if process.trains and time.time() - process.started >= RIVAL_SECONDS:
-            first = firsts.setdefault((process.run, process.rank), process)
+            first = first_by_rank.setdefault((process.run, process.rank), process)
             if first is not process:
                 problem = f'process {process.pid} trains as rank {process.rank} of run "{process.run}"'
                 remedy = "set RANK for each process, or give one of the jobs another run name"
@@ -192,7 +194,7 @@ def _rivals(processes: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
 
 def addresses(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check which program uses the exporter's addresses."""
-    yield from ports(configuration, _feed_directory_of(configuration))
+    yield from check_addresses(configuration, _feed_directory_of(configuration))
 
 
 def state_directory(configuration: Configuration) -> Iterator[CheckFinding]:
@@ -219,10 +221,10 @@ def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
     counters = sorted((root / "sys/class/powercap").glob("*rapl*/energy_uj"))
     unreadable = [path for path in counters if not os.access(path, os.R_OK)]
     if unreadable:
-        statement = diagnoses.RAPL_UNREADABLE.describe(
+        diagnosis = diagnoses.RAPL_UNREADABLE.describe(
             unreadable=len(unreadable), counters=len(counters), path=unreadable[0]
         )
-        yield warn("rapl", statement)
+        yield warn("rapl", diagnosis)
     elif counters:
         yield ok("rapl", f"{len(counters)} energy counters are readable")
     else:
@@ -230,7 +232,7 @@ def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
 
 
 def energy(configuration: Configuration) -> Iterator[CheckFinding]:
-    """Check that no other exporter counts the energy of this machine: a second count would double it."""
+    """Check that no other exporter counts the energy of this machine: both exporters would publish the same energy."""
     owner = runs.owner(_feed_directory_of(configuration))
     if not configuration.energy.enabled or not BOOT_ID.exists():
         return
@@ -276,7 +278,7 @@ def _library_version(root: Path) -> str:
 
 
 PROBES = (feed_directory, sidecar, writers, addresses, state_directory, energy, rapl, nvidia)
-"""In the order of the data flow."""
+"""Checks of a configuration, in the order of the data flow."""
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -290,17 +292,19 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     )
     flags = parser.parse_flags(arguments)
     findings = _consistent(_run_checks(flags, environ))
-    failed = any(finding.status == "FAIL" for finding in findings)
+    has_failed = any(finding.status == "FAIL" for finding in findings)
     if value_of(flags, "--check.format") == "json":
-        rows = [dataclasses.asdict(finding) for finding in findings]
-        print(json.dumps({"version": __version__, "ok": not failed, "findings": rows}, indent=2))
-        return 1 if failed else 0
+        findings_as_json = [dataclasses.asdict(finding) for finding in findings]
+        print(
+            json.dumps({"version": __version__, "ok": not has_failed, "findings": findings_as_json}, indent=2)
+        )
+        return 1 if has_failed else 0
     for finding in findings:
         print(f"{finding.status:<{len(INDENT)}}{finding.subject}: {finding.found}")
         if finding.remedy:
             text = f"-> {finding.remedy}"
             print(textwrap.fill(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT + " " * 3))
-    return 1 if failed else 0
+    return 1 if has_failed else 0
 
 
 def _consistent(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
@@ -318,10 +322,10 @@ def _run_checks(flags: argparse.Namespace, environ: Mapping[str, str]) -> Iterat
     """Run the checks in the order of the data flow."""
     configurations: list[Configuration] = []
     yield from run_probes({"configuration": partial(_configuration, flags, environ, configurations)})
-    if (disabled := environ.get("EXPORTER_DISABLED", "")) not in ("", "0"):
-        effect = "is set here" if disabled == "1" else "has no effect: only 1 disables the exporter"
+    if (disabled_value := environ.get("EXPORTER_DISABLED", "")) not in ("", "0"):
+        effect = "is set here" if disabled_value == "1" else "has no effect: only 1 disables the exporter"
         yield CheckFinding(
-            "warn", "environment", f"EXPORTER_DISABLED={disabled} {effect}", "unset it for the job"
+            "warn", "environment", f"EXPORTER_DISABLED={disabled_value} {effect}", "unset it for the job"
         )
     probes: dict[str, Probe] = {}
     for path in dict.fromkeys(filter(None, (sys.executable, value_of(flags, "--check.python")))):
@@ -338,7 +342,7 @@ def _configuration(
     try:
         configurations.append(resolve(flags, environ))
     except ConfigurationError as error:
-        yield from refused("configuration", error)
+        yield from configuration_problems("configuration", error)
         return
     sources = [f"${FEED_DIRECTORY_VARIABLE}"] if environ.get(FEED_DIRECTORY_VARIABLE) else []
     values = {flag: value_of(flags, flag) for flag in FLAGS}

@@ -1,4 +1,4 @@
-"""Checks of the web configuration, of the exporter's addresses and of a running exporter's own metrics."""
+"""Checks of the web configuration, of the listen addresses, and of a running exporter's metrics about itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _SAMPLE = re.compile(
     r"^(exporter_collector_success|exporter_feed_owner|gpu_nvml_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE
 )
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-_OWN = "name[]=exporter_collector_success&name[]=exporter_feed_owner&name[]=gpu_nvml_up&name[]=gpu_nvml_error"
+_OWN_METRICS_QUERY = (
+    "name[]=exporter_collector_success&name[]=exporter_feed_owner&name[]=gpu_nvml_up&name[]=gpu_nvml_error"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,14 @@ class HttpResult:
     text: str
 
 
-def ports(configuration: Configuration, feed_directory: Path) -> Iterator[CheckFinding]:
+def check_addresses(configuration: Configuration, feed_directory: Path) -> Iterator[CheckFinding]:
     """Check the web configuration, and which program uses the exporter's addresses."""
     file, protection = configuration.web.config_file, Protection()
     if file is not None:
         try:
             protection = load_protection(file)
         except ConfigurationError as error:
-            yield from refused("web configuration", error)
+            yield from configuration_problems("web configuration", error)
             return
         tls = "disabled" if protection.tls is None else "enabled"
         yield ok("web configuration", f"{file} is valid, TLS is {tls}")
@@ -58,10 +60,12 @@ def ports(configuration: Configuration, feed_directory: Path) -> Iterator[CheckF
             yield ok(f"address {address.text}", "free")
 
 
-def refused(subject: str, error: ConfigurationError) -> Iterator[CheckFinding]:
+def configuration_problems(subject: str, error: ConfigurationError) -> Iterator[CheckFinding]:
     """Yield the problems of a configuration that the exporter refuses."""
     for problem in error.problems:
-        yield CheckFinding("FAIL", subject, str(problem), "correct it: the exporter refuses to start")
+        yield CheckFinding(
+            "FAIL", subject, str(problem), "correct the configuration; the exporter does not start"
+        )
 
 
 def _in_use(
@@ -70,16 +74,18 @@ def _in_use(
     try:
         health = _get(base, "/-/healthy")
         if health.status == 200 and health.text == "healthy":
-            yield from _exporter_answers(subject, base, feed_directory)
+            yield from _exporter_findings(subject, base, feed_directory)
             return
     except (OSError, http.client.HTTPException, ValueError) as error:
         yield _no_answer(subject, base, refusal, error, protection)
         return
     if health.status == 401:
-        yield ok(subject, f"a server with passwords answers at {base}, probably the exporter")
+        yield ok(subject, f"a server that requires a password responds at {base}, probably the exporter")
         return
-    found = f"taken by another server, whose answer to /-/healthy is {health.status}"
-    yield CheckFinding("FAIL", subject, found, "choose another address with --web.listen-address=HOST:PORT")
+    problem = f"used by a different server, which responds to /-/healthy with status {health.status}"
+    yield CheckFinding(
+        "FAIL", subject, problem, "choose a different address with --web.listen-address=HOST:PORT"
+    )
 
 
 def _no_answer(
@@ -89,18 +95,18 @@ def _no_answer(
     is_tls_error = isinstance(error, ssl.SSLError) or isinstance(getattr(error, "reason", None), ssl.SSLError)
     if tls is not None and tls.verify_mode == ssl.CERT_REQUIRED and is_tls_error:
         return ok(subject, diagnoses.CERTIFICATE_REQUIRED.describe(base=base).sentence)
-    found, _, choose = refusal.partition("; ")
+    problem, _, choose = refusal.partition("; ")
     port = urlsplit(base).port
-    return fail(subject, diagnoses.PORT_TAKEN.describe(refusal=found, port=port, choose=choose))
+    return fail(subject, diagnoses.PORT_TAKEN.describe(refusal=problem, port=port, choose=choose))
 
 
-def _exporter_answers(subject: str, base: str, feed_directory: Path) -> Iterator[CheckFinding]:
+def _exporter_findings(subject: str, base: str, feed_directory: Path) -> Iterator[CheckFinding]:
     ready = _get(base, "/-/ready")
     if ready.status == 200:
-        yield ok(subject, f"an exporter answers at {base}")
+        yield ok(subject, f"an exporter responds at {base}")
     else:
         yield warn(subject, diagnoses.NOT_READY.describe(reason=ready.text))
-    page = _get(base, f"/metrics?{_OWN}", size=1 << 20)
+    page = _get(base, f"/metrics?{_OWN_METRICS_QUERY}", size=1 << 20)
     if page.status == 200:
         yield from own_metrics(page.text, base, feed_directory)
 
@@ -112,8 +118,8 @@ def own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[CheckFin
         labels = dict(_LABEL.findall(label_text))
         if name == "exporter_collector_success" and float(value) == 0:
             collector = labels.get("collector", "?")
-            statement = diagnoses.COLLECTOR_FAILS.describe(collector=collector, reason=f"see {base}/")
-            yield warn(f"collector {collector}", statement)
+            diagnosis = diagnoses.COLLECTOR_FAILS.describe(collector=collector, reason=f"see {base}/")
+            yield warn(f"collector {collector}", diagnosis)
         elif name == "exporter_feed_owner" and float(value) == 0:
             owner = runs.owner(feed_directory)
             yield warn(
@@ -124,13 +130,13 @@ def own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[CheckFin
         elif name == "gpu_nvml_error_info":
             nvml_reason = labels.get("reason", "")
     if nvml_down and nvml_reason not in {"library_not_found", "starting", ""}:
-        known = diagnoses.NVML_FAILURES.get(nvml_reason, diagnoses.NVML_DOWN)
-        yield fail("nvidia", known.describe(reason=nvml_reason))
+        diagnosis_template = diagnoses.NVML_FAILURES.get(nvml_reason, diagnoses.NVML_DOWN)
+        yield fail("nvidia", diagnosis_template.describe(reason=nvml_reason))
 
 
 def _get(base: str, path: str, size: int = 200) -> HttpResult:
     """Request a path of any server, without redirects and without a proxy."""
-    context = ssl._create_unverified_context()  # noqa: S323, SLF001  (no secret is sent)
+    context = ssl._create_unverified_context()  # noqa: S323, SLF001  (the check sends no secret)
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(context=context)):
         opener.add_handler(handler)

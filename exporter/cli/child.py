@@ -22,14 +22,14 @@ NOT_EXECUTABLE = 126
 IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 
 LAUNCHER = Path(__file__).parents[2] / "training_exporter.py"
-"""Starts a program of this package even if the working directory or the path has an unrelated `exporter`."""
+"""Program that starts modules of this package even if an unrelated `exporter` is on the module search path."""
 
 FileAction = tuple[int, ...] | tuple[int, int, str, int, int]
 """File action in the form that `os.posix_spawn` requires."""
 
 
 class NotStartedError(Exception):
-    """A command that could not be started; `status` is the exit status a shell would return."""
+    """Failed start of a command; `status` is the exit status that a shell would return."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -47,9 +47,9 @@ def start_job(command: tuple[str, ...], *, environment: Mapping[str, str], mask:
     try:
         return os.posix_spawnp(program, command, environment, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON)
     except OSError as error:
-        missing = error.errno == errno.ENOENT and shutil.which(program) is None
-        reason = "command not found" if missing and "/" not in program else error.strerror
-        raise NotStartedError(NOT_FOUND if missing else NOT_EXECUTABLE, f"{program}: {reason}") from error
+        is_missing = error.errno == errno.ENOENT and shutil.which(program) is None
+        reason = "command not found" if is_missing and "/" not in program else error.strerror
+        raise NotStartedError(NOT_FOUND if is_missing else NOT_EXECUTABLE, f"{program}: {reason}") from error
 
 
 def start_own(command: tuple[str, ...], *, mask: Collection[int]) -> int:
@@ -66,16 +66,22 @@ def start_own(command: tuple[str, ...], *, mask: Collection[int]) -> int:
 
 
 def passable_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that have a name: Python can inherit `=value` but refuses to pass such an entry on."""
+    """Return the variables with a name: Python can inherit an entry `=value`, but cannot pass the entry to a child process."""
     return {name: value for name, value in environment.items() if name}
 
 
-def closing_all_but(kept: Collection[int]) -> list[FileAction]:
+def closing_all_but(kept_descriptors: Collection[int]) -> list[FileAction]:
     """Return file actions that close every other descriptor and open /dev/null for missing standard streams."""
-    opened = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
-    closing: list[FileAction] = [(os.POSIX_SPAWN_CLOSE, each) for each in opened if each not in kept]
-    streams = [each for each in range(3) if each not in kept]
-    return closing + [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_RDWR, 0) for each in streams]
+    open_descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    close_actions: list[FileAction] = [
+        (os.POSIX_SPAWN_CLOSE, descriptor)
+        for descriptor in open_descriptors
+        if descriptor not in kept_descriptors
+    ]
+    missing_streams = [descriptor for descriptor in range(3) if descriptor not in kept_descriptors]
+    return close_actions + [
+        (os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in missing_streams
+    ]
 
 
 def end_as(wait_status: int) -> int:

@@ -1,4 +1,4 @@
-"""Command line of a job: script, run id and rendezvous of a launch on several nodes."""
+"""Parser of a job's command line: script, run id and rendezvous of a launch on several nodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class JobCommand:
 
 
 def parse_job_command(command: Sequence[str], environ: Mapping[str, str]) -> JobCommand:
-    """Parse the words up to the script, and the launcher's environment; later words belong to the script."""
+    """Parse the arguments up to the script, and the launcher's environment; later arguments belong to the script."""
     options = {
         name.removeprefix(_TORCHRUN_VARIABLE).lower().replace("_", "-"): value
         for name, value in environ.items()
@@ -67,39 +67,46 @@ def _first(values: Mapping[str, str], names: Sequence[str], default: str = "") -
 
 def _script(command: Sequence[str], options: dict[str, str]) -> tuple[str, str]:
     """Return the program and its script or module; adds preceding launcher options to `options`."""
-    words = iter(command)
+    remaining_arguments = iter(command)
     program = ""
-    for word in words:
-        name = PurePath(word).name
-        if program and word in {"-m", "--module"}:
-            module = next(words, "")
+    for argument in remaining_arguments:
+        name = PurePath(argument).name
+        if program and argument in {"-m", "--module"}:
+            module = next(remaining_arguments, "")
             if not module.startswith(_LAUNCHER_MODULES):
                 return program, module.rpartition(".")[2]
             program = "torchrun"
-        elif word == "-c" and _PYTHON.fullmatch(program):
+        elif argument == "-c" and _PYTHON.fullmatch(program):
             return program, program
-        elif word.startswith("-"):
-            _read_option(program, word, words, options)
-        elif word.endswith(_SCRIPTS):
-            return program, word
+        elif argument.startswith("-"):
+            _read_option(program, argument, remaining_arguments, options)
+        elif argument.endswith(_SCRIPTS):
+            return program, argument
         elif name in _LAUNCHERS or _PYTHON.fullmatch(name):
             program = name
         elif _PYTHON.fullmatch(program):
-            return program, word
-    named = (word for word in command if not word.startswith("-"))
+            return program, argument
+    positional_arguments = (argument for argument in command if not argument.startswith("-"))
     return program, next(
-        (word for word in named if PurePath(word).name not in _LAUNCHERS | _WRAPPERS), "python"
+        (
+            argument
+            for argument in positional_arguments
+            if PurePath(argument).name not in _LAUNCHERS | _WRAPPERS
+        ),
+        "python",
     )
 
 
-def _read_option(program: str, word: str, words: Iterator[str], options: dict[str, str]) -> None:
+def _read_option(
+    program: str, argument: str, remaining_arguments: Iterator[str], options: dict[str, str]
+) -> None:
     if _PYTHON.fullmatch(program):
-        if word in _PYTHON_OPTIONS_WITH_VALUE:
-            next(words, None)
+        if argument in _PYTHON_OPTIONS_WITH_VALUE:
+            next(remaining_arguments, None)
         return
-    option, has_value, value = word.lstrip("-").partition("=")
+    option, has_value, value = argument.lstrip("-").partition("=")
     name = option.replace("_", "-")
     if has_value:
         options[name] = value
     elif name in {"rdzv-id", *_NODES, *_ENDPOINTS, *_PORTS}:
-        options[name] = next(words, "")
+        options[name] = next(remaining_arguments, "")

@@ -1,4 +1,4 @@
-"""`--config.check`: the problems of a configuration that show only when files are opened and classes imported."""
+"""`--config.check`: problems of a configuration that require opening files and importing classes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def _extra_problems(configuration: Configuration) -> Iterator[Problem]:
         module, _, attribute = name.partition(":")
         try:
             getattr(importlib.import_module(module), attribute)
-        except Exception as error:  # noqa: BLE001  (any error of a third-party module)
+        except Exception as error:  # noqa: BLE001  (a third-party module may raise any error)
             message = f"{name} cannot be imported: {type(error).__name__}: {error}"
             yield Problem("collectors.extra.classes", None, None, message)

@@ -47,44 +47,47 @@ class Rule:
 
     match: StatPattern = option(
         REQUIRED,
-        "Pattern of the Stats' names, with * and ?. A later rule wins over an earlier one.",
+        "Pattern of the Stats' names, with * and ?. Later rules override earlier rules.",
         example="training.batch.*",
     )
-    enabled: bool = option(UNCHANGED, "false: do not keep or publish these Stats.", example=True)
+    enabled: bool = option(UNCHANGED, "false: do not record or publish these Stats.", example=True)
     aggregations: frozenset[Aggregation] = option(
         UNCHANGED,
         "Aggregations to compute over each window.",
         example=frozenset({Aggregation.MEAN, Aggregation.P95, Aggregation.HISTOGRAM}),
     )
     window_seconds: Annotated[Duration, Range(MIN_WINDOW_SECONDS)] | None = option(
-        UNCHANGED, "Length of a window. null for windows that end by count only.", example=30.0
+        UNCHANGED, "Length of a window. null: only the number of samples ends a window.", example=30.0
     )
     window_samples: Annotated[int, Range(1, 1_000_000_000)] | None = option(
-        UNCHANGED, "Samples that end a window. null for windows that end by time only.", example=None
+        UNCHANGED, "Number of samples that ends a window. null: only the time ends a window.", example=None
     )
     buckets: tuple[float, ...] = option(
         UNCHANGED,
-        "Upper bounds of the histogram, ascending, without +Inf. They take effect when a process starts.",
+        "Upper bounds of the histogram, ascending, without +Inf. Applied at the start of a process.",
         example=(0.05, 0.1, 0.5, 1.0),
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield a problem if no window remains, or if the buckets do not form a histogram."""
         if self.window_seconds is None and self.window_samples is None:
-            yield "window_samples", "a window needs a length, a number of samples or both, not null for both"
+            yield (
+                "window_samples",
+                "and window_seconds must not both be null: a window needs a length or a number of samples",
+            )
         if self.buckets is not UNCHANGED:
             try:
                 check_buckets(self.buckets)
             except DefinitionError as error:
                 yield "buckets", f"must be {error.allowed}"
             if self.aggregations is not UNCHANGED and Aggregation.HISTOGRAM not in self.aggregations:
-                yield "buckets", "are given, but histogram is not among the aggregations"
+                yield "buckets", "require histogram among the aggregations"
 
     def as_override(self) -> dict[str, object]:
         """Return the rule as JSON for the training processes, without unset keys."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.aggregations is not UNCHANGED:
-            values["aggregations"] = sorted(each.value for each in self.aggregations)
+            values["aggregations"] = sorted(field.value for field in self.aggregations)
         return {name: value for name, value in values.items() if value is not UNCHANGED}
 
 
@@ -98,16 +101,16 @@ class Configuration:
     log: LogSection = option(LogSection(), "Log lines on standard error.")
     exposition: ExpositionSection = option(ExpositionSection(), "Limits of a scrape.")
     collectors: Collectors = option(Collectors(), "Collectors that run in the background.")
-    gpu: GpuSection = option(GpuSection(), "Which GPUs to watch, and how closely.")
+    gpu: GpuSection = option(GpuSection(), "Monitored GPUs and sampling intervals.")
     energy: EnergyOptions = option(
-        EnergyOptions(), "Energy of the runs, and what it costs: carbon, water and money."
+        EnergyOptions(), "Attribution of energy to runs, carbon intensity and prices."
     )
     hang: HangSection = option(HangSection(), "Explanation of hanging runs.")
-    goodput: GoodputOptions = option(GoodputOptions(), "How the time of a training is counted.")
+    goodput: GoodputOptions = option(GoodputOptions(), "Accounting of training time.")
     recording: tuple[Rule, ...] = option(
         (),
-        "Aggregations, windows and buckets for the Stats of the training processes, in place of those in their "
-        "code. A process reads these rules at its start and whenever they change.",
+        "Aggregations, windows and buckets for the Stats of the training processes, which override the definitions in "
+        "the code. A process reads these rules at the start and after each change.",
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -125,7 +128,7 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
     problems: list[Problem] = []
     configuration = Configuration()
 
-    def take(source: str, text: str, hint: Any) -> Any:
+    def parse_value(source: str, text: str, hint: Any) -> Any:
         try:
             return parse(text, source, hint)
         except ConfigurationError as error:
@@ -133,7 +136,7 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
             return None
 
     file = value_of(flags, "--config.file")
-    if file is not None and take("--config.file", file, Path) is not None:
+    if file is not None and parse_value("--config.file", file, Path) is not None:
         try:
             configuration = _relative_to(Path(file).absolute().parent, load_file(file, Configuration))
         except ConfigurationError as error:
@@ -141,29 +144,35 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
     changes: dict[str, dict[str, Any]] = {section: {} for section in ("web", "feed", "state", "gpu", "log")}
     if environ.get(FEED_DIRECTORY_VARIABLE):
         variable = f"${FEED_DIRECTORY_VARIABLE}"
-        changes["feed"]["dir"] = take(variable, environ[FEED_DIRECTORY_VARIABLE], Path)
+        changes["feed"]["dir"] = parse_value(variable, environ[FEED_DIRECTORY_VARIABLE], Path)
     for flag in list(FLAGS)[1:]:  # without --config.file
         section, _, name = flag.removeprefix("--").partition(".")
         key, value = name.replace("-", "_").replace(".", "_"), value_of(flags, flag)
-        hints = {each.name: each.hint for each in options_of(type(getattr(configuration, section)))}
+        hints = {option.name: option.hint for option in options_of(type(getattr(configuration, section)))}
         if isinstance(value, list):
-            changes[section][key] = tuple(take(flag, each, get_args(hints[key])[0]) for each in value)
+            changes[section][key] = tuple(
+                parse_value(flag, option, get_args(hints[key])[0]) for option in value
+            )
         elif isinstance(value, str):
             # "" disables the replay even if the file enables a replay.
-            nothing = flag == "--gpu.replay" and not value
-            changes[section][key] = None if nothing else take(flag, value, hints[key])
+            is_disabled = flag == "--gpu.replay" and not value
+            changes[section][key] = None if is_disabled else parse_value(flag, value, hints[key])
         elif value is not None:
             changes[section][key] = value
-    made = {name: replace(getattr(configuration, name), **keys) for name, keys in changes.items()}
+    sections = {
+        name: replace(getattr(configuration, name), **changed_keys) for name, changed_keys in changes.items()
+    }
     if not problems:
-        problems += [Problem("--web.listen-address", None, None, text) for _, text in made["web"].problems()]
-    gpu = made["gpu"]
+        problems += [
+            Problem("--web.listen-address", None, None, text) for _, text in sections["web"].problems()
+        ]
+    gpu = sections["gpu"]
     if gpu.replay is not None and gpu.replay != configuration.gpu.replay:
         unknown = unknown_machine(gpu.replay)
         problems += [Problem("--gpu.replay", None, None, unknown)] if unknown else []
     if problems:
         raise ConfigurationError(problems)
-    return replace(configuration, **made)
+    return replace(configuration, **sections)
 
 
 def _relative_to(directory: Path, configuration: Configuration) -> Configuration:
@@ -185,6 +194,6 @@ def _resolved(directory: Path, value: Any) -> Any:
         return {key: _resolved(directory, item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         return replace(
-            value, **{each.name: _resolved(directory, getattr(value, each.name)) for each in fields(value)}
+            value, **{field.name: _resolved(directory, getattr(value, field.name)) for field in fields(value)}
         )
     return value

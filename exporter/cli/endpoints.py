@@ -53,7 +53,7 @@ class StatusSources:
     configuration: Callable[[], Configuration]
     not_ready: Readiness
     feed_directory: Path
-    started: float
+    started_at: float
 
     def document(self) -> Content:
         """Render the status page."""
@@ -74,12 +74,12 @@ class StatusSources:
         exporter = ExporterInfo(
             version=__version__,
             node=socket.gethostname(),
-            start_time=self.started,
+            start_time=self.started_at,
             now=time.time(),
             feed_directory=str(self.feed_directory),
             not_ready=self.not_ready(),
             silent_jobs=self.silent.jobs,
-            hangs={explained.run.run: hang_of(explained) for explained in self.hangs()},
+            hangs={explained_run.run.run: hang_of(explained_run) for explained_run in self.hangs()},
         )
         return build_view(exporter, Readings(families), self.history, self.collectors())
 
@@ -93,16 +93,20 @@ def runbook() -> Content:
     return Content(render_runbook(), HTML, {"Content-Security-Policy": policy()})
 
 
-def hang_of(explained: HangReport) -> Hang:
+def hang_of(explained_run: HangReport) -> Hang:
     """Return the explanation of a hang for the status page, with the stack of one rank of each group."""
-    groups = (_stack_group(explained, group) for group in explained.explanation.groups)
+    groups = (_stack_group(explained_run, group) for group in explained_run.explanation.groups)
     stacks = tuple(group for group in groups if group is not None)
-    explanation = explained.explanation
-    return Hang(explanation.sentence(), stacks, explained.run.step, has_odd_group=explanation.has_odd_group)
+    explanation = explained_run.explanation
+    return Hang(
+        explanation.sentence(), stacks, explained_run.run.step, has_odd_group=explanation.has_odd_group
+    )
 
 
-def _stack_group(explained: HangReport, group: RankGroup) -> StackGroup | None:
-    answers = (answer for answer in explained.answers if answer.rank in group.ranks and answer.main.frames)
+def _stack_group(explained_run: HangReport, group: RankGroup) -> StackGroup | None:
+    answers = (
+        answer for answer in explained_run.answers if answer.rank in group.ranks and answer.main.frames
+    )
     answer = next(answers, None)
     if answer is None or answer.rank is None:
         return None

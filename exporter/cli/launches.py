@@ -39,40 +39,43 @@ class Lingering:
         self,
         sidecar: Scraped,
         *,
-        active: Callable[[], bool],
+        is_active: Callable[[], bool],
         linger_seconds: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sidecar = sidecar
-        self._active = active
+        self._is_active = is_active
         self._linger_seconds = linger_seconds
         self._monotonic = monotonic
-        self._ended: float | None = None  # when the last launch disappeared
+        self._ended_at: float | None = None  # when the last launch disappeared
         self._required_passes = 0
-        self._due: float | None = None  # the awaited scrape; None until the page is final
+        self._awaited_scrape: float | None = None  # the awaited scrape; None until the page is final
 
     def wait_seconds(self) -> float:
         """Return the time until the next call of `is_over`."""
-        return POLL_SECONDS if self._ended is None else LINGER_POLL_SECONDS
+        return POLL_SECONDS if self._ended_at is None else LINGER_POLL_SECONDS
 
     def is_over(self) -> bool:
         """Return True if the sidecar should end now."""
         now = self._monotonic()
-        if self._active():  # possibly a launch that joined while lingering
-            self._ended = self._due = None
+        if self._is_active():  # possibly a launch that joined while lingering
+            self._ended_at = self._awaited_scrape = None
             return False
-        due = self._sidecar.next_expected_scrape()
-        if self._ended is None:
-            self._ended = now
+        next_scrape = self._sidecar.next_expected_scrape()
+        if self._ended_at is None:
+            self._ended_at = now
             # The current pass may have read a file before the last change; the next pass reads all changes.
             self._required_passes = self._sidecar.feed_passes + 2
-            if due is not None:
+            if next_scrape is not None:
                 _log.debug("no job is left, waiting for the next scrape")
-        if due is None or now - self._ended >= self._linger_seconds:
+        if next_scrape is None or now - self._ended_at >= self._linger_seconds:
             return True
-        if self._due is None:
-            if self._sidecar.feed_passes < self._required_passes and now - self._ended < LAST_PASSES_SECONDS:
+        if self._awaited_scrape is None:
+            if (
+                self._sidecar.feed_passes < self._required_passes
+                and now - self._ended_at < LAST_PASSES_SECONDS
+            ):
                 self._sidecar.collect_feed()
                 return False
-            self._due = due
-        return due > self._due or now >= self._due + MARGIN_SECONDS
+            self._awaited_scrape = next_scrape
+        return next_scrape > self._awaited_scrape or now >= self._awaited_scrape + MARGIN_SECONDS

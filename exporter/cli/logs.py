@@ -28,13 +28,13 @@ LEVELS: Mapping[Level, int] = {
     "info": logging.INFO,
     "debug": logging.DEBUG,
 }
-LONGEST_VALUE = 4000
+MAX_VALUE_LENGTH = 4000
 """Maximum length of a value; longer values are truncated. A traceback fits, and a hostile label cannot fill a disk."""
-QUEUED_LINES = 1000
+MAX_QUEUED_LINES = 1000
 
 # Attributes of every LogRecord; `extra` adds further attributes.
-_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_TAKEN = frozenset({"time", "level", "source", "msg", "stack"})
+_RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_FIXED_KEYS = frozenset({"time", "level", "source", "msg", "stack"})
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
@@ -55,25 +55,25 @@ class Formatter(logging.Formatter):
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         yield "time", f"{moment}.{int(record.msecs):03d}Z"
         yield "level", next((name for name, number in LEVELS.items() if number <= record.levelno), "debug")
-        inside = record.pathname.startswith(_PACKAGE)
-        path = record.pathname.removeprefix(_PACKAGE) if inside else record.filename
+        is_own = record.pathname.startswith(_PACKAGE)
+        path = record.pathname.removeprefix(_PACKAGE) if is_own else record.filename
         yield "source", f"{path}:{record.lineno}"
         yield "msg", _text(record.getMessage)
         for name, value in vars(record).items():
-            if name not in _OWN:
+            if name not in _RECORD_ATTRIBUTES:
                 key = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:100] or "_"
-                yield (f"{key}_" if key in _TAKEN else key), _simple(value)
-        if info := record.exc_info:
-            yield "stack", _text(lambda: self.formatException(info))
+                yield (f"{key}_" if key in _FIXED_KEYS else key), _simple(value)
+        if exception_info := record.exc_info:
+            yield "stack", _text(lambda: self.formatException(exception_info))
 
 
 def _text(make: Callable[[], str]) -> str:
-    """Return a shortened text, or the name of the exception that making the text raised."""
+    """Return a text, truncated if necessary, or the name of the exception that *make* raised."""
     try:
         text = make()
-    except Exception as error:  # noqa: BLE001  (a foreign __str__, arguments that do not fit the message)
+    except Exception as error:  # noqa: BLE001  (a __str__ of the job or wrong arguments of the message may raise any error)
         return f"!({type(error).__name__})"
-    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+    return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 1] + "…"
 
 
 def _simple(value: Any) -> Any:
@@ -86,30 +86,39 @@ def _simple(value: Any) -> Any:
 def _logfmt(value: Any) -> str:
     if not isinstance(value, str):
         return json.dumps(value)
-    if value and value.isprintable() and not any(c in ' ="\\' for c in value):
+    if value and value.isprintable() and not any(character in ' ="\\' for character in value):
         return value
     # logfmt's parsers undo JSON's escapes; printable characters outside ASCII are unchanged.
-    escaped = (c if c.isprintable() and c not in '"\\' else json.dumps(c)[1:-1] for c in value)
-    return f'"{"".join(escaped)}"'
+    escaped_characters = (
+        character if character.isprintable() and character not in '"\\' else json.dumps(character)[1:-1]
+        for character in value
+    )
+    return f'"{"".join(escaped_characters)}"'
 
 
 class _Output(logging.Handler):
-    """Writes lines to a descriptor, in the thread of the queue's listener; reports how many were dropped before."""
+    """Handler that writes lines to a descriptor in the listener's thread, and reports the number of dropped records."""
 
-    def __init__(self, descriptor: int, queued: BoundedQueueHandler) -> None:
+    def __init__(self, descriptor: int, handler: BoundedQueueHandler) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._queued = queued
-        self._reported = 0
+        self._handler = handler
+        self._reported_count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the line of a record, then a line with the number of dropped records, if any."""
         self._write(record.getMessage())
-        if self._queued.dropped > self._reported:
-            dropped = self._queued.dropped
-            about = {"name": __name__, "msg": "log lines were dropped", "dropped": dropped - self._reported}
-            self._write(self._queued.format(logging.makeLogRecord(about | {"levelno": logging.WARNING})))
-            self._reported = dropped
+        if self._handler.dropped_count > self._reported_count:
+            dropped_count = self._handler.dropped_count
+            attributes = {
+                "name": __name__,
+                "msg": "log lines were dropped",
+                "dropped": dropped_count - self._reported_count,
+            }
+            self._write(
+                self._handler.format(logging.makeLogRecord(attributes | {"levelno": logging.WARNING}))
+            )
+            self._reported_count = dropped_count
 
     def _write(self, line: str) -> None:
         data = f"{line}\n".encode("utf-8", "backslashreplace")
@@ -126,7 +135,7 @@ class BoundedQueueHandler(logging.handlers.QueueHandler):
 
     def __init__(self, lines: queue.Queue[Any]) -> None:
         super().__init__(lines)
-        self.dropped = 0  # written under the handler's lock
+        self.dropped_count = 0  # written under the handler's lock
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Return a record with the formatted line only: arguments can change before the listener formats them."""
@@ -137,14 +146,14 @@ class BoundedQueueHandler(logging.handlers.QueueHandler):
         try:
             self.queue.put_nowait(record)
         except queue.Full:
-            self.dropped += 1
+            self.dropped_count += 1
 
 
 class Logs:
     """Logging of the process until `finish`: every logger, Python's warnings, and exceptions that end threads."""
 
     def __init__(self, *, level: Level = "info", form: Form = "logfmt", descriptor: int = 2) -> None:
-        lines: queue.Queue[Any] = queue.Queue(QUEUED_LINES)
+        lines: queue.Queue[Any] = queue.Queue(MAX_QUEUED_LINES)
         self._handler = BoundedQueueHandler(lines)
         self._listener = logging.handlers.QueueListener(lines, _Output(descriptor, self._handler))
         self._listener.start()

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
             raise
         if number != errno.EPIPE:  # the reader of the pipe has exited
             say(
-                f"cannot go on: {str(error) or type(error).__name__}; see the limits of this process: ulimit -a"
+                f"cannot continue: {str(error) or type(error).__name__}; check the limits of this process (ulimit -a)"
             )
         with contextlib.suppress(OSError, AttributeError):  # flushing the rest of the buffer would also fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,7 +70,7 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
         return _serve(arguments, environ)
     command = arguments[0]
     if command not in COMMANDS:
-        from exporter.config.expectation import suggest  # noqa: PLC0415  (as below)
+        from exporter.config.expectation import suggest  # noqa: PLC0415  (the job of `run` must not wait for this import)
 
         raise mistake("command line", f"unknown command {command!r}, {suggest(command, COMMANDS)}")
     # Imported here: the job of `run` must not wait for the imports of a web server.
@@ -79,7 +79,7 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    from exporter.cli.configuration import resolve  # noqa: PLC0415  (as above)
+    from exporter.cli.configuration import resolve  # noqa: PLC0415  (other commands must not wait for this import)
 
     parser = Parser(PROGRAM, _DESCRIPTION)
     add_flags(parser)
@@ -92,19 +92,19 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--run.attached", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--run.linger", metavar="DURATION", default="30s", help=argparse.SUPPRESS)
     flags = parser.parse_flags(arguments)
-    given = vars(flags)
-    linger_seconds = parse_duration_flag("--run.linger", given["run.linger"])
+    flag_values = vars(flags)
+    linger_seconds = parse_duration_flag("--run.linger", flag_values["run.linger"])
     configuration = resolve(flags, environ)
-    if given["config.check"]:
-        from exporter.cli.config_check import check_configuration  # noqa: PLC0415  (as above)
+    if flag_values["config.check"]:
+        from exporter.cli.config_check import check_configuration  # noqa: PLC0415  (other commands must not wait for this import)
 
         check_configuration(configuration)
         print("ok")
         return 0
-    from exporter.cli.serve import serve  # noqa: PLC0415  (--config.check and --version need none of it)
+    from exporter.cli.serve import serve  # noqa: PLC0415  (--config.check and --version do not need the server)
 
-    linger = linger_seconds if given["run.attached"] else None
-    return serve(configuration, read=lambda: resolve(flags, environ), linger_seconds=linger)
+    attached_linger_seconds = linger_seconds if flag_values["run.attached"] else None
+    return serve(configuration, read=lambda: resolve(flags, environ), linger_seconds=attached_linger_seconds)
 
 
 def _occupy_standard_descriptors() -> None:
@@ -112,9 +112,9 @@ def _occupy_standard_descriptors() -> None:
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
-        except OSError:  # noqa: PERF203  (each may be closed)
-            opened = os.open(os.devnull, os.O_RDWR)
-            if opened != descriptor:
-                os.dup2(opened, descriptor)
-                os.close(opened)
+        except OSError:  # noqa: PERF203  (each descriptor may be closed)
+            null_descriptor = os.open(os.devnull, os.O_RDWR)
+            if null_descriptor != descriptor:
+                os.dup2(null_descriptor, descriptor)
+                os.close(null_descriptor)
             os.set_inheritable(descriptor, True)

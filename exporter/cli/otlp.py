@@ -53,25 +53,25 @@ class StartTimes:
 
     def __init__(self) -> None:
         self._series: dict[SeriesKey, _Cumulative] = {}
-        self._before: int | None = None
+        self._previous_push: int | None = None
 
     def begin(self, exporter_start: int) -> None:
         """Set the start time for the series of the first push; later calls do nothing."""
-        if self._before is None:
-            self._before = exporter_start
+        if self._previous_push is None:
+            self._previous_push = exporter_start
 
     def end(self, now: int) -> None:
         """Set the start time for new and reset series of the next push."""
-        self._before = now
+        self._previous_push = now
 
-    def of(self, name: str, labels: Mapping[str, str], value: float) -> int:
+    def start_of(self, name: str, labels: Mapping[str, str], value: float) -> int:
         """Return the start time of a series, given its current value."""
         key = (name, frozenset(labels.items()))
-        known = self._series.get(key)
-        if known is None or value < known.value:
-            known = self._series[key] = _Cumulative(self._before or 0, value)
-        known.value = value
-        return known.start
+        series = self._series.get(key)
+        if series is None or value < series.value:
+            series = self._series[key] = _Cumulative(self._previous_push or 0, value)
+        series.value = value
+        return series.start
 
 
 class Otlp:
@@ -81,10 +81,10 @@ class Otlp:
     """
 
     def __init__(self, endpoint: str, source: str) -> None:
-        from opentelemetry.exporter.otlp.proto.http import metric_exporter  # noqa: PLC0415  # an optional dependency
-        from opentelemetry.sdk.metrics import export  # noqa: PLC0415  # an optional dependency
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # an optional dependency
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415  # an optional dependency
+        from opentelemetry.exporter.otlp.proto.http import metric_exporter  # noqa: PLC0415  # OpenTelemetry is an optional dependency
+        from opentelemetry.sdk.metrics import export  # noqa: PLC0415  # OpenTelemetry is an optional dependency
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # OpenTelemetry is an optional dependency
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415  # OpenTelemetry is an optional dependency
 
         url = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/metrics"
         self._exporter = metric_exporter.OTLPMetricExporter(endpoint=url, timeout=TIMEOUT_SECONDS)
@@ -102,7 +102,7 @@ class Otlp:
         self._starts = StartTimes()
 
     def put(self, page: bytes, exporter_start: float | None = None) -> None:
-        """Send a page; raises OSError after OpenTelemetry has logged the reason."""
+        """Send a page; raises OSError if the endpoint does not accept the page, and OpenTelemetry logs the reason."""
         sdk, now = self._sdk, time.time_ns()
         self._starts.begin(now if exporter_start is None else int(exporter_start * 1e9))
         families = text_string_to_metric_families(page.decode())
@@ -114,7 +114,7 @@ class Otlp:
             raise OSError("the endpoint did not accept the metrics")
 
     def remove(self) -> None:
-        """Do nothing: series that are no longer sent end by themselves."""
+        """Do nothing: a series ends when no push contains it."""
 
     def _metrics(self, family: Metric, now: int) -> Iterator[Any]:
         """Convert a family; a summary becomes two sums, because the SDK has no summaries."""
@@ -131,30 +131,38 @@ class Otlp:
             data = sdk.Histogram(points, self._cumulative)
             yield sdk.Metric(family.name, family.documentation, unit, data)
             return
-        counts = family.type in {"counter", "summary"}
+        is_cumulative = family.type in {"counter", "summary"}
         by_name: dict[str, list[Any]] = {}
         for sample in family.samples:
-            start = self._starts.of(sample.name, sample.labels, sample.value) if counts else 0
+            start = self._starts.start_of(sample.name, sample.labels, sample.value) if is_cumulative else 0
             point = sdk.NumberDataPoint(sample.labels, start, now, sample.value)
             by_name.setdefault(sample.name, []).append(point)
-        for name, made in by_name.items():
-            data = sdk.Sum(made, self._cumulative, is_monotonic=True) if counts else sdk.Gauge(made)
+        for name, points_of_name in by_name.items():
+            data = (
+                sdk.Sum(points_of_name, self._cumulative, is_monotonic=True)
+                if is_cumulative
+                else sdk.Gauge(points_of_name)
+            )
             yield sdk.Metric(name, family.documentation, "" if name.endswith("_count") else unit, data)
 
     def _histogram_point(
         self, family: str, labels: Mapping[str, str], samples: Sequence[Sample], now: int
     ) -> Any:
         """Convert cumulative buckets to counts per bucket; the last bucket is above all bounds."""
-        buckets = sorted((float(each.labels["le"]), each.value) for each in samples if "le" in each.labels)
-        totals = {each.name.rpartition("_")[2]: each.value for each in samples if "le" not in each.labels}
-        below = [0.0, *(count for _, count in buckets)]
+        buckets = sorted(
+            (float(sample.labels["le"]), sample.value) for sample in samples if "le" in sample.labels
+        )
+        total_by_suffix = {
+            sample.name.rpartition("_")[2]: sample.value for sample in samples if "le" not in sample.labels
+        }
+        cumulative_counts = [0.0, *(count for _, count in buckets)]
         return self._sdk.HistogramDataPoint(
             attributes=labels,
-            start_time_unix_nano=self._starts.of(family, labels, totals["count"]),
+            start_time_unix_nano=self._starts.start_of(family, labels, total_by_suffix["count"]),
             time_unix_nano=now,
-            count=int(totals["count"]),
-            sum=totals.get("sum"),
-            bucket_counts=[int(high - low) for low, high in pairwise(below)],
+            count=int(total_by_suffix["count"]),
+            sum=total_by_suffix.get("sum"),
+            bucket_counts=[int(high - low) for low, high in pairwise(cumulative_counts)],
             explicit_bounds=[bound for bound, _ in buckets[:-1]],
             min=None,
             max=None,

@@ -54,7 +54,7 @@ class TextFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def put(self, page: bytes, exporter_start: float | None = None) -> None:  # noqa: ARG002  # used by the OTLP target only
+    def put(self, page: bytes, exporter_start: float | None = None) -> None:  # noqa: ARG002  # only the OTLP target uses the argument
         """Write a temporary file and rename it."""
         # The temporary file has no suffix .prom, so node_exporter ignores it.
         descriptor, temporary = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
@@ -79,7 +79,7 @@ class Gateway:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def put(self, page: bytes, exporter_start: float | None = None) -> None:  # noqa: ARG002  # used by the OTLP target only
+    def put(self, page: bytes, exporter_start: float | None = None) -> None:  # noqa: ARG002  # only the OTLP target uses the argument
         """Replace the group."""
         self._send("PUT", page)
 
@@ -89,8 +89,8 @@ class Gateway:
 
     def _send(self, method: str, body: bytes | None) -> None:
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        request = urllib.request.Request(self._url, body, headers, method=method)  # noqa: S310  # http or https, see target_of
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310  # http or https, see target_of
+        request = urllib.request.Request(self._url, body, headers, method=method)  # noqa: S310  # target_of accepts only http and https
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310  # target_of accepts only http and https
             response.read()
 
 
@@ -109,8 +109,8 @@ class Access:
         if not self.user:
             return {}
         password = "" if self.password_file is None else self.password_file.read_text().rstrip("\n")
-        encoded = base64.b64encode(f"{self.user}:{password}".encode()).decode()
-        return {"Authorization": f"Basic {encoded}"}
+        credentials = base64.b64encode(f"{self.user}:{password}".encode()).decode()
+        return {"Authorization": f"Basic {credentials}"}
 
     def context(self) -> ssl.SSLContext:
         """Return the TLS settings; raises OSError for files that cannot be loaded."""
@@ -128,7 +128,7 @@ class Push:
         self._access = access or Access()
         self._target = target
         self._may_exist = True  # an earlier, killed process may have pushed
-        self._logged: str | None = None
+        self._logged_problem: str | None = None
         # The proxies of the environment are ignored: the exporter is on this machine or network.
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._access.context())
@@ -138,7 +138,7 @@ class Push:
         """Push once; returns True if the page was pushed."""
         problem = f"{self._source} cannot be read"
         try:
-            request = urllib.request.Request(self._source, headers=self._access.headers())  # noqa: S310  # http or https, see main
+            request = urllib.request.Request(self._source, headers=self._access.headers())  # noqa: S310  # main accepts only http and https
             with self._opener.open(request, timeout=TIMEOUT_SECONDS) as response:
                 page = response.read()
             problem, self._may_exist = "the metrics cannot be pushed", True
@@ -157,13 +157,13 @@ class Push:
                 self._target.remove()
                 self._may_exist = False
             except _FAILURES as error:
-                if self._logged is None:
+                if self._logged_problem is None:
                     self._say(f"the pushed metrics cannot be removed: {error}")
 
     def _say(self, problem: str | None) -> None:
         """Log a new problem, or the end of a problem."""
-        if problem != self._logged:
-            self._logged = problem
+        if problem != self._logged_problem:
+            self._logged_problem = problem
             say(f"push: {problem or 'works again'}")
 
 
@@ -203,10 +203,10 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     if flags["once"]:
         return 0 if push.step() else 1
     signals = Signals()
-    received: int | None = None
-    while received not in ENDING:
+    signal_number: int | None = None
+    while signal_number not in ENDING:
         push.step()
-        received = signals.wait(seconds)
+        signal_number = signals.wait(seconds)
     signals.ending = True
     push.remove()
     return 0

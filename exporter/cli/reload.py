@@ -56,7 +56,7 @@ class Reloader:
         self._lock = threading.Lock()
         self._background_lock = threading.Lock()  # background reloads run in sequence
         self._waiting = threading.Event()  # a background reload is queued
-        self._logged: dict[str, Any] = {}  # values that wait for a restart
+        self._logged_values: dict[str, Any] = {}  # values that wait for a restart
         self._successful = True
         self._success_time = time.time()
 
@@ -64,19 +64,19 @@ class Reloader:
         """Read and apply the configuration; on ConfigurationError the running configuration is unchanged."""
         with self._lock:
             try:
-                new = self._read()
+                requested = self._read()
             except ConfigurationError as error:
                 self._successful = False
                 for problem in error.problems:
                     _log.error("invalid configuration", extra={"problem": str(problem)})
                 _log.error("configuration not reloaded; the previous one stays in force")
                 raise
-            effective, waiting = _with_restart_values_of(self.current, new)
-            for key, value in waiting.items():
-                if key not in self._logged or self._logged[key] != value:
+            effective, waiting_values = _with_restart_values_of(self.current, requested)
+            for key, value in waiting_values.items():
+                if key not in self._logged_values or self._logged_values[key] != value:
                     message = "a changed setting needs a restart; the previous value stays in force"
                     _log.warning(message, extra={"setting": key})
-            self._logged = waiting
+            self._logged_values = waiting_values
             self._successful = False  # in case an internal error ends the reload half-way
             self._apply(self.current, effective)
             self.current = effective
@@ -96,7 +96,7 @@ class Reloader:
                 self.reload()
             except ConfigurationError:
                 return  # logged
-            except Exception:  # noqa: BLE001  (a collector's constructor)
+            except Exception:  # noqa: BLE001  (the constructor of a collector may raise any error)
                 _log.exception("internal error: the reload failed")
 
     def families(self) -> list[Metric]:
@@ -105,17 +105,21 @@ class Reloader:
 
 
 def _with_restart_values_of(
-    running: Configuration, wanted: Configuration
+    running: Configuration, requested: Configuration
 ) -> tuple[Configuration, dict[str, Any]]:
     """Return the new configuration with the running values of restart options, and the new values of these options."""
-    waiting: dict[str, Any] = {}
+    waiting_values: dict[str, Any] = {}
     changes: dict[str, Any] = {}
-    for section in options_of(Configuration, wanted):
-        new, old = section.default, getattr(running, section.name)
-        if dataclasses.is_dataclass(new) and not isinstance(new, type):
-            fixed = [option.name for option in options_of(type(new)) if option.restart]
-            kept = {name: getattr(old, name) for name in fixed}
-            changes[section.name] = dataclasses.replace(new, **kept)
-            changed = {name: getattr(new, name) for name in fixed if getattr(new, name) != kept[name]}
-            waiting |= {f"{section.name}.{name}": value for name, value in changed.items()}
-    return dataclasses.replace(wanted, **changes), waiting
+    for section in options_of(Configuration, requested):
+        new_section, running_section = section.default, getattr(running, section.name)
+        if dataclasses.is_dataclass(new_section) and not isinstance(new_section, type):
+            restart_names = [option.name for option in options_of(type(new_section)) if option.restart]
+            kept_values = {name: getattr(running_section, name) for name in restart_names}
+            changes[section.name] = dataclasses.replace(new_section, **kept_values)
+            changed_values = {
+                name: getattr(new_section, name)
+                for name in restart_names
+                if getattr(new_section, name) != kept_values[name]
+            }
+            waiting_values |= {f"{section.name}.{name}": value for name, value in changed_values.items()}
+    return dataclasses.replace(requested, **changes), waiting_values

@@ -64,7 +64,7 @@ IDLE_SECONDS = 3600.0
 """Timeout of a wait for signals without a deadline."""
 POLL_SECONDS = 0.1
 LOG_DELAY_SECONDS = 2.0
-"""Wait for the final scrape before `run` logs the wait."""
+"""Time after which `run` logs that the sidecar still waits for a final scrape."""
 AUTOLOAD = Path(__file__).resolve().parent.parent / "autoload"
 """First directory of the job's PYTHONPATH: loads the bridges of libraries without entry points."""
 
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     plan = make_plan(arguments, child.passable_environment(environ))
     if sys.platform != "linux":
         say("the sidecar needs Linux; the job runs without it")
-        os.execvpe(plan.command[0], plan.command, plan.environment)  # noqa: S606  # without a shell
+        os.execvpe(plan.command[0], plan.command, plan.environment)  # noqa: S606  # the command runs without a shell
     return supervise(plan)
 
 
@@ -133,8 +133,8 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     if not command:
         raise mistake("command line", f"no command; usage: {USAGE}")
     linger_seconds = parse_duration_flag("--run.linger", value_of(flags, "--run.linger"))
-    configured = _configured(flags, environ)
-    feed_directory = (configured.feed_directory or default_directory()).absolute()
+    job_configuration = _job_configuration(flags, environ)
+    feed_directory = (job_configuration.feed_directory or default_directory()).absolute()
     job, is_disabled = parse_job_command(command, environ), environ.get("EXPORTER_DISABLED") == "1"
     launch = job.shared_name or launch_name(job.script, time.time())
     variables = {
@@ -157,12 +157,12 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         run=environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or job.run_id or launch,
         is_shared=job.is_shared,
         has_shared_name=launch == job.shared_name,
-        status_url=configured.status_url,
-        rules=configured.rules,
+        status_url=job_configuration.status_url,
+        rules=job_configuration.rules,
     )
 
 
-def _configured(flags: argparse.Namespace, environ: Mapping[str, str]) -> JobConfiguration:
+def _job_configuration(flags: argparse.Namespace, environ: Mapping[str, str]) -> JobConfiguration:
     """Return the configuration of the job from the flags, the configuration file and the environment."""
     variable = environ.get(FEED_DIRECTORY_VARIABLE)
     directory, address, scheme = Path(variable) if variable else None, DEFAULT_ADDRESS, "http"
@@ -210,7 +210,7 @@ class Supervision:
 
     def run(self) -> int:
         """Start the job, wait for the job and the sidecar, and return the job's wait status."""
-        plan, registration, started = self._plan, self._registration, time.time()
+        plan, registration, started_at = self._plan, self._registration, time.time()
         is_foreign = registration is not None and _is_foreign_address(plan)
         try:
             pid = child.start_job(plan.command, environment=plan.environment, mask=self._mask)
@@ -220,7 +220,7 @@ class Supervision:
             if registration is not None:
                 registration.release()
             return error.status << 8
-        self._job = Job(pid, plan.run, started, launch=plan.environment.get(LAUNCH_ID, ""))
+        self._job = Job(pid, plan.run, started_at, launch=plan.environment.get(LAUNCH_ID, ""))
         if registration is not None:
             registration.write_job(self._job)
             self._sidecar = SidecarProcess(plan.sidecar, plan.feed_directory, mask=self._mask)
@@ -270,10 +270,10 @@ class Supervision:
         )
         is_terminated = is_logged = is_killed = False
         # The process id of a sidecar that belongs to another run and lingers without `run`.
-        joined = None if sidecar.pid is not None else runs.attached_owner(self._plan.feed_directory)
-        while self._is_alive(sidecar, joined) and not runs.any_active(self._plan.feed_directory):
+        joined_pid = None if sidecar.pid is not None else runs.attached_owner(self._plan.feed_directory)
+        while self._is_alive(sidecar, joined_pid) and not runs.any_active(self._plan.feed_directory):
             now = time.monotonic()
-            if now >= kill_time - KILL_SECONDS and joined is not None:
+            if now >= kill_time - KILL_SECONDS and joined_pid is not None:
                 return
             if is_killed and now >= kill_time + REAP_SECONDS:
                 # The sidecar is blocked in the kernel, for example by a file system; the job's status must not wait.
@@ -313,10 +313,10 @@ class Supervision:
             command = child.own_command("-m", "exporter.cli.silence", *map(str, parameters))
             child.start_own(command, mask=self._mask)
 
-    def _is_alive(self, sidecar: SidecarProcess, joined: int | None) -> bool:
+    def _is_alive(self, sidecar: SidecarProcess, joined_pid: int | None) -> bool:
         self._reap()
-        if joined is not None:
-            return runs.owner(self._plan.feed_directory) == joined
+        if joined_pid is not None:
+            return runs.owner(self._plan.feed_directory) == joined_pid
         return sidecar.pid is not None
 
     def _reap(self) -> None:
@@ -347,7 +347,7 @@ class Supervision:
                 os.kill(self._job.pid, number)
 
     def _has_reached_job(self, info: signal.struct_siginfo) -> bool:
-        is_group_signal = None if self._probe is None else self._probe.has_seen(info.si_signo)
+        is_group_signal = None if self._probe is None else self._probe.has_received(info.si_signo)
         if is_group_signal is None:
             self._end_probe()
             return info.si_code == SI_KERNEL

@@ -1,6 +1,6 @@
-"""Sections of the configuration: options with defaults and the comments of the example.
+"""Sections of the configuration: options, defaults and descriptions.
 
-No default assumes a location, an energy supplier or a device: unset values are absent from the metrics.
+No default assumes a location, an electricity provider or a device. Metrics of unset options are absent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from exporter.recording.stacks import Detail
 from exporter.replay.machines import unknown_machine
 from exporter.web.listen import ADDRESS, parse_address
 
-_ADDRESS = "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for a free one)"
+_ADDRESS = "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for any free port)"
 Address = Annotated[str, Notation(_ADDRESS, ADDRESS, lambda text: parse_address(text).text)]
 
 
@@ -28,17 +28,17 @@ class WebSection:
 
     listen_address: tuple[Address, ...] = option(
         (DEFAULT_ADDRESS,),
-        "Addresses to listen on. An address without a host means all interfaces.",
+        "Listen addresses. An address without a host means all interfaces.",
         restart=True,
     )
     config_file: Path | None = option(
         None,
         "File with TLS certificates and passwords, in the format of Prometheus' exporter-toolkit. "
-        "Read again whenever it changes.",
+        "Reloaded after each change.",
         restart=True,
     )
     enable_lifecycle: bool = option(
-        False, "Let POST /-/reload read this file again, as SIGHUP does.", restart=True
+        False, "Allow POST /-/reload to reload this file, as SIGHUP does.", restart=True
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -56,21 +56,21 @@ class FeedSection:
 
     dir: Path | None = option(
         None,
-        "Directory through which training processes hand over what they record: the value of their "
-        "EXPORTER_FEED_DIR. The default is /dev/shm/exporter-<uid>.",
+        "Directory in which the training processes write their feed files; the same as EXPORTER_FEED_DIR of the jobs. "
+        "The default is /dev/shm/exporter-<uid>.",
         restart=True,
     )
     interval: Annotated[Duration, Range(0.1, 60)] = option(
-        5.0, "Interval between two readings of the directory."
+        5.0, "Interval between two scans of the directory."
     )
     stale_after: Annotated[Duration, Range(1, 3600)] = option(
         10.0,
-        "Age of its file at which the windowed values of a living process are dropped.",
+        "Age of a feed file after which the window gauges of the running process are absent.",
         restart=True,
     )
     linger: Annotated[Duration, Range(0, 30 * 86400)] = option(
         900.0,
-        "How long to keep the totals of a process after its end, unless its rank restarts.",
+        "Retention time: time for which totals are published after the exit of the process, unless the rank restarts.",
         restart=True,
     )
 
@@ -81,8 +81,8 @@ class StateSection:
 
     dir: Path | None = option(
         None,
-        "Directory for totals that continue over restarts. Use shared storage if jobs move between "
-        "nodes. The default is the feed directory.",
+        "Directory for totals that continue after restarts. Use shared storage if jobs move between nodes. The default "
+        "is the feed directory.",
         restart=True,
     )
 
@@ -91,7 +91,7 @@ class StateSection:
 class LogSection:
     """Log lines on standard error."""
 
-    level: Level = option("info", "Lowest level to log.")
+    level: Level = option("info", "Minimum level of the logged lines.")
     format: Form = option("logfmt", "Format of a line.")
 
 
@@ -101,10 +101,12 @@ class HangSection:
 
     stacks: Literal["full", "location", "off"] = option(
         "full",
-        "Ask the ranks of a hung or stalled run for their stacks: full stacks, only the innermost line of the job's own "
-        "code, or off. Whoever can read the metrics sees names of files and functions.",
+        "Request the stacks of the ranks of a hung or stalled run: full stacks (full), only the innermost line of the job's "
+        "own code (location), or no stacks (off). The metrics then contain names of files and functions.",
     )
-    interval: Annotated[Duration, Range(0.5, 60)] = option(2.0, "Interval between two looks at the answers.")
+    interval: Annotated[Duration, Range(0.5, 60)] = option(
+        2.0, "Interval between two reads of the requested stacks."
+    )
 
     @property
     def detail(self) -> Detail | None:
@@ -118,8 +120,8 @@ class ExpositionSection:
 
     max_series: Annotated[int, Range(100, 1_000_000)] = option(
         15_000,
-        "Largest number of series in a scrape. The rest is dropped and counted in "
-        "exporter_series_dropped_total, so that a runaway label does not fail the whole scrape.",
+        "Maximum number of series in a scrape. Further series are dropped and counted in "
+        "exporter_series_dropped_total, so that a label with too many values does not fail the whole scrape.",
         restart=True,
     )
 
@@ -129,15 +131,16 @@ GPU_DEADLINE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GpuSection(GpuOptions):
-    """Which GPUs to watch, and how closely."""
+    """Monitored GPUs and sampling intervals."""
 
-    enabled: bool = option(True, "Start the process that loads NVIDIA's library.")
+    enabled: bool = option(True, "Start the child process that loads NVML.")
     interval: Annotated[Duration, Range(0.1, 3600)] = option(
         10.0,
-        "Longest time between two publications. Each pass over the GPUs is published at once.",
+        "Maximum time between two publications. Each pass over the GPUs is published immediately.",
     )
     deadline: Annotated[Duration, Range(0.1, 3600)] = option(
-        GPU_DEADLINE_SECONDS, "A publication that takes longer has failed. Nothing else waits for it."
+        GPU_DEADLINE_SECONDS,
+        "Maximum duration of a publication; a longer publication fails. Other collectors do not wait.",
     )
 
     @property
@@ -146,7 +149,7 @@ class GpuSection(GpuOptions):
         return min(self.deadline, self.interval)
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Report an unknown machine, and a chosen deadline that is longer than the interval."""
+        """Yield a problem for an unknown machine, and for a configured deadline above the interval."""
         if self.interval < self.deadline != GPU_DEADLINE_SECONDS:
             message = (
                 f"{format_duration(self.deadline)} is above the interval {format_duration(self.interval)}"

@@ -72,11 +72,11 @@ def serve(
         lingering = None
         if linger_seconds is not None:
             # Before the address is bound, because another sidecar may use the port.
-            if not sidecar.own_feed():
+            if not sidecar.acquire_feed():
                 _log.debug("another sidecar serves this feed directory")
                 return JOINED
-            active = partial(runs.any_active, sidecar.feed_directory, launcher=os.getppid())
-            lingering = Lingering(sidecar, active=active, linger_seconds=linger_seconds)
+            is_active = partial(runs.any_active, sidecar.feed_directory, launcher=os.getppid())
+            lingering = Lingering(sidecar, is_active=is_active, linger_seconds=linger_seconds)
         try:
             sidecar.start()
             # `freeze` excludes the loaded modules from garbage collection. A pass over the feed replaces thousands of objects
@@ -135,7 +135,7 @@ class SidecarService:
             stale_after_seconds=configuration.feed.stale_after,
             linger_seconds=configuration.feed.linger,
             directory=self.feed_directory,
-            shared=configuration.state.dir is not None,
+            is_shared=configuration.state.dir is not None,
         )
         self._wiring = Wiring(
             configuration, self._scheduler, jobs=self._jobs, state=state, feed_directory=self.feed_directory
@@ -151,7 +151,7 @@ class SidecarService:
             configuration=lambda: self._reloader.current,
             not_ready=self._not_ready,
             feed_directory=self.feed_directory,
-            started=time.time(),
+            started_at=time.time(),
         )
         self._server = Server(
             sidecar_endpoints(
@@ -164,9 +164,9 @@ class SidecarService:
             web_config=configuration.web.config_file,
         )
         self._written_rules: Configuration | None = None  # source of the rules in overrides.json
-        self._rules_refused = False
+        self._has_logged_rules_error = False
 
-    def own_feed(self) -> bool:
+    def acquire_feed(self) -> bool:
         """Become the owner of the feed directory; returns False if another sidecar owns it. Raises FeedDirectoryError."""
         prepare_directory(self.feed_directory)
         return self._reader.ownership.acquire() or runs.owner(self.feed_directory) is None
@@ -205,10 +205,10 @@ class SidecarService:
         if state is not None:
             _prepare_state_directory(state)
 
-    def _apply(self, old: Configuration, new: Configuration) -> None:
-        if new.log != old.log:
-            self._logs.configure(level=new.log.level, form=new.log.format)
-        self._wiring.apply(new)
+    def _apply(self, previous: Configuration, current: Configuration) -> None:
+        if current.log != previous.log:
+            self._logs.configure(level=current.log.level, form=current.log.format)
+        self._wiring.apply(current)
         self.collect_feed()  # the pass publishes the recording rules
 
     def toggle_gpus(self) -> None:
@@ -251,16 +251,16 @@ class SidecarService:
         elif self._written_rules is not configuration:
             try:
                 write_overrides(self.feed_directory, configuration.overrides())
-                self._written_rules, self._rules_refused = configuration, False
+                self._written_rules, self._has_logged_rules_error = configuration, False
             except FeedError as error:
-                if not self._rules_refused:
-                    statement = diagnoses.RULES_NOT_WRITTEN.describe(error=error)
-                    _log.warning(statement.sentence, extra={"remedy": statement.remedy})
-                self._rules_refused = True
+                if not self._has_logged_rules_error:
+                    diagnosis = diagnoses.RULES_NOT_WRITTEN.describe(error=error)
+                    _log.warning(diagnosis.sentence, extra={"remedy": diagnosis.remedy})
+                self._has_logged_rules_error = True
 
     def _not_ready(self) -> str | None:
         """Return why scrapes are refused: without the saved state, totals would decrease. None if the state is loaded."""
-        return None if self._jobs.loaded else "the state of earlier processes is still being read"
+        return None if self._jobs.is_loaded else "the state of earlier processes is still being read"
 
     def _missing_gpus(self) -> str | None:
         """Return why required GPUs are missing, which makes the exporter unready but does not affect scrapes."""

@@ -45,8 +45,8 @@ class SidecarProcess:
         self._feed_directory = feed_directory
         self._mask = mask
         self._due = time.monotonic()  # monotonic time of the next check
-        self._joined = False
-        self._started = 0.0
+        self._is_joined = False
+        self._started_at = 0.0
         self._failures = 0
         self._is_required = True
         self.pid: int | None = None
@@ -57,14 +57,14 @@ class SidecarProcess:
         if self.pid is not None or now < self._due:
             return
         if runs.owner(self._feed_directory) is not None:
-            self._joined, self._due = True, now + OWNER_CHECK_SECONDS
-        elif self._joined:
-            self._joined, self._due = False, now + VACANT_SECONDS
+            self._is_joined, self._due = True, now + OWNER_CHECK_SECONDS
+        elif self._is_joined:
+            self._is_joined, self._due = False, now + VACANT_SECONDS
         else:
             try:
-                self.pid, self._started = start_own(self._command, mask=self._mask), now
+                self.pid, self._started_at = start_own(self._command, mask=self._mask), now
             except (OSError, NotImplementedError) as error:
-                self._failed(f"cannot be started: {error}", now)
+                self._record_failure(f"cannot be started: {error}", now)
 
     def wait_seconds(self) -> float:
         """Return the time until the next check of `keep`."""
@@ -87,16 +87,16 @@ class SidecarProcess:
         if not self._is_required or status == REFUSED:  # the sidecar has logged the reason
             return
         if status == JOINED:
-            self._joined, self._due = True, now + OWNER_CHECK_SECONDS
+            self._is_joined, self._due = True, now + OWNER_CHECK_SECONDS
         elif status == 0:
             say("the sidecar has exited; the job continues without metrics")
         elif status > 0:
-            self._failed(f"ended with status {status}", now)
+            self._record_failure(f"ended with status {status}", now)
         else:
-            self._failed(f"was killed by {_signal_name(-status)}", now)
+            self._record_failure(f"was killed by {_signal_name(-status)}", now)
 
-    def _failed(self, event: str, now: float) -> None:
-        self._failures = 1 if now - self._started >= STABLE_SECONDS else self._failures + 1
+    def _record_failure(self, event: str, now: float) -> None:
+        self._failures = 1 if now - self._started_at >= STABLE_SECONDS else self._failures + 1
         if self._failures > MAX_RESTARTS:
             self._due = math.inf
             say(f"the sidecar {event}, {self._failures} times in a row; the job continues without metrics")

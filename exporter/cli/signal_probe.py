@@ -51,7 +51,7 @@ class SignalProbe:
         finally:
             os.close(numbers)
 
-    def has_seen(self, number: int) -> bool | None:
+    def has_received(self, number: int) -> bool | None:
         """Return True if the process group received a signal that this process has just received; None if unknown.
 
         Pending signals of the same number count once, as in the kernel: `timeout` signals its
@@ -60,15 +60,15 @@ class SignalProbe:
         time.sleep(SETTLE_SECONDS)
         while signal.sigtimedwait({number}, 0) is not None:
             pass
-        seen = self._is_pending(number)
-        if seen:
+        is_pending = self._is_pending(number)
+        if is_pending:
             # Discarded at once: the next signal may be sent to `run` alone.
-            until = time.monotonic() + ANSWER_SECONDS
+            deadline = time.monotonic() + ANSWER_SECONDS
             with suppress(OSError):  # EPIPE: the probe was killed
                 os.write(self._numbers, bytes([number]))
-            while self._is_pending(number) and time.monotonic() < until:
+            while self._is_pending(number) and time.monotonic() < deadline:
                 time.sleep(0.001)
-        return seen
+        return is_pending
 
     def end(self) -> None:
         """Kill an unreaped probe and wait for the exit."""

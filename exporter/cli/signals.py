@@ -26,7 +26,7 @@ class Signals:
     def __init__(self) -> None:
         self.ending = False
         # SimpleQueue.put is reentrant: a handler can interrupt `get`.
-        self._received: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -38,15 +38,15 @@ class Signals:
 
     def wait(self, timeout_seconds: float | None) -> int | None:
         """Return the next signal; None after the timeout, or earlier after a spurious wake-up."""
-        if self._received.empty():
+        if self._queue.empty():
             select.select([self._reader], [], [], timeout_seconds)
             with contextlib.suppress(BlockingIOError):
                 self._reader.recv(4096)
         with contextlib.suppress(queue.Empty):  # the handlers have run by now
-            return self._received.get_nowait()
+            return self._queue.get_nowait()
         return None
 
     def _handle(self, number: int, _frame: object) -> None:
         if self.ending and number in ENDING:
             os._exit(128 + number)
-        self._received.put(number)
+        self._queue.put(number)

@@ -1,6 +1,6 @@
 """Diagnosis of a Python job under `run` that records nothing: a program that runs once and logs the reason.
 
-The program starts the job's interpreter in the job's environment. It also writes the diagnosis to the run's file.
+The program starts the job's interpreter in the job's environment, and writes the diagnosis to the job file of the launch.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ try:
     spec = importlib.util.find_spec("exporter")
     places = list(spec.submodule_search_locations or ()) if spec else []
     found["path"] = (spec.origin or (places or [""])[0]) if spec else None
-    found["ours"] = any(os.path.exists(os.path.join(place, "feed", "runs.py")) for place in places)
-    if found["ours"]:
+    found["is_own_package"] = any(os.path.exists(os.path.join(place, "feed", "runs.py")) for place in places)
+    if found["is_own_package"]:
         from exporter.version import __version__
         found["version"] = __version__
 except Exception as error:
@@ -58,7 +58,7 @@ class Interpreter:
 
     python: str = ""  # version; "" if the interpreter does not start
     path: str | None = None  # the imported file
-    ours: bool = False  # True if the file belongs to this package
+    is_own_package: bool = False  # True if the file belongs to this package
     version: str = ""  # version of the package
     site: str = ""  # site-packages directory
     error: str = ""
@@ -77,22 +77,22 @@ class LaunchedProcess:
     def interpreter(self) -> str | None:
         """Return the interpreter path of the command line, which names a virtual environment; None for other programs."""
         name = self.command[0] if self.command else ""
-        if not os.path.basename(name).startswith(("python", "pypy")):  # noqa: PTH119  # a path of the job
+        if not os.path.basename(name).startswith(("python", "pypy")):  # noqa: PTH119  # the job's command line contains string paths
             return None
         if "/" in name:
-            return os.path.join(self.directory, name)  # noqa: PTH118  # a path of the job
+            return os.path.join(self.directory, name)  # noqa: PTH118  # the job's command line contains string paths
         return shutil.which(name, path=self.environment.get("PATH"))
 
     @property
     def import_directory(self) -> str:
         """Return the first directory of the module search path: the script's, otherwise the working directory."""
-        words = iter(self.command[1:])
-        for word in words:
-            if not word.startswith("-"):
-                return os.path.dirname(os.path.realpath(os.path.join(self.directory, word)))  # noqa: PTH118, PTH120  # a path of the job
-            if word in {"-W", "-X"}:
-                next(words, None)
-            elif word[-1] in "mc":
+        arguments = iter(self.command[1:])
+        for argument in arguments:
+            if not argument.startswith("-"):
+                return os.path.dirname(os.path.realpath(os.path.join(self.directory, argument)))  # noqa: PTH118, PTH120  # the job's command line contains string paths
+            if argument in {"-W", "-X"}:
+                next(arguments, None)
+            elif argument[-1] in "mc":
                 break
         return self.directory
 
@@ -103,7 +103,7 @@ def probe_interpreter(
     """Return the result of `import exporter` in an interpreter whose module search path starts with `first`."""
     command = [python, "-c", _PROBE_PROGRAM, first]
     try:
-        completed = subprocess.run(
+        result = subprocess.run(
             command,
             env=environment,
             cwd=directory,
@@ -111,7 +111,7 @@ def probe_interpreter(
             timeout=PROBE_TIMEOUT_SECONDS,
             check=False,
         )
-        return Interpreter(**json.loads(completed.stdout.splitlines()[-1]))
+        return Interpreter(**json.loads(result.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         return Interpreter(error=f"the interpreter does not start: {error!r}")
 
@@ -156,8 +156,8 @@ def _tree(pid: int) -> list[LaunchedProcess]:
     return processes
 
 
-def _silence(reason: str, statement: Statement) -> Silence:
-    return Silence(reason, statement.sentence, statement.remedy)
+def _silence(reason: str, diagnosis: Statement) -> Silence:
+    return Silence(reason, diagnosis.sentence, diagnosis.remedy)
 
 
 def _check_environment(process: LaunchedProcess, python: str, feed_directory: Path) -> Silence | None:
@@ -167,20 +167,20 @@ def _check_environment(process: LaunchedProcess, python: str, feed_directory: Pa
     if environment.get("EXPORTER_AUTO") == "0":
         return _silence("turned_off", diagnoses.AUTO_DISABLED.describe(python=python))
     if environment.get("EXPORTER_FEED_DIR") != str(feed_directory):
-        statement = diagnoses.OTHER_ENVIRONMENT.describe(python=python, directory=feed_directory)
-        return _silence("environment", statement)
+        diagnosis = diagnoses.OTHER_ENVIRONMENT.describe(python=python, directory=feed_directory)
+        return _silence("environment", diagnosis)
     try:
         is_full = os.statvfs(feed_directory).f_bavail == 0
     except OSError as error:
-        statement = diagnoses.FEED_DIRECTORY_UNREADABLE.describe(
+        diagnosis = diagnoses.FEED_DIRECTORY_UNREADABLE.describe(
             directory=feed_directory, error=error.strerror
         )
-        return _silence("feed_directory", statement)
+        return _silence("feed_directory", diagnosis)
     if is_full:
         return _silence("feed_directory", diagnoses.FEED_DIRECTORY_FULL.describe(directory=feed_directory))
     if not _may_write(feed_directory, process.pid):
-        statement = diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=feed_directory)
-        return _silence("feed_directory", statement)
+        diagnosis = diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=feed_directory)
+        return _silence("feed_directory", diagnosis)
     return None
 
 
@@ -196,9 +196,9 @@ def _may_write(directory: Path, pid: int) -> bool:
 def _check_interpreter(process: LaunchedProcess, python: str) -> Silence:
     first, environment, directory = process.import_directory, process.environment, process.directory
     interpreter = probe_interpreter(python, first=first, environment=environment, directory=directory)
-    if interpreter.ours and not interpreter.error:
+    if interpreter.is_own_package and not interpreter.error:
         return _silence("nothing_recorded", diagnoses.NOTHING_RECORDED.describe(python=python, calls=CALLS))
-    if interpreter.path and not interpreter.ours:
+    if interpreter.path and not interpreter.is_own_package:
         return _silence("shadowed", diagnoses.SHADOWED.describe(python=python, path=interpreter.path))
     error = f": {interpreter.error}" if interpreter.error else ""
     install = install_command(python, interpreter.site)
@@ -209,7 +209,7 @@ def _check_interpreter(process: LaunchedProcess, python: str) -> Silence:
 
 def main(arguments: Sequence[str]) -> int:
     """Diagnose a job, log the reason and write it to the run's file."""
-    pid, feed_directory, run, started, path = arguments
+    pid, feed_directory, run, started_at, path = arguments
     silence = silence_of(int(pid), run, Path(feed_directory))
     if silence is not None and Path(path).exists():  # otherwise the job has exited
         symptom = f"run {run} has recorded nothing in {SILENT_SECONDS:.0f} s"
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str]) -> int:
         launch = ""
         with suppress(OSError, ValueError):
             launch = str(json.loads(Path(path).read_bytes())["launch"])
-        job = json.dumps(dataclasses.asdict(Job(int(pid), run, float(started), silence, launch))).encode()
+        job = json.dumps(dataclasses.asdict(Job(int(pid), run, float(started_at), silence, launch))).encode()
         with suppress(OSError):
             replace_file(path, job, temporary=f"{path}.tmp", mode=0o644)
     return 0

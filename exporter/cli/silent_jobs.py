@@ -31,18 +31,27 @@ class SilentJobs:
     name = "silent_jobs"
     specs = SPECS
 
-    def __init__(self, feed_directory: Path, recording: Callable[[], Iterable[ProcessIdentity]]) -> None:
+    def __init__(
+        self, feed_directory: Path, recording_processes: Callable[[], Iterable[ProcessIdentity]]
+    ) -> None:
         self._feed_directory = feed_directory
-        self._recording = recording
+        self._recording_processes = recording_processes
         self.jobs: tuple[Job, ...] = ()
 
     def collect(self) -> Collected:
         """Read the reports of `run`, without jobs that record now."""
-        silent = [job for job in runs.jobs(self._feed_directory) if job.silence is not None]
-        recording = list(self._recording())
+        silent_jobs = [job for job in runs.jobs(self._feed_directory) if job.silence is not None]
+        processes = list(self._recording_processes())
         # A job may record under a name of its own: the launch id is the same.
-        runs_now, launches = {each.run for each in recording}, {each.launch for each in recording} - {""}
-        self.jobs = tuple(job for job in silent if job.run not in runs_now and job.launch not in launches)
+        recording_runs, recording_launches = (
+            {process.run for process in processes},
+            {process.launch for process in processes} - {""},
+        )
+        self.jobs = tuple(
+            job
+            for job in silent_jobs
+            if job.run not in recording_runs and job.launch not in recording_launches
+        )
         collected = Collected()
         collected.add_family(
             RUN_SILENT, {(job.run, job.silence.reason): 1.0 for job in self.jobs if job.silence}

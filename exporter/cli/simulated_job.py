@@ -40,7 +40,7 @@ FLOPS_PER_TOKEN = 6 * 1.3e9
 """Forward and backward pass of a model with 1.3 billion parameters."""
 DATA, FORWARD, BACKWARD, OPTIMIZER = 0.05, 0.28, 0.52, 0.15
 """Shares of the phases in the compute time of a step."""
-ENDS_SECONDS = 5.0
+STOP_SECONDS = 5.0
 
 
 def crashes(rank: int, step: int, attempt: int) -> bool:
@@ -56,12 +56,12 @@ def pid_file(directory: Path, rank: int) -> Path:
 class SimulatedRank:
     """Training loop of a rank; the checkpoint is a file with the number of completed steps."""
 
-    def __init__(self, given: SimpleNamespace) -> None:
-        self._given = given
-        directory = Path(given.directory)
-        self._checkpoint = directory / f"checkpoint-{given.rank}"
-        _replace(pid_file(directory, given.rank), str(os.getpid()))
-        window = WINDOW_SECONDS / given.speed
+    def __init__(self, settings: SimpleNamespace) -> None:
+        self._settings = settings
+        directory = Path(settings.directory)
+        self._checkpoint = directory / f"checkpoint-{settings.rank}"
+        _replace(pid_file(directory, settings.rank), str(os.getpid()))
+        window = WINDOW_SECONDS / settings.speed
         self._step_time = Stat(
             "demo.step.duration",
             {Aggregation.MEAN, Aggregation.P50, Aggregation.P99, Aggregation.HISTOGRAM},
@@ -70,8 +70,8 @@ class SimulatedRank:
             buckets=(0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0),
             help="Time of one step of the simulated job.",
         )
-        shown, text = {Aggregation.VALUE, Aggregation.MEAN}, "Loss of the simulated job."
-        self._loss = Stat("demo.loss", shown, window_seconds=window, help=text)
+        aggregations, text = {Aggregation.VALUE, Aggregation.MEAN}, "Loss of the simulated job."
+        self._loss = Stat("demo.loss", aggregations, window_seconds=window, help=text)
         text = "Memory of a process of the simulated job."
         self._memory = Stat.passive(
             "demo.memory.resident", _resident_bytes, window_seconds=5.0, unit="bytes", help=text
@@ -96,75 +96,77 @@ class SimulatedRank:
         with training.application():
             for phase, seconds in preparations:
                 with phase():
-                    self._pass(seconds)
-            done = 0
+                    self._wait(seconds)
+            completed_steps = 0
             if self._checkpoint.exists():
                 with training.checkpoint_load():
-                    self._pass(0.6)
-                    done = int(self._checkpoint.read_text())
-            with training.training_loop(train_iterations_start=done):
-                for step in itertools.count(done + 1):
+                    self._wait(0.6)
+                    completed_steps = int(self._checkpoint.read_text())
+            with training.training_loop(train_iterations_start=completed_steps):
+                for step in itertools.count(completed_steps + 1):
                     self._step(step)
 
     def _step(self, step: int) -> None:
-        at, rank = step % CYCLE_STEPS, self._given.rank
-        own = self._compute_seconds(rank, step)
-        whole = max(self._compute_seconds(each, step) for each in range(RANKS))  # the ranks are synchronous
+        cycle_step, rank = step % CYCLE_STEPS, self._settings.rank
+        own_seconds = self._compute_seconds(rank, step)
+        slowest_seconds = max(
+            self._compute_seconds(any_rank, step) for any_rank in range(RANKS)
+        )  # the ranks are synchronous
         with training.data_loading():
-            self._pass(own * DATA + (PAUSE_SECONDS if at == PAUSE_STEP else 0.0))
+            self._wait(own_seconds * DATA + (PAUSE_SECONDS if cycle_step == PAUSE_STEP else 0.0))
         with training.training_iteration():
-            if crashes(rank, step, self._given.attempt):
+            if crashes(rank, step, self._settings.attempt):
                 os.kill(os.getpid(), signal.SIGKILL)
             with training.model_forward():
-                self._pass(own * FORWARD)
+                self._wait(own_seconds * FORWARD)
             with training.model_backward():
-                self._pass(own * BACKWARD)
+                self._wait(own_seconds * BACKWARD)
             with training.phase("grad_sync"):
-                self._pass(whole - own)
+                self._wait(slowest_seconds - own_seconds)
             with training.optimizer_update():
-                self._pass(own * OPTIMIZER)
-            loss = 1.8 + 8.0 / (1.0 + step / 30.0) + self._chance("loss", rank, step).gauss(0.0, 0.05)
-            gradient = self._chance("gradient", 0, step).gauss(0.0, 0.1)
+                self._wait(own_seconds * OPTIMIZER)
+            loss = 1.8 + 8.0 / (1.0 + step / 30.0) + self._random("loss", rank, step).gauss(0.0, 0.05)
+            gradient = self._random("gradient", 0, step).gauss(0.0, 0.1)
             decay = 0.1 + 0.45 * (1.0 + math.cos(math.pi * step / TARGET_STEPS))
             training.record(
-                loss=math.nan if at == NONFINITE_STEP else loss,
+                loss=math.nan if cycle_step == NONFINITE_STEP else loss,
                 grad_norm=0.6 + 2.0 / (1.0 + step / 50.0) + abs(gradient),
                 learning_rate=3e-4 * min(step / 200, 1.0) * decay,
                 samples=4,
-                tokens=8192 - self._chance("tokens", rank, step).randrange(512),  # packed unevenly
+                tokens=8192 - self._random("tokens", rank, step).randrange(512),  # packed unevenly
             )
-        self._step_time.add(whole)
+        self._step_time.add(slowest_seconds)
         self._loss.add(loss)
-        if at == VALIDATION_STEP:
+        if cycle_step == VALIDATION_STEP:
             with training.validation_loop():
                 for _ in range(8):
                     with training.validation_iteration():
-                        self._pass(0.15)
+                        self._wait(0.15)
         if step % CHECKPOINT_STEPS == 0:
             with training.checkpoint_save(step):
-                self._pass(0.3)
+                self._wait(0.3)
                 _replace(self._checkpoint, str(step))
 
     def _compute_seconds(self, rank: int, step: int) -> float:
         """Return the compute time of a rank in a step: about 0.19 s, more for the slow rank, and 2.5 times that in 3 % of steps."""
-        chance = self._chance("step", rank, step)
-        slow = 2.5 if chance.random() < 0.03 else 1.0
-        return (0.19 + 0.02 * (rank == SLOW_RANK)) * chance.lognormvariate(0.0, 0.08) * slow
+        generator = self._random("step", rank, step)
+        slowdown = 2.5 if generator.random() < 0.03 else 1.0
+        return (0.19 + 0.02 * (rank == SLOW_RANK)) * generator.lognormvariate(0.0, 0.08) * slowdown
 
-    def _chance(self, what: str, rank: int, step: int) -> random.Random:
-        return random.Random(f"{what} {rank} {step}")  # noqa: S311  # a simulation, no secret
+    def _random(self, purpose: str, rank: int, step: int) -> random.Random:
+        return random.Random(f"{purpose} {rank} {step}")  # noqa: S311  # a simulation needs no secure random numbers
 
-    def _pass(self, seconds: float) -> None:
-        """Wait; exit when the demo ends."""
-        if select.select([sys.stdin], [], [], seconds / self._given.speed)[0]:
+    def _wait(self, seconds: float) -> None:
+        """Wait for simulated seconds; exits the process at the end of the demo."""
+        if select.select([sys.stdin], [], [], seconds / self._settings.speed)[0]:
             sys.exit()
 
 
 def _replace(path: Path, text: str) -> None:
     """Replace a file atomically."""
-    whole = path.with_suffix(".new")
-    whole.write_text(text, encoding="utf-8")
-    whole.replace(path)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def _resident_bytes() -> int:
@@ -174,85 +176,87 @@ def _resident_bytes() -> int:
 class Launcher:
     """Launcher that starts all ranks, and restarts all after a crash, until a signal or the end of the demo."""
 
-    def __init__(self, given: SimpleNamespace) -> None:
-        self._given = given
-        self._ended = False
+    def __init__(self, settings: SimpleNamespace) -> None:
+        self._settings = settings
+        self._is_ended = False
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, self._end)
 
     def run(self) -> None:
         """Run the ranks, and restart all ranks after a crash."""
         parent = os.getppid()
-        attempt, ranks, announced = 0, self._start(0), False
-        while not self._ended and os.getppid() == parent:
-            if not announced and self._answers():
-                announced = True
+        attempt, processes, is_announced = 0, self._start(0), False
+        while not self._is_ended and os.getppid() == parent:
+            if not is_announced and self._is_sidecar_listening():
+                is_announced = True
                 with contextlib.suppress(OSError):  # no reader
-                    print(self._story(), flush=True)
-            dead = next((each for each in ranks if each.poll() is not None), None)
-            if dead is not None:
-                delay = RESTART_SECONDS / self._given.speed
-                message = f"exporter: rank {ranks.index(dead)} has died; all ranks start again in {delay:g} s"
+                    print(self._introduction(), flush=True)
+            dead_rank = next((process for process in processes if process.poll() is not None), None)
+            if dead_rank is not None:
+                delay = RESTART_SECONDS / self._settings.speed
+                message = (
+                    f"exporter: rank {processes.index(dead_rank)} exited; all ranks restart in {delay:g} s"
+                )
                 print(message, file=sys.stderr, flush=True)
-                self._stop(ranks, 0.0)
-                again = time.monotonic() + delay
-                while not self._ended and time.monotonic() < again:
+                self._stop(processes, 0.0)
+                restart_time = time.monotonic() + delay
+                while not self._is_ended and time.monotonic() < restart_time:
                     time.sleep(0.05)
                 attempt += 1
-                ranks = self._start(attempt)
+                processes = self._start(attempt)
             time.sleep(0.05)
-        self._stop(ranks, ENDS_SECONDS)
+        self._stop(processes, STOP_SECONDS)
 
     def _end(self, _number: int, _frame: object) -> None:
-        self._ended = True
+        self._is_ended = True
 
     def _start(self, attempt: int) -> list[subprocess.Popen[bytes]]:
         """Start the ranks like this process, each with a pipe from this process as standard input."""
-        ranks = []
+        processes = []
         for rank in range(RANKS):
-            given = json.dumps(vars(self._given) | {"attempt": attempt, "rank": rank})
-            command = own_command("-m", "exporter.cli.simulated_job", given)
+            rank_settings = json.dumps(vars(self._settings) | {"attempt": attempt, "rank": rank})
+            command = own_command("-m", "exporter.cli.simulated_job", rank_settings)
             environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-            ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | environment))
-        return ranks
+            processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | environment))
+        return processes
 
-    def _stop(self, ranks: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-        """Wait for the exit of the ranks, and kill the rest."""
-        until = time.monotonic() + seconds
-        for each in ranks:
-            if each.stdin is not None and seconds:
-                each.stdin.close()
-        for each in ranks:
+    def _stop(self, processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+        """Wait for the exit of the ranks, and kill the remaining ranks after *seconds*."""
+        deadline = time.monotonic() + seconds
+        for process in processes:
+            if process.stdin is not None and seconds:
+                process.stdin.close()
+        for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                each.wait(max(0.0, until - time.monotonic()))
-            each.kill()  # without effect on a reaped rank
-            each.wait()
+                process.wait(max(0.0, deadline - time.monotonic()))
+            process.kill()  # without effect on a reaped rank
+            process.wait()
 
-    def _answers(self) -> bool:
+    def _is_sidecar_listening(self) -> bool:
         """Return True if the sidecar accepts connections."""
-        address = urlsplit(self._given.url)
+        address = urlsplit(self._settings.url)
         with contextlib.suppress(OSError):
             socket.create_connection((address.hostname, address.port or 0), timeout=0.5).close()
             return True
         return False
 
-    def _story(self) -> str:
-        given = self._given
-        step, pause = 0.22 / given.speed, PAUSE_SECONDS / given.speed
-        metrics = f"{given.url}/metrics"
+    def _introduction(self) -> str:
+        settings = self._settings
+        step, pause = 0.22 / settings.speed, PAUSE_SECONDS / settings.speed
+        metrics = f"{settings.url}/metrics"
         curl = f"curl -s{'k' if metrics.startswith('https') else ''} {metrics}"
-        gpus = f"\n  {curl} | grep '^gpu_'        # GPUs of the described machine {given.replay}"
+        gpus = f"\n  {curl} | grep '^gpu_'        # GPUs of the described machine {settings.replay}"
         return f"""
 A simulated job of {RANKS} ranks. Its status page:
 
-  {given.url}/
+  {settings.url}/
 
 and its metrics, for Prometheus:
 
   {metrics}
 
   {curl} | grep '^training_'   # steps, phases, goodput
-  {curl} | grep '^demo_'       # Stats of its own{gpus if given.replay else ""}
+  {curl} | grep '^demo_'       # Stats of the job{gpus if settings.replay else ""}
 
 About {PAUSE_STEP * step:.0f} s after the start all ranks wait {pause:.0f} s for data: window gauges are absent, totals remain.
 About {NONFINITE_STEP * step + pause:.0f} s after the start a loss is NaN: the NaN is counted and excluded from the loss.
@@ -263,15 +267,15 @@ Then the cycle repeats. Prices and carbon intensity are examples. Ctrl-C ends th
 
 def main(arguments: Sequence[str]) -> int:
     """Run a rank, or the launcher of the ranks without `rank`, until the demo ends; the argument is JSON."""
-    given = SimpleNamespace(**json.loads(arguments[0]))
-    if not hasattr(given, "rank"):
-        Launcher(given).run()
+    settings = SimpleNamespace(**json.loads(arguments[0]))
+    if not hasattr(settings, "rank"):
+        Launcher(settings).run()
         return 0
     # The launcher handles Ctrl-C; SIGTERM ends the rank normally.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit_normally)
-    configure(rank=given.rank)
-    SimulatedRank(given).run()
+    configure(rank=settings.rank)
+    SimulatedRank(settings).run()
     return 0
 
 

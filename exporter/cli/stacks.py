@@ -43,29 +43,29 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     )
     flags = vars(parser.parse_flags(list(arguments)))
     directory = Path(flags["feed.dir"] or environ.get("EXPORTER_FEED_DIR") or default_directory())
-    entries = _living(directory, flags["run"])
+    entries = _running_ranks(directory, flags["run"])
     if not entries:
-        wanted = f" of run {flags['run']}" if flags["run"] else ""
-        say(f"no living training process{wanted} in {directory}; see {PROGRAM} check")
+        of_run = f" of run {flags['run']}" if flags["run"] else ""
+        say(f"no running training process{of_run} in {directory}; see {PROGRAM} check")
         return FAILED
     request = StackRequest(os.urandom(16).hex(), time.time(), Detail.FULL)
     try:
-        write_request(os.fspath(directory), request, shared=is_trusted(directory))
+        write_request(os.fspath(directory), request, is_shared=is_trusted(directory))
     except OSError as error:
         raise mistake("--feed.dir", f"cannot write a request into {directory}: {error.strerror}") from error
     answers = _wait_for_answers(directory, request, [entry.snapshot.process.id for entry in entries])
-    found = [
+    explained_runs = [
         _explained(run, entries, answers) for run in sorted({entry.snapshot.process.run for entry in entries})
     ]
     print(
-        json.dumps([_as_json(each) for each in found], indent=2)
+        json.dumps([_as_json(explained_run) for explained_run in explained_runs], indent=2)
         if flags["json"]
-        else "\n\n".join(map(_text, found))
+        else "\n\n".join(map(_text, explained_runs))
     )
     return 0
 
 
-def _living(directory: Path, run: str) -> list[FeedEntry]:
+def _running_ranks(directory: Path, run: str) -> list[FeedEntry]:
     try:
         entries = FeedReader(directory).scan().entries
     except FeedDirectoryError as error:
@@ -73,7 +73,7 @@ def _living(directory: Path, run: str) -> list[FeedEntry]:
     return [
         entry
         for entry in entries
-        if entry.alive
+        if entry.is_alive
         and entry.snapshot.process.rank is not None
         and (not run or entry.snapshot.process.run == run)
     ]
@@ -95,36 +95,38 @@ def _wait_for_answers(
 
 
 def _explained(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, StackAnswer]) -> HangReport:
-    of_run = [entry for entry in entries if entry.snapshot.process.run == run]
+    entries_of_run = [entry for entry in entries if entry.snapshot.process.run == run]
     ranks = tuple(
         [
             OverdueRank(entry.snapshot.process.rank or 0, entry.snapshot.process.id, entry.pid)
-            for entry in of_run
+            for entry in entries_of_run
         ]
     )
-    given = {rank.process_id: answers[rank.process_id] for rank in ranks if rank.process_id in answers}
-    missing = [rank for rank in ranks if rank.process_id not in given]
-    steps = [answer.step for answer in given.values() if answer.step is not None]
+    answer_by_process = {
+        rank.process_id: answers[rank.process_id] for rank in ranks if rank.process_id in answers
+    }
+    missing = [rank for rank in ranks if rank.process_id not in answer_by_process]
+    steps = [answer.step for answer in answer_by_process.values() if answer.step is not None]
     state = OverdueRun(run, "observed", time.time(), max(steps, default=None), ranks)
-    return explanation_of(state, given, missing)
+    return explanation_of(state, answer_by_process, missing)
 
 
-def _text(found: HangReport) -> str:
-    step = "" if found.run.step is None else f", step {found.run.step:,}"
-    lines = [f"run {found.run.run}{step}"]
-    by_rank = {answer.rank: answer for answer in found.answers}
-    for group in found.explanation.groups:
+def _text(explained_run: HangReport) -> str:
+    step = "" if explained_run.run.step is None else f", step {explained_run.run.step:,}"
+    lines = [f"run {explained_run.run.run}{step}"]
+    by_rank = {answer.rank: answer for answer in explained_run.answers}
+    for group in explained_run.explanation.groups:
         sequence = f", {group.collectives()}" if group.collectives() else ""
         phase = f", {group.phase}" if group.phase else ""
         ranks = ", ".join(map(str, group.ranks))
         lines += ["", f"rank {ranks}: {group.function} ({group.location}){phase}{sequence}"]
         answer = by_rank[group.ranks[0]]
         lines += _thread_lines(answer.main)
-        for other in answer.others:
-            lines += [f"  thread {other.name}", *_thread_lines(other)]
+        for thread in answer.others:
+            lines += [f"  thread {thread.name}", *_thread_lines(thread)]
         if answer.last_collective is not None:
             lines.append(f"  last collective: {answer.last_collective}")
-    for rank, reason in sorted(found.explanation.silent.items()):
+    for rank, reason in sorted(explained_run.explanation.silent.items()):
         lines += ["", f"rank {rank} did not answer: {reason}"]
     return "\n".join(lines)
 
@@ -133,12 +135,12 @@ def _thread_lines(thread: ThreadStack) -> list[str]:
     return [f"    {frame.function}  {frame.file}:{frame.line}" for frame in thread.frames]
 
 
-def _as_json(found: HangReport) -> dict[str, object]:
+def _as_json(explained_run: HangReport) -> dict[str, object]:
     return {
-        "run": found.run.run,
-        "step": found.run.step,
-        "groups": [asdict(group) for group in found.explanation.groups],
-        "tie": found.explanation.is_tie,
-        "silent": {str(rank): reason for rank, reason in found.explanation.silent.items()},
-        "answers": [asdict(answer) for answer in found.answers],
+        "run": explained_run.run.run,
+        "step": explained_run.run.step,
+        "groups": [asdict(group) for group in explained_run.explanation.groups],
+        "tie": explained_run.explanation.is_tie,
+        "silent": {str(rank): reason for rank, reason in explained_run.explanation.silent.items()},
+        "answers": [asdict(answer) for answer in explained_run.answers],
     }

@@ -123,7 +123,7 @@ class Wiring:
                 readings=self._readings,
                 use=self._machine_use,
                 gpu_use=self._gpu_use,
-                alive=self._alive,
+                alive_runs=self._alive,
                 work=lambda: jobs.work,
                 power=lambda after: {} if self.gpu is None else self.gpu.registry.power_samples(after),
                 listings=lambda: () if self.gpu is None else self.gpu.registry.listings(),
@@ -143,7 +143,7 @@ class Wiring:
         new_entries = {entry.name: entry for entry in self._entries(configuration)}
         self._energy.configure(configuration.energy)
         self._jobs.sessions.options = configuration.goodput
-        rescheduled: dict[str, Sequence[AnyCollector]] = {}
+        rescheduled_collectors: dict[str, Sequence[AnyCollector]] = {}
         for name, running in list(self._running.items()):
             entry = new_entries.get(name)
             if entry is None or not entry.is_unchanged(running.entry):
@@ -151,12 +151,12 @@ class Wiring:
                 for collector in running.collectors:
                     self._scheduler.remove(collector.name)
                 if entry is not None and entry.options == running.entry.options:
-                    rescheduled[name] = running.collectors
+                    rescheduled_collectors[name] = running.collectors
         if GpuCollector.name not in new_entries:
             self._replace_gpus(None)
         for name, new_entry in new_entries.items():
             if name not in self._running:
-                self._schedule(new_entry, rescheduled.get(name) or new_entry.create())
+                self._schedule(new_entry, rescheduled_collectors.get(name) or new_entry.create())
 
     def _schedule(self, entry: ScheduleEntry, collectors: Sequence[AnyCollector]) -> None:
         self._running[entry.name] = RunningEntry(entry, collectors)
@@ -251,7 +251,7 @@ class Wiring:
         return () if collector is None else collector.reports()
 
     def _create_gpus(self, settings: GpuSection) -> Sequence[AnyCollector]:
-        replayed = {} if settings.replay is None else collector_arguments(settings.replay)
+        replay_arguments = {} if settings.replay is None else collector_arguments(settings.replay)
         visible = visible_devices()
         publish = partial(self._scheduler.run_soon, GpuCollector.name)
 
@@ -269,7 +269,7 @@ class Wiring:
             on_sample=on_sample,
             counts_energy=self._lock.acquire,
             detached=self.gpu is not None and self.gpu.detached,
-            **replayed,
+            **replay_arguments,
         )
         self._replace_gpus(collector)
         return [collector]

@@ -14,7 +14,7 @@ import yaml
 from exporter.config.options import UNCHANGED, Hidden, Notation, is_union, mark_of, options_of, unwrap
 
 
-def plain(hint: Any, value: Any) -> Any:
+def to_plain(hint: Any, value: Any) -> Any:
     """Return a value as plain YAML or JSON data, without secrets."""
     base, _ = unwrap(hint)
     notation = mark_of(hint, Notation)
@@ -23,18 +23,22 @@ def plain(hint: Any, value: Any) -> Any:
     if mark_of(hint, Hidden):
         return value and "<secret>"
     if is_union(base):
-        return plain(next(member for member in get_args(base) if member is not NoneType), value)
+        return to_plain(next(member for member in get_args(base) if member is not NoneType), value)
     if dataclasses.is_dataclass(value):
         options = options_of(type(value), value)
-        return {each.key: plain(each.hint, each.default) for each in options if each.default is not UNCHANGED}
+        return {
+            option.key: to_plain(option.hint, option.default)
+            for option in options
+            if option.default is not UNCHANGED
+        }
     if isinstance(value, Mapping):
-        return {key: plain(type(inner), inner) for key, inner in value.items()}
+        return {key: to_plain(type(inner), inner) for key, inner in value.items()}
     if notation is not None:
         return notation.format(value)
     if isinstance(value, frozenset):
         value = tuple(sorted(value, key=list(get_args(base)[0]).index))
     if isinstance(value, tuple):
-        return [plain(get_args(base)[0], item) for item in value]
+        return [to_plain(get_args(base)[0], item) for item in value]
     if isinstance(value, enum.Enum):
         return value.value
     return str(value) if isinstance(value, Path) else value
@@ -42,5 +46,5 @@ def plain(hint: Any, value: Any) -> Any:
 
 def dump(instance: Any) -> str:
     """Return an instance of a dataclass as YAML, which `load` reads back."""
-    shown = plain(type(instance), instance)
-    return yaml.safe_dump(shown, sort_keys=False, default_flow_style=None, width=110)
+    data = to_plain(type(instance), instance)
+    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110)

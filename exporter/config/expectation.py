@@ -1,4 +1,4 @@
-"""Allowed values of a type in words, for error messages and the documentation."""
+"""Descriptions of the allowed values of a type, for error messages and the documentation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import yaml
 from exporter.config.options import Notation, Range, is_union, mark_of, unwrap
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """Return `did you mean "…"?` for a similar known word, otherwise the list of known words."""
-    words = list(known)
-    near = difflib.get_close_matches(word[:100], words, 1, 0.6)
-    if near:
-        return f'did you mean "{near[0]}"?'
+def suggest(word: str, known_words: Iterable[str]) -> str:
+    """Return `did you mean "…"?` if a known word is similar, otherwise the list of known words."""
+    words = list(known_words)
+    matches = difflib.get_close_matches(word[:100], words, 1, 0.6)
+    if matches:
+        return f'did you mean "{matches[0]}"?'
     return f"expected one of {', '.join(words)}" if words else "nothing is allowed here"
 
 
@@ -28,26 +28,32 @@ def expectation(hint: Any) -> str:
     base, _ = unwrap(hint)
     if is_union(base):
         return " or ".join(expectation(member) for member in get_args(base))
-    allowed = choices(base)
-    if allowed:
-        return f"one of {', '.join(map(str, allowed))}"
+    allowed_values = choices(base)
+    if allowed_values:
+        return f"one of {', '.join(map(str, allowed_values))}"
     notation = mark_of(hint, Notation)
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+    type_names = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        Path: "a path",
+    }
     if node_kind(base) is not yaml.ScalarNode:
         return "a mapping" if node_kind(base) is yaml.MappingNode else "a list"
-    text = notation.expected if notation else words.get(base, "null")
+    text = notation.expected if notation else type_names.get(base, "null")
     return f"{text} {limits(hint)}".rstrip()
 
 
 def limits(hint: Any) -> str:
     """Describe the range of a type in the notation of the file; "" for an unlimited type."""
     notation, bounds = mark_of(hint, Notation), mark_of(hint, Range) or Range()
-    shown: Callable[[Any], str] = notation.format if notation else "{:.15g}".format
+    format_value: Callable[[Any], str] = notation.format if notation else "{:.15g}".format
     if bounds.minimum is not None and bounds.maximum is not None:
-        return f"from {shown(bounds.minimum)} to {shown(bounds.maximum)}"
+        return f"from {format_value(bounds.minimum)} to {format_value(bounds.maximum)}"
     if bounds.minimum is not None:
-        return f"of at least {shown(bounds.minimum)}"
-    return "" if bounds.maximum is None else f"of at most {shown(bounds.maximum)}"
+        return f"of at least {format_value(bounds.minimum)}"
+    return "" if bounds.maximum is None else f"of at most {format_value(bounds.maximum)}"
 
 
 def choices(base: Any) -> dict[Any, Any]:

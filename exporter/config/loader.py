@@ -1,6 +1,6 @@
-"""YAML loader: text to dataclasses, with all problems as file:line:column.
+"""YAML loader: converts text to dataclasses, and reports every problem with file, line and column.
 
-A mapping overrides the *default value of the field*, key by key. A dataclass may have a method
+A mapping overrides the default value of the field key by key. A dataclass may have a method
 `problems() -> Iterable[tuple[field, message]]`, which checks the combination of fields.
 """
 
@@ -35,8 +35,8 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
         try:
             text = text.decode("utf-8")
         except UnicodeDecodeError as error:
-            before = error.object[: error.start].decode("utf-8")
-            line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+            text_before = error.object[: error.start].decode("utf-8")
+            line, column = text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n")
             message = f"the byte 0x{error.object[error.start]:02x} is not UTF-8"
             raise ConfigurationError([Problem(source, line, column, message)]) from None
     root = compose(text.removeprefix("\ufeff"), source)
@@ -45,7 +45,7 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
     conversion = _Conversion(source)
     value = conversion.convert(root, cls, "", REQUIRED)
     if conversion.problems:
-        in_order = sorted(conversion.problems, key=lambda each: (each.line or 0, each.column or 0))
+        in_order = sorted(conversion.problems, key=lambda problem: (problem.line or 0, problem.column or 0))
         raise ConfigurationError(in_order)
     return typing.cast("_T", value)
 
@@ -62,7 +62,7 @@ def load_file(path: str | Path, cls: type[_T]) -> _T:
 
 
 def parse(text: str, source: str, hint: Any) -> Any:
-    """A value from a command line or environment variable, as in a file; raises ConfigurationError that names the source."""
+    """Return the value of a flag or an environment variable; raises ConfigurationError, which names the source."""
     conversion = _Conversion(source)
     value = conversion.convert(yaml.ScalarNode("tag:yaml.org,2002:str", text), hint, "", REQUIRED)
     if conversion.problems:
@@ -79,28 +79,28 @@ class _Conversion:
         self._constructor = yaml.constructor.SafeConstructor()
 
     def convert(self, node: yaml.Node, hint: Any, path: str, default: Any) -> Any:
-        """The value of a node as a type, laid over a default; `_BAD` when a problem was reported."""
+        """Return a node as a value of a type; a mapping overrides the default. Returns `_BAD` after a problem."""
         base, _ = unwrap(hint)
-        kind = node_kind(base)
+        expected_kind = node_kind(base)
         if is_union(base):
             return self._union(node, get_args(base), path, default)
         if is_null(node):
             advice = f"expected {expectation(hint)}"
-            if kind is not yaml.ScalarNode:
-                shown = "{}" if kind is yaml.MappingNode else "[]"
-                advice = f"write {shown}, or remove the key for its default"
-            return self._bad(node, path, f"no value is given; {advice}")
+            if expected_kind is not yaml.ScalarNode:
+                empty_value = "{}" if expected_kind is yaml.MappingNode else "[]"
+                advice = f"write {empty_value}, or remove the key for its default"
+            return self._bad(node, path, f"the value is missing; {advice}")
         if isinstance(node, yaml.MappingNode) and dataclasses.is_dataclass(base):
             return self._dataclass(node, typing.cast("type", base), path, default)
-        if isinstance(node, yaml.MappingNode) and kind is yaml.MappingNode:
+        if isinstance(node, yaml.MappingNode) and expected_kind is yaml.MappingNode:
             return self._mapping(node, hint, path)
-        if isinstance(node, yaml.SequenceNode) and kind is yaml.SequenceNode:
+        if isinstance(node, yaml.SequenceNode) and expected_kind is yaml.SequenceNode:
             return self._sequence(node, base, path)
-        if isinstance(node, yaml.ScalarNode) and kind is yaml.ScalarNode:
+        if isinstance(node, yaml.ScalarNode) and expected_kind is yaml.ScalarNode:
             if re.search("[\ud800-\udfff]", node.value):
                 return self._bad(node, path, "contains half of a surrogate pair, which is not valid Unicode")
             value, bounds = self._value_as(node, hint), mark_of(hint, Range)
-            if value is not _BAD and (bounds is None or bounds.holds(value)):
+            if value is not _BAD and (bounds is None or bounds.contains(value)):
                 return value
         return self._mismatch(node, hint, path)
 
@@ -111,16 +111,16 @@ class _Conversion:
 
     def _mismatch(self, node: yaml.Node, hint: Any, path: str) -> Any:
         base, _ = unwrap(hint)
-        found = "<secret>" if mark_of(hint, Hidden) else self._found(node)
-        message = f"expected {expectation(hint)}, found {found}"
+        description = "<secret>" if mark_of(hint, Hidden) else self._describe(node)
+        message = f"expected {expectation(hint)}, found {description}"
         is_text = isinstance(node, yaml.ScalarNode) and isinstance(self._value(node), str)
         if node_kind(base) is yaml.SequenceNode and isinstance(node, yaml.ScalarNode):
             message += "; write it as a list, [...]"
         elif base in (str, Path) and not is_text:
             message += "; put text in quotes"
         elif is_text:
-            near = difflib.get_close_matches(node.value[:100], map(str, choices(base)), 1)
-            message += f', did you mean "{near[0]}"?' if near else ""
+            matches = difflib.get_close_matches(node.value[:100], map(str, choices(base)), 1)
+            message += f', did you mean "{matches[0]}"?' if matches else ""
         return self._bad(node, path, message)
 
     def _union(self, node: yaml.Node, members: tuple[Any, ...], path: str, default: Any) -> Any:
@@ -134,7 +134,7 @@ class _Conversion:
             value = attempt.convert(node, member, path, default)
             if not attempt.problems:
                 return value
-        return self._mismatch(node, typing.Union[members], path)  # noqa: UP007  (made from a tuple)
+        return self._mismatch(node, typing.Union[members], path)  # noqa: UP007  (the members are known only at run time)
 
     def _sequence(self, node: yaml.SequenceNode, base: Any, path: str) -> Any:
         item, origin = get_args(base)[0], get_origin(base)
@@ -148,17 +148,17 @@ class _Conversion:
 
     def _mapping(self, node: yaml.MappingNode, hint: Any, path: str) -> Any:
         inner = get_args(unwrap(hint)[0])[1]
-        return {  # after a problem with bad values inside; the caller then raises
+        return {  # contains `_BAD` after a problem; the caller then raises
             text: self.convert(child, inner, join(path, text), REQUIRED)
             for text, (_, child) in self._entries(node, path).items()
         }
 
     def _entries(self, node: yaml.MappingNode, path: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """A mapping's entries by the key's text; reports duplicates, and keys that are no text."""
+        """Return the entries of a mapping by key; reports duplicate keys, and keys that are not text."""
         entries: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or not isinstance(self._value(key), str):
-                self._bad(key, path, f"a key must be a text, found {self._found(key)}; put it in quotes")
+                self._bad(key, path, f"a key must be a text, found {self._describe(key)}; put it in quotes")
             elif key.value in entries:
                 first = entries[key.value][0].start_mark.line + 1
                 self._bad(key, join(path, key.value), f"duplicate key, first set on line {first}")
@@ -166,34 +166,34 @@ class _Conversion:
                 entries[key.value] = key, value
         return entries
 
-    def _unknown(self, key: yaml.Node, path: str, known: Iterable[str]) -> None:
-        self._bad(key, path, f"unknown key {quote(key.value)}, {suggest(key.value, known)}")
+    def _unknown(self, key: yaml.Node, path: str, known_keys: Iterable[str]) -> None:
+        self._bad(key, path, f"unknown key {quote(key.value)}, {suggest(key.value, known_keys)}")
 
     def _dataclass(self, node: yaml.MappingNode, cls: type, path: str, default: Any) -> Any:
-        before = len(self.problems)
+        problem_count = len(self.problems)
         options = {option.key: option for option in options_of(cls, default)}
         entries = self._entries(node, path)
         for text, (key, _) in entries.items():
             if text not in options:
                 self._unknown(key, join(path, text), options)
         values: dict[str, Any] = {}
-        places: dict[str, tuple[yaml.Node, str]] = {}
+        node_and_path_by_name: dict[str, tuple[yaml.Node, str]] = {}
         for text, option in options.items():
-            inner = join(path, text)
+            inner_path = join(path, text)
             _, child = entries.get(text, (None, None))
-            places[option.name] = child or node, inner
+            node_and_path_by_name[option.name] = child or node, inner_path
             values[option.name] = option.default
             if child is not None:
-                values[option.name] = self.convert(child, option.hint, inner, option.default)
+                values[option.name] = self.convert(child, option.hint, inner_path, option.default)
             elif option.default is REQUIRED:
                 self._bad(node, path, f"missing key {quote(text)} ({expectation(option.hint)})")
-        if len(self.problems) > before:
+        if len(self.problems) > problem_count:
             return _BAD
-        made = cls(**values)
-        check = getattr(made, "problems", None)
+        instance = cls(**values)
+        check = getattr(instance, "problems", None)
         for name, message in check() if callable(check) else ():
-            self._bad(*places[name], message)
-        return _BAD if len(self.problems) > before else made
+            self._bad(*node_and_path_by_name[name], message)
+        return _BAD if len(self.problems) > problem_count else instance
 
     def _value(self, node: yaml.ScalarNode) -> bool | int | float | str | None:
         """Return a scalar as PyYAML reads the scalar; other types, such as dates, remain text."""
@@ -204,14 +204,14 @@ class _Conversion:
             yaml.YAMLError,
             ValueError,
             LookupError,
-        ):  # a foreign tag; 0b_ looks like a number and is none
+        ):  # an unknown tag, or a text such as 0b_ that only looks like a number
             return text
         return value if value is None or isinstance(value, bool | int | float) else text
 
     def _value_as(self, node: yaml.ScalarNode, hint: Any) -> Any:
         """Convert a scalar to a type; returns `_BAD` for a different type."""
         (base, _), notation, value = unwrap(hint), mark_of(hint, Notation), self._value(node)
-        allowed = choices(base)
+        allowed_values = choices(base)
         if notation is not None:
             # Reject an unquoted number or a word such as true: the author did not intend a text.
             if base is str and not isinstance(value, str):
@@ -220,23 +220,27 @@ class _Conversion:
                 return notation.parse(node.value)
             except ValueError:
                 return _BAD
-        if allowed:
-            if isinstance(value, bool) and node.value in allowed:
-                return allowed[node.value]  # YAML 1.1 reads a bare `off` as false
-            fits = (allowed[text] for text in allowed if type(text) is type(value) and text == value)
-            return next(fits, _BAD)
+        if allowed_values:
+            if isinstance(value, bool) and node.value in allowed_values:
+                return allowed_values[node.value]  # YAML 1.1 reads a bare `off` as false
+            matches = (
+                allowed_values[text] for text in allowed_values if type(text) is type(value) and text == value
+            )
+            return next(matches, _BAD)
         if base is Path:
             return Path(value) if isinstance(value, str) and value and "\0" not in value else _BAD
         if base is float and not isinstance(value, bool) and node.style is None:
             try:
-                value = float(node.value if isinstance(value, str) else value or 0)  # 1e3 is a text to PyYAML
+                value = float(
+                    node.value if isinstance(value, str) else value or 0
+                )  # PyYAML reads 1e3 as text
             except (ValueError, OverflowError):
                 return _BAD
-        infinite = isinstance(value, float) and not math.isfinite(value)
-        return _BAD if type(value) is not base or infinite else value
+        is_infinite = isinstance(value, float) and not math.isfinite(value)
+        return _BAD if type(value) is not base or is_infinite else value
 
-    def _found(self, node: yaml.Node) -> str:
-        """A node in words, for messages."""
+    def _describe(self, node: yaml.Node) -> str:
+        """Describe a node for a message."""
         if not isinstance(node, yaml.ScalarNode):
             return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
         if is_null(node):

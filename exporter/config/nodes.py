@@ -1,6 +1,6 @@
-"""YAML nodes with their places, and the texts of problems.
+"""YAML nodes with line and column, and the texts of problems.
 
-A document without aliases and with a limited depth is composed in a time that its size bounds.
+Aliases are rejected and the depth is limited, so the size of a document bounds the time to read it.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import yaml
 from exporter.errors import ConfigurationError, Problem
 
 MAX_BYTES = 256 * 1024
-"""Size limit of a file; a configuration is a few KiB, and PyYAML reads about 100 KiB a second."""
+"""Maximum size of a file. A configuration has a few KiB, and PyYAML reads about 100 KiB per second."""
 
 MAX_DEPTH = 32
-"""Limit of nested mappings and lists in a file; the configuration has five levels."""
+"""Maximum depth of nested mappings and lists. The configuration has five levels."""
 
 EMPTY = yaml.MappingNode("", [], yaml.Mark("", 0, 0, 0, "", 0))
 """Root of an empty document."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Composer of nodes; without aliases, and with a limited depth, the size of a file bounds the work."""
+    """Composer of nodes that rejects aliases and excessive depth."""
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node; raises MarkedYAMLError for an alias and for an excessive depth."""
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML leaves it out
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML does not annotate this method
         mark = event.start_mark
         if type(event) is yaml.AliasEvent:
-            message = f"alias *{event.anchor}: aliases are not supported, write the value out"
+            message = f"alias *{event.anchor}: aliases are not supported; repeat the value"
             raise yaml.MarkedYAMLError(problem=message, problem_mark=mark)
         if self.depth >= MAX_DEPTH:
             raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
@@ -43,12 +43,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def compose(text: str, source: str) -> yaml.Node | None:
-    """The root node of a YAML document, None for an empty one."""
+    """Return the root node of a YAML document; None for an empty document."""
     try:
         return _Loader(text).get_single_node()
     except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
+        text_before = text[: error.position]
+        line, column = text_before.count("\n") + 1, error.position - text_before.rfind("\n")
         message = f"the character {ascii(chr(error.character))[1:-1]} is not allowed in YAML"
         problem = Problem(source, line, column, message)
     except yaml.MarkedYAMLError as error:
@@ -73,8 +73,8 @@ def is_null(node: yaml.Node) -> bool:
 
 def join(path: str, key: str) -> str:
     """Return the path of a key in a mapping."""
-    shown = key if re.fullmatch(r"[\w-]{1,60}", key) else quote(key)
-    return f"{path}.{shown}" if path else shown
+    shown_key = key if re.fullmatch(r"[\w-]{1,60}", key) else quote(key)
+    return f"{path}.{shown_key}" if path else shown_key
 
 
 def quote(text: str) -> str:

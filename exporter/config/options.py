@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """A way of writing a value as text; `parse(format(value)) == value`."""
+    """Textual notation of a value; `parse(format(value)) == value`."""
 
     expected: str  # allowed values in words, with an article
     pattern: str  # of the whole text, in the dialect of JSON Schema
@@ -37,15 +37,15 @@ class Range:
     minimum: float | None = None
     maximum: float | None = None
 
-    def holds(self, value: float) -> bool:
-        """Whether a value is inside."""
+    def contains(self, value: float) -> bool:
+        """Return True if a value is within the bounds."""
         low = -float("inf") if self.minimum is None else self.minimum
         return low <= value <= (float("inf") if self.maximum is None else self.maximum)
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Marks a value that no message may show."""
+    """Annotation of a secret, which messages must not contain."""
 
 
 _UNITS_MILLISECONDS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
@@ -60,11 +60,11 @@ def _seconds(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest text that `parse_duration` reads back, to the millisecond."""
-    rest = round(seconds * 1000)
+    """Return the shortest text that `parse_duration` parses to the same duration, with a resolution of 1 ms."""
+    remaining_milliseconds = round(seconds * 1000)
     text = ""
-    for unit, length in _UNITS_MILLISECONDS.items():
-        count, rest = divmod(rest, length)
+    for unit, unit_milliseconds in _UNITS_MILLISECONDS.items():
+        count, remaining_milliseconds = divmod(remaining_milliseconds, unit_milliseconds)
         text += f"{count}{unit}" if count else ""
     return text or "0s"
 
@@ -73,13 +73,13 @@ _DURATIONS = Notation("a duration such as 500ms, 15s, 1m30s or 1h", _DURATION, _
 parse_duration: Callable[[str], float] = _DURATIONS.parse
 
 Duration = Annotated[float, _DURATIONS]
-"""Seconds, written with units."""
+"""Duration in seconds, written with units."""
 
 Glob = Annotated[str, Notation("a pattern such as training.* (without spaces)", r"^\S{1,200}$")]
-"""A shell-style pattern: `*`, `?`, `[…]`."""
+"""Shell-style pattern: `*`, `?`, `[…]`."""
 
 Ratio = Annotated[float, Range(0, 1)]
-"""A share of one."""
+"""Share from 0 to 1."""
 
 
 # Options of a dataclass --------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ Ratio = Annotated[float, Range(0, 1)]
 
 _Default = enum.Enum("_Default", "REQUIRED UNCHANGED")
 REQUIRED: Any = _Default.REQUIRED
-"""The default of an option that has none."""
+"""Default of an option without a default value."""
 UNCHANGED: Any = _Default.UNCHANGED
 """Marker of a missing default or example; the value None means *without*, such as without a time limit."""
 
@@ -97,8 +97,10 @@ def option(default: Any, help: str, *, example: Any = REQUIRED, restart: bool = 
 
     The example replaces an empty default in the documentation. With `restart`, a change takes effect at the next start.
     """
-    given = {} if default is REQUIRED else {"default": default}
-    return dataclasses.field(**given, metadata={"help": help, "example": example, "restart": restart})
+    default_argument = {} if default is REQUIRED else {"default": default}
+    return dataclasses.field(
+        **default_argument, metadata={"help": help, "example": example, "restart": restart}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,9 @@ class Option:
 
 
 def options_of(cls: type, instance: object = None) -> tuple[Option, ...]:
-    """The keys that a mapping for a dataclass may have, in order; an instance's values are the defaults."""
+    """Return the keys of the mapping for a dataclass, in order; the values of *instance* are the defaults."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    found = []
+    options = []
     for field in dataclasses.fields(cls):
         default: Any = REQUIRED
         if isinstance(instance, cls):
@@ -126,19 +128,19 @@ def options_of(cls: type, instance: object = None) -> tuple[Option, ...]:
             default = field.default
         elif field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        about = field.metadata
-        found.append(
+        metadata = field.metadata
+        options.append(
             Option(
-                key=about.get("key", field.name),
+                key=metadata.get("key", field.name),
                 name=field.name,
                 hint=hints[field.name],
                 default=default,
-                help=about.get("help", ""),
-                example=about.get("example", REQUIRED),
-                restart=about.get("restart", False),
+                help=metadata.get("help", ""),
+                example=metadata.get("example", REQUIRED),
+                restart=metadata.get("restart", False),
             )
         )
-    return tuple(found)
+    return tuple(options)
 
 
 def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -155,5 +157,5 @@ def mark_of(hint: Any, kind: type[_T]) -> _T | None:
 
 
 def is_union(hint: Any) -> bool:
-    """Whether a type is a union, in either spelling."""
+    """Return True if a type is a union, in either spelling."""
     return get_origin(hint) in (Union, types.UnionType)

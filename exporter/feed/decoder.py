@@ -1,4 +1,4 @@
-"""Decoder of feed files, used in the sidecar: bytes to snapshots, within memory limits.
+"""Decoder of feed files: converts bytes to snapshots in the sidecar, within memory limits.
 
 Damaged or invalid content and content of an unknown version raise `FeedFormatError`. Unknown keys, aggregations and fields are
 ignored; missing fields have the default values of the contract. The decoder checks all limits of the writer.
@@ -48,7 +48,7 @@ from exporter.recording.values import (
     WindowReading,
 )
 
-Parsed = TypeVar("Parsed")
+ParsedT = TypeVar("ParsedT")
 
 STAT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*(\.[a-zA-Z0-9_]+)*")
 LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -91,7 +91,7 @@ class Decoder:
         self._identity = ProcessIdentity(id="", pid=0, started=0.0, run="", rank=None)
         self._definitions: tuple[StatDefinition, ...] = ()
         self._windows: tuple[WindowReading | None, ...] = ()
-        self._kept: tuple[bool, ...] = ()
+        self._is_kept: tuple[bool, ...] = ()
         self._definitions_cost = 0
         self.cost = 0
 
@@ -115,30 +115,30 @@ class Decoder:
 
     def _take_definitions(self, body: dict[str, Any], process_id: str, room: int) -> None:
         stats = [to_object(stat) for stat in to_list(body["stats"])]
-        is_kept, cost = [False] * len(stats), 0
-        for of_exporter in (True, False):  # the exporter's families take precedence over Stats of users
+        is_kept, total_bytes = [False] * len(stats), 0
+        for is_own in (True, False):  # the exporter's families take precedence over Stats of users
             for index, stat in enumerate(stats):
-                if (stat.get("kind", "stat") != "stat") is of_exporter and cost + (
-                    needed := _cost(stat)
+                if (stat.get("kind", "stat") != "stat") is is_own and total_bytes + (
+                    stat_bytes := _cost(stat)
                 ) <= room:
                     is_kept[index] = True
-                    cost += needed
+                    total_bytes += stat_bytes
         shared_values: dict[object, Any] = {}
         definitions = [_definition(stat, shared_values) for stat in compress(stats, is_kept)]
         if len({(definition.name, definition.labels) for definition in definitions}) < len(definitions):
-            refuse("the same Stat twice")
+            refuse("duplicate Stat")
         self._identity = _identity(process_id, to_object(body["process"]))
-        self._definitions, self._kept = tuple(definitions), tuple(is_kept)
-        self._definitions_cost = self.cost = cost
+        self._definitions, self._is_kept = tuple(definitions), tuple(is_kept)
+        self._definitions_cost = self.cost = total_bytes
 
     def _take_windows(self, body: dict[str, Any]) -> None:
         values = self._select_kept(body["windows"])
         self._windows = tuple([None if window is None else _window(window) for window in values])
 
     def _select_kept(self, values: object) -> list[Any]:
-        if len(to_list(values)) != len(self._kept):
-            refuse(f"{len(to_list(values))} items of {len(self._kept)} Stats")
-        return list(compress(to_list(values), self._kept))
+        if len(to_list(values)) != len(self._is_kept):
+            refuse(f"{len(to_list(values))} items for {len(self._is_kept)} Stats")
+        return list(compress(to_list(values), self._is_kept))
 
     def _snapshot(self, body: dict[str, Any], sequence: int, room: int) -> Snapshot:
         totals = [to_object(total) for total in self._select_kept(body["stats"])]
@@ -146,19 +146,19 @@ class Decoder:
         used_buckets = 0
         for total in totals:
             if "exponential" in total:
-                number = len(total["exponential"][0])
-                if used_buckets + number > max_buckets:
+                bucket_count = len(total["exponential"][0])
+                if used_buckets + bucket_count > max_buckets:
                     del total["exponential"]
                 else:
-                    used_buckets += number
+                    used_buckets += bucket_count
         readings = tuple(map(_reading, self._definitions, self._windows, totals))
         recording = Recording(readings, **convert_fields(body, _RECORDING))
         snapshot = Snapshot(self._identity, sequence, recording=recording, **convert_fields(body, _REST))
-        if not all(self._kept):
-            snapshot = snapshot.replace(dropped={**snapshot.dropped, "memory": self._kept.count(False)})
-        beside = _other_cost(snapshot)
-        check_size(beside, MAX_OTHER_BYTES, "bytes beside the Stats")
-        self.cost = self._definitions_cost + used_buckets * BUCKET_BYTES + beside
+        if not all(self._is_kept):
+            snapshot = snapshot.replace(dropped={**snapshot.dropped, "memory": self._is_kept.count(False)})
+        other_bytes = _other_cost(snapshot)
+        check_size(other_bytes, MAX_OTHER_BYTES, "bytes of events and training data")
+        self.cost = self._definitions_cost + used_buckets * BUCKET_BYTES + other_bytes
         return snapshot
 
 
@@ -175,29 +175,31 @@ def _sections(data: bytes) -> tuple[str, int, list[bytes]]:
     if data[: len(MAGIC)] != MAGIC[: len(data)]:
         raise FeedFormatError("not a feed file", reason="magic")
     if len(data) < HEADER.size:
-        raise FeedFormatError(f"{len(data)} bytes are no header of {HEADER.size}", reason="truncated")
+        raise FeedFormatError(
+            f"{len(data)} bytes are less than the header of {HEADER.size} bytes", reason="truncated"
+        )
     _, version, flags, checksum, process_id, sequence, *lengths = HEADER.unpack_from(data)
     if version != VERSION:
         raise FeedFormatError(
-            f"format version {version} is unknown here (known: {VERSION}); update the sidecar",
+            f"format version {version} is not supported (supported: {VERSION}); update the sidecar",
             reason="version",
         )
     expected = HEADER.size + sum(lengths)
     if len(data) < expected:
         raise FeedFormatError(f"{len(data)} bytes of {expected}", reason="truncated")
     if len(data) > min(expected, MAX_BYTES):
-        refuse(f"{len(data)} bytes where {min(expected, MAX_BYTES)} are allowed")
+        refuse(f"{len(data)} bytes; at most {min(expected, MAX_BYTES)} are allowed")
     header = bytearray(data[: HEADER.size])
     CHECKSUM.pack_into(header, CHECKSUM_OFFSET, 0)
     if crc32(memoryview(data)[HEADER.size :], crc32(header)) != checksum:
-        raise FeedFormatError("the checksum does not fit the bytes", reason="checksum")
+        raise FeedFormatError("the checksum is wrong", reason="checksum")
     if flags or not 1 <= sequence <= MAX_COUNT:
         refuse(f"flags {flags} and sequence {sequence}")
     ends = list(accumulate(lengths, initial=HEADER.size))
     return process_id.hex(), sequence, [data[start:end] for start, end in pairwise(ends)]
 
 
-def _parse(section: bytes, convert: Callable[[dict[str, Any]], Parsed]) -> Parsed:
+def _parse(section: bytes, convert: Callable[[dict[str, Any]], ParsedT]) -> ParsedT:
     # Checked before parsing, because an empty container of a few bytes of JSON occupies 64 bytes of memory.
     check_size(section.count(b"[") + section.count(b"{"), MAX_CONTAINERS, "lists and objects")
     try:
@@ -205,11 +207,11 @@ def _parse(section: bytes, convert: Callable[[dict[str, Any]], Parsed]) -> Parse
     # Missing keys, wrong types, an invalid encoding or too deep nesting raise these errors.
     except (LookupError, TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
         raise FeedFormatError(
-            f"content that no writer makes: {type(error).__name__}: {str(error)[:200]}", reason="content"
+            f"invalid content: {type(error).__name__}: {str(error)[:200]}", reason="content"
         ) from error
 
 
-_JSON = json.JSONDecoder(parse_constant=lambda name: refuse(f"{name} is no number"))
+_JSON = json.JSONDecoder(parse_constant=lambda name: refuse(f"{name} is not a number"))
 
 _counts = converter(Mapping[str, int])
 _window = converter(WindowReading)  # the end may precede the start, after a step of the wall clock
@@ -257,35 +259,35 @@ def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatD
     labels = [name for name, _ in definition.labels]
     histogram = Aggregation.HISTOGRAM in definition.aggregations
     if STAT_NAME.fullmatch(definition.name) is None or definition.kind not in KINDS:
-        refuse(f"{definition.name[:80]!a} or {definition.kind[:80]!a} is no such name")
+        refuse(f"{definition.name[:80]!a} or {definition.kind[:80]!a} is not a valid name")
     if any(low >= high for low, high in pairwise(definition.buckets)) or (
         definition.buckets and not histogram
     ):
-        refuse("buckets that do not ascend, or without a histogram")
+        refuse("buckets are not ascending, or the Stat has no histogram")
     if (
         not RESERVED_LABELS.isdisjoint(labels)
         or labels != sorted(set(labels))
         or not all(map(LABEL_NAME.fullmatch, labels))
     ):
-        refuse("labels that are taken, no names, not sorted, or there twice")
+        refuse("labels are reserved, invalid, unsorted or duplicate")
     if definition.kind != "stat" and histogram != (definition.kind == "histogram"):
-        refuse("a family without windows, with aggregations of another kind")
+        refuse("the aggregations do not fit the kind of the family")
     return definition
 
 
 def _reading(definition: StatDefinition, window: WindowReading | None, total: dict[str, Any]) -> StatReading:
     # The most frequently called function of the sidecar: once per second for each Stat of each process.
-    added, last, value = total["sum"], total.get("last_sample"), total.get("value")
+    total_sum, last_sample, value = total["sum"], total.get("last_sample"), total.get("value")
     bucket_counts = tuple(map(to_count, total["bucket_counts"])) if "bucket_counts" in total else ()
     if len(bucket_counts) != len(definition.buckets):
         refuse(f"{len(bucket_counts)} counts for {len(definition.buckets)} buckets")
     return StatReading(
         definition,
         to_count(total["count"]),
-        None if added is None else to_number(added),
+        None if total_sum is None else to_number(total_sum),
         bucket_counts,
         window,
-        None if last is None else to_number(last),
+        None if last_sample is None else to_number(last_sample),
         _rejected(total["rejected"]) if "rejected" in total else NO_COUNTS,
         to_count(total["overflows"]) if "overflows" in total else 0,
         None if value is None else to_number(value),
@@ -295,21 +297,21 @@ def _reading(definition: StatDefinition, window: WindowReading | None, total: di
 
 def _rejected(counts: Any) -> dict[str, int]:
     check_size(len(counts), MAX_REASONS, "reasons")
-    rejected: dict[str, int] = _counts(counts)
-    for reason in rejected:
+    counts_by_reason: dict[str, int] = _counts(counts)
+    for reason in counts_by_reason:
         check_text(reason, MAX_NAME_CHARACTERS, "a reason")
-    return rejected
+    return counts_by_reason
 
 
 def _exponential(value: Any) -> dict[int, int]:
     buckets, counts = value
     if {*map(type, buckets), *map(type, counts)} - {int}:
-        refuse("exponential buckets that are no whole numbers")
+        refuse("exponential buckets or counts are not integers")
     if buckets and not (
         0 <= min(counts) <= max(counts) <= MAX_COUNT
         and LOWEST_BUCKET <= min(buckets) <= max(buckets) <= OVERFLOW_BUCKET
     ):
-        refuse("an exponential bucket or a count out of range")
+        refuse("an exponential bucket or a count is out of range")
     return dict(zip(buckets, counts, strict=True))
 
 

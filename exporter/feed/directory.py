@@ -3,7 +3,7 @@
 Used in training processes and in the sidecar. The default directory is created, and is refused if other users can write to it.
 A configured directory is trusted. Systems other than Linux have no feed: every directory is refused.
 """
-# The folder uses string paths, which the job and the sidecar share.
+# This package uses string paths in the job and in the sidecar.
 # ruff: noqa: PTH100, PTH101, PTH102, PTH112, PTH116
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from exporter.errors import FeedDirectoryError
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - checked before use
 FALLBACK = "/tmp"  # noqa: S108 - checked before use
-_ANOTHER = "choose another with --feed.dir and EXPORTER_FEED_DIR"
+_CHOOSE_ANOTHER = "choose a different directory with --feed.dir and EXPORTER_FEED_DIR"
 
 
 def own_uid() -> int:
@@ -29,7 +29,7 @@ def own_uid() -> int:
 
 
 def default_directory() -> Path:
-    """Return the directory that this user has if no directory is configured."""
+    """Return the directory of this user, used if no directory is configured."""
     return Path(SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else FALLBACK, f"exporter-{own_uid()}")
 
 
@@ -39,7 +39,7 @@ def is_trusted(path: str | os.PathLike[str]) -> bool:
 
 
 def feed_directory(environment: Mapping[str, str]) -> str:
-    """Prepare and return the directory of this process: `$EXPORTER_FEED_DIR`, or the default directory."""
+    """Prepare the feed directory (`$EXPORTER_FEED_DIR`, otherwise the default) and return the path."""
     path = environment.get("EXPORTER_FEED_DIR") or str(default_directory())
     prepare_directory(path)
     return path
@@ -57,7 +57,9 @@ def prepare_directory(path: str | os.PathLike[str]) -> None:
         except FileExistsError:
             pass
         except OSError as error:
-            raise refusal(f"cannot create the feed directory ({error.strerror})", path, _ANOTHER) from error
+            raise refusal(
+                f"cannot create the feed directory ({error.strerror})", path, _CHOOSE_ANOTHER
+            ) from error
     check_directory(path)
 
 
@@ -66,26 +68,28 @@ def check_directory(path: str | os.PathLike[str]) -> None:
     if sys.platform != "linux":
         remedy = "statistics are recorded, but cannot be exported on this system"
         raise refusal(f"the feed needs Linux, this is {sys.platform}", path, remedy)
-    trusted = is_trusted(path)
+    is_trusted_path = is_trusted(path)
     try:
-        status = os.stat(path, follow_symlinks=trusted)
+        status = os.stat(path, follow_symlinks=is_trusted_path)
     except FileNotFoundError as error:
-        remedy = f"create it: mkdir -p -m 0700 {path}" if trusted else "the first recording job creates it"
-        raise refusal("there is no feed directory", path, remedy) from error
+        remedy = (
+            f"create it: mkdir -p -m 0700 {path}" if is_trusted_path else "the first recording job creates it"
+        )
+        raise refusal("the feed directory does not exist", path, remedy) from error
     except OSError as error:
-        raise refusal(f"cannot look at the feed directory ({error.strerror})", path) from error
+        raise refusal(f"cannot access the feed directory ({error.strerror})", path) from error
     if not stat.S_ISDIR(status.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a directory"
-        raise refusal(f"the feed directory is {kind}", path)
-    if not trusted and status.st_uid != own_uid():
+        description = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a directory"
+        raise refusal(f"the feed directory is {description}", path)
+    if not is_trusted_path and status.st_uid != own_uid():
         raise refusal(f"the feed directory belongs to uid {status.st_uid}, not to uid {own_uid()}", path)
-    if not trusted and status.st_mode & 0o022:
-        problem = f"others may write to the feed directory (mode {stat.S_IMODE(status.st_mode):04o})"
+    if not is_trusted_path and status.st_mode & 0o022:
+        problem = f"other users can write to the feed directory (mode {stat.S_IMODE(status.st_mode):04o})"
         raise refusal(problem, path, f"remove the permission: chmod 0700 {path}")
 
 
 def refusal(
-    message: str, path: str | os.PathLike[str], remedy: str = f"remove it, or {_ANOTHER}"
+    message: str, path: str | os.PathLike[str], remedy: str = f"remove it, or {_CHOOSE_ANOTHER}"
 ) -> FeedDirectoryError:
     """Return the error of an unusable directory."""
     return FeedDirectoryError(message, path=os.fspath(path), remedy=remedy)

@@ -2,14 +2,14 @@
 
 The encoder returns bytes and writes no file. The text of unchanged parts is reused: most flushes render only the totals.
 
-A file is a Snapshot: a header of 52 bytes, little-endian on every machine, and three adjacent sections of JSON (UTF-8).
+A file contains a Snapshot: a header of 52 bytes, little-endian on every machine, and three adjacent sections of JSON (UTF-8).
 
     offset size
          0    8 magic: 89 "EXPF" 0d 0a 1a; a transfer as text damages the magic
          8    2 format version; a reader refuses unknown versions
         10    2 flags, 0
         12    4 checksum: CRC-32 (zlib's) of the whole file with these four bytes as 0
-        16   16 process id; the file's name has the same in hexadecimal digits
+        16   16 process id; the file name contains the id in hexadecimal digits
         32    8 sequence: 1 for the first snapshot of a process, incremented with each write
         40    4 length of section 1: {"process": {...}, "stats": [definition, ...]}
         44    4 length of section 2: {"windows": [last closed window or null, ...]}
@@ -22,7 +22,7 @@ list of rows: `"counts":[[type, severity, events], ...]`. `exponential` is a lis
 finite; an absent number is null or omitted. No bytes follow section 3.
 
 The process with the id of the file replaces the file by a rename, about once a second. A reader with an open file therefore
-reads a complete snapshot, in the worst case the previous.
+reads a complete snapshot, possibly the previous one.
 
 Example: process 000102…0f (run "r", rank 0) has recorded three values of the Stat "loss", two of them in the last closed
 window, and lost a snapshot to a full disk. The second snapshot has 392 bytes:
@@ -41,7 +41,7 @@ window, and lost a snapshot to a full disk. The second snapshot has 392 bytes:
     {"written":1700000061.5,"flush_seconds":1.0,"dropped":{"write_failed":1},"stats":[{"count":3,"sum":4.5,
     "last_sample":1700000061.25}]}
 
-(in the file the JSON has no line ends).
+The file contains no line breaks within the sections.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Encoder:
                 HEADER.pack(MAGIC, VERSION, 0, 0, process_id, snapshot.sequence, *map(len, sections))
             )
         except (AttributeError, TypeError, ValueError, OverflowError, struct.error) as error:
-            raise FeedFormatError(f"a snapshot that cannot be written: {error}", reason="content") from error
+            raise FeedFormatError(f"cannot encode the snapshot: {error}", reason="content") from error
         checksum = crc32(header)
         for section in sections:
             checksum = crc32(section, checksum)
@@ -158,25 +158,25 @@ class _Column:
         for start in range(0, len(values), self._batch):
             batch = values[start : start + self._batch]
             key = tuple(map(id, batch))
-            rendered = previous.get(key)
-            if rendered is None:
+            batch_and_text = previous.get(key)
+            if batch_and_text is None:
                 if has_rendered:
                     sleep(0)
                 has_rendered = True
-                rendered = batch, _dumps([self._to_json(value) for value in batch])[1:-1]
-            self._batches[key] = rendered
-            texts.append(rendered[1])
+                batch_and_text = batch, _dumps([self._to_json(value) for value in batch])[1:-1]
+            self._batches[key] = batch_and_text
+            texts.append(batch_and_text[1])
         return ",".join(texts).encode()
 
 
-def _body(value: Any, *without: str) -> dict[str, object]:
+def _body(value: Any, *omitted: str) -> dict[str, object]:
     """Return the fields of a contract type that differ from their default values."""
     body: dict[str, object] = {}
     for name, default, has_factory in _defaults(value.__class__):
         item = getattr(value, name)
-        if item == default or name in without or (has_factory and not item):
+        if item == default or name in omitted or (has_factory and not item):
             continue
-        json_value = _plain(item)
+        json_value = _to_json(item)
         if json_value is not None or item is None:
             body[name] = json_value
     return body
@@ -190,14 +190,14 @@ def _defaults(kind: type) -> tuple[tuple[str, object, bool], ...]:
     )
 
 
-def _plain(item: Any) -> Any:
+def _to_json(item: Any) -> Any:
     """Return a field as JSON values; None for a number that is not finite."""
     if isinstance(item, float):
         return _finite(item)
     if isinstance(item, frozenset):
         return sorted(element.value for element in item)
     if isinstance(item, Mapping):
-        pairs = [(key, number) for key, value in item.items() if (number := _plain(value)) is not None]
+        pairs = [(key, number) for key, value in item.items() if (number := _to_json(value)) is not None]
         if pairs and isinstance(pairs[0][0], tuple):
             return [[*key, number] for key, number in pairs]
         return {getattr(key, "value", key): number for key, number in pairs}

@@ -2,9 +2,9 @@
 
 A foreign user may create an entry with a fixed name first. Each fixed name therefore has an alternative with a user id, such as
 `owner-1000.lock` for `owner.lock`, and an alternative with a random suffix if both names are foreign. Only entries of trusted
-users count.
+users are used.
 """
-# ruff: noqa: PTH116, PTH118, PTH120, PTH122, PTH208 - the folder uses a single kind of path, shared by the job and the sidecar
+# ruff: noqa: PTH116, PTH118, PTH120, PTH122, PTH208 - this package uses string paths in the job and in the sidecar
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from collections.abc import Collection
 from exporter.feed.directory import own_uid
 from exporter.recording.value_class import Value, value_class
 
-_OTHERS_WRITE = 0o022
-_unpredictable: dict[str, str] = {}
-"""Unpredictable names, by the foreign name that they replace."""
+_GROUP_AND_OTHERS_WRITE = 0o022
+_random_names: dict[str, str] = {}
+"""Random names, by the foreign name that they replace."""
 
 
 @value_class
@@ -26,7 +26,7 @@ class ForeignEntry(Value):
 
     path: str
     uid: int
-    used: str  # path that is used instead
+    replacement: str  # path that the exporter uses instead
 
 
 @value_class
@@ -40,7 +40,7 @@ class TrustedEntry(Value):
 def is_shared(directory: str) -> bool:
     """Return True if users besides the owner can make entries in a directory."""
     try:
-        return bool(os.stat(directory).st_mode & _OTHERS_WRITE)
+        return bool(os.stat(directory).st_mode & _GROUP_AND_OTHERS_WRITE)
     except OSError:
         return False
 
@@ -58,7 +58,11 @@ def foreign_uid(path: str, trusted: Collection[int] = ()) -> int | None:
     except OSError:
         return None
     trusted_uids = {own_uid(), 0, parent.st_uid, *trusted}
-    return status.st_uid if parent.st_mode & _OTHERS_WRITE and status.st_uid not in trusted_uids else None
+    return (
+        status.st_uid
+        if parent.st_mode & _GROUP_AND_OTHERS_WRITE and status.st_uid not in trusted_uids
+        else None
+    )
 
 
 def own_entry(path: str) -> str:
@@ -66,21 +70,21 @@ def own_entry(path: str) -> str:
 
     An alternative that exists stays in use after the foreign entry is gone.
     """
-    free = foreign_uid(path) is None
-    if free and os.path.lexists(path):
+    is_available = foreign_uid(path) is None
+    if is_available and os.path.lexists(path):
         return path
     existing = _alternatives(path, str(own_uid()))
     if existing:
         return existing[0]
-    if free:
+    if is_available:
         return path
     alternative = _alternative(path, own_uid())
     if foreign_uid(alternative) is None:
         return alternative
-    name = _unpredictable.get(alternative)
+    name = _random_names.get(alternative)
     if name is None or foreign_uid(name) is not None:
         stem, suffix = os.path.splitext(alternative)
-        name = _unpredictable[alternative] = f"{stem}-{os.urandom(8).hex()}{suffix}"
+        name = _random_names[alternative] = f"{stem}-{os.urandom(8).hex()}{suffix}"
     return name
 
 
@@ -102,20 +106,20 @@ def newest_entry(path: str, owner: int | None = None) -> TrustedEntry | None:
         return None
     paths = [path]
     trusted = {own_uid(), 0, parent.st_uid} | (set() if owner is None else {owner})
-    if parent.st_mode & _OTHERS_WRITE:
+    if parent.st_mode & _GROUP_AND_OTHERS_WRITE:
         paths += [_alternative(path, uid) for uid in sorted(trusted)]
         if any(foreign_uid(alternative, trusted) is not None for alternative in paths[1:]):
             paths += _alternatives(path, r"\d+", trusted)
     entries = [entry for entry in map(_stat_entry, paths) if entry is not None]
-    if parent.st_mode & _OTHERS_WRITE:
+    if parent.st_mode & _GROUP_AND_OTHERS_WRITE:
         entries = [entry for entry in entries if entry.status.st_uid in trusted]
     return max(entries, key=lambda entry: entry.status.st_mtime_ns, default=None)
 
 
-def foreign_entry(path: str, used: str) -> ForeignEntry | None:
-    """Return the foreign entry that is replaced by *used*, or None."""
-    uid = foreign_uid(path) if used != path else None
-    return None if uid is None else ForeignEntry(path, uid, used)
+def foreign_entry(path: str, replacement: str) -> ForeignEntry | None:
+    """Return the foreign entry that is replaced by *replacement*, or None."""
+    uid = foreign_uid(path) if replacement != path else None
+    return None if uid is None else ForeignEntry(path, uid, replacement)
 
 
 def _stat_entry(path: str) -> TrustedEntry | None:

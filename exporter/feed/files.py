@@ -3,7 +3,7 @@
 Used in training processes and in the sidecar, on Linux. A process `<id>` has `<id>.feed` with the last complete snapshot,
 `<id>.lock`, which is locked until the exit of the process, and temporarily `<id>.tmp`; the sidecar has `owner.lock` and `overrides.json`.
 """
-# ruff: noqa: PTH105, PTH108, PTH118 - the folder uses a single kind of path, shared by the job and the sidecar
+# ruff: noqa: PTH105, PTH108, PTH118 - this package uses string paths in the job and in the sidecar
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHARED_MODE = 0o644
 """Permissions in a configured directory, less the umask: readable for sidecars of other users."""
 _FLOCK = struct.Struct("@hhqqi0q")
 """struct flock of the kernel, padding included: type, whence, start, length (0: to the end), pid."""
-_HELD: dict[tuple[int, int], int] = {}
+_PROCESS_BY_LOCK: dict[tuple[int, int], int] = {}
 """Lock files held by this process: (device, inode) to process id, which distinguishes a forked child from the parent."""
 
 
@@ -113,7 +113,7 @@ class RecordLock:
 
     `flock` and open-file-description locks would survive in every forked worker that inherited the descriptor. POSIX drops
     the record locks of a process on a file when the process closes *any* descriptor of the file. Therefore a process never
-    opens a lock file that the process holds (`_HELD`), and the holder restores the lock at each `keep`, since a job may close every
+    opens a lock file that the process holds (`_PROCESS_BY_LOCK`), and the holder restores the lock at each `keep`, since a job may close every
     descriptor. A forked child holds no lock.
     """
 
@@ -121,7 +121,7 @@ class RecordLock:
         self.path = path
         self._descriptor = descriptor
         self._inode = inode
-        self._pid = _HELD[inode] = os.getpid()
+        self._pid = _PROCESS_BY_LOCK[inode] = os.getpid()
 
     @classmethod
     def take(cls, path: str, *, create_mode: int | None) -> RecordLock | None:
@@ -154,15 +154,15 @@ class RecordLock:
         except OSError:
             return False
 
-    def mark(self, *, outdated: bool) -> None:
+    def mark(self, *, is_outdated: bool) -> None:
         """Mark the last snapshot as outdated or current, by a modification time of 0, which works on a full disk."""
         if self._is_own():
-            os.utime(self._descriptor, (0, 0) if outdated else None)
+            os.utime(self._descriptor, (0, 0) if is_outdated else None)
 
     def release(self) -> None:
         """Drop the lock. Does nothing in a forked child, whose parent holds the lock."""
         if self._pid == os.getpid():
-            _HELD.pop(self._inode, None)
+            _PROCESS_BY_LOCK.pop(self._inode, None)
             if self._is_own():
                 os.close(self._descriptor)
             self._pid = -1
@@ -188,11 +188,11 @@ def holder(path: str, *, directory: int | None = None) -> int | None:
         return None
     try:
         # A query for a read lock finds the owner's write lock and needs only permission to read.
-        question = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+        query = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        lock_type, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, query))
     finally:
         os.close(descriptor)
-    return None if kind == fcntl.F_UNLCK else max(pid, 0)
+    return None if lock_type == fcntl.F_UNLCK else max(pid, 0)
 
 
 def remove_process(directory: str, process_id: str, *, if_true: Callable[[], bool] = lambda: True) -> bool:
@@ -233,7 +233,7 @@ def _is_held_here(path: str, *, directory: int | None = None) -> bool:
         status = os.stat(path, dir_fd=directory, follow_symlinks=False)
     except OSError:
         return False
-    return _HELD.get(_inode(status)) == os.getpid()
+    return _PROCESS_BY_LOCK.get(_inode(status)) == os.getpid()
 
 
 def _inode(status: os.stat_result) -> tuple[int, int]:

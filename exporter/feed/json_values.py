@@ -18,11 +18,11 @@ from exporter.recording.values import Aggregation
 MAX_TEXT = 4096
 """Maximum number of characters of a text."""
 MAX_ITEMS = 5000
-"""Maximum number of items of a list or mapping, except lists of Stats; the longest, a second of phases, has 2,100."""
+"""Maximum number of items of a list or mapping, except lists of Stats. The longest list, the phases of a second, has 2,100."""
 
 Convert = Callable[[Any], Any]
 
-_AGGREGATIONS = {each.value: each for each in Aggregation}
+_AGGREGATIONS = {aggregation.value: aggregation for aggregation in Aggregation}
 
 
 def refuse(message: str) -> NoReturn:
@@ -31,22 +31,22 @@ def refuse(message: str) -> NoReturn:
 
 
 def to_object(value: object) -> dict[str, Any]:
-    """Return *value* if it is a JSON object."""
-    return value if type(value) is dict else refuse(f"{type(value).__name__} where an object belongs")
+    """Return *value* if the value is a JSON object."""
+    return value if type(value) is dict else refuse(f"expected an object, found {type(value).__name__}")
 
 
 def to_list(value: object) -> list[Any]:
-    """Return *value* if it is a JSON list, of any length."""
-    return value if type(value) is list else refuse(f"{type(value).__name__} where a list belongs")
+    """Return *value* if the value is a JSON list, of any length."""
+    return value if type(value) is list else refuse(f"expected a list, found {type(value).__name__}")
 
 
 def to_count(value: object) -> int:
-    """Return *value* if it is a whole number of 0 or more."""
-    return _whole(value) if type(value) is int and value >= 0 else refuse("not a whole number from 0")
+    """Return *value* if the value is a non-negative integer."""
+    return _integer(value) if type(value) is int and value >= 0 else refuse("not a non-negative integer")
 
 
 def to_number(value: object) -> float:
-    """Return *value* as a float if it is a finite number."""
+    """Return *value* as a float if the value is a finite number."""
     if (type(value) is not float and type(value) is not int) or not isfinite(value):
         refuse("not a finite number")
     return float(value)
@@ -55,13 +55,13 @@ def to_number(value: object) -> float:
 def check_text(text: str, maximum: int, subject: str) -> None:
     """Raise `FeedFormatError` if a text is longer than *maximum* characters."""
     if len(text) > maximum:
-        refuse(f"{subject} of {len(text)} characters, of which {maximum} are allowed")
+        refuse(f"{subject} has {len(text)} characters; at most {maximum} are allowed")
 
 
 def check_size(count: int, maximum: int, subject: str) -> None:
     """Raise `FeedFormatError` if *count* is above *maximum*."""
     if count > maximum:
-        refuse(f"{count} {subject}, of which {maximum} are allowed")
+        refuse(f"{count} {subject}; at most {maximum} are allowed")
 
 
 def converter(hint: Any) -> Convert:
@@ -99,13 +99,13 @@ def converter(hint: Any) -> Convert:
         table = field_converters(hint)
         make: Any = hint
         return lambda body: make(**convert_fields(to_object(body), table))
-    by_type: dict[object, Convert] = {float: to_number, int: _whole, str: _text, bool: _flag}
+    by_type: dict[object, Convert] = {float: to_number, int: _integer, str: _text, bool: _flag}
     return by_type[hint]
 
 
-def field_converters(kind: Any, *without: str) -> dict[str, Convert]:
+def field_converters(kind: Any, *omitted: str) -> dict[str, Convert]:
     """Return a converter for each field of a dataclass."""
-    return {name: converter(hint) for name, hint in get_type_hints(kind).items() if name not in without}
+    return {name: converter(hint) for name, hint in get_type_hints(kind).items() if name not in omitted}
 
 
 def convert_fields(body: Mapping[str, Any], table: Mapping[str, Convert]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _short_object(value: object) -> dict[str, Any]:
 
 
 def _flag(value: object) -> bool:
-    return value if type(value) is bool else refuse("neither true nor false")
+    return value if type(value) is bool else refuse("not a Boolean")
 
 
 def _text(value: object) -> str:
@@ -136,7 +136,7 @@ def _text(value: object) -> str:
     return value
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     if type(value) is not int or not -MAX_COUNT <= value <= MAX_COUNT:
-        refuse("not a whole number of 64 bits")
+        refuse("not a 64-bit integer")
     return value

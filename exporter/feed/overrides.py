@@ -1,9 +1,9 @@
 """Recording rules: the sidecar writes `overrides.json` into the feed directory, and training processes read it.
 
-In a shared directory, only files of the reader's user, of root and of the owner of the directory count. A sidecar
-writes `overrides-<uid>.json` if `overrides.json` is foreign. The newest file that counts is read.
+In a shared directory, only files of the reader's user, of root and of the owner of the directory are trusted. A sidecar
+writes `overrides-<uid>.json` if `overrides.json` belongs to a different user. Readers use the newest trusted file.
 """
-# ruff: noqa: PTH116, PTH118, PTH119, PTH120 - the folder uses a single kind of path, shared by the job and the sidecar
+# ruff: noqa: PTH116, PTH118, PTH119, PTH120 - this package uses string paths in the job and in the sidecar
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) ->
 
 
 def has_overrides(directory: str | os.PathLike[str]) -> bool:
-    """Return True if the directory has rules that count."""
+    """Return True if the directory contains trusted rules."""
     return newest_entry(os.path.join(directory, OVERRIDES)) is not None
 
 
@@ -66,7 +66,7 @@ class OverridesReader:
 
     def changed_rules(self) -> tuple[Rule, ...] | None:
         """Return the rules if the file has changed since the last call, otherwise None; raises once per change."""
-        # Taken before the file is read, so that the next call notices a later write.
+        # Compared before the file is read, so that the next call notices a later write.
         entry = newest_entry(self._path)
         stamp = None if entry is None else _stamp(entry)
         if stamp == self._stamp:
@@ -86,23 +86,27 @@ def _read(path: str) -> tuple[Rule, ...] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unusable(f"{name} cannot be used ({error.strerror})", path) from error
+        raise _unusable(f"cannot read {name} ({error.strerror})", path) from error
     if status.st_uid not in {own_uid(), 0, os.stat(os.path.dirname(path)).st_uid}:
-        message = f"{name} belongs to uid {status.st_uid}: not this user, root or the directory's owner"
+        message = (
+            f"{name} belongs to uid {status.st_uid}, expected this user, root or the owner of the directory"
+        )
         raise _unusable(message, path)
     if status.st_mode & stat.S_IWOTH:
-        raise _unusable(f"everybody may write to {name}", path)
+        raise _unusable(f"all users can write to {name}", path)
     try:
         body = loads(data.decode()) if len(data) <= MAX_BYTES else None
     except (ValueError, RecursionError) as error:
-        raise FeedFormatError(f"{name} is no JSON: {error}", reason="content") from error
+        raise FeedFormatError(f"{name} is not JSON: {error}", reason="content") from error
     if isinstance(body, dict) and body.get("version", VERSION) != VERSION:
-        raise FeedFormatError(f"{name} has an unknown version (known: {VERSION})", reason="version")
+        raise FeedFormatError(
+            f"the version of {name} is not supported (supported: {VERSION})", reason="version"
+        )
     rules = body.get("rules") if isinstance(body, dict) else None
     if not isinstance(rules, list) or not all(
         isinstance(rule, dict) and isinstance(rule.get("match"), str) for rule in rules[:MAX_RULES]
     ):
-        raise FeedFormatError(f"{name}: no list of rules, each with a text 'match'", reason="content")
+        raise FeedFormatError(f"{name}: expected a list of rules, each with a text 'match'", reason="content")
     return tuple(rules[:MAX_RULES])
 
 

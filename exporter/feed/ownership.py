@@ -2,7 +2,7 @@
 
 The owner holds the lock of `owner.lock`, or of the alternative name if a different user has created that file.
 """
-# ruff: noqa: PTH118 - one kind of path within the folder
+# ruff: noqa: PTH118 - this package uses string paths
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DirectoryOwnership:
     def __init__(self, directory: Path) -> None:
         self.problem = ""
         self._directory = os.fspath(directory)
-        self._trusted = is_trusted(directory)
+        self._is_trusted = is_trusted(directory)
         self._lock: RecordLock | None = None
 
     @property
@@ -45,12 +45,16 @@ class DirectoryOwnership:
         if self.keep():
             return True
         self.release()
-        usual = os.path.join(self._directory, files.OWNER_LOCK)
-        path = own_entry(usual)
-        mode = files.SHARED_MODE if self._trusted else files.OWN_MODE
+        default_path = os.path.join(self._directory, files.OWNER_LOCK)
+        path = own_entry(default_path)
+        mode = files.SHARED_MODE if self._is_trusted else files.OWN_MODE
         self.problem = ""
         try:
-            if any(_has_holder(other) for other in trusted_entries(usual) if other != path):
+            if any(
+                _has_holder(alternative)
+                for alternative in trusted_entries(default_path)
+                if alternative != path
+            ):
                 return False
             self._lock = RecordLock.take(path, create_mode=mode)
         except OSError as error:

@@ -30,13 +30,13 @@ from exporter.feed.files import LOCK, OWNER_LOCK, RecordLock, holder, process_of
 RUNS = "runs"
 _RUNS_OF_USER = re.compile(rf"{RUNS}-\d+(-\d+)?(-[0-9a-f]{{16}})?")
 ATTACHED_FLAG = "--run.attached"
-JOB = ".job"
-ENDED = ".ended"
+JOB_SUFFIX = ".job"
+END_SUFFIX = ".ended"
 MAX_BYTES = 4096
 MAX_FILES = 4096
 """Maximum number of files that are read from the directory of another user, and of directories."""
-ENDED_SECONDS = 86400.0
-"""Age after which exit status files are removed."""
+END_RETENTION_SECONDS = 86400.0
+"""Retention of exit status files."""
 SILENT_SECONDS = 20.0
 """Time after the start of a job without records before the diagnosis."""
 
@@ -88,17 +88,17 @@ class Registration:
     def _begin(self) -> None:
         directory = _make_directory(self._feed_directory)
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
-        beginning, self._path = directory / f"{name}.new", directory / f"{name}{LOCK}"
+        new_path, self._path = directory / f"{name}.new", directory / f"{name}{LOCK}"
         # Sidecars of other users can read the file if the directory permits.
-        lock = RecordLock.take(os.fspath(beginning), create_mode=0o644)
+        lock = RecordLock.take(os.fspath(new_path), create_mode=0o644)
         if lock is None:
-            raise FeedError(f"{beginning}: locked by another process")
+            raise FeedError(f"{new_path}: locked by another process")
         try:
             # Renamed after the lock is taken, because an unlocked file means a killed launch.
-            beginning.rename(self._path)
+            new_path.rename(self._path)
         except OSError:
             lock.release()
-            beginning.unlink(missing_ok=True)
+            new_path.unlink(missing_ok=True)
             raise
         lock.path = os.fspath(self._path)
         self._lock = lock
@@ -106,7 +106,7 @@ class Registration:
     @property
     def job_file(self) -> str:
         """Path of the file that `write_job` writes."""
-        return os.fspath(self._path.with_suffix(JOB))
+        return os.fspath(self._path.with_suffix(JOB_SUFFIX))
 
     def keep(self) -> None:
         """Restore the registration after its file was removed; never raises."""
@@ -120,14 +120,14 @@ class Registration:
     def write_job(self, job: Job) -> None:
         """Write the description of the job; never raises."""
         self._job = job
-        self._write(JOB, dataclasses.asdict(job))
+        self._write(JOB_SUFFIX, dataclasses.asdict(job))
 
     def write_end(self, job: Job, wait_status: int) -> None:
         """Write the exit status of the job, from a wait status of `os.waitpid`; never raises."""
         self.keep()
         status = os.waitstatus_to_exitcode(wait_status)
-        ended = {"pid": job.pid, "status": status, "at": time.time(), "run": job.run, "started": job.started}
-        self._write(ENDED, {**ended, "launch": job.launch})
+        end = {"pid": job.pid, "status": status, "at": time.time(), "run": job.run, "started": job.started}
+        self._write(END_SUFFIX, {**end, "launch": job.launch})
 
     def _write(self, suffix: str, content: Mapping[str, object]) -> None:
         path = os.fspath(self._path.with_suffix(suffix))
@@ -148,16 +148,16 @@ def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
     Files of a killed launch are removed after the last recording process has ended. `launcher` is the pid of the parent, which
     restores its registration in an emptied directory.
     """
-    registered = _files(feed_directory, LOCK)
-    if any(_holder(path) is not None for path in registered):
+    lock_files = _files(feed_directory, LOCK)
+    if any(_holder(path) is not None for path in lock_files):
         return True
     if launcher is not None and launcher == os.getppid() and not _directories(feed_directory):
         return True
     # A file that disappeared after the listing belonged to a launch that ended normally.
-    abandoned = [path for path in registered if path.exists()]
-    if abandoned and recording_processes(feed_directory):
+    abandoned_files = [path for path in lock_files if path.exists()]
+    if abandoned_files and recording_processes(feed_directory):
         return True
-    for path in abandoned:
+    for path in abandoned_files:
         _remove_registration(path)
     return False
 
@@ -165,7 +165,7 @@ def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
 def ends(feed_directory: Path) -> list[End]:
     """Return the exit status of all ended jobs; unreadable files are ignored."""
     exit_statuses = []
-    for path, body in _documents(feed_directory, ENDED):
+    for path, body in _documents(feed_directory, END_SUFFIX):
         with contextlib.suppress(LookupError, TypeError, ValueError):
             at, run, started = float(body["at"]), str(body.get("run", "")), float(body.get("started", 0.0))
             if isfinite(at):
@@ -178,11 +178,13 @@ def ends(feed_directory: Path) -> list[End]:
 def jobs(feed_directory: Path) -> list[Job]:
     """Return the jobs of running launches; unreadable files are ignored."""
     running_jobs = []
-    for path, body in _documents(feed_directory, JOB):
+    for path, body in _documents(feed_directory, JOB_SUFFIX):
         with contextlib.suppress(LookupError, TypeError, ValueError):
-            stored = body.get("silence")
+            silence_body = body.get("silence")
             silence = (
-                None if stored is None else Silence(*(str(stored[field]) for field in Silence.__slots__))
+                None
+                if silence_body is None
+                else Silence(*(str(silence_body[field]) for field in Silence.__slots__))
             )
             launch = str(body.get("launch", ""))
             job = Job(int(body["pid"]), str(body["run"]), float(body["started"]), silence, launch)
@@ -200,16 +202,16 @@ def write_worker_end(feed_directory: Path, *, pid: int, status: int, launch: str
     """Write the exit status of a worker, reported by torchrun's agent; never raises OSError."""
     end = {"pid": pid, "status": status, "at": time.time(), "launch": launch, "worker": True}
     with contextlib.suppress(OSError):
-        path = _make_directory(feed_directory) / f"worker-{pid}-{secrets.token_hex(4)}{ENDED}"
+        path = _make_directory(feed_directory) / f"worker-{pid}-{secrets.token_hex(4)}{END_SUFFIX}"
         replace_file(os.fspath(path), json.dumps(end).encode(), temporary=f"{path}.tmp", mode=0o644)
 
 
 def forget_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time) -> None:
     """Remove old exit statuses, and descriptions of jobs without a launch; called by the owner of the directory."""
-    for path in _files(feed_directory, ENDED, JOB):
+    for path in _files(feed_directory, END_SUFFIX, JOB_SUFFIX):
         with contextlib.suppress(OSError):
-            is_old = path.suffix == ENDED and clock() - path.lstat().st_mtime > ENDED_SECONDS
-            if is_old or (path.suffix == JOB and not path.with_suffix(LOCK).exists()):
+            is_old = path.suffix == END_SUFFIX and clock() - path.lstat().st_mtime > END_RETENTION_SECONDS
+            if is_old or (path.suffix == JOB_SUFFIX and not path.with_suffix(LOCK).exists()):
                 path.unlink()
 
 
@@ -233,7 +235,7 @@ def _directories(feed_directory: Path) -> list[Path]:
     names = [RUNS]
     if is_shared(os.fspath(feed_directory)):
         with contextlib.suppress(OSError):
-            names = sorted(filter(_RUNS_OF_USER.fullmatch, os.listdir(feed_directory)))[:MAX_FILES]  # noqa: PTH208
+            names = sorted(filter(_RUNS_OF_USER.fullmatch, os.listdir(feed_directory)))[:MAX_FILES]  # noqa: PTH208 - names are needed, not paths
     paths = [path for name in names if (path := feed_directory / name).is_dir() and not path.is_symlink()]
     return sorted(paths, key=lambda path: not _is_own(path))
 
@@ -265,7 +267,7 @@ def _documents(feed_directory: Path, suffix: str) -> Iterator[tuple[Path, dict[s
 
 
 def _remove_registration(lock_file: Path) -> None:
-    for path in (lock_file.with_suffix(JOB), lock_file):
+    for path in (lock_file.with_suffix(JOB_SUFFIX), lock_file):
         with contextlib.suppress(OSError):
             path.unlink()
 

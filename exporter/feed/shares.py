@@ -17,8 +17,8 @@ class ChangedFile:
 
     name: str
     size: int  # bytes
-    alive: bool  # True if the process holds the lock
-    passes: int  # number of passes in which the file was not read
+    is_alive: bool  # True if the process holds the lock
+    skipped_passes: int  # number of passes in which the file was not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,21 @@ class FileCost:
     cost: int  # bytes
 
 
-def files_of_pass(changed: Iterable[ChangedFile], max_bytes: int) -> list[str]:
+def files_of_pass(changed_files: Iterable[ChangedFile], max_bytes: int) -> list[str]:
     """Return the files to read in a pass: at most *max_bytes*, and at least the file with the longest delay.
 
     Half of the bytes is reserved for small files, those of running processes first. The other half is for the files with the
     longest delay, so that every file is eventually read.
     """
-    changed = list(changed)
-    small = sorted(
-        changed, key=lambda file: (file.size > max_bytes // 2, not file.alive, file.size, file.name)
+    changed_files = list(changed_files)
+    by_size = sorted(
+        changed_files, key=lambda file: (file.size > max_bytes // 2, not file.is_alive, file.size, file.name)
     )
-    first = _within(small, max_bytes // 2)
-    remaining = [file for file in small if file.name not in first]
-    waiting = sorted(remaining, key=lambda file: -file.passes)
-    second = _within(waiting, max_bytes // 2)
-    return [*first, *(second or [file.name for file in waiting[:1]])]
+    small_names = _within(by_size, max_bytes // 2)
+    remaining = [file for file in by_size if file.name not in small_names]
+    by_delay = sorted(remaining, key=lambda file: -file.skipped_passes)
+    late_names = _within(by_delay, max_bytes // 2)
+    return [*small_names, *(late_names or [file.name for file in by_delay[:1]])]
 
 
 def _within(files: Sequence[ChangedFile], max_bytes: int) -> dict[str, None]:
@@ -60,33 +60,37 @@ def _within(files: Sequence[ChangedFile], max_bytes: int) -> dict[str, None]:
 
 def files_of_users(users: Mapping[str, int], max_files: int) -> list[str]:
     """Return at most *max_files* names from a mapping of names to users: the first of each user, then the second, and so on."""
-    by_user: dict[int, list[str]] = defaultdict(list)
+    names_by_user: dict[int, list[str]] = defaultdict(list)
     for name, uid in users.items():
-        by_user[uid].append(name)
-    in_turn = (name for row in zip_longest(*by_user.values()) for name in row if name is not None)
+        names_by_user[uid].append(name)
+    in_turn = (name for row in zip_longest(*names_by_user.values()) for name in row if name is not None)
     return [name for name, _ in zip(in_turn, range(max_files), strict=False)]
 
 
-def displaced(newcomer: FileCost, present: Iterable[FileCost], excess: int) -> list[str]:
+def files_to_displace(newcomer: FileCost, present: Iterable[FileCost], excess: int) -> list[str]:
     """Return the files to remove for *excess* bytes of a new file; empty if the new file is refused.
 
     A new file displaces files of users with a higher cost, and larger files of the same user, in descending order.
     """
     present = list(present)
-    by_user: Counter[int] = Counter()
+    cost_by_user: Counter[int] = Counter()
     for file in (newcomer, *present):
-        by_user[file.uid] += file.cost
-    newcomer_cost = by_user[newcomer.uid]
+        cost_by_user[file.uid] += file.cost
+    newcomer_cost = cost_by_user[newcomer.uid]
     names: list[str] = []
-    for file in _largest_first(present, by_user):
+    for file in _largest_first(present, cost_by_user):
         if excess <= 0:
             break
-        if (file.cost > newcomer.cost) if file.uid == newcomer.uid else (by_user[file.uid] > newcomer_cost):
+        if (
+            (file.cost > newcomer.cost)
+            if file.uid == newcomer.uid
+            else (cost_by_user[file.uid] > newcomer_cost)
+        ):
             names.append(file.name)
-            by_user[file.uid] -= file.cost
+            cost_by_user[file.uid] -= file.cost
             excess -= file.cost
     return names if excess <= 0 else []
 
 
-def _largest_first(files: Iterable[FileCost], by_user: Mapping[int, int]) -> Iterator[FileCost]:
-    return iter(sorted(files, key=lambda file: (by_user[file.uid], file.cost), reverse=True))
+def _largest_first(files: Iterable[FileCost], cost_by_user: Mapping[int, int]) -> Iterator[FileCost]:
+    return iter(sorted(files, key=lambda file: (cost_by_user[file.uid], file.cost), reverse=True))

@@ -1,10 +1,10 @@
 """Stack requests of the sidecar, and stack files of the training processes, in a feed directory.
 
 The sidecar replaces the request file, and each process writes a stack file once for a new request. Both are JSON of bounded size.
-Only regular files of the reader, of root and of the directory's owner count, and stack files of the owner of the feed file. If a
-name is foreign, an alternative is used (`entries.py`).
+Only regular files of the reader, of root, of the directory's owner and (stack files) of the owner of the feed file are trusted. If
+a name belongs to a different user, an alternative name is used (`entries.py`).
 """
-# ruff: noqa: PTH116, PTH118 - the folder uses a single kind of path, shared by the job and the sidecar
+# ruff: noqa: PTH116, PTH118 - this package uses string paths in the job and in the sidecar
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class StackAnswer(Value):
     last_collective: str | None = None  # from torch's flight recorder, if enabled
 
 
-def write_request(directory: str, request: StackRequest, *, shared: bool) -> None:
+def write_request(directory: str, request: StackRequest, *, is_shared: bool) -> None:
     """Replace the request of a directory; raises OSError."""
     data = json.dumps({**asdict(request), "detail": request.detail.value}).encode()
     path = own_entry(os.path.join(directory, REQUEST))
-    mode = SHARED_MODE if shared else OWN_MODE
+    mode = SHARED_MODE if is_shared else OWN_MODE
     replace_file(path, data, temporary=f"{path}.{os.getpid()}.tmp", mode=mode)
 
 

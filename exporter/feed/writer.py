@@ -3,7 +3,7 @@
 The writer never raises, and blocks only if the disk hangs. A failed write is counted in the next snapshot; the last complete
 snapshot stays readable.
 """
-# The folder uses string paths, which the job and the sidecar share.
+# This package uses string paths in the job and in the sidecar.
 # ruff: noqa: PTH100, PTH108, PTH118, PTH208
 
 from __future__ import annotations
@@ -67,43 +67,43 @@ class FeedWriter:
         self._writing = threading.Lock()
         self._lock: RecordLock | None = None
         self._sequence = 0
-        self.dropped: dict[str, int] = {}  # lost snapshots and omitted Stats by reason
+        self.dropped_counts: dict[str, int] = {}  # lost snapshots and omitted Stats by reason
         self.problem: str | None = None  # error of the last write
         self.notice: str | None = None  # text for the job's operator
         self._pid = os.getpid()
-        self._cleared = False
+        self._has_removed_old_files = False
         self._rivals_at = float("inf")  # time of the search for rivals of this rank
-        self._closed = False
+        self._is_closed = False
 
     def publish(self, recording: Recording) -> bool:
         """Replace the last snapshot with a snapshot of this recording; returns False if the write failed. Never raises."""
-        if self._closed or self._pid != os.getpid() or not self._writing.acquire(timeout=BUSY_SECONDS):
+        if self._is_closed or self._pid != os.getpid() or not self._writing.acquire(timeout=BUSY_SECONDS):
             return False  # the other thread may still complete its write
         try:
             self._write(recording)
         except (OSError, FeedDirectoryError, FeedFormatError, MemoryError) as error:
             self.problem = f"{type(error).__name__}: {error}"
-            self.dropped["write_failed"] = self.dropped.get("write_failed", 0) + 1
-            self._mark(outdated=True)
+            self.dropped_counts["write_failed"] = self.dropped_counts.get("write_failed", 0) + 1
+            self._mark(is_outdated=True)
             return False
         finally:
             self._writing.release()
         if self.problem is not None:
             self.problem = None
-            self._mark(outdated=False)
+            self._mark(is_outdated=False)
         if self.identity.trains and self.identity.run_given and self.identity.rank is not None:
             self._search_rival()
         return True
 
     def close(self) -> None:
         """Release the lock and keep the last snapshot; a later `publish` has no effect."""
-        self._closed = True
+        self._is_closed = True
         self._drop_lock()
 
-    def _mark(self, *, outdated: bool) -> None:
+    def _mark(self, *, is_outdated: bool) -> None:
         with suppress(OSError):
             if self._lock is not None:
-                self._lock.mark(outdated=outdated)
+                self._lock.mark(is_outdated=is_outdated)
 
     def _drop_lock(self) -> None:
         if self._pid == os.getpid() and self._lock is not None:
@@ -129,8 +129,8 @@ class FeedWriter:
                 self._change_id()
             raise
         self._sequence += 1
-        if not self._cleared:
-            self._cleared = True
+        if not self._has_removed_old_files:
+            self._has_removed_old_files = True
             self._remove_old_files()
 
     def _change_id(self) -> None:
@@ -146,25 +146,29 @@ class FeedWriter:
         """Encode as many Stats as the limits allow, the oldest first."""
         stats, next_sequence = recording.stats, self._sequence + 1
         while True:
-            part, dropped = recording, self.dropped
+            part, dropped_counts = recording, self.dropped_counts
             if len(stats) > self._max_stats:
                 part = recording.replace(stats=stats[: self._max_stats])
             count = len(part.stats)
             if count < len(stats):
-                dropped = dropped | {"too_large": dropped.get("too_large", 0) + len(stats) - count}
+                dropped_counts = dropped_counts | {
+                    "too_large": dropped_counts.get("too_large", 0) + len(stats) - count
+                }
             data = self._encoder.encode(
-                Snapshot(self.identity, next_sequence, self._clock(), self._flush_seconds, part, dropped)
+                Snapshot(
+                    self.identity, next_sequence, self._clock(), self._flush_seconds, part, dropped_counts
+                )
             )
             if len(data) <= self._max_bytes or not count:
                 break
             # With this limit the next snapshot fits at once; a tenth is reserved for growing numbers.
             self._max_stats = min(count - 1, int(count * 0.9 * self._max_bytes / len(data)))
-        self.dropped = dropped
+        self.dropped_counts = dropped_counts
         if count < len(stats) and self.notice is None:
             names = ", ".join(repr(stat.definition.name) for stat in stats[count : count + 5])
             self.notice = (
-                f"{len(stats) - count} Stats, from {names} on, are not exported: a process's file holds at most"
-                f" {self._max_bytes} bytes"
+                f"{len(stats) - count} Stats, starting with {names}, are not exported: the feed file of a process is"
+                f" limited to {self._max_bytes} bytes"
             )
         return data
 
@@ -182,22 +186,22 @@ class FeedWriter:
         rival = next((pid for name in names if (pid := _rival(self.directory, name, identity))), None)
         if rival is not None:
             self.notice = (
-                f"rank {identity.rank} of the run {identity.run!r} is taken by another living process (pid {rival});"
-                f" this one (pid {identity.pid}) is shown as another worker of it: give each process a rank, by"
-                " its launcher, RANK or exporter.configure(rank=…), or each run a name of its own"
+                f"process {rival} also records as rank {identity.rank} of run {identity.run!r}; this process"
+                f" ({identity.pid}) is shown as a second worker of the rank; set a different rank for each process"
+                " (launcher, RANK or exporter.configure(rank=…)), or a different run name"
             )
 
     def _remove_old_files(self) -> None:
         """Remove the files of processes that exited more than a day ago, once per writer."""
-        changed: dict[str, float] = {}
+        latest_by_process: dict[str, float] = {}
         try:
             for name in os.listdir(self.directory)[:MAX_CLEARED_NAMES]:
                 process = process_of(name)
                 if process is not None and process != self.identity.id:
                     status = os.lstat(os.path.join(self.directory, name))
-                    changed[process] = max(changed.get(process, 0.0), status.st_mtime)
-            for process, latest in changed.items():
-                if self._clock() - latest > OLD_SECONDS:
+                    latest_by_process[process] = max(latest_by_process.get(process, 0.0), status.st_mtime)
+            for process, modified_at in latest_by_process.items():
+                if self._clock() - modified_at > OLD_SECONDS:
                     remove_process(self.directory, process)
         except OSError:
             return  # a different process clears the directory, or permissions are missing

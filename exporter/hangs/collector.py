@@ -154,7 +154,7 @@ class HangCollector:
         case.requests += 1
         case.requested_at = now
         try:
-            write_request(self._directory, request, shared=self._is_shared)
+            write_request(self._directory, request, is_shared=self._is_shared)
         except OSError as error:
             collected.unsupported.append(f"stack requests ({error.strerror})")
             return

@@ -1,4 +1,4 @@
-"""Collector of the job's families from the feed directory; `collect` makes one pass and is not reentrant.
+"""Collector of the job's families from the feed directory.
 
 If the state of a rank cannot be saved, the totals of the rank are suppressed: a gap is better than a total that falls after a
 restart. The state contains the ids of the counted processes until their feed files are removed, so that a killed sidecar
@@ -22,7 +22,7 @@ from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
 from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.feed.snapshot import Snapshot
-from exporter.ledger.energy.work import RETENTION_SECONDS, ProcessWork, WorkUse, extended
+from exporter.ledger.energy.work import RETENTION_SECONDS, ProcessWork, WorkUse, extend_intervals
 from exporter.ledger.families import feed, run_info
 from exporter.ledger.families.run_info import Gpus, RankDevices, add_runs
 from exporter.ledger.family_owners import FamilyOwners
@@ -34,7 +34,7 @@ from exporter.ledger.goodput.sessions import Sessions
 from exporter.ledger.ranks import Ranks
 from exporter.ledger.stat_families import StatMetrics
 from exporter.ledger.state.store import StateStore
-from exporter.ledger.totals import GapRules, Moment, VisibleSlot, visible
+from exporter.ledger.totals import GapRules, Moment, VisibleSlot, visible_slot
 
 _log = logging.getLogger(__name__)
 
@@ -48,17 +48,19 @@ CONFLICT_SECONDS = 15.0
 class FeedPass:
     """Content of the feed directory in a pass."""
 
-    now: Moment
+    moment: Moment
     rules: GapRules
-    owner: bool  # this sidecar owns the directory
+    is_owner: bool  # this sidecar owns the directory
     entries: Mapping[str, FeedEntry]  # readable files by process id
-    refused: Sequence[tuple[str, str]]  # file name and reason
-    waiting: Sequence[str]  # names of files that a later pass reads
+    refused_files: Sequence[tuple[str, str]]  # file name and reason
+    unread_files: Sequence[str]  # names of files that a later pass reads
 
     @property
     def unreadable(self) -> set[str]:
         """Ids of processes with files that are refused or not read yet."""
-        return {name.partition(".")[0] for name in (*self.waiting, *(name for name, _ in self.refused))}
+        return {
+            name.partition(".")[0] for name in (*self.unread_files, *(name for name, _ in self.refused_files))
+        }
 
     @property
     def present(self) -> set[str]:
@@ -67,7 +69,7 @@ class FeedPass:
 
 
 class JobCollector:
-    """Collector of the data that the processes of the job record.
+    """Collector of the data that the processes of the job record; `collect` is not reentrant.
 
     Attributes:
         loaded: True once a pass has loaded the state and read the feed, or could not read it.
@@ -94,15 +96,15 @@ class JobCollector:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         directory: Path | None = None,
-        shared: bool = False,
+        is_shared: bool = False,
     ) -> None:
-        self.loaded = False
+        self.is_loaded = False
         self.processes: tuple[JobProcess, ...] | None = None
         self.gpus = Gpus()
         self.overdue_runs: tuple[OverdueRun, ...] = ()
         self.work = WorkUse()
         self.endings = Endings()
-        self.sessions = Sessions(state, shared=shared)
+        self.sessions = Sessions(state, is_shared=is_shared)
         self._feed = reader
         self._directory = directory
         self._state = state
@@ -114,9 +116,9 @@ class JobCollector:
         self._stats = StatMetrics(self._owners)
         self._ranks = Ranks(state)
         self._states = RunStates()
-        self._refused: frozenset[tuple[str, str]] = frozenset()
+        self._logged_refusals: frozenset[tuple[str, str]] = frozenset()
         self._logged_foreign: set[str] = set()
-        self._refusals: Counter[str] = Counter(dict.fromkeys(feed.REFUSAL_REASONS, 0))
+        self._refusal_counts: Counter[str] = Counter(dict.fromkeys(feed.REFUSAL_REASONS, 0))
         self._undeletable: set[str] = set()
         self._quiet_since: float | None = None
 
@@ -140,25 +142,25 @@ class JobCollector:
             owner = self._feed.ownership.acquire()
             scan = self._feed.scan()
         except (FeedError, OSError) as error:
-            self.loaded = True
+            self.is_loaded = True
             self.processes = None
             raise CollectError(str(error), reason="directory") from error
         rules = GapRules(self._stale_after_seconds, self._linger_seconds, self.sessions.options.hang)
         # A listing may contain a file and its replacement: the higher sequence is used.
         in_order = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
         entries = {entry.snapshot.process.id: entry for entry in in_order}
-        feed_pass = FeedPass(now, rules, owner, entries, scan.refused, scan.waiting)
+        feed_pass = FeedPass(now, rules, owner, entries, scan.refused_files, scan.unread_files)
         self._log_missing_feed(now, has_feed=bool(entries))
         self._ranks.observe(owner, entries, feed_pass.unreadable, rules, now)
-        self._log_refused([*scan.refused, *self._already_counted(entries)])
+        self._log_refused([*scan.refused_files, *self._already_counted(entries)])
         return feed_pass
 
     def _already_counted(self, entries: Mapping[str, FeedEntry]) -> list[tuple[str, str]]:
-        """Return the files of running processes whose totals are part of a base: each may be a copy of an old file."""
+        """Return files of running processes that are already counted in a base: each may be a copy of an old file."""
         return [
             (f"{process_id}.feed", "taken")
             for process_id, entry in entries.items()
-            if entry.alive and process_id in self._ranks[entry.snapshot.process].taken
+            if entry.is_alive and process_id in self._ranks[entry.snapshot.process].folded_ids
         ]
 
     def _log_missing_feed(self, now: Moment, *, has_feed: bool) -> None:
@@ -167,23 +169,21 @@ class JobCollector:
             self._quiet_since = now.monotonic
         is_missing = not has_feed and now.monotonic - self._quiet_since >= NO_FEED_SECONDS
         if is_missing:
-            statement = NO_FEED.describe(directory=self._directory or "")
-            _log.info("%s", statement.sentence, extra={"remedy": statement.remedy})
+            diagnosis = NO_FEED.describe(directory=self._directory or "")
+            _log.info("%s", diagnosis.sentence, extra={"remedy": diagnosis.remedy})
         if is_missing or has_feed:
             self._quiet_since = inf
 
-    def _log_refused(self, refused: Sequence[tuple[str, str]]) -> None:
-        new_reasons = Counter(reason for _, reason in set(refused) - self._refused)
-        self._refusals.update(new_reasons)
+    def _log_refused(self, refused_files: Sequence[tuple[str, str]]) -> None:
+        new_reasons = Counter(reason for _, reason in set(refused_files) - self._logged_refusals)
+        self._refusal_counts.update(new_reasons)
         # Only the first file with a reason is logged.
-        for reason in new_reasons.keys() - {reason for _, reason in self._refused}:
-            names = sorted(name for name, file_reason in refused if file_reason == reason)
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            diagnosis = REFUSED_FILES[reason].describe(name=f"feed file {names[0]!r}{more}")
-            _log.warning(
-                "refused: %s", diagnosis.sentence, extra={"reason": reason, "remedy": diagnosis.remedy}
-            )
-        self._refused = frozenset(refused)
+        for reason in new_reasons.keys() - {reason for _, reason in self._logged_refusals}:
+            names = sorted(name for name, file_reason in refused_files if file_reason == reason)
+            suffix = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            diagnosis = REFUSED_FILES[reason].describe(name=f"feed file {names[0]!r}{suffix}")
+            _log.warning("refused: %s", diagnosis.sentence, extra={"reason": reason, "remedy": diagnosis.remedy})
+        self._logged_refusals = frozenset(refused_files)
 
     # Count and save -------------------------------------------------------------------------------------
 
@@ -191,14 +191,14 @@ class JobCollector:
         """Count the new snapshots of all ranks."""
         processes = list(self._ranks.processes())
         self._owners.count(processes)
-        self._evidence = self.endings.begin_pass(processes, feed_pass.now)
+        self._evidence = self.endings.begin_pass(processes, feed_pass.moment)
 
     def _save(self, feed_pass: FeedPass) -> None:
         """Decide the outcomes of exited processes, save the ranks, then count and save the sessions."""
         self._ranks.decide_outcomes(self.endings)
         self._ranks.save()
         self.sessions.update(
-            self._ranks, feed_pass.entries, self.endings, self._evidence, feed_pass.rules, feed_pass.now
+            self._ranks, feed_pass.entries, self.endings, self._evidence, feed_pass.rules, feed_pass.moment
         )
 
     # Publish --------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class JobCollector:
     def _visible(self, feed_pass: FeedPass) -> list[VisibleSlot]:
         ranks = sorted(self._ranks, key=lambda rank: (rank.key.run, rank.key.rank or 0, rank.key.role))
         slots = [
-            visible(rank.key, slot, feed_pass.rules, feed_pass.now, counted=rank.safe)
+            visible_slot(rank.key, slot, feed_pass.rules, feed_pass.moment, is_saved=rank.is_saved)
             for rank in ranks
             for _, slot in sorted(rank.slots.items())
         ]
@@ -214,63 +214,65 @@ class JobCollector:
 
     def _publish(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> Collected:
         devices = RankDevices(self.gpus)
-        pids = {process_id: entry.pid for process_id, entry in feed_pass.entries.items() if entry.alive}
+        pids = {process_id: entry.pid for process_id, entry in feed_pass.entries.items() if entry.is_alive}
         self.work = self._work(slots, pids, devices)
         collected = Collected()
-        collected += self._stats.make(slots, feed_pass.rules, feed_pass.now)
-        feed.add_processes(collected, slots, lambda process_id: devices.of(pids.get(process_id)))
+        collected += self._stats.build(slots, feed_pass.rules, feed_pass.moment)
+        feed.add_processes(collected, slots, lambda process_id: devices.of_pid(pids.get(process_id)))
         add_runs(collected, slots, pids, devices, self.sessions.options.peak_flops)
         self.sessions.add_families(collected)
         runs = {slot.key.run for slot in slots}
         self._states.add_families(
-            collected, self._ranks.processes(), runs, self.endings, feed_pass.rules, feed_pass.now
+            collected, self._ranks.processes(), runs, self.endings, feed_pass.rules, feed_pass.moment
         )
-        self._add_conflicts(collected, feed_pass.now)
+        self._add_conflicts(collected, feed_pass.moment)
         self._add_own_state(collected)
         return collected
 
     def _add_own_state(self, collected: Collected) -> None:
-        for reason, count in self._refusals.items():
+        for reason, count in self._refusal_counts.items():
             collected.add(feed.REFUSED, count, reason)
-        collected.add(feed.OWNER, int(self._ranks.owner))
+        collected.add(feed.OWNER, int(self._ranks.is_owner))
         collected.add(feed.STATE_ERRORS, self._state.errors, "failed")
-        collected.add(feed.STATE_ERRORS, self._state.damaged, "damaged")
+        collected.add(feed.STATE_ERRORS, self._state.damaged_files, "damaged")
         collected.add(feed.SUPPRESSED, self._ranks.suppressed)
         for foreign in filter(None, (*self._feed.foreign, self._state.foreign_directory)):
             collected.add(feed.FOREIGN, 1, Path(foreign.path).name)
             if foreign.path not in self._logged_foreign:
                 self._logged_foreign.add(foreign.path)
-                statement = FOREIGN_ENTRY.describe(path=foreign.path, uid=foreign.uid, used=foreign.used)
-                _log.warning("%s", statement)
+                diagnosis = FOREIGN_ENTRY.describe(
+                    path=foreign.path, uid=foreign.uid, used=foreign.replacement
+                )
+                _log.warning("%s", diagnosis)
         if self._feed.ownership.problem:
             collected.unsupported.append(
-                f"{self._feed.ownership.problem}: this exporter cannot own the feed directory and removes no files of dead"
-                " processes; remove that file if this exporter should own the directory"
+                f"{self._feed.ownership.problem}: this sidecar cannot own the feed directory and does not remove files of exited"
+                " processes; remove that file if this sidecar should own the directory"
             )
         problems = self._state.take_problems()
         if problems:
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            collected.problems.append(("state", f"totals are suppressed: {problems[0]}{more}"))
+            suffix = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            collected.problems.append(("state", f"totals are suppressed: {problems[0]}{suffix}"))
 
     def _work(
         self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
     ) -> WorkUse:
         """Return the phases of running and recently exited processes, for the attribution of energy."""
-        previous = {work.process: work.intervals for work in self.work.processes}
+        intervals_by_process = {work.process: work.intervals for work in self.work.processes}
         processes = []
         now = self._monotonic()
         # Exited processes are included: the energy of a crashed attempt is divided after the next attempt has started.
         for process in (totals for slot in slots for totals in slot.slot.processes):
-            identity, training, alive = process.identity, process.training, process.living
+            identity, training, alive = process.identity, process.training, process.is_alive
             if training is None or identity.rank is None:
                 continue
-            intervals_before = previous.get(identity.id, ())
+            intervals_before = intervals_by_process.get(identity.id, ())
             if not alive and not intervals_before and training.history_until < now - RETENTION_SECONDS:
                 continue
-            intervals = extended(intervals_before, training)
+            intervals = extend_intervals(intervals_before, training)
             if not alive and (not intervals or intervals[-1].end < now - RETENTION_SECONDS):
                 continue
-            _, device = devices.of(pids.get(identity.id)) or ("", "")
+            _, device = devices.of_pid(pids.get(identity.id)) or ("", "")
             processes.append(
                 ProcessWork(
                     identity.run, identity.rank, identity.id, training.phases, device, intervals, alive
@@ -280,45 +282,51 @@ class JobCollector:
         return WorkUse(tuple(processes), self.sessions.work_accounts())
 
     def _add_conflicts(self, collected: Collected, now: Moment) -> None:
-        """Add the number of extra running processes that train as the same rank of a run with a chosen name."""
+        """Add the number of further running processes that train as the same rank of a run with a configured name."""
         for rank in self._ranks:
-            if rank.key.rank is None or sum(process.living for _, process in rank.processes()) < 2:
+            if rank.key.rank is None or sum(process.is_alive for _, process in rank.processes()) < 2:
                 continue
-            together = [
+            rivals = [
                 process
                 for _, process in rank.processes()
-                if process.living
+                if process.is_alive
                 and process.trains
                 and process.identity.run_given
-                and now.monotonic - process.first_seen >= CONFLICT_SECONDS
+                and now.monotonic - process.first_seen_monotonic >= CONFLICT_SECONDS
             ]
-            if len(together) > 1:
-                collected.add(feed.CONFLICTS, len(together) - 1, rank.key.run, str(rank.key.rank))
+            if len(rivals) > 1:
+                collected.add(feed.CONFLICTS, len(rivals) - 1, rank.key.run, str(rank.key.rank))
 
     # Clean up -------------------------------------------------------------------------------------------
 
     def _clean_up(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> None:
         """Remove the files of exited, counted processes, and drop completed ranks."""
-        if feed_pass.owner:
+        if feed_pass.is_owner:
             for process_id, entry in feed_pass.entries.items():
                 rank = self._ranks[entry.snapshot.process]
-                if not entry.alive and rank.loaded and rank.safe and not self.sessions.holds(process_id):
+                if (
+                    not entry.is_alive
+                    and rank.is_loaded
+                    and rank.is_saved
+                    and not self.sessions.holds(process_id)
+                ):
                     self._remove(process_id)
             self._undeletable &= feed_pass.entries.keys()
-        self._ranks.forget({slot.slot for slot in slots}, feed_pass.present, feed_pass.now)
+        self._ranks.forget({slot.slot for slot in slots}, feed_pass.present, feed_pass.moment)
 
     def _remove(self, process_id: str) -> None:
         try:
             self._feed.remove(process_id)
         except (FeedError, OSError) as error:
             if process_id not in self._undeletable:
-                _log.warning("the files of dead process %s cannot be removed: %s", process_id, error)
+                _log.warning("cannot remove the files of the exited process %s: %s", process_id, error)
             self._undeletable.add(process_id)
 
     def _share(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> None:
         """Publish to other collectors the processes with a feed file and the exited processes of each visible slot."""
         present = [
-            _job_process(entry.snapshot, entry.pid, alive=entry.alive) for entry in feed_pass.entries.values()
+            _job_process(entry.snapshot, entry.pid, alive=entry.is_alive)
+            for entry in feed_pass.entries.values()
         ]
         dead = [
             JobProcess(process.identity, alive=False)
@@ -330,11 +338,11 @@ class JobCollector:
         ]
         self.processes = (*present, *dead)
         self.overdue_runs = tuple(self._overdue_runs(slots, feed_pass))
-        self.loaded = True
+        self.is_loaded = True
 
     def _overdue_runs(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> Iterator[OverdueRun]:
         for run, state in self._states.overdue().items():
-            processes = [slot.process for slot in slots if slot.key.run == run and slot.process.living]
+            processes = [slot.process for slot in slots if slot.key.run == run and slot.process.is_alive]
             ranks = [
                 OverdueRank(
                     process.identity.rank, process.identity.id, feed_pass.entries[process.identity.id].pid
@@ -345,11 +353,13 @@ class JobCollector:
             steps = [process.training.step for process in processes if process.training is not None]
             step = next((candidate for candidate in steps if candidate is not None), None)
             yield OverdueRun(
-                run, "hung" if state.state == "hung" else "stalled", state.since, step, tuple(ranks)
+                run, "hung" if state.state == "hung" else "stalled", state.since_timestamp, step, tuple(ranks)
             )
 
 
 def _job_process(snapshot: Snapshot, pid: int | None, *, alive: bool) -> JobProcess:
     """Return the process of a snapshot; without a final snapshot, the exit is estimated half an interval after the last."""
-    ended = snapshot.written if snapshot.recording.final else snapshot.written + snapshot.flush_seconds / 2
-    return JobProcess(snapshot.process, alive, pid, snapshot.recording.gpus, None if alive else ended)
+    exited_at = (
+        snapshot.written if snapshot.recording.final else snapshot.written + snapshot.flush_seconds / 2
+    )
+    return JobProcess(snapshot.process, alive, pid, snapshot.recording.gpus, None if alive else exited_at)

@@ -1,9 +1,9 @@
 """Ownership of family names by Stats, and counting of the admitted Stats.
 
 A name has exactly one family, type, unit and set of buckets. Names of the exporter's own families are refused, except
-for a Stat with the same type, unit and labels. Of several definitions the existing owner of the family wins, then the
-first of the running processes; other definitions, and Stats whose other families collide with an owned name, are refused.
-Help and labels may differ. Stats of exited processes follow after all Stats of running processes.
+for a Stat with the same type, unit and labels. If definitions differ, the existing owner of the family has precedence, then the
+definition of the process that started first. Different definitions are refused, and so are Stats with a family or sample name
+that a different Stat owns. Help and labels may differ. Stats of exited processes are considered after all running processes.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def plan_of(definition: StatDefinition) -> StatPlan | None:
     families = families_of(definition)
     names, spec = families.names(), TRAINING_FAMILIES.get(families.main)
     if spec is not None:
-        refused = not fits(definition, spec)
+        is_refused = not fits(definition, spec)
     else:
-        refused = any(name in RESERVED or name.startswith(RESERVED_PREFIXES) for name in names)
-    if refused or any(name in IDENTITY_LABELS for name, _ in definition.labels):
+        is_refused = any(name in RESERVED or name.startswith(RESERVED_PREFIXES) for name in names)
+    if is_refused or any(name in IDENTITY_LABELS for name, _ in definition.labels):
         return None
     return StatPlan(definition, families, names, (families.main, definition.labels), shape_of(definition))
 
@@ -67,18 +67,18 @@ class FamilyOwners:
         self.version = 0
         self._owners: dict[str, FamilyOwner] = {}
         self._names: dict[str, FamilyOwner] = {}
-        self._lists: list[list[StatPlan | None]] = []
+        self._plan_lists: list[list[StatPlan | None]] = []
 
     def count(self, processes: Sequence[ProcessTotals]) -> None:
         """Decide ownership for all processes with a record, and count their new snapshots."""
         participants = [process for process in processes if self._update_plans(process)]
         participants.sort(key=lambda process: (process.identity.started, process.identity.id))
-        lists = [process.plans for process in participants]
-        if not _same(lists, self._lists):
+        plan_lists = [process.plans for process in participants]
+        if not _are_identical(plan_lists, self._plan_lists):
             self._decide(participants)
-            self._lists = lists
+            self._plan_lists = plan_lists
         for process in processes:
-            if process.snapshot is not None and process.snapshot is not process.counted:
+            if process.snapshot is not None and process.snapshot is not process.counted_snapshot:
                 process.count(process.snapshot)
 
     def owner(self, plan: StatPlan) -> FamilyOwner | None:
@@ -88,8 +88,8 @@ class FamilyOwners:
             return None
         return owner if all(name in owner.label_names for name, _ in plan.key[1]) else None
 
-    def own(self, plan: StatPlan) -> bool:
-        """Make a Stat an owner of the family; False if a different definition owns a name of the Stat."""
+    def claim(self, plan: StatPlan) -> bool:
+        """Make a Stat an owner of the family; returns False if a different definition owns a name of the Stat."""
         owner = self._owners.get(plan.key[0]) or FamilyOwner(plan.key[0], plan.shape, plan.definition)
         if owner.shape != plan.shape or any(self._names.get(name, owner) is not owner for name in plan.names):
             return False
@@ -107,32 +107,34 @@ class FamilyOwners:
             return False
         definitions = [reading.definition for reading in process.snapshot.recording.stats]
         previous, process.definitions = process.definitions, definitions
-        changed = previous is None or not _same(definitions, previous)
-        if changed:
+        has_changed = previous is None or not _are_identical(definitions, previous)
+        if has_changed:
             plans = list(map(plan_of, definitions))
             # Of two definitions of the same series (`a.b` and `a_b`) the second is refused.
             first = {plan.key: plan for plan in reversed(plans) if plan is not None}
             process.plans = [plan if plan is not None and first[plan.key] is plan else None for plan in plans]
-        if previous is None and not process.living:
+        if previous is None and not process.is_alive:
             # Exited before the first read: counted, and shown if the Stats fit.
-            process.admitted = process.plans
+            process.admitted_plans = process.plans
             return False
-        return process.living or changed
+        return process.is_alive or has_changed
 
-    def _decide(self, living: Sequence[ProcessTotals]) -> None:
+    def _decide(self, participants: Sequence[ProcessTotals]) -> None:
         self._owners, self._names = {}, {}
         self.version += 1
         # Present owners first, in any order of the processes.
-        for process in living:
-            admitted_keys = {(plan.key, plan.shape) for plan in process.admitted if plan is not None}
+        for process in participants:
+            admitted_keys = {(plan.key, plan.shape) for plan in process.admitted_plans if plan is not None}
             for plan in process.plans:
                 if plan is not None and (plan.key, plan.shape) in admitted_keys:
-                    self.own(plan)
-        for process in living:
-            admitted = [plan if plan is not None and self.own(plan) else None for plan in process.plans]
-            if not _same(admitted, process.admitted):
-                process.admitted = admitted
+                    self.claim(plan)
+        for process in participants:
+            admitted_plans = [
+                plan if plan is not None and self.claim(plan) else None for plan in process.plans
+            ]
+            if not _are_identical(admitted_plans, process.admitted_plans):
+                process.admitted_plans = admitted_plans
 
 
-def _same(first: Sequence[object], second: Sequence[object]) -> bool:
+def _are_identical(first: Sequence[object], second: Sequence[object]) -> bool:
     return len(first) == len(second) and all(map(is_, first, second))

@@ -1,6 +1,6 @@
-"""State of a rank as JSON: definitions of Stats once each, and the numbers of every process.
+"""State of a rank as JSON: a list of the Stats' definitions, and the numbers of every process.
 
-Rows rather than objects: a rank with thousands of Stats is saved every second.
+Stats are rows instead of objects, because a rank with thousands of Stats is saved every second.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from exporter.ledger.state.codec import decoding, from_json, parse, to_json
 from exporter.ledger.totals import ProcessTotals, StatTotals, WorkerSlot
 from exporter.recording.values import NO_COUNTS, Aggregation, StatDefinition, StatReading, families_of
 
-Counted = TypeVar("Counted", bound=StatTotals)
+TotalsT = TypeVar("TotalsT", bound=StatTotals)
 
 
 @dataclass(slots=True, eq=False)
@@ -22,25 +22,25 @@ class RankRecord:
     """Slots of a rank, and the ids of processes that are part of a base, oldest first."""
 
     slots: dict[int, WorkerSlot] = field(default_factory=dict)
-    taken: dict[str, None] = field(default_factory=dict)
+    folded_ids: dict[str, None] = field(default_factory=dict)
 
 
-def encode_rank(slots: Mapping[int, WorkerSlot], taken: Mapping[str, None]) -> bytes:
+def encode_rank(slots: Mapping[int, WorkerSlot], folded_ids: Mapping[str, None]) -> bytes:
     """Return the state of a rank as a line of JSON."""
-    definitions: dict[int, int] = {}  # place in the list, by id of the definition
-    listed: list[StatDefinition] = []
+    definitions: dict[int, int] = {}  # index in the list, by id of the definition
+    distinct_definitions: list[StatDefinition] = []
 
     def body(totals: StatTotals) -> dict[str, object]:
         series, exponential, values = [], [], []
         for reading in totals.series.values():
             definition = reading.definition
-            place = definitions.get(id(definition))
-            if place is None:
-                place = definitions[id(definition)] = len(listed)
-                listed.append(definition)
+            index = definitions.get(id(definition))
+            if index is None:
+                index = definitions[id(definition)] = len(distinct_definitions)
+                distinct_definitions.append(definition)
             series.append(
                 (
-                    *(place, reading.count, reading.sum, reading.bucket_counts, reading.last_sample),
+                    *(index, reading.count, reading.sum, reading.bucket_counts, reading.last_sample),
                     *(reading.rejected, reading.overflows),
                 )
             )
@@ -66,9 +66,9 @@ def encode_rank(slots: Mapping[int, WorkerSlot], taken: Mapping[str, None]) -> b
             stat_definition.buckets,
             stat_definition.kind,
         )
-        for stat_definition in listed
+        for stat_definition in distinct_definitions
     ]
-    record = {"stats": stats, "taken": list(taken), "slots": bodies}
+    record = {"stats": stats, "taken": list(folded_ids), "slots": bodies}
     return json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
@@ -86,11 +86,11 @@ def decode_rank(content: bytes) -> RankRecord:
             record.slots[number] = WorkerSlot(
                 number, _totals(StatTotals, slot_body["base"], definitions), processes
             )
-        record.taken.update(dict.fromkeys(from_json(list[str], body["taken"])))
+        record.folded_ids.update(dict.fromkeys(from_json(list[str], body["taken"])))
     return record
 
 
-def _definition(  # the places of a row
+def _definition(  # arguments in the order of a row
     name: str, unit: str | None, help: str, labels: Any, buckets: Any, kind: str
 ) -> StatDefinition:
     return StatDefinition(
@@ -104,24 +104,26 @@ def _definition(  # the places of a row
     )
 
 
-def _totals(kind: type[Counted], body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> Counted:
-    totals: Counted = from_json(kind, body)
+def _totals(kind: type[TotalsT], body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> TotalsT:
+    totals: TotalsT = from_json(kind, body)
     rows = body["series"]
-    flats = body.get("exponential") or [()] * len(rows)  # older releases have none
+    exponential_rows = body.get("exponential") or [()] * len(rows)  # older releases do not save these
     values = body.get("values") or [None] * len(rows)
-    for row, flat, value in zip(rows, flats, values, strict=True):
-        place, count, total, buckets, last_sample, rejected, overflows = row
-        definition = definitions[place]
-        half = len(flat) // 2
+    for row, buckets_and_counts, value in zip(rows, exponential_rows, values, strict=True):
+        index, count, total, buckets, last_sample, rejected_counts, overflows = row
+        definition = definitions[index]
+        half = len(buckets_and_counts) // 2
         totals.series[families_of(definition).main, definition.labels] = StatReading(
             definition,
             from_json(int, count),
             from_json(float | None, total),
             from_json(tuple[int, ...], buckets),
             last_sample=from_json(float | None, last_sample),
-            rejected=from_json(dict[str, int], rejected) or NO_COUNTS,
+            rejected=from_json(dict[str, int], rejected_counts) or NO_COUNTS,
             overflows=from_json(int, overflows),
             value=from_json(float | None, value),
-            exponential=dict(zip(from_json(list[int], flat[:half]), flat[half:], strict=True)),
+            exponential=dict(
+                zip(from_json(list[int], buckets_and_counts[:half]), buckets_and_counts[half:], strict=True)
+            ),
         )
     return totals

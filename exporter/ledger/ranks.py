@@ -6,8 +6,8 @@
             └── processes        a record for each later process, in order of arrival
 
 A process is bound to the lowest slot without a running process, and slot 0 belongs to a process that trains. A process with a
-record is counted once, also after a restart of the sidecar. A record becomes part of the base after the feed file is removed;
-the last few exited processes keep their records, for a process that recreates deleted files.
+record is counted once, even after a restart of the sidecar. After the removal of the feed file, the record is added to the base;
+the last few exited processes keep their records, because a process may recreate deleted files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from exporter.ledger.state.files import StateKey
 from exporter.ledger.state.store import StateStore
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals, RankKey, WorkerSlot
 
-KIND = "rank"
+STATE_KIND = "rank"
 MAX_EXITED_PROCESSES = 2
 """Maximum number of exited processes without a feed file that keep a record, per slot."""
 MAX_IDS = 32
@@ -39,13 +39,13 @@ class RankTotals:
 
     key: RankKey
     slots: dict[int, WorkerSlot] = field(default_factory=dict)
-    taken: dict[str, None] = field(
+    folded_ids: dict[str, None] = field(
         default_factory=dict
     )  # ids of processes that are part of a base, oldest first
-    saved: int = 0  # hash of the last saved state
-    loaded: bool = False  # the state was loaded: totals are complete and may be saved
-    safe: bool = False  # the totals are saved and may be shown
-    released: bool = False  # True if the rank exited; other sidecars may claim the state
+    saved_hash: int = 0  # hash of the last saved state
+    is_loaded: bool = False  # the state was loaded: totals are complete and may be saved
+    is_saved: bool = False  # the totals are saved and may be shown
+    is_released: bool = False  # True if the rank exited; other sidecars may claim the state
 
     def processes(self) -> Iterator[tuple[WorkerSlot, ProcessTotals]]:
         """Yield every process that has a record, with the slot."""
@@ -56,14 +56,14 @@ class RankTotals:
     def resume(self, present: Collection[str], now: Moment) -> None:
         """Continue from a loaded state; a process without a feed file has exited since the last save."""
         for _, process in self.processes():
-            process.seen_monotonic = process.first_seen = now.monotonic
-            if process.departed is not None:
-                process.depart(process.departed, now)
+            process.last_seen_monotonic = process.first_seen_monotonic = now.monotonic
+            if process.exited_at is not None:
+                process.record_exit(process.exited_at, now)
             elif process.identity.id not in present:
-                process.depart(process.written, now)
+                process.record_exit(process.written_at, now)
         for slot in self.slots.values():
-            if slot.base.departed is not None:
-                slot.base.depart(slot.base.departed, now)
+            if slot.base.exited_at is not None:
+                slot.base.record_exit(slot.base.exited_at, now)
 
     def observe(
         self,
@@ -82,65 +82,70 @@ class RankTotals:
         new_processes = [
             ProcessTotals(identity=entry.snapshot.process)
             for process_id, entry in present_entries.items()
-            if process_id not in known_processes and process_id not in self.taken
+            if process_id not in known_processes and process_id not in self.folded_ids
         ]
         for process in new_processes:
-            process.first_seen = now.monotonic
+            process.first_seen_monotonic = now.monotonic
         for process in (*known_processes.values(), *new_processes):
             if process.identity.id in present_entries:
                 _update_process(process, present_entries[process.identity.id], now)
         for process_id, process in known_processes.items():
-            if process_id not in present_entries and process.living:
-                process.unseen += 1
+            if process_id not in present_entries and process.is_alive:
+                process.missed_passes += 1
                 # A listing during a rename may lack the file once.
                 patience = patience_seconds if process_id in unreadable else 0.0
-                if process.unseen > 1 and now.monotonic - process.seen_monotonic > patience:
-                    process.depart(now.wall, now)
+                if process.missed_passes > 1 and now.monotonic - process.last_seen_monotonic > patience:
+                    process.record_exit(now.wall, now)
         # Exited processes are bound first, so that their successors can use the same slots.
         for process in sorted(
-            new_processes, key=lambda process: (process.living, not process.trains, process.identity.started)
+            new_processes,
+            key=lambda process: (process.is_alive, not process.trains, process.identity.started),
         ):
             self._free_slot().processes.append(process)
         self._prefer_training()
         present = {*present_entries, *unreadable}
         for slot in self.slots.values():
             for process_id in slot.fold(MAX_EXITED_PROCESSES, present):
-                self.taken[process_id] = None
-        while len(self.taken) > MAX_IDS and next(iter(self.taken)) not in present:
-            del self.taken[next(iter(self.taken))]
+                self.folded_ids[process_id] = None
+        while len(self.folded_ids) > MAX_IDS and next(iter(self.folded_ids)) not in present:
+            del self.folded_ids[next(iter(self.folded_ids))]
 
     def _prefer_training(self) -> None:
         """Move a process that trains to slot 0."""
         first = self.slots.get(0)
-        holder = None if first is None else first.living()
+        holder = None if first is None else first.running_process()
         if first is None or holder is None or holder.trains:
             return
         for slot in self.slots.values():
-            trainer = slot.living()
+            trainer = slot.running_process()
             if trainer is not None and trainer.trains:
-                for target, removed, added in ((first, holder, trainer), (slot, trainer, holder)):
-                    target.processes.remove(removed)
-                    target.processes.append(added)
+                for target, outgoing, incoming in ((first, holder, trainer), (slot, trainer, holder)):
+                    target.processes.remove(outgoing)
+                    target.processes.append(incoming)
                 return
 
     def _free_slot(self) -> WorkerSlot:
-        occupied = {slot.number for slot, process in self.processes() if process.living}
-        number = next(number for number in range(len(occupied) + 1) if number not in occupied)
+        occupied_numbers = {slot.number for slot, process in self.processes() if process.is_alive}
+        number = next(number for number in range(len(occupied_numbers) + 1) if number not in occupied_numbers)
         return self.slots.setdefault(number, WorkerSlot(number))
 
 
 def _update_process(process: ProcessTotals, entry: FeedEntry, now: Moment) -> None:
     known_from_file_only = process.snapshot is None
-    process.unseen, process.seen_monotonic, process.age_seconds = 0, now.monotonic, entry.age_seconds
-    process.outdated = entry.outdated
+    process.missed_passes, process.last_seen_monotonic, process.age_seconds = (
+        0,
+        now.monotonic,
+        entry.age_seconds,
+    )
+    process.is_outdated = entry.is_outdated
     process.identity = entry.snapshot.process  # rank and role may have changed
     if known_from_file_only or entry.snapshot.sequence > process.sequence:
         process.snapshot = entry.snapshot
-    if entry.alive:
-        process.departed = process.outcome = None  # the lock was temporarily invisible
-    elif process.living:
+    if entry.is_alive:
+        process.exited_at = process.outcome = None  # the lock was temporarily invisible
+    elif process.is_alive:
         # A process that is known only from the state file exited while no sidecar was running.
-        process.depart(now.wall - (entry.age_seconds if known_from_file_only else 0.0), now)
+        process.record_exit(now.wall - (entry.age_seconds if known_from_file_only else 0.0), now)
     process.note_progress(now)
 
 
@@ -148,14 +153,14 @@ class Ranks:
     """Totals of all ranks of a feed directory; only the owner of the directory saves totals."""
 
     def __init__(self, state: StateStore) -> None:
-        self.owner = False
+        self.is_owner = False
         self._state = state
         self._ranks: dict[RankKey, RankTotals] = {}
-        self._rank_of: dict[str, RankKey] = {}
-        self._resumed = False
+        self._key_by_process: dict[str, RankKey] = {}
+        self._is_resumed = False
 
     def __getitem__(self, process: ProcessIdentity) -> RankTotals:
-        return self._ranks[RankKey.of(process)]
+        return self._ranks[RankKey.of_process(process)]
 
     def __iter__(self) -> Iterator[RankTotals]:
         return iter(self._ranks.values())
@@ -163,7 +168,7 @@ class Ranks:
     @property
     def suppressed(self) -> int:
         """Number of ranks with suppressed totals."""
-        return sum(not rank.safe for rank in self)
+        return sum(not rank.is_saved for rank in self)
 
     def processes(self) -> Iterator[ProcessTotals]:
         """Yield every process that has a record."""
@@ -171,7 +176,7 @@ class Ranks:
 
     def observe(
         self,
-        owner: bool,
+        is_owner: bool,
         entries: Mapping[str, FeedEntry],
         unreadable: Collection[str],
         rules: GapRules,
@@ -181,61 +186,61 @@ class Ranks:
 
         *entries* has the readable files by process id, *unreadable* the ids of refused files.
         """
-        if owner != self.owner:
+        if is_owner != self.is_owner:
             # The state files may be newer than memory, or belong to a new owner.
             for key in self._ranks:
                 self._state.release(self._state_key(key))
             self._ranks.clear()
-            self._resumed = False
-        self.owner = owner
-        by_rank: dict[RankKey, list[FeedEntry]] = {}
+            self._is_resumed = False
+        self.is_owner = is_owner
+        entries_by_rank: dict[RankKey, list[FeedEntry]] = {}
         for entry in entries.values():
-            by_rank.setdefault(RankKey.of(entry.snapshot.process), []).append(entry)
+            entries_by_rank.setdefault(RankKey.of_process(entry.snapshot.process), []).append(entry)
         self._follow_claims(entries)
         present = {*entries, *unreadable}
-        if not self._resumed:
-            self._resume_recent(by_rank, present, rules, now)
-        for key in by_rank:
+        if not self._is_resumed:
+            self._resume_recent(entries_by_rank, present, rules, now)
+        for key in entries_by_rank:
             rank = self._ranks.get(key)
             if rank is None:
                 self._ranks[key] = RankTotals(key)
-            elif rank.released:
+            elif rank.is_released:
                 # Another sidecar may have saved the rank in the meantime; memory is used if the file is damaged.
-                self._ranks[key] = RankTotals(key, rank.slots, rank.taken)
+                self._ranks[key] = RankTotals(key, rank.slots, rank.folded_ids)
         for key, rank in self._ranks.items():
-            if not rank.released:
-                if not rank.loaded:
+            if not rank.is_released:
+                if not rank.is_loaded:
                     self._load(rank, present, now)
                 patience = rules.stale_after_seconds
-                rank.observe(by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
+                rank.observe(entries_by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
 
     def _follow_claims(self, entries: Mapping[str, FeedEntry]) -> None:
         """Remove a process that claimed a rank, or changed the run, from the former rank."""
-        rank_by_process = {
-            process_id: RankKey.of(entry.snapshot.process) for process_id, entry in entries.items()
+        key_by_process = {
+            process_id: RankKey.of_process(entry.snapshot.process) for process_id, entry in entries.items()
         }
-        for process_id, previous_key in self._rank_of.items():
-            if rank_by_process.get(process_id, previous_key) != previous_key and previous_key in self._ranks:
+        for process_id, previous_key in self._key_by_process.items():
+            if key_by_process.get(process_id, previous_key) != previous_key and previous_key in self._ranks:
                 for slot in self._ranks[previous_key].slots.values():
                     slot.processes = [
                         process for process in slot.processes if process.identity.id != process_id
                     ]
-        self._rank_of = rank_by_process
+        self._key_by_process = key_by_process
 
     def _resume_recent(
-        self, by_rank: Collection[RankKey], present: Collection[str], rules: GapRules, now: Moment
+        self, entries_by_rank: Collection[RankKey], present: Collection[str], rules: GapRules, now: Moment
     ) -> None:
         """Load the recently saved ranks of this sidecar that have no feed files."""
         try:
-            keys = self._state.recent(KIND, rules.linger_seconds)
+            keys = self._state.recent(STATE_KIND, rules.linger_seconds)
         except StateError as error:
             self._state.report(str(error))
             return
-        self._resumed = True
+        self._is_resumed = True
         for state_key in keys:
             _, run, number, role, _ = state_key
             key = RankKey(run, int(number) if number.isdecimal() else None, role)
-            if key in by_rank or key in self._ranks:
+            if key in entries_by_rank or key in self._ranks:
                 continue
             rank = self._ranks[key] = RankTotals(key)
             self._load(rank, present, now)
@@ -244,23 +249,23 @@ class Ranks:
                 del self._ranks[key]
 
     def _load(self, rank: RankTotals, present: Collection[str], now: Moment) -> None:
-        """Load the state of a rank; the totals are suppressed until the load succeeds."""
+        """Load the state of a rank. The totals are suppressed until the load succeeds."""
         state_key = self._state_key(rank.key)
         try:
-            if self.owner and not self._state.claim(state_key):
-                where = f"{rank.key}, in {self._state.directory}"
+            if self.is_owner and not self._state.claim(state_key):
+                location = f"{rank.key}, in {self._state.directory}"
                 remedy = "stop that sidecar, or set EXPORTER_RUN to different run names"
-                self._state.report(f"another sidecar holds the totals of {where}: {remedy}")
+                self._state.report(f"a different sidecar holds the totals of {location}: {remedy}")
                 return
-            loaded = self._state.load(state_key, decode_rank)
+            record = self._state.load(state_key, decode_rank)
         except StateError as error:
-            if self.owner:
+            if self.is_owner:
                 self._state.report(str(error))
                 return
-            loaded = None  # this user may not read the owner's state, but can still publish the feed
-        rank.loaded = True
-        if loaded is not None:  # otherwise the totals in memory are complete
-            rank.slots, rank.taken = loaded.slots, loaded.taken
+            record = None  # this user may not read the owner's state, but can still publish the feed
+        rank.is_loaded = True
+        if record is not None:  # otherwise the totals in memory are complete
+            rank.slots, rank.folded_ids = record.slots, record.folded_ids
             rank.resume(present, now)
 
     def decide_outcomes(self, endings: Endings) -> None:
@@ -268,44 +273,44 @@ class Ranks:
         for rank in self:
             for slot in rank.slots.values():
                 for position, process in enumerate(slot.processes):
-                    if process.departed is not None and process.outcome is None:
+                    if process.exited_at is not None and process.outcome is None:
                         successor = endings.successor(process, slot.processes[position + 1 :])
                         endings.outcome(process, successor=successor)
 
     def save(self) -> None:
         """Save changed ranks; totals that cannot be saved are suppressed."""
         for rank in self:
-            if not (self.owner and rank.loaded):
-                rank.safe = not self.owner
-            elif not rank.released:
-                content = encode_rank(rank.slots, rank.taken)
+            if not (self.is_owner and rank.is_loaded):
+                rank.is_saved = not self.is_owner
+            elif not rank.is_released:
+                content = encode_rank(rank.slots, rank.folded_ids)
                 try:
-                    if not rank.safe or rank.saved != hash(content):
+                    if not rank.is_saved or rank.saved_hash != hash(content):
                         self._state.save(self._state_key(rank.key), content)
-                    rank.saved, rank.safe = hash(content), True
+                    rank.saved_hash, rank.is_saved = hash(content), True
                 except StateError as error:
                     self._state.report(str(error))
-                    rank.safe = False
+                    rank.is_saved = False
 
-    def forget(self, shown: Collection[WorkerSlot], present: Collection[str], now: Moment) -> None:
+    def forget(self, visible_slots: Collection[WorkerSlot], present: Collection[str], now: Moment) -> None:
         """Release exited ranks immediately, and remove them from memory when no slot is shown."""
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.processes()]
-            ids = {process.identity.id for process in processes}.union(rank.taken)
+            ids = {process.identity.id for process in processes}.union(rank.folded_ids)
             is_over = ids.isdisjoint(present) and all(process.outcome is not None for process in processes)
-            lingers = any(slot in shown for slot in rank.slots.values())
+            lingers = any(slot in visible_slots for slot in rank.slots.values())
             # A rank whose state is not loaded yet stays claimed.
-            if is_over and not rank.released and (rank.safe or not (rank.loaded or lingers)):
+            if is_over and not rank.is_released and (rank.is_saved or not (rank.is_loaded or lingers)):
                 self._state.release(self._state_key(key))
-                rank.released = True
-            ended = max((process.departed_monotonic for process in processes), default=0.0)
-            if rank.released and not lingers and now.monotonic - ended > RETENTION_SECONDS:
+                rank.is_released = True
+            exited_monotonic = max((process.exited_monotonic for process in processes), default=0.0)
+            if rank.is_released and not lingers and now.monotonic - exited_monotonic > RETENTION_SECONDS:
                 del self._ranks[key]
-        if self.owner:
+        if self.is_owner:
             self._state.tidy()
 
     def _state_key(self, key: RankKey) -> StateKey:
         if key.rank is not None:
-            return (KIND, key.run, str(key.rank), "", "")
+            return (STATE_KIND, key.run, str(key.rank), "", "")
         # Processes without a rank are counted per node, because every node of a run has an agent.
-        return (KIND, key.run, "", key.role, self._state.sidecar)
+        return (STATE_KIND, key.run, "", key.role, self._state.sidecar)

@@ -26,7 +26,7 @@ class SeriesPlace:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _MadeFamily:
+class _CachedFamily:
     spec: Family
     samples: Samples
     metric: Metric
@@ -34,7 +34,7 @@ class _MadeFamily:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SlotPlaces:
-    admitted: list[StatPlan | None]
+    plans: list[StatPlan | None]
     places: list[SeriesPlace | None]
 
 
@@ -45,54 +45,52 @@ class StatMetrics:
         self._owners = owners
         self._oldest_window = 0.0
         self._samples: dict[str, Samples] = {}
-        self._made: dict[str, _MadeFamily] = {}
+        self._cache: dict[str, _CachedFamily] = {}
         # Places and specifications are valid for a version of the owners.
         self._version = 0
         self._specs: dict[str, Family] = {}
         self._places: dict[tuple[str, ...], _SlotPlaces] = {}
 
-    def make(self, slots: Sequence[VisibleSlot], rules: GapRules, now: Moment) -> list[Metric]:
+    def build(self, slots: Sequence[VisibleSlot], rules: GapRules, now: Moment) -> list[Metric]:
         """Return the families of a pass, sorted by name."""
         # Stats of exited processes after the Stats of all running processes.
-        leftovers = [(slot, plan) for slot in slots for plan in _leftovers(slot) if self._owners.own(plan)]
+        leftovers = [(slot, plan) for slot in slots for plan in _leftovers(slot) if self._owners.claim(plan)]
         if self._version != self._owners.version:
             self._version, self._specs, self._places = self._owners.version, {}, {}
         self._samples = {}
         self._oldest_window = now.wall - rules.stale_after_seconds
         for slot in slots:
-            self._add_living(slot)
+            self._add_running(slot)
         for slot, plan in leftovers:
             total, place = slot.slot.total(plan.key), self._place(plan, slot)
             if total is not None and place is not None:
                 self._add_total(slot, plan, place, total)
-        previous, self._made = self._made, {}
+        previous, self._cache = self._cache, {}
         for name, samples in sorted(self._samples.items()):
             spec, family = self._specs[name], previous.get(name)
             if family is None or family.spec is not spec or family.samples != samples:
-                family = _MadeFamily(spec, samples, spec.lazy_family(samples))
-            self._made[name] = family
-        return [made_family.metric for made_family in self._made.values()]
+                family = _CachedFamily(spec, samples, spec.lazy_family(samples))
+            self._cache[name] = family
+        return [cached_family.metric for cached_family in self._cache.values()]
 
-    def _add_living(self, visible: VisibleSlot) -> None:
+    def _add_running(self, visible: VisibleSlot) -> None:
         process, slot = visible.process, visible.slot
-        if process.snapshot is None or not process.living:
+        if process.snapshot is None or not process.is_alive:
             return
         places_of_slot = self._places.get(visible.labels)
-        if places_of_slot is None or places_of_slot.admitted is not process.admitted:
-            places = [None if plan is None else self._place(plan, visible) for plan in process.admitted]
-            places_of_slot = self._places[visible.labels] = _SlotPlaces(process.admitted, places)
+        if places_of_slot is None or places_of_slot.plans is not process.admitted_plans:
+            places = [None if plan is None else self._place(plan, visible) for plan in process.admitted_plans]
+            places_of_slot = self._places[visible.labels] = _SlotPlaces(process.admitted_plans, places)
         other_parts = [part for part in slot.parts() if part is not process and part.series]
         readings = process.snapshot.recording.stats
-        for plan, place, reading in zip(
-            places_of_slot.admitted, places_of_slot.places, readings, strict=True
-        ):
+        for plan, place, reading in zip(places_of_slot.plans, places_of_slot.places, readings, strict=True):
             if plan is None or place is None or plan.key not in process.series:
                 continue
             total = process.series[plan.key]
             if other_parts and any(plan.key in part.series for part in other_parts):
                 total = slot.total(plan.key) or total
             self._add_total(visible, plan, place, total)
-            if visible.fresh and plan.families.samples:
+            if visible.is_fresh and plan.families.samples:
                 self._add_windows(plan, place, reading.window)
 
     def _place(self, plan: StatPlan, visible: VisibleSlot) -> SeriesPlace | None:
@@ -116,9 +114,9 @@ class StatMetrics:
         if kind == "gauge":
             if _shows_gauge(names.main, visible):
                 value = total.value
-        elif visible.counted and kind == "counter":
+        elif visible.is_saved and kind == "counter":
             value = total.sum
-        elif visible.counted:
+        elif visible.is_saved:
             buckets = tuple(zip(total.definition.buckets, total.bucket_counts, strict=True))
             value = Distribution(total.count, total.sum, buckets, total.exponential)
         if value is not None:
@@ -135,7 +133,9 @@ class StatMetrics:
         if window is not None and window.samples:
             for aggregation, name in plan.families.windows:
                 value = window.values.get(aggregation)
-                if value is not None:  # the first window after an override has the old aggregations
+                if (
+                    value is not None
+                ):  # the first window after an override still has the previous aggregations
                     self._add(name, aggregation, place, value)
 
     def _add(
@@ -154,18 +154,18 @@ def _shows_gauge(name: str, visible: VisibleSlot) -> bool:
     spec = TRAINING_FAMILIES.get(name)
     lifetime = Lifetime.CURRENT if spec is None else spec.lifetime
     if lifetime is Lifetime.LAST_VALUE:
-        return visible.advancing
-    return visible.fresh or (lifetime is Lifetime.POSITION and not visible.process.living)
+        return visible.is_advancing
+    return visible.is_fresh or (lifetime is Lifetime.POSITION and not visible.process.is_alive)
 
 
 def _leftovers(visible: VisibleSlot) -> Iterable[StatPlan]:
     """Return the plans of exited processes that the running process does not have."""
-    living_series = visible.process.series if visible.process.living else {}
+    running_series = visible.process.series if visible.process.is_alive else {}
     definitions = {
-        key: reading.definition for part in visible.lingering for key, reading in part.series.items()
+        key: reading.definition for part in visible.lingering_parts for key, reading in part.series.items()
     }
     return filter(
-        None, [plan_of(definition) for key, definition in definitions.items() if key not in living_series]
+        None, [plan_of(definition) for key, definition in definitions.items() if key not in running_series]
     )
 
 
@@ -175,7 +175,7 @@ def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Fam
     first, unit = owner.first, owner.first.unit or ""
     kind: FamilyType = "gauge"
     precedence = Precedence.SAMPLES
-    absence = "the process ended or its feed is stale."
+    absence = "the process exited or the feed is stale."
     if name == owner.main:
         precedence = Precedence.TOTAL
         text = first.help or f"Stat {first.name}."

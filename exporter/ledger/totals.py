@@ -80,7 +80,7 @@ class RankKey:
     role: str
 
     @classmethod
-    def of(cls, process: ProcessIdentity) -> RankKey:
+    def of_process(cls, process: ProcessIdentity) -> RankKey:
         """Return the key of a process."""
         if process.rank is not None:
             return cls(process.run, process.rank, "")
@@ -92,75 +92,83 @@ class RankKey:
 
 @dataclass(slots=True, eq=False)
 class StatTotals:
-    """Totals of a process, or of all earlier processes of a slot; no total decreases. `SAVED` names the saved fields."""
+    """Totals of a process, or of all earlier processes of a slot; no total decreases."""
 
-    SAVED: ClassVar[Sequence[str]] = ("dropped", "events", "refused", "departed")
+    SAVED_FIELDS: ClassVar[Sequence[str]] = ("dropped_counts", "events", "refused_readings", "exited_at")
+    JSON_KEYS: ClassVar[Mapping[str, str]] = {
+        "dropped_counts": "dropped",
+        "refused_readings": "refused",
+        "exited_at": "departed",
+        "written_at": "written",
+        "is_final": "final",
+        "is_finished": "finished",
+    }
     series: dict[SeriesKey, StatReading] = field(default_factory=dict)  # saved separately: see `encode_rank`
-    dropped: Mapping[str, int] = field(default_factory=dict)  # data lost by the writer, by reason
+    dropped_counts: Mapping[str, int] = field(default_factory=dict)  # data lost by the writer, by reason
     events: EventsReading = NO_EVENTS
-    refused: int = 0  # readings of Stats with a conflicting definition
-    departed: float | None = None  # Unix time of the exit; None if running
-    departed_monotonic: float = 0.0
+    refused_readings: int = 0  # readings of Stats with a conflicting definition
+    exited_at: float | None = None  # Unix time of the exit; None if running
+    exited_monotonic: float = 0.0
 
-    def depart(self, wall: float, now: Moment) -> None:
+    def record_exit(self, wall_time: float, now: Moment) -> None:
         """Record the exit at a Unix time in the past."""
-        self.departed = min(wall, now.wall)
-        self.departed_monotonic = now.monotonic - (now.wall - self.departed)
+        self.exited_at = min(wall_time, now.wall)
+        self.exited_monotonic = now.monotonic - (now.wall - self.exited_at)
 
     def absorb(self, later: StatTotals) -> None:
         """Add the totals of a later process."""
         for key, reading in later.series.items():
-            self.series[key] = added(self.series.get(key), reading)
-        self.refused += later.refused
-        self.events = added_events(self.events, later.events)
-        self.dropped = added_counts(self.dropped, later.dropped)
-        self.departed, self.departed_monotonic = later.departed, later.departed_monotonic
+            self.series[key] = sum_readings(self.series.get(key), reading)
+        self.refused_readings += later.refused_readings
+        self.events = sum_events(self.events, later.events)
+        self.dropped_counts = sum_counts(self.dropped_counts, later.dropped_counts)
+        self.exited_at, self.exited_monotonic = later.exited_at, later.exited_monotonic
 
 
 @dataclass(slots=True, eq=False)
 class ProcessTotals(StatTotals):
-    """Totals and latest snapshot of a process; *plans* and *admitted* have the order of the snapshot's Stats."""
+    """Totals and latest snapshot of a process; *plans* and *admitted_plans* have the order of the snapshot's Stats."""
 
-    SAVED = (
-        *StatTotals.SAVED,
+    SAVED_FIELDS = (
+        *StatTotals.SAVED_FIELDS,
         "identity",
-        "written",
+        "written_at",
         "sequence",
-        "final",
+        "is_final",
         "exception",
         "failure",
-        "finished",
+        "is_finished",
         "has_trained",
         "outcome",
     )
     identity: ProcessIdentity = field(kw_only=True)
-    written: float = 0.0  # Unix time of the last snapshot
+    written_at: float = 0.0  # Unix time of the last snapshot
     sequence: int = 0  # of the last snapshot that was counted
-    final: bool = False  # the last snapshot was written at a normal exit
+    is_final: bool = False  # the last snapshot was written at a normal exit
     exception: str = ""  # uncaught exception
     failure: str = ""  # reported reason of the end
-    finished: bool = False  # True if the job reported the end of the application
+    is_finished: bool = False  # True if the job reported the end of the application
     has_trained: bool = False  # True if the process has begun a training loop
     outcome: Outcome | None = None  # of an exited process, once decided
     snapshot: Snapshot | None = None  # latest, read by this sidecar
-    counted: Snapshot | None = None  # last counted
+    counted_snapshot: Snapshot | None = None  # last counted
     definitions: list[StatDefinition] | None = None  # of the Stats; None before the first snapshot
     plans: list[StatPlan | None] = field(default_factory=list)  # None for a Stat that may not be published
-    admitted: list[StatPlan | None] = field(
+    admitted_plans: list[StatPlan | None] = field(
         default_factory=list
     )  # None also for a Stat that differs from the owner's definition
     age_seconds: float = 0.0  # since the last snapshot changed
-    outdated: bool = False  # the process cannot write newer values to the feed
-    unseen: int = 0  # passes in a row without a readable file
-    seen_monotonic: float = 0.0
-    first_seen: float = 0.0
-    progress: float | None = None  # reported Unix time of the latest step
-    progress_monotonic: float = 0.0
+    is_outdated: bool = False  # the process cannot write newer values to the feed
+    missed_passes: int = 0  # passes in a row without a readable file
+    last_seen_monotonic: float = 0.0
+    first_seen_monotonic: float = 0.0
+    last_step_at: float | None = None  # reported Unix time of the latest step
+    last_step_monotonic: float = 0.0
 
     @property
-    def living(self) -> bool:
+    def is_alive(self) -> bool:
         """True if the process was alive in the last pass."""
-        return self.departed is None
+        return self.exited_at is None
 
     @property
     def training(self) -> TrainingReading | None:
@@ -174,32 +182,34 @@ class ProcessTotals(StatTotals):
 
     def note_progress(self, now: Moment) -> None:
         """Record the monotonic time of the latest step."""
-        progress = None if self.training is None else self.training.last_progress
-        first = self.progress is None
+        last_step_at = None if self.training is None else self.training.last_progress
+        is_first = self.last_step_at is None
         # The reported time moves by microseconds between snapshots without a step.
-        if progress is not None and (
-            first or abs(progress - (self.progress or 0.0)) > STEP_TIME_TOLERANCE_SECONDS
+        if last_step_at is not None and (
+            is_first or abs(last_step_at - (self.last_step_at or 0.0)) > STEP_TIME_TOLERANCE_SECONDS
         ):
-            self.progress_monotonic = now.monotonic - (max(0.0, now.wall - progress) if first else 0.0)
-        self.progress = progress
+            self.last_step_monotonic = now.monotonic - (
+                max(0.0, now.wall - last_step_at) if is_first else 0.0
+            )
+        self.last_step_at = last_step_at
 
     def count(self, snapshot: Snapshot) -> None:
         """Count a newer snapshot for the admitted Stats; readings of a process are cumulative."""
-        self.counted = snapshot
+        self.counted_snapshot = snapshot
         if snapshot.sequence < self.sequence:
             return  # the file was replaced by an older copy
-        newer = snapshot.sequence > self.sequence
-        for plan, reading in zip(self.admitted, snapshot.recording.stats, strict=True):
+        is_newer = snapshot.sequence > self.sequence
+        for plan, reading in zip(self.admitted_plans, snapshot.recording.stats, strict=True):
             if plan is not None:
                 self.series[plan.key] = reading
             else:
-                self.refused += newer
-        self.events, self.dropped = snapshot.recording.events, snapshot.dropped
-        self.sequence, self.written = snapshot.sequence, snapshot.written
-        self.final = snapshot.recording.final
+                self.refused_readings += is_newer
+        self.events, self.dropped_counts = snapshot.recording.events, snapshot.dropped
+        self.sequence, self.written_at = snapshot.sequence, snapshot.written
+        self.is_final = snapshot.recording.final
         self.exception = "" if snapshot.ending is None else snapshot.ending.exception
         self.failure = "" if self.training is None else self.training.failure
-        self.finished = self.training is not None and self.training.finished
+        self.is_finished = self.training is not None and self.training.finished
         self.has_trained = _has_trained(self.training)
 
 
@@ -220,16 +230,16 @@ class WorkerSlot:
         yield self.base
         yield from self.processes
 
-    def living(self) -> ProcessTotals | None:
+    def running_process(self) -> ProcessTotals | None:
         """Return the latest running process, or None."""
-        return next((process for process in reversed(self.processes) if process.living), None)
+        return next((process for process in reversed(self.processes) if process.is_alive), None)
 
     def total(self, key: SeriesKey) -> StatReading | None:
         """Return the sum over all parts; None if no part has the Stat."""
         total: StatReading | None = None
         for part in self.parts():
             if (reading := part.series.get(key)) is not None:
-                total = added(total, reading)
+                total = sum_readings(total, reading)
         return total
 
     def fold(self, keep: int, present: Collection[str]) -> Iterator[str]:
@@ -238,12 +248,12 @@ class WorkerSlot:
         Three kinds of processes stay: the last *keep*, processes with a file, and the last process that trained, which
         decides the state of the run.
         """
-        exited = [process for process in self.processes if not process.living]
-        trained = next((process for process in reversed(self.processes) if process.has_trained), None)
-        for process in exited[: max(0, len(exited) - keep)]:
+        exited_processes = [process for process in self.processes if not process.is_alive]
+        last_trainer = next((process for process in reversed(self.processes) if process.has_trained), None)
+        for process in exited_processes[: max(0, len(exited_processes) - keep)]:
             if process.identity.id in present:
                 return
-            if process is not trained:
+            if process is not last_trainer:
                 self.processes.remove(process)
                 self.base.absorb(process)
                 yield process.identity.id
@@ -257,30 +267,30 @@ class GapRules:
     linger_seconds: float = 900.0
     hang: HangRule = field(default_factory=HangRule)
 
-    def fresh(self, process: ProcessTotals) -> bool:
+    def is_fresh(self, process: ProcessTotals) -> bool:
         """Return True if the feed of a running process is current."""
         snapshot = process.snapshot
-        if snapshot is None or not process.living or process.outdated:
+        if snapshot is None or not process.is_alive or process.is_outdated:
             return False
         return process.age_seconds <= max(self.stale_after_seconds, 3.0 * snapshot.flush_seconds)
 
     def lingers(self, totals: StatTotals, now: Moment) -> bool:
         """Return True if the totals of an exited process are shown."""
-        seconds_since_exit = now.monotonic - totals.departed_monotonic
-        return totals.departed is not None and seconds_since_exit <= self.linger_seconds
+        seconds_since_exit = now.monotonic - totals.exited_monotonic
+        return totals.exited_at is not None and seconds_since_exit <= self.linger_seconds
 
     def overdue_seconds(self, process: ProcessTotals, now: Moment) -> float | None:
         """Return the time since the last finished step if a step is overdue, otherwise None."""
-        if process.progress is None:
+        if process.last_step_at is None:
             return None
-        seconds = now.monotonic - process.progress_monotonic
+        seconds = now.monotonic - process.last_step_monotonic
         return seconds if self.hang.is_overdue(process.training, seconds) else None
 
     def hangs(self, process: ProcessTotals, now: Moment) -> bool:
         """Return True if a step is overdue outside of the waiting phases."""
         reading = process.training
-        overdue = self.overdue_seconds(process, now) is not None
-        return overdue and reading is not None and reading.phase not in WAITING_PHASES
+        is_overdue = self.overdue_seconds(process, now) is not None
+        return is_overdue and reading is not None and reading.phase not in WAITING_PHASES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -291,10 +301,10 @@ class VisibleSlot:
     labels: tuple[str, ...]  # values of the labels run, rank, worker, role
     slot: WorkerSlot
     process: ProcessTotals  # the running process, otherwise the last
-    fresh: bool  # window gauges may be shown
-    advancing: bool  # last values of the training may be shown
-    counted: bool  # the totals are saved and may be shown
-    lingering: tuple[StatTotals, ...]  # of recently exited processes
+    is_fresh: bool  # window gauges may be shown
+    is_advancing: bool  # last values of the training may be shown
+    is_saved: bool  # the totals are saved and may be shown
+    lingering_parts: tuple[StatTotals, ...]  # of recently exited processes
 
     @property
     def is_rank_0(self) -> bool:
@@ -302,29 +312,29 @@ class VisibleSlot:
         return self.key.rank == 0 and not self.slot.number and not self.key.role
 
 
-def visible(
-    key: RankKey, slot: WorkerSlot, rules: GapRules, now: Moment, *, counted: bool
+def visible_slot(
+    key: RankKey, slot: WorkerSlot, rules: GapRules, now: Moment, *, is_saved: bool
 ) -> VisibleSlot | None:
     """Return the visible part of a slot, or None."""
-    process = slot.living() or next(reversed(slot.processes), None)
-    lingering = tuple(part for part in slot.parts() if rules.lingers(part, now))
-    if process is None or not (process.living or lingering):
+    process = slot.running_process() or next(reversed(slot.processes), None)
+    lingering_parts = tuple(part for part in slot.parts() if rules.lingers(part, now))
+    if process is None or not (process.is_alive or lingering_parts):
         return None
-    fresh = rules.fresh(process)
+    is_fresh = rules.is_fresh(process)
     rank, worker = "" if key.rank is None else str(key.rank), str(slot.number or "")
     return VisibleSlot(
         key=key,
         labels=(key.run, rank, worker, key.role),
         slot=slot,
         process=process,
-        fresh=fresh,
-        advancing=fresh and rules.overdue_seconds(process, now) is None,
-        counted=counted,
-        lingering=lingering,
+        is_fresh=is_fresh,
+        is_advancing=is_fresh and rules.overdue_seconds(process, now) is None,
+        is_saved=is_saved,
+        lingering_parts=lingering_parts,
     )
 
 
-def added(earlier: StatReading | None, later: StatReading) -> StatReading:
+def sum_readings(earlier: StatReading | None, later: StatReading) -> StatReading:
     """Return the total of earlier processes plus the reading of a later process.
 
     After a change of unit or buckets the distribution restarts, and rejected samples continue. After a process without a
@@ -336,7 +346,7 @@ def added(earlier: StatReading | None, later: StatReading) -> StatReading:
     if earlier.definition is later.definition or shape_of(earlier.definition) == shape_of(later.definition):
         count += earlier.count
         counts = tuple(map(int.__add__, earlier.bucket_counts, counts))
-        exponential = added_counts(earlier.exponential, exponential)
+        exponential = sum_counts(earlier.exponential, exponential)
         total = None if total is None else total + (earlier.sum or 0.0)
     return StatReading(
         later.definition,
@@ -344,28 +354,28 @@ def added(earlier: StatReading | None, later: StatReading) -> StatReading:
         None if total is None or earlier.sum is None or not isfinite(total) else total,
         counts,
         last_sample=earlier.last_sample if later.last_sample is None else later.last_sample,
-        rejected=added_counts(earlier.rejected, later.rejected),
+        rejected=sum_counts(earlier.rejected, later.rejected),
         overflows=earlier.overflows + later.overflows,
         value=later.value,
         exponential=exponential,
     )
 
 
-def added_counts(first: Mapping[Key, int], second: Mapping[Key, int]) -> Mapping[Key, int]:
+def sum_counts(first: Mapping[Key, int], second: Mapping[Key, int]) -> Mapping[Key, int]:
     """Return the sum by reason."""
     if not first or not second:
         return first or second
     return {key: first.get(key, 0) + second.get(key, 0) for key in {**first, **second}}
 
 
-def added_events(earlier: EventsReading, later: EventsReading) -> EventsReading:
+def sum_events(earlier: EventsReading, later: EventsReading) -> EventsReading:
     """Return the sum of event counts of earlier processes and of a later process."""
     if not earlier or not later:
         return earlier or later or NO_EVENTS
     return EventsReading(
-        added_counts(earlier.counts, later.counts),
+        sum_counts(earlier.counts, later.counts),
         {**earlier.last, **later.last},
-        added_counts(earlier.suppressed, later.suppressed),
-        added_counts(earlier.delivered, later.delivered),
-        added_counts(earlier.dropped, later.dropped),
+        sum_counts(earlier.suppressed, later.suppressed),
+        sum_counts(earlier.delivered, later.delivered),
+        sum_counts(earlier.dropped, later.dropped),
     )

@@ -23,12 +23,14 @@ def assets(output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(180)
-def test_an_installed_wheel_writes_what_the_repository_has(tmp_path: Path) -> None:
+def test_an_installed_wheel_writes_the_files_of_the_repository(tmp_path: Path) -> None:
     source, venv, output = tmp_path / "source", tmp_path / "venv", tmp_path / "out"
-    tracked = run_to_completion(["git", "ls-files", "-z"], cwd=REPOSITORY).stdout.rstrip("\0").split("\0")
-    if tracked == [""]:
+    tracked_names = (
+        run_to_completion(["git", "ls-files", "-z"], cwd=REPOSITORY).stdout.rstrip("\0").split("\0")
+    )
+    if tracked_names == [""]:
         pytest.skip("this is no checkout of git")
-    for name in tracked:
+    for name in tracked_names:
         if (REPOSITORY / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).symlink_to(REPOSITORY / name)  # building must not write into the repository
@@ -39,11 +41,11 @@ def test_an_installed_wheel_writes_what_the_repository_has(tmp_path: Path) -> No
     (wheel,) = tmp_path.glob("*.whl")
     subprocess.run([*pip, f"--python={venv}/bin/python", "install", "--no-deps", str(wheel)], check=True)
 
-    completed = run_to_completion(
+    result = run_to_completion(
         [f"{venv}/bin/training-exporter", "assets", f"--output={output}"], cwd=tmp_path, env={}
     )
 
-    assert (completed.returncode, completed.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
     expected = {
         "prometheus/alertmanager.yaml": REPOSITORY / "deploy/prometheus/alertmanager.yaml",
         "runbook.md": REPOSITORY / "docs/runbook.md",
@@ -57,18 +59,23 @@ def test_an_installed_wheel_writes_what_the_repository_has(tmp_path: Path) -> No
 
 
 def test_changed_files_are_replaced_only_with_force_and_a_refusal_is_one_line(tmp_path: Path) -> None:
-    first = assets(tmp_path)
-    changed, removed = tmp_path / "prometheus/rules/thresholds.yml", tmp_path / "prometheus/alertmanager.yaml"
-    text = changed.read_text()
-    changed.write_text("groups: []\n")
-    removed.unlink()
-    refused = assets(tmp_path)
-    after_refusal = changed.read_text(), removed.exists()
-    forced = assets(tmp_path, "--force")
-    in_a_file = assets(changed)
+    first_result = assets(tmp_path)
+    changed_file, removed_file = (
+        tmp_path / "prometheus/rules/thresholds.yml",
+        tmp_path / "prometheus/alertmanager.yaml",
+    )
+    text = changed_file.read_text()
+    changed_file.write_text("groups: []\n")
+    removed_file.unlink()
+    refused_result = assets(tmp_path)
+    after_refusal = changed_file.read_text(), removed_file.exists()
+    forced_result = assets(tmp_path, "--force")
+    file_as_output_result = assets(changed_file)
 
-    assert [result.returncode for result in (first, refused, forced, in_a_file)] == [0, 1, 0, 1]
-    assert len(in_a_file.stderr.splitlines()) == 1
+    assert [
+        result.returncode for result in (first_result, refused_result, forced_result, file_as_output_result)
+    ] == [0, 1, 0, 1]
+    assert len(file_as_output_result.stderr.splitlines()) == 1
     assert after_refusal == ("groups: []\n", False)
-    assert f"{changed} has been changed" in refused.stderr
-    assert (changed.read_text(), removed.exists()) == (text, True)
+    assert f"{changed_file} has been changed" in refused_result.stderr
+    assert (changed_file.read_text(), removed_file.exists()) == (text, True)

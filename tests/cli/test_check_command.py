@@ -31,7 +31,7 @@ from exporter.feed.writer import FeedWriter
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.families.feed import REFUSAL_REASONS
 
-RECORD = """
+RECORDING_PROGRAM = """
 import sys
 from exporter import Aggregation, Stat, flush
 Stat("check.steps", {Aggregation.MEAN}).add(1.0)
@@ -42,24 +42,24 @@ sys.stdin.read()
 
 
 def check(feed: Path, *flags: str, port: int | None = None) -> tuple[int, list[dict[str, str]]]:
-    """Exit status and findings."""
+    """Return the exit status and the findings."""
     address = f"--web.listen-address=127.0.0.1:{free_port() if port is None else port}"
     arguments = [f"--feed.dir={feed}", address, "--check.format=json", *flags]
-    completed = run_to_completion([sys.executable, "-m", "exporter", "check", *arguments])
-    assert completed.stdout, completed.stderr
-    return completed.returncode, json.loads(completed.stdout)["findings"]
+    result = run_to_completion([sys.executable, "-m", "exporter", "check", *arguments])
+    assert result.stdout, result.stderr
+    return result.returncode, json.loads(result.stdout)["findings"]
 
 
 def finding_of(findings: list[dict[str, str]], subject: str) -> dict[str, str]:
-    """The only finding about a subject."""
+    """Return the only finding about a subject."""
     (match,) = (finding for finding in findings if finding["subject"].startswith(subject))
     return match
 
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A live process that has recorded a value."""
-    command = [sys.executable, "-c", RECORD]
+    """Yield a running process that has recorded a value."""
+    command = [sys.executable, "-c", RECORDING_PROGRAM]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     env = child_environment(EXPORTER_FEED_DIR=str(tmp_path), EXPORTER_RUN="mine", RANK="3")
     with running_process(command, tmp_path, env=env, **streams) as process:
@@ -71,18 +71,18 @@ def recorder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_an_empty_directory_is_a_warning_with_the_remedy(tmp_path: Path) -> None:
     flags = [f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0"]
     command = [sys.executable, "-m", "exporter", "check", *flags]
-    completed = run_to_completion(command, env=child_environment(EXPORTER_DISABLED="yes"))
-    output_lines = completed.stdout.splitlines()
+    result = run_to_completion(command, env=child_environment(EXPORTER_DISABLED="yes"))
+    output_lines = result.stdout.splitlines()
 
-    assert completed.returncode == 0
+    assert result.returncode == 0
     assert "ok   configuration: valid; read from --web.listen-address, --feed.dir" in output_lines
     for line_start in (
         "environment: EXPORTER_DISABLED=yes has",
         "sidecar: no exporter",
         "writer: no process",
     ):
-        (place,) = (place for place, line in enumerate(output_lines) if line.startswith(f"warn {line_start}"))
-        assert output_lines[place + 1].startswith("     -> ")
+        (index,) = (index for index, line in enumerate(output_lines) if line.startswith(f"warn {line_start}"))
+        assert output_lines[index + 1].startswith("     -> ")
 
 
 def test_a_live_writer_is_named_and_a_silent_one_is_suspicious(
@@ -109,44 +109,49 @@ def test_the_latest_of_many_ended_processes_are_named_and_killed_ones_marked(
 ) -> None:
     recorder.kill()
     recorder.wait()
-    (killed,) = tmp_path.glob("*.feed")
+    (killed_feed,) = tmp_path.glob("*.feed")
     for age in (90, 80, 70, 60):
         initial_files = set(tmp_path.glob("*.feed"))
         env = child_environment(EXPORTER_FEED_DIR=str(tmp_path), EXPORTER_RUN=f"age{age}")
-        run_to_completion([sys.executable, "-c", RECORD], env=env, stdin=subprocess.DEVNULL)
-        (created,) = set(tmp_path.glob("*.feed")) - initial_files
-        os.utime(created, (time.time() - age,) * 2)
-    os.utime(killed, (time.time() - 65,) * 2)
+        run_to_completion([sys.executable, "-c", RECORDING_PROGRAM], env=env, stdin=subprocess.DEVNULL)
+        (new_feed,) = set(tmp_path.glob("*.feed")) - initial_files
+        os.utime(new_feed, (time.time() - age,) * 2)
+    os.utime(killed_feed, (time.time() - 65,) * 2)
 
     messages = [row["found"] for row in check(tmp_path)[1] if row["subject"] == "writer"]
-    received = [(text.split('"')[1], text.split("; ")[1].split(",")[0]) for text in messages[:3]]
+    names_and_endings = [(text.split('"')[1], text.split("; ")[1].split(",")[0]) for text in messages[:3]]
     killed_text = "ended without a final snapshot (killed?)"
-    assert received == [("age60", "ended normally"), ("mine", killed_text), ("age70", "ended normally")]
+    assert names_and_endings == [
+        ("age60", "ended normally"),
+        ("mine", killed_text),
+        ("age70", "ended normally"),
+    ]
     assert messages[3:] == ["2 more processes ended before these"]
 
 
 @pytest.mark.parametrize(
-    ("trains", "started", "warned"), [(True, 60.0, True), (False, 60.0, False), (True, 1.0, False)]
+    ("trains", "seconds_since_start", "is_reported"),
+    [(True, 60.0, True), (False, 60.0, False), (True, 1.0, False)],
 )
 def test_a_second_trainer_of_a_rank_is_reported_and_a_helper_or_successor_is_not(
-    tmp_path: Path, trains: bool, started: float, warned: bool
+    tmp_path: Path, trains: bool, seconds_since_start: float, is_reported: bool
 ) -> None:
     first = new_identity(started=time.time() - 90, pid=7, trains=True)
-    second = new_identity(started=time.time() - started, pid=8, trains=trains)
+    second = new_identity(started=time.time() - seconds_since_start, pid=8, trains=trains)
     for writer in (writers := [FeedWriter(tmp_path, process) for process in (first, second)]):
         assert writer.publish(new_recording())
 
     warnings = [row["found"] for row in check(tmp_path)[1] if row["status"] == "warn"]
-    received = 'process 8 trains as rank 0 of run "r", and so does process 7'
-    assert (received in warnings, len(writers)) == (warned, 2)
+    expected = 'process 8 trains as rank 0 of run "r", and so does process 7'
+    assert (expected in warnings, len(writers)) == (is_reported, 2)
 
 
 def test_a_file_that_is_not_a_feed_is_refused_by_name(tmp_path: Path) -> None:
     name = f"{'b' * 32}.feed"
     (tmp_path / name).write_bytes(b"garbage" * 100)
 
-    (refused,) = [row for row in check(tmp_path)[1] if f"{name} is damaged" in row["found"]]
-    assert refused["remedy"].startswith("a living process replaces")
+    (finding,) = [row for row in check(tmp_path)[1] if f"{name} is damaged" in row["found"]]
+    assert finding["remedy"].startswith("a living process replaces")
 
 
 def test_every_refusal_of_a_feed_file_has_a_remedy() -> None:
@@ -183,7 +188,7 @@ def test_a_running_exporter_is_recognised_by_port_and_owner_lock(tmp_path: Path)
         status, findings = check(tmp_path, port=port)
 
         assert (status, finding_of(findings, "address")["status"]) == (0, "ok")
-        assert finding_of(findings, "address")["found"].startswith("an exporter answers at")
+        assert finding_of(findings, "address")["found"].startswith("an exporter responds at")
         assert finding_of(findings, "sidecar")["found"].startswith(f"process {exporter.pid} (")
 
 
@@ -194,7 +199,7 @@ def test_a_port_in_use_by_another_program_fails(tmp_path: Path) -> None:
         server.shutdown()
 
     assert status == 1
-    assert "taken by another server" in finding_of(findings, "address")["found"]
+    assert "used by a different server" in finding_of(findings, "address")["found"]
     assert "--web.listen-address" in finding_of(findings, "address")["remedy"]
 
 
@@ -222,8 +227,8 @@ def test_a_missing_package_is_reported_with_the_install_command(tmp_path: Path) 
 
 def test_a_check_that_hangs_affects_only_its_own_line() -> None:
     forever = threading.Event()
-    fine = CheckFinding("ok", "fine", "found")
-    probes = {"hung": lambda: iter([fine] if forever.wait() else []), "fine": lambda: [fine]}
+    finding = CheckFinding("ok", "fine", "found")
+    probes = {"hung": lambda: iter([finding] if forever.wait() else []), "fine": lambda: [finding]}
 
     findings = list(run_probes(probes, deadline_seconds=0.2))
 
@@ -270,7 +275,7 @@ def test_a_library_of_another_version_than_the_driver_fails(
     assert finding.status == status
 
 
-def test_the_metrics_of_a_running_exporter_show_what_fails(tmp_path: Path) -> None:
+def test_failures_in_the_metrics_of_a_running_exporter_are_reported(tmp_path: Path) -> None:
     page = (
         'exporter_collector_success{collector="cpu"} 1\n'
         'exporter_collector_success{collector="nfs"} 0\n'
@@ -325,7 +330,7 @@ def test_a_second_exporter_on_the_feed_directory_is_reported(tmp_path: Path) -> 
     assert any(f"process {owner.pid} does, and keeps the totals" in text for text in messages)
 
 
-def test_an_exporter_that_requires_client_certificates_is_no_failure(tmp_path: Path) -> None:
+def test_an_exporter_that_requires_client_certificates_is_not_a_failure(tmp_path: Path) -> None:
     port, authority = free_port(), Authority(tmp_path)
     lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
     web = f"--web.config.file={authority.config(lines)}"
@@ -360,12 +365,12 @@ def test_an_exporter_that_holds_the_energy_lock_is_named(tmp_path: Path) -> None
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a directory")
 def test_a_world_writable_directory_of_another_user_is_reported(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    os.chown(shared, 1234, 1234)
-    shared.chmod(0o777)
+    shared_directory = tmp_path / "shared"
+    shared_directory.mkdir()
+    os.chown(shared_directory, 1234, 1234)
+    shared_directory.chmod(0o777)
 
-    rows = [row for row in check(shared)[1] if row["subject"] == "feed directory"]
+    rows = [row for row in check(shared_directory)[1] if row["subject"] == "feed directory"]
 
     assert [row["status"] for row in rows] == ["ok", "warn"]
     assert "uid 1234" in rows[1]["found"]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import jsonschema  # type: ignore[import-untyped]  # it brings no types
+import jsonschema  # type: ignore[import-untyped]  # the package has no types
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -29,24 +29,24 @@ from exporter.recording.definition import check_rules
 from exporter.recording.values import Aggregation
 
 
-def resolved(*arguments: str, **environ: str) -> Configuration:
+def resolve_command_line(*arguments: str, **environ: str) -> Configuration:
     parser = Parser("exporter", "")
     add_flags(parser)
     return resolve(parser.parse_flags(arguments), environ)
 
 
 def problems(*arguments: str, **environ: str) -> list[str]:
-    with pytest.raises(ConfigurationError) as caught:
-        resolved(*arguments, **environ)
-    return str(caught.value).splitlines()
+    with pytest.raises(ConfigurationError) as error_info:
+        resolve_command_line(*arguments, **environ)
+    return str(error_info.value).splitlines()
 
 
 def test_every_flag_changes_its_option() -> None:
     web = ("--web.listen-address=:1", "--web.listen-address", "[::1]:2", "--web.config.file=/w.yml")
     flags = ("--web.enable-lifecycle", "--feed.dir=/f", "--state.dir=/s", "--gpu.replay=t4")
-    options = resolved(*web, *flags, "--log.level=debug", "--log.format=json")
+    options = resolve_command_line(*web, *flags, "--log.level=debug", "--log.format=json")
 
-    assert resolved() == Configuration()
+    assert resolve_command_line() == Configuration()
     assert options.web == WebSection((":1", "[::1]:2"), Path("/w.yml"), enable_lifecycle=True)
     assert (options.feed.dir, options.state.dir, options.gpu.replay) == (Path("/f"), Path("/s"), "t4")
     assert options.log == LogSection("debug", "json")
@@ -58,13 +58,13 @@ def test_flags_override_environment_file_and_default(tmp_path: Path) -> None:
     flag, variable = "--feed.dir=/flag", "/variable"
     file_flag = f"--config.file={file}"
 
-    assert resolved(file_flag, flag, EXPORTER_FEED_DIR=variable).feed.dir == Path("/flag")
-    assert resolved(file_flag, EXPORTER_FEED_DIR=variable).feed.dir == Path("/variable")
-    assert resolved(file_flag, EXPORTER_FEED_DIR="").feed.dir == Path("/file")
-    assert resolved(EXPORTER_STATE_DIR="/x").state.dir is None
-    assert resolved(file_flag).feed.interval == 2.0
-    assert resolved(file_flag, "--no-web.enable-lifecycle").web.enable_lifecycle is False
-    assert resolved(file_flag, "--log.level=info").log.level == "info"
+    assert resolve_command_line(file_flag, flag, EXPORTER_FEED_DIR=variable).feed.dir == Path("/flag")
+    assert resolve_command_line(file_flag, EXPORTER_FEED_DIR=variable).feed.dir == Path("/variable")
+    assert resolve_command_line(file_flag, EXPORTER_FEED_DIR="").feed.dir == Path("/file")
+    assert resolve_command_line(EXPORTER_STATE_DIR="/x").state.dir is None
+    assert resolve_command_line(file_flag).feed.interval == 2.0
+    assert resolve_command_line(file_flag, "--no-web.enable-lifecycle").web.enable_lifecycle is False
+    assert resolve_command_line(file_flag, "--log.level=info").log.level == "info"
 
 
 def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,12 +74,12 @@ def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: p
     (tmp_path / "c.yaml").write_text(text)
     monkeypatch.chdir(tmp_path.parent)
 
-    options = resolved(f"--config.file={tmp_path.name}/c.yaml")
+    options = resolve_command_line(f"--config.file={tmp_path.name}/c.yaml")
 
     assert options.feed.dir == tmp_path / "f"
     assert options.web.config_file == tmp_path / ".." / "w.yml"
     assert (options.state.dir, options.energy.carbon_intensity_file) == (Path("/s"), tmp_path / "c")
-    assert resolved("--feed.dir=f").feed.dir == Path("f")
+    assert resolve_command_line("--feed.dir=f").feed.dir == Path("f")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_problems_of_all_sources_are_reported_together(tmp_path: Path) -> None:
         ("gpu: {interval: 1s, deadline: 2s}", "gpu.deadline: 2s is above the interval 1s"),
     ],
 )
-def test_config_check_finds_what_only_a_start_would_show(
+def test_config_check_reports_problems_that_otherwise_appear_at_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, problem: str
 ) -> None:
     (tmp_path / "web.yml").write_text("tls_server_config: {cert_file: none.pem, key_file: none.pem}")
@@ -152,12 +152,12 @@ def test_checkpoint_paths_of_a_file_are_relative_to_the_file(tmp_path: Path) -> 
     file = tmp_path / "c.yaml"
     file.write_text("collectors: {checkpoint_dirs: {paths: [checkpoints, /absolute]}}")
 
-    options = resolved(f"--config.file={file}").collectors.checkpoint_dirs
+    options = resolve_command_line(f"--config.file={file}").collectors.checkpoint_dirs
 
     assert options.paths == (tmp_path / "checkpoints", Path("/absolute"))
 
 
-def test_config_check_says_ok_or_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_prints_ok_or_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, web = tmp_path / "c.yaml", tmp_path / "w.yml"
     file.write_text("web: {config_file: w.yml}")
     web.write_text("")
@@ -165,11 +165,11 @@ def test_config_check_says_ok_or_every_problem(tmp_path: Path, capsys: pytest.Ca
     output = capsys.readouterr()
     web.write_text("nonsense: 1\nbasic_auth_users: []")
     invalid_status = main([f"--config.file={file}", "--config.check"], {})
-    complained = capsys.readouterr()
+    invalid_output = capsys.readouterr()
 
     assert (valid_status, output.out, output.err) == (0, "ok\n", "")
-    assert (invalid_status, complained.out, len(complained.err.splitlines())) == (2, "", 2)
-    assert f"exporter: {web}:1:1: nonsense: unknown key" in complained.err
+    assert (invalid_status, invalid_output.out, len(invalid_output.err.splitlines())) == (2, "", 2)
+    assert f"exporter: {web}:1:1: nonsense: unknown key" in invalid_output.err
 
 
 def test_an_unknown_command_is_reported_with_the_nearest_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,7 +193,7 @@ generator = load_script(PROJECT / "docs/generate_configuration.py")
 
 
 def keys_of(node: object) -> Iterator[str]:
-    """Every key of a JSON Schema's properties, at any depth."""
+    """Yield every key of a JSON Schema's properties, at any depth."""
     if isinstance(node, Mapping):
         for name, inner in node.get("properties", {}).items():
             yield name
@@ -202,7 +202,7 @@ def keys_of(node: object) -> Iterator[str]:
 
 
 def outcome(text: str) -> list[str]:
-    """Problems of a file; empty for a valid file."""
+    """Return the problems of a file; empty for a valid file."""
     try:
         load(text, "c", Configuration)
     except ConfigurationError as error:
@@ -223,10 +223,13 @@ def outcome(text: str) -> list[str]:
         ("recording: [{match: a, window_seconds: 50ms}]", 'of at least 100ms, found "50ms"'),
         (
             "recording: [{match: a, window_seconds: null, window_samples: null}]",
-            "recording[0].window_samples: a window needs a length",
+            "recording[0].window_samples: and window_seconds must not both be null",
         ),
         ("recording: [{match: a, buckets: [2, 1]}]", "c:1:33: recording[0].buckets: must be"),
-        ("recording: [{match: a, aggregations: [mean], buckets: [1]}]", "histogram is not among"),
+        (
+            "recording: [{match: a, aggregations: [mean], buckets: [1]}]",
+            "require histogram among the aggregations",
+        ),
         (f"recording: [{'{match: a}, ' * 1001}]", "c:1:12: recording: has 1001 rules, at most 1000"),
     ],
 )
@@ -276,13 +279,13 @@ def test_a_training_process_accepts_every_rule_that_the_configuration_accepts(ru
 
 
 def test_the_committed_schema_and_example_are_the_generated_ones() -> None:
-    committed = json.loads((PROJECT / generator.SCHEMA_FILE).read_text())
+    committed_schema = json.loads((PROJECT / generator.SCHEMA_FILE).read_text())
 
-    assert committed == generator.schema(), "run: make docs"
+    assert committed_schema == generator.schema(), "run: make docs"
     assert (PROJECT / generator.EXAMPLE_FILE).read_text() == generator.example()
 
 
-def test_the_example_is_the_defaults_and_holds_every_key_of_the_schema() -> None:
+def test_the_example_equals_the_defaults_and_has_every_key_of_the_schema() -> None:
     text = (PROJECT / generator.EXAMPLE_FILE).read_text()
     keys = set(re.findall(r"^[# ]*(?:- )?(\w+):(?: |$)", text, re.MULTILINE))
 
@@ -301,7 +304,7 @@ def test_the_commented_rule_of_the_example_can_be_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "valid"),
+    ("text", "is_valid"),
     [
         ((PROJECT / generator.EXAMPLE_FILE).read_text(), True),
         ("{}", True),
@@ -316,9 +319,9 @@ def test_the_commented_rule_of_the_example_can_be_used() -> None:
         ("exposition: {max_series: 1}", False),
     ],
 )
-def test_the_schema_is_valid_and_agrees_with_the_loader(text: str, valid: bool) -> None:
+def test_the_schema_is_valid_and_agrees_with_the_loader(text: str, is_valid: bool) -> None:
     jsonschema.Draft202012Validator.check_schema(generator.schema())
     validator = jsonschema.Draft202012Validator(generator.schema())
 
-    assert validator.is_valid(yaml.safe_load(text)) is valid
-    assert bool(outcome(text)) is not valid
+    assert validator.is_valid(yaml.safe_load(text)) is is_valid
+    assert bool(outcome(text)) is not is_valid

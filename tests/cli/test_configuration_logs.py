@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import PATIENCE
 
-from exporter.cli.logs import LONGEST_VALUE, QUEUED_LINES, Form, Formatter, Level, Logs
+from exporter.cli.logs import MAX_QUEUED_LINES, MAX_VALUE_LENGTH, Form, Formatter, Level, Logs
 
 LOG = logging.getLogger("exporter.test")
 
@@ -29,21 +29,21 @@ def logging_to(descriptor: int, level: Level = "debug", form: Form = "logfmt") -
         yield logs
     finally:
         logs.finish()
-        logging.getLogger().setLevel(logging.WARNING)  # as it was
+        logging.getLogger().setLevel(logging.WARNING)  # the previous level
 
 
-def logged(act: Callable[[Logs], object], level: Level = "debug", form: Form = "logfmt") -> list[str]:
-    """The lines that an action logs, through a real pipe."""
-    read_end, write = os.pipe()
-    with logging_to(write, level, form) as logs:
-        act(logs)
-    os.close(write)
+def lines_of(action: Callable[[Logs], object], level: Level = "debug", form: Form = "logfmt") -> list[str]:
+    """Return the lines that an action logs through a real pipe."""
+    read_end, write_end = os.pipe()
+    with logging_to(write_end, level, form) as logs:
+        action(logs)
+    os.close(write_end)
     with os.fdopen(read_end, "rb") as lines:
         return lines.read().decode().splitlines()
 
 
 def parse_logfmt(line: str) -> dict[str, str]:
-    """As Go's logfmt parsers do: a quoted value has JSON's escapes."""
+    """Parse a line like Go's logfmt parsers: a quoted value has the escapes of JSON."""
     pairs = re.findall(r'([^\s="]+)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?: |$)', line)
     assert " ".join(f"{key}={value}" for key, value in pairs) == line
     return {key: json.loads(value) if value.startswith('"') else value for key, value in pairs}
@@ -56,7 +56,7 @@ def record_of(message: str, **extra: object) -> logging.LogRecord:
 
 
 def test_a_log_line_has_time_level_source_and_message() -> None:
-    (line,) = logged(
+    (line,) = lines_of(
         lambda _: LOG.warning("collector failed", extra={"collector": "cpu", "tries": 3, "last": None})
     )
     fields = parse_logfmt(line)
@@ -95,16 +95,16 @@ class Hostile:
         raise RuntimeError("no")
 
 
-def test_hostile_values_are_named_shortened_or_renamed_never_raised() -> None:
+def test_hostile_values_are_escaped_truncated_or_renamed_and_never_raise() -> None:
     def act(_: Logs) -> None:
         LOG.info("numbers %d", "x")
         LOG.info("x", extra={"value": Hostile(), "level": "fake", "a b=c": 1, "long": "y" * 10**6})
 
-    failure, later_line = (parse_logfmt(line) for line in logged(act))
+    failure, later_line = (parse_logfmt(line) for line in lines_of(act))
     assert failure["msg"] == "!(TypeError)"
     assert (later_line["value"], later_line["a_b_c"]) == ("!(RuntimeError)", "1")
     assert (later_line["level"], later_line["level_"]) == ("info", "fake")
-    assert len(later_line["long"]) == LONGEST_VALUE
+    assert len(later_line["long"]) == MAX_VALUE_LENGTH
 
 
 def test_uncaught_thread_exceptions_and_warnings_are_logged() -> None:
@@ -119,42 +119,42 @@ def test_uncaught_thread_exceptions_and_warnings_are_logged() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        error, warned = (parse_logfmt(line) for line in logged(act))
+        error, warning = (parse_logfmt(line) for line in lines_of(act))
     assert (error["level"], error["thread_name"]) == ("error", "worker")
     assert error["stack"].endswith("RuntimeError: lost")
-    assert (warned["level"], "careful" in warned["msg"]) == ("warn", True)
+    assert (warning["level"], "careful" in warning["msg"]) == ("warn", True)
 
 
 def test_logging_never_waits_for_a_full_pipe_and_lost_lines_are_counted() -> None:
-    read_end, write = os.pipe()
-    with logging_to(write):
+    read_end, write_end = os.pipe()
+    with logging_to(write_end):
         start = time.monotonic()
-        for _ in range(QUEUED_LINES + 3000):
+        for _ in range(MAX_QUEUED_LINES + 3000):
             LOG.info("x" * 1000)
-        took = time.monotonic() - start
+        elapsed_seconds = time.monotonic() - start
         with os.fdopen(read_end, "rb", closefd=False) as lines:
             for line in lines:
                 if b"dropped=" in line:
                     break
-    os.close(write)
+    os.close(write_end)
     os.close(read_end)
 
-    assert took < 5.0 * PATIENCE
-    received = parse_logfmt(line.decode().rstrip())
-    assert received["msg"] == "log lines were dropped"
-    assert int(received["dropped"]) > 0
+    assert elapsed_seconds < 5.0 * PATIENCE
+    last_line_fields = parse_logfmt(line.decode().rstrip())
+    assert last_line_fields["msg"] == "log lines were dropped"
+    assert int(last_line_fields["dropped"]) > 0
 
 
-@pytest.mark.parametrize("closed", [True, False])
-def test_a_blocked_stderr_loses_only_log_lines(closed: bool) -> None:
-    read_end, write = os.pipe()
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_blocked_stderr_loses_only_log_lines(is_closed: bool) -> None:
+    read_end, write_end = os.pipe()
     os.close(read_end)
-    if closed:
-        os.close(write)
-    with logging_to(write):
+    if is_closed:
+        os.close(write_end)
+    with logging_to(write_end):
         LOG.error("x")
-    if not closed:
-        os.close(write)
+    if not is_closed:
+        os.close(write_end)
 
 
 def test_level_and_format_change_at_runtime() -> None:
@@ -163,5 +163,5 @@ def test_level_and_format_change_at_runtime() -> None:
         logs.configure(level="info", form="json")
         LOG.info("seen")
 
-    (line,) = logged(act, "error")
+    (line,) = lines_of(act, "error")
     assert json.loads(line)["msg"] == "seen"

@@ -34,13 +34,13 @@ WINDOW = re.compile(r'^demo_step_duration_window_mean_seconds\{(?:.*,)?rank="(\d
 
 
 def demo_command(*flags: str, port: int = 0) -> list[str]:
-    """The command line of the demo."""
+    """Return the command line of the demo."""
     return [sys.executable, "-m", "exporter", "demo", f"--web.listen-address=127.0.0.1:{port}", *flags]
 
 
 @contextlib.contextmanager
 def demo(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Demo in a temporary directory, and its port."""
+    """Run a demo in a temporary directory; yields the process and the port."""
     env = child_environment(TMPDIR=str(tmp_path), EXPORTER_FEED_DIR=str(tmp_path / "never"))
     command = demo_command(f"--feed.dir={tmp_path}", *flags)
     with running_process(
@@ -55,8 +55,8 @@ def demo(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], i
         yield process, int(address[1])
 
 
-def steps(text: str) -> dict[str, int]:
-    """Steps by rank."""
+def steps_by_rank(text: str) -> dict[str, int]:
+    """Return the number of steps by rank."""
     return {rank: int(float(count)) for rank, count in STEPS.findall(text)}
 
 
@@ -64,7 +64,7 @@ def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machi
     tmp_path: Path,
 ) -> None:
     with demo(tmp_path) as (process, port):
-        wait_until(lambda: set(WINDOW.findall(page(port))) == set(steps(page(port))) == {"0", "1"})
+        wait_until(lambda: set(WINDOW.findall(page(port))) == set(steps_by_rank(page(port))) == {"0", "1"})
         wait_until(lambda: page(port).count("\ngpu_up{") == RANKS)
         exposition = page(port)
         os.killpg(process.pid, signal.SIGINT)
@@ -92,14 +92,14 @@ CARD = re.compile(r'^training_rank_info\{.*gpu="(\d)".*rank="(\d)"', re.MULTILIN
 
 
 def value(text: str, series: str) -> float:
-    """Value of the series with this label prefix; 0 while absent."""
+    """Return the value of the series with this label prefix; 0 if absent."""
     match = re.search(rf"^{re.escape(series)}.*? (\S+)$", text, re.MULTILINE)
     return 0.0 if match is None else float(match[1])
 
 
 def is_past_the_crash(pages: list[str]) -> bool:
     """Return True once the second attempt has passed the step of the crash and its lost steps are counted."""
-    if not pages or len(counts := steps(pages[-1])) != 2:
+    if not pages or len(counts := steps_by_rank(pages[-1])) != 2:
         return False
     return min(counts.values()) > CRASH_STEP and value(pages[-1], "training_lost_steps_total") > 0
 
@@ -119,20 +119,19 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
         process.wait()
         output = process.stderr.read() if process.stderr else ""
 
-    active = [text for text in pages if len(steps(text)) == 2]
-    assert any(not WINDOW.findall(text) for text in active[5:]), "no gap"
-    assert "rank 1 has died; all ranks start again" in output
-    counts = [steps(text)["1"] for text in active]
+    pages_with_ranks = [text for text in pages if len(steps_by_rank(text)) == 2]
+    assert any(not WINDOW.findall(text) for text in pages_with_ranks[5:]), "no gap"
+    assert "rank 1 exited; all ranks restart" in output
+    counts = [steps_by_rank(text)["1"] for text in pages_with_ranks]
     assert counts == sorted(counts)
     assert counts[-1] > CRASH_STEP
-    final_page = active[-1]
+    final_page = pages_with_ranks[-1]
     assert {"forward", "backward", "grad_sync", "validation", "checkpoint_load"} <= set(
         PHASES.findall(final_page)
     )
     assert value(final_page, 'training_nonfinite_total{kind="loss"') >= 1
     assert value(final_page, 'training_checkpoints_total{kind="sync",result="ok"') >= 5
-    # Steps of rank 0 after its last flush are not in the feed; on a busy machine, these are some steps
-    # ahead of rank 1; how many exactly is for the tests of goodput.
+    # Steps of rank 0 after the last flush are not in the feed. On a busy machine, rank 0 is several steps ahead of rank 1.
     lost_steps = (CRASH_STEP - 1) % CHECKPOINT_STEPS
     assert 0 < value(final_page, "training_lost_steps_total") <= lost_steps + 8
     assert value(final_page, "training_attempt{") == 2
@@ -141,7 +140,7 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
 def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     initial_ranks = processes_naming('"directory": ')
     with demo(tmp_path) as (process, port):
-        wait_until(lambda: len(steps(page(port))) == 2)
+        wait_until(lambda: len(steps_by_rank(page(port))) == 2)
         ranks = processes_naming('"directory": ') - initial_ranks
         process.kill()
         process.wait()
@@ -153,33 +152,39 @@ def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
 
 def test_the_directory_of_the_demo_is_removed_and_old_directories_after_a_day(tmp_path: Path) -> None:
     shared_memory = Path("/dev/shm")
-    old, new = (shared_memory / f"exporter-demo-{age}{os.getpid()}" for age in ("old", "new"))
-    for directory in (old, new):
+    old_directory, recent_directory = (
+        shared_memory / f"exporter-demo-{age}{os.getpid()}" for age in ("old", "new")
+    )
+    for directory in (old_directory, recent_directory):
         (directory / "checkpoint").mkdir(parents=True)
-    os.utime(old, (0, 0))
-    before = set(shared_memory.iterdir()) - {old}
+    os.utime(old_directory, (0, 0))
+    initial_directories = set(shared_memory.iterdir()) - {old_directory}
     try:
         with demo(tmp_path) as (process, _):
-            created = set(shared_memory.glob("exporter-demo-*")) - before
+            new_directories = set(shared_memory.glob("exporter-demo-*")) - initial_directories
             process.send_signal(signal.SIGINT)
             process.wait()
-        after = set(shared_memory.glob("exporter-demo-*"))
+        final_directories = set(shared_memory.glob("exporter-demo-*"))
     finally:
-        shutil.rmtree(old, ignore_errors=True)
-        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old_directory, ignore_errors=True)
+        shutil.rmtree(recent_directory, ignore_errors=True)
 
-    assert (old in created, len(created), created & after) == (False, 1, set())
-    assert new in after
+    assert (old_directory in new_directories, len(new_directories), new_directories & final_directories) == (
+        False,
+        1,
+        set(),
+    )
+    assert recent_directory in final_directories
     assert not (tmp_path / "never").exists()  # the default feed directory of the user stays unchanged
 
 
 def test_a_port_in_use_is_one_line_and_status_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        completed = run_to_completion(demo_command(port=port))
+        result = run_to_completion(demo_command(port=port))
 
-    assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (2, "", 1)
-    assert f"127.0.0.1:{port}" in completed.stderr
+    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
+    assert f"127.0.0.1:{port}" in result.stderr
 
 
 def test_a_directory_served_by_another_exporter_is_refused(tmp_path: Path) -> None:
@@ -187,7 +192,7 @@ def test_a_directory_served_by_another_exporter_is_refused(tmp_path: Path) -> No
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
     with running_process([sys.executable, "-m", "exporter", *flags], tmp_path):
         wait_until(lambda: page(port))
-        completed = run_to_completion(demo_command(f"--feed.dir={tmp_path}"))
+        result = run_to_completion(demo_command(f"--feed.dir={tmp_path}"))
 
-    assert completed.returncode == 2
-    assert "another exporter serves this feed directory" in completed.stderr
+    assert result.returncode == 2
+    assert "another exporter serves this feed directory" in result.stderr

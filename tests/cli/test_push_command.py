@@ -52,7 +52,7 @@ class Server:
         return self.status, b""
 
     def metrics(self) -> dict[str, Any]:
-        """Of the last OTLP request, by name."""
+        """Return the metrics of the last OTLP request by name."""
         (resource,) = self.requests[-1].resource_metrics
         return {metric.name: metric for metric in resource.scope_metrics[0].metrics}
 
@@ -112,12 +112,12 @@ def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> Non
 def test_once_keeps_the_file_and_removes_it_without_a_page(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "training.prom"
     flags = ["--once", "--name=train_*", "--name=gpu_*"]
-    completed = run_to_completion(command(server, str(path), *flags))
+    first_result = run_to_completion(command(server, str(path), *flags))
     content = path.read_bytes()
     server.page = None
-    failed = run_to_completion(command(server, str(path), "--once"))
+    second_result = run_to_completion(command(server, str(path), "--once"))
 
-    assert (completed.returncode, failed.returncode) == (0, 1)
+    assert (first_result.returncode, second_result.returncode) == (0, 1)
     assert content == PAGE
     assert not path.exists()
     assert server.paths[0] == "/metrics?name%5B%5D=train_%2A&name%5B%5D=gpu_%2A"
@@ -141,19 +141,19 @@ def test_a_file_of_a_killed_push_is_removed_by_the_next_push_without_a_page(
 
 def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Path) -> None:
     class FullDisk(TextFile):
-        there = False
+        is_present = False
 
         def put(self, page: bytes, exporter_start: float | None = None) -> None:
-            if self.there:
+            if self.is_present:
                 raise OSError(28, "No space left on device")
-            self.there = True
+            self.is_present = True
 
         def remove(self) -> None:
-            self.there = False
+            self.is_present = False
 
     target = FullDisk(tmp_path / "page.prom")
     push = Push(f"{server.url}/metrics", target)
-    steps = [(push.step(), target.there) for _ in range(2)]
+    steps = [(push.step(), target.is_present) for _ in range(2)]
 
     assert steps == [(True, True), (False, False)]
 
@@ -244,11 +244,11 @@ def test_only_series_of_the_page_are_sent(receiver: Server) -> None:
     push.step()
     (point,) = receiver.metrics()["loss"].gauge.data_points
     receiver.page = None
-    failed = push.step()
+    is_pushed = push.step()
     push.remove()
 
     assert (labels_of(point), point.as_double) == ({"rank": "1"}, 3.0)
-    assert (failed, len(receiver.requests)) == (False, 2)
+    assert (is_pushed, len(receiver.requests)) == (False, 2)
 
 
 def test_units_and_start_times_are_sent(receiver: Server) -> None:
@@ -276,9 +276,9 @@ def test_a_comment_of_one_word_is_accepted(server: Server, tmp_path: Path) -> No
 
 def test_an_exporter_with_a_password_and_client_certificates_is_read(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    password_hash = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
     lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
-    config = authority.config(f"{lines}basic_auth_users: {{prometheus: '{hashed}'}}\n")
+    config = authority.config(f"{lines}basic_auth_users: {{prometheus: '{password_hash}'}}\n")
     certificate = authority.authority.issue_cert("client")
     certificate.private_key_pem.write_to_path(str(tmp_path / "client-key.pem"))
     certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))

@@ -1,4 +1,4 @@
-"""The job under `run`: exit status, environment, inherited resources, and the record of its end."""
+"""Job under `run`: exit status, environment, inherited resources, and the recorded exit status."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from exporter.feed import runs
 GLIBC_SIGNALS = 0b11 << 31
 
 
-def finish(feed: Path, *job: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a job to its end."""
+def run_job(feed: Path, *job: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a job until its exit."""
     return run_to_completion(supervise_command(feed, job), **options)
 
 
@@ -39,10 +39,10 @@ def finish(feed: Path, *job: str, **options: object) -> subprocess.CompletedProc
 )
 def test_run_exits_with_the_status_of_the_job(tmp_path: Path, program: str, status: int) -> None:
     start = time.time()
-    completed = finish(tmp_path, "sh", "-c", program)
+    result = run_job(tmp_path, "sh", "-c", program)
     (end,) = runs.ends(tmp_path)
 
-    assert (completed.returncode, end.status, end.run) == (status, status, "r")
+    assert (result.returncode, end.status, end.run) == (status, status, "r")
     assert start < end.started < end.at < time.time()
 
 
@@ -73,34 +73,34 @@ def test_a_command_that_cannot_be_executed_exits_as_in_a_shell_with_one_line(
         (tmp_path / "program").write_text(content)
         (tmp_path / "program").chmod(mode)
     trace = tmp_path / "sidecar"
-    completed = run_to_completion(
+    result = run_to_completion(
         supervise_command(tmp_path, [name.format(tmp_path)], sidecar=["/bin/touch", str(trace)])
     )
 
-    assert (completed.returncode, completed.stderr) == (status, f"exporter: {message.format(tmp_path)}\n")
+    assert (result.returncode, result.stderr) == (status, f"exporter: {message.format(tmp_path)}\n")
     assert not trace.exists()
 
 
 def test_the_job_owns_the_standard_streams(tmp_path: Path) -> None:
-    completed = finish(tmp_path, "sh", "-c", "read line; echo out $line; echo err >&2", input="hello\n")
+    result = run_job(tmp_path, "sh", "-c", "read line; echo out $line; echo err >&2", input="hello\n")
 
-    assert completed.stdout == "out hello\n"
-    assert {*completed.stderr.splitlines(keepends=True)} == {FIRST_LINE, "err\n"}
+    assert result.stdout == "out hello\n"
+    assert {*result.stderr.splitlines(keepends=True)} == {FIRST_LINE, "err\n"}
 
 
 def test_the_job_shares_the_process_group_and_the_session(tmp_path: Path) -> None:
-    look = "print([of(0) == of(os.getppid()) for of in (os.getpgid, os.getsid)])"
+    script = "print([of(0) == of(os.getppid()) for of in (os.getpgid, os.getsid)])"
 
-    assert finish(tmp_path, sys.executable, "-c", f"import os; {look}").stdout == "[True, True]\n"
+    assert run_job(tmp_path, sys.executable, "-c", f"import os; {script}").stdout == "[True, True]\n"
 
 
 def test_the_job_inherits_the_signal_mask_and_dispositions_of_run(tmp_path: Path) -> None:
-    look = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
+    script = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
     env_command = ["env", "--default-signal", "--ignore-signal=HUP", "--block-signal=USR1"]
 
     outputs = [
         run_to_completion([*env_command, *command]).stdout
-        for command in (supervise_command(tmp_path, look), look)
+        for command in (supervise_command(tmp_path, script), script)
     ]
     masks = [[int(line.split()[1], 16) & ~GLIBC_SIGNALS for line in text.splitlines()] for text in outputs]
 
@@ -109,15 +109,15 @@ def test_the_job_inherits_the_signal_mask_and_dispositions_of_run(tmp_path: Path
 
 def test_inherited_descriptors_reach_the_job_but_not_the_sidecar(tmp_path: Path) -> None:
     note = tmp_path / "sidecar"
-    look = "ls -l /proc/self/fd | grep -c 'given$'"
-    sidecar = ["/bin/sh", "-c", f"{look} > {note}.new; mv {note}.new {note}"]
-    job = ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done; {look}"]
+    script = "ls -l /proc/self/fd | grep -c 'given$'"
+    sidecar = ["/bin/sh", "-c", f"{script} > {note}.new; mv {note}.new {note}"]
+    job = ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done; {script}"]
     with (tmp_path / "given").open("w") as file:
-        completed = run_to_completion(
+        result = run_to_completion(
             supervise_command(tmp_path, job, sidecar=sidecar), pass_fds=[file.fileno()]
         )
 
-    assert (completed.stdout, note.read_text()) == ("1\n", "0\n")
+    assert (result.stdout, note.read_text()) == ("1\n", "0\n")
 
 
 def test_run_works_with_closed_standard_streams(tmp_path: Path) -> None:
@@ -130,11 +130,11 @@ def test_run_reaps_orphans_as_the_first_process_of_a_container(tmp_path: Path) -
     # A subshell leaves `sleep` as an orphan; the last `ps` would list zombies.
     orphans = "(sleep 0.1 & ) ; sleep 0.5; ps -e -o stat= | grep -c '^Z'; exit 6"
     job = supervise_command(tmp_path, ["sh", "-c", orphans])
-    completed = run_to_completion(["unshare", "--pid", "--fork", "--mount-proc", *job])
+    result = run_to_completion(["unshare", "--pid", "--fork", "--mount-proc", *job])
 
-    if "unshare" in completed.stderr:
-        pytest.skip(f"no pid namespaces here: {completed.stderr.strip()}")
-    assert (completed.returncode, completed.stdout) == (6, "0\n")
+    if "unshare" in result.stderr:
+        pytest.skip(f"no pid namespaces here: {result.stderr.strip()}")
+    assert (result.returncode, result.stdout) == (6, "0\n")
 
 
 def test_a_live_launch_names_run_and_job_and_a_killed_launch_does_not(tmp_path: Path) -> None:
@@ -156,10 +156,10 @@ def test_an_exit_record_is_removed_after_a_day(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "2-b.ended"
     path.write_text(json.dumps({"pid": 2, "status": -9, "at": 5.0}))
     runs.forget_ends(tmp_path)
-    existed = path.exists()
-    runs.forget_ends(tmp_path, clock=lambda: path.stat().st_mtime + runs.ENDED_SECONDS + 1)
+    existed_before = path.exists()
+    runs.forget_ends(tmp_path, clock=lambda: path.stat().st_mtime + runs.END_RETENTION_SECONDS + 1)
 
-    assert existed
+    assert existed_before
     assert not path.exists()
 
 
@@ -169,9 +169,9 @@ def test_an_exit_record_is_removed_after_a_day(tmp_path: Path) -> None:
 def test_the_separator_is_optional_and_the_job_keeps_its_flags(tmp_path: Path) -> None:
     show = ["sh", "-c", "echo $0 $*", "--web.listen-address=x", "--", "-v"]
     flags = ["--feed.dir", str(tmp_path), "--web.listen-address=127.0.0.1:0"]
-    completed = run_to_completion([sys.executable, "-m", "exporter", "run", *flags, *show])
+    result = run_to_completion([sys.executable, "-m", "exporter", "run", *flags, *show])
 
-    assert (completed.returncode, completed.stdout) == (0, "--web.listen-address=x -- -v\n")
+    assert (result.returncode, result.stdout) == (0, "--web.listen-address=x -- -v\n")
 
 
 @pytest.mark.parametrize(
@@ -181,55 +181,55 @@ def test_the_separator_is_optional_and_the_job_keeps_its_flags(tmp_path: Path) -
 def test_an_invalid_command_line_is_refused_before_the_job_starts(
     tmp_path: Path, arguments: list[str], error_text: str
 ) -> None:
-    formatted = [argument.format(tmp_path) for argument in arguments]
-    completed = run_to_completion(
-        [sys.executable, "-m", "exporter", "run", f"--feed.dir={tmp_path}", *formatted]
+    job_arguments = [argument.format(tmp_path) for argument in arguments]
+    result = run_to_completion(
+        [sys.executable, "-m", "exporter", "run", f"--feed.dir={tmp_path}", *job_arguments]
     )
 
-    assert completed.returncode == 2
-    assert error_text in completed.stderr
+    assert result.returncode == 2
+    assert error_text in result.stderr
     assert not (tmp_path / "begun").exists()
 
 
 def test_a_job_with_the_exporter_disabled_runs_unchanged(tmp_path: Path) -> None:
     command = run_command(tmp_path, ["sh", "-c", f"sleep 0.5; exec ls {tmp_path}"])
-    completed = run_to_completion(command, env=child_environment(EXPORTER_DISABLED="1"))
+    result = run_to_completion(command, env=child_environment(EXPORTER_DISABLED="1"))
 
-    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_an_unusable_feed_directory_is_one_line_and_the_job_runs(tmp_path: Path) -> None:
     feed_file = tmp_path / "file"
     feed_file.touch()
-    completed = run_to_completion(run_command(feed_file, ["sh", "-c", "echo $EXPORTER_FEED_DIR; exit 3"]))
+    result = run_to_completion(run_command(feed_file, ["sh", "-c", "echo $EXPORTER_FEED_DIR; exit 3"]))
 
-    assert (completed.returncode, completed.stdout) == (3, f"{feed_file}\n")
-    assert len(completed.stderr.splitlines()) == 1
-    assert "the job runs without metrics" in completed.stderr
+    assert (result.returncode, result.stdout) == (3, f"{feed_file}\n")
+    assert len(result.stderr.splitlines()) == 1
+    assert "the job runs without metrics" in result.stderr
 
 
 def test_the_environment_of_the_job_names_feed_directory_and_run(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("echo $EXPORTER_FEED_DIR $EXPORTER_AUTO $EXPORTER_LAUNCH $EXPORTER_RUN")
 
-    def error_text(*flags: str, **variables: str) -> list[str]:
-        completed = run_to_completion(
+    def job_environment(*flags: str, **variables: str) -> list[str]:
+        result = run_to_completion(
             run_command(tmp_path, ["bash", str(script)], *flags), env=child_environment(**variables)
         )
-        fields = completed.stdout.split()
-        assert f"exporter: run {fields[-1]}" in completed.stderr
+        fields = result.stdout.split()
+        assert f"exporter: run {fields[-1]}" in result.stderr
         return fields
 
-    (*_, launch), (*_, other_launch) = error_text(), error_text()
+    (*_, launch), (*_, other_launch) = job_environment(), job_environment()
     assert launch != other_launch
     assert re.fullmatch(r"train-\d{8}-\d{4}-\w+", launch)
-    assert error_text("--run.name=llama")[::3] == [str(tmp_path), "llama"]
-    assert error_text(EXPORTER_RUN="mine", EXPORTER_AUTO="0")[1::2] == ["0", "mine"]
+    assert job_environment("--run.name=llama")[::3] == [str(tmp_path), "llama"]
+    assert job_environment(EXPORTER_RUN="mine", EXPORTER_AUTO="0")[1::2] == ["0", "mine"]
 
 
-@pytest.mark.parametrize(("auto", "sampled"), [("1", True), ("0", False)])
+@pytest.mark.parametrize(("auto", "has_hook"), [("1", True), ("0", False)])
 def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_user_is_loaded(
-    auto: str, sampled: bool, tmp_path: Path
+    auto: str, has_hook: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("")
     code = (
@@ -238,6 +238,6 @@ def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_us
     )
     path = f"{REPOSITORY}:{tmp_path}"
     command = run_command(tmp_path / "feed", [sys.executable, "-c", code])
-    completed = run_to_completion(command, env=child_environment(PYTHONPATH=path, EXPORTER_AUTO=auto))
+    result = run_to_completion(command, env=child_environment(PYTHONPATH=path, EXPORTER_AUTO=auto))
 
-    assert completed.stdout.split(maxsplit=2) == [str(tmp_path / "sitecustomize.py"), str(sampled), "[]\n"]
+    assert result.stdout.split(maxsplit=2) == [str(tmp_path / "sitecustomize.py"), str(has_hook), "[]\n"]

@@ -1,4 +1,4 @@
-"""A launch of two torchrun agents without a name, each under `run` with its own sidecar, as on two nodes."""
+"""Launch of two torchrun agents without a run name, each under `run` with a separate sidecar, as on two nodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ dist.barrier()
 """
 
 
-def agent(node: int, address: list[str], script: Path, *arguments: object) -> list[str]:
+def agent_command(node: int, address: list[str], script: Path, *arguments: object) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]
     return [*launcher, "--nproc-per-node=1", *address, str(script), *map(str, arguments)]
 
@@ -51,15 +51,15 @@ def agent(node: int, address: list[str], script: Path, *arguments: object) -> li
 def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
     tmp_path: Path, backend: str
 ) -> None:
-    script, meeting = tmp_path / "train.py", free_port()
+    script, rendezvous_port = tmp_path / "train.py", free_port()
     script.write_text(JOB)
-    static = ["--master-addr=127.0.0.1", f"--master-port={meeting}"]
-    c10d = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{meeting}"]
+    static = ["--master-addr=127.0.0.1", f"--master-port={rendezvous_port}"]
+    c10d = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{rendezvous_port}"]
     feeds, ports = [tmp_path / "feed0", tmp_path / "feed1"], [free_port(), free_port()]
     outputs = [tmp_path / "said0", tmp_path / "said1"]
     with ExitStack() as stack:
         for node, (feed, port, path) in enumerate(zip(feeds, ports, outputs, strict=True)):
-            job = agent(node, static if backend == "static" else c10d, script, tmp_path, STEPS)
+            job = agent_command(node, static if backend == "static" else c10d, script, tmp_path, STEPS)
             stderr = stack.enter_context(path.open("w"))
             command = run_command(feed, job, f"--state.dir={tmp_path / f'state{node}'}", port=port)
             settings = {"stderr": stderr, "env": child_environment(OMP_NUM_THREADS="1")}
@@ -75,13 +75,13 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
     identities = {
         name for text in pages for name in re.findall(r'^training_\w+\{.*\brun="([^"]+)"', text, re.MULTILINE)
     }
-    rank_environment = json.loads((tmp_path / "rank0").read_text())
+    rank_record = json.loads((tmp_path / "rank0").read_text())
     assert len(names) == 1
     assert identities == names
     assert all("share the run name above" in path.read_text() for path in outputs)
-    assert sum_by_labels(pages[0], "training_steps_total", mode="train") == rank_environment["steps"] == STEPS
+    assert sum_by_labels(pages[0], "training_steps_total", mode="train") == rank_record["steps"] == STEPS
     assert sum_by_labels(pages[0], "training_loss", mode="train") == pytest.approx(
-        rank_environment["loss"], rel=1e-5
+        rank_record["loss"], rel=1e-5
     )
     assert sum_by_labels(pages[0], "training_run_state", state="running") == 1
     assert series(pages[1], "training_run_state") == {}  # published once, beside rank 0
@@ -96,12 +96,14 @@ def port_with(rank: int, ports: list[int]) -> int | None:
     return next((port for port in ports if steps[port] == STEPS), None)
 
 
-def test_a_launch_of_several_nodes_without_a_rendezvous_address_is_asked_for_a_name_at_once(
+def test_a_launch_of_several_nodes_without_a_rendezvous_address_logs_that_a_name_is_needed(
     tmp_path: Path,
 ) -> None:
-    mpi = child_environment(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1")
-    refused = run_to_completion(run_command(tmp_path, ["sleep", "0"]), env=mpi)
-    completed = run_to_completion(run_command(tmp_path, ["sleep", "0"], "--run.name=r"), env=mpi)
+    mpi_environment = child_environment(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1")
+    unnamed_result = run_to_completion(run_command(tmp_path, ["sleep", "0"]), env=mpi_environment)
+    named_result = run_to_completion(
+        run_command(tmp_path, ["sleep", "0"], "--run.name=r"), env=mpi_environment
+    )
 
-    assert "set the same --run.name on all nodes" in refused.stderr
-    assert "--run.name" not in completed.stderr
+    assert "set the same --run.name on all nodes" in unnamed_result.stderr
+    assert "--run.name" not in named_result.stderr

@@ -51,26 +51,26 @@ stat.add(1.0)
 
 
 class Launch:
-    """A feed directory, a port, and a job that records, waits for `go_on`, and records once more."""
+    """Launch of a job that records, waits for `continue_file`, and records again."""
 
     def __init__(self, directory: Path) -> None:
-        self.feed, self.go_on, self.port = directory / "feed", directory / "go-on", free_port()
+        self.feed, self.continue_file, self.port = directory / "feed", directory / "go-on", free_port()
         self.feed.mkdir()
 
-    def command(self, *flags: str, go_on: Path | None = None, steps: int = 5) -> list[str]:
-        job = [sys.executable, "-c", RECORDING_JOB, str(steps), str(go_on or self.go_on)]
+    def command(self, *flags: str, continue_file: Path | None = None, steps: int = 5) -> list[str]:
+        job = [sys.executable, "-c", RECORDING_JOB, str(steps), str(continue_file or self.continue_file)]
         return run_command(self.feed, job, *flags, port=self.port)
 
     @contextlib.contextmanager
     def running(self, *flags: str, steps: int = 5) -> Iterator[subprocess.Popen[str]]:
-        """Real run with a real sidecar whose page has the recorded steps."""
+        """Run a real job with a real sidecar whose page has the recorded steps."""
         with running_process(self.command(*flags, steps=steps), self.feed) as run:
             wait_until(lambda: self.steps is not None)
             yield run
 
     @property
     def steps(self) -> float | None:
-        """The total of the recorded steps on the page."""
+        """Total of the recorded steps on the page; None if absent."""
         return sample_value(self.port, "job_steps_count{")
 
 
@@ -88,7 +88,7 @@ def test_the_page_has_the_recorded_values_and_no_process_or_file_remains(launch:
     with launch.running("--run.linger=0s") as run:
         assert launch.steps == 5
 
-        launch.go_on.touch()
+        launch.continue_file.touch()
         assert run.wait() == 0
     assert processes_naming(str(launch.feed)) == set()
     assert [path.suffix for path in (launch.feed / "runs").iterdir()] == [".ended"]
@@ -97,21 +97,23 @@ def test_the_page_has_the_recorded_values_and_no_process_or_file_remains(launch:
 def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(launch: Launch) -> None:
     # Longer than the test's limit: only the scrape can end the linger.
     with launch.running("--run.linger=60s") as run:
-        resident: list[float | None] = []
+        observed_steps: list[float | None] = []
         while run.poll() is None:
-            if len(resident) == 3:
-                launch.go_on.touch()
-            resident.append(launch.steps)
+            if len(observed_steps) == 3:
+                launch.continue_file.touch()
+            observed_steps.append(launch.steps)
             time.sleep(1)
 
-        assert [steps for steps in resident if steps is not None][-1] == 5 + 1
+        assert [steps for steps in observed_steps if steps is not None][-1] == 5 + 1
         assert run.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_after_a_signal_run_waits_at_most_three_seconds(feed: Path, tmp_path: Path, number: int) -> None:
-    job, patient = ["sh", "-c", f"touch {tmp_path}/ready; exec sleep 60"], ["/bin/sleep", "60"]
-    with running_process(supervise_command(feed, job, sidecar=patient, linger_seconds=60), feed) as run:
+    job, sleeping_sidecar = ["sh", "-c", f"touch {tmp_path}/ready; exec sleep 60"], ["/bin/sleep", "60"]
+    with running_process(
+        supervise_command(feed, job, sidecar=sleeping_sidecar, linger_seconds=60), feed
+    ) as run:
         wait_until((tmp_path / "ready").exists)
         start = time.monotonic()
         run.send_signal(number)
@@ -125,7 +127,7 @@ def test_a_signal_ends_the_lingering_at_once(launch: Launch) -> None:
         for _ in range(3):  # a regular scraper
             scrape(launch.port)
             time.sleep(3)
-        launch.go_on.touch()
+        launch.continue_file.touch()
         wait_until(lambda: not runs.any_active(launch.feed))
         time.sleep(0.2)
         run.send_signal(signal.SIGINT)
@@ -135,7 +137,7 @@ def test_a_signal_ends_the_lingering_at_once(launch: Launch) -> None:
 
 
 def without_configuration(command: list[str]) -> list[str]:
-    """Return a command without the configuration of the tests: a configuration decides the log level itself."""
+    """Return a command without the configuration file, which would set the log level."""
     return [argument for argument in command if not argument.startswith("--config.file=")]
 
 
@@ -161,38 +163,38 @@ def test_a_port_in_use_is_one_line_and_the_job_runs(feed: Path, tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as listener, log_file.open("w") as stderr:
         port = listener.getsockname()[1]
         command = run_command(feed, job, "--log.level=error", port=port)
-        completed = run_to_completion(command, capture_output=False, stderr=stderr)
+        result = run_to_completion(command, capture_output=False, stderr=stderr)
 
-    assert completed.returncode == 3
-    first, refused = log_file.read_text().splitlines()
-    assert first.startswith("exporter: run ")
-    assert str(port) not in first  # the printed address is never a foreign page
-    assert f"cannot listen on 127.0.0.1:{port}" in refused
+    assert result.returncode == 3
+    first_line, error_line = log_file.read_text().splitlines()
+    assert first_line.startswith("exporter: run ")
+    assert str(port) not in first_line  # the printed address is never a foreign page
+    assert f"cannot listen on 127.0.0.1:{port}" in error_line
 
 
 def test_recording_rules_exist_before_the_first_value_of_the_job(feed: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("recording: [{match: demo.latency, aggregations: [histogram], buckets: [0.01, 0.1]}]")
     job = ["sh", "-c", "cat $EXPORTER_FEED_DIR/overrides.json"]
-    completed = run_to_completion(run_command(feed, job, f"--config.file={config}", "--run.linger=0s"))
+    result = run_to_completion(run_command(feed, job, f"--config.file={config}", "--run.linger=0s"))
 
-    (rule,) = json.loads(completed.stdout)["rules"]
-    assert (completed.returncode, rule["buckets"]) == (0, [0.01, 0.1])
+    (rule,) = json.loads(result.stdout)["rules"]
+    assert (result.returncode, rule["buckets"]) == (0, [0.01, 0.1])
 
 
 def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(launch: Launch, tmp_path: Path) -> None:
-    second_goes_on = tmp_path / "second"
+    second_continue_file = tmp_path / "second"
     with launch.running("--run.linger=0s") as first:
         (sidecar,) = sidecars(launch.feed)
-        joining = launch.command("--run.linger=0s", go_on=second_goes_on)
+        joining = launch.command("--run.linger=0s", continue_file=second_continue_file)
         with running_process(joining, tmp_path / "none") as second:
             wait_until(lambda: len(runs.jobs(launch.feed)) == 2)
-            launch.go_on.touch()
+            launch.continue_file.touch()
             assert first.wait(timeout=8 * PATIENCE) == 0
             assert sidecars(launch.feed) == [sidecar]
             assert is_ready(launch.port)
 
-            second_goes_on.touch()
+            second_continue_file.touch()
             assert second.wait(timeout=8 * PATIENCE) == 0
             assert sidecars(launch.feed) == []
 
@@ -203,7 +205,7 @@ def test_a_run_beside_a_running_exporter_does_not_stop_it(launch: Launch) -> Non
     with running_process(command, launch.feed) as exporter:
         wait_until(lambda: is_ready(launch.port))
         with launch.running() as run:
-            launch.go_on.touch()
+            launch.continue_file.touch()
             assert run.wait(timeout=5 * PATIENCE) == 0
 
             assert exporter.poll() is None
@@ -218,15 +220,15 @@ def test_the_job_is_unaffected_by_a_killed_sidecar_and_totals_continue(launch: L
 
         wait_until(lambda: sidecars(launch.feed) not in ([], [sidecar]))
         wait_until(lambda: launch.steps == 5)
-        launch.go_on.touch()
+        launch.continue_file.touch()
         assert run.wait(timeout=8 * PATIENCE) == 0
 
 
-def test_a_named_run_continues_the_totals_of_the_launch_before(launch: Launch) -> None:
+def test_a_named_run_continues_the_totals_of_the_previous_launch(launch: Launch) -> None:
     with launch.running("--run.linger=0s", "--run.name=llama") as first:
-        launch.go_on.touch()
+        launch.continue_file.touch()
         first.wait()
-    launch.go_on.unlink()
+    launch.continue_file.unlink()
 
     with launch.running("--run.linger=0s", "--run.name=llama", steps=10):
         wait_until(lambda: launch.steps == 5 + 1 + 10)
@@ -239,8 +241,8 @@ def test_after_run_is_killed_job_and_sidecar_continue_and_end_together(launch: L
         time.sleep(1.5)  # three times the interval in which the sidecar looks for runs
         assert launch.steps == 5
 
-        launch.go_on.touch()
-        places = (launch.feed, launch.go_on)
+        launch.continue_file.touch()
+        places = (launch.feed, launch.continue_file)
         wait_until(lambda: not any(processes_naming(str(place)) for place in places))
 
 
@@ -252,18 +254,18 @@ def test_a_crashed_sidecar_is_restarted_and_reported(feed: Path, tmp_path: Path)
     starts.touch()
     sidecar = ["/bin/sh", "-c", f"echo x >> {starts}; [ $(wc -l < {starts}) -lt 2 ] && exit 9; exit 2"]
     job = ["sh", "-c", f"while [ $(wc -l < {starts}) -lt 2 ]; do sleep 0.1; done; sleep 0.2"]
-    received = run_to_completion(supervise_command(feed, job, sidecar=sidecar)).stderr
+    output = run_to_completion(supervise_command(feed, job, sidecar=sidecar)).stderr
 
     restart_line = "exporter: the sidecar ended with status 9; it restarts in 1 s; the job is not affected\n"
-    assert received == FIRST_LINE + restart_line
+    assert output == FIRST_LINE + restart_line
     assert len(read_lines(starts)) == 2
 
 
 def test_the_sidecar_has_its_own_session_and_no_standard_input(feed: Path, tmp_path: Path) -> None:
     note = tmp_path / "note"
-    look = f"cut -d' ' -f1,6 /proc/self/stat > {note}.new; readlink /proc/self/fd/0 >> {note}.new; mv {note}.new {note}"
+    script = f"cut -d' ' -f1,6 /proc/self/stat > {note}.new; readlink /proc/self/fd/0 >> {note}.new; mv {note}.new {note}"
     job = ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done"]
-    run_to_completion(supervise_command(feed, job, sidecar=["/bin/sh", "-c", look]))
+    run_to_completion(supervise_command(feed, job, sidecar=["/bin/sh", "-c", script]))
 
     (ids, stream) = read_lines(note)
     assert int(ids.split()[1]) != os.getsid(0)
@@ -272,9 +274,11 @@ def test_the_sidecar_has_its_own_session_and_no_standard_input(feed: Path, tmp_p
 
 def test_a_sidecar_that_ignores_sigterm_is_killed(feed: Path, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    stubborn = ["/bin/sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.1; done"]
+    sigterm_ignoring_sidecar = ["/bin/sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.1; done"]
     job = ["sh", "-c", f"while [ ! -e {ready} ]; do sleep 0.05; done"]
-    with running_process(supervise_command(feed, job, sidecar=stubborn, linger_seconds=60), feed) as run:
+    with running_process(
+        supervise_command(feed, job, sidecar=sigterm_ignoring_sidecar, linger_seconds=60), feed
+    ) as run:
         wait_until(lambda: ready.exists() and not runs.any_active(feed))
         time.sleep(0.3)
         # `run` is stopped when the time limit of the sidecar expires.

@@ -18,10 +18,17 @@ import pytest
 from run_support import processes_naming, read_lines, running_process, signal_logging_job, supervise_command
 from waiting import wait_until
 
-PASSED_ON = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGWINCH]
+FORWARDED_SIGNALS = [
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGWINCH,
+]
 
 # Makes standard input the controlling terminal and joins the foreground process group.
-TAKE_TERMINAL = """
+TERMINAL_PROGRAM = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp(sys.argv[1], sys.argv[1:])
@@ -69,22 +76,22 @@ def signals_after_the_last(notes: Path, end: Callable[[], object]) -> list[str]:
 
 @contextlib.contextmanager
 def terminal(command: list[str], feed: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Process with a terminal; the descriptor is the terminal's other side."""
-    person, machine = pty.openpty()
-    streams = {"stdin": machine, "stdout": machine, "stderr": machine}
+    """Run a command with a terminal; yields the process and the descriptor of the terminal's controlling side."""
+    controller, terminal_end = pty.openpty()
+    streams = {"stdin": terminal_end, "stdout": terminal_end, "stderr": terminal_end}
     try:
-        with running_process([sys.executable, "-c", TAKE_TERMINAL, *command], feed, **streams) as process:
-            os.close(machine)
-            yield process, person
+        with running_process([sys.executable, "-c", TERMINAL_PROGRAM, *command], feed, **streams) as process:
+            os.close(terminal_end)
+            yield process, controller
     finally:
         with contextlib.suppress(OSError):
-            os.close(person)
+            os.close(controller)
 
 
 @pytest.mark.parametrize(
     ("send", "number", "inner_prefix"),
     [
-        *((os.kill, number, []) for number in PASSED_ON),
+        *((os.kill, number, []) for number in FORWARDED_SIGNALS),
         *((os.killpg, number, []) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
         pytest.param(os.killpg, signal.SIGTERM, ["setsid"], id="a job that left the group"),
     ],
@@ -149,13 +156,13 @@ def test_ctrl_z_stops_the_job_and_returns_to_the_shell_and_fg_resumes(tmp_path: 
         wait_until((tmp_path / "begun").exists)
         os.write(keyboard, b"\x1a")
         # Ctrl-Z discards input typed before the shell reads again.
-        wait_until(lambda: stopped(str(tmp_path)) > 1)
-        typed(keyboard, f"jobs > {tmp_path}/jobs", tmp_path / "jobs")
+        wait_until(lambda: count_stopped_processes(str(tmp_path)) > 1)
+        type_line(keyboard, f"jobs > {tmp_path}/jobs", tmp_path / "jobs")
         os.write(go, b"on\n")
         os.close(go)
         time.sleep(1)
         was_stopped = not (tmp_path / "ended").exists()
-        typed(
+        type_line(
             keyboard,
             f"fg; s=$?; [ -s {tmp_path}/status ] || echo $s > {tmp_path}/status",
             tmp_path / "status",
@@ -166,20 +173,20 @@ def test_ctrl_z_stops_the_job_and_returns_to_the_shell_and_fg_resumes(tmp_path: 
     assert read_lines(tmp_path / "status") == ["9"]
 
 
-def typed(keyboard: int, line: str, result: Path) -> None:
-    """Type a line until it has its result: input before the shell reads is discarded."""
+def type_line(keyboard: int, line: str, result: Path) -> None:
+    """Type a line until the result exists, because a shell discards earlier input."""
     for _ in range(60):
         os.write(keyboard, f"{line}\n".encode())
         with contextlib.suppress(AssertionError):
             wait_until(lambda: read_lines(result), 0.5)
             return
-    raise AssertionError(f"nothing came of {line}")
+    raise AssertionError(f"no result of {line}")
 
 
-def stopped(marker: str) -> int:
-    """How many processes that name a text are stopped."""
-    stopped = 0
+def count_stopped_processes(marker: str) -> int:
+    """Return the number of stopped processes whose command line contains a text."""
+    stopped_count = 0
     for pid in processes_naming(marker):
         with contextlib.suppress(psutil.NoSuchProcess):
-            stopped += psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    return stopped
+            stopped_count += psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return stopped_count

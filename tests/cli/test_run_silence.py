@@ -37,7 +37,7 @@ LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
 def job(
     tmp_path: Path, program: str, *prefix: str, python: str = sys.executable, **variables: str
 ) -> Iterator[int]:
-    """Process id of a sleeping Python job, started as `run` starts jobs."""
+    """Run a sleeping Python job like `run`; yields the process id."""
     script = tmp_path / "train.py"
     script.write_text(f"{program}\nprint('ready', flush=True)\nimport time; time.sleep(60)\n")
     env = child_environment(EXPORTER_AUTO="1", EXPORTER_FEED_DIR=str(tmp_path)) | variables
@@ -56,7 +56,7 @@ def reported_silence(tmp_path: Path, pid: int) -> Silence:
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Interpreter without the package."""
+    """Return the path of an interpreter without the package."""
     folder = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     return str(folder / "bin" / "python")
@@ -118,10 +118,10 @@ def test_a_job_without_python_is_not_reported_as_silent(tmp_path: Path) -> None:
 def test_the_remedy_needs_no_package_index(tmp_path: Path, bare_python: str) -> None:
     if "PYTHONPATH=" not in install_command(bare_python, ""):
         pytest.skip("the package is not installed from here")
-    look = "import exporter, importlib.metadata as m; print([e.value for e in m.entry_points(group='torch.backends')])"
-    completed = run_to_completion([bare_python, "-c", look])
+    code = "import exporter, importlib.metadata as m; print([e.value for e in m.entry_points(group='torch.backends')])"
+    result = run_to_completion([bare_python, "-c", code])
 
-    assert "exporter_auto:start" in completed.stdout
+    assert "exporter_auto:start" in result.stdout
 
 
 @pytest.mark.timeout(90)

@@ -23,7 +23,7 @@ from waiting import wait_until
 
 from exporter.feed import runs
 
-HOLD = """
+LOCK_HOLDER = """
 import sys
 from exporter.feed.files import RecordLock
 lock = RecordLock.take(sys.argv[1], create_mode=0o600)
@@ -32,15 +32,15 @@ sys.stdin.read()
 """
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill_process(process: subprocess.Popen[str]) -> None:
     """Send SIGKILL and close all descriptors."""
     process.kill()
     process.communicate()
 
 
-def writer(feed: Path) -> subprocess.Popen[str]:
-    """A process that records."""
-    return start(HOLD, feed / f"{'a' * 32}.lock")
+def start_writer(feed: Path) -> subprocess.Popen[str]:
+    """Start a process that holds the lock of a feed file."""
+    return start(LOCK_HOLDER, feed / f"{'a' * 32}.lock")
 
 
 def test_a_run_is_active_until_its_end_and_leaves_no_file(tmp_path: Path) -> None:
@@ -54,32 +54,32 @@ def test_a_run_is_active_until_its_end_and_leaves_no_file(tmp_path: Path) -> Non
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_killed_run_stays_active_while_its_job_records_and_no_later_writer_revives_it(
+def test_a_killed_run_is_active_until_its_job_stops_recording_and_later_writers_do_not_count(
     tmp_path: Path,
 ) -> None:
-    kill(start_run(tmp_path))
-    job = writer(tmp_path)
+    kill_process(start_run(tmp_path))
+    job = start_writer(tmp_path)
 
     assert runs.any_active(tmp_path)
-    kill(job)
+    kill_process(job)
     assert not runs.any_active(tmp_path)
-    later = writer(tmp_path)
+    later = start_writer(tmp_path)
     assert not runs.any_active(tmp_path)
-    kill(later)
+    kill_process(later)
 
 
 def test_writers_without_a_run_and_an_owning_sidecar_do_not_keep_a_sidecar_alive(tmp_path: Path) -> None:
-    job, sidecar = writer(tmp_path), start(HOLD, tmp_path / "owner.lock")
+    job, sidecar = start_writer(tmp_path), start(LOCK_HOLDER, tmp_path / "owner.lock")
 
     assert (runs.recording_processes(tmp_path), runs.owner(tmp_path)) == ({job.pid}, sidecar.pid)
     assert not runs.any_active(tmp_path)
     assert runs.attached_owner(tmp_path) is None  # its command line does not attach it to a run
-    kill(job)
-    kill(sidecar)
+    kill_process(job)
+    kill_process(sidecar)
     assert (runs.recording_processes(tmp_path), runs.owner(tmp_path)) == (set(), None)
 
 
-RECORDS = """
+RECORDING_JOB = """
 import time
 from exporter import Stat
 for _ in range(600):
@@ -87,7 +87,7 @@ for _ in range(600):
     time.sleep(0.1)
 """
 
-HANGS = """
+HANGING_JOB = """
 import time
 from exporter import training
 with training.training_loop(train_iterations_start=0):
@@ -99,7 +99,7 @@ with training.training_loop(train_iterations_start=0):
 """
 
 # The first registered exit handler runs last, like a device teardown after the feed has closed.
-FAILS_SLOWLY = """
+SLOWLY_FAILING_JOB = """
 import atexit, sys, time
 atexit.register(time.sleep, 2.0)
 from exporter import training
@@ -113,7 +113,7 @@ with training.application(), training.training_loop(train_iterations_start=0):
 sys.exit(3)
 """
 
-COUNTS = """
+PROMETHEUS_CLIENT_JOB = """
 import time
 from prometheus_client import Counter
 things = Counter("myjob_things", "Things.")
@@ -125,7 +125,7 @@ while True:
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Path:
-    """A feed directory."""
+    """Return an empty feed directory."""
     directory = tmp_path / "feed"
     directory.mkdir()
     return directory
@@ -139,7 +139,7 @@ def test_emptying_the_feed_directory_of_a_run_loses_neither_sidecar_nor_totals(
     feed: Path,
 ) -> None:
     port = free_port()
-    with running_process(command_of(feed, RECORDS, port), feed):
+    with running_process(command_of(feed, RECORDING_JOB, port), feed):
         wait_until(lambda: "train_loss_count{" in page(port))
         initial_sidecars = sidecars(feed)
         for path in feed.iterdir():
@@ -155,7 +155,7 @@ def test_a_job_without_further_steps_is_hung_and_its_gauges_are_absent(feed: Pat
     port, config = free_port(), tmp_path / "exporter.yaml"
     config.write_text("goodput: {hang_after: 4s}\nfeed: {interval: 500ms}\n")
     hung = 'training_run_state{run="r",state="hung"}'
-    with running_process(command_of(feed, HANGS, port, f"--config.file={config}"), feed):
+    with running_process(command_of(feed, HANGING_JOB, port, f"--config.file={config}"), feed):
         wait_until(lambda: sample_value(port, "training_loss{") == 7.5)
         wait_until(lambda: sample_value(port, hung) == 1)
         time.sleep(2.5)  # the process continues to write snapshots
@@ -165,16 +165,16 @@ def test_a_job_without_further_steps_is_hung_and_its_gauges_are_absent(feed: Pat
 
 def test_a_job_that_reports_success_and_exits_with_an_error_has_failed(feed: Path) -> None:
     port = free_port()
-    with running_process(command_of(feed, FAILS_SLOWLY, port, "--run.linger=60s"), feed):
+    with running_process(command_of(feed, SLOWLY_FAILING_JOB, port, "--run.linger=60s"), feed):
         wait_until(lambda: sample_value(port, 'training_run_state{run="r",state="failed"}') == 1)
         wait_until(lambda: sample_value(port, "training_interruptions_total{") == 1)
 
         assert (sample_value(port, "training_uncommitted_seconds{") or 0.0) > 0.2
 
 
-def test_the_position_of_an_ended_run_stays_with_its_times(feed: Path) -> None:
-    port, began = free_port(), time.time()
-    with running_process(command_of(feed, FAILS_SLOWLY, port, "--run.linger=60s"), feed):
+def test_the_position_and_times_of_an_exited_run_are_still_shown(feed: Path) -> None:
+    port, started_at = free_port(), time.time()
+    with running_process(command_of(feed, SLOWLY_FAILING_JOB, port, "--run.linger=60s"), feed):
         wait_until(lambda: sample_value(port, 'training_run_state{run="r",state="failed"}') == 1)
 
         names = (
@@ -182,15 +182,15 @@ def test_the_position_of_an_ended_run_stays_with_its_times(feed: Path) -> None:
             "training_checkpoint_last_step{",
             "training_last_progress_timestamp_seconds{",
         )
-        step, saved, progress = (sample_value(port, name) for name in names)
+        step, saved_step, progress_at = (sample_value(port, name) for name in names)
         saved_at = sample_value(port, "training_checkpoint_last_success_timestamp_seconds{")
-        assert (step, saved) == (10, 5)
+        assert (step, saved_step) == (10, 5)
         assert saved_at is not None
-        assert progress is not None
-        assert began < saved_at < progress < time.time()
+        assert progress_at is not None
+        assert started_at < saved_at < progress_at < time.time()
 
 
 def test_metrics_of_a_job_with_only_prometheus_client_are_on_the_page(feed: Path) -> None:
     port = free_port()
-    with running_process(command_of(feed, COUNTS, port), feed):
+    with running_process(command_of(feed, PROMETHEUS_CLIENT_JOB, port), feed):
         wait_until(lambda: (sample_value(port, "myjob_things_total{") or 0.0) > 0)

@@ -1,4 +1,4 @@
-"""Sidecar attached to `run` or to a job: when it yields to another exporter, and when it ends."""
+"""Sidecar attached to `run` or to a job: yielding to a running exporter, and the exit with the last run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from exporter.cli.launches import Lingering
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Separate process that is an active run of the feed directory."""
+    """Yield a separate process that is an active run of the feed directory."""
     (tmp_path / "feed").mkdir()
     with start_run(tmp_path / "feed") as process:
         yield process
@@ -28,9 +28,9 @@ def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_an_attached_sidecar_yields_silently_to_a_running_exporter(tmp_path: Path) -> None:
     with sidecar(tmp_path) as first:
         flags = [f"--web.listen-address={first.address}", f"--feed.dir={tmp_path / 'feed'}", "--run.attached"]
-        completed = exporter(*flags)
+        result = exporter(*flags)
 
-    assert (completed.returncode, completed.stdout, completed.stderr) == (3, "", "")
+    assert (result.returncode, result.stdout, result.stderr) == (3, "", "")
 
 
 def test_an_attached_sidecar_ends_with_the_last_run_without_a_regular_scraper(
@@ -38,15 +38,15 @@ def test_an_attached_sidecar_ends_with_the_last_run_without_a_regular_scraper(
 ) -> None:
     with sidecar(tmp_path, "--run.attached", "--run.linger=1h") as running:
         running.ask("/metrics")
-        alive = running.process.poll() is None
+        was_running = running.process.poll() is None
         run.communicate()
 
-        assert alive
+        assert was_running
         assert running.process.wait(10 * PATIENCE) == 0
 
 
-class Stages:
-    """The feed and the scrapes of a sidecar at a time."""
+class ScrapeSchedule:
+    """Simulated feed passes and scrapes of a sidecar."""
 
     due, time, feed_passes = 10.0, 0.0, 0
 
@@ -71,15 +71,17 @@ class Stages:
 def test_the_sidecar_waits_slightly_longer_than_the_interval_for_the_final_scrape(
     passes: int, moments: list[tuple[float, float, bool]]
 ) -> None:
-    stages = Stages()
-    lingering = Lingering(stages, active=lambda: False, linger_seconds=30.0, monotonic=lambda: stages.time)
+    schedule = ScrapeSchedule()
+    lingering = Lingering(
+        schedule, is_active=lambda: False, linger_seconds=30.0, monotonic=lambda: schedule.time
+    )
     lingering.is_over()
-    stages.feed_passes = passes
-    presence = []
-    for stages.time, stages.due, _ in moments:
-        presence.append(lingering.is_over())
+    schedule.feed_passes = passes
+    outcomes = []
+    for schedule.time, schedule.due, _ in moments:
+        outcomes.append(lingering.is_over())
 
-    assert presence == [over for _, _, over in moments]
+    assert outcomes == [is_over for _, _, is_over in moments]
 
 
 JOB = """
@@ -97,7 +99,7 @@ sys.stdin.read()
 def attached_job(
     feed: Path, port: int, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], int | None]]:
-    """Job that starts a sidecar, and the process of the sidecar; the input of the job closes at the end."""
+    """Run a job that starts a sidecar; yields the job and the pid of the sidecar, and closes the job's input at the end."""
     env, pipe = environment(EXPORTER_FEED_DIR=str(feed), **variables), subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-c", JOB, str(port)], env=env, stdin=pipe, stdout=pipe, text=True
@@ -134,11 +136,11 @@ def test_two_processes_share_one_sidecar(tmp_path: Path) -> None:
     wait_until(lambda: not is_alive(serving))
 
 
-@pytest.mark.parametrize(("folder", "more"), [(".", {"EXPORTER_DISABLED": "1"}), ("missing/parent", {})])
+@pytest.mark.parametrize(("folder", "variables"), [(".", {"EXPORTER_DISABLED": "1"}), ("missing/parent", {})])
 def test_a_disabled_or_failing_sidecar_does_not_affect_the_job(
-    tmp_path: Path, folder: str, more: dict[str, str]
+    tmp_path: Path, folder: str, variables: dict[str, str]
 ) -> None:
-    with attached_job(tmp_path / folder, free_port(), **more) as (job, sidecar):
+    with attached_job(tmp_path / folder, free_port(), **variables) as (job, sidecar):
         assert sidecar is None
 
     assert job.returncode == 0

@@ -1,4 +1,4 @@
-"""Complete sidecar over replayed machines: GPUs on the page over SIGKILL, reloads, signals, loss and hang."""
+"""Complete sidecar with replayed machines: GPUs on the page during reloads, signals, and lost or hanging GPUs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ SHORT_INTERVALS = "interval: 200ms, period: 200ms, retry: 300ms"
 COUNTERS = re.compile(r"^(gpu_\w+_total\{.*\}) (\S+)$", re.MULTILINE)
 
 
-def configured(tmp_path: Path, gpu: str) -> str:
+def configure(tmp_path: Path, gpu: str) -> str:
     """Write a configuration and return its flag."""
     file = tmp_path / "config.yaml"
     file.write_text(CONFIGURATION.format(gpu=gpu, directory=tmp_path))
     return f"--config.file={file}"
 
 
-def reconfigured(running: Sidecar, tmp_path: Path, gpu: str) -> None:
+def reconfigure(running: Sidecar, tmp_path: Path, gpu: str) -> None:
     """Reload with a new `gpu` section."""
-    configured(tmp_path, gpu)
+    configure(tmp_path, gpu)
     running.reload()
 
 
@@ -44,26 +44,26 @@ def counters(running: Sidecar) -> dict[str, float]:
     return {series: float(value) for series, value in COUNTERS.findall(running.page)}
 
 
-def gpus_up(running: Sidecar) -> int:
+def count_gpus_up(running: Sidecar) -> int:
     return len(re.findall(r"^gpu_up\{.*\} 1", running.page, re.MULTILINE))
 
 
 @needs_promtool
 def test_the_page_of_eight_gpus_passes_promtool(tmp_path: Path) -> None:
-    with sidecar(tmp_path, configured(tmp_path, ""), "--gpu.replay=h100") as running:
+    with sidecar(tmp_path, configure(tmp_path, ""), "--gpu.replay=h100") as running:
         wait_until(lambda: "gpu_tensor_activity_ratio{" in running.page)
         wait_until(lambda: "host_load1 " in running.page)
         text = running.page
     command = ["promtool", "check", "metrics"]
-    linted = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
 
     for family in ("power_watts", "energy_joules_total", "memory_used_bytes", "temperature_celsius"):
         assert f'gpu_{family}{{gpu="7"' in text
-    assert (linted.returncode, linted.stdout, linted.stderr) == (0, "", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_without_a_gpu_the_page_has_the_reason_and_the_log_one_line(tmp_path: Path) -> None:
-    with sidecar(tmp_path, configured(tmp_path, SHORT_INTERVALS), "--gpu.replay=no-gpu") as running:
+    with sidecar(tmp_path, configure(tmp_path, SHORT_INTERVALS), "--gpu.replay=no-gpu") as running:
         wait_until(lambda: running.sample('gpu_nvml_error_info{reason="library_not_found"}') == 1)
         wait_until(lambda: running.sample('exporter_collector_success{collector="gpu"}') == 1)
         time.sleep(1)
@@ -74,54 +74,54 @@ def test_without_a_gpu_the_page_has_the_reason_and_the_log_one_line(tmp_path: Pa
 
 
 def test_a_reload_detaches_and_reattaches_the_described_machine(tmp_path: Path) -> None:
-    with sidecar(tmp_path, configured(tmp_path, f"replay: h100, {SHORT_INTERVALS}")) as running:
-        wait_until(lambda: gpus_up(running) == 8 and counters(running))
-        reconfigured(running, tmp_path, "enabled: false")
+    with sidecar(tmp_path, configure(tmp_path, f"replay: h100, {SHORT_INTERVALS}")) as running:
+        wait_until(lambda: count_gpus_up(running) == 8 and counters(running))
+        reconfigure(running, tmp_path, "enabled: false")
         wait_until(lambda: "\ngpu_" not in running.page)
         assert "gpu" not in running.collectors()
-        reconfigured(running, tmp_path, f"replay: t4, {SHORT_INTERVALS}")
-        wait_until(lambda: gpus_up(running) == 1)
-        reconfigured(running, tmp_path, f"replay: h100, {SHORT_INTERVALS}")
-        wait_until(lambda: gpus_up(running) == 8 and counters(running))
+        reconfigure(running, tmp_path, f"replay: t4, {SHORT_INTERVALS}")
+        wait_until(lambda: count_gpus_up(running) == 1)
+        reconfigure(running, tmp_path, f"replay: h100, {SHORT_INTERVALS}")
+        wait_until(lambda: count_gpus_up(running) == 8 and counters(running))
 
 
 @pytest.mark.parametrize("flags", [(), ("--config.check",)], ids=["start", "check"])
 def test_an_unknown_machine_is_reported_and_nothing_starts(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    completed = exporter("--gpu.replay=h1000", f"--feed.dir={tmp_path}", *flags)
+    result = exporter("--gpu.replay=h1000", f"--feed.dir={tmp_path}", *flags)
 
-    assert completed.returncode == 2
-    assert '--gpu.replay: no machine "h1000" to replay, choose one of a100-mig' in completed.stderr
+    assert result.returncode == 2
+    assert '--gpu.replay: no machine "h1000" to replay, choose one of a100-mig' in result.stderr
 
 
 def test_missing_required_gpus_make_the_exporter_not_ready_and_keep_the_page(tmp_path: Path) -> None:
-    flag = configured(tmp_path, f"mode: required, replay: no-gpu, {SHORT_INTERVALS}")
+    flag = configure(tmp_path, f"mode: required, replay: no-gpu, {SHORT_INTERVALS}")
     with sidecar(tmp_path, flag, ready=False) as running:
         wait_until(lambda: running.ask("/metrics")[0] == 200)
         wait_until(lambda: "library_not_found" in running.ask("/-/ready")[1])
         status = running.ask("/-/ready")[0]
-        reconfigured(running, tmp_path, f"mode: required, replay: t4, {SHORT_INTERVALS}")
+        reconfigure(running, tmp_path, f"mode: required, replay: t4, {SHORT_INTERVALS}")
         wait_until(lambda: running.ask("/-/ready")[0] == 200)
 
     assert status == 503
 
 
 def test_sigusr1_detaches_nvml_and_the_next_one_reattaches_it(tmp_path: Path) -> None:
-    with sidecar(tmp_path, configured(tmp_path, f"replay: t4, {SHORT_INTERVALS}")) as running:
-        wait_until(lambda: gpus_up(running) == 1)
+    with sidecar(tmp_path, configure(tmp_path, f"replay: t4, {SHORT_INTERVALS}")) as running:
+        wait_until(lambda: count_gpus_up(running) == 1)
         running.process.send_signal(signal.SIGUSR1)
         wait_until(lambda: running.sample('gpu_nvml_error_info{reason="detached"}') == 1)
         children = psutil.Process(running.process.pid).children()
         running.process.send_signal(signal.SIGUSR1)
-        wait_until(lambda: gpus_up(running) == 1)
+        wait_until(lambda: count_gpus_up(running) == 1)
 
     assert children == []
     assert "NVML is being detached" in running.log
 
 
-def gap(points: dict[float, float]) -> float:
-    """The longest time between two points of a range query."""
+def longest_gap(points: dict[float, float]) -> float:
+    """Return the longest time between two points of a range query."""
     times = sorted(points)
-    return max(times[place] - times[place - 1] for place in range(1, len(times)))
+    return max(times[index] - times[index - 1] for index in range(1, len(times)))
 
 
 @needs_prometheus
@@ -140,27 +140,27 @@ def test_only_the_series_of_a_failed_card_end_and_return_with_the_card(
     machine = tmp_path / "faulty.yaml"
     machine.write_text((MACHINES / "h100.yaml").read_text() + f"timeline:\n  - {{{fault}}}\n")
     with (
-        sidecar(tmp_path, configured(tmp_path, "enabled: false"), machines=tmp_path) as running,
+        sidecar(tmp_path, configure(tmp_path, "enabled: false"), machines=tmp_path) as running,
         Prometheus(tmp_path / "prometheus", {"node": running.address}, scrape_seconds=0.25) as prometheus,
     ):
         wait_until(lambda: prometheus.value("up") == 1)
-        reconfigured(running, tmp_path, f"replay: faulty, {SHORT_INTERVALS}")
-        up = 'gpu_up{gpu="3"}'
-        wait_until(lambda: prometheus.value(up) == 1)
+        reconfigure(running, tmp_path, f"replay: faulty, {SHORT_INTERVALS}")
+        up_series = 'gpu_up{gpu="3"}'
+        wait_until(lambda: prometheus.value(up_series) == 1)
         start = time.time()
-        wait_until(lambda: prometheus.value(up) == 0, 30)
-        watts = prometheus.query("gpu_power_watts")
-        received = prometheus.query(f'gpu_error_info{{reason="{reason}"}}')
-        wait_until(lambda: prometheus.value(up) == 1, 20)
+        wait_until(lambda: prometheus.value(up_series) == 0, 30)
+        power_series = prometheus.query("gpu_power_watts")
+        error_series = prometheus.query(f'gpu_error_info{{reason="{reason}"}}')
+        wait_until(lambda: prometheus.value(up_series) == 1, 20)
         wait_until(lambda: len(prometheus.query("gpu_power_watts")) == 8)
         time.sleep(1)
         gaps = {
-            number: gap(prometheus.range(f'gpu_power_watts{{gpu="{number}"}}', start, time.time()))
+            number: longest_gap(prometheus.range(f'gpu_power_watts{{gpu="{number}"}}', start, time.time()))
             for number in range(8)
         }
 
-    assert {series["metric"]["gpu"] for series in watts} == set("0124567")
-    assert [series["metric"]["gpu"] for series in received] == ["3"]
+    assert {series["metric"]["gpu"] for series in power_series} == set("0124567")
+    assert [series["metric"]["gpu"] for series in error_series] == ["3"]
     restart_gap = gaps.pop(3)
     assert restart_gap > 1
     assert max(gaps.values()) < max(1, restart_gap / 2), (
@@ -169,9 +169,9 @@ def test_only_the_series_of_a_failed_card_end_and_return_with_the_card(
 
 
 RANKS = 8
-MOST_SERIES = 1500
-MOST_CHILD_BYTES = 30 << 20
-MOST_BYTES = 64 << 20
+MAX_FIXED_SERIES = 1500
+MAX_CHILD_BYTES = 30 << 20
+MAX_SIDECAR_BYTES = 64 << 20
 
 RANK = """
 import sys, exporter
@@ -189,19 +189,19 @@ def resident_bytes(pid: int) -> int:
 
 @pytest.mark.timeout(60)
 def test_a_node_of_eight_gpus_and_ranks_keeps_its_budgets(tmp_path: Path) -> None:
-    of_child = "exporter_nvml_child_resident_memory_bytes"
-    with sidecar(tmp_path, configured(tmp_path, ""), "--gpu.replay=h100") as running, ExitStack() as stack:
+    child_memory = "exporter_nvml_child_resident_memory_bytes"
+    with sidecar(tmp_path, configure(tmp_path, ""), "--gpu.replay=h100") as running, ExitStack() as stack:
         for number in range(RANKS):
             stack.enter_context(recording(tmp_path, RANK, number))
         wait_until(lambda: running.page.count("training_process_unique_bytes{") == RANKS, 30)
-        wait_until(lambda: running.sample(of_child), 30)
+        wait_until(lambda: running.sample(child_memory), 30)
         series = [line for line in running.page.splitlines() if line and not line.startswith("#")]
-        up, child = gpus_up(running), running.sample(of_child)
-        resident = resident_bytes(running.process.pid)
+        gpu_count, child_bytes = count_gpus_up(running), running.sample(child_memory)
+        sidecar_bytes = resident_bytes(running.process.pid)
 
-    fixed = [line for line in series if not line.startswith("own_part")]
-    assert up == 8
-    assert len(series) - len(fixed) > 1000
-    assert len(fixed) <= MOST_SERIES
-    assert (child or 0.0) <= MOST_CHILD_BYTES
-    assert resident <= MOST_BYTES
+    fixed_series = [line for line in series if not line.startswith("own_part")]
+    assert gpu_count == 8
+    assert len(series) - len(fixed_series) > 1000
+    assert len(fixed_series) <= MAX_FIXED_SERIES
+    assert (child_bytes or 0.0) <= MAX_CHILD_BYTES
+    assert sidecar_bytes <= MAX_SIDECAR_BYTES

@@ -1,4 +1,4 @@
-"""Complete sidecar as a process: start, also with scarce resources, requests, and end."""
+"""Complete sidecar as a process: start, scarce resources, requests and exit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_listening_address_is_logged_and_the_machine_is_on_the_page(tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_sidecar_in_order(tmp_path: Path, number: int) -> None:
+def test_a_signal_ends_the_sidecar_normally(tmp_path: Path, number: int) -> None:
     with sidecar(tmp_path, "--log.format=json") as running:
         status = running.end(number)
 
@@ -55,18 +55,18 @@ def test_the_sidecar_finishes_an_open_response_unless_signalled_twice(tmp_path: 
                 wait_until(lambda: "msg=ending" in running.log)
                 running.process.send_signal(signal.SIGHUP)
                 time.sleep(0.5)
-                alive = running.process.poll() is None
+                was_running = running.process.poll() is None
 
-                assert (alive, running.end(signal.SIGTERM)) == (True, 128 + signal.SIGTERM)
+                assert (was_running, running.end(signal.SIGTERM)) == (True, 128 + signal.SIGTERM)
 
 
 def test_a_port_in_use_is_one_line_and_changes_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        completed = exporter(f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}")
+        result = exporter(f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}")
 
-    assert (completed.returncode, len(completed.stderr.splitlines())) == (2, 1)
-    assert completed.stderr.startswith(f"exporter: cannot listen on 127.0.0.1:{port}: the port is in use")
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert result.stderr.startswith(f"exporter: cannot listen on 127.0.0.1:{port}: the port is in use")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,13 +98,13 @@ def test_a_chosen_feed_and_state_directory_are_created(tmp_path: Path) -> None:
 def test_an_impossible_start_is_reported_with_status_2(
     tmp_path: Path, flags: list[str], message: str
 ) -> None:
-    completed = exporter(f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0", *flags)
+    result = exporter(f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0", *flags)
 
-    assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (2, "", 1)
-    assert completed.stderr.startswith(f"exporter: {message}")
+    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
+    assert result.stderr.startswith(f"exporter: {message}")
 
 
-def test_recording_rules_reach_the_feed_directory_also_after_a_reload(tmp_path: Path) -> None:
+def test_recording_rules_are_written_at_the_start_and_after_a_reload(tmp_path: Path) -> None:
     file, overrides = tmp_path / "config.yaml", tmp_path / "feed" / "overrides.json"
     file.write_text("recording: [{match: 'a.*', window_seconds: null, aggregations: [mean]}]")
     with sidecar(tmp_path, f"--config.file={file}") as running:
@@ -130,7 +130,7 @@ def test_the_sidecar_serves_without_standard_streams(tmp_path: Path) -> None:
     assert descriptors == ["/dev/null"] * 3
 
 
-WAITING = """
+SIGNAL_PROGRAM = """
 import os, signal, threading, time
 from exporter.cli.signals import Signals
 
@@ -147,20 +147,20 @@ while number is None:
     number = signals.wait({timeout})
 print(number)
 """
-ELSEWHERE = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.{name}])"
+BLOCK_IN_MAIN_THREAD = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.{name}])"
 
 
 @pytest.mark.parametrize("timeout", ["None", "0.05"])
-@pytest.mark.parametrize("prefix", ["", ELSEWHERE], ids=["to the waiting thread", "to another thread"])
+@pytest.mark.parametrize(
+    "prefix", ["", BLOCK_IN_MAIN_THREAD], ids=["to the waiting thread", "to another thread"]
+)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_a_signal_is_not_lost_whichever_thread_it_is_delivered_to(
-    name: str, prefix: str, timeout: str
-) -> None:
+def test_a_signal_is_received_on_any_thread(name: str, prefix: str, timeout: str) -> None:
     # A signal on another thread, or just before the wait, does not interrupt the wait of the main thread.
-    program = WAITING.format(name=name, before=prefix.format(name=name), timeout=timeout)
-    completed = run_to_completion([sys.executable, "-c", program], timeout=10)
+    program = SIGNAL_PROGRAM.format(name=name, before=prefix.format(name=name), timeout=timeout)
+    result = run_to_completion([sys.executable, "-c", program], timeout=10)
 
-    assert (completed.stdout.strip(), completed.stderr) == (str(int(getattr(signal, name))), "")
+    assert (result.stdout.strip(), result.stderr) == (str(int(getattr(signal, name))), "")
 
 
 LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
@@ -170,13 +170,11 @@ def test_a_full_disk_is_logged_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full_device:
         flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]
         command = [*LAUNCHER, "check", *flags]
-        completed = run_to_completion(
-            command, capture_output=False, stdout=full_device, stderr=subprocess.PIPE
-        )
+        result = run_to_completion(command, capture_output=False, stdout=full_device, stderr=subprocess.PIPE)
 
-    assert (completed.returncode, len(completed.stderr.splitlines())) == (1, 1)
-    assert completed.stderr.startswith("exporter: cannot go on: ")
-    assert "No space left" in completed.stderr
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+    assert result.stderr.startswith("exporter: cannot continue: ")
+    assert "No space left" in result.stderr
 
 
 def test_a_defect_is_logged_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,13 +204,13 @@ def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay: float) -> No
         wait_until(lambda: blocks_sighup(process.pid))
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
-        _, received = process.communicate(timeout=30 * PATIENCE)
+        _, error_output = process.communicate(timeout=30 * PATIENCE)
 
-    assert "Traceback" not in received
+    assert "Traceback" not in error_output
 
 
 def blocks_sighup(pid: int) -> bool:
-    """Whether a process is past the interpreter's own beginning."""
+    """Return True if a process blocks SIGHUP: the exporter blocks the signal until its handlers are installed."""
     _, _, mask_text = Path(f"/proc/{pid}/status").read_text().partition("SigBlk:")
     return bool(
         int(mask_text.split()[0], 16) & 1 << signal.SIGHUP - 1

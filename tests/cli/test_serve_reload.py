@@ -1,4 +1,4 @@
-"""Running sidecar: reloads; energy and processes of a real job over SIGKILL and beside a second exporter."""
+"""Running sidecar: reloads; energy and processes of a real job after SIGKILL and beside a second exporter."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SUCCESSFUL = "exporter_config_last_reload_successful"
 SUCCESS_TIME = "exporter_config_last_reload_success_timestamp_seconds"
 
 
-def by_http(running: Sidecar) -> None:
+def reload_by_http(running: Sidecar) -> None:
     running.ask("/-/reload", "POST")
 
 
-WAYS = pytest.mark.parametrize("reload", [Sidecar.reload, by_http])
+RELOAD_METHODS = pytest.mark.parametrize("reload", [Sidecar.reload, reload_by_http])
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@WAYS
+@RELOAD_METHODS
 def test_a_reload_adds_removes_and_reschedules_collectors(
     tmp_path: Path, file: Path, reload: Callable[[Sidecar], None]
 ) -> None:
@@ -51,23 +51,23 @@ def test_a_reload_adds_removes_and_reschedules_collectors(
     assert (times, memory_bytes) == ([2, 2], None)
 
 
-@WAYS
+@RELOAD_METHODS
 def test_an_invalid_file_changes_nothing_and_every_problem_is_logged(
     tmp_path: Path, file: Path, reload: Callable[[Sidecar], None]
 ) -> None:
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
-        initial_config, time_before = running.ask("/config"), running.sample(SUCCESS_TIME)
+        initial_config, initial_time = running.ask("/config"), running.sample(SUCCESS_TIME)
         file.write_text("collectors: {memory: {interval: 0s}, clod: {}}\nlog: {level: loud}\n")
         reload(running)
-        success_after_error, time_bad = running.sample(SUCCESSFUL), running.sample(SUCCESS_TIME)
-        unchanged = running.ask("/config") == initial_config
+        success_after_error, time_after_error = running.sample(SUCCESSFUL), running.sample(SUCCESS_TIME)
+        is_unchanged = running.ask("/config") == initial_config
         file.write_text("")
         reload(running)
         success_after_fix = running.sample(SUCCESSFUL)
 
     assert (success_after_error, success_after_fix) == (0, 1)
-    assert time_bad == time_before
-    assert unchanged
+    assert time_after_error == initial_time
+    assert is_unchanged
     for problem in (f"{file}:1:33: collectors.memory.interval", "unknown key", f"{file}:2:14: log.level"):
         assert problem in running.log
 
@@ -76,7 +76,7 @@ def test_a_rescheduled_collector_continues_immediately(tmp_path: Path, file: Pat
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
         wait_until(lambda: running.sample("host_memory_total_bytes") is not None)
         file.write_text("collectors: {memory: {interval: 1h}}")
-        by_http(running)
+        reload_by_http(running)
         wait_until(lambda: running.sample("host_memory_total_bytes") is not None)
         interval = running.sample('exporter_collector_interval_seconds{collector="memory"}')
 
@@ -92,8 +92,11 @@ def test_an_option_that_needs_a_restart_keeps_its_value_and_is_logged_once(
         running.reload()
         config = running.ask("/config")[1]
 
-    received = [line for line in running.log.splitlines() if "needs a restart" in line]
-    assert [line.rpartition("setting=")[2] for line in received] == ["state.dir", "exposition.max_series"]
+    restart_lines = [line for line in running.log.splitlines() if "needs a restart" in line]
+    assert [line.rpartition("setting=")[2] for line in restart_lines] == [
+        "state.dir",
+        "exposition.max_series",
+    ]
     assert "max_series: 15000" in config
     assert "format: json" in config
 
@@ -127,9 +130,9 @@ COUNTING = "exporter_energy_counting"
 CPU = 'training_process_cpu_seconds_total{mode="user",rank="3",role="trainer",run="r"}'
 
 
-def configuration(tmp_path: Path, *, enabled: bool = True) -> str:
+def write_configuration(tmp_path: Path, *, is_enabled: bool = True) -> str:
     file = tmp_path / "config.yaml"
-    file.write_text(CONFIGURATION.format(directory=tmp_path, enabled=str(enabled).lower()))
+    file.write_text(CONFIGURATION.format(directory=tmp_path, enabled=str(is_enabled).lower()))
     return f"--config.file={file}"
 
 
@@ -138,19 +141,19 @@ def test_after_a_killed_sidecar_energy_continues_and_cpu_time_restarts(tmp_path:
         return running.sample(ENERGY) or 0.0
 
     with recording(tmp_path, JOB, 3):
-        with sidecar(tmp_path, configuration(tmp_path)) as first:
+        with sidecar(tmp_path, write_configuration(tmp_path)) as first:
             wait_until(lambda: joules(first) > 5.0 and first.sample(CARBON))
             initial_joules = joules(first)
             wait_until(lambda: first.sample(CPU))
             first.end(signal.SIGKILL)
-        with sidecar(tmp_path, configuration(tmp_path)) as second:
-            at_once = wait_until(lambda: second.sample(CPU) is not None and joules(second))
+        with sidecar(tmp_path, write_configuration(tmp_path)) as second:
+            first_joules = wait_until(lambda: second.sample(CPU) is not None and joules(second))
             wait_until(lambda: joules(second) > initial_joules)
             initial_cpu = second.sample(CPU)
             wait_until(lambda: (second.sample(CPU) or 0.0) > (initial_cpu or 0.0))
             page = second.page
 
-    assert at_once >= initial_joules
+    assert first_joules >= initial_joules
     assert 'training_process_up{rank="3",run="r"} 1' in page
     assert 'training_process_proportional_bytes{rank="3",role="trainer",run="r"}' in page
 
@@ -158,7 +161,7 @@ def test_after_a_killed_sidecar_energy_continues_and_cpu_time_restarts(tmp_path:
 def test_only_one_of_two_sidecars_on_a_machine_counts_energy(tmp_path: Path) -> None:
     second_state = tmp_path / "other"
     second_state.mkdir()
-    flag = configuration(tmp_path)
+    flag = write_configuration(tmp_path)
     with sidecar(tmp_path, flag) as first:
         wait_until(lambda: first.sample(COUNTING) == 1)
         with sidecar(second_state, flag) as second:
@@ -172,13 +175,13 @@ def test_only_one_of_two_sidecars_on_a_machine_counts_energy(tmp_path: Path) -> 
 
 
 def test_energy_can_be_switched_off_and_on_again(tmp_path: Path) -> None:
-    with recording(tmp_path, JOB, 3), sidecar(tmp_path, configuration(tmp_path)) as running:
+    with recording(tmp_path, JOB, 3), sidecar(tmp_path, write_configuration(tmp_path)) as running:
         initial_joules = wait_until(lambda: running.sample(ENERGY))
-        configuration(tmp_path, enabled=False)
+        write_configuration(tmp_path, is_enabled=False)
         running.reload()
         wait_until(lambda: running.sample(ENERGY) is None)
         assert "energy" not in running.collectors()
-        configuration(tmp_path)
+        write_configuration(tmp_path)
         running.reload()
         final_joules = wait_until(lambda: running.sample(ENERGY))
 

@@ -24,7 +24,7 @@ from collectors_support import (
     text_of,
     value_of,
 )
-from energy_support import no_processes
+from energy_support import without_privileges
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -282,7 +282,7 @@ def test_a_damaged_file_affects_only_its_own_families(
             directory.chmod(0o755)
     root = read_from(copy_of("node", tmp_path))
     damage(root / "proc/pressure/io")
-    with no_processes() if reason == "permission" else nullcontext():
+    with without_privileges() if reason == "permission" else nullcontext():
         collected = PressureCollector().collect()
 
     assert value_of(collected, "host_pressure_memory_waiting_seconds_total") == 7.654321

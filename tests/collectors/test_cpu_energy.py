@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from collectors_support import assert_golden, assert_sound, text_of, value_of
-from energy_support import MACHINES, RANGE, Machine, no_processes
+from energy_support import MACHINES, RANGE, Machine, without_privileges
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import DATA
@@ -93,9 +93,9 @@ def test_registers_that_only_root_may_read_are_absent_with_the_remedy(tmp_path: 
     for key in machine.zones:
         machine.register(key).chmod(0o400)
     collector = machine.collector()
-    with no_processes():
+    with without_privileges():
         first = collector.collect()
-        machine.now += 5.0
+        machine.monotonic_seconds += 5.0
         assert not collector.collect()
 
     assert {reason for reason, _ in first.problems} == {"permission"}
@@ -111,7 +111,7 @@ def test_garbage_affects_only_its_zone(name: str, content: str, tmp_path: Path) 
     (tmp_path / "sys/class/powercap/intel-rapl:0" / name).write_text(content, encoding="latin-1")
     collector = machine.collector()
     collector.collect()
-    machine.now += 5.0
+    machine.monotonic_seconds += 5.0
     collected = collector.collect()
 
     assert_sound(collector, collected)
@@ -240,7 +240,7 @@ class Grace:
         return hwmon / self.within if self.within else hwmon
 
     def draw(self, seconds: float) -> None:
-        self.machine.now += seconds
+        self.machine.monotonic_seconds += seconds
         for name, watts in self.watts.items():
             self.meter(name).mkdir(parents=True, exist_ok=True)
             (self.meter(name) / "power1_oem_info").write_text(f"{name}\n")

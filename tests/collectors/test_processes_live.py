@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from collectors_support import assert_sound, value_of
-from energy_support import no_processes
+from energy_support import without_privileges
 from ledger_support import make_process
 from waiting import wait_until
 
@@ -158,7 +158,7 @@ def test_the_numbers_match_the_tools_of_the_system(job: Job) -> None:
 
 def test_private_facts_of_another_users_processes_are_absent(job: Job) -> None:
     collector = collector_of(job)
-    with no_processes():
+    with without_privileges():
         collected = collector.collect()
         memory = ProcessMemoryCollector(members=lambda: collector.members).collect()
 

@@ -82,7 +82,7 @@ def test_a_restarted_rank_continues_counting(watch: Watch, proc: Proc) -> None:
     watch.collect()
     watch.dies()
     ended = watch.collect()
-    watch.records(proc.add(FakeProcess(101, user=2.0, started=proc.wall)))
+    watch.records(proc.add(FakeProcess(101, user=2.0, started_at=proc.wall)))
     after = watch.collect()
 
     assert value_of(ended, "training_process_up", "r", "0") == 0
@@ -93,7 +93,7 @@ def test_a_restarted_rank_continues_counting(watch: Watch, proc: Proc) -> None:
 def test_another_process_with_the_same_pid_is_not_the_recording_process(watch: Watch, proc: Proc) -> None:
     for pid, rank in ((200, 1), (31_000, 2)):
         watch.records(proc.add(FakeProcess(pid, own_pid=7 if pid == 31_000 else None)), rank=rank)
-    proc.processes[100].started += 3600.0  # started after the recording
+    proc.processes[100].started_at += 3600.0  # started after the recording
     second = watch.job[1]
     watch.job[1] = replace(second, process=second.process.replace(pid=7))  # a different pid in the snapshot
 
@@ -143,7 +143,7 @@ def test_a_forked_child_without_exec_is_a_worker(watch: Watch, proc: Proc) -> No
 
 
 def test_a_child_is_classified_only_after_it_had_time_to_exec(watch: Watch, proc: Proc) -> None:
-    child = proc.add(FakeProcess(110, parent=100, started=proc.wall + 4.9, user=0.25))
+    child = proc.add(FakeProcess(110, parent=100, started_at=proc.wall + 4.9, user=0.25))
     young = watch.collect()
     child.command = "nvidia-smi\0"
     old = watch.collect()
@@ -189,8 +189,8 @@ def test_the_series_of_an_ended_run_linger_and_disappear(watch: Watch) -> None:
     watch.dies()
     watch.collect()
     watch.job.clear()
-    lingering = watch.collect(after=890.0)
-    over = [watch.collect(after=11.0), watch.collect()][-1]
+    lingering = watch.collect(after_seconds=890.0)
+    over = [watch.collect(after_seconds=11.0), watch.collect()][-1]
 
     assert value_of(lingering, CPU, *TRAINER, "user") == 1.0
     assert over == Collected()
@@ -247,7 +247,7 @@ def test_no_counter_decreases(tmp_path: Path, happenings: list[tuple[str, int, f
 
 def test_cpu_time_before_the_sidecar_started_is_no_increase(watch: Watch, proc: Proc) -> None:
     old = proc.processes[100]
-    old.started, old.user = START - 3600.0, 500.0
+    old.started_at, old.user = START - 3600.0, 500.0
     watch.job[0] = replace(watch.job[0], process=watch.job[0].process.replace(started=START - 3590.0))
     first = watch.collect()
     old.user = 502.0

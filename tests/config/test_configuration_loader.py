@@ -41,11 +41,11 @@ class Leaf:
     pause: Duration | None = None
     colour: Colour = Colour.RED
     mode: Literal["fast", "slow"] = "fast"
-    words: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
     colours: frozenset[Colour] = frozenset()
     either: int | str = 1
     path: Path | None = None
-    dashed: str = field(default="", metadata={"key": "X-Dashed"})
+    custom_key: str = field(default="", metadata={"key": "X-Dashed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Defaults:
     cpu: Leaf = Leaf(number=9)
     memory: Leaf = Leaf(number=8)
 
@@ -73,13 +73,13 @@ class Root:
     leaf: Leaf = Leaf(number=7)
     names: list[Named] = field(default_factory=list)
     free: dict[str, str] = field(default_factory=dict)
-    known: Known = Known()
+    defaults: Defaults = Defaults()
 
 
 def problems(text: str | bytes) -> list[str]:
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError) as error_info:
         load(text, "f.yaml", Root)
-    return [str(problem) for problem in caught.value.problems]
+    return [str(problem) for problem in error_info.value.problems]
 
 
 def test_every_type_is_read() -> None:
@@ -93,7 +93,7 @@ leaf:
   pause: 1h30m
   colour: blue
   mode: slow
-  words: [a, 2001-01-01]
+  texts: [a, 2001-01-01]
   colours: [red, blue]
   either: two
   path: /tmp/x
@@ -114,11 +114,11 @@ free: {k: v}
         pause=5400.0,
         colour=Colour.BLUE,
         mode="slow",
-        words=("a", "2001-01-01"),
+        texts=("a", "2001-01-01"),
         colours=frozenset(Colour),
         either="two",
         path=Path("/tmp/x"),
-        dashed="yes and no",
+        custom_key="yes and no",
     )
     assert root.names == [Named("n", low=-1000.0, high=16.0, pattern="a*")]
     assert type(root.leaf.share) is float
@@ -126,18 +126,18 @@ free: {k: v}
 
 
 def test_a_mapping_is_merged_into_the_default_of_its_field() -> None:
-    root = load("leaf: {flag: true}\nknown: {cpu: {flag: true}}", "f.yaml", Root)
+    root = load("leaf: {flag: true}\ndefaults: {cpu: {flag: true}}", "f.yaml", Root)
 
     assert root.leaf.number == 7
-    assert root.known.cpu == Leaf(number=9, flag=True)
-    assert root.known.memory == Leaf(number=8)
+    assert root.defaults.cpu == Leaf(number=9, flag=True)
+    assert root.defaults.memory == Leaf(number=8)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("leaf: {numbr: 1}", '1:8: leaf.numbr: unknown key "numbr", did you mean "number"?'),
-        ("zzz: 1", 'f.yaml:1:1: zzz: unknown key "zzz", expected one of leaf, names, free, known'),
+        ("zzz: 1", 'f.yaml:1:1: zzz: unknown key "zzz", expected one of leaf, names, free, defaults'),
         ("leaf: {}\nleaf: {}", "f.yaml:2:1: leaf: duplicate key, first set on line 1"),
         ("names: [{}]", '1:9: names[0]: missing key "name" (a text)'),
         ("leaf: {number: one}", '1:16: leaf.number: expected a whole number from 1 to 100, found "one"'),
@@ -150,19 +150,19 @@ def test_a_mapping_is_merged_into_the_default_of_its_field() -> None:
         ("leaf: {wait: 1s1m}", 'found "1s1m"'),
         ("leaf: {colour: bleu}", 'expected one of red, blue, found "bleu", did you mean "blue"?'),
         ("leaf: {mode: fats}", 'did you mean "fast"?'),
-        ("leaf: {words: a}", 'expected a list, found "a"; write it as a list, [...]'),
+        ("leaf: {texts: a}", 'expected a list, found "a"; write it as a list, [...]'),
         ("leaf: {colours: [red, red]}", "1:23: leaf.colours[1]: is listed twice"),
         ("leaf: {either: 1.5}", "expected a whole number or a text, found 1.5"),
         ('leaf: {path: "a\\0b"}', 'expected a path, found "a\\x00b"'),
         ('leaf: {text: "\\ud800"}', "1:14: leaf.text: contains half of a surrogate pair"),
-        ("leaf:", "1:6: leaf: no value is given; write {}, or remove the key for its default"),
-        ("names:", "1:7: names: no value is given; write [], or remove the key for its default"),
-        ("leaf: {number: }", "leaf.number: no value is given; expected a whole number from 1 to 100"),
+        ("leaf:", "1:6: leaf: the value is missing; write {}, or remove the key for its default"),
+        ("names:", "1:7: names: the value is missing; write [], or remove the key for its default"),
+        ("leaf: {number: }", "leaf.number: the value is missing; expected a whole number from 1 to 100"),
         ("- leaf", "1:1: expected a mapping, found a list"),
         ("free: {1: a}", "1:8: free: a key must be a text, found 1; put it in quotes"),
         ("? [a]\n: b", "1:3: a key must be a text, found a list"),
         ("<<: {}", '1:1: "<<": unknown key "<<", expected one of leaf'),
-        ("leaf: *x", "1:7: alias *x: aliases are not supported, write the value out"),
+        ("leaf: *x", "1:7: alias *x: aliases are not supported; repeat the value"),
         ("leaf: !!python/object/apply:os.system [ls]", "1:7: leaf: expected a mapping, found a list"),
         ("a: 1\n---\nb: 1", "2:1: expected a single document in the stream, but found another document"),
         ("leaf:\n\tnumber: 1", "2:1: while scanning for the next token, found character '\\t'"),
@@ -175,34 +175,37 @@ def test_a_mapping_is_merged_into_the_default_of_its_field() -> None:
     ],
 )
 def test_a_problem_is_reported_with_its_place(text: str | bytes, expected: str) -> None:
-    found = problems(text)
+    messages = problems(text)
 
-    assert [(problem.startswith("f.yaml:"), expected in problem) for problem in found] == [(True, True)]
+    assert [(problem.startswith("f.yaml:"), expected in problem) for problem in messages] == [(True, True)]
 
 
 def test_all_problems_are_reported_together_in_order() -> None:
-    found = problems("leaf:\n  flag: 1\n  numbr: 1\nnames:\n  - secret: [1]\nzzz: {}\n")
+    messages = problems("leaf:\n  flag: 1\n  numbr: 1\nnames:\n  - secret: [1]\nzzz: {}\n")
 
-    places = [":".join(problem.split(":")[1:3]) for problem in found]
-    assert places == ["2:9", "3:3", "5:5", "5:13", "6:1"]
+    positions = [":".join(problem.split(":")[1:3]) for problem in messages]
+    assert positions == ["2:9", "3:3", "5:5", "5:13", "6:1"]
 
 
 def test_contradicting_fields_are_reported_at_each_field() -> None:
-    found = problems("names:\n  - name: a\n    low: 3\n    high: 2\n")
+    messages = problems("names:\n  - name: a\n    low: 3\n    high: 2\n")
 
-    assert found == ["f.yaml:3:10: names[0].low: is above high", "f.yaml:4:11: names[0].high: is below low"]
+    assert messages == [
+        "f.yaml:3:10: names[0].low: is above high",
+        "f.yaml:4:11: names[0].high: is below low",
+    ]
 
 
 @pytest.mark.parametrize("value", ["12345", "[hush]", "{hush: 1}"])
 def test_a_secret_is_never_shown(value: str) -> None:
-    (found,) = problems(f"names: [{{name: a, secret: {value}}}]")
+    (message,) = problems(f"names: [{{name: a, secret: {value}}}]")
 
-    assert value.strip("[]{}") not in found
+    assert value.strip("[]{}") not in message
 
 
 def test_hostile_text_stays_on_one_line_of_the_message() -> None:
-    for found in problems('"a\\nf.yaml:9:9: fake": 1\n"\\e[2Jkey": 1\n"\\u202e": 1\n'):
-        assert found.isprintable()
+    for message in problems('"a\\nf.yaml:9:9: fake": 1\n"\\e[2Jkey": 1\n"\\u202e": 1\n'):
+        assert message.isprintable()
 
 
 def test_an_unreadable_file_is_reported_with_the_reason(tmp_path: Path) -> None:
@@ -246,13 +249,13 @@ YAML_LIKE = st.text(
 @example("! a")
 @example('"\\x')
 def test_any_text_gives_a_value_or_the_documented_error(text: str) -> None:
-    found: Root | ConfigurationError
+    outcome: Root | ConfigurationError
     try:
-        found = load(text, "f.yaml", Root)
+        outcome = load(text, "f.yaml", Root)
     except ConfigurationError as error:
-        found = error
+        outcome = error
 
-    for problem in () if isinstance(found, Root) else found.problems:
+    for problem in () if isinstance(outcome, Root) else outcome.problems:
         assert problem.message.isprintable()
         assert problem.line is None or problem.line >= 1
-    assert isinstance(found, Root) or found.problems
+    assert isinstance(outcome, Root) or outcome.problems

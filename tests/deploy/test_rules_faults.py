@@ -72,7 +72,7 @@ class Rank:
         readings = self.job.publish(now)
         snapshot = make_snapshot(self.process, *readings, sequence=self.sequence, written=now)
         recording = snapshot.recording.replace(training=self.job.reading())
-        sidecar.feed.put(snapshot.replace(recording=recording))
+        sidecar.feed.publish(snapshot.replace(recording=recording))
 
 
 class World:

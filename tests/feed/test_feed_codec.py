@@ -1,3 +1,5 @@
+"""Feed file format: round trips, damaged and hostile files, and future versions."""
+
 from __future__ import annotations
 
 import json
@@ -45,31 +47,33 @@ labels = st.dictionaries(label_names, texts, max_size=3).map(lambda pairs: tuple
 HISTOGRAM = Aggregation.HISTOGRAM
 
 
-def any_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Any value of a type of the contract."""
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy for all values of a type of the contract."""
     inner, origin = get_args(hint), get_origin(hint)
     if NoneType in inner:
-        return st.none() | any_of(next(item for item in inner if item is not NoneType))
+        return st.none() | values_of(next(item for item in inner if item is not NoneType))
     if origin is tuple and inner[-1] is Ellipsis:
-        return st.lists(any_of(inner[0]), max_size=3).map(tuple)
+        return st.lists(values_of(inner[0]), max_size=3).map(tuple)
     if origin is tuple:
-        return st.tuples(*map(any_of, inner))
+        return st.tuples(*map(values_of, inner))
     if inner:
-        return st.dictionaries(any_of(inner[0]), counts if inner[1] is int else any_of(inner[1]), max_size=3)
+        return st.dictionaries(
+            values_of(inner[0]), counts if inner[1] is int else values_of(inner[1]), max_size=3
+        )
     if is_dataclass(hint):
-        return built(hint)
+        return dataclass_of(hint)
     if hint is Aggregation:
         return st.sampled_from(Aggregation)
-    whole = st.integers(-(2**63) + 1, 2**63 - 1)
-    return {str: texts, int: whole, float: numbers, bool: st.booleans()}[hint]
+    integers = st.integers(-(2**63) + 1, 2**63 - 1)
+    return {str: texts, int: integers, float: numbers, bool: st.booleans()}[hint]
 
 
-def built(cls: Any, /, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def dataclass_of(cls: Any, /, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     hints = get_type_hints(cls).items()
-    return st.builds(cls, **{name: any_of(hint) for name, hint in hints if name not in fields}, **fields)
+    return st.builds(cls, **{name: values_of(hint) for name, hint in hints if name not in fields}, **fields)
 
 
-definitions = built(
+definitions = dataclass_of(
     StatDefinition,
     name=names,
     aggregations=st.frozensets(st.sampled_from(Aggregation)),
@@ -77,21 +81,27 @@ definitions = built(
     buckets=st.sets(numbers, max_size=4).map(lambda bounds: tuple(sorted(bounds))),
     kind=st.just("stat"),
     min_samples=st.just(1),
-).map(lambda each: each.replace(aggregations=each.aggregations | {HISTOGRAM}) if each.buckets else each)
-readings = built(
+).map(
+    lambda reading: (
+        reading.replace(aggregations=reading.aggregations | {HISTOGRAM}) if reading.buckets else reading
+    )
+)
+readings = dataclass_of(
     StatReading,
     definition=definitions,
     count=counts,
     bucket_counts=st.lists(counts, min_size=4, max_size=4).map(tuple),
     overflows=counts,
     exponential=st.dictionaries(st.integers(LOWEST_BUCKET, OVERFLOW_BUCKET), counts, max_size=3),
-).map(lambda each: each.replace(bucket_counts=each.bucket_counts[: len(each.definition.buckets)]))
-identities = built(ProcessIdentity, id=st.binary(min_size=16, max_size=16).map(bytes.hex))
-some_readings = st.lists(
-    readings, max_size=3, unique_by=lambda each: (each.definition.name, each.definition.labels)
+).map(lambda reading: reading.replace(bucket_counts=reading.bucket_counts[: len(reading.definition.buckets)]))
+identities = dataclass_of(ProcessIdentity, id=st.binary(min_size=16, max_size=16).map(bytes.hex))
+distinct_readings = st.lists(
+    readings, max_size=3, unique_by=lambda reading: (reading.definition.name, reading.definition.labels)
 )
-recordings = built(Recording, stats=some_readings.map(tuple))
-snapshots = built(Snapshot, process=identities, sequence=st.integers(1, 2**63 - 1), recording=recordings)
+recordings = dataclass_of(Recording, stats=distinct_readings.map(tuple))
+snapshots = dataclass_of(
+    Snapshot, process=identities, sequence=st.integers(1, 2**63 - 1), recording=recordings
+)
 
 
 def example() -> Snapshot:
@@ -105,15 +115,15 @@ def example() -> Snapshot:
     )
 
 
-def sealed(header: list[Any], *sections: bytes) -> bytes:
-    """Put a file together with a checksum that fits."""
+def with_checksum(header: list[Any], *sections: bytes) -> bytes:
+    """Return a file with a valid checksum."""
     data = bytearray(HEADER.pack(*header) + b"".join(sections))
     CHECKSUM.pack_into(data, CHECKSUM_OFFSET, 0)
     CHECKSUM.pack_into(data, CHECKSUM_OFFSET, zlib.crc32(data))
     return bytes(data)
 
 
-def changed(change: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], object]) -> bytes:
+def change_json(change: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], object]) -> bytes:
     """Return a valid file with one invalid value in its JSON."""
     data = encode(example())
     header = list(HEADER.unpack_from(data))
@@ -123,20 +133,20 @@ def changed(change: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], o
     bodies = [json.loads(data[start:end]) for start, end in pairwise(ends)]
     change(*bodies)
     sections = [json.dumps(body).encode() for body in bodies]
-    return sealed([*header[:-3], *map(len, sections)], *sections)
+    return with_checksum([*header[:-3], *map(len, sections)], *sections)
 
 
 def with_totals(section: bytes) -> bytes:
-    """Return a valid file with another last section."""
+    """Return a valid file with a different last section."""
     data = encode(example())
     header = list(HEADER.unpack_from(data))
-    return sealed([*header[:-1], len(section)], data[HEADER.size : len(data) - header[-1]], section)
+    return with_checksum([*header[:-1], len(section)], data[HEADER.size : len(data) - header[-1]], section)
 
 
 def reason_of(data: bytes) -> str:
-    with pytest.raises(FeedFormatError) as caught:
+    with pytest.raises(FeedFormatError) as error_info:
         decode(data)
-    return caught.value.reason
+    return error_info.value.reason
 
 
 def snapshot_or_reason(data: bytes) -> Snapshot | str:
@@ -147,13 +157,15 @@ def snapshot_or_reason(data: bytes) -> Snapshot | str:
 
 
 @given(snapshots, recordings)
-def test_decoding_returns_the_encoded_snapshot_also_with_caches(first: Snapshot, other: Recording) -> None:
-    encoder, remembering = Encoder(), Decoder()
-    for snapshot in (first, first.replace(recording=other), first):
+def test_decoding_returns_the_encoded_snapshot_also_with_caches(
+    first: Snapshot, other_recording: Recording
+) -> None:
+    encoder, decoder_with_cache = Encoder(), Decoder()
+    for snapshot in (first, first.replace(recording=other_recording), first):
         data = encoder.encode(snapshot)
 
         assert data == encode(snapshot)
-        assert remembering.decode(data) == decode(data) == snapshot
+        assert decoder_with_cache.decode(data) == decode(data) == snapshot
 
 
 def test_the_worked_example_in_the_documentation_is_true() -> None:
@@ -179,11 +191,13 @@ def test_a_number_that_is_not_finite_is_written_as_absent(number: float) -> None
     reading = StatReading(StatDefinition("loss", frozenset()), sum=number, window=window, last_sample=number)
     training = TrainingReading(work_seconds=number, last_progress=number, step=3)
 
-    decoded = decode(encode(example().replace(recording=Recording((reading,), training=training)))).recording
+    decoded_recording = decode(
+        encode(example().replace(recording=Recording((reading,), training=training)))
+    ).recording
 
     window = window.replace(values={Aggregation.MAX: 1.0})
-    assert decoded.stats == (reading.replace(sum=None, window=window, last_sample=None),)
-    assert decoded.training == TrainingReading(step=3)
+    assert decoded_recording.stats == (reading.replace(sum=None, window=window, last_sample=None),)
+    assert decoded_recording.training == TrainingReading(step=3)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +210,10 @@ def test_a_number_that_is_not_finite_is_written_as_absent(number: float) -> None
 def test_invalid_values_raise_one_error_and_leave_no_state(recording: Recording) -> None:
     encoder = Encoder()
 
-    with pytest.raises(FeedFormatError) as caught:
+    with pytest.raises(FeedFormatError) as error_info:
         encoder.encode(example().replace(recording=recording))
 
-    assert caught.value.reason == "content"
+    assert error_info.value.reason == "content"
     assert decode(encoder.encode(example())).recording == example().recording
 
 
@@ -221,19 +235,19 @@ def test_every_definition_that_recording_accepts_is_read(
 @settings(max_examples=300)
 @given(st.data())
 def test_any_changed_byte_gives_the_documented_error(data: st.DataObject) -> None:
-    encoded = encode(example())
-    position = data.draw(st.integers(0, len(encoded) - 1))
-    byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != encoded[position]))
+    encoded_file = encode(example())
+    position = data.draw(st.integers(0, len(encoded_file) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != encoded_file[position]))
 
-    damaged = encoded[:position] + bytes([byte]) + encoded[position + 1 :]
+    damaged_file = encoded_file[:position] + bytes([byte]) + encoded_file[position + 1 :]
 
-    assert reason_of(damaged) in {"magic", "version", "truncated", "checksum", "content"}
+    assert reason_of(damaged_file) in {"magic", "version", "truncated", "checksum", "content"}
 
 
 def test_every_truncation_gives_the_documented_error() -> None:
-    encoded = encode(example())
+    encoded_file = encode(example())
 
-    assert {reason_of(encoded[:length]) for length in range(len(encoded))} == {"truncated"}
+    assert {reason_of(encoded_file[:length]) for length in range(len(encoded_file))} == {"truncated"}
 
 
 json_values = st.recursive(
@@ -249,15 +263,17 @@ def test_any_value_in_any_field_is_read_or_gives_the_documented_error(
     data: st.DataObject, value: object
 ) -> None:
     def replace(*bodies: dict[str, Any]) -> None:
-        place: Any = data.draw(st.sampled_from(bodies))
+        container: Any = data.draw(st.sampled_from(bodies))
         while True:
-            key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
-            if not place[key] or not isinstance(place[key], dict | list) or data.draw(st.booleans()):
-                place[key] = value
+            key = data.draw(
+                st.sampled_from(sorted(container) if isinstance(container, dict) else range(len(container)))
+            )
+            if not container[key] or not isinstance(container[key], dict | list) or data.draw(st.booleans()):
+                container[key] = value
                 return
-            place = place[key]
+            container = container[key]
 
-    outcome = snapshot_or_reason(changed(replace))
+    outcome = snapshot_or_reason(change_json(replace))
 
     assert outcome == "content" if isinstance(outcome, str) else decode(encode(outcome)) == outcome
 
@@ -273,7 +289,7 @@ def test_a_future_version_is_refused() -> None:
 def test_a_future_key_is_ignored() -> None:
     def add(header: Any, windows: Any, totals: Any) -> None:
         totals["training"] = {}
-        for place in (
+        for container in (
             header,
             header["process"],
             header["stats"][0],
@@ -282,10 +298,10 @@ def test_a_future_key_is_ignored() -> None:
             totals,
             totals["training"],
         ):
-            place["later"] = {"deep": [1]}
+            container["later"] = {"deep": [1]}
         totals["stats"][0]["later"] = "x"
 
-    assert decode(changed(add)) == example().replace(
+    assert decode(change_json(add)) == example().replace(
         recording=new_recording(3).replace(training=TrainingReading())
     )
 
@@ -295,7 +311,7 @@ def test_a_future_aggregation_is_dropped_and_the_file_is_read() -> None:
         header["stats"][0]["aggregations"].append("median")
         windows["windows"][0]["values"]["median"] = 1.0
 
-    assert decode(changed(add)) == example()
+    assert decode(change_json(add)) == example()
 
 
 @pytest.mark.parametrize(
@@ -328,15 +344,20 @@ def test_a_future_aggregation_is_dropped_and_the_file_is_read() -> None:
     ],
 )
 def test_content_that_could_not_be_published_is_refused(change: Callable[..., object]) -> None:
-    assert reason_of(changed(change)) == "content"
+    assert reason_of(change_json(change)) == "content"
 
 
 def test_exponential_buckets_beyond_the_limit_of_a_process_are_dropped() -> None:
-    many = StatReading(StatDefinition("a", frozenset()), 1, exponential=dict.fromkeys(range(500), 1))
-    readings = [many.replace(definition=many.definition.replace(name=f"a{n}")) for n in range(81)]
-    decoded = decode(encode(example().replace(recording=Recording(tuple(readings))))).recording.stats
+    reading_with_500_buckets = StatReading(
+        StatDefinition("a", frozenset()), 1, exponential=dict.fromkeys(range(500), 1)
+    )
+    readings = [
+        reading_with_500_buckets.replace(definition=reading_with_500_buckets.definition.replace(name=f"a{n}"))
+        for n in range(81)
+    ]
+    decoded_stats = decode(encode(example().replace(recording=Recording(tuple(readings))))).recording.stats
 
-    assert [len(reading.exponential) for reading in decoded] == [500] * 80 + [0]
+    assert [len(reading.exponential) for reading in decoded_stats] == [500] * 80 + [0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The feed directory, chosen or default."""
+"""Feed directory: default, configured and refused directories."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ UID = os.geteuid()
 
 
 @pytest.fixture
-def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's default directory, which is missing."""
+def missing_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path of the user's default directory, which does not exist."""
     return redirect_default_directory(tmp_path, monkeypatch)
 
 
@@ -37,15 +37,15 @@ def test_the_default_directory_is_in_shared_memory_and_named_by_the_user(
     assert str(default_directory()) == f"/tmp/exporter-{UID}"
 
 
-def test_the_default_directory_is_made_private_whatever_the_umask(default: Path) -> None:
+def test_the_default_directory_is_private_for_any_umask(missing_default_directory: Path) -> None:
     previous = os.umask(0o777)
     try:
-        prepare_directory(default)
+        prepare_directory(missing_default_directory)
     finally:
         os.umask(previous)
 
-    assert stat.S_IMODE(default.stat().st_mode) == 0o700
-    prepare_directory(default)  # a second call is no error
+    assert stat.S_IMODE(missing_default_directory.stat().st_mode) == 0o700
+    prepare_directory(missing_default_directory)  # a second call succeeds
 
 
 def give_away(path: Path) -> None:
@@ -66,14 +66,14 @@ def give_away(path: Path) -> None:
     ],
 )
 def test_a_default_directory_that_is_not_private_is_refused(
-    default: Path, make: Callable[[Path], object], problem: str
+    missing_default_directory: Path, make: Callable[[Path], object], problem: str
 ) -> None:
-    make(default)
+    make(missing_default_directory)
 
-    with pytest.raises(FeedDirectoryError, match=problem) as caught:
-        prepare_directory(default)
+    with pytest.raises(FeedDirectoryError, match=problem) as error_info:
+        prepare_directory(missing_default_directory)
 
-    assert (caught.value.path, bool(caught.value.remedy)) == (str(default), True)
+    assert (error_info.value.path, bool(error_info.value.remedy)) == (str(missing_default_directory), True)
 
 
 def test_a_chosen_directory_is_created_if_its_parent_exists(tmp_path: Path) -> None:
@@ -85,30 +85,30 @@ def test_a_chosen_directory_is_created_if_its_parent_exists(tmp_path: Path) -> N
 
 
 def test_a_chosen_directory_may_belong_to_any_user(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    (tmp_path / "link").symlink_to(shared)
+    shared_directory = tmp_path / "shared"
+    shared_directory.mkdir()
+    shared_directory.chmod(0o777)
+    (tmp_path / "link").symlink_to(shared_directory)
 
-    prepare_directory(shared)
+    prepare_directory(shared_directory)
     prepare_directory(tmp_path / "link")
 
 
-def test_off_linux_every_directory_is_refused_with_the_reason(
-    default: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_linux_every_directory_is_refused_with_the_reason(
+    missing_default_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
 
     with pytest.raises(FeedDirectoryError, match="needs Linux"):
-        prepare_directory(default)
+        prepare_directory(missing_default_directory)
 
-    assert not default.exists()
+    assert not missing_default_directory.exists()
 
 
-def test_a_process_takes_its_directory_from_the_environment_or_gets_the_reason(
-    default: Path, tmp_path: Path
+def test_the_environment_names_the_directory_and_an_unusable_directory_raises(
+    missing_default_directory: Path, tmp_path: Path
 ) -> None:
     assert feed_directory({"EXPORTER_FEED_DIR": str(tmp_path)}) == str(tmp_path)
-    assert feed_directory({"EXPORTER_FEED_DIR": ""}) == str(default)
+    assert feed_directory({"EXPORTER_FEED_DIR": ""}) == str(missing_default_directory)
     with pytest.raises(FeedDirectoryError):
         feed_directory({"EXPORTER_FEED_DIR": str(tmp_path / "missing" / "feed")})

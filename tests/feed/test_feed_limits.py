@@ -18,19 +18,19 @@ from exporter.feed.decoder import decode
 from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_BYTES, VERSION
 from exporter.recording.limits import MAX_BUCKETS, MAX_LABELS
 
-MEASURE = """
+MEMORY_PROGRAM = """
 import sys
 from pathlib import Path
 from exporter.feed.reader import FeedReader
 
 reader = FeedReader(Path(sys.argv[1]))
 scan = reader.scan()
-while scan.waiting:
+while scan.unread_files:
     scan = reader.scan()
 for _ in range(2):
     scan = reader.scan()
 (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
-print(int(line.split()[1]) // 1024, len(scan.entries), len(scan.refused))
+print(int(line.split()[1]) // 1024, len(scan.entries), len(scan.refused_files))
 """
 
 
@@ -40,17 +40,19 @@ def feed_file(
     *,
     number: int = 1,
     windows: int | None = None,
-    raw: bytes = b"",
-    first: bytes = b"",
+    last_section_suffix: bytes = b"",
+    first_section_suffix: bytes = b"",
 ) -> bytes:
-    """Bytes of a feed file; *first* and *raw* are appended to the first and third section."""
+    """Return the bytes of a feed file; the suffixes are appended to the first and the last section."""
     process = {"pid": 7, "started": 1.0, "run": "r", "rank": 0}
     sections = [
         json.dumps({"process": process, "stats": definitions}, separators=(",", ":")).encode()[:-1]
-        + first
+        + first_section_suffix
         + b"}",
         json.dumps({"windows": [None] * (len(definitions) if windows is None else windows)}).encode(),
-        json.dumps({"written": 1.0, "flush_seconds": 1.0, "stats": totals}).encode()[:-1] + raw + b"}",
+        json.dumps({"written": 1.0, "flush_seconds": 1.0, "stats": totals}).encode()[:-1]
+        + last_section_suffix
+        + b"}",
     ]
     header = bytearray(HEADER.pack(MAGIC, VERSION, 0, 0, number.to_bytes(16, "big"), 1, *map(len, sections)))
     CHECKSUM.pack_into(header, CHECKSUM_OFFSET, crc32(b"".join(sections), crc32(header)))
@@ -90,8 +92,10 @@ def test_an_identity_beyond_a_limit_of_the_writer_is_refused(field: str) -> None
     data = feed_file([], [])
     body = data[HEADER.size :].replace(b'"run":"r"', b'"run":"r","%b":"%b"' % (field.encode(), b"x" * 257), 1)
     lengths = HEADER.unpack_from(data)[-3:]
-    grown = len(body) - sum(lengths)
-    header = bytearray(HEADER.pack(MAGIC, VERSION, 0, 0, bytes(16), 1, lengths[0] + grown, *lengths[1:]))
+    extra_bytes = len(body) - sum(lengths)
+    header = bytearray(
+        HEADER.pack(MAGIC, VERSION, 0, 0, bytes(16), 1, lengths[0] + extra_bytes, *lengths[1:])
+    )
     CHECKSUM.pack_into(header, CHECKSUM_OFFSET, crc32(body, crc32(header)))
 
     with pytest.raises(FeedFormatError):
@@ -108,16 +112,20 @@ def test_rejected_reasons_beyond_the_limit_are_refused() -> None:
 def labels_and_buckets(number: int) -> bytes:
     labels = [[f"l{index:05}", "x" * 20] for index in range(2000)]
     buckets = list(range(30_000))
-    each = definition(labels=labels, buckets=buckets, aggregations=["histogram"], kind="histogram")
-    return feed_file([each], [{**TOTAL, "bucket_counts": [0] * len(buckets)}], number=number)
+    stat_definition = definition(labels=labels, buckets=buckets, aggregations=["histogram"], kind="histogram")
+    return feed_file([stat_definition], [{**TOTAL, "bucket_counts": [0] * len(buckets)}], number=number)
 
 
 def unknown_keys(number: int) -> bytes:
-    return feed_file([], [], number=number, first=b',"later":"%b"' % (b"x" * (MAX_BYTES - 1000)))
+    return feed_file(
+        [], [], number=number, first_section_suffix=b',"later":"%b"' % (b"x" * (MAX_BYTES - 1000))
+    )
 
 
 def empty_lists(number: int) -> bytes:
-    return feed_file([], [], number=number, raw=b',"later":[%b[]]' % (b"[]," * (MAX_BYTES // 3 - 1000)))
+    return feed_file(
+        [], [], number=number, last_section_suffix=b',"later":[%b[]]' % (b"[]," * (MAX_BYTES // 3 - 1000))
+    )
 
 
 def many_stats(number: int) -> bytes:
@@ -127,31 +135,31 @@ def many_stats(number: int) -> bytes:
 
 def many_facts(number: int) -> bytes:
     facts = json.dumps([[f"{index}", "x" * 700] for index in range(5000)]).encode()
-    return feed_file([], [], number=number, raw=b',"training":{"facts":%b}' % facts)
+    return feed_file([], [], number=number, last_section_suffix=b',"training":{"facts":%b}' % facts)
 
 
 @pytest.mark.parametrize(
-    ("make", "files"),
+    ("make", "file_count"),
     [(labels_and_buckets, 60), (unknown_keys, 60), (empty_lists, 10), (many_stats, 60), (many_facts, 60)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_reader_of_hostile_files_stays_below_its_bound_of_memory(
-    tmp_path: Path, make: Callable[[int], bytes], files: int
+def test_the_memory_of_a_reader_of_hostile_files_is_bounded(
+    tmp_path: Path, make: Callable[[int], bytes], file_count: int
 ) -> None:
     directory = tmp_path / "feed"
     directory.mkdir(mode=0o700)
-    for number in range(files):
+    for number in range(file_count):
         (directory / f"{number:032x}.feed").write_bytes(make(number))
     environment = {**os.environ, "PYTHONMALLOC": "pymalloc"}
 
-    completed = subprocess.run(
-        [sys.executable, "-c", MEASURE, directory],
+    result = subprocess.run(
+        [sys.executable, "-c", MEMORY_PROGRAM, directory],
         capture_output=True,
         text=True,
         check=True,
         env=environment,
     )
 
-    peak_mib, entries, refused = map(int, completed.stdout.split())
+    peak_mib, entry_count, refused_count = map(int, result.stdout.split())
     assert peak_mib < 100
-    assert entries + refused == files
+    assert entry_count + refused_count == file_count

@@ -1,3 +1,5 @@
+"""Feed reader: changed, refused and removed files, and ownership of the directory."""
+
 from __future__ import annotations
 
 import os
@@ -27,21 +29,21 @@ from exporter.feed.writer import FeedWriter
 class Clock:
     """Monotonic clock that advances only on request."""
 
-    now = 1000.0
+    seconds = 1000.0
 
     def __call__(self) -> float:
-        return self.now
+        return self.seconds
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """That of the owner."""
+    """Return the clock of the owner."""
     return Clock()
 
 
 @pytest.fixture
 def owner(tmp_path: Path, clock: Clock) -> Iterator[FeedReader]:
-    """A reader that owns the test's directory."""
+    """Yield a reader that owns the test directory."""
     reader = FeedReader(tmp_path, monotonic=clock)
     assert reader.ownership.acquire()
     yield reader
@@ -68,7 +70,7 @@ def test_an_unchanged_file_is_not_decoded_again(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_change_shows_even_where_inode_time_and_size_stay(tmp_path: Path) -> None:
+def test_a_change_is_detected_even_with_equal_inode_time_and_size(tmp_path: Path) -> None:
     identity, reader = new_identity(), FeedReader(tmp_path)
     path = tmp_path / f"{identity.id}.feed"
     for count in (1, 2):
@@ -85,7 +87,7 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
 
     scan = FeedReader(tmp_path).scan()
 
-    assert (scan.entries, scan.refused) == ((), ())
+    assert (scan.entries, scan.refused_files) == ((), ())
 
 
 def test_age_starts_at_the_file_time_and_then_follows_the_clock_of_the_reader(
@@ -96,11 +98,11 @@ def test_age_starts_at_the_file_time_and_then_follows_the_clock_of_the_reader(
     writer.publish(new_recording())
     os.utime(tmp_path / f"{writer.identity.id}.feed", (1000, 1000))
     ages = [only_entry(reader).age_seconds]
-    clock.now += 7
+    clock.seconds += 7
     ages.append(only_entry(reader).age_seconds)
     writer.publish(new_recording())
     ages.append(only_entry(reader).age_seconds)
-    clock.now += 2
+    clock.seconds += 2
     ages.append(only_entry(reader).age_seconds)
 
     assert ages == pytest.approx([90.0, 97.0, 0.0, 2.0])
@@ -110,61 +112,69 @@ def test_age_starts_at_the_file_time_and_then_follows_the_clock_of_the_reader(
 # Refused files
 
 
-def refused(directory: Path) -> dict[str, str]:
+def refused_files(directory: Path) -> dict[str, str]:
     """Scan twice: each scan reports a refusal; the valid file must be read."""
     valid_id = publish_once(directory)
     reader = FeedReader(directory)
     first, second = reader.scan(), reader.scan()
     assert [entry.snapshot.process.id for entry in first.entries] == [valid_id]
-    assert first.refused == second.refused
-    return dict(first.refused)
+    assert first.refused_files == second.refused_files
+    return dict(first.refused_files)
 
 
-def sparse(path: Path) -> None:
+def make_sparse(path: Path) -> None:
     path.touch()
     os.truncate(path, 1 << 40)  # reading would never end
 
 
-ENCODED = encode(Snapshot(new_identity(), 1, 1.0, 1.0, new_recording()))
+ENCODED_SNAPSHOT = encode(Snapshot(new_identity(), 1, 1.0, 1.0, new_recording()))
 
 
 @pytest.mark.parametrize(
     ("replace_file", "reason"),
     [
-        (lambda path, other: path.touch(), "truncated"),
-        (lambda path, other: path.write_bytes(ENCODED[:-1]), "truncated"),
-        (lambda path, other: path.write_bytes(b"GIF89a" + ENCODED), "magic"),
-        (lambda path, other: path.write_bytes(ENCODED[:-1] + b" "), "checksum"),
-        (lambda path, other: path.write_bytes(ENCODED + b" "), "content"),
-        (lambda path, other: path.write_bytes(ENCODED[:8] + struct.pack("<H", 99) + ENCODED[10:]), "version"),
-        (lambda path, other: path.write_bytes(ENCODED), "name"),  # a copy, whose samples would count twice
-        (lambda path, other: path.symlink_to(other), "symlink"),
-        (lambda path, other: path.symlink_to("nowhere"), "symlink"),
-        (lambda path, other: path.hardlink_to(other), "links"),
-        (lambda path, other: path.mkdir(), "not_regular"),
-        (lambda path, other: os.mkfifo(path), "not_regular"),
-        (lambda path, other: sparse(path), "too_large"),
-        (lambda path, other: path.touch() or path.with_suffix(".lock").symlink_to("nowhere"), "lock"),
+        (lambda path, other_file: path.touch(), "truncated"),
+        (lambda path, other_file: path.write_bytes(ENCODED_SNAPSHOT[:-1]), "truncated"),
+        (lambda path, other_file: path.write_bytes(b"GIF89a" + ENCODED_SNAPSHOT), "magic"),
+        (lambda path, other_file: path.write_bytes(ENCODED_SNAPSHOT[:-1] + b" "), "checksum"),
+        (lambda path, other_file: path.write_bytes(ENCODED_SNAPSHOT + b" "), "content"),
+        (
+            lambda path, other_file: path.write_bytes(
+                ENCODED_SNAPSHOT[:8] + struct.pack("<H", 99) + ENCODED_SNAPSHOT[10:]
+            ),
+            "version",
+        ),
+        (
+            lambda path, other_file: path.write_bytes(ENCODED_SNAPSHOT),
+            "name",
+        ),  # samples of a copy would count twice
+        (lambda path, other_file: path.symlink_to(other_file), "symlink"),
+        (lambda path, other_file: path.symlink_to("nowhere"), "symlink"),
+        (lambda path, other_file: path.hardlink_to(other_file), "links"),
+        (lambda path, other_file: path.mkdir(), "not_regular"),
+        (lambda path, other_file: os.mkfifo(path), "not_regular"),
+        (lambda path, other_file: make_sparse(path), "too_large"),
+        (lambda path, other_file: path.touch() or path.with_suffix(".lock").symlink_to("nowhere"), "lock"),
     ],
 )
 def test_a_bad_file_affects_only_itself_and_is_reported_with_the_reason(
     tmp_path: Path, replace_file: Callable[[Path, Path], object], reason: str
 ) -> None:
-    feed, other = tmp_path / "feed", tmp_path / "other"
+    feed, other_file = tmp_path / "feed", tmp_path / "other"
     feed.mkdir()
-    other.touch()
+    other_file.touch()
     path = feed / f"{os.urandom(16).hex()}.feed"
-    replace_file(path, other)
+    replace_file(path, other_file)
 
-    assert refused(feed) == {path.name: reason}
+    assert refused_files(feed) == {path.name: reason}
 
 
 def test_a_file_name_without_a_process_id_is_refused_and_printable(tmp_path: Path) -> None:
     for name in (b"x.feed", b"\xff\n.feed", b"A" * 32 + b".feed", b".feed"):
         (tmp_path / os.fsdecode(name)).touch()
 
-    received = ("x.feed", "\\udcff\\n.feed", "A" * 32 + ".feed", ".feed")
-    assert refused(tmp_path) == dict.fromkeys(received, "name")
+    printable_names = ("x.feed", "\\udcff\\n.feed", "A" * 32 + ".feed", ".feed")
+    assert refused_files(tmp_path) == dict.fromkeys(printable_names, "name")
 
 
 @needs_root
@@ -172,12 +182,12 @@ def test_a_file_of_another_user_is_refused_in_the_default_directory_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default = redirect_default_directory(tmp_path, monkeypatch)
-    foreign = [publish_once(directory) for directory in (default, tmp_path)]
-    for name, where in zip(foreign, (default, tmp_path), strict=True):
-        os.chown(where / f"{name}.feed", 12345, 12345)
+    foreign_ids = [publish_once(directory) for directory in (default, tmp_path)]
+    for name, directory in zip(foreign_ids, (default, tmp_path), strict=True):
+        os.chown(directory / f"{name}.feed", 12345, 12345)
 
     assert len(FeedReader(tmp_path).scan().entries) == 1
-    assert refused(default) == {f"{foreign[0]}.feed": "owner"}
+    assert refused_files(default) == {f"{foreign_ids[0]}.feed": "owner"}
 
 
 @needs_root
@@ -193,7 +203,7 @@ def test_a_file_without_read_permission_is_reported() -> None:
         finally:
             os.seteuid(0)
 
-    assert scan.refused == ((f"{process}.feed", "unreadable"),)
+    assert scan.refused_files == ((f"{process}.feed", "unreadable"),)
 
 
 def test_a_repaired_file_is_read_and_a_damaged_one_loses_its_last_value(
@@ -203,7 +213,7 @@ def test_a_repaired_file_is_read_and_a_damaged_one_loses_its_last_value(
     path = tmp_path / f"{process}.feed"
     content = path.read_bytes()
     path.write_bytes(content[:-1])
-    assert reader.scan().refused
+    assert reader.scan().refused_files
     path.write_bytes(content)
     assert only_entry(reader).snapshot.process.id == process
     path.write_bytes(b"x")
@@ -219,12 +229,12 @@ def test_new_files_beyond_the_limit_are_refused_and_known_files_stay(tmp_path: P
     initial_ids = {publish_once(tmp_path) for _ in range(3)}
     reader.scan()
     for number in range(5):
-        (tmp_path / f"{number:032x}.feed").write_bytes(b"in front of all by name")
+        (tmp_path / f"{number:032x}.feed").write_bytes(b"sorted before the other files")
 
     scan = reader.scan()
 
     assert {entry.snapshot.process.id for entry in scan.entries} == initial_ids
-    assert [reason for _, reason in scan.refused] == ["too_many"] * 5
+    assert [reason for _, reason in scan.refused_files] == ["too_many"] * 5
 
 
 def test_many_empty_files_hide_no_later_job_and_are_removed(tmp_path: Path, clock: Clock) -> None:
@@ -233,15 +243,15 @@ def test_many_empty_files_hide_no_later_job_and_are_removed(tmp_path: Path, cloc
     for number in range(42):
         (tmp_path / f"{number:032x}.feed").touch()
     reader.scan()
-    later = {publish_once(tmp_path), publish_once(tmp_path)}
+    later_ids = {publish_once(tmp_path), publish_once(tmp_path)}
     process_ids = {entry.snapshot.process.id for entry in reader.scan().entries}
     for _ in range(3):
-        clock.now += LEFTOVER_SECONDS
+        clock.seconds += LEFTOVER_SECONDS
         reader.scan()
 
-    assert process_ids == later
+    assert process_ids == later_ids
     assert {name for name in names(tmp_path) if name.endswith(".feed")} == {
-        f"{process_id}.feed" for process_id in later
+        f"{process_id}.feed" for process_id in later_ids
     }
     reader.ownership.release()
 
@@ -259,15 +269,15 @@ def test_a_missing_default_directory_is_empty_and_a_missing_configured_one_is_an
 
 def test_two_readers_both_read_and_one_owns_the_directory(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
-        child.tell("publish")
+        child.execute("publish")
         first, second = FeedReader(tmp_path), FeedReader(tmp_path)
         assert first.ownership.acquire()
 
         assert not second.ownership.acquire()
         assert first.ownership.acquire()
         assert (first.ownership.is_held, second.ownership.is_held) == (True, False)
-        assert only_entry(first).alive
-        assert only_entry(second).alive
+        assert only_entry(first).is_alive
+        assert only_entry(second).is_alive
         assert not second.remove(child.id)
         first.ownership.release()
         assert second.ownership.acquire()
@@ -285,17 +295,17 @@ def test_the_owner_removes_files_of_dead_processes_only(
     tmp_path: Path, owner: FeedReader, clock: Clock
 ) -> None:
     with training_process(tmp_path) as child:
-        child.tell("publish")
-        too_early = [owner.remove(child.id)]
+        child.execute("publish")
+        early_removals = [owner.remove(child.id)]
         only_entry(owner)
-        too_early.append(owner.remove(child.id))
+        early_removals.append(owner.remove(child.id))
         child.kill()
-        clock.now += REMOVAL_DELAY_SECONDS
+        clock.seconds += REMOVAL_DELAY_SECONDS
         (tmp_path / f"{child.id}.tmp").touch()  # killed while writing
         (tmp_path / "notes").touch()
         only_entry(owner)
 
-        assert too_early == [False, False]
+        assert early_removals == [False, False]
         assert owner.remove(child.id)
         assert names(tmp_path) == {"notes"}
         assert owner.remove(child.id)
@@ -305,21 +315,21 @@ def test_removal_waits_for_a_job_that_has_only_lost_its_lock(
     tmp_path: Path, owner: FeedReader, clock: Clock
 ) -> None:
     with training_process(tmp_path) as child:
-        child.tell("publish")
+        child.execute("publish")
         only_entry(owner)
-        child.tell("close_all")
+        child.execute("close_all")
         lost_entry = only_entry(owner)
-        too_early = owner.remove(child.id)
-        child.tell("publish")
+        early_removal = owner.remove(child.id)
+        child.execute("publish")
         entry = only_entry(owner)
-        child.tell("close_all")
+        child.execute("close_all")
         only_entry(owner)
-        clock.now += REMOVAL_DELAY_SECONDS
-        much_later = owner.remove(child.id)
+        clock.seconds += REMOVAL_DELAY_SECONDS
+        late_removal = owner.remove(child.id)
 
-        assert (lost_entry.alive, too_early) == (False, False)
-        assert (entry.alive, entry.snapshot.sequence) == (True, 2)
-        assert much_later
+        assert (lost_entry.is_alive, early_removal) == (False, False)
+        assert (entry.is_alive, entry.snapshot.sequence) == (True, 2)
+        assert late_removal
 
 
 def test_removal_waits_until_the_last_snapshot_was_read(tmp_path: Path, owner: FeedReader) -> None:
@@ -328,10 +338,10 @@ def test_removal_waits_until_the_last_snapshot_was_read(tmp_path: Path, owner: F
     only_entry(owner)
     writer.publish(new_recording(final=True, count=2))
     writer.close()
-    unread = owner.remove(writer.identity.id)
+    early_removal = owner.remove(writer.identity.id)
     last_entry = only_entry(owner)
 
-    assert not unread
+    assert not early_removal
     assert last_entry.snapshot.recording.stats[0].count == 2
     assert owner.remove(writer.identity.id)
 
@@ -342,10 +352,10 @@ def test_short_lived_processes_lose_nothing_while_the_owner_removes_files(
     finished_ids: set[str] = set()
     last_counts: set[int] = set()
     with training_process(tmp_path) as child:
-        child.begin("short_lives 1500")
+        child.send("short_lives 1500")
         while len(finished_ids) < 1500:
             for entry in owner.scan().entries:
-                if not entry.alive:
+                if not entry.is_alive:
                     finished_ids.add(entry.snapshot.process.id)
                     last_counts.add(entry.snapshot.recording.stats[0].count)
                     assert owner.remove(entry.snapshot.process.id)
@@ -364,23 +374,23 @@ def test_only_files_of_a_process_are_removed(tmp_path: Path, owner: FeedReader, 
     assert (tmp_path / "victim.feed").exists()
 
 
-def test_the_owner_removes_files_that_never_became_a_feed(
+def test_the_owner_removes_leftovers_without_a_feed_file(
     tmp_path: Path, owner: FeedReader, clock: Clock
 ) -> None:
-    dead = f"{1:032x}"
-    for leftover in (f"{dead}.lock", f"{dead}.tmp"):
+    dead_id = f"{1:032x}"
+    for leftover in (f"{dead_id}.lock", f"{dead_id}.tmp"):
         (tmp_path / leftover).touch()
     with training_process(tmp_path) as child:
-        child.tell("publish")
+        child.execute("publish")
         (tmp_path / f"{child.id}.feed").unlink()
         owner.scan()
-        clock.now += LEFTOVER_SECONDS - 1
+        clock.seconds += LEFTOVER_SECONDS - 1
         owner.scan()
-        early = names(tmp_path)
-        clock.now += 1
+        early_names = names(tmp_path)
+        clock.seconds += 1
         owner.scan()
 
-        assert early == {f"{dead}.lock", f"{dead}.tmp", f"{child.id}.lock"}
+        assert early_names == {f"{dead_id}.lock", f"{dead_id}.tmp", f"{child.id}.lock"}
         assert names(tmp_path) == {f"{child.id}.lock"}
 
 
@@ -389,15 +399,15 @@ def test_readers_never_disturb_a_writer_that_writes_as_fast_as_it_can(
 ) -> None:
     readers = [FeedReader(tmp_path), owner]
     with training_process(tmp_path) as child:
-        child.begin("flood")
+        child.send("flood")
         assert child.answer() == "1"
         sequences: list[int] = []
         while len(sequences) < 200 or sequences[-1] == sequences[0]:
             for reader in readers:
                 entry = only_entry(reader)
-                assert entry.alive
+                assert entry.is_alive
                 sequences.append(entry.snapshot.sequence)
-        received = [int(line) for line in child.kill().split()]
+        reported_sequences = [int(line) for line in child.kill().split()]
 
-    assert received == list(range(2, len(received) + 2))  # no snapshot failed
+    assert reported_sequences == list(range(2, len(reported_sequences) + 2))  # no snapshot failed
     assert sequences == sorted(sequences)

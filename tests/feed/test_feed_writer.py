@@ -1,3 +1,5 @@
+"""Feed writer: files, permissions, failed writes, limits and removal of old files."""
+
 from __future__ import annotations
 
 import itertools
@@ -30,18 +32,18 @@ def test_published_snapshots_are_read_until_a_normal_exit(tmp_path: Path) -> Non
     identity = new_identity(labels=(("team", "vision"),))
     writer = FeedWriter(tmp_path, identity, flush_seconds=0.5, clock=lambda: 12.5)
     assert not list(tmp_path.iterdir())  # construction touches no file
-    reader, received = FeedReader(tmp_path), []
+    reader, entries = FeedReader(tmp_path), []
 
     for recording in (new_recording(3), new_recording(final=True)):
         assert writer.publish(recording)
-        received.append(only_entry(reader))
-        assert received[-1].snapshot.recording == recording
+        entries.append(only_entry(reader))
+        assert entries[-1].snapshot.recording == recording
     writer.close()
 
-    snapshot = received[0].snapshot
+    snapshot = entries[0].snapshot
     assert (snapshot.process, snapshot.written, snapshot.flush_seconds) == (identity, 12.5, 0.5)
-    received.append(only_entry(reader))
-    assert [(entry.alive, entry.snapshot.sequence) for entry in received] == [
+    entries.append(only_entry(reader))
+    assert [(entry.is_alive, entry.snapshot.sequence) for entry in entries] == [
         (True, 1),
         (True, 2),
         (False, 2),
@@ -52,19 +54,20 @@ def test_published_snapshots_are_read_until_a_normal_exit(tmp_path: Path) -> Non
 def test_files_are_private_in_the_default_directory_and_follow_the_umask_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    default, shared = redirect_default_directory(tmp_path, monkeypatch), tmp_path / "shared"
-    shared.mkdir()
-    previous = os.umask(0o027)
+    default, shared_directory = redirect_default_directory(tmp_path, monkeypatch), tmp_path / "shared"
+    shared_directory.mkdir()
+    previous_umask = os.umask(0o027)
     try:
-        for directory in (default, shared):
+        for directory in (default, shared_directory):
             writer = FeedWriter(directory, new_identity())
             assert writer.publish(new_recording())
             writer.close()
     finally:
-        os.umask(previous)
+        os.umask(previous_umask)
 
     modes = [
-        {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} for directory in (default, shared)
+        {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
+        for directory in (default, shared_directory)
     ]
     assert modes == [{0o600}, {0o640}]
     assert stat.S_IMODE(default.stat().st_mode) == 0o700
@@ -80,7 +83,7 @@ def test_a_relative_directory_is_resolved_before_the_job_changes_directory(
 
     assert writer.publish(new_recording())
 
-    assert only_entry(FeedReader(tmp_path / "feed")).alive
+    assert only_entry(FeedReader(tmp_path / "feed")).is_alive
     writer.close()
 
 
@@ -90,18 +93,18 @@ def test_a_full_tmpfs_makes_the_feed_stale_and_is_counted(tmp_path: Path) -> Non
         training_process(tmp_path) as child,
     ):
         reader = FeedReader(tmp_path)
-        assert child.tell("publish 20") == "True"
+        assert child.execute("publish 20") == "True"
         filesystem = os.statvfs(tmp_path)
         (tmp_path / "other").write_bytes(bytes(filesystem.f_bavail * filesystem.f_bsize))
 
-        outcomes = [child.tell("publish 20") for _ in range(3)]
+        outcomes = [child.execute("publish 20") for _ in range(3)]
         entry = only_entry(reader)
         (tmp_path / "other").unlink()
-        outcomes.append(child.tell("publish 20"))
+        outcomes.append(child.execute("publish 20"))
 
         assert outcomes == ["False", "False", "False", "True"]
-        assert (entry.alive, entry.snapshot.sequence, entry.snapshot.dropped) == (True, 1, {})
-        assert (entry.outdated, only_entry(reader).outdated) == (True, False)
+        assert (entry.is_alive, entry.snapshot.sequence, entry.snapshot.dropped) == (True, 1, {})
+        assert (entry.is_outdated, only_entry(reader).is_outdated) == (True, False)
         assert only_entry(reader).snapshot.dropped == {"write_failed": 3}
         assert only_entry(reader).snapshot.sequence == 2
         assert not list(tmp_path.glob("*.tmp"))
@@ -109,11 +112,11 @@ def test_a_full_tmpfs_makes_the_feed_stale_and_is_counted(tmp_path: Path) -> Non
 
 def test_a_job_without_free_descriptors_continues(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
-        child.tell("publish")
-        child.tell("limit_descriptors 4")
-        outcomes = [child.tell("publish")]
-        child.tell("limit_descriptors 100")
-        outcomes.append(child.tell("publish"))
+        child.execute("publish")
+        child.execute("limit_descriptors 4")
+        outcomes = [child.execute("publish")]
+        child.execute("limit_descriptors 100")
+        outcomes.append(child.execute("publish"))
 
         assert outcomes == ["False", "True"]
         assert only_entry(FeedReader(tmp_path)).snapshot.dropped == {"write_failed": 1}
@@ -133,7 +136,7 @@ def test_a_directory_is_created_again_once_its_parent_exists(tmp_path: Path) -> 
     assert outcomes == [True, False, True]
     assert "cannot create the feed directory" in str(problem)
     entry = only_entry(FeedReader(directory))
-    assert (entry.alive, entry.snapshot.dropped, writer.problem) == (True, {"write_failed": 1}, None)
+    assert (entry.is_alive, entry.snapshot.dropped, writer.problem) == (True, {"write_failed": 1}, None)
     writer.close()
 
 
@@ -151,20 +154,20 @@ def test_the_default_directory_is_created_again_when_removed(
 
     assert writer.publish(new_recording())
 
-    assert only_entry(FeedReader(directory)).alive
+    assert only_entry(FeedReader(directory)).is_alive
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     writer.close()
 
 
-@pytest.mark.parametrize("blocked", [".feed", ".lock"])
-def test_a_directory_in_place_of_the_file_is_a_counted_failure(tmp_path: Path, blocked: str) -> None:
+@pytest.mark.parametrize("suffix", [".feed", ".lock"])
+def test_a_directory_in_place_of_the_file_is_a_counted_failure(tmp_path: Path, suffix: str) -> None:
     identity = new_identity()
-    (tmp_path / (identity.id + blocked)).mkdir()
+    (tmp_path / (identity.id + suffix)).mkdir()
     writer = FeedWriter(tmp_path, identity)
 
     assert not writer.publish(new_recording())
 
-    assert writer.dropped == {"write_failed": 1}
+    assert writer.dropped_counts == {"write_failed": 1}
     assert not [path for path in tmp_path.glob("*.tmp") if path.is_file()]
     writer.close()
 
@@ -194,8 +197,8 @@ def test_a_snapshot_above_the_limit_drops_and_counts_its_newest_stats(tmp_path: 
     assert outcomes == [True, True, True]
     assert 10 < kept_count < 200
     assert snapshot.recording == new_recording(kept_count)
-    assert snapshot.dropped == writer.dropped == {"too_large": 2 * (200 - kept_count)}
-    assert f"{200 - kept_count} Stats, from" in str(writer.notice)
+    assert snapshot.dropped == writer.dropped_counts == {"too_large": 2 * (200 - kept_count)}
+    assert f"{200 - kept_count} Stats, starting with" in str(writer.notice)
     writer.close()
 
 
@@ -224,39 +227,39 @@ def test_a_hanging_write_delays_no_other_thread(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.timeout(60)
 def test_the_last_snapshot_survives_sigkill_at_any_instant(tmp_path: Path) -> None:
-    survived = []
+    sequences = []
     for delay in itertools.chain([0.0, 0.0005], (n * 0.0023 for n in range(20))):
         with training_process(tmp_path) as child:
-            child.begin("flood")
+            child.send("flood")
             time.sleep(delay)
-            received = child.kill().split()
-            if received:
+            reported_sequences = child.kill().split()
+            if reported_sequences:
                 snapshot = decode((tmp_path / f"{child.id}.feed").read_bytes())
-                assert snapshot.sequence - int(received[-1]) in {0, 1}
+                assert snapshot.sequence - int(reported_sequences[-1]) in {0, 1}
                 assert snapshot.recording.stats[-1].count - snapshot.sequence == 0
-                survived.append(snapshot.sequence)
+                sequences.append(snapshot.sequence)
 
-    assert max(survived) > 1  # killed during the writes, not only before them
-    assert len(FeedReader(tmp_path).scan().entries) >= len(survived)
+    assert max(sequences) > 1  # killed during the writes, not only before them
+    assert len(FeedReader(tmp_path).scan().entries) >= len(sequences)
 
 
 def test_a_writer_removes_only_files_dead_for_a_day(tmp_path: Path) -> None:
-    old, new = publish_once(tmp_path), publish_once(tmp_path)
+    old_id, new_id = publish_once(tmp_path), publish_once(tmp_path)
     incomplete_id = "0" * 32
     for leftover in (f"{incomplete_id}.lock", f"{incomplete_id}.tmp", "notes.txt", "overrides.json"):
         (tmp_path / leftover).touch()
     with training_process(tmp_path) as child:
-        child.tell("publish")
-        long_ago = time.time() - 90_000
+        child.execute("publish")
+        yesterday = time.time() - 90_000
         for path in tmp_path.iterdir():
-            if new not in path.name:
-                os.utime(path, (long_ago, long_ago))
+            if new_id not in path.name:
+                os.utime(path, (yesterday, yesterday))
 
         publish_once(tmp_path)
 
         process_ids = {path.name.split(".")[0] for path in tmp_path.iterdir()}
-        assert {new, child.id, "notes", "overrides"} < process_ids
-        assert not {old, incomplete_id} & process_ids
+        assert {new_id, child.id, "notes", "overrides"} < process_ids
+        assert not {old_id, incomplete_id} & process_ids
         assert len(process_ids) == 5  # and the file of the cleaning process
 
 

@@ -1,4 +1,4 @@
-"""The recording rules that the sidecar leaves in the feed directory."""
+"""Recording rules, which the sidecar writes into the feed directory."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ RULES = (
 
 
 @pytest.fixture
-def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's default directory, which is missing."""
+def missing_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path of the user's default directory, which does not exist."""
     return redirect_default_directory(tmp_path, monkeypatch)
 
 
@@ -41,20 +41,20 @@ def test_rules_round_trip_and_are_accepted_by_recording(tmp_path: Path) -> None:
     assert check_rules(overrides)[1] == []
 
 
-def test_a_follower_sees_each_change_and_each_broken_file_once(tmp_path: Path) -> None:
-    follower = OverridesReader(tmp_path)
-    changes = [OverridesReader(tmp_path / "missing").changed_rules(), follower.changed_rules()]
+def test_a_reader_returns_each_change_and_each_broken_file_once(tmp_path: Path) -> None:
+    reader = OverridesReader(tmp_path)
+    changes = [OverridesReader(tmp_path / "missing").changed_rules(), reader.changed_rules()]
     for rules in (RULES, RULES[:1], ()):
         write_overrides(tmp_path, rules)
-        changes += [follower.changed_rules(), follower.changed_rules()]
+        changes += [reader.changed_rules(), reader.changed_rules()]
     (tmp_path / "overrides.json").write_text("{")
     with pytest.raises(FeedFormatError):
-        follower.changed_rules()
-    changes.append(follower.changed_rules())
+        reader.changed_rules()
+    changes.append(reader.changed_rules())
     write_overrides(tmp_path, RULES)
-    changes.append(follower.changed_rules())
+    changes.append(reader.changed_rules())
     (tmp_path / "overrides.json").unlink()
-    changes += [follower.changed_rules(), follower.changed_rules()]
+    changes += [reader.changed_rules(), reader.changed_rules()]
 
     assert changes == [None, None, RULES, None, RULES[:1], None, (), None, None, RULES, (), None]
 
@@ -75,36 +75,36 @@ def test_a_damaged_file_of_rules_gives_the_documented_error(
 ) -> None:
     (tmp_path / "overrides.json").write_bytes(content)
 
-    with pytest.raises(FeedFormatError) as caught:
+    with pytest.raises(FeedFormatError) as error_info:
         read_overrides(tmp_path)
 
-    assert caught.value.reason == reason
+    assert error_info.value.reason == reason
 
 
 def test_world_writable_rules_are_refused(tmp_path: Path) -> None:
     write_overrides(tmp_path, RULES)
     (tmp_path / "overrides.json").chmod(0o646)
 
-    with pytest.raises(FeedDirectoryError, match="everybody"):
+    with pytest.raises(FeedDirectoryError, match="all users can write"):
         read_overrides(tmp_path)
 
 
 @needs_root
 def test_rules_are_private_in_the_default_directory_and_those_of_another_user_are_refused(
-    default: Path, tmp_path: Path
+    missing_default_directory: Path, tmp_path: Path
 ) -> None:
-    default.mkdir(mode=0o700)
-    for directory in (default, tmp_path):
+    missing_default_directory.mkdir(mode=0o700)
+    for directory in (missing_default_directory, tmp_path):
         write_overrides(directory, RULES)
     modes = [
         stat.S_IMODE((directory / "overrides.json").stat().st_mode) | 0o022
-        for directory in (default, tmp_path)
+        for directory in (missing_default_directory, tmp_path)
     ]
-    for directory in (default, tmp_path):
+    for directory in (missing_default_directory, tmp_path):
         os.chown(directory / "overrides.json", 12345, -1)
 
     assert modes == [0o622, 0o666]
-    for directory in (default, tmp_path):
+    for directory in (missing_default_directory, tmp_path):
         with pytest.raises(FeedDirectoryError, match="12345"):
             read_overrides(directory)
 

@@ -1,4 +1,4 @@
-"""`run` of a user without rights, in a shared directory where another user has taken every fixed name first."""
+"""`run` of a user without privileges, in a shared directory in which a different user has created every fixed name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from users_support import NOBODY, as_user, reason_to_skip
 from waiting import wait_until
 
 ATTACKER = 12345
-OFF = '{"version": 1, "rules": [{"match": "*", "enabled": false}]}'
+DISABLING_RULES = '{"version": 1, "rules": [{"match": "*", "enabled": false}]}'
 NAMES = ("overrides.json", "owner.lock", "stacks.request", "ledger", "runs")
 JOB = """
 import time, exporter
@@ -30,22 +30,22 @@ while True:
         stat.add(1.0)
         time.sleep(0.05)
 """
-REASON = reason_to_skip()
+SKIP_REASON = reason_to_skip()
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(bool(REASON), reason=REASON)]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)]
 
 
 @pytest.fixture
 def squatted_directory() -> Iterator[Path]:
-    """A directory of mode 1777 in which another user has every fixed name, also those with the job's user id."""
-    with tempfile.TemporaryDirectory() as place:
-        directory = Path(place)
+    """Yield a directory of mode 1777 with foreign entries for every fixed name and for the names with the job's user id."""
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
         directory.chmod(0o1777)
         for name in NAMES:
-            path = directory / name
-            for candidate in (path, path.with_name(f"{path.stem}-{NOBODY}{path.suffix}")):
-                if path.suffix:
-                    candidate.write_text(OFF)
+            entry = directory / name
+            for candidate in (entry, entry.with_name(f"{entry.stem}-{NOBODY}{entry.suffix}")):
+                if entry.suffix:
+                    candidate.write_text(DISABLING_RULES)
                 else:
                     candidate.mkdir(mode=0o755)
                 os.chown(candidate, ATTACKER, ATTACKER)
@@ -80,9 +80,9 @@ def test_every_total_of_a_run_is_served_where_another_user_has_taken_every_name(
     finally:
         kill_tree(run)
 
-    reported = set(re.findall(r'exporter_feed_foreign_entry\{entry="([^"]*)"\} 1', body))
+    foreign_entries = set(re.findall(r'exporter_feed_foreign_entry\{entry="([^"]*)"\} 1', body))
     assert owner == NOBODY
-    assert reported == {"overrides.json", "owner.lock", "stacks.request", "ledger", f"runs-{NOBODY}"}
+    assert foreign_entries == {"overrides.json", "owner.lock", "stacks.request", "ledger", f"runs-{NOBODY}"}
     assert "exporter_feed_owner 1" in body
     assert 'mine_count{rank="0",run="honest"}' in body
     assert json.loads(stacks.stdout)[0]["silent"] == {}

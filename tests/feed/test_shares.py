@@ -1,4 +1,4 @@
-"""Shares of the reader's limits: no file makes a smaller file wait, and no user takes the room of another user."""
+"""Fair shares of the reader's limits: no large file delays small files, and no user exhausts the memory of other users."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from test_feed_limits import definition, feed_file, many_stats, unknown_keys
 
 from exporter.feed.encoder import MAX_BYTES, encode
 from exporter.feed.reader import FIRST_PASS_BYTES, FeedReader
-from exporter.feed.shares import ChangedFile, FileCost, displaced, files_of_pass, files_of_users
+from exporter.feed.shares import ChangedFile, FileCost, files_of_pass, files_of_users, files_to_displace
 from exporter.feed.snapshot import Snapshot
 from exporter.feed.writer import FeedWriter
 
@@ -27,23 +27,23 @@ def test_every_file_is_read_within_a_bounded_number_of_passes(sizes: list[int]) 
     remaining = {f"f{number}": ChangedFile(f"f{number}", size, False, 0) for number, size in enumerate(sizes)}
     passes = 0
     while remaining:
-        chosen = files_of_pass(remaining.values(), 8 << 20)
-        assert sum(remaining[name].size for name in chosen) <= 8 << 20
-        assert len(set(chosen)) == len(chosen) > 0
-        for name in chosen:
+        selected_names = files_of_pass(remaining.values(), 8 << 20)
+        assert sum(remaining[name].size for name in selected_names) <= 8 << 20
+        assert len(set(selected_names)) == len(selected_names) > 0
+        for name in selected_names:
             del remaining[name]
         passes += 1
 
     assert passes <= 1 + len(sizes)
 
 
-def test_a_large_file_is_read_though_small_files_change_in_each_pass() -> None:
+def test_a_large_file_is_read_even_if_small_files_change_in_each_pass() -> None:
     small_files = [ChangedFile(f"s{number}", 100_000, True, 0) for number in range(200)]
 
     assert "large" in files_of_pass([*small_files, ChangedFile("large", MAX_BYTES, False, 3)], 8 << 20)
 
 
-def test_files_of_a_user_with_few_files_come_before_the_many_of_another() -> None:
+def test_users_with_few_files_are_not_displaced_by_a_user_with_many_files() -> None:
     users = {f"a{number}": 1 for number in range(5000)} | {"mine": 2}
 
     assert "mine" in files_of_users(users, 4096)
@@ -53,14 +53,14 @@ def test_files_of_a_user_with_few_files_come_before_the_many_of_another() -> Non
 def test_a_new_file_displaces_the_largest_file_of_its_user_and_not_a_smaller_one() -> None:
     costs = [FileCost("large", 1, 900), FileCost("small", 1, 50)]
 
-    assert displaced(FileCost("new", 1, 100), costs, excess=80) == ["large"]
-    assert displaced(FileCost("new", 1, 1000), costs, excess=80) == []
+    assert files_to_displace(FileCost("new", 1, 100), costs, excess=80) == ["large"]
+    assert files_to_displace(FileCost("new", 1, 1000), costs, excess=80) == []
 
 
 def test_a_new_file_displaces_small_files_of_a_user_who_has_many() -> None:
     costs = [FileCost(f"{number}", 1, 20) for number in range(100)]
 
-    assert len(displaced(FileCost("new", 2, 100), costs, excess=100)) == 5
+    assert len(files_to_displace(FileCost("new", 2, 100), costs, excess=100)) == 5
 
 
 def test_an_honest_file_is_read_in_the_first_pass_beside_large_files(tmp_path: Path) -> None:
@@ -71,26 +71,26 @@ def test_an_honest_file_is_read_in_the_first_pass_beside_large_files(tmp_path: P
     reader = FeedReader(tmp_path)
     first = reader.scan()
     passes = 1
-    while reader.scan().waiting:
+    while reader.scan().unread_files:
         passes += 1
 
     assert writer.identity.id in {entry.snapshot.process.id for entry in first.entries}
-    assert 20 - FIRST_PASS_BYTES // MAX_BYTES <= len(first.waiting) < 20
+    assert 20 - FIRST_PASS_BYTES // MAX_BYTES <= len(first.unread_files) < 20
     assert passes <= 20
     writer.close()
 
 
 def test_a_process_that_writes_is_not_stale_while_its_file_waits(tmp_path: Path) -> None:
-    now = time.monotonic()
-    reader = FeedReader(tmp_path, monotonic=lambda: now)
+    now_seconds = time.monotonic()
+    reader = FeedReader(tmp_path, monotonic=lambda: now_seconds)
     identity = new_identity(id=f"{99:032x}")
     path = tmp_path / f"{identity.id}.feed"
-    extra = new_recording(stats=4000, help_characters=400)
-    path.write_bytes(encode(Snapshot(identity, 1, 1.0, 1.0, extra)))
+    large_recording = new_recording(stats=4000, help_characters=400)
+    path.write_bytes(encode(Snapshot(identity, 1, 1.0, 1.0, large_recording)))
     reader.scan()
     for sequence in range(2, 8):
-        now += 5.0
-        path.write_bytes(encode(Snapshot(identity, sequence, 1.0, 1.0, extra)))
+        now_seconds += 5.0
+        path.write_bytes(encode(Snapshot(identity, sequence, 1.0, 1.0, large_recording)))
         for number in range(40):
             (tmp_path / f"{number:032x}.feed").write_bytes(
                 feed_file([definition()], [{"count": 1, "sum": 1.0}], number=number)
@@ -100,11 +100,11 @@ def test_a_process_that_writes_is_not_stale_while_its_file_waits(tmp_path: Path)
         assert entry.age_seconds < 5.0
 
 
-def test_an_honest_file_has_room_beside_many_that_fill_the_memory(tmp_path: Path) -> None:
+def test_an_honest_file_is_read_beside_many_files_that_exhaust_the_memory(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"{number:032x}.feed").write_bytes(many_stats(number))
     reader = FeedReader(tmp_path)
-    while reader.scan().waiting:
+    while reader.scan().unread_files:
         pass
     writer = FeedWriter(tmp_path, new_identity())
     writer.publish(new_recording(stats=50))

@@ -32,7 +32,7 @@ ANSWER = StackAnswer(
 
 def test_a_request_round_trips(tmp_path: Path) -> None:
     request = StackRequest("ef" * 16, 12.5, Detail.LOCATION, "llama")
-    write_request(str(tmp_path), request, shared=False)
+    write_request(str(tmp_path), request, is_shared=False)
 
     assert read_request(str(tmp_path)) == request
     assert (tmp_path / REQUEST).stat().st_mode & 0o777 == 0o600
@@ -88,7 +88,7 @@ def test_deeply_nested_json_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_request_that_is_a_link_or_foreign_is_ignored(tmp_path: Path) -> None:
-    write_request(str(tmp_path), StackRequest("ef" * 16, 12.5), shared=True)
+    write_request(str(tmp_path), StackRequest("ef" * 16, 12.5), is_shared=True)
     (tmp_path / REQUEST).rename(tmp_path / "elsewhere")
     (tmp_path / REQUEST).symlink_to(tmp_path / "elsewhere")
 
@@ -97,7 +97,7 @@ def test_a_request_that_is_a_link_or_foreign_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can create files of another user")
 def test_a_request_of_another_user_is_ignored(tmp_path: Path) -> None:
-    write_request(str(tmp_path), StackRequest("ef" * 16, 12.5), shared=True)
+    write_request(str(tmp_path), StackRequest("ef" * 16, 12.5), is_shared=True)
     os.chown(tmp_path / REQUEST, 12345, 12345)
 
     assert read_request(str(tmp_path)) is None

@@ -141,5 +141,5 @@ def test_the_command_answers_within_three_seconds_and_names_a_missing_run(tmp_pa
     completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
 
     assert completed.returncode == 1
-    assert "no living training process of run none" in completed.stderr
+    assert "no running training process of run none" in completed.stderr
     assert time.monotonic() - start < 30

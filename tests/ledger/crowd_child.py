@@ -1,6 +1,6 @@
-"""Ledger and page of a sidecar under a limit of address space; prints memory and dropped series.
+"""Ledger and page of a sidecar with limited address space; prints the peak memory and the dropped readings.
 
-crowd_child.py DIRECTORY
+Usage: crowd_child.py DIRECTORY
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore
 
-LIMIT = 400 << 20
-"""Address space; an interpreter with its libraries needs over 100 MiB at start."""
+MAX_ADDRESS_SPACE_BYTES = 400 << 20
+"""Limit of the address space; an interpreter with its libraries needs over 100 MiB at the start."""
 
-resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
+resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE_BYTES, MAX_ADDRESS_SPACE_BYTES))
 directory = Path(sys.argv[1])
 collector = JobCollector(FeedReader(directory), StateStore(directory))
 page = Page()
@@ -26,13 +26,13 @@ for _ in range(3):
     families = collector.collect()
     page.publish("feed", families)
     page.render(Format.TEXT)
-dropped = [
+dropped_counts = [
     sample.value
     for family in families
     if family.name == "training_feed_dropped"
     for sample in family.samples
     if sample.labels["reason"] == "memory"
 ]
-# Not ru_maxrss: over fork and exec that is at least the memory of the process that started this one.
+# Not ru_maxrss, which includes the memory of the parent process before exec.
 peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
-print(peak, len(dropped), int(sum(dropped)))
+print(peak, len(dropped_counts), int(sum(dropped_counts)))

@@ -1,4 +1,4 @@
-"""The rule that decides how a process ended, and the counters that wait for its decision."""
+"""Outcomes of exited processes, and the counters that wait for the outcome."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-def trained(sidecar: Sidecar, *, start_seconds: float = 0.0) -> MonitoredJob:
-    job: SimulatedJob = a_job()
-    job.train(5)
-    monitored = MonitoredJob(sidecar, job)
-    monitored.process = monitored.process.replace(launch=LAUNCH)
-    monitored.see()
-    return monitored
+def trained_job(sidecar: Sidecar, *, start_seconds: float = 0.0) -> MonitoredJob:
+    simulated_job: SimulatedJob = a_job()
+    simulated_job.train(5)
+    job = MonitoredJob(sidecar, simulated_job)
+    job.process = job.process.replace(launch=LAUNCH)
+    job.write_and_collect()
+    return job
 
 
 def state(page: Page) -> str:
     return next(state for state in STATES if page.get("training_run_state", run="r", state=state) == 1)
 
 
-def evidence(sidecar: Sidecar, *ends: End, launches: Sequence[str] = ()) -> None:
+def set_evidence(sidecar: Sidecar, *ends: End, launches: Sequence[str] = ()) -> None:
     sidecar.collector.endings.evidence = ExitEvidence(ends=lambda: list(ends), launches=lambda: set(launches))
 
 
-def an_end(sidecar: Sidecar, status: int) -> End:
+def launch_end(sidecar: Sidecar, status: int) -> End:
     return End(sidecar.directory, 99, status, sidecar.clock.wall, "another name", launch=LAUNCH)
 
 
 def test_nothing_is_committed_until_the_launch_has_ended(sidecar: Sidecar) -> None:
-    monitored = trained(sidecar)
-    evidence(sidecar, launches=[LAUNCH])
+    monitored = trained_job(sidecar)
+    set_evidence(sidecar, launches=[LAUNCH])
     monitored.write(final=True)
-    pages = [monitored.die(1.0), sidecar.after(50.0)]
+    pages = [monitored.die(1.0), sidecar.collect_after(50.0)]
 
     assert [state(page) for page in pages] == ["ending", "ending"]
     assert [training_value(page, "productive_seconds_total") for page in pages] == [0, 0]
@@ -62,12 +62,12 @@ def test_nothing_is_committed_until_the_launch_has_ended(sidecar: Sidecar) -> No
 def test_the_exit_status_of_the_launch_decides_for_any_run_name(
     sidecar: Sidecar, status: int, final: bool, expected: str, productive: float
 ) -> None:
-    monitored = trained(sidecar)
-    evidence(sidecar, launches=[LAUNCH])
+    monitored = trained_job(sidecar)
+    set_evidence(sidecar, launches=[LAUNCH])
     monitored.write(final=final)
     monitored.die(5.0)
-    evidence(sidecar, an_end(sidecar, status))
-    page = sidecar.after(1.0)
+    set_evidence(sidecar, launch_end(sidecar, status))
+    page = sidecar.collect_after(1.0)
 
     assert state(page) == expected
     assert training_value(page, "productive_seconds_total") == productive
@@ -75,40 +75,40 @@ def test_the_exit_status_of_the_launch_decides_for_any_run_name(
 
 
 def test_a_launch_that_fails_hours_later_leaves_the_run_finished(sidecar: Sidecar) -> None:
-    monitored = trained(sidecar)
-    evidence(sidecar, launches=[LAUNCH])
+    monitored = trained_job(sidecar)
+    set_evidence(sidecar, launches=[LAUNCH])
     monitored.write(final=True)
     monitored.die(1.0)
-    decided = sidecar.after(61.0)
+    decided_page = sidecar.collect_after(61.0)
     sidecar.clock.advance(600.0)
-    evidence(sidecar, an_end(sidecar, 1))
-    later = sidecar.after(1.0)
+    set_evidence(sidecar, launch_end(sidecar, 1))
+    later_page = sidecar.collect_after(1.0)
 
-    assert [state(decided), state(later)] == ["finished", "finished"]
-    assert training_value(later, "productive_seconds_total") == 5
+    assert [state(decided_page), state(later_page)] == ["finished", "finished"]
+    assert training_value(later_page, "productive_seconds_total") == 5
 
 
-def an_evaluation(sidecar: Sidecar) -> MonitoredJob:
-    """A later process of the same launch that validates and does not train."""
+def evaluation_job(sidecar: Sidecar) -> MonitoredJob:
+    """Return a later process of the same launch that validates and does not train."""
     monitored = MonitoredJob(sidecar, SimulatedJob())
     monitored.process = monitored.process.replace(launch=LAUNCH)
     monitored.job.spend("validation", 10.0)
-    monitored.see()
+    monitored.write_and_collect()
     return monitored
 
 
-def test_an_evaluation_after_the_training_changes_neither_its_state_nor_its_account(sidecar: Sidecar) -> None:
-    monitored = trained(sidecar)
-    evidence(sidecar, launches=[LAUNCH])
-    monitored.write(final=True)
-    monitored.die(1.0)
-    evaluation = an_evaluation(sidecar)
-    pages = [sidecar.after(1.0), sidecar.after(61.0)]
+def test_an_evaluation_after_the_training_changes_neither_state_nor_goodput(sidecar: Sidecar) -> None:
+    training = trained_job(sidecar)
+    set_evidence(sidecar, launches=[LAUNCH])
+    training.write(final=True)
+    training.die(1.0)
+    evaluation = evaluation_job(sidecar)
+    pages = [sidecar.collect_after(1.0), sidecar.collect_after(61.0)]
     evaluation.job.spend("validation", 100.0)
-    pages.append(evaluation.see())
+    pages.append(evaluation.write_and_collect())
     evaluation.write(final=True)
-    evidence(sidecar, replace(an_end(sidecar, 1), at=sidecar.clock.wall + 1.0))
-    pages += [evaluation.die(1.0), sidecar.after(70.0)]
+    set_evidence(sidecar, replace(launch_end(sidecar, 1), at=sidecar.clock.wall + 1.0))
+    pages += [evaluation.die(1.0), sidecar.collect_after(70.0)]
 
     assert [state(page) for page in pages] == ["ending", *["finished"] * 4]
     assert {
@@ -118,14 +118,14 @@ def test_an_evaluation_after_the_training_changes_neither_its_state_nor_its_acco
 
 
 def test_a_process_that_follows_a_failed_training_starts(sidecar: Sidecar) -> None:
-    monitored = trained(sidecar)
-    evidence(sidecar, launches=[LAUNCH])
+    monitored = trained_job(sidecar)
+    set_evidence(sidecar, launches=[LAUNCH])
     monitored.kill()
-    sidecar.after(61.0)
-    follower = an_evaluation(sidecar)
+    sidecar.collect_after(61.0)
+    follower = evaluation_job(sidecar)
     follower.job.begin_loop(0)
     follower.job.train(1)
-    page = follower.see()
+    page = follower.write_and_collect()
 
     assert state(page) == "running"
     assert training_value(page, "attempt") == 2
@@ -133,20 +133,20 @@ def test_a_process_that_follows_a_failed_training_starts(sidecar: Sidecar) -> No
 
 def test_a_process_that_torchrun_restarts_did_not_complete(sidecar: Sidecar) -> None:
     agent = make_process(rank=None, role="agent", started=sidecar.clock.wall)
-    sidecar.record(agent, 1)
-    first = trained(sidecar)
+    sidecar.record_loss(agent, 1)
+    first = trained_job(sidecar)
     first.write(final=True)
     first.kill()
-    sidecar.after(10.0)
+    sidecar.collect_after(10.0)
     second = MonitoredJob(sidecar, a_job())
-    page = second.see()
+    page = second.write_and_collect()
 
     assert counts_by_reason(page) == {"exit": 1}
     assert training_value(page, "productive_seconds_total") == 0
 
 
-def test_an_ended_run_keeps_its_wall_time_and_its_position_and_no_last_values(sidecar: Sidecar) -> None:
-    monitored = trained(sidecar)
+def test_an_exited_run_keeps_wall_time_and_position_and_drops_last_values(sidecar: Sidecar) -> None:
+    monitored = trained_job(sidecar)
     gauges = [
         make_reading(
             replace(make_definition(name, labels=labels), kind="gauge", aggregations=frozenset()), [7.0]
@@ -154,9 +154,9 @@ def test_an_ended_run_keeps_its_wall_time_and_its_position_and_no_last_values(si
         for name, labels in (("training.step", ()), ("training.loss", (("mode", "train"),)))
     ]
     monitored.write(*[gauge.replace(value=7.0) for gauge in gauges], final=True)
-    pages = [monitored.die(4.0), *(sidecar.after(100.0) for _ in range(3))]
+    pages = [monitored.die(4.0), *(sidecar.collect_after(100.0) for _ in range(3))]
     sidecar.restart()
-    pages.append(sidecar.after(1.0))
+    pages.append(sidecar.collect_after(1.0))
 
     assert {training_value(page, "wall_seconds_total") for page in pages} == {9}
     assert {page.get("training_step", run="r") for page in pages} == {7}

@@ -29,11 +29,11 @@ KWH = 3.6e6
 
 @dataclass
 class Run:
-    """Load of a run: busy CPUs, memory, and use of the multiprocessors of each GPU, if known."""
+    """Load of a run: busy CPUs, memory, and SM utilization by GPU (None if unknown)."""
 
     cpus: float = 1.0
-    allowed: int = 4
-    resident: int = 250
+    allowed_cpus: int = 4
+    resident_bytes: int = 250
     gpus: Mapping[str, float | None] = field(default_factory=dict)
     gpu_bytes: int | None = 1 << 30
     cpu_seconds: float = 0.0
@@ -53,17 +53,17 @@ class Node(EnergyNode):
         self.watts = dict(watts or {"package0": 100.0})
         self.runs = dict(runs or {})
         self.idle_watts: float | None = None
-        self.others_cpus = 0.0
-        self.strangers: dict[str, float] = {}
-        self.unread: set[str] = set()
-        self.visible = True
-        self.busy = 0.0
+        self.foreign_cpus = 0.0
+        self.foreign_gpu_use: dict[str, float] = {}
+        self.unreadable_devices: set[str] = set()
+        self.has_visible_processes = True
+        self.busy_seconds = 0.0
         self.joules: dict[str, float] = {}
         super().__init__(directory, clock=Clock(wall=START, monotonic=1000.0), **options)
 
     def work_for(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        self.busy += seconds * (self.others_cpus + sum(run.cpus for run in self.runs.values()))
+        self.busy_seconds += seconds * (self.foreign_cpus + sum(run.cpus for run in self.runs.values()))
         for run in self.runs.values():
             run.cpu_seconds += seconds * run.cpus
         for device, watts in self.watts.items():
@@ -78,7 +78,7 @@ class Node(EnergyNode):
                 assert sample.value <= 1 or not name.endswith("_ratio")
         return page
 
-    def after(self, seconds: float) -> Page:
+    def collect_after(self, seconds: float) -> Page:
         self.work_for(seconds)
         return self.collect()
 
@@ -89,7 +89,7 @@ class Node(EnergyNode):
                 device,
                 "nvml_counter" if device.startswith("GPU") else "rapl",
                 measured=True,
-                joules=None if device in self.unread else self.joules.get(device, 0.0),
+                joules=None if device in self.unreadable_devices else self.joules.get(device, 0.0),
                 register_joules=self.joules.get(device, 0.0),
                 watts=watts,
                 at=self.clock.monotonic,
@@ -105,10 +105,14 @@ class Node(EnergyNode):
 
     def use(self) -> MachineUse | None:
         runs = tuple(
-            RunUse(name, frozenset({pid}), run.cpu_seconds, run.allowed, run.resident)
+            RunUse(name, frozenset({pid}), run.cpu_seconds, run.allowed_cpus, run.resident_bytes)
             for pid, (name, run) in enumerate(self.runs.items(), 1)
         )
-        return MachineUse(self.clock.monotonic, runs, self.busy, 4, 1000) if self.visible else None
+        return (
+            MachineUse(self.clock.monotonic, runs, self.busy_seconds, 4, 1000)
+            if self.has_visible_processes
+            else None
+        )
 
     def gpu_use(self) -> list[GpuProcessUse]:
         job_uses = [
@@ -116,15 +120,15 @@ class Node(EnergyNode):
             for pid, run in enumerate(self.runs.values(), 1)
             for uuid, ratio in run.gpus.items()
         ]
-        stranger_uses = [(4711, uuid, 1 << 30, ratio) for uuid, ratio in self.strangers.items()]
+        stranger_uses = [(4711, uuid, 1 << 30, ratio) for uuid, ratio in self.foreign_gpu_use.items()]
         return [
             GpuProcessUse(pid, uuid[-1], uuid, size, {} if ratio is None else {"sm": ratio})
             for pid, uuid, size, ratio in (*job_uses, *stranger_uses)
         ]
 
 
-def looked(directory: Path, **options: Any) -> Node:
-    """Machine after a first pass of the ledger without any use."""
+def observed_node(directory: Path, **options: Any) -> Node:
+    """Return a machine after the first pass of the ledger."""
     node = Node(directory, **options)
     node.collect()
     return node
@@ -135,10 +139,10 @@ def cpu_energy(page: Page, run: str = "r") -> float | None:
     return None if value is None else round(value, 6)
 
 
-def test_a_run_alone_on_its_gpus_gets_their_energy_from_zero(tmp_path: Path) -> None:
+def test_the_only_run_on_a_gpu_is_attributed_its_energy_starting_at_zero(tmp_path: Path) -> None:
     node = Node(tmp_path, watts={"GPU-a": 500.0, "GPU-b": 70.0}, runs={"r": Run(gpus={"GPU-a": 0.5})})
     first = node.collect()
-    second = node.after(5.0)
+    second = node.collect_after(5.0)
 
     assert first.get(ENERGY, run="r", component="gpu", method="exclusive") == 0.0
     assert second.get(ENERGY, run="r", component="gpu", method="exclusive") == 2500.0
@@ -153,7 +157,7 @@ def test_a_run_alone_on_its_gpus_gets_their_energy_from_zero(tmp_path: Path) -> 
         ((None, None), (300, 100), None, {("memory_share", "one"): 750, ("memory_share", "two"): 250}),
         ((None, None), (None, None), None, {}),
     ],
-    ids=["utilization", "memory", "nobody-knows"],
+    ids=["utilization", "memory", "unknown"],
 )
 def test_a_shared_gpu_is_divided_by_known_use_and_foreign_use_is_unattributed(
     tmp_path: Path,
@@ -167,9 +171,9 @@ def test_a_shared_gpu_is_divided_by_known_use_and_foreign_use_is_unattributed(
         for name, ratio, size in zip(("one", "two"), ratios, sizes, strict=True)
     }
     node = Node(tmp_path, watts={"GPU-a": 100.0}, runs=runs)
-    node.strangers = {} if stranger is None else {"GPU-a": stranger}
+    node.foreign_gpu_use = {} if stranger is None else {"GPU-a": stranger}
     node.collect()
-    joules_by_series = node.after(10.0).all(ENERGY)
+    joules_by_series = node.collect_after(10.0).all(ENERGY)
 
     assert {
         (dict(labels)["method"], dict(labels)["run"]): joules for labels, joules in joules_by_series.items()
@@ -177,39 +181,39 @@ def test_a_shared_gpu_is_divided_by_known_use_and_foreign_use_is_unattributed(
 
 
 def test_cpu_energy_is_divided_by_work_and_idle_power_by_allowed_cpus(tmp_path: Path) -> None:
-    node = Node(tmp_path, runs={"r": Run(cpus=3.0, allowed=2)})
-    node.idle_watts, node.others_cpus = 40.0, 1.0
+    node = Node(tmp_path, runs={"r": Run(cpus=3.0, allowed_cpus=2)})
+    node.idle_watts, node.foreign_cpus = 40.0, 1.0
     node.collect()
 
     # Of 1000 J, 600 are for work, with a share of 3/4; the run has half of the CPUs for the idle 400.
-    assert cpu_energy(node.after(10.0)) == 450.0 + 200.0
+    assert cpu_energy(node.collect_after(10.0)) == 450.0 + 200.0
 
 
 def test_memory_energy_is_divided_by_resident_memory(tmp_path: Path) -> None:
-    node = looked(tmp_path, watts={"dram0": 20.0}, runs={"r": Run(resident=250)})
+    node = observed_node(tmp_path, watts={"dram0": 20.0}, runs={"r": Run(resident_bytes=250)})
 
-    assert node.after(10.0).get(ENERGY, run="r", component="dram", method="memory_share") == 50.0
+    assert node.collect_after(10.0).get(ENERGY, run="r", component="dram", method="memory_share") == 50.0
 
 
-def test_a_machine_with_one_run_is_attributed_also_without_visible_processes(
+def test_the_only_run_of_a_machine_is_attributed_all_energy_without_visible_processes(
     tmp_path: Path,
 ) -> None:
     node = Node(tmp_path, options=EnergyOptions(whole_machine=True), runs={"r": Run()})
-    node.visible = False
+    node.has_visible_processes = False
     node.collect()
 
-    assert node.after(10.0).get(ENERGY, run="r", component="cpu", method="whole") == 1000.0
+    assert node.collect_after(10.0).get(ENERGY, run="r", component="cpu", method="whole") == 1000.0
 
 
 def test_energy_of_a_machine_without_a_job_is_unattributed(tmp_path: Path) -> None:
-    node = looked(tmp_path)
-    node.after(3600.0)
+    node = observed_node(tmp_path)
+    node.collect_after(3600.0)
     node.runs["r"] = Run(cpus=4.0)
 
-    assert [cpu_energy(node.after(5.0)), cpu_energy(node.after(5.0))] == [0.0, 500.0]
+    assert [cpu_energy(node.collect_after(5.0)), cpu_energy(node.collect_after(5.0))] == [0.0, 500.0]
 
 
-PRICED = EnergyOptions(
+PRICED_OPTIONS = EnergyOptions(
     pue=1.5,
     carbon_intensity=360.0,
     carbon_zone="DE",
@@ -222,8 +226,10 @@ PRICED = EnergyOptions(
 
 
 def test_energy_becomes_carbon_and_cost_and_gpu_time_becomes_cost(tmp_path: Path) -> None:
-    node = looked(tmp_path, options=PRICED, watts={"GPU-a": 500.0}, runs={"r": Run(gpus={"GPU-a": 1.0})})
-    page = node.after(500.0)
+    node = observed_node(
+        tmp_path, options=PRICED_OPTIONS, watts={"GPU-a": 500.0}, runs={"r": Run(gpus={"GPU-a": 1.0})}
+    )
+    page = node.collect_after(500.0)
     joules, eur, gpu = 250_000.0, {"currency": "EUR"}, {"run": "r", "component": "gpu"}
     grid = {"zone": "DE", "source": "config", "factor": "lifecycle", "kind": "average"}
     expected: list[tuple[str, dict[str, str], float]] = [
@@ -243,15 +249,19 @@ def test_energy_becomes_carbon_and_cost_and_gpu_time_becomes_cost(tmp_path: Path
 def test_a_changed_carbon_file_applies_to_later_energy_only(tmp_path: Path) -> None:
     file = tmp_path / "carbon"
     file.write_text("360\n")
-    node = looked(tmp_path, options=EnergyOptions(carbon_intensity_file=file), runs={"r": Run(cpus=4.0)})
-    page = node.after(5.0)
+    node = observed_node(
+        tmp_path, options=EnergyOptions(carbon_intensity_file=file), runs={"r": Run(cpus=4.0)}
+    )
+    page = node.collect_after(5.0)
     file.write_text("36\n")
     os.utime(file, (START + 7, START + 7))
-    later = node.after(5.0)
+    later_page = node.collect_after(5.0)
 
     assert page.get("training_carbon_grams_total", run="r", component="cpu") == pytest.approx(500 * 1e-4)
-    assert later.get("training_carbon_grams_total", run="r", component="cpu") == pytest.approx(500 * 1.1e-4)
-    timestamp = later.get("training_carbon_intensity_last_update_timestamp_seconds", source="file")
+    assert later_page.get("training_carbon_grams_total", run="r", component="cpu") == pytest.approx(
+        500 * 1.1e-4
+    )
+    timestamp = later_page.get("training_carbon_intensity_last_update_timestamp_seconds", source="file")
     assert timestamp == START + 7
 
 
@@ -259,23 +269,23 @@ def test_a_broken_carbon_file_keeps_the_last_value_and_is_logged(tmp_path: Path)
     file = tmp_path / "carbon"
     file.write_text("360\n")
     os.utime(file, (START - 5, START - 5))
-    node = looked(tmp_path, options=EnergyOptions(carbon_intensity_file=file), runs={"r": Run()})
+    node = observed_node(tmp_path, options=EnergyOptions(carbon_intensity_file=file), runs={"r": Run()})
     file.write_text("three hundred\n")
-    failed_page = node.after(5.0)
-    problems = node.collected.problems
+    failed_page = node.collect_after(5.0)
+    problems = node.last_collected.problems
     file.write_text("36\n")
     os.utime(file, (START, START))
-    recovered_page = node.after(5.0)
+    recovered_page = node.collect_after(5.0)
 
     name = "training_carbon_intensity_grams_per_joule"
     assert failed_page.get(name, source="file") == pytest.approx(1e-4)
     assert [reason for reason, _ in problems] == ["carbon_file"]
     assert recovered_page.get(name, source="file") == pytest.approx(1e-5)
-    assert node.collected.problems == []
+    assert node.last_collected.problems == []
 
 
 @pytest.mark.parametrize(
-    ("content", "understood"),
+    ("content", "is_valid"),
     [
         (b"327.5\n", True),
         (b"\xef\xbb\xbf327.5\r\n", True),
@@ -289,62 +299,70 @@ def test_a_broken_carbon_file_keeps_the_last_value_and_is_logged(tmp_path: Path)
     ],
 )
 def test_a_carbon_file_is_a_number_and_a_pipe_does_not_block(
-    content: bytes | None, understood: bool, tmp_path: Path
+    content: bytes | None, is_valid: bool, tmp_path: Path
 ) -> None:
     file = tmp_path / "carbon"
     os.mkfifo(file) if content is None else file.write_bytes(content)
     os.utime(file, (START - 1, START - 1))
     carbon = CarbonFile(file)
-    with nullcontext() if understood else pytest.raises(CollectError, match=str(file)):
+    with nullcontext() if is_valid else pytest.raises(CollectError, match=str(file)):
         carbon.read()
 
-    assert carbon.intensity == (Intensity(327.5 / KWH, "file", START - 1) if understood else None)
+    assert carbon.intensity == (Intensity(327.5 / KWH, "file", START - 1) if is_valid else None)
 
 
 def test_counters_continue_after_a_restart_and_the_gap_belongs_to_surviving_runs(
     tmp_path: Path,
 ) -> None:
-    node = looked(tmp_path, options=PRICED, runs={"old": Run(cpus=4.0)})
-    initial_page = node.after(100.0)
+    node = observed_node(tmp_path, options=PRICED_OPTIONS, runs={"old": Run(cpus=4.0)})
+    initial_page = node.collect_after(100.0)
     node.work_for(30.0)
     node.runs["new"] = Run(cpus=0.0)
     node.restart()
-    born = node.collect()
-    later_page = node.after(10.0)
+    first_page = node.collect()
+    later_page = node.collect_after(10.0)
 
-    assert [cpu_energy(page, "old") for page in (initial_page, born, later_page)] == [10_000, 10_000, 14_000]
-    assert [cpu_energy(page, "new") for page in (born, later_page)] == [0, 0]
+    assert [cpu_energy(page, "old") for page in (initial_page, first_page, later_page)] == [
+        10_000,
+        10_000,
+        14_000,
+    ]
+    assert [cpu_energy(page, "new") for page in (first_page, later_page)] == [0, 0]
     carbon = later_page.get("training_carbon_grams_total", run="old", component="cpu")
     assert carbon == pytest.approx(14_000.0 * 1.5 * 1e-4)
 
 
-def test_a_run_that_returns_after_days_continues_without_the_energy_in_between(tmp_path: Path) -> None:
-    node = looked(tmp_path, runs={"r": Run(cpus=4.0)})
-    node.after(10.0)
+def test_a_run_that_returns_after_days_continues_without_the_energy_of_the_gap(tmp_path: Path) -> None:
+    node = observed_node(tmp_path, runs={"r": Run(cpus=4.0)})
+    node.collect_after(10.0)
     run = node.runs.pop("r")
-    lingering = node.after(100.0)
-    final_page = [node.after(100.0) for _ in range(10)][-1]
+    lingering = node.collect_after(100.0)
+    final_page = [node.collect_after(100.0) for _ in range(10)][-1]
     node.runs["r"] = run
-    node.after(5.0)
+    node.collect_after(5.0)
 
-    assert [cpu_energy(lingering), cpu_energy(final_page), cpu_energy(node.after(5.0))] == [1000, None, 1500]
+    assert [cpu_energy(lingering), cpu_energy(final_page), cpu_energy(node.collect_after(5.0))] == [
+        1000,
+        None,
+        1500,
+    ]
 
 
 def test_unsaved_totals_are_suppressed_and_not_lost(tmp_path: Path) -> None:
-    node = looked(tmp_path, runs={"r": Run(cpus=4.0)})
+    node = observed_node(tmp_path, runs={"r": Run(cpus=4.0)})
     ledger = tmp_path / "ledger"
     ledger.rename(tmp_path / "away")
     ledger.write_text("")  # a file where the directory was
-    suppressed = node.after(5.0)
+    suppressed_page = node.collect_after(5.0)
     ledger.unlink()
     (tmp_path / "away").rename(ledger)
 
-    assert [cpu_energy(suppressed), cpu_energy(node.after(5.0))] == [None, 1000]
+    assert [cpu_energy(suppressed_page), cpu_energy(node.collect_after(5.0))] == [None, 1000]
 
 
 def test_measured_and_missing_sources_are_reported(tmp_path: Path) -> None:
-    node = looked(tmp_path, watts={"package0": 100.0, "GPU-a": 100.0}, runs={"r": Run()})
-    page = [node.after(5.0) for _ in range(60)][-1]
+    node = observed_node(tmp_path, watts={"package0": 100.0, "GPU-a": 100.0}, runs={"r": Run()})
+    page = [node.collect_after(5.0) for _ in range(60)][-1]
 
     assert page.get("exporter_energy_crosscheck", device="GPU-a") == pytest.approx(0.8)
     assert page.get("exporter_energy_crosscheck", device="package0") is None
@@ -353,15 +371,15 @@ def test_measured_and_missing_sources_are_reported(tmp_path: Path) -> None:
 
 
 def test_a_restarted_counter_loses_no_energy_of_the_run(tmp_path: Path) -> None:
-    node = looked(tmp_path, watts={"GPU-a": 400.0}, runs={"r": Run(gpus={"GPU-a": 1.0})})
-    node.after(10.0)
+    node = observed_node(tmp_path, watts={"GPU-a": 400.0}, runs={"r": Run(gpus={"GPU-a": 1.0})})
+    node.collect_after(10.0)
     node.joules["GPU-a"] = 0.0  # a configuration reload replaces the collector
-    page = node.after(5.0)
+    page = node.collect_after(5.0)
 
     assert page.get(ENERGY, run="r", component="gpu", method="exclusive") == pytest.approx(4000.0 + 2000.0)
 
 
-HOLD = """
+LOCK_HOLDER = """
 import sys
 from pathlib import Path
 from exporter.ledger.energy.node_lock import NodeLock
@@ -372,22 +390,22 @@ sys.stdin.readline()
 
 
 def test_the_second_exporter_of_a_machine_counts_after_the_first_ends(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    command = [sys.executable, "-c", LOCK_HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "True\n"
         node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
-        refused = node.collect()
-        received = node.collected.unsupported
-        node.after(5.0)
+        refused_page = node.collect()
+        unsupported = node.last_collected.unsupported
+        node.collect_after(5.0)
         first.kill()
-    taken_over = node.after(5.0)
+    first_owned_page = node.collect_after(5.0)
 
-    assert refused.families.keys() == {"exporter_energy_counting"}
-    assert refused.get("exporter_energy_counting") == 0
-    assert "another exporter" in received[0]
-    assert taken_over.get("exporter_energy_counting") == 1
-    assert cpu_energy(node.after(5.0)) == 500
+    assert refused_page.families.keys() == {"exporter_energy_counting"}
+    assert refused_page.get("exporter_energy_counting") == 0
+    assert "another exporter" in unsupported[0]
+    assert first_owned_page.get("exporter_energy_counting") == 1
+    assert cpu_energy(node.collect_after(5.0)) == 500
 
 
 def test_a_removed_lock_file_is_not_a_lock(tmp_path: Path) -> None:
@@ -418,20 +436,20 @@ def counters(page: Page) -> Mapping[tuple[object, ...], float]:
     }
 
 
-HAPPENINGS = ["work", "restart", "boot", "fall", "jump", "come", "go", "unread", "blind", "step back"]
+EVENTS = ["work", "restart", "boot", "fall", "jump", "come", "go", "unread", "blind", "step back"]
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.sampled_from(HAPPENINGS), st.floats(0, 2000)), max_size=25))
-def test_no_counter_decreases(tmp_path: Path, happenings: list[tuple[str, float]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.floats(0, 2000)), max_size=25))
+def test_no_counter_decreases(tmp_path: Path, events: list[tuple[str, float]]) -> None:
     directory = tmp_path / str(len(list(tmp_path.iterdir())))
     directory.mkdir()
     watts = {"package0": 90.0, "GPU-a": 300.0}
-    node = Node(directory, options=PRICED, watts=watts, runs={"r": Run(gpus={"GPU-a": 0.5})})
+    node = Node(directory, options=PRICED_OPTIONS, watts=watts, runs={"r": Run(gpus={"GPU-a": 0.5})})
     previous: dict[tuple[object, ...], float] = {}
-    for event, amount in happenings:
-        node.unread.clear()
-        node.visible = event != "blind"
+    for event, amount in events:
+        node.unreadable_devices.clear()
+        node.has_visible_processes = event != "blind"
         if event == "restart":
             node.work_for(amount)
             node.restart()
@@ -447,10 +465,10 @@ def test_no_counter_decreases(tmp_path: Path, happenings: list[tuple[str, float]
         elif event == "go":
             node.runs.pop(f"r{int(amount) % 3}", None)
         elif event == "unread":
-            node.unread.add("package0")
+            node.unreadable_devices.add("package0")
         elif event == "step back":
             node.clock.wall -= amount * 100
-        current = counters(node.after(5.0))
+        current = counters(node.collect_after(5.0))
 
         for name, value in current.items():
             assert value >= previous.get(name, 0.0)

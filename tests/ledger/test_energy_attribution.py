@@ -1,4 +1,4 @@
-"""Attribution of a GPU's energy to processes: from the first to the last second, shared, restarted, unknown at first."""
+"""Attribution of a GPU's energy to processes: whole lifetimes, shared GPUs, restarts, and initially unknown runs."""
 
 from __future__ import annotations
 
@@ -31,55 +31,68 @@ WATTS = 500.0
 Lives = Mapping[int, ProcessLife]
 
 
-def history(end: float) -> list[EnergyPoint]:
+def history(end_seconds: float) -> list[EnergyPoint]:
     """Return a point each second at constant power."""
-    return [EnergyPoint(float(second), WATTS * second) for second in range(int(end) + 1)]
+    return [EnergyPoint(float(second), WATTS * second) for second in range(int(end_seconds) + 1)]
 
 
-def listing(at: float, *pids: int) -> GpuListing:
-    return GpuListing("GPU-a", at, tuple(GpuProcessUse(pid, "0", "GPU-a", 100, {"sm": 0.5}) for pid in pids))
+def listing(read_at: float, *pids: int) -> GpuListing:
+    return GpuListing(
+        "GPU-a", read_at, tuple(GpuProcessUse(pid, "0", "GPU-a", 100, {"sm": 0.5}) for pid in pids)
+    )
 
 
-def divided(
+def divide_until(
     gpu: GpuAttribution,
-    at: float,
+    end_seconds: float,
     lists: Sequence[GpuListing] = (),
     lives: Lives | None = None,
     runs: Mapping[int, str] | None = None,
-    reported: Sequence[ReportedProcess] = (),
+    reported_processes: Sequence[ReportedProcess] = (),
 ) -> Division:
-    all_lives = {**(lives or {}), **{entry.life.pid: entry.life for entry in reported}}
-    return gpu.divide(history(at), lists, all_lives, lambda pid: (runs or {}).get(pid, ""), reported=reported)
+    all_lives = {**(lives or {}), **{entry.life.pid: entry.life for entry in reported_processes}}
+    return gpu.divide(
+        history(end_seconds),
+        lists,
+        all_lives,
+        lambda pid: (runs or {}).get(pid, ""),
+        reported_processes=reported_processes,
+    )
 
 
 def new_attribution() -> GpuAttribution:
     return GpuAttribution(EnergyPoint(0.0, 0.0))
 
 
-def attributed(
+def attribute_all(
     lists: Sequence[GpuListing], lives: Lives, runs: Mapping[int, str], *, end: float
 ) -> list[GpuSlice]:
     """Divide after each list, and at the end."""
     gpu, slices = new_attribution(), list[GpuSlice]()
-    for entry in lists:
-        ended_lives = {
-            pid: life if life.ended and life.ended <= entry.at else ProcessLife(pid, life.began)
+    for listing_entry in lists:
+        known_lives = {
+            pid: life if life.ended and life.ended <= listing_entry.at else ProcessLife(pid, life.began)
             for pid, life in lives.items()
         }
-        slices += divided(gpu, entry.at, [entry], ended_lives, runs).slices
-    return slices + divided(gpu, end, [], lives, runs).slices
+        slices += divide_until(gpu, listing_entry.at, [listing_entry], known_lives, runs).slices
+    return slices + divide_until(gpu, end, [], lives, runs).slices
 
 
-def reported(
+def reported_process(
     began: float,
     ended: float | None,
     *,
     pid: int = 7,
-    used: bool = True,
-    named: bool = True,
-    listable: bool = True,
+    has_used_cuda: bool = True,
+    has_gpu_name: bool = True,
+    is_listable: bool = True,
 ) -> ReportedProcess:
-    return ReportedProcess(ProcessLife(pid, began, ended), used=used, named=named, listable=listable)
+    return ReportedProcess(
+        ProcessLife(pid, began, ended),
+        has_used_cuda=has_used_cuda,
+        has_gpu_name=has_gpu_name,
+        is_listable=is_listable,
+    )
 
 
 def joules(slices: Sequence[GpuSlice], run: str) -> float:
@@ -87,16 +100,16 @@ def joules(slices: Sequence[GpuSlice], run: str) -> float:
 
 
 @pytest.mark.parametrize("ended", [13.4, 14.9, 26.1])
-def test_a_run_has_the_energy_of_its_whole_life(ended: float) -> None:
+def test_a_run_is_attributed_the_energy_of_its_whole_lifetime(ended: float) -> None:
     lists = [listing(second, *([7] if 3.2 < second < ended else [])) for second in range(2, 30, 2)]
-    slices = attributed(lists, {7: ProcessLife(7, 3.2, ended)}, {7: "a"}, end=30)
+    slices = attribute_all(lists, {7: ProcessLife(7, 3.2, ended)}, {7: "a"}, end=30)
 
     assert joules(slices, "a") == pytest.approx(WATTS * (ended - 3.2))
     assert {entry.method for entry in slices} == {"exclusive"}
 
 
 def test_an_ended_run_gets_its_share_without_another_process_list() -> None:
-    slices = attributed([listing(2), listing(4, 7)], {7: ProcessLife(7, 3.0, 15.5)}, {7: "a"}, end=16)
+    slices = attribute_all([listing(2), listing(4, 7)], {7: ProcessLife(7, 3.0, 15.5)}, {7: "a"}, end=16)
 
     assert joules(slices, "a") == pytest.approx(WATTS * 12.5)
 
@@ -107,7 +120,7 @@ def test_two_runs_share_a_card_while_both_are_on_it() -> None:
         for second in range(2, 32, 2)
     ]
     lives = {7: ProcessLife(7, 0.0, 20.0), 8: ProcessLife(8, 10.0)}
-    slices = attributed(lists, lives, {7: "a", 8: "b"}, end=30)
+    slices = attribute_all(lists, lives, {7: "a", 8: "b"}, end=30)
 
     assert joules(slices, "a") == pytest.approx(WATTS * (10 + 5))
     assert joules(slices, "b") == pytest.approx(WATTS * (5 + 10))
@@ -120,37 +133,39 @@ def test_a_process_whose_run_is_known_later_has_its_energy_from_the_start() -> N
     for second in range(2, 22, 2):
         if second == 12:
             runs[7] = "a"
-        slices += divided(gpu, second, [listing(second, 7)], {7: ProcessLife(7, 1.0)}, runs).slices
+        slices += divide_until(gpu, second, [listing(second, 7)], {7: ProcessLife(7, 1.0)}, runs).slices
 
     assert joules(slices, "a") == pytest.approx(WATTS * 19)
 
 
-def test_a_process_gets_no_energy_from_before_its_arrival_on_the_card() -> None:
+def test_a_process_is_attributed_no_energy_before_its_first_use_of_the_gpu() -> None:
     lists = [listing(2), listing(4), listing(6, 7), listing(8, 7)]
-    slices = attributed(lists, {7: ProcessLife(7, 0.0)}, {7: "a"}, end=8)
+    slices = attribute_all(lists, {7: ProcessLife(7, 0.0)}, {7: "a"}, end=8)
 
     assert joules(slices, "a") == pytest.approx(WATTS * 4)
 
 
-def test_a_process_that_was_listed_between_two_divisions_has_its_energy() -> None:
+def test_a_process_listed_only_between_two_divisions_is_attributed_its_energy() -> None:
     lists = [listing(1), listing(2), listing(3, 7), listing(4), listing(5)]
-    division = divided(new_attribution(), 5, lists, {7: ProcessLife(7, 2.4, 3.6)}, {7: "a"})
+    division = divide_until(new_attribution(), 5, lists, {7: ProcessLife(7, 2.4, 3.6)}, {7: "a"})
 
     assert joules(division.slices, "a") == pytest.approx(WATTS * 1.2)
 
 
 def test_a_process_that_the_driver_lists_again_keeps_its_earlier_energy() -> None:
     lists = [listing(1, 7), listing(2), listing(3), listing(4, 7), listing(5, 7)]
-    division = divided(new_attribution(), 5, lists, {7: ProcessLife(7, 0.0)}, {7: "a"})
+    division = divide_until(new_attribution(), 5, lists, {7: ProcessLife(7, 0.0)}, {7: "a"})
 
     assert joules(division.slices, "a") == pytest.approx(WATTS * (2 + 2))
 
 
-def test_a_process_that_ended_before_it_was_listed_has_the_energy_of_the_gpu_in_the_feed() -> None:
+def test_a_process_that_exited_before_a_list_is_attributed_energy_by_the_gpu_in_the_feed() -> None:
     gpu = new_attribution()
-    first = divided(gpu, 5, [listing(1), listing(2), listing(3), listing(4), listing(5)])
-    second = divided(gpu, 6, [listing(6)], runs={7: "a"}, reported=[reported(2.1, 2.9)])
-    third = divided(gpu, 7, [listing(7)], runs={7: "a"}, reported=[reported(2.1, 2.9)])
+    first = divide_until(gpu, 5, [listing(1), listing(2), listing(3), listing(4), listing(5)])
+    second = divide_until(
+        gpu, 6, [listing(6)], runs={7: "a"}, reported_processes=[reported_process(2.1, 2.9)]
+    )
+    third = divide_until(gpu, 7, [listing(7)], runs={7: "a"}, reported_processes=[reported_process(2.1, 2.9)])
 
     assert not first.slices
     assert joules(second.slices, "a") == pytest.approx(WATTS * 0.8)
@@ -158,29 +173,41 @@ def test_a_process_that_ended_before_it_was_listed_has_the_energy_of_the_gpu_in_
     assert not third.slices
 
 
-def test_a_process_in_the_feed_has_nothing_that_another_process_was_given() -> None:
+def test_energy_is_attributed_to_only_one_of_a_listed_and_a_reported_process() -> None:
     lists = [listing(second, *([8] if second >= 3 else [])) for second in (1.0, 2.0, 3.0, 4.0, 5.0)]
-    slices = divided(
-        new_attribution(), 5, lists, {8: ProcessLife(8, 2.5)}, {7: "a", 8: "b"}, [reported(2.1, 2.9)]
+    slices = divide_until(
+        new_attribution(), 5, lists, {8: ProcessLife(8, 2.5)}, {7: "a", 8: "b"}, [reported_process(2.1, 2.9)]
     ).slices
 
     assert joules(slices, "a") == pytest.approx(WATTS * 0.4)
     assert joules(slices, "b") == pytest.approx(WATTS * 2.5)
 
 
-@pytest.mark.parametrize("used", [True, False])
-def test_energy_before_the_last_list_without_the_process_is_not_the_process_s(used: bool) -> None:
+@pytest.mark.parametrize("has_used_cuda", [True, False])
+def test_energy_before_the_last_list_without_a_process_is_not_attributed_to_the_process(
+    has_used_cuda: bool,
+) -> None:
     lists = [listing(second) for second in (1.0, 2.0, 3.0, 4.0, 5.0)]
-    division = divided(new_attribution(), 5, lists, runs={7: "a"}, reported=[reported(1.5, 3.9, used=used)])
+    division = divide_until(
+        new_attribution(),
+        5,
+        lists,
+        runs={7: "a"},
+        reported_processes=[reported_process(1.5, 3.9, has_used_cuda=has_used_cuda)],
+    )
 
-    assert joules(division.slices, "a") == pytest.approx(WATTS * 0.9 if used else 0.0)
-    assert division.gaps == ({} if used else {NOT_LISTED: pytest.approx(WATTS * 0.9)})
+    assert joules(division.slices, "a") == pytest.approx(WATTS * 0.9 if has_used_cuda else 0.0)
+    assert division.gaps == ({} if has_used_cuda else {NOT_LISTED: pytest.approx(WATTS * 0.9)})
 
 
 def test_the_energy_of_a_process_without_a_known_gpu_is_a_gap() -> None:
     lists = [listing(second) for second in (1.0, 2.0, 3.0)]
-    division = divided(
-        new_attribution(), 3, lists, runs={7: "a"}, reported=[reported(1.1, 1.9, used=False, named=False)]
+    division = divide_until(
+        new_attribution(),
+        3,
+        lists,
+        runs={7: "a"},
+        reported_processes=[reported_process(1.1, 1.9, has_used_cuda=False, has_gpu_name=False)],
     )
 
     assert not division.slices
@@ -190,11 +217,11 @@ def test_the_energy_of_a_process_without_a_known_gpu_is_a_gap() -> None:
 def test_a_process_of_another_pid_namespace_holds_the_gpu_in_the_feed() -> None:
     gpu, slices = new_attribution(), list[GpuSlice]()
     for second in range(1, 13):
-        life = reported(3.0, 11.5 if second > 11 else None, pid=-1, listable=False)
-        received = [life] if second > 6 else []
+        life = reported_process(3.0, 11.5 if second > 11 else None, pid=-1, is_listable=False)
+        reported = [life] if second > 6 else []
         listings = [listing(second, *([4242] if 3 < second < 12 else []))]  # by the pid of the host
-        slices += divided(gpu, second, listings, runs={-1: "a"}, reported=received).slices
-    slices += divided(gpu, 14, [listing(14)], runs={-1: "a"}).slices
+        slices += divide_until(gpu, second, listings, runs={-1: "a"}, reported_processes=reported).slices
+    slices += divide_until(gpu, 14, [listing(14)], runs={-1: "a"}).slices
 
     assert joules(slices, "a") == pytest.approx(WATTS * 8.5)
 
@@ -203,8 +230,8 @@ def test_without_lists_a_process_holds_the_gpu_in_the_feed() -> None:
     gpu, slices = new_attribution(), list[GpuSlice]()
     for second in range(1, 100):
         ended = 90.5 if second > 90.5 else None
-        life = [reported(2.5, ended)] if second > 4 else []
-        slices += divided(gpu, second, runs={7: "a"}, reported=life).slices
+        life = [reported_process(2.5, ended)] if second > 4 else []
+        slices += divide_until(gpu, second, runs={7: "a"}, reported_processes=life).slices
 
     assert joules(slices, "a") == pytest.approx(WATTS * 88)
 
@@ -213,7 +240,7 @@ def test_energy_of_two_runs_without_utilization_and_memory_is_a_gap() -> None:
     uses = tuple(GpuProcessUse(pid, "0", "GPU-a") for pid in (7, 8))
     lists = [GpuListing("GPU-a", second, uses) for second in (1.0, 2.0)]
     lives = {pid: ProcessLife(pid, 0.0) for pid in (7, 8)}
-    division = divided(new_attribution(), 2, lists, lives, {7: "a", 8: "b"})
+    division = divide_until(new_attribution(), 2, lists, lives, {7: "a", 8: "b"})
 
     assert not division.slices
     assert division.gaps == {SHARE_UNKNOWN: pytest.approx(WATTS * 2)}
@@ -221,7 +248,7 @@ def test_energy_of_two_runs_without_utilization_and_memory_is_a_gap() -> None:
 
 def test_energy_since_the_last_division_is_complete_after_a_long_pause() -> None:
     gpu, lives, runs = new_attribution(), {7: ProcessLife(7, 0.0)}, {7: "a"}
-    divided(gpu, 10, [listing(10, 7)], lives, runs)
+    divide_until(gpu, 10, [listing(10, 7)], lives, runs)
     division = gpu.divide(history(100)[50:], [listing(100, 7)], lives, lambda _pid: "a")
 
     assert joules(division.slices, "a") == pytest.approx(WATTS * 90)
@@ -239,7 +266,7 @@ def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() 
     ]  # fmt: skip
     identity = ProcessIdentity("ab" * 16, 7, 1.1, "a", 0)
     job = [JobProcess(identity, alive=False, gpus=GpuUse(("0",)), ended=4.9)]
-    lists = [*(listing(at, 7) for at in (2.0, 3.0, 4.0)), listing(5.0)]
+    lists = [*(listing(read_at, 7) for read_at in (2.0, 3.0, 4.0)), listing(5.0)]
     other_lists = [GpuListing("GPU-b", entry.at, ()) for entry in lists]
     snapshot = GpuSnapshot(
         job,
@@ -254,7 +281,7 @@ def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() 
 
 
 @pytest.mark.parametrize(("is_divided", "name"), [(False, "NVIDIA A100"), (True, "")])
-def test_a_process_on_a_mig_instance_has_not_the_peak_of_the_card(is_divided: bool, name: str) -> None:
+def test_a_process_on_a_mig_instance_does_not_have_the_peak_of_the_card(is_divided: bool, name: str) -> None:
     card = EnergyReading(
         component="gpu", device="GPU-a", source="nvml_counter", measured=True, joules=1.0, watts=1.0, at=1.0,
         name="NVIDIA A100", divided=is_divided,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from energy_support import no_processes
+from energy_support import without_privileges
 from ledger_support import Page, Sidecar, make_process
 
 from exporter.feed import runs
@@ -22,18 +22,18 @@ ATTACKER = 12345
 
 
 @pytest.fixture
-def shared() -> Iterator[Path]:
-    """A directory of root that every user can write to; the test is a user without rights."""
+def shared_directory() -> Iterator[Path]:
+    """Yield a directory of root that all users can write to; the test runs as a user without privileges."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o1777)
-        with no_processes():
+        with without_privileges():
             yield Path(directory)
 
 
-def occupy(path: Path, *, directory: bool) -> None:
+def occupy(path: Path, *, is_directory: bool) -> None:
     """Create an entry owned by a foreign user."""
     os.seteuid(0)
-    if directory:
+    if is_directory:
         path.mkdir(mode=0o755)
     else:
         path.touch(mode=0o600)
@@ -43,78 +43,78 @@ def occupy(path: Path, *, directory: bool) -> None:
 
 @pytest.mark.parametrize("names", [["ledger"], ["ledger", "ledger-65534"]])
 def test_a_foreign_ledger_directory_suppresses_no_totals(
-    shared: Path, names: list[str], caplog: pytest.LogCaptureFixture
+    shared_directory: Path, names: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in names:
-        occupy(shared / name, directory=True)
-    sidecar = Sidecar(shared)
-    sidecar.record(make_process(), 3)
+        occupy(shared_directory / name, is_directory=True)
+    sidecar = Sidecar(shared_directory)
+    sidecar.record_loss(make_process(), 3)
     page = sidecar.collect()
     sidecar.feed.files.clear()
     sidecar.restart()
-    later = sidecar.after(1.0)
+    later_page = sidecar.collect_after(1.0)
 
-    assert [exposition.count("loss", **RANK_0) for exposition in (page, later)] == [3, 3]
+    assert [exposition.count("loss", **RANK_0) for exposition in (page, later_page)] == [3, 3]
     assert page.get("exporter_ledger_suppressed_ranks") == 0
-    assert later.get("exporter_feed_foreign_entry", entry="ledger") == 1
-    assert f"{shared}/ledger belongs to uid {ATTACKER}" in caplog.text
+    assert later_page.get("exporter_feed_foreign_entry", entry="ledger") == 1
+    assert f"{shared_directory}/ledger belongs to uid {ATTACKER}" in caplog.text
 
 
 @pytest.mark.parametrize("names", [["owner.lock"], ["owner.lock", "owner-65534.lock"]])
-def test_a_foreign_owner_lock_does_not_prevent_ownership(shared: Path, names: list[str]) -> None:
+def test_a_foreign_owner_lock_does_not_prevent_ownership(shared_directory: Path, names: list[str]) -> None:
     for name in names:
-        occupy(shared / name, directory=False)
-    first, second = FeedReader(shared), FeedReader(shared)
-    owned = [first.ownership.acquire(), second.ownership.acquire(), runs.owner(shared)]
+        occupy(shared_directory / name, is_directory=False)
+    first, second = FeedReader(shared_directory), FeedReader(shared_directory)
+    observations = [first.ownership.acquire(), second.ownership.acquire(), runs.owner(shared_directory)]
     first.ownership.release()
-    owned += [runs.owner(shared), second.ownership.acquire()]
+    observations += [runs.owner(shared_directory), second.ownership.acquire()]
 
-    assert owned == [True, False, os.getpid(), None, True]
+    assert observations == [True, False, os.getpid(), None, True]
     second.ownership.release()
 
 
-def test_totals_continue_after_the_foreign_ledger_is_gone(shared: Path) -> None:
-    occupy(shared / "ledger", directory=True)
-    sidecar = Sidecar(shared)
-    sidecar.record(make_process(), 3)
+def test_totals_continue_after_the_foreign_ledger_is_removed(shared_directory: Path) -> None:
+    occupy(shared_directory / "ledger", is_directory=True)
+    sidecar = Sidecar(shared_directory)
+    sidecar.record_loss(make_process(), 3)
     sidecar.collect()
     sidecar.feed.files.clear()
     os.seteuid(0)
-    (shared / "ledger").rmdir()
+    (shared_directory / "ledger").rmdir()
     os.seteuid(65534)
     sidecar.restart()
 
-    assert sidecar.after(1.0).count("loss", **RANK_0) == 3
+    assert sidecar.collect_after(1.0).count("loss", **RANK_0) == 3
 
 
-def test_the_owner_stays_the_only_owner_after_the_foreign_lock_is_gone(shared: Path) -> None:
-    occupy(shared / "owner.lock", directory=False)
-    first, second = FeedReader(shared), FeedReader(shared)
+def test_the_owner_stays_the_only_owner_after_the_foreign_lock_is_removed(shared_directory: Path) -> None:
+    occupy(shared_directory / "owner.lock", is_directory=False)
+    first, second = FeedReader(shared_directory), FeedReader(shared_directory)
     assert first.ownership.acquire()
     os.seteuid(0)
-    (shared / "owner.lock").unlink()
+    (shared_directory / "owner.lock").unlink()
     os.seteuid(65534)
 
     assert not second.ownership.acquire()
     first.ownership.release()
 
 
-def test_a_foreign_owner_lock_is_reported(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
-    occupy(shared / "owner.lock", directory=False)
-    reader = FeedReader(shared)
-    page = Page(JobCollector(reader, StateStore(shared)).collect())
+def test_a_foreign_owner_lock_is_reported(shared_directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    occupy(shared_directory / "owner.lock", is_directory=False)
+    reader = FeedReader(shared_directory)
+    page = Page(JobCollector(reader, StateStore(shared_directory)).collect())
 
     assert page.get("exporter_feed_foreign_entry", entry="owner.lock") == 1
     assert page.get("exporter_feed_owner") == 1
-    assert f"{shared}/owner.lock belongs to uid {ATTACKER}" in caplog.text
+    assert f"{shared_directory}/owner.lock belongs to uid {ATTACKER}" in caplog.text
     reader.ownership.release()
 
 
-def test_entries_of_any_user_are_trusted_where_others_cannot_write(shared: Path) -> None:
-    occupy(shared / "ledger", directory=True)
-    initial_uid = foreign_uid(str(shared / "ledger"))
+def test_entries_of_any_user_are_trusted_where_others_cannot_write(shared_directory: Path) -> None:
+    occupy(shared_directory / "ledger", is_directory=True)
+    initial_uid = foreign_uid(str(shared_directory / "ledger"))
     os.seteuid(0)
-    shared.chmod(0o755)
+    shared_directory.chmod(0o755)
     os.seteuid(65534)
 
-    assert (initial_uid, foreign_uid(str(shared / "ledger"))) == (ATTACKER, None)
+    assert (initial_uid, foreign_uid(str(shared_directory / "ledger"))) == (ATTACKER, None)

@@ -1,4 +1,4 @@
-"""Goodput on paper: every second of a task is productive, at risk, or lost to a cause."""
+"""Goodput of simulated jobs: every second of a task is productive, uncommitted, or lost to a cause."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def sidecar(tmp_path: Path) -> Sidecar:
 
 
 @pytest.fixture
-def killed_at_100(sidecar: Sidecar) -> None:
-    """Saved at 90, killed at 100, half a second into the next step and a quarter second after the last flush."""
+def run_killed_at_step_100(sidecar: Sidecar) -> None:
+    """Save at step 90 and kill the job after step 100, half a second into the next step and 0.25 s after the last flush."""
     first = MonitoredJob(sidecar, a_job())
     first.job.train(90)
     first.job.save(2.0)
     first.job.train(10)
     first.job.hold(0.5)
-    first.see()
+    first.write_and_collect()
     sidecar.clock.advance(0.25)
     first.die()
 
 
-@pytest.mark.usefixtures("killed_at_100")
+@pytest.mark.usefixtures("run_killed_at_step_100")
 def test_repeated_work_after_a_save_is_productive_once(sidecar: Sidecar) -> None:
-    restarted = MonitoredJob(sidecar, a_job(50))
-    restarted.job.train(50)
-    restarted.job.save(1.0)
-    page = restarted.see()
+    next_attempt = MonitoredJob(sidecar, a_job(50))
+    next_attempt.job.train(50)
+    next_attempt.job.save(1.0)
+    page = next_attempt.write_and_collect()
 
     assert training_value(page, "lost_steps_total") == 10 + 40
     assert training_value(page, "productive_seconds_total") == 90 + 10
@@ -52,14 +52,14 @@ def test_repeated_work_after_a_save_is_productive_once(sidecar: Sidecar) -> None
     check_identity(page)
 
 
-@pytest.mark.usefixtures("killed_at_100")
+@pytest.mark.usefixtures("run_killed_at_step_100")
 def test_a_run_that_loads_a_checkpoint_and_counts_from_zero_continues_from_the_latest_save(
     sidecar: Sidecar,
 ) -> None:
-    restarted = MonitoredJob(sidecar, a_job(0, load=1.0))
-    restarted.job.train(10)
-    restarted.job.save(1.0)
-    page = restarted.see()
+    next_attempt = MonitoredJob(sidecar, a_job(0, load=1.0))
+    next_attempt.job.train(10)
+    next_attempt.job.save(1.0)
+    page = next_attempt.write_and_collect()
 
     assert [training_value(page, "lost_steps_total"), training_value(page, "productive_seconds_total")] == [
         10,
@@ -67,18 +67,18 @@ def test_a_run_that_loads_a_checkpoint_and_counts_from_zero_continues_from_the_l
     ]
 
 
-@pytest.mark.usefixtures("killed_at_100")
+@pytest.mark.usefixtures("run_killed_at_step_100")
 def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: Sidecar) -> None:
-    restarted = MonitoredJob(sidecar, a_job(0))
-    restarted.job.inferred_loop = True
-    restarted.job.train(3)
-    warm_up = restarted.see()
-    restarted.job.begin_loop(90)
-    restarted.job.inferred_loop, restarted.job.first_step = False, 90
+    next_attempt = MonitoredJob(sidecar, a_job(0))
+    next_attempt.job.inferred_loop = True
+    next_attempt.job.train(3)
+    warm_up = next_attempt.write_and_collect()
+    next_attempt.job.begin_loop(90)
+    next_attempt.job.inferred_loop, next_attempt.job.first_step = False, 90
 
     assert [
         training_value(warm_up, "lost_steps_total"),
-        training_value(restarted.see(), "lost_steps_total"),
+        training_value(next_attempt.write_and_collect(), "lost_steps_total"),
     ] == [0, 10]
 
 
@@ -90,10 +90,10 @@ def test_after_a_normal_end_the_next_launch_is_another_task_without_a_session_ta
     first.job.train(10)
     first.finish()
     sidecar.clock.advance(DAY)
-    restarted = MonitoredJob(sidecar, a_job(10 if tag else 0, session_tag=tag))
-    restarted.job.train(10)
-    restarted.job.save(0.0)
-    page = restarted.see()
+    next_attempt = MonitoredJob(sidecar, a_job(10 if tag else 0, session_tag=tag))
+    next_attempt.job.train(10)
+    next_attempt.job.save(0.0)
+    page = next_attempt.write_and_collect()
 
     assert training_value(page, "attempt") == (2 if tag else 1)
     assert [training_value(page, "productive_seconds_total"), training_value(page, "lost_steps_total")] == [
@@ -104,17 +104,19 @@ def test_after_a_normal_end_the_next_launch_is_another_task_without_a_session_ta
     assert counts_by_reason(page, "restarts") == ({"exit": 1} if tag else {})
 
 
-@pytest.mark.parametrize(("first_step", "load", "same"), [(0, 0.0, False), (0, 1.0, True), (90, 0.0, True)])
-@pytest.mark.usefixtures("killed_at_100")
+@pytest.mark.parametrize(
+    ("first_step", "load", "is_same_task"), [(0, 0.0, False), (0, 1.0, True), (90, 0.0, True)]
+)
+@pytest.mark.usefixtures("run_killed_at_step_100")
 def test_a_training_from_step_zero_long_after_a_crash_is_another_task(
-    sidecar: Sidecar, first_step: int, load: float, same: bool
+    sidecar: Sidecar, first_step: int, load: float, is_same_task: bool
 ) -> None:
     sidecar.clock.advance(DAY)
-    page = MonitoredJob(sidecar, a_job(first_step, load=load)).see()
+    page = MonitoredJob(sidecar, a_job(first_step, load=load)).write_and_collect()
 
-    assert badput_seconds(page).get("downtime", 0.0) == (DAY + 4.5 if same else 0)
-    assert training_value(page, "attempt") == (2 if same else 1)
-    assert training_value(page, "lost_steps_total") == (10 if same else 0)
+    assert badput_seconds(page).get("downtime", 0.0) == (DAY + 4.5 if is_same_task else 0)
+    assert training_value(page, "attempt") == (2 if is_same_task else 1)
+    assert training_value(page, "lost_steps_total") == (10 if is_same_task else 0)
     assert training_value(page, "uncommitted_seconds") == 0
 
 
@@ -122,12 +124,12 @@ def test_a_training_from_step_zero_long_after_a_crash_is_another_task(
 def test_an_open_step_at_the_end_is_a_hang_or_lost_work_by_its_length(
     sidecar: Sidecar, held_seconds: float, cause: str
 ) -> None:
-    monitored = MonitoredJob(sidecar, a_job())
-    monitored.job.train(3)
-    monitored.job.hold(held_seconds)
+    job = MonitoredJob(sidecar, a_job())
+    job.job.train(3)
+    job.job.hold(held_seconds)
 
-    assert training_value(monitored.see(), "uncommitted_seconds") == 3 + held_seconds
-    assert badput_seconds(monitored.die()) == {"init": 4, cause: held_seconds}
+    assert training_value(job.write_and_collect(), "uncommitted_seconds") == 3 + held_seconds
+    assert badput_seconds(job.die()) == {"init": 4, cause: held_seconds}
 
 
 def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> None:
@@ -137,8 +139,8 @@ def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> No
         first.job.train(length, 1.5, data=0.5)
         first.job.save(6.0) if length == 30 else None
     first.job.hold(0.5)
-    first.see()
-    killed = first.die()
+    first.write_and_collect()
+    killed_page = first.die()
     sidecar.clock.advance(55.5)  # a minute after the end
     second = MonitoredJob(sidecar, a_job(90, init=20.0))
     second.job.train(30, 1.5, data=0.5)
@@ -146,13 +148,13 @@ def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> No
     page = second.finish()
 
     names = ("productive_seconds_total", "wall_seconds_total", "lost_steps_total")
-    assert [training_value(killed, name) for name in ("uncommitted_seconds", "wall_seconds_total")] == [
+    assert [training_value(killed_page, name) for name in ("uncommitted_seconds", "wall_seconds_total")] == [
         15,
         238.5,
     ]
     assert [training_value(page, name) for name in names] == [180, 384.5, 10]
     assert [training_value(page, "attempt"), training_value(page, "attempt_steps")] == [2, 30]
-    assert counts_by_reason(killed) == counts_by_reason(page, "restarts") == {"signal": 1}
+    assert counts_by_reason(killed_page) == counts_by_reason(page, "restarts") == {"signal": 1}
     check_identity(page)
     assert badput_seconds(page) == {
         "init": 40,

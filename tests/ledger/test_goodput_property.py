@@ -1,4 +1,4 @@
-"""Properties of goodput over arbitrary stories of a run: hangs, saves, crashes, restarts, evaluations, ends of launches."""
+"""Properties of goodput for arbitrary runs: hangs, saves, crashes, restarts, evaluations and exits of launches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ledger_support import Page, Sidecar
 from exporter.feed.runs import End
 from exporter.ledger.goodput.accounting import CAUSES
 from exporter.ledger.goodput.endings import ExitEvidence
-from exporter.ledger.goodput.run_state import ENDED_STATES, STATES
+from exporter.ledger.goodput.run_state import FINAL_STATES, STATES
 from exporter.recording.values import END_REASONS
 
 LAUNCH = "5f2c"
@@ -29,24 +29,24 @@ COUNTERS = (
 
 
 class Story:
-    """A run of one launch, whose processes follow each other, and the pages of its sidecar."""
+    """Run of a launch with consecutive processes, and the pages of the sidecar."""
 
     def __init__(self, directory: Path) -> None:
         self.sidecar = Sidecar(directory)
         self.ends: list[End] = []
         self.launches = {LAUNCH}
         self.process: MonitoredJob | None = None
-        self.counted: Mapping[int, float] = {}
+        self.last_counters: Mapping[int, float] = {}
         self.states: list[str] = []
-        self._give_evidence()
+        self._install_evidence()
 
-    def _give_evidence(self) -> None:
+    def _install_evidence(self) -> None:
         self.sidecar.collector.endings.evidence = ExitEvidence(
             ends=lambda: list(self.ends), launches=lambda: set(self.launches)
         )
 
     def play(self, action: str, number: int) -> None:
-        """Let the run do something, and look at the page."""
+        """Apply an action to the run, and check the page."""
         process = self.process
         if action == "begin" and process is None:
             self._begin(a_job(first_step=number))
@@ -60,7 +60,7 @@ class Story:
             )
         elif action == "restart the sidecar":
             self.sidecar.restart()
-            self._give_evidence()
+            self._install_evidence()
         elif process is not None and action in {"exit", "crash"}:
             process.write(final=action == "exit")
             process.kill()
@@ -72,7 +72,7 @@ class Story:
                 self._job.hold(40.0 * number)
             elif action == "save":
                 self._job.save(1.0)
-        self._see(float(number))
+        self._advance(float(number))
 
     @property
     def _job(self) -> SimulatedJob:
@@ -83,10 +83,10 @@ class Story:
         self.process = MonitoredJob(self.sidecar, job)
         self.process.process = self.process.process.replace(launch=LAUNCH)
 
-    def _see(self, seconds: float) -> None:
+    def _advance(self, seconds: float) -> None:
         if self.process is not None:
             self.process.write()
-        page = self.sidecar.after(seconds)
+        page = self.sidecar.collect_after(seconds)
         self._check_counters(page)
         state = [state for state in STATES if page.get("training_run_state", run="r", state=state) == 1]
         self.states += state
@@ -94,14 +94,14 @@ class Story:
             check_identity(page)
 
     def _check_counters(self, page: Page) -> None:
-        published = {
-            place: value
-            for place, (name, labels) in enumerate(COUNTERS)
+        current_counters = {
+            index: value
+            for index, (name, labels) in enumerate(COUNTERS)
             if (value := page.get(f"training_{name}", run="r", **labels)) is not None
         }
-        for place, value in published.items():
-            assert value >= self.counted.get(place, 0.0) - 1e-6, COUNTERS[place]
-        self.counted = {**self.counted, **published}
+        for index, value in current_counters.items():
+            assert value >= self.last_counters.get(index, 0.0) - 1e-6, COUNTERS[index]
+        self.last_counters = {**self.last_counters, **current_counters}
 
 
 ACTIONS = st.tuples(
@@ -114,7 +114,7 @@ ACTIONS = st.tuples(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(ACTIONS, max_size=14))
-def test_wall_time_is_the_sum_and_no_counter_decreases_in_any_story(
+def test_wall_time_is_the_sum_and_no_counter_decreases_for_any_run(
     actions: Sequence[tuple[str, int]],
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -130,17 +130,17 @@ def test_wall_time_is_the_sum_and_no_counter_decreases_in_any_story(
         max_size=8,
     )
 )
-def test_a_finished_training_stays_finished_whatever_follows_without_training(
+def test_a_finished_training_stays_finished_after_processes_that_do_not_train(
     actions: Sequence[tuple[str, int]],
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         story = Story(Path(directory))
         for action, number in [("begin", 0), ("train", 3), ("exit", 0)]:
             story.play(action, number)
-        story._see(61.0)
+        story._advance(61.0)
         for action, number in actions:
             story.play(action, number)
 
-    ended_states = [state for state in story.states if state in ENDED_STATES]
+    ended_states = [state for state in story.states if state in FINAL_STATES]
     assert set(ended_states) == {"finished"}
     assert story.states[story.states.index("finished") :] == ended_states

@@ -1,4 +1,4 @@
-"""Five things that can happen to a training, end to end: real processes, killed for real, and a real sidecar.
+"""Five scenarios of a training, end to end: real processes, SIGKILL, and a real sidecar.
 
 The numbers are compared with the job's own measurement of every step (see goodput_job.py).
 """
@@ -35,14 +35,14 @@ class Step:
     seconds: float
 
 
-def total(page: Page, name: str, run: str) -> float:
-    """The sum over all reasons, causes or phases."""
+def sum_of_series(page: Page, name: str, run: str) -> float:
+    """Return the sum of a family over all reasons, causes or phases."""
     samples = page.all(f"training_{name}").items()
     return sum(value for labels, value in samples if ("run", run) in labels)
 
 
-def info(page: Page, run: str) -> dict[str, str]:
-    """Published values of a run."""
+def run_info(page: Page, run: str) -> dict[str, str]:
+    """Return the labels of `training_run_info` of a run."""
     return next((dict(labels) for labels in page.all("training_run_info") if ("run", run) in labels), {})
 
 
@@ -76,13 +76,15 @@ def job(tmp_path: Path, steps: int, *arguments: str, run: str = "job-1") -> Iter
         process.communicate()
 
 
-def completed(tmp_path: Path, steps: int, *arguments: str, run: str = "job-1") -> None:
+def run_to_completion(tmp_path: Path, steps: int, *arguments: str, run: str = "job-1") -> None:
     with job(tmp_path, steps, *arguments, run=run) as process:
         process.communicate(timeout=30 * PATIENCE)
         assert process.returncode == 0
 
 
-def killed(tmp_path: Path, steps: int, killed_step: int, *arguments: str, run: str = "job-1") -> None:
+def run_until_killed(
+    tmp_path: Path, steps: int, killed_step: int, *arguments: str, run: str = "job-1"
+) -> None:
     with job(tmp_path, steps, f"--pause-at={killed_step}", *arguments, run=run) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "paused\n"
@@ -103,8 +105,8 @@ def seconds_of(steps: list[Step]) -> float:
     return sum(step.seconds for step in steps)
 
 
-def close(seconds: float) -> object:
-    """Tolerance of 10 % plus 0.1 s between measurements of the job and of its spans."""
+def approximately(seconds: float) -> object:
+    """Return an approximation with a tolerance of 10 % plus 0.1 s, for measurements of the job and of the spans."""
     return pytest.approx(seconds, rel=0.1, abs=0.1)
 
 
@@ -113,33 +115,38 @@ def close(seconds: float) -> object:
     [("changed", "1"), ("changed", "8"), ("perf", "1")],
     ids=["another-model", "more-resources", "a-new-kernel"],
 )
-def test_scenarios_1_to_3_two_trainings_from_the_beginning_are_two_sessions(
+def test_scenarios_1_to_3_two_trainings_from_step_0_are_two_sessions(
     tmp_path: Path, flags: list[str], perf: str, world_size: str
 ) -> None:
     with sidecar(tmp_path, *flags) as running:
-        completed(tmp_path, 40, "--session=a", "--from-nothing")
+        run_to_completion(tmp_path, 40, "--session=a", "--from-nothing")
         wait_for(running, lambda scraped: training_value(scraped, "attempt_steps", "job-1") == 40)
         first_page = page(running)
-        middle = len(steps_of(tmp_path))
-        completed(
+        first_step_count = len(steps_of(tmp_path))
+        run_to_completion(
             tmp_path, 40, "--session=b", "--from-nothing", f"--perf={perf}", f"--world-size={world_size}"
         )
-        wait_for(running, lambda scraped: info(scraped, "job-1").get("session_tag") == "b")
+        wait_for(running, lambda scraped: run_info(scraped, "job-1").get("session_tag") == "b")
         wait_for(running, lambda scraped: training_value(scraped, "attempt_steps", "job-1") == 40)
         wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") == 0)
-        second = page(running)
+        second_page = page(running)
 
     steps = steps_of(tmp_path)
-    assert info(first_page, "job-1")["perf_tag"] == "perf"
-    assert [info(second, "job-1")[name] for name in ("perf_tag", "world_size")] == [perf, world_size]
-    for found, own_steps in ((first_page, steps[:middle]), (second, steps[middle:])):
-        assert training_value(found, "attempt", "job-1") == 1
-        assert training_value(found, "lost_steps_total", "job-1") == 0
-        assert total(found, "restarts_total", "job-1") == 0
-        assert total(found, "interruptions_total", "job-1") == 0
-        assert training_value(found, "productive_seconds_total", "job-1") == close(seconds_of(own_steps))
-        assert training_value(found, "badput_seconds_total", "job-1", cause="downtime") == 0
-        check_identity(found, "job-1")
+    assert run_info(first_page, "job-1")["perf_tag"] == "perf"
+    assert [run_info(second_page, "job-1")[name] for name in ("perf_tag", "world_size")] == [perf, world_size]
+    for session_page, session_steps in (
+        (first_page, steps[:first_step_count]),
+        (second_page, steps[first_step_count:]),
+    ):
+        assert training_value(session_page, "attempt", "job-1") == 1
+        assert training_value(session_page, "lost_steps_total", "job-1") == 0
+        assert sum_of_series(session_page, "restarts_total", "job-1") == 0
+        assert sum_of_series(session_page, "interruptions_total", "job-1") == 0
+        assert training_value(session_page, "productive_seconds_total", "job-1") == approximately(
+            seconds_of(session_steps)
+        )
+        assert training_value(session_page, "badput_seconds_total", "job-1", cause="downtime") == 0
+        check_identity(session_page, "job-1")
 
 
 @pytest.mark.parametrize(
@@ -152,42 +159,46 @@ def test_scenarios_4_and_5_a_training_that_fails_and_resumes_is_one_session(
 ) -> None:
     """Fails at step 100, resumes from 90, possibly under a new scheduler job, and ends at 120."""
     with sidecar(tmp_path, *flags) as running:
-        killed(tmp_path, 120, 98, "--session=s", "--save-every=30")
-        wait_for(running, lambda scraped: total(scraped, "interruptions_total", "job-1") == 1)
-        failed = page(running)
+        run_until_killed(tmp_path, 120, 98, "--session=s", "--save-every=30")
+        wait_for(running, lambda scraped: sum_of_series(scraped, "interruptions_total", "job-1") == 1)
+        failed_page = page(running)
     # The sidecar is also killed, and a new sidecar continues.
     with sidecar(tmp_path, *flags) as running:
-        completed(tmp_path, 120, "--session=s", "--save-every=30", f"--perf={perf}", run=second_run)
+        run_to_completion(tmp_path, 120, "--session=s", "--save-every=30", f"--perf={perf}", run=second_run)
         wait_for(running, lambda scraped: training_value(scraped, "attempt_steps", second_run) == 30)
         wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", second_run) == 0)
-        resumed = page(running)
+        resumed_page = page(running)
 
     steps = steps_of(tmp_path)
     first = [step for step in steps if step.process == steps[0].process]
     second = [step for step in steps if step.process != steps[0].process]
     assert [step.number for step in second] == list(range(90, 120))
-    assert training_value(failed, "productive_seconds_total", "job-1") == close(seconds_of(first[:90]))
-    assert training_value(failed, "uncommitted_seconds", "job-1") == close(seconds_of(first[90:]))
-    assert training_value(resumed, "lost_steps_total", second_run) == 8
-    assert training_value(resumed, "badput_seconds_total", second_run, cause="lost_progress") == close(
+    assert training_value(failed_page, "productive_seconds_total", "job-1") == approximately(
+        seconds_of(first[:90])
+    )
+    assert training_value(failed_page, "uncommitted_seconds", "job-1") == approximately(
         seconds_of(first[90:])
     )
-    assert training_value(resumed, "productive_seconds_total", second_run) == close(
+    assert training_value(resumed_page, "lost_steps_total", second_run) == 8
+    assert training_value(
+        resumed_page, "badput_seconds_total", second_run, cause="lost_progress"
+    ) == approximately(seconds_of(first[90:]))
+    assert training_value(resumed_page, "productive_seconds_total", second_run) == approximately(
         seconds_of(first[:90] + second)
     )
-    assert training_value(resumed, "attempt", second_run) == 2
-    assert total(resumed, "restarts_total", second_run) == 1
-    assert total(resumed, "interruptions_total", second_run) == 1
-    assert info(resumed, second_run)["perf_tag"] == perf
-    assert info(resumed, second_run)["session_tag"] == "s"
-    assert [dict(labels)["run"] for labels in resumed.all("training_wall_seconds_total")] == [second_run]
-    check_identity(resumed, second_run)
+    assert training_value(resumed_page, "attempt", second_run) == 2
+    assert sum_of_series(resumed_page, "restarts_total", second_run) == 1
+    assert sum_of_series(resumed_page, "interruptions_total", second_run) == 1
+    assert run_info(resumed_page, second_run)["perf_tag"] == perf
+    assert run_info(resumed_page, second_run)["session_tag"] == "s"
+    assert [dict(labels)["run"] for labels in resumed_page.all("training_wall_seconds_total")] == [second_run]
+    check_identity(resumed_page, second_run)
 
 
 @pytest.mark.timeout(90)
 def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, flags: list[str]) -> None:
-    chance = random.Random(7)
-    marks: list[Page] = []
+    generator = random.Random(7)
+    pages: list[Page] = []
     kills = 0
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(sidecar(tmp_path, *flags))
@@ -197,7 +208,7 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
                 if attempt < 3:
                     # The job has written to the feed by then, however slow its start.
                     wait_until(lambda started_steps=started_steps: has_steps(tmp_path, started_steps + 1))  # type: ignore[misc]
-                    time.sleep(chance.uniform(0.4, 1.2))
+                    time.sleep(generator.uniform(0.4, 1.2))
                     process.kill()
                     kills += 1
                 if attempt == 1:
@@ -207,22 +218,24 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
             wait_for(
                 running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") is not None
             )
-            marks.append(page(running))
+            pages.append(page(running))
         wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") == 0)
-        marks.append(page(running))
+        pages.append(page(running))
 
     steps = steps_of(tmp_path)
-    repeated = len(steps) - len({step.number for step in steps})
-    final_page = marks[-1]
+    repeated_steps = len(steps) - len({step.number for step in steps})
+    final_page = pages[-1]
     lost_steps = training_value(final_page, "lost_steps_total", "job-1")
     assert lost_steps is not None
     # A killed process loses its unflushed values: a fifth of a second, twenty steps.
-    assert repeated - 25 * kills <= lost_steps <= repeated
+    assert repeated_steps - 25 * kills <= lost_steps <= repeated_steps
     lost_seconds = training_value(final_page, "badput_seconds_total", "job-1", cause="lost_progress")
     assert lost_seconds is not None
     productive = training_value(final_page, "productive_seconds_total", "job-1")
-    assert productive == pytest.approx(seconds_of(steps) - repeated * seconds_of(steps) / len(steps), rel=0.2)
-    for earlier, later in pairwise(marks):
+    assert productive == pytest.approx(
+        seconds_of(steps) - repeated_steps * seconds_of(steps) / len(steps), rel=0.2
+    )
+    for earlier, later in pairwise(pages):
         check_identity(later, "job-1")
         for name in ("wall_seconds_total", "productive_seconds_total", "lost_steps_total"):
             assert (training_value(later, name, "job-1") or 0.0) >= (
@@ -230,28 +243,28 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
             )
 
 
-def test_a_session_continues_on_another_node_while_the_first_sidecar_lives(
+def test_a_session_continues_on_another_node_while_the_first_sidecar_is_running(
     tmp_path: Path, flags: list[str]
 ) -> None:
-    """Two nodes with a sidecar each, that share a directory of state."""
+    """Simulate two nodes whose sidecars share a state directory."""
     for name in ("a", "b", "a/job", "b/job"):
         (tmp_path / name).mkdir()
     with sidecar(tmp_path / "a", *flags) as first_sidecar, sidecar(tmp_path / "b", *flags) as second_sidecar:
-        killed(tmp_path / "a", 120, 98, "--session=s", "--save-every=30")
-        wait_for(first_sidecar, lambda scraped: total(scraped, "interruptions_total", "job-1") == 1)
+        run_until_killed(tmp_path / "a", 120, 98, "--session=s", "--save-every=30")
+        wait_for(first_sidecar, lambda scraped: sum_of_series(scraped, "interruptions_total", "job-1") == 1)
         (tmp_path / "a" / "job" / "saved").rename(tmp_path / "b" / "job" / "saved")
-        completed(tmp_path / "b", 120, "--session=s", "--save-every=30", run="job-2")
+        run_to_completion(tmp_path / "b", 120, "--session=s", "--save-every=30", run="job-2")
         wait_for(second_sidecar, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-2") == 0)
-        resumed = page(second_sidecar)
+        resumed_page = page(second_sidecar)
 
     first_steps, second_steps = steps_of(tmp_path / "a"), steps_of(tmp_path / "b")
     assert [step.number for step in second_steps] == list(range(90, 120))
-    assert training_value(resumed, "attempt", "job-2") == 2
-    assert training_value(resumed, "lost_steps_total", "job-2") == 8
-    assert training_value(resumed, "productive_seconds_total", "job-2") == close(
+    assert training_value(resumed_page, "attempt", "job-2") == 2
+    assert training_value(resumed_page, "lost_steps_total", "job-2") == 8
+    assert training_value(resumed_page, "productive_seconds_total", "job-2") == approximately(
         seconds_of(first_steps[:90] + second_steps)
     )
-    check_identity(resumed, "job-2")
+    check_identity(resumed_page, "job-2")
 
 
 JOULES = """
@@ -271,26 +284,31 @@ energy:
 def test_the_energy_of_a_run_is_the_sum_over_phases_and_over_outcomes_of_work(
     tmp_path: Path, flags: list[str]
 ) -> None:
-    """CPUs with a power model replace a device, since only the sums are compared."""
+    """Use CPUs with a power model instead of a GPU, because the test compares only sums."""
     (tmp_path / "exporter.yaml").write_text(JOULES.format(directory=tmp_path))
     run = "job-1"
     with sidecar(tmp_path, *flags) as running:
-        killed(tmp_path, 400, 150, "--session=s", "--save-every=100")
-        completed(tmp_path, 400, "--session=s", "--save-every=100")
+        run_until_killed(tmp_path, 400, 150, "--session=s", "--save-every=100")
+        run_to_completion(tmp_path, 400, "--session=s", "--save-every=100")
         wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", run) == 0)
         wait_for(
             running,
-            lambda scraped: abs(total(scraped, "energy_joules_total", run) - placed(scraped, run)) < 1e-6,
+            lambda scraped: (
+                abs(sum_of_series(scraped, "energy_joules_total", run) - energy_with_outcome(scraped, run))
+                < 1e-6
+            ),
         )
         final_page = page(running)
 
-    assert total(final_page, "phase_energy_joules_total", run) == pytest.approx(placed(final_page, run))
+    assert sum_of_series(final_page, "phase_energy_joules_total", run) == pytest.approx(
+        energy_with_outcome(final_page, run)
+    )
     assert (training_value(final_page, "productive_energy_joules_total", run) or 0.0) > 0
     for cause in ("lost_progress", "init"):
         assert (training_value(final_page, "wasted_energy_joules_total", run, cause=cause) or 0.0) > 0
 
 
-def placed(scraped: Page, run: str) -> float:
-    """Energy with a known outcome."""
+def energy_with_outcome(scraped: Page, run: str) -> float:
+    """Return the productive and wasted energy of a run."""
     productive = training_value(scraped, "productive_energy_joules_total", run) or 0.0
-    return productive + total(scraped, "wasted_energy_joules_total", run)
+    return productive + sum_of_series(scraped, "wasted_energy_joules_total", run)

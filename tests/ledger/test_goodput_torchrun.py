@@ -1,13 +1,13 @@
-"""A real torchrun of two ranks, killed and resumed twice; its goodput against a calculation by hand.
+"""Goodput of a real torchrun with two ranks, killed and resumed twice, compared with a calculation by hand.
 
 Rank 0 saves every 10 steps. Sequence:
 
     attempt 1   steps  0 … 24, then rank 1 is killed while it sleeps; rank 0 waits for rank 1 in step 25
     attempt 2   steps 20 … 36, then rank 0 is killed
-    attempt 3   steps 30 … 49, then both end in order
+    attempt 3   steps 30 … 49, then both ranks exit normally
 
-By hand: steps 0 … 19 of attempt 1, 20 … 29 of attempt 2 and all of attempt 3 count; steps 20 … 24 (5) and 30 … 36 (7)
-are lost, and with them what rank 0 had of step 25. No rank trains between attempts.
+By hand: steps 0 … 19 of attempt 1, 20 … 29 of attempt 2 and all steps of attempt 3 are productive; steps 20 … 24 (5) and
+30 … 36 (7) are lost, and so is the incomplete step 25 of rank 0. No rank trains between attempts.
 """
 
 from __future__ import annotations
@@ -102,27 +102,29 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
         OMP_NUM_THREADS="1",
     )
     with sidecar(tmp_path, f"--config.file={tmp_path / 'exporter.yaml'}") as running:
-        completed = subprocess.run(
+        result = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=150 * PATIENCE, check=False
         )
-        assert completed.returncode == 0, completed.stderr
+        assert result.returncode == 0, result.stderr
         name = "training_uncommitted_seconds"
         wait_for(running, lambda scraped: [round(value, 6) for value in scraped.all(name).values()] == [0])
         page = page_of(running)
 
     lines = [json.loads(line) for line in (tmp_path / "log-0").read_text().splitlines()]
 
-    def job_records(kind: str, attempt: int) -> list[Any]:
-        return [line for line in lines if (line["what"], line["attempt"]) == (kind, attempt)]
+    def job_records(record_kind: str, attempt: int) -> list[Any]:
+        return [line for line in lines if (line["what"], line["attempt"]) == (record_kind, attempt)]
 
     steps = [
         {record["step"]: record["seconds"] for record in job_records("step", attempt)} for attempt in range(3)
     ]
     assert [list(step) for step in steps] == [[*range(25)], [*range(20, 37)], [*range(30, 50)]]
-    unfinished = sum(line["seconds"] for line in lines if line["what"] == "failed")
-    saved = ((0, range(20)), (1, range(20, 30)), (2, range(30, 50)))
-    productive = sum(steps[attempt][step] for attempt, saved_steps in saved for step in saved_steps)
-    lost_seconds = sum(sum(step.values()) for step in steps) - productive + unfinished
+    unfinished_seconds = sum(line["seconds"] for line in lines if line["what"] == "failed")
+    saved_steps_by_attempt = ((0, range(20)), (1, range(20, 30)), (2, range(30, 50)))
+    productive_seconds = sum(
+        steps[attempt][step] for attempt, saved_steps in saved_steps_by_attempt for step in saved_steps
+    )
+    lost_seconds = sum(sum(step.values()) for step in steps) - productive_seconds + unfinished_seconds
 
     ((((_, run),), _),) = page.all("training_attempt").items()  # one run, although unnamed
     assert run.startswith("train-")
@@ -130,15 +132,20 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     assert training_value(page, "attempt_steps", run) == 20
     assert training_value(page, "lost_steps_total", run) == 5 + 7
     assert training_value(page, "productive_seconds_total", run) == pytest.approx(
-        productive, rel=0.1, abs=0.1
+        productive_seconds, rel=0.1, abs=0.1
     )
     # The sidecar dates a death at its detection, which is later on a busy machine.
     lost_progress = training_value(page, "badput_seconds_total", run, cause="lost_progress")
     assert 0.9 * lost_seconds - 0.2 < lost_progress < 1.1 * lost_seconds + 0.2 * PATIENCE
     starts = [line["start"] for line in lines if line["what"] == "begin"]
-    ends = [job_records(kind, attempt)[-1]["at"] for attempt, kind in enumerate(("failed", "killed", "end"))]
+    ends = [
+        job_records(record_kind, attempt)[-1]["at"]
+        for attempt, record_kind in enumerate(("failed", "killed", "end"))
+    ]
     wall, downtime = ends[2] - starts[0], (starts[1] - ends[0]) + (starts[2] - ends[1])
-    preparing = sum(job_records("loop", attempt)[-1]["at"] - starts[attempt] for attempt in range(3))
+    preparation_seconds = sum(
+        job_records("loop", attempt)[-1]["at"] - starts[attempt] for attempt in range(3)
+    )
     lost_time = {
         cause: training_value(page, "badput_seconds_total", run, cause=cause) or 0.0 for cause in CAUSES
     }
@@ -146,7 +153,7 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     assert training_value(page, "wall_seconds_total", run) == pytest.approx(wall, abs=0.5)
     # The time between the last flush and the end of a process is unknown to the exporter.
     assert lost_time["downtime"] == pytest.approx(downtime, abs=0.8)
-    assert lost_time["init"] + lost_time["checkpoint_load"] == pytest.approx(preparing, abs=0.5)
+    assert lost_time["init"] + lost_time["checkpoint_load"] == pytest.approx(preparation_seconds, abs=0.5)
     assert lost_time["checkpoint_save"] > 0
     assert [lost_time["hang"], lost_time["validation"], lost_time["data_stall"]] == [0, 0, 0]
     assert [counts_by_reason(page, "restarts", run), counts_by_reason(page, "interruptions", run)] == [

@@ -1,4 +1,4 @@
-"""Badput of a hang: counted while the step is open, deducted from its work when the step ends."""
+"""Badput of a hang: counted during the open step, and deducted from the work at the end of the step."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from exporter.recording.values import TrainingReading
 RULE = HangRule(after_seconds=10.0, steps=2.0)
 
 
-class Books:
+class AccountedJob:
     """Goodput of a process with given readings."""
 
     def __init__(self) -> None:
         self.goodput = Goodput()
         self.goodput.begin(Attempt("p", "r", 1, 0.0, 0.0), new_after_seconds=3600.0)
         self.reading = TrainingReading(phase="iteration", loop=1, first_step=0, step=0)
-        self.now = 0.0
+        self.clock_seconds = 0.0
 
     def work(self, seconds: float) -> None:
         """Spend time in the open iteration."""
-        self.now += seconds
+        self.clock_seconds += seconds
         phases = {"iteration": self.reading.phases.get("iteration", 0.0) + seconds}
         self.reading = replace(self.reading, phases=phases, open_seconds=self.reading.open_seconds + seconds)
         self.update()
 
-    def end_step(self, *, failed: bool = False) -> None:
+    def end_step(self, *, is_failed: bool = False) -> None:
         """End the open iteration."""
         reading, open_seconds = self.reading, self.reading.open_seconds
-        if failed:
+        if is_failed:
             failed_seconds = reading.failed_seconds + open_seconds
             self.reading = replace(reading, open_seconds=0.0, failed_seconds=failed_seconds)
         else:
@@ -53,42 +53,48 @@ class Books:
         self.update()
 
     def update(self) -> None:
-        hangs = self.reading.steps > 0 and self.reading.open_seconds > RULE.limit_seconds(self.reading)
-        self.goodput.update(self.reading, written=self.now, final=False, hangs=hangs)
+        is_hanging = self.reading.steps > 0 and self.reading.open_seconds > RULE.limit_seconds(self.reading)
+        self.goodput.update(
+            self.reading, written_at=self.clock_seconds, is_final=False, is_hanging=is_hanging
+        )
 
     def counters(self) -> list[float]:
         goodput = self.goodput
-        return [goodput.wall, goodput.productive, *goodput.badput.values()]
+        return [goodput.wall_seconds, goodput.productive_seconds, *goodput.badput.values()]
 
     def check(self) -> None:
-        parts = self.goodput.productive + self.goodput.uncommitted + sum(self.goodput.badput.values())
-        assert self.goodput.wall == pytest.approx(parts, abs=1e-6)
-        assert self.goodput.wall == pytest.approx(self.now, abs=1e-6)
+        sum_of_parts = (
+            self.goodput.productive_seconds
+            + self.goodput.uncommitted_seconds
+            + sum(self.goodput.badput.values())
+        )
+        assert self.goodput.wall_seconds == pytest.approx(sum_of_parts, abs=1e-6)
+        assert self.goodput.wall_seconds == pytest.approx(self.clock_seconds, abs=1e-6)
 
 
-def test_the_work_of_a_hung_step_is_badput_at_once_and_not_again_when_the_step_ends() -> None:
-    books = Books()
-    books.work(5.0)
-    books.end_step()
-    books.work(100.0)
-    while_hung = [books.goodput.badput["hang"], books.goodput.uncommitted]
-    books.end_step()
-    books.save()
+def test_the_work_of_a_hung_step_is_counted_as_badput_immediately_and_once() -> None:
+    job = AccountedJob()
+    job.work(5.0)
+    job.end_step()
+    job.work(100.0)
+    hung_values = [job.goodput.badput["hang"], job.goodput.uncommitted_seconds]
+    job.end_step()
+    job.save()
 
-    assert while_hung == [100, 5]
-    assert books.goodput.badput["hang"] == 100
-    assert books.goodput.productive == 5
+    assert hung_values == [100, 5]
+    assert job.goodput.badput["hang"] == 100
+    assert job.goodput.productive_seconds == 5
 
 
 def test_a_hung_step_that_raises_is_counted_once() -> None:
-    books = Books()
-    books.work(5.0)
-    books.end_step()
-    books.work(100.0)
-    books.end_step(failed=True)
+    job = AccountedJob()
+    job.work(5.0)
+    job.end_step()
+    job.work(100.0)
+    job.end_step(is_failed=True)
 
-    assert books.goodput.badput["hang"] == 100
-    assert books.goodput.badput["lost_progress"] == 0
+    assert job.goodput.badput["hang"] == 100
+    assert job.goodput.badput["lost_progress"] == 0
 
 
 events = st.one_of(
@@ -99,18 +105,18 @@ events = st.one_of(
 
 @given(st.lists(events, max_size=30))
 def test_wall_time_is_the_sum_and_no_counter_decreases_over_hangs(story: Sequence[tuple[str, float]]) -> None:
-    books = Books()
-    previous = books.counters()
+    job = AccountedJob()
+    previous = job.counters()
     for event, seconds in [("work", 5.0), ("end", 0.0), *story]:
         if event == "work":
-            books.work(seconds)
+            job.work(seconds)
         elif event == "save":
-            books.save()
+            job.save()
         else:
-            books.end_step(failed=event == "fail")
-        books.check()
-        current = books.counters()
+            job.end_step(is_failed=event == "fail")
+        job.check()
+        current = job.counters()
         assert all(later >= earlier - 1e-9 for earlier, later in zip(previous, current, strict=True))
         previous = current
-    books.goodput.end(books.now, "signal", completed=False, hang=RULE)
-    books.check()
+    job.goodput.end(job.clock_seconds, "signal", is_completed=False, hang=RULE)
+    job.check()

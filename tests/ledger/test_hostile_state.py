@@ -1,4 +1,4 @@
-"""State files that no sidecar writes: each is moved aside, counted and logged, and the totals restart at zero."""
+"""Hostile state files: each file is renamed, counted and logged, and the totals restart at zero."""
 
 from __future__ import annotations
 
@@ -13,40 +13,50 @@ from ledger_support import Sidecar, make_process
 RANK_0 = {"run": "r", "rank": "0"}
 
 
-def deep(path: Path) -> None:
+def nest_deeply(path: Path) -> None:
     """Write a valid header and checksum around deeply nested JSON."""
     head = path.read_bytes().split(b"\n")[1] + b"\n"
     content = b'{"stats":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
     path.write_bytes(b"training-exporter-ledger 3 %08x\n" % zlib.crc32(head + content) + head + content)
 
 
-def flipped(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-10] ^= 1
     path.write_bytes(data)
 
 
-def linked(path: Path) -> None:
+def replace_by_link(path: Path) -> None:
     path.rename(path.with_name("elsewhere"))
     path.symlink_to(path.with_name("elsewhere"))
 
 
-def sparse(path: Path) -> None:
+def extend_sparsely(path: Path) -> None:
     os.truncate(path, 800 << 20)
 
 
-def newer(path: Path) -> None:
+def raise_version(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"ledger 3 ", b"ledger 4 ", 1))
 
 
-@pytest.mark.parametrize("damage", [deep, flipped, linked, sparse, newer, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        nest_deeply,
+        flip_bit,
+        replace_by_link,
+        extend_sparsely,
+        raise_version,
+        lambda path: path.write_bytes(b""),
+    ],
+)
 @pytest.mark.parametrize("lives", [True, False])
 def test_an_unusable_state_file_is_moved_aside_counted_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], lives: bool
 ) -> None:
     sidecar = Sidecar(tmp_path)
     process = make_process()
-    sidecar.record(process, 3, alive=lives)
+    sidecar.record_loss(process, 3, alive=lives)
     sidecar.collect()
     sidecar.state.close()
     (path,) = (tmp_path / "ledger").glob("rank*.ledger")
@@ -54,11 +64,11 @@ def test_an_unusable_state_file_is_moved_aside_counted_and_logged(
     sidecar.feed.files.clear()
     sidecar.start()
     if lives:
-        sidecar.record(make_process(), 1)
+        sidecar.record_loss(make_process(), 1)
     with caplog.at_level("ERROR"):
-        page = sidecar.after(1.0)
+        page = sidecar.collect_after(1.0)
 
-    assert sidecar.state.damaged == 1
+    assert sidecar.state.damaged_files == 1
     assert page.get("exporter_ledger_state_errors_total", reason="damaged") == 1
     assert len(list((tmp_path / "ledger").glob("*.damaged-*"))) == 1
     assert "the totals restart at 0" in caplog.text

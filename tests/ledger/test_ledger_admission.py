@@ -21,16 +21,16 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-def runs(
-    sidecar: Sidecar, rank: int, *definitions: StatDefinition, sequence: int = 1, started: float = START
+def record_stats(
+    sidecar: Sidecar, rank: int, *definitions: StatDefinition, sequence: int = 1, started_at: float = START
 ) -> None:
     """Let the process of a rank publish these Stats, each with rank + 1 samples."""
-    process = make_process(rank=rank, id=f"{rank:032x}", started=started + rank)
+    process = make_process(rank=rank, id=f"{rank:032x}", started=started_at + rank)
     readings = [make_reading(definition, [0.5] * (rank + 1), window=WINDOW) for definition in definitions]
-    sidecar.feed.put(make_snapshot(process, *readings, sequence=sequence))
+    sidecar.feed.publish(make_snapshot(process, *readings, sequence=sequence))
 
 
-def dropped(page: Page, rank: int) -> object:
+def dropped_readings(page: Page, rank: int) -> object:
     return page.get("training_feed_dropped_total", run="r", rank=str(rank), reason="definition")
 
 
@@ -49,8 +49,8 @@ CONFLICTS = {
 def test_the_first_live_definition_wins_and_the_other_is_counted(
     sidecar: Sidecar, first: StatDefinition, second: StatDefinition
 ) -> None:
-    runs(sidecar, 1, second)
-    runs(sidecar, 0, first)
+    record_stats(sidecar, 1, second)
+    record_stats(sidecar, 0, first)
     page = sidecar.collect()
 
     ranks = {
@@ -60,36 +60,36 @@ def test_the_first_live_definition_wins_and_the_other_is_counted(
         for sample in family.samples
     }
     assert ranks == {"0"}
-    assert dropped(page, 1) == 1
-    assert dropped(page, 0) is None
+    assert dropped_readings(page, 1) == 1
+    assert dropped_readings(page, 0) is None
 
 
 def test_a_family_owner_keeps_the_family(sidecar: Sidecar) -> None:
-    runs(sidecar, 1, make_definition("a", buckets=(1.0,)))
+    record_stats(sidecar, 1, make_definition("a", buckets=(1.0,)))
     sidecar.collect()
-    runs(sidecar, 0, make_definition("a", buckets=(2.0,)))
-    page = sidecar.after(1)
+    record_stats(sidecar, 0, make_definition("a", buckets=(2.0,)))
+    page = sidecar.collect_after(1)
 
     assert page.count("a", run="r", rank="1") == 2
     assert page.count("a", run="r", rank="0") is None
 
 
 def test_a_family_passes_with_its_totals_when_the_owner_ends(sidecar: Sidecar) -> None:
-    runs(sidecar, 0, make_definition("a", buckets=(1.0,)))
-    runs(sidecar, 1, make_definition("a", buckets=(2.0,)))
+    record_stats(sidecar, 0, make_definition("a", buckets=(1.0,)))
+    record_stats(sidecar, 1, make_definition("a", buckets=(2.0,)))
     sidecar.collect()
     sidecar.feed.kill(sidecar.feed.files[f"{0:032x}"].snapshot.process)
-    sidecar.after(1)
-    runs(sidecar, 1, make_definition("a", buckets=(2.0,)), sequence=2)
-    page = sidecar.after(1)
+    sidecar.collect_after(1)
+    record_stats(sidecar, 1, make_definition("a", buckets=(2.0,)), sequence=2)
+    page = sidecar.collect_after(1)
 
     assert page.count("a", run="r", rank="1") == 2
     assert page.count("a", run="r", rank="0") is None, "lingering series yield to live ones"
 
 
 def test_differing_help_texts_are_accepted_and_the_first_is_shown(sidecar: Sidecar) -> None:
-    runs(sidecar, 0, make_definition("a", help="First."))
-    runs(sidecar, 1, make_definition("a", help="Second."))
+    record_stats(sidecar, 0, make_definition("a", help="First."))
+    record_stats(sidecar, 1, make_definition("a", help="Second."))
     page = sidecar.collect()
 
     assert page.families["a"].documentation == "First."
@@ -97,8 +97,8 @@ def test_differing_help_texts_are_accepted_and_the_first_is_shown(sidecar: Sidec
 
 
 def test_a_family_has_the_union_of_the_labels_of_its_stats(sidecar: Sidecar) -> None:
-    runs(sidecar, 0, make_definition("a", labels=(("split", "dev"),)), make_definition("a"))
-    runs(sidecar, 1, make_definition("a", labels=(("data", "x"), ("split", "dev"))))
+    record_stats(sidecar, 0, make_definition("a", labels=(("split", "dev"),)), make_definition("a"))
+    record_stats(sidecar, 1, make_definition("a", labels=(("data", "x"), ("split", "dev"))))
     page = sidecar.collect()
 
     assert page.count("a", run="r", rank="0") == 1
@@ -107,11 +107,11 @@ def test_a_family_has_the_union_of_the_labels_of_its_stats(sidecar: Sidecar) -> 
 
 
 def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(sidecar: Sidecar) -> None:
-    runs(sidecar, 0, make_definition("a.b"), make_definition("a_b"))
+    record_stats(sidecar, 0, make_definition("a.b"), make_definition("a_b"))
     page = sidecar.collect()
 
     assert page.count("a_b", run="r", rank="0") == 1
-    assert dropped(page, 0) == 1
+    assert dropped_readings(page, 0) == 1
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,13 @@ def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(
     ids=lambda definition: definition.name,
 )
 def test_reserved_names_are_refused_for_every_process(sidecar: Sidecar, definition: StatDefinition) -> None:
-    runs(sidecar, 0, definition, make_definition("good"))
-    page = sidecar.after(1)
+    record_stats(sidecar, 0, definition, make_definition("good"))
+    page = sidecar.collect_after(1)
 
-    assert dropped(page, 0) == 1
+    assert dropped_readings(page, 0) == 1
     assert page.count("good", run="r", rank="0") == 1
-    admitted = {name for name in page.families if name.startswith("good")}
-    assert page.families.keys() - admitted <= {spec.name for spec in sidecar.collector.specs}
+    admitted_names = {name for name in page.families if name.startswith("good")}
+    assert page.families.keys() - admitted_names <= {spec.name for spec in sidecar.collector.specs}
 
 
 # Ownership of the training families -------------------------------------
@@ -164,7 +164,7 @@ def complete_snapshot(process: ProcessIdentity, value: float) -> Snapshot:
 
 def test_a_family_without_a_rank_label_comes_from_rank_0(sidecar: Sidecar) -> None:
     for rank in (3, 0, 1):
-        sidecar.feed.put(complete_snapshot(make_process(rank=rank), 1.0 + rank))
+        sidecar.feed.publish(complete_snapshot(make_process(rank=rank), 1.0 + rank))
     page = sidecar.collect()
 
     for spec in TRAINING_FAMILIES.values():
@@ -178,10 +178,10 @@ def test_a_family_without_a_rank_label_comes_from_rank_0(sidecar: Sidecar) -> No
 
 
 def test_a_second_process_of_rank_0_does_not_report_for_the_run(sidecar: Sidecar) -> None:
-    sidecar.feed.put(complete_snapshot(make_process(), 1.0))
+    sidecar.feed.publish(complete_snapshot(make_process(), 1.0))
     sidecar.collect()
-    sidecar.feed.put(complete_snapshot(make_process(), 2.0))
-    page = sidecar.after(1)
+    sidecar.feed.publish(complete_snapshot(make_process(), 2.0))
+    page = sidecar.collect_after(1)
 
     assert page.get("training_loss", run="r", mode="x") == 1.0
     assert page.get("training_skipped_steps_total", run="r", reason="x") == 1.0
@@ -195,7 +195,7 @@ def reading_with(definition: StatDefinition, **changes: object) -> StatReading:
 @pytest.mark.parametrize("changes", [{"kind": "counter"}, {"labels": ()}, {"unit": "seconds"}])
 def test_a_stat_that_imitates_a_run_family_is_refused(sidecar: Sidecar, changes: dict[str, object]) -> None:
     loss = next(spec for spec in TRAINING_FAMILIES.values() if spec.name == "training_loss")
-    sidecar.feed.put(make_snapshot(make_process(), reading_with(definition_of(loss), **changes)))
+    sidecar.feed.publish(make_snapshot(make_process(), reading_with(definition_of(loss), **changes)))
     page = sidecar.collect()
 
     assert "training_loss" not in page.families

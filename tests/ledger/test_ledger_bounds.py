@@ -21,33 +21,33 @@ from exporter.feed.encoder import encode
 from exporter.ledger.state import store
 from exporter.recording.values import Aggregation, WindowReading
 
-WIDE = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.P95)
+AGGREGATIONS = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.P95)
 RANK_0 = {"run": "r", "rank": "0"}
 
 
-def lives(sidecar: Sidecar, run: str, stat: str) -> None:
-    """Short run with a uniquely named Stat, observed every second."""
-    monitored = MonitoredJob(sidecar, run=run)
-    monitored.job.begin_loop(0)
-    monitored.job.train()
-    monitored.write(make_reading(make_definition(stat), [1.0]))
+def play_short_run(sidecar: Sidecar, run: str, stat: str) -> None:
+    """Play a short run with a uniquely named Stat."""
+    job = MonitoredJob(sidecar, run=run)
+    job.job.begin_loop(0)
+    job.job.train()
+    job.write(make_reading(make_definition(stat), [1.0]))
     sidecar.collect()
-    monitored.write(final=True)
-    monitored.die()
+    job.write(final=True)
+    job.die()
     sidecar.clock.advance(600.0)
 
 
-def kept_in_memory(sidecar: Sidecar) -> int:
+def count_objects_in_memory(sidecar: Sidecar) -> int:
     collector = sidecar.collector
     parts: tuple[Sized, ...] = (
         collector._ranks._ranks,
-        collector._ranks._rank_of,
+        collector._ranks._key_by_process,
         collector._owners._owners,
         collector.sessions._sessions,
-        collector.sessions._bound,
+        collector.sessions._key_by_process,
         collector._states._runs,
         collector._undeletable,
-        sidecar.state._claimed,
+        sidecar.state._name_by_key,
     )
     return sum(len(part) for part in parts)
 
@@ -62,9 +62,9 @@ def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(
     sizes, seconds, files = [], [], []
     for number in range(300):
         start = time.process_time()
-        lives(sidecar, f"train-{number}", f"stat.of.{number}")
+        play_short_run(sidecar, f"train-{number}", f"stat.of.{number}")
         seconds.append(time.process_time() - start)
-        sizes.append(kept_in_memory(sidecar))
+        sizes.append(count_objects_in_memory(sidecar))
         files.append(len(list((tmp_path / "ledger").glob("*.ledger"))))
 
     assert max(sizes[200:]) <= max(sizes[50:100])
@@ -72,69 +72,69 @@ def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(
     assert sorted(seconds[200:])[50] < 2 * sorted(seconds[50:150])[50]
 
 
-def a_rank_that_begins_again(sidecar: Sidecar, started: float = START + 50) -> object:
-    sidecar.record(make_process(started=started), 1)
-    return sidecar.after(1.0).count("loss", **RANK_0)
+def restarted_count(sidecar: Sidecar, started_at: float = START + 50) -> object:
+    sidecar.record_loss(make_process(started=started_at), 1)
+    return sidecar.collect_after(1.0).count("loss", **RANK_0)
 
 
 def test_a_file_damaged_at_runtime_removes_nothing_from_memory(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     process = make_process()
-    sidecar.record(process, 3, alive=False)
+    sidecar.record_loss(process, 3, alive=False)
     sidecar.collect()
-    sidecar.after(4.0)  # the end is decided: the rank is released
-    sidecar.after(1.0)
+    sidecar.collect_after(4.0)  # the end is decided: the rank is released
+    sidecar.collect_after(1.0)
     (path,) = (tmp_path / "ledger").glob("rank*.ledger")
     path.write_bytes(b"damaged")
 
-    assert a_rank_that_begins_again(sidecar) == 4
-    assert sidecar.state.damaged == 1
+    assert restarted_count(sidecar) == 4
+    assert sidecar.state.damaged_files == 1
     sidecar.restart()
-    assert sidecar.after(1.0).count("loss", **RANK_0) == 4
+    assert sidecar.collect_after(1.0).count("loss", **RANK_0) == 4
 
 
 @pytest.mark.parametrize("cut", [0, 20], ids=["whole", "damaged"])
 def test_a_copied_state_file_affects_only_the_replaced_rank(tmp_path: Path, cut: int) -> None:
     sidecar = Sidecar(tmp_path)
     for rank in (0, 1):
-        sidecar.record(make_process(rank=rank), 3 + rank, alive=False)
+        sidecar.record_loss(make_process(rank=rank), 3 + rank, alive=False)
     sidecar.collect()
     files = {path.name.split("_")[2][0]: path for path in (tmp_path / "ledger").glob("rank*.ledger")}
     content = files["1"].read_bytes()
     files["0"].write_bytes(content[: len(content) - cut])
     sidecar.restart()
-    page = sidecar.after(1.0)
+    page = sidecar.collect_after(1.0)
 
     assert page.count("loss", **RANK_0) is None
     assert page.count("loss", run="r", rank="1") == 4
-    assert a_rank_that_begins_again(sidecar) == 1
-    assert (sidecar.state.damaged, files["1"].read_bytes()) == (1, content)
+    assert restarted_count(sidecar) == 1
+    assert (sidecar.state.damaged_files, files["1"].read_bytes()) == (1, content)
 
 
 def test_a_removed_state_directory_is_written_again_from_memory(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     process = make_process()
     for sequence in (1, 2):
-        sidecar.record(process, sequence, sequence=sequence)
-        page = sidecar.after(1.0)
+        sidecar.record_loss(process, sequence, sequence=sequence)
+        page = sidecar.collect_after(1.0)
         shutil.rmtree(tmp_path / "ledger") if sequence == 1 else None
     sidecar.feed.files.clear()
     sidecar.restart()
 
     assert (page.count("loss", **RANK_0), page.get("exporter_ledger_suppressed_ranks")) == (2, 0)
-    assert sidecar.after(1.0).count("loss", **RANK_0) == 2
+    assert sidecar.collect_after(1.0).count("loss", **RANK_0) == 2
 
 
-def a_crowd(directory: Path, *, processes: int, stats: int) -> None:
-    """Feed files as their writers make them, of processes that record Stats of very many names."""
+def write_many_stats(directory: Path, *, processes: int, stats: int) -> None:
+    """Write the feed files of processes that record many Stats."""
     for rank in range(processes):
         process = make_process(rank=rank)
         readings = []
         for number in range(stats):
             definition = make_definition(
-                f"stat.number{number}.{'x' * 60}", *WIDE, help="A text of some length."
+                f"stat.number{number}.{'x' * 60}", *AGGREGATIONS, help="A text of some length."
             )
-            window = WindowReading(START - 60, START, 3, dict.fromkeys(WIDE, 0.5))
+            window = WindowReading(START - 60, START, 3, dict.fromkeys(AGGREGATIONS, 0.5))
             readings.append(make_reading(definition, [0.5, 1.5], window=window))
         (directory / f"{process.id}.feed").write_bytes(encode(make_snapshot(process, *readings)))
 
@@ -142,22 +142,22 @@ def a_crowd(directory: Path, *, processes: int, stats: int) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("processes", "stats"), [(1, 5000), (8, 6_000)], ids=["names", "files"])
 def test_stats_beyond_the_cap_are_dropped_and_counted(tmp_path: Path, processes: int, stats: int) -> None:
-    a_crowd(tmp_path, processes=processes, stats=stats)
+    write_many_stats(tmp_path, processes=processes, stats=stats)
     command = [sys.executable, str(Path(__file__).parent / "crowd_child.py"), str(tmp_path)]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110 * PATIENCE)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110 * PATIENCE)
 
-    assert completed.returncode == 0, completed.stderr[-2000:]
-    peak, shed_by, shed = map(int, completed.stdout.split())
+    assert result.returncode == 0, result.stderr[-2000:]
+    peak, process_count, dropped_count = map(int, result.stdout.split())
     assert peak <= 256
-    assert shed_by == processes
-    assert 0 < shed < processes * stats
+    assert process_count == processes
+    assert 0 < dropped_count < processes * stats
 
 
 def test_a_full_page_has_the_totals_of_all_stats_before_any_window_gauge(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     window = WindowReading(START - 60, START, 1, dict.fromkeys([Aggregation.MEAN, Aggregation.MAX], 1.0))
     readings = [make_reading(make_definition(f"stat{number}"), [0.5], window=window) for number in range(100)]
-    sidecar.feed.put(make_snapshot(make_process(), *readings))
+    sidecar.feed.publish(make_snapshot(make_process(), *readings))
     page = ExpositionPage(max_series=400)
     page.publish("job", sidecar.collector.collect())
     text = page.render(Format.TEXT).decode()

@@ -1,4 +1,4 @@
-"""The ledger on real feed files, with real processes on both sides that are killed without warning."""
+"""Ledger with real feed files: training processes and sidecars are real and are killed with SIGKILL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from energy_support import no_processes
+from energy_support import without_privileges
 from feed_support import Child, new_identity, new_recording, read_only_view, training_process
 from ledger_support import Page
 from waiting import wait_until
@@ -27,16 +27,16 @@ from exporter.ledger.state.store import StateStore
 RANK_0 = {"run": "r", "rank": "0"}
 
 
-def a_sidecar(feed: Path, state: Path | None = None) -> JobCollector:
+def new_collector(feed: Path, state: Path | None = None) -> JobCollector:
     return JobCollector(FeedReader(feed), StateStore(state or feed))
 
 
-def look(sidecar: JobCollector) -> Page:
+def collect_page(sidecar: JobCollector) -> Page:
     return Page(sidecar.collect())
 
 
 def flood(child: Child, seconds: float) -> int:
-    """Let a process write as fast as possible, then kill it; return its reported number of samples."""
+    """Let a process write as fast as possible, kill the process, and return the reported number of samples."""
     assert child.process.stdin is not None
     assert child.process.stdout is not None
     child.process.stdin.write("flood\n")
@@ -49,21 +49,23 @@ def flood(child: Child, seconds: float) -> int:
 
 
 def test_totals_of_a_killed_process_are_saved_and_its_files_removed(tmp_path: Path) -> None:
-    sidecar = a_sidecar(tmp_path)
+    sidecar = new_collector(tmp_path)
     with training_process(tmp_path) as child:
-        child.tell("publish")
-        assert look(sidecar).get("training_feed_alive", **RANK_0) == 1
-    page = look(sidecar)
+        child.execute("publish")
+        assert collect_page(sidecar).get("training_feed_alive", **RANK_0) == 1
+    page = collect_page(sidecar)
 
     assert page.get("training_feed_alive", **RANK_0) == 0
     assert page.count("train_stat0", **RANK_0) == 1
     wait_until(
-        lambda: look(sidecar) and {path.name for path in tmp_path.iterdir()} == {"ledger", "owner.lock"}
+        lambda: (
+            collect_page(sidecar) and {path.name for path in tmp_path.iterdir()} == {"ledger", "owner.lock"}
+        )
     )
-    assert look(sidecar).count("train_stat0", **RANK_0) == 1
+    assert collect_page(sidecar).count("train_stat0", **RANK_0) == 1
 
 
-SIDECAR = """
+SIDECAR_PROGRAM = """
 import sys, time
 from pathlib import Path
 from exporter.feed import reader as feed_reader
@@ -83,17 +85,17 @@ while True:
 
 @contextmanager
 def sidecar_process(feed: Path, *state: Path) -> Iterator[subprocess.Popen[str]]:
-    """Ready sidecar in a child process, killed at the end."""
-    command = [sys.executable, "-c", SIDECAR, str(feed), *map(str, state)]
+    """Run a sidecar in a child process, which is killed at the end."""
+    command = [sys.executable, "-c", SIDECAR_PROGRAM, str(feed), *map(str, state)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert line_of(process) == "ready\n"
+            assert read_line(process) == "ready\n"
             yield process
         finally:
             process.kill()
 
 
-def line_of(process: subprocess.Popen[str]) -> str:
+def read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline()
 
@@ -102,63 +104,69 @@ def line_of(process: subprocess.Popen[str]) -> str:
 def test_killing_ranks_and_sidecar_at_any_instant_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    published: list[int] = []
-    written, lives = 0, 8
+    published_counts: list[int] = []
+    written_count, lives = 0, 8
     for life in range(lives):
         with sidecar_process(tmp_path) as sidecar:
             with training_process(tmp_path) as child:
-                written += flood(child, 0.3)
+                written_count += flood(child, 0.3)
             time.sleep(0.01 * life)
             sidecar.kill()
-            published += [int(line) for line in sidecar.communicate()[0].splitlines() if line.isdigit()]
+            published_counts += [
+                int(line) for line in sidecar.communicate()[0].splitlines() if line.isdigit()
+            ]
 
-    page = look(a_sidecar(tmp_path))
-    final = page.count("train_stat0", **RANK_0)
+    page = collect_page(new_collector(tmp_path))
+    final_count = page.count("train_stat0", **RANK_0)
 
-    assert published == sorted(published)
-    assert len(set(published)) > 8
+    assert published_counts == sorted(published_counts)
+    assert len(set(published_counts)) > 8
     # Each process can have written one more sample before its report.
-    assert final is not None
-    assert final == page.count("train_stat49", **RANK_0)
-    assert max(written, published[-1]) <= final <= written + lives
+    assert final_count is not None
+    assert final_count == page.count("train_stat49", **RANK_0)
+    assert max(written_count, published_counts[-1]) <= final_count <= written_count + lives
     assert not list((tmp_path / "ledger").glob("*.damaged-*"))
 
 
 def test_a_second_sidecar_only_reads_until_the_first_is_killed(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
-        child.tell("publish")
+        child.execute("publish")
         with sidecar_process(tmp_path) as first:
-            assert line_of(first) == "1\n"
-            second = a_sidecar(tmp_path)
-            looks_on = look(second)
-        takes_over = look(second)
+            assert read_line(first) == "1\n"
+            second = new_collector(tmp_path)
+            reading_page = collect_page(second)
+        owning_page = collect_page(second)
 
-    assert [page.get("exporter_feed_owner") for page in (looks_on, takes_over)] == [0, 1]
-    assert [page.count("train_stat0", **RANK_0) for page in (looks_on, takes_over)] == [1, 1]
+    assert [page.get("exporter_feed_owner") for page in (reading_page, owning_page)] == [0, 1]
+    assert [page.count("train_stat0", **RANK_0) for page in (reading_page, owning_page)] == [1, 1]
 
 
 def test_a_rank_that_moves_to_another_node_continues_there_once_released(tmp_path: Path) -> None:
-    first_directory, second_directory, shared = tmp_path / "here", tmp_path / "there", tmp_path / "shared"
-    for directory in (first_directory, second_directory, shared):
+    first_directory, second_directory, shared_state = (
+        tmp_path / "here",
+        tmp_path / "there",
+        tmp_path / "shared",
+    )
+    for directory in (first_directory, second_directory, shared_state):
         directory.mkdir()
-    sidecar = a_sidecar(first_directory, shared)
+    sidecar = new_collector(first_directory, shared_state)
     with (
-        sidecar_process(second_directory, shared) as other_sidecar,
+        sidecar_process(second_directory, shared_state) as other_sidecar,
         training_process(second_directory) as first_process,
         training_process(first_directory) as second_process,
     ):
-        first_process.tell("publish")
-        assert line_of(other_sidecar) == "1\n"
-        second_process.tell("publish")
+        first_process.execute("publish")
+        assert read_line(other_sidecar) == "1\n"
+        second_process.execute("publish")
         collected = sidecar.collect()
-        assert "another sidecar holds the totals of run 'r', rank 0" in collected.problems[0][1]
+        assert "a different sidecar holds the totals of run 'r', rank 0" in collected.problems[0][1]
         page = Page(collected)
         assert page.count("train_stat0", **RANK_0) is None
         assert page.get("training_feed_alive", **RANK_0) == 1
-        first_process.tell("finish")
+        first_process.execute("finish")
         first_process.kill()
         while page.count("train_stat0", **RANK_0) is None:
-            page = look(sidecar)
+            page = collect_page(sidecar)
 
     assert page.count("train_stat0", **RANK_0) == 2
     assert page.get("exporter_ledger_suppressed_ranks") == 0
@@ -168,8 +176,8 @@ def test_a_read_only_feed_directory_is_read_without_writes(tmp_path: Path) -> No
     feed = tmp_path / "feed"
     feed.mkdir()
     with training_process(feed) as child, read_only_view(feed, tmp_path / "view") as view:
-        child.tell("publish")
-        collected = a_sidecar(view).collect()
+        child.execute("publish")
+        collected = new_collector(view).collect()
         page = Page(collected)
         assert collected.problems == []
         assert page.count("train_stat0", **RANK_0) == 1
@@ -181,36 +189,38 @@ def test_a_foreign_owner_lock_created_first_is_reported() -> None:
         feed = Path(shared)
         feed.chmod(0o1777)
         (feed / "owner.lock").touch(mode=0o600)
-        with no_processes():
-            collected = a_sidecar(feed).collect()
+        with without_privileges():
+            collected = new_collector(feed).collect()
 
     assert Page(collected).get("exporter_feed_owner") == 0
-    (received,) = [problem for problem in collected.unsupported if "cannot own the feed directory" in problem]
-    assert f"{feed}/owner.lock: Permission denied" in received
+    (unsupported,) = [
+        problem for problem in collected.unsupported if "cannot own the feed directory" in problem
+    ]
+    assert f"{feed}/owner.lock: Permission denied" in unsupported
 
 
 def test_a_missing_feed_directory_affects_only_the_feed(tmp_path: Path) -> None:
-    sidecar = a_sidecar(tmp_path / "gone")
+    sidecar = new_collector(tmp_path / "gone")
 
-    with pytest.raises(CollectError) as raised:
+    with pytest.raises(CollectError) as error_info:
         sidecar.collect()
-    assert raised.value.reason == "directory"
-    assert sidecar.loaded
+    assert error_info.value.reason == "directory"
+    assert sidecar.is_loaded
 
 
 def test_damaged_and_hostile_files_affect_only_themselves_with_one_line_per_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sidecar = a_sidecar(tmp_path)
+    sidecar = new_collector(tmp_path)
     for number in range(50):
         (tmp_path / f"{number:032x}.feed").write_bytes(os.urandom(4000))
     (tmp_path / f"{'b' * 32}.feed").symlink_to("/etc/passwd")
     (tmp_path / "x.feed").write_bytes(b"")
     with training_process(tmp_path) as child:
-        child.tell("publish")
-        look(sidecar)
+        child.execute("publish")
+        collect_page(sidecar)
         (tmp_path / f"{50:032x}.feed").write_bytes(b"nonsense")
-        page = look(sidecar)
+        page = collect_page(sidecar)
 
     assert page.count("train_stat0", **RANK_0) == 1
     reasons = ("magic", "symlink", "name")
@@ -223,7 +233,7 @@ def test_damaged_and_hostile_files_affect_only_themselves_with_one_line_per_reas
 def test_a_process_whose_file_is_not_read_yet_has_not_ended_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first pass of the second sidecar reads a single file: the rest waits for later passes."""
+    """Limit the first pass of the second sidecar to a single file; later passes read the other files."""
     writers = [FeedWriter(tmp_path, new_identity(rank=rank)) for rank in range(3)]
     for writer in writers:
         writer.publish(new_recording(count=5))
@@ -233,7 +243,7 @@ def test_a_process_whose_file_is_not_read_yet_has_not_ended_after_a_restart(
     monkeypatch.setattr(feed_reader, "FIRST_PASS_BYTES", 1)
     monkeypatch.setattr(feed_reader, "PASS_BYTES", 1)
     second = JobCollector(FeedReader(tmp_path), StateStore(tmp_path))
-    pages = [look(second) for _ in range(4)]
+    pages = [collect_page(second) for _ in range(4)]
 
     for page in pages:
         totals = page.all("train_stat0_count")

@@ -1,4 +1,4 @@
-"""Gap rules of each family."""
+"""Gap rules: absent series of stale feeds, exited processes and empty windows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from exporter.recording.values import Aggregation, EventsReading, WindowReading
 STEP = make_definition("train.step", Aggregation.MEAN, Aggregation.P95, unit="seconds")
 RANK_0 = {"run": "r", "rank": "0"}
 WINDOW = WindowReading(START - 60, START, 2, {Aggregation.MEAN: 0.5, Aggregation.P95: 0.75})
-EMPTY = WindowReading(START - 60, START, 0, {})
+EMPTY_WINDOW = WindowReading(START - 60, START, 0, {})
 MEAN, SAMPLES, LAST, TOTAL = (
     "train_step_window_mean_seconds",
     "train_step_window_samples",
@@ -34,22 +34,22 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-EVERYTHING = {MEAN, SAMPLES, LAST, TOTAL}
+ALL_SERIES = {MEAN, SAMPLES, LAST, TOTAL}
 
 
 def published_series(page: Page) -> set[str]:
-    return {name for name in EVERYTHING if page.get(name, **RANK_0) is not None}
+    return {name for name in ALL_SERIES if page.get(name, **RANK_0) is not None}
 
 
 TOTALS_ONLY = {LAST, TOTAL}
 
 
-@pytest.mark.parametrize("window", [EMPTY, None])
-def test_a_window_without_samples_is_no_data(sidecar: Sidecar, window: WindowReading | None) -> None:
-    sidecar.feed.put(make_snapshot(make_process(), make_reading(STEP, [0.25], window=window)))
+@pytest.mark.parametrize("window", [EMPTY_WINDOW, None])
+def test_a_window_without_samples_has_no_aggregates(sidecar: Sidecar, window: WindowReading | None) -> None:
+    sidecar.feed.publish(make_snapshot(make_process(), make_reading(STEP, [0.25], window=window)))
     page = sidecar.collect()
 
-    assert published_series(page) == EVERYTHING - {MEAN}
+    assert published_series(page) == ALL_SERIES - {MEAN}
     assert page.get(SAMPLES, **RANK_0) == 0
 
 
@@ -57,70 +57,70 @@ def test_totals_of_dead_ranks_linger_and_return_with_a_restart(
     sidecar: Sidecar,
 ) -> None:
     process = make_process()
-    sidecar.feed.put(make_snapshot(process, make_reading(STEP, [0.25])))
+    sidecar.feed.publish(make_snapshot(process, make_reading(STEP, [0.25])))
     sidecar.collect()
     sidecar.feed.kill(process)
 
-    assert published_series(sidecar.after(1)) == TOTALS_ONLY
+    assert published_series(sidecar.collect_after(1)) == TOTALS_ONLY
     sidecar.clock.wall += 86_400
-    assert published_series(sidecar.after(899)) == TOTALS_ONLY
+    assert published_series(sidecar.collect_after(899)) == TOTALS_ONLY
     sidecar.clock.wall -= 2 * 86_400
-    gap_page = sidecar.after(2)
+    gap_page = sidecar.collect_after(2)
     assert published_series(gap_page) == set()
     assert gap_page.get("training_feed_alive", **RANK_0) is None
     assert gap_page.get("training_feed_dropped_total", reason="nan", **RANK_0) is None
-    sidecar.feed.put(make_snapshot(make_process(started=START + 2000), make_reading(STEP, [0.25])))
-    assert sidecar.after(1000).get(TOTAL, **RANK_0) == 2
+    sidecar.feed.publish(make_snapshot(make_process(started=START + 2000), make_reading(STEP, [0.25])))
+    assert sidecar.collect_after(1000).get(TOTAL, **RANK_0) == 2
 
 
-def test_a_stopped_process_has_an_age_and_no_windows(sidecar: Sidecar) -> None:
+def test_a_stopped_process_has_a_last_update_and_no_windows(sidecar: Sidecar) -> None:
     process = make_process()
     snapshot = make_snapshot(process, make_reading(STEP, [0.25], window=WINDOW), written=START + 1)
-    sidecar.feed.put(snapshot, age_seconds=9.9)
-    assert published_series(sidecar.collect()) == EVERYTHING
-    sidecar.feed.put(snapshot, age_seconds=10.1)
+    sidecar.feed.publish(snapshot, age_seconds=9.9)
+    assert published_series(sidecar.collect()) == ALL_SERIES
+    sidecar.feed.publish(snapshot, age_seconds=10.1)
 
-    page = sidecar.after(1)
+    page = sidecar.collect_after(1)
 
     assert published_series(page) == TOTALS_ONLY
     assert page.get("training_feed_last_update_timestamp_seconds", **RANK_0) == START + 1
     assert page.get("training_feed_alive", **RANK_0) == 1
-    sidecar.feed.put(snapshot.replace(sequence=2), age_seconds=0.0)
-    assert published_series(sidecar.after(1)) == EVERYTHING
+    sidecar.feed.publish(snapshot.replace(sequence=2), age_seconds=0.0)
+    assert published_series(sidecar.collect_after(1)) == ALL_SERIES
 
 
-def test_windows_of_a_process_that_cannot_write_end_at_once(sidecar: Sidecar) -> None:
+def test_windows_of_a_process_that_cannot_write_are_absent_immediately(sidecar: Sidecar) -> None:
     process = make_process()
-    sidecar.feed.put(make_snapshot(process, make_reading(STEP, [0.25, 0.75], window=WINDOW)))
-    sidecar.feed.files[process.id] = replace(sidecar.feed.files[process.id], outdated=True)
+    sidecar.feed.publish(make_snapshot(process, make_reading(STEP, [0.25, 0.75], window=WINDOW)))
+    sidecar.feed.files[process.id] = replace(sidecar.feed.files[process.id], is_outdated=True)
 
     assert published_series(sidecar.collect()) == TOTALS_ONLY
 
 
 def test_a_writer_with_a_long_interval_is_not_stale_between_writes(sidecar: Sidecar) -> None:
     snapshot = make_snapshot(make_process(), make_reading(STEP, [0.25], window=WINDOW))
-    sidecar.feed.put(snapshot.replace(flush_seconds=30.0), age_seconds=80.0)
+    sidecar.feed.publish(snapshot.replace(flush_seconds=30.0), age_seconds=80.0)
 
-    assert published_series(sidecar.collect()) == EVERYTHING
+    assert published_series(sidecar.collect()) == ALL_SERIES
 
 
 def test_a_time_window_without_its_successor_is_absent(sidecar: Sidecar) -> None:
-    sidecar.feed.put(make_snapshot(make_process(), make_reading(STEP, [0.25], window=WINDOW)))
+    sidecar.feed.publish(make_snapshot(make_process(), make_reading(STEP, [0.25], window=WINDOW)))
 
-    assert published_series(sidecar.after(68)) == EVERYTHING
-    assert published_series(sidecar.after(3)) == TOTALS_ONLY
+    assert published_series(sidecar.collect_after(68)) == ALL_SERIES
+    assert published_series(sidecar.collect_after(3)) == TOTALS_ONLY
 
 
 def test_a_live_file_that_becomes_unreadable_keeps_its_place_temporarily(sidecar: Sidecar) -> None:
     process = make_process()
-    sidecar.feed.put(make_snapshot(process, make_reading(STEP, [0.25])))
+    sidecar.feed.publish(make_snapshot(process, make_reading(STEP, [0.25])))
     sidecar.collect()
     sidecar.feed.files.clear()
-    sidecar.feed.refused = ((f"{process.id}.feed", "checksum"),)
+    sidecar.feed.refused_files = ((f"{process.id}.feed", "checksum"),)
 
     for _ in range(5):
-        assert sidecar.after(1).get("training_feed_alive", **RANK_0) == 1
-    assert sidecar.after(6).get("training_feed_alive", **RANK_0) == 0
+        assert sidecar.collect_after(1).get("training_feed_alive", **RANK_0) == 1
+    assert sidecar.collect_after(6).get("training_feed_alive", **RANK_0) == 0
 
 
 def test_a_missing_feed_is_logged_once_after_a_minute(
@@ -128,11 +128,11 @@ def test_a_missing_feed_is_logged_once_after_a_minute(
 ) -> None:
     caplog.set_level(logging.INFO)
     sidecar.collect()
-    sidecar.after(59)
+    sidecar.collect_after(59)
     assert caplog.records == []
 
-    sidecar.after(2)
-    sidecar.after(60)
+    sidecar.collect_after(2)
+    sidecar.collect_after(60)
 
     (record,) = caplog.records
     assert record.levelname == "INFO"
@@ -145,8 +145,8 @@ GOLDEN = DATA / "ledger.metrics"
 
 
 @pytest.fixture
-def text_of_a_small_job(sidecar: Sidecar) -> str:
-    """Two ranks, of which one was restarted and has a second process, and an agent; every kind of family."""
+def small_job_page(sidecar: Sidecar) -> str:
+    """Return the page of two ranks and an agent, with all types of families; rank 1 was restarted and has two workers."""
     histogram = make_definition(
         "train.step", Aggregation.MEAN, unit="seconds", buckets=(0.1, 1.0), help="Time per step."
     )
@@ -161,13 +161,13 @@ def text_of_a_small_job(sidecar: Sidecar) -> str:
     )
 
     dead = make_process(rank=1)
-    sidecar.feed.put(make_snapshot(dead, make_reading(histogram, [0.0625])), alive=False)
+    sidecar.feed.publish(make_snapshot(dead, make_reading(histogram, [0.0625])), alive=False)
     for process in (
         make_process(labels=(("team", "nlp"),)),
         make_process(rank=1, started=START + 1),
         make_process(rank=1, started=START + 2),
     ):
-        sidecar.feed.put(
+        sidecar.feed.publish(
             make_snapshot(
                 process,
                 make_reading(histogram, [0.0625, 0.5], window=window, rejected={"nan": 1}, overflows=1),
@@ -176,22 +176,22 @@ def text_of_a_small_job(sidecar: Sidecar) -> str:
             )
         )
     agent = make_snapshot(make_process(rank=None, role="agent"), make_reading(split, [-1.0]))
-    sidecar.feed.put(agent.replace(recording=agent.recording.replace(events=events)))
+    sidecar.feed.publish(agent.replace(recording=agent.recording.replace(events=events)))
     page = ExpositionPage()
     page.publish("feed", sidecar.collector.collect())
     return page.render(Format.TEXT).decode()
 
 
-def test_a_small_job_has_the_expected_families(text_of_a_small_job: str) -> None:
+def test_a_small_job_has_the_expected_families(small_job_page: str) -> None:
     if UPDATE:
-        GOLDEN.write_text(text_of_a_small_job, encoding="utf-8")
-    assert text_of_a_small_job == GOLDEN.read_text(encoding="utf-8")
+        GOLDEN.write_text(small_job_page, encoding="utf-8")
+    assert small_job_page == GOLDEN.read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_accepts_the_page(text_of_a_small_job: str) -> None:
-    command, text = ["promtool", "check", "metrics"], text_of_a_small_job
-    completed = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+def test_promtool_accepts_the_page(small_job_page: str) -> None:
+    command, text = ["promtool", "check", "metrics"], small_job_page
+    result = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
 
     # Users name Stats without a unit; the contract names some gauges.
-    assert completed.stdout + completed.stderr == ""
+    assert result.stdout + result.stderr == ""

@@ -34,22 +34,22 @@ from exporter.feed.snapshot import ProcessIdentity
 LOSS = make_definition("loss", buckets=(1.0, 2.0))
 
 
-class Killed(BaseException):
-    """SIGKILL of the sidecar, in the middle of a pass."""
+class SidecarKilled(BaseException):
+    """SIGKILL of the sidecar within a pass."""
 
 
-class MortalFeed(MemoryFeed):
+class KillingFeed(MemoryFeed):
     """Kills the sidecar directly before or after the removal of a file."""
 
-    dies_at = ""
+    kill_moment = ""
 
     def remove(self, process_id: str) -> bool:
-        if self.dies_at == "before remove":
-            raise Killed
-        removed = super().remove(process_id)
-        if self.dies_at == "after remove":
-            raise Killed
-        return removed
+        if self.kill_moment == "before remove":
+            raise SidecarKilled
+        is_removed = super().remove(process_id)
+        if self.kill_moment == "after remove":
+            raise SidecarKilled
+        return is_removed
 
 
 @dataclass
@@ -58,12 +58,12 @@ class Job:
 
     process: ProcessIdentity
     rank: int
-    living: bool = True
+    is_running: bool = True
     samples: list[float] = field(default_factory=list)
     written: list[float] = field(default_factory=list)
     sequence: int = 0
-    looked: int = 0  # samples read by the current sidecar
-    saved: int = 0  # samples that a state file has
+    read_count: int = 0  # samples read by the current sidecar
+    saved_count: int = 0  # samples that a state file has
 
 
 class Ledger(RuleBasedStateMachine):
@@ -72,11 +72,11 @@ class Ledger(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="ledger-"))
-        self.feed = MortalFeed()
+        self.feed = KillingFeed()
         self.sidecar = Sidecar(self.directory, self.feed)
-        self.all: list[Job] = []
-        self.highest: dict[tuple[object, ...], float] = {}
-        self.broken = False
+        self.all_jobs: list[Job] = []
+        self.highest_values: dict[tuple[object, ...], float] = {}
+        self.is_state_broken = False
 
     def teardown(self) -> None:
         self.sidecar.state.close()
@@ -94,36 +94,36 @@ class Ledger(RuleBasedStateMachine):
 
     def new_job(self, rank: int) -> Job:
         job = Job(make_process(rank=rank, started=self.sidecar.clock.wall), rank)
-        self.all.append(job)
+        self.all_jobs.append(job)
         return job
 
     @rule(job=jobs, samples=st.lists(st.sampled_from([0.1, 0.7, 1.5, 3.3]), min_size=1, max_size=3))
     def add(self, job: Job, samples: list[float]) -> None:
-        if job.living:
+        if job.is_running:
             job.samples += samples
 
     @rule(job=jobs)
     def flush(self, job: Job) -> None:
-        if job.living:
+        if job.is_running:
             job.sequence += 1
             job.written = list(job.samples)
             reading = make_reading(LOSS, job.written, rejected={"nan": job.sequence})
-            self.feed.put(make_snapshot(job.process, reading, sequence=job.sequence))
+            self.feed.publish(make_snapshot(job.process, reading, sequence=job.sequence))
 
-    @rule(job=consumes(jobs), in_order=st.booleans())
-    def die(self, job: Job, in_order: bool) -> None:
-        if in_order:
+    @rule(job=consumes(jobs), is_orderly=st.booleans())
+    def end_process(self, job: Job, is_orderly: bool) -> None:
+        if is_orderly:
             self.flush(job)
-        job.living = False
+        job.is_running = False
         if job.process.id in self.feed.files:
             self.feed.kill(job.process)
 
-    @rule(job=jobs, looks=st.booleans())
-    def lose_the_file(self, job: Job, looks: bool) -> None:
-        """The file is deleted; a live process writes a new file before any replacement."""
+    @rule(job=jobs, collects_first=st.booleans())
+    def delete_feed_file(self, job: Job, collects_first: bool) -> None:
+        """Delete the feed file of a process; a running process writes a new file."""
         if self.feed.files.pop(job.process.id, None) is not None:
-            if looks:
-                self.take_a_look()
+            if collects_first:
+                self.run_pass()
             self.flush(job)
 
     @rule(seconds=st.sampled_from([1.0, 5.0, -3600.0]))
@@ -134,86 +134,89 @@ class Ledger(RuleBasedStateMachine):
     # The sidecar -----------------------------------------------------------------------------------------
 
     @rule()
-    def take_a_look(self) -> None:
+    def run_pass(self) -> None:
         present = set(self.feed.files)
         self.sidecar.clock.advance(1.0)
         page = self.sidecar.collect()
-        self.looked_at(present)
-        self.check_that_nothing_fell(page)
-        if not self.broken:
-            self.saved()
-            self.check(page)
+        self.record_reads(present)
+        self.check_monotony(page)
+        if not self.is_state_broken:
+            self.record_saves()
+            self.check_totals(page)
 
     @rule(moment=st.sampled_from(["before save", "after save", "before remove", "after remove"]))
-    def die_in_the_middle(self, moment: str) -> None:
+    def kill_sidecar_within_pass(self, moment: str) -> None:
         state, saves = self.sidecar.state, 0
         real = state.save
 
         def save(key: tuple[str, ...], content: bytes) -> None:
             nonlocal saves
             if moment == "before save":
-                raise Killed
+                raise SidecarKilled
             real(key, content)
             saves += 1
             if moment == "after save":
-                raise Killed
+                raise SidecarKilled
 
-        state.save = save  # type: ignore[method-assign]  # the death comes between the file and the ledger
-        self.feed.dies_at = moment
+        state.save = save  # type: ignore[method-assign]  # the sidecar is killed between two files
+        self.feed.kill_moment = moment
         present = set(self.feed.files)
         self.sidecar.clock.advance(1.0)
         try:
             page = self.sidecar.collect()
-        except Killed:
+        except SidecarKilled:
             page = None
-        self.feed.dies_at = ""
-        self.looked_at(present)
-        if "remove" in moment and not self.broken:
-            self.saved()
+        self.feed.kill_moment = ""
+        self.record_reads(present)
+        if "remove" in moment and not self.is_state_broken:
+            self.record_saves()
         if page is not None:
-            self.check_that_nothing_fell(page)
-        self.start_anew()
-        if moment == "after save" and not self.broken:
-            self.take_a_look()  # one rank was saved and one was not: determine which
+            self.check_monotony(page)
+        self.restart_sidecar()
+        if moment == "after save" and not self.is_state_broken:
+            self.run_pass()  # one rank was saved and one was not: determine which
 
     @rule()
-    def start_anew(self) -> None:
+    def restart_sidecar(self) -> None:
         self.sidecar.restart()
-        for job in self.all:
-            job.looked = job.saved
+        for job in self.all_jobs:
+            job.read_count = job.saved_count
 
-    @precondition(lambda self: not self.broken)
+    @precondition(lambda self: not self.is_state_broken)
     @rule()
     def break_the_state(self) -> None:
         (self.directory / "ledger").mkdir(exist_ok=True)
-        self.sidecar.break_state()
-        self.broken = True
+        self.sidecar.replace_state_by_file()
+        self.is_state_broken = True
 
-    @precondition(lambda self: self.broken)
+    @precondition(lambda self: self.is_state_broken)
     @rule()
     def mend_the_state(self) -> None:
-        self.sidecar.mend_state()
-        self.broken = False
+        self.sidecar.restore_state()
+        self.is_state_broken = False
 
     @rule(removable=st.booleans())
-    def make_removal_fail_or_work(self, removable: bool) -> None:
-        self.feed.removable = removable
+    def set_removable(self, removable: bool) -> None:
+        self.feed.is_removable = removable
 
     # Invariants --------------------------------------------------------------------------------------
 
-    def looked_at(self, present: set[str]) -> None:
-        for job in self.all:
+    def record_reads(self, present: set[str]) -> None:
+        for job in self.all_jobs:
             if job.process.id in present:
-                job.looked = len(job.written)
+                job.read_count = len(job.written)
 
-    def saved(self) -> None:
-        for job in self.all:
-            job.saved = job.looked
+    def record_saves(self) -> None:
+        for job in self.all_jobs:
+            job.saved_count = job.read_count
 
-    def check(self, page: Page) -> None:
+    def check_totals(self, page: Page) -> None:
         for rank in (0, 1):
             expected = [
-                sample for job in self.all if job.rank == rank for sample in job.written[: job.looked]
+                sample
+                for job in self.all_jobs
+                if job.rank == rank
+                for sample in job.written[: job.read_count]
             ]
             assert self.total(page, "loss_count", rank) == len(expected)
             assert abs(self.total(page, "loss_sum", rank) - sum(expected)) < 1e-6
@@ -222,21 +225,21 @@ class Ledger(RuleBasedStateMachine):
                 assert bucket_count == sum(sample <= bound for sample in expected)
 
     def total(self, page: Page, name: str, rank: int, **labels: str) -> float:
-        """Over all workers of a rank."""
+        """Return the sum over all workers of a rank."""
         expected = {("rank", str(rank)), *labels.items()}
         return sum(value for labels, value in page.all(name).items() if expected <= set(labels))
 
-    def check_that_nothing_fell(self, page: Page) -> None:
+    def check_monotony(self, page: Page) -> None:
         for name, family in page.families.items():
             if name.startswith(("loss", "training")) and family.type not in {"gauge", "info"}:
                 for sample in family.samples:
                     series = (sample.name, *sorted(sample.labels.items()))
-                    assert sample.value >= self.highest.get(series, 0), series
-                    self.highest[series] = sample.value
+                    assert sample.value >= self.highest_values.get(series, 0), series
+                    self.highest_values[series] = sample.value
 
     @invariant()
     def no_state_is_damaged(self) -> None:
-        assert self.sidecar.state.damaged == 0
+        assert self.sidecar.state.damaged_files == 0
 
 
 TestLedger = Ledger.TestCase

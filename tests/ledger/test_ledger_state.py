@@ -1,4 +1,4 @@
-"""The ledger's state files: real files, real locks, real deaths."""
+"""State files of the ledger: real files, locks and SIGKILL."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def store(tmp_path: Path) -> StateStore:
     return StateStore(tmp_path, sidecar="here")
 
 
-def saved(store: StateStore, content: bytes = b"seven", key: tuple[str, ...] = KEY) -> Path:
+def save_record(store: StateStore, content: bytes = b"seven", key: tuple[str, ...] = KEY) -> Path:
     assert store.claim(key)
     store.save(key, content)
     return store.directory / file_name(key)
 
 
-def the_same(content: bytes) -> bytes:
+def identity(content: bytes) -> bytes:
     return content
 
 
 @few_examples
 @given(st.lists(st.text(max_size=300), min_size=2, max_size=4))
-def test_any_run_name_becomes_a_short_plain_file_name(parts: list[str]) -> None:
+def test_any_run_name_becomes_a_short_ascii_file_name(parts: list[str]) -> None:
     name = file_name(tuple(parts))
 
     assert len(name) < 120
@@ -54,44 +54,44 @@ def test_any_run_name_becomes_a_short_plain_file_name(parts: list[str]) -> None:
 @given(data=st.data())
 def test_a_damaged_byte_is_detected_and_the_file_moved_aside(tmp_path: Path, data: st.DataObject) -> None:
     store = StateStore(tmp_path)
-    path = saved(store, b'{"some": "content", "of": 17}')
+    path = save_record(store, b'{"some": "content", "of": 17}')
     content = path.read_bytes()
-    place = data.draw(st.integers(0, len(content) - 1))
-    byte = data.draw(st.integers(0, 255).filter(lambda value: value != content[place]))
-    damaged = content[:place] + bytes([byte]) + content[place + 1 :]
-    path.write_bytes(damaged)
-    initial_count = store.damaged
-    loaded = store.load(KEY, the_same)
+    position = data.draw(st.integers(0, len(content) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda value: value != content[position]))
+    damaged_content = content[:position] + bytes([byte]) + content[position + 1 :]
+    path.write_bytes(damaged_content)
+    initial_count = store.damaged_files
+    loaded_content = store.load(KEY, identity)
 
-    # Blanks around the header's words are no damage.
-    assert loaded in {None, b'{"some": "content", "of": 17}'}
-    assert store.damaged - initial_count == (loaded is None)
-    if loaded is None:
+    # Additional spaces in the header are accepted.
+    assert loaded_content in {None, b'{"some": "content", "of": 17}'}
+    assert store.damaged_files - initial_count == (loaded_content is None)
+    if loaded_content is None:
         assert not path.exists()
-        assert damaged in [file.read_bytes() for file in path.parent.glob("*.damaged-*")]
+        assert damaged_content in [file.read_bytes() for file in path.parent.glob("*.damaged-*")]
     store.close()
 
 
 def test_a_file_of_a_later_version_is_moved_aside_and_logged(
     store: StateStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = saved(store)
-    later = path.read_bytes().replace(b"ledger 3", b"ledger 4", 1)
-    path.write_bytes(later)
-    assert store.load(KEY, the_same) is None
-    (preserved,) = path.parent.glob("*.damaged-*")
-    assert preserved.read_bytes() == later
+    path = save_record(store)
+    later_content = path.read_bytes().replace(b"ledger 3", b"ledger 4", 1)
+    path.write_bytes(later_content)
+    assert store.load(KEY, identity) is None
+    (preserved_file,) = path.parent.glob("*.damaged-*")
+    assert preserved_file.read_bytes() == later_content
     assert "format version 4" in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
-def test_a_symbolic_link_is_neither_read_nor_written_through(store: StateStore, tmp_path: Path) -> None:
-    path = saved(store)
+def test_a_symbolic_link_is_neither_read_nor_followed_by_a_write(store: StateStore, tmp_path: Path) -> None:
+    path = save_record(store)
     target = tmp_path / "precious"
     target.write_bytes(path.read_bytes())
     path.unlink()
     path.symlink_to(target)
-    assert store.load(KEY, the_same) is None
+    assert store.load(KEY, identity) is None
     store.save(KEY, b"new")
 
     assert target.read_bytes() != path.read_bytes()
@@ -111,16 +111,16 @@ def test_a_linked_directory_is_refused(tmp_path: Path) -> None:
 
 def test_only_records_saved_recently_by_this_store_are_recent(tmp_path: Path) -> None:
     own_store, other_store = StateStore(tmp_path, sidecar="here"), StateStore(tmp_path, sidecar="there")
-    old = saved(own_store, key=("rank", "old", "0", "", ""))
-    os.utime(old, (0, 0))
-    saved(own_store, key=("rank", "ours", "0", "", ""))
-    saved(other_store, key=("rank", "theirs", "0", "", ""))
+    old_path = save_record(own_store, key=("rank", "old", "0", "", ""))
+    os.utime(old_path, (0, 0))
+    save_record(own_store, key=("rank", "ours", "0", "", ""))
+    save_record(other_store, key=("rank", "theirs", "0", "", ""))
 
     assert list(own_store.recent("rank", 60.0)) == [("rank", "ours", "0", "", "")]
 
 
 def test_cleanup_removes_records_unused_for_a_long_time(store: StateStore) -> None:
-    paths = {run: saved(store, key=("rank", run, "0", "", "")) for run in ("past", "present", "kept")}
+    paths = {run: save_record(store, key=("rank", run, "0", "", "")) for run in ("past", "present", "kept")}
     stray = paths["past"].with_name(paths["past"].name + ".tmp")
     stray.write_bytes(b"hal")
     for path in (paths["past"], stray, paths["kept"]):
@@ -132,7 +132,7 @@ def test_cleanup_removes_records_unused_for_a_long_time(store: StateStore) -> No
     assert set(store.directory.glob("*.ledger*")) == {paths["present"], paths["kept"]}
 
 
-WRITER = """
+WRITER_PROGRAM = """
 import sys
 from pathlib import Path
 from exporter.ledger.state.store import StateStore
@@ -147,15 +147,17 @@ while True:
 """
 
 
-def writer(directory: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", WRITER, str(directory)], stdout=subprocess.PIPE, text=True)
+def start_writer(directory: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER_PROGRAM, str(directory)], stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.timeout(60)
 def test_a_repeatedly_killed_sidecar_loses_no_save(tmp_path: Path) -> None:
     last_saved = 0
     for round_ in range(12):
-        child = writer(tmp_path)
+        child = start_writer(tmp_path)
         assert child.stdout is not None
         first_saved = int(child.stdout.readline())
         time.sleep(0.003 * round_)
@@ -170,10 +172,10 @@ def test_a_repeatedly_killed_sidecar_loses_no_save(tmp_path: Path) -> None:
 
 
 def test_claims_survive_a_removed_lock_file(store: StateStore, tmp_path: Path) -> None:
-    saved(store)
+    save_record(store)
     (store.directory / "locks").unlink()
     store.save(KEY, b"new")
-    child = writer(tmp_path)
+    child = start_writer(tmp_path)
     try:
         assert child.wait(10) == 1, "the key is claimed in the new lock file"
     finally:
@@ -181,16 +183,16 @@ def test_claims_survive_a_removed_lock_file(store: StateStore, tmp_path: Path) -
         child.communicate()
 
 
-def test_a_full_tmpfs_fails_the_save_and_keeps_the_last_one(tmp_path: Path) -> None:
+def test_a_save_on_a_full_tmpfs_fails_and_keeps_the_previous_content(tmp_path: Path) -> None:
     small_filesystem = tmp_path / "small"
     small_filesystem.mkdir()
     with mounted_filesystem(small_filesystem, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):
         store = StateStore(small_filesystem)
-        path = saved(store, b"x" * 20_000)
+        path = save_record(store, b"x" * 20_000)
 
         with pytest.raises(StateError, match="No space left"):
             store.save(KEY, b"y" * 50_000)
-        assert store.load(KEY, the_same) == b"x" * 20_000
+        assert store.load(KEY, identity) == b"x" * 20_000
         assert sorted(file.name for file in path.parent.iterdir()) == sorted([path.name, "locks"])
         store.save(KEY, b"z" * 20_000)
         store.close()

@@ -16,7 +16,7 @@ from exporter.families import DistributionSample
 from exporter.ledger import ranks
 from exporter.ledger.goodput.families import SPECS
 from exporter.ledger.rank_record import encode_rank
-from exporter.ledger.totals import WorkerSlot, added_events
+from exporter.ledger.totals import WorkerSlot, sum_events
 from exporter.recording.values import EventsReading
 
 LOSS = make_definition("loss")
@@ -28,46 +28,48 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-def test_a_process_that_returns_after_its_totals_were_sealed_is_refused_and_logged(sidecar: Sidecar) -> None:
-    ghost = make_process()
-    sidecar.record(ghost, 5)
+def test_a_process_that_returns_after_its_totals_joined_the_base_is_refused_and_logged(
+    sidecar: Sidecar,
+) -> None:
+    returning_process = make_process()
+    sidecar.record_loss(returning_process, 5)
     sidecar.collect()
     sidecar.feed.files.clear()
-    sidecar.after(1)
-    sidecar.after(1)
+    sidecar.collect_after(1)
+    sidecar.collect_after(1)
     for life in range(ranks.MAX_EXITED_PROCESSES + 2):
-        sidecar.record(make_process(started=START + life), 1, alive=False)
-        sidecar.after(1)
-    sidecar.record(ghost, 6, sequence=2)
-    page = sidecar.after(1)
+        sidecar.record_loss(make_process(started=START + life), 1, alive=False)
+        sidecar.collect_after(1)
+    sidecar.record_loss(returning_process, 6, sequence=2)
+    page = sidecar.collect_after(1)
 
     assert page.count("loss", **RANK_0) == 5 + ranks.MAX_EXITED_PROCESSES + 2
     assert page.get("exporter_feed_refused_total", reason="taken") == 1
-    assert ghost.id in sidecar.feed.files
+    assert returning_process.id in sidecar.feed.files
 
 
 def test_a_listing_that_misses_or_repeats_a_file_changes_nothing(sidecar: Sidecar) -> None:
-    sidecar.record(make_process(), 5)
+    sidecar.record_loss(make_process(), 5)
     sidecar.collect()
     feed_files = dict(sidecar.feed.files)
     sidecar.feed.files.clear()
-    missed = sidecar.after(1)
+    page_without_file = sidecar.collect_after(1)
     sidecar.feed.files.update(feed_files)
-    later_page = sidecar.after(1)
+    later_page = sidecar.collect_after(1)
     sidecar.feed.files |= {f"again {process_id}": entry for process_id, entry in feed_files.items()}
 
-    for page in (missed, later_page, sidecar.after(1)):
+    for page in (page_without_file, later_page, sidecar.collect_after(1)):
         assert page.get("training_feed_alive", **RANK_0) == 1
         assert page.count("loss", **RANK_0) == 5
 
 
 def test_a_stat_not_yet_created_by_the_restarted_rank_lingers(sidecar: Sidecar) -> None:
     first = make_process()
-    sidecar.record(first, 5)
+    sidecar.record_loss(first, 5)
     sidecar.collect()
     sidecar.feed.kill(first)
-    sidecar.feed.put(make_snapshot(make_process(started=START + 1)))
-    page = sidecar.after(1)
+    sidecar.feed.publish(make_snapshot(make_process(started=START + 1)))
+    page = sidecar.collect_after(1)
 
     assert page.count("loss", **RANK_0) == 5
     assert page.get("training_feed_alive", **RANK_0) == 1
@@ -75,14 +77,14 @@ def test_a_stat_not_yet_created_by_the_restarted_rank_lingers(sidecar: Sidecar) 
 
 def test_after_a_negative_sample_the_sum_is_absent(sidecar: Sidecar) -> None:
     first = make_process()
-    sidecar.record(first, 2)
+    sidecar.record_loss(first, 2)
     pages = [sidecar.collect()]
-    sidecar.record(first, 3, sequence=2, alive=False, value=-1.0)
-    pages.append(sidecar.after(1))
-    sidecar.record(make_process(started=START + 1), 3)
-    pages.append(sidecar.after(1))
+    sidecar.record_loss(first, 3, sequence=2, alive=False, value=-1.0)
+    pages.append(sidecar.collect_after(1))
+    sidecar.record_loss(make_process(started=START + 1), 3)
+    pages.append(sidecar.collect_after(1))
     sidecar.restart()
-    pages.append(sidecar.after(1))
+    pages.append(sidecar.collect_after(1))
 
     assert [page.get("loss_sum", **RANK_0) for page in pages] == [4.0, None, None, None]
     assert [page.count("loss", **RANK_0) for page in pages] == [2, 3, 6, 6]
@@ -94,11 +96,14 @@ def test_changed_buckets_restart_the_histogram(sidecar: Sidecar) -> None:
     buckets = []
     for life, (definition, samples) in enumerate(lives):
         process = make_process(started=START + life)
-        sidecar.feed.put(make_snapshot(process, make_reading(definition, samples)))
-        sidecar.after(1)
+        sidecar.feed.publish(make_snapshot(process, make_reading(definition, samples)))
+        sidecar.collect_after(1)
         sidecar.restart()
         buckets.append(
-            {dict(labels)["le"]: value for labels, value in sidecar.after(1).all("loss_bucket").items()}
+            {
+                dict(labels)["le"]: value
+                for labels, value in sidecar.collect_after(1).all("loss_bucket").items()
+            }
         )
         sidecar.feed.kill(process)
 
@@ -114,22 +119,22 @@ def test_changed_buckets_restart_the_histogram(sidecar: Sidecar) -> None:
 def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
     sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
-    def encoded_without_exponential(slots: Mapping[int, WorkerSlot], taken: Mapping[str, None]) -> bytes:
-        saved = json.loads(
-            encode_rank(slots, taken),
+    def encoded_without_exponential(slots: Mapping[int, WorkerSlot], folded_ids: Mapping[str, None]) -> bytes:
+        record = json.loads(
+            encode_rank(slots, folded_ids),
             object_hook=lambda mapping: {k: v for k, v in mapping.items() if k != "exponential"},
         )
-        return json.dumps(saved).encode()
+        return json.dumps(record).encode()
 
     if writer != "this version":
         monkeypatch.setattr(ranks, "encode_rank", encoded_without_exponential)
     for life in (1, 2):
         reading = make_reading(make_definition(buckets=(1.0,)), [0.5, 0.7 * life])
         reading = reading.replace(exponential={-8: 1, 3 * life: 1})
-        sidecar.feed.put(make_snapshot(make_process(started=START + life), reading), alive=False)
-        sidecar.after(1)
+        sidecar.feed.publish(make_snapshot(make_process(started=START + life), reading), alive=False)
+        sidecar.collect_after(1)
         sidecar.restart()
-    page = sidecar.after(1)
+    page = sidecar.collect_after(1)
     (distribution,) = [
         sample for sample in page.families["loss"].samples if isinstance(sample, DistributionSample)
     ]
@@ -144,29 +149,31 @@ def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> 
         snapshot = make_snapshot(make_process(started=START + life), reading, dropped={"write_failed": 4})
         events = EventsReading({("ckpt", "info"): 3 * life}, {("ckpt", "info"): 5.0 * life})
         recording = snapshot.recording.replace(events=events)
-        sidecar.feed.put(snapshot.replace(recording=recording), alive=False)
-        sidecar.after(1)
+        sidecar.feed.publish(snapshot.replace(recording=recording), alive=False)
+        sidecar.collect_after(1)
     sidecar.restart()
-    page = sidecar.after(1)
+    page = sidecar.collect_after(1)
 
     assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="nan") == 4
     assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="overflow") == 6
     reasons = {"nan": 4, "overflow": 6, "write_failed": 8, "infinite": None, "capture": 2}
-    dropped = {reason: page.get("training_feed_dropped_total", **RANK_0, reason=reason) for reason in reasons}
-    assert dropped == reasons
-    of_events = {"type": "ckpt", "severity": "info", **RANK_0}
-    assert page.get("training_events_total", **of_events) == 9
-    assert page.get("training_event_last_timestamp_seconds", **of_events) == 10.0
+    dropped_counts = {
+        reason: page.get("training_feed_dropped_total", **RANK_0, reason=reason) for reason in reasons
+    }
+    assert dropped_counts == reasons
+    event_labels = {"type": "ckpt", "severity": "info", **RANK_0}
+    assert page.get("training_events_total", **event_labels) == 9
+    assert page.get("training_event_last_timestamp_seconds", **event_labels) == 10.0
 
 
 def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> None:
-    monitored = MonitoredJob(sidecar, a_job(session_tag="s"))
-    monitored.job.train(3)
-    monitored.write(make_reading(LOSS, [2.0] * 3))
+    job = MonitoredJob(sidecar, a_job(session_tag="s"))
+    job.job.train(3)
+    job.write(make_reading(LOSS, [2.0] * 3))
     sidecar.collect()
-    sidecar.break_state()
-    monitored.job.train()
-    monitored.write(make_reading(LOSS, [2.0] * 4)).kill()
+    sidecar.replace_state_by_file()
+    job.job.train()
+    job.write(make_reading(LOSS, [2.0] * 4)).kill()
     collected = sidecar.collector.collect()
     page = sidecar.collect()
 
@@ -178,29 +185,32 @@ def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> N
     assert page.get("loss_last_sample_timestamp_seconds", **RANK_0) == START
     assert page.get("exporter_ledger_suppressed_ranks") == 1
     assert (page.get("exporter_ledger_state_errors_total", reason="failed") or 0) > 0
-    assert monitored.process.id in sidecar.feed.files, "its totals exist only here"
-    sidecar.mend_state()
-    recovered = sidecar.after(4)
-    assert [recovered.count("loss", **RANK_0), training_value(recovered, "uncommitted_seconds")] == [4, 4]
+    assert job.process.id in sidecar.feed.files, "its totals exist only here"
+    sidecar.restore_state()
+    recovered_page = sidecar.collect_after(4)
+    assert [
+        recovered_page.count("loss", **RANK_0),
+        training_value(recovered_page, "uncommitted_seconds"),
+    ] == [4, 4]
     assert sidecar.feed.files == {}
 
 
 def test_unchanged_state_is_not_written_again(sidecar: Sidecar) -> None:
-    sidecar.record(make_process(), 3)
+    sidecar.record_loss(make_process(), 3)
     sidecar.collect()
     inodes = {path: path.stat().st_ino for path in sidecar.state.directory.iterdir()}
-    sidecar.after(1)
-    sidecar.after(1)
+    sidecar.collect_after(1)
+    sidecar.collect_after(1)
 
     assert {path: path.stat().st_ino for path in sidecar.state.directory.iterdir()} == inodes
 
 
 pairs = st.tuples(st.sampled_from("abc"), st.sampled_from(["info", "error"]))
 by_pair = st.dictionaries(pairs, st.integers(1, 9))
-delivered = st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9))
+delivered_counts = st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9))
 readings = st.builds(
     lambda counts, timestamp, *others: EventsReading(counts, dict.fromkeys(counts, timestamp), *others),
-    *(by_pair, st.floats(0, 9), by_pair, delivered, by_pair),
+    *(by_pair, st.floats(0, 9), by_pair, delivered_counts, by_pair),
 )
 
 
@@ -208,9 +218,9 @@ readings = st.builds(
 def test_adding_events_is_associative_and_adds_up(
     a: EventsReading, b: EventsReading, c: EventsReading
 ) -> None:
-    total = added_events(added_events(a, b), c)
+    total = sum_events(sum_events(a, b), c)
 
-    assert total == added_events(a, added_events(b, c))
+    assert total == sum_events(a, sum_events(b, c))
     for name in ("counts", "suppressed", "delivered", "dropped"):
         parts = [sum(getattr(part, name).values()) for part in (a, b, c)]
         assert sum(getattr(total, name).values()) == sum(parts)

@@ -18,7 +18,7 @@ from training_support import SimulatedTraining
 
 from exporter.collectors.job import EnergyReading
 from exporter.ledger.energy.power_split import PowerSplitter
-from exporter.ledger.energy.work import PhaseInterval, ProcessWork, WorkUse, extended
+from exporter.ledger.energy.work import PhaseInterval, ProcessWork, WorkUse, extend_intervals
 from exporter.training.kinds import MODEL_FORWARD
 
 FAMILY = "training_phase_energy_joules_total"
@@ -56,14 +56,14 @@ def test_a_card_shared_with_another_process_is_split_by_time(tmp_path: Path) -> 
 # Simulated nodes -----------------------------------------------------------------------
 
 
-class Paper(EnergyNode):
-    """Card that draws 700 W in even seconds and 100 W in odd seconds, in step with the phases of its job."""
+class SimulatedCard(EnergyNode):
+    """GPU that draws 700 W in even seconds and 100 W in odd seconds, synchronously with the phases of the job."""
 
     def __init__(self, directory: Path, *, step: float = 0.02, has_samples: bool = True) -> None:
         self.step, self.has_samples = step, has_samples
         self.samples: list[tuple[float, float]] = []
         self.joules, self.wall_offset = 0.0, EPOCH
-        self.received: tuple[PhaseInterval, ...] = ()
+        self.flushed_intervals: tuple[PhaseInterval, ...] = ()
         self.phases: dict[str, float] = {}
         super().__init__(directory, clock=Clock(wall=EPOCH + 100.0))
 
@@ -71,12 +71,12 @@ class Paper(EnergyNode):
         return (a_gpu(self.joules, self.clock.monotonic),)
 
     def work(self) -> WorkUse:
-        return WorkUse((ProcessWork("r", 0, "p", dict(self.phases), "GPU-a", self.received),))
+        return WorkUse((ProcessWork("r", 0, "p", dict(self.phases), "GPU-a", self.flushed_intervals),))
 
     def power(self, after: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
         return {"GPU-a": [sample for sample in self.samples if sample[0] > after.get("GPU-a", 0.0)]}
 
-    def after(self, seconds: float, *, flush: bool = True) -> Page:
+    def collect_after(self, seconds: float, *, flush: bool = True) -> Page:
         """Advance the time, possibly without a new snapshot of the job, and run a pass."""
         clock = self.clock
         for _ in range(round(seconds / self.step)):
@@ -87,36 +87,36 @@ class Paper(EnergyNode):
             if self.has_samples:
                 self.samples.append((clock.wall, watts))
         if flush:
-            self.tell()
+            self.flush_intervals()
         return self.collect()
 
-    def tell(self) -> None:
-        now = self.clock.monotonic
-        edges = [*(float(second) for second in range(100, int(now) + 1)), now]
+    def flush_intervals(self) -> None:
+        now_seconds = self.clock.monotonic
+        edges = [*(float(second) for second in range(100, int(now_seconds) + 1)), now_seconds]
         intervals = [
             PhaseInterval(begin, end, "data_loading" if int(begin) % 2 else "forward")
             for begin, end in itertools.pairwise(edges)
             if end > begin
         ]
-        self.received = tuple(intervals[-30:])
+        self.flushed_intervals = tuple(intervals[-30:])
         self.phases = {}
         for interval in intervals:
             self.phases[interval.phase] = self.phases.get(interval.phase, 0.0) + interval.end - interval.begin
 
 
-def looked(directory: Path, **options: Any) -> Paper:
-    """Card after passes of the sidecar at the start and after four seconds."""
-    paper = Paper(directory, **options)
-    paper.collect()
-    paper.after(4.0)
-    return paper
+def observed_card(directory: Path, **options: Any) -> SimulatedCard:
+    """Return a GPU after a pass at the start and a pass after four seconds."""
+    card = SimulatedCard(directory, **options)
+    card.collect()
+    card.collect_after(4.0)
+    return card
 
 
 def test_energy_after_the_last_known_phase_waits_for_the_next_snapshot(tmp_path: Path) -> None:
-    paper = looked(tmp_path)
-    paper.after(4.0)
-    incomplete_page = paper.after(1.0, flush=False)
-    complete_page = paper.after(0.02)
+    card = observed_card(tmp_path)
+    card.collect_after(4.0)
+    incomplete_page = card.collect_after(1.0, flush=False)
+    complete_page = card.collect_after(0.02)
 
     assert energy_of(incomplete_page) == pytest.approx(3200.0)
     assert joules(incomplete_page, FAMILY, method="power_samples") == pytest.approx(
@@ -127,14 +127,14 @@ def test_energy_after_the_last_known_phase_waits_for_the_next_snapshot(tmp_path:
 
 
 def test_waiting_for_phases_of_a_silent_job_is_bounded(tmp_path: Path) -> None:
-    assert energy_of(looked(tmp_path).after(22.0, flush=False)) == pytest.approx(26 * 400.0)
+    assert energy_of(observed_card(tmp_path).collect_after(22.0, flush=False)) == pytest.approx(26 * 400.0)
 
 
 def test_an_interval_with_a_clock_step_is_split_by_time(tmp_path: Path) -> None:
-    paper = looked(tmp_path)
-    paper.wall_offset += 0.5
-    paper.after(4.0)
-    page = paper.after(4.0)
+    card = observed_card(tmp_path)
+    card.wall_offset += 0.5
+    card.collect_after(4.0)
+    page = card.collect_after(4.0)
 
     assert joules(page, FAMILY, method="power_samples")["forward"] == pytest.approx(1400.0)
     assert sum(joules(page, FAMILY, method="time_share").values()) == pytest.approx(3200.0)
@@ -142,41 +142,41 @@ def test_an_interval_with_a_clock_step_is_split_by_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("step", "has_samples"), [(1.0, True), (0.02, False)], ids=["rare", "none"])
 def test_without_samples_energy_is_split_by_time(tmp_path: Path, step: float, has_samples: bool) -> None:
-    paper = Paper(tmp_path, step=step, has_samples=has_samples)
-    paper.collect()
-    paper.after(1.0)
-    paper.after(1.0)
-    page = paper.after(4.0)
+    card = SimulatedCard(tmp_path, step=step, has_samples=has_samples)
+    card.collect()
+    card.collect_after(1.0)
+    card.collect_after(1.0)
+    page = card.collect_after(4.0)
 
     assert joules(page, FAMILY, method="power_samples") == {}
     assert joules(page, FAMILY, method="exclusive") == pytest.approx({"forward": 700, "data_loading": 100})
     assert joules(page, FAMILY, method="time_share")["forward"] >= 800.0
 
 
-happenings = st.lists(
+events = st.lists(
     st.tuples(st.sampled_from(["", "kill", "mute", "clock", "idle"]), st.floats(0.1, 8.0)), max_size=12
 )
 
 
 @settings(max_examples=40)
-@given(happenings)
+@given(events)
 def test_phases_always_sum_to_the_energy_of_the_run(story: Sequence[tuple[str, float]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        paper = Paper(Path(directory))
+        card = SimulatedCard(Path(directory))
         previous: Mapping[str, float] = {}
         true_joules: list[float] = []
-        for what, seconds in [("", 1.0), *story, ("", 30.0), ("", 0.1)]:
-            paper.has_samples = what != "idle"
-            if what == "kill":
-                paper.restart()
-            if what == "clock":
-                paper.wall_offset += 100.0
-            page = paper.after(seconds, flush=what != "mute")
-            true_joules.append(paper.joules)
-            published = joules(page, FAMILY)
-            assert sum(published.values()) == pytest.approx(energy_of(page), abs=1e-6)
-            assert all(published[phase] >= value - 1e-9 for phase, value in previous.items())
-            previous = published
+        for event, seconds in [("", 1.0), *story, ("", 30.0), ("", 0.1)]:
+            card.has_samples = event != "idle"
+            if event == "kill":
+                card.restart()
+            if event == "clock":
+                card.wall_offset += 100.0
+            page = card.collect_after(seconds, flush=event != "mute")
+            true_joules.append(card.joules)
+            joules_by_phase = joules(page, FAMILY)
+            assert sum(joules_by_phase.values()) == pytest.approx(energy_of(page), abs=1e-6)
+            assert all(joules_by_phase[phase] >= value - 1e-9 for phase, value in previous.items())
+            previous = joules_by_phase
 
     assert energy_of(page) == pytest.approx(
         true_joules[-1] - true_joules[0], abs=1e-3
@@ -192,7 +192,7 @@ def test_overlapping_histories_of_snapshots_give_each_interval_once() -> None:
     for second in range(20):
         job.block(MODEL_FORWARD, second + 0.25, second + 0.5)
         job.publish(second + 0.9)
-        intervals = extended(intervals, job.reading())
+        intervals = extend_intervals(intervals, job.reading())
 
     forward_seconds = sum(
         interval.end - interval.begin for interval in intervals if interval.phase == "forward"
@@ -220,4 +220,4 @@ def test_ranks_that_share_a_card_share_its_power() -> None:
         )
 
     assert split is not None
-    assert split.joules == pytest.approx({"forward": 750.0, "data_loading": 250.0})
+    assert split.joules_by_phase == pytest.approx({"forward": 750.0, "data_loading": 250.0})

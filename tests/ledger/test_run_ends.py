@@ -1,4 +1,4 @@
-"""How real jobs under `run` end: the state, the interruptions and the productive time, against the job's own account."""
+"""Outcomes of real jobs under `run`: state, interruptions and productive time, compared with the job's own measurement."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if status < 0:
 sys.exit(status)
 """
 
-KILLS_ITS_ACTOR = """
+ACTOR_KILLING_LAUNCHER = """
 import os, subprocess, sys, time
 actor = subprocess.Popen([sys.executable, *sys.argv[1:]])
 while not os.path.exists(sys.argv[-1]):
@@ -51,17 +51,17 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def states(text: str) -> list[str]:
+def active_states(text: str) -> list[str]:
     return re.findall(r'^training_run_state\{.*state="(\w+)"\} 1', text, re.MULTILINE)
 
 
-def total(text: str, name: str) -> float:
+def sum_of_series(text: str, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^training_{name}\{{.*\}} (\S+)$", text, re.MULTILINE))
 
 
 def observed_states(tmp_path: Path, command: list[str], final: str) -> tuple[set[str], str]:
-    """Run a job to its final state; return every observed state, and the last page."""
-    feed, port, seen = tmp_path / "feed", free_port(), set[str]()
+    """Run a job until its final state; return all observed states, and the last page."""
+    feed, port, all_states = tmp_path / "feed", free_port(), set[str]()
     feed.mkdir()
     last_page = ""
     with running_process(run_command(feed, command, "--run.linger=60s", port=port), feed) as run:
@@ -69,13 +69,13 @@ def observed_states(tmp_path: Path, command: list[str], final: str) -> tuple[set
         def is_over() -> bool:
             nonlocal last_page
             exposition = page(port)
-            seen.update(states(exposition))
+            all_states.update(active_states(exposition))
             last_page = exposition or last_page
             return run.poll() is not None
 
         wait_until(is_over)
-    assert states(last_page) == [final]
-    return seen, last_page
+    assert active_states(last_page) == [final]
+    return all_states, last_page
 
 
 @pytest.mark.parametrize("launcher", ["python", "bash", "torchrun", "torchrun with an id"])
@@ -90,21 +90,27 @@ def test_a_job_with_a_nonzero_exit_status_is_failed_and_never_finished(
         "torchrun": [*TORCHRUN, "--standalone", *job],
         "torchrun with an id": [*TORCHRUN, *RENDEZVOUS, *job],
     }[launcher]
-    states, last_page = observed_states(tmp_path, command, "failed")
+    active_states, last_page = observed_states(tmp_path, command, "failed")
 
-    assert not states & {"finished", "lost"}
-    assert total(last_page, "productive_seconds_total") == 0
-    assert total(last_page, "uncommitted_seconds") == pytest.approx(float(account.read_text()), rel=0.2)
-    assert total(last_page, "interruptions_total") == 1
+    assert not active_states & {"finished", "lost"}
+    assert sum_of_series(last_page, "productive_seconds_total") == 0
+    assert sum_of_series(last_page, "uncommitted_seconds") == pytest.approx(
+        float(account.read_text()), rel=0.2
+    )
+    assert sum_of_series(last_page, "interruptions_total") == 1
     assert re.search(r'training_interruptions_total\{reason="exit".*\} 1', last_page)
     assert re.search(r'training_run_outcome_info\{.*exit_status="3"', last_page)
 
 
 def test_actors_that_a_successful_launcher_kills_have_finished(tmp_path: Path, script: Path) -> None:
     account = tmp_path / "account"
-    launcher = [sys.executable, "-c", KILLS_ITS_ACTOR]
-    states, last_page = observed_states(tmp_path, [*launcher, str(script), "-1", str(account)], "finished")
+    launcher = [sys.executable, "-c", ACTOR_KILLING_LAUNCHER]
+    active_states, last_page = observed_states(
+        tmp_path, [*launcher, str(script), "-1", str(account)], "finished"
+    )
 
-    assert not states & {"failed", "lost"}
-    assert total(last_page, "interruptions_total") == 0
-    assert total(last_page, "productive_seconds_total") == pytest.approx(float(account.read_text()), rel=0.2)
+    assert not active_states & {"failed", "lost"}
+    assert sum_of_series(last_page, "interruptions_total") == 0
+    assert sum_of_series(last_page, "productive_seconds_total") == pytest.approx(
+        float(account.read_text()), rel=0.2
+    )

@@ -68,17 +68,17 @@ def page_with(
     gpus: tuple[EnergyReading, ...] = (),
     peaks: tuple[PeakFlops, ...] = (),
 ) -> Page:
-    """Processes whose pid here is 100 plus their rank."""
+    """Return the page of these processes; the pid of each process is 100 plus the rank."""
     sidecar = Sidecar(tmp_path)
     sidecar.collector.gpus = Gpus(use=lambda: uses, readings=lambda: gpus)
     sidecar.collector.sessions.options = GoodputOptions(peak_flops=peaks)
     for snapshot in snapshots:
-        sidecar.feed.put(snapshot, pid=100 + (snapshot.process.rank or 0))
+        sidecar.feed.publish(snapshot, pid=100 + (snapshot.process.rank or 0))
     return sidecar.collect()
 
 
 def peaks_of(page: Page) -> dict[tuple[str, ...], float]:
-    """By rank, data type, source and name."""
+    """Return the peaks by rank, data type, source and name."""
     peaks = {
         tuple(dict(labels).values()): value
         for labels, value in page.all("training_peak_flops_per_second").items()

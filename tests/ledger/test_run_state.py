@@ -69,23 +69,24 @@ def gauges(value: float) -> list[StatReading]:
     return readings
 
 
-def look(monitored: MonitoredJob, **options: Any) -> Page:
+def write_and_collect(job: MonitoredJob, **options: Any) -> Page:
     """Write a snapshot with the last values and the time of the latest step, and run a pass."""
-    job = monitored.job
-    if job.steps:
+    simulated_job = job.job
+    if simulated_job.steps:
         # A real process computes this time for each snapshot from two clocks.
-        jitter = 1e-6 * (monitored.sequence % 3)
-        job.last_progress = monitored.process.started + job.seconds - job.open_seconds + jitter
-    monitored.write(*gauges(job.longest_step_seconds or 0.5), **options)
-    return monitored.sidecar.collect()
+        jitter = 1e-6 * (job.sequence % 3)
+        progress_seconds = simulated_job.seconds - simulated_job.open_seconds
+        simulated_job.last_progress = job.process.started + progress_seconds + jitter
+    job.write(*gauges(simulated_job.longest_step_seconds or 0.5), **options)
+    return job.sidecar.collect()
 
 
 @pytest.fixture
 def running(sidecar: Sidecar) -> MonitoredJob:
-    """A job that trains, at which the sidecar has looked."""
-    monitored = MonitoredJob(sidecar, a_job())
-    look(monitored)
-    return monitored
+    """Return a running job whose snapshot the sidecar has read."""
+    job = MonitoredJob(sidecar, a_job())
+    write_and_collect(job)
+    return job
 
 
 def published_states(page: Page) -> set[str]:
@@ -97,13 +98,13 @@ def report_ends(sidecar: Sidecar, *ends: End) -> None:
 
 
 def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
-    monitored = MonitoredJob(sidecar, a_job(0))
-    initial_page = look(monitored)
-    monitored.job.hold(600.0)  # the first step compiles
-    compiling = look(monitored)
-    monitored.job.train()
+    job = MonitoredJob(sidecar, a_job(0))
+    initial_page = write_and_collect(job)
+    job.job.hold(600.0)  # the first step compiles
+    compiling = write_and_collect(job)
+    job.job.train()
 
-    assert [state(initial_page), state(compiling), state(look(monitored))] == [
+    assert [state(initial_page), state(compiling), state(write_and_collect(job))] == [
         "starting",
         "starting",
         "running",
@@ -111,14 +112,14 @@ def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
 
 
 def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -> None:
-    monitored = MonitoredJob(sidecar, a_job())
-    running = look(monitored)
-    monitored.job.hold(299.0)
-    not_yet = look(monitored)
-    monitored.job.hold(2.0)
-    hung = look(monitored)
-    monitored.job.train()
-    restarted_page = look(monitored)
+    job = MonitoredJob(sidecar, a_job())
+    running = write_and_collect(job)
+    job.job.hold(299.0)
+    not_yet = write_and_collect(job)
+    job.job.hold(2.0)
+    hung = write_and_collect(job)
+    job.job.train()
+    restarted_page = write_and_collect(job)
 
     states = [state(job) for job in (running, not_yet, hung, restarted_page)]
     assert states == ["running", "running", "hung", "running"]
@@ -132,10 +133,10 @@ def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -
 
 
 def test_five_times_the_longest_step_is_not_a_hang_and_both_limits_are_configurable(sidecar: Sidecar) -> None:
-    monitored = MonitoredJob(sidecar, a_job(seconds=100.0))
-    look(monitored)
-    monitored.job.hold(450.0)
-    slow_page = look(monitored)
+    job = MonitoredJob(sidecar, a_job(seconds=100.0))
+    write_and_collect(job)
+    job.job.hold(450.0)
+    slow_page = write_and_collect(job)
     sidecar.collector.sessions.options = GoodputOptions(hang_after=100.0, hang_steps=4.0)
 
     assert [state(slow_page), state(sidecar.collect())] == ["running", "hung"]
@@ -149,17 +150,17 @@ def test_five_times_the_longest_step_is_not_a_hang_and_both_limits_are_configura
         ("data_loading", 310.0, "stalled"),
     ],
 )
-def test_a_waiting_rank_is_stalled_and_long_phases_have_a_longer_limit(
+def test_a_waiting_rank_is_stalled_and_slow_phases_have_a_longer_limit(
     running: MonitoredJob, phase: str, seconds: float, expected: str
 ) -> None:
     running.job.spend(phase, seconds)
     running.job.open_seconds = seconds
 
-    assert state(look(running)) == expected
+    assert state(write_and_collect(running)) == expected
 
 
 def test_a_stopped_process_is_stalled(running: MonitoredJob) -> None:
-    assert state(look(running, age_seconds=30.0)) == "stalled"
+    assert state(write_and_collect(running, age_seconds=30.0)) == "stalled"
 
 
 @pytest.mark.parametrize("pid", [7, 99])  # the process or its launcher
@@ -174,19 +175,19 @@ def test_a_stopped_process_is_stalled(running: MonitoredJob) -> None:
         (130, "stopped", {"signal": "SIGINT"}),
     ],
 )
-def test_the_exit_status_seen_by_run_survives_a_restart_of_the_sidecar(
+def test_the_exit_status_reported_by_run_survives_a_restart_of_the_sidecar(
     sidecar: Sidecar, status: int, expected: str, reason: dict[str, str], pid: int
 ) -> None:
-    monitored = MonitoredJob(sidecar, a_job())
-    look(monitored, final=status >= 0)
+    job = MonitoredJob(sidecar, a_job())
+    write_and_collect(job, final=status >= 0)
     end = End(sidecar.directory, pid, status, sidecar.clock.wall, run="r")
     report_ends(sidecar, end)
-    dead = monitored.die(1.0)
-    sidecar.after(5.0)
+    dead = job.die(1.0)
+    sidecar.collect_after(5.0)
     sidecar.restart()
     report_ends(sidecar, end)
-    later = sidecar.after(600.0)
-    expired_page = sidecar.after(900.0)
+    later = sidecar.collect_after(600.0)
+    expired_page = sidecar.collect_after(900.0)
 
     assert [state(dead), state(later)] == [expected, expected]
     assert {name: reason_labels(dead)[name] for name in reason} == reason
@@ -215,17 +216,17 @@ def test_without_run_the_end_is_inferred_and_the_reason_is_labelled(
 ) -> None:
     running.job.failure = own_report.get("failure", "")
     running.write(final=final, ending=own_report.get("ending"))
-    undecided = running.die(1.0)
-    page = sidecar.after(3.0)
+    undecided_page = running.die(1.0)
+    page = sidecar.collect_after(3.0)
 
-    assert state(undecided) == "ending"
-    assert "training_run_outcome_info" not in undecided.families
+    assert state(undecided_page) == "ending"
+    assert "training_run_outcome_info" not in undecided_page.families
     assert state(page) == expected
     assert reason_labels(page)["exception"] == ("ValueError" if "ending" in own_report else "")
     assert reason_labels(page)["reason"].startswith(reason)
 
 
-def test_a_death_seen_by_run_has_its_time_and_is_decided_at_once(
+def test_an_exit_reported_by_run_has_its_time_and_is_decided_immediately(
     sidecar: Sidecar, running: MonitoredJob
 ) -> None:
     wall_seconds = sidecar.clock.wall
@@ -236,7 +237,7 @@ def test_a_death_seen_by_run_has_its_time_and_is_decided_at_once(
 
     assert since_seconds(page) == wall_seconds
     assert counts_by_reason(page) == {"signal": 1}
-    assert training_value(sidecar.after(1.0), "wall_seconds_total") == 9
+    assert training_value(sidecar.collect_after(1.0), "wall_seconds_total") == 9
 
 
 def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running: MonitoredJob) -> None:
@@ -244,15 +245,15 @@ def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running: Moni
     lost_page = running.die(1.0)
     report_ends(sidecar, End(sidecar.directory, 7, -9, wall_seconds))
 
-    assert [state(lost_page), state(sidecar.after(1.0))] == ["ending", "failed"]
+    assert [state(lost_page), state(sidecar.collect_after(1.0))] == ["ending", "failed"]
 
 
 def test_a_helper_has_no_rank_and_a_late_trainer_is_counted_once(sidecar: Sidecar) -> None:
     helper = make_process(rank=None, role="helper")
-    sidecar.record(helper, 3)
+    sidecar.record_loss(helper, 3)
     initial_page = sidecar.collect()
-    sidecar.record(helper.replace(rank=0, role="trainer", trains=True), 5, sequence=2)
-    final_page = [sidecar.after(1.0) for _ in range(4)][-1]
+    sidecar.record_loss(helper.replace(rank=0, role="trainer", trains=True), 5, sequence=2)
+    final_page = [sidecar.collect_after(1.0) for _ in range(4)][-1]
 
     assert initial_page.count("loss", run="r", role="helper") == 3
     assert state(initial_page) == "starting"
@@ -265,8 +266,8 @@ def test_the_process_that_trains_is_the_rank(sidecar: Sidecar, trainer_first: bo
     wrapper = make_process(started=1.0)
     trainer = make_process(started=2.0).replace(trains=True)
     for process in (trainer, wrapper) if trainer_first else (wrapper, trainer):
-        sidecar.record(process, 7 if process is trainer else 3)
-        page = sidecar.after(1.0)
+        sidecar.record_loss(process, 7 if process is trainer else 3)
+        page = sidecar.collect_after(1.0)
 
     assert page.count("loss", run="r", rank="0") == 7
     assert page.count("loss", run="r", rank="0", worker="1") == 3
@@ -275,43 +276,43 @@ def test_the_process_that_trains_is_the_rank(sidecar: Sidecar, trainer_first: bo
 def test_two_live_jobs_with_one_name_are_reported_and_a_restart_is_not(sidecar: Sidecar) -> None:
     def conflicts(run: str, *, named: bool = True, helper: bool = False) -> object:
         for trains in (True, not helper):
-            sidecar.record(make_process(run=run).replace(trains=trains, run_given=named), 1)
-            assert "training_rank_conflicts" not in sidecar.after(1.0).families
-        return sidecar.after(20.0).get("training_rank_conflicts", run=run, rank="0")
+            sidecar.record_loss(make_process(run=run).replace(trains=trains, run_given=named), 1)
+            assert "training_rank_conflicts" not in sidecar.collect_after(1.0).families
+        return sidecar.collect_after(20.0).get("training_rank_conflicts", run=run, rank="0")
 
-    published = [conflicts("made", named=False), conflicts("helped", helper=True), conflicts("named")]
-    assert published == [None, None, 1]
+    conflict_counts = [conflicts("made", named=False), conflicts("helped", helper=True), conflicts("named")]
+    assert conflict_counts == [None, None, 1]
 
 
 @pytest.mark.parametrize(("status", "productive"), [(0, 5.0), (3, 0.0), (None, 5.0)])
-def test_a_run_without_a_save_is_unsaved_while_it_runs_and_productive_when_it_ends_well(
+def test_work_without_a_save_is_uncommitted_and_becomes_productive_at_a_successful_exit(
     sidecar: Sidecar, status: int | None, productive: float
 ) -> None:
-    monitored = MonitoredJob(sidecar, a_job())
-    monitored.job.hold(3.0)  # the last accumulation is incomplete
-    living = look(monitored)
+    job = MonitoredJob(sidecar, a_job())
+    job.job.hold(3.0)  # the last accumulation is incomplete
+    running_page = write_and_collect(job)
     if status is not None:
         report_ends(sidecar, End(sidecar.directory, 7, status, sidecar.clock.wall))
-    page = monitored.finish()
+    page = job.finish()
 
-    assert living.get("training_productive_seconds_total", **RUN) == 0
-    assert living.get("training_uncommitted_seconds", **RUN) == 8
+    assert running_page.get("training_productive_seconds_total", **RUN) == 0
+    assert running_page.get("training_uncommitted_seconds", **RUN) == 8
     assert page.get("training_productive_seconds_total", **RUN) == productive
     lost_seconds = page.get("training_badput_seconds_total", cause="lost_progress", **RUN)
-    unsaved = page.get("training_uncommitted_seconds", **RUN)
-    assert (lost_seconds, unsaved) == ((0, 0) if productive else (3, 5))
+    unsaved_seconds = page.get("training_uncommitted_seconds", **RUN)
+    assert (lost_seconds, unsaved_seconds) == ((0, 0) if productive else (3, 5))
 
 
 # Exit reasons: reports of processes, of observers, and of the kernel ------------------------------
 
 
-def killed(
+def reasons_after_kill(
     directory: Path,
     *,
     failure: str = "",
     final: bool = False,
     peer_reasons: Sequence[str] = (),
-    others_final: bool = False,
+    peers_are_final: bool = False,
     status: int | None = None,
     pid: int = 7,
     oom_kills: Sequence[float] = (),
@@ -324,10 +325,10 @@ def killed(
     first = MonitoredJob(sidecar, new_job())
     first.job.hold(0.5)
     peers = [MonitoredJob(sidecar, rank=rank, job=new_job()) for rank in range(1, 1 + len(peer_reasons))]
-    first.see()
+    first.write_and_collect()
     for peer, reason in zip(peers, peer_reasons, strict=True):
         peer.job.failure = reason
-        peer.write(final=others_final)
+        peer.write(final=peers_are_final)
         peer.kill()
     first.job.failure = failure
     first.write(final=final)
@@ -336,19 +337,23 @@ def killed(
 
 @pytest.mark.parametrize("failure", ["network", "nccl_timeout", ""])
 def test_a_silently_killed_rank_is_the_cause_of_errors_in_other_ranks(tmp_path: Path, failure: str) -> None:
-    assert killed(tmp_path, failure=failure, final=True, peer_reasons=[""]) == {"signal": 1}
+    assert reasons_after_kill(tmp_path, failure=failure, final=True, peer_reasons=[""]) == {"signal": 1}
 
 
 def test_exit_reasons_of_processes_are_ranked_by_evidence(tmp_path: Path) -> None:
-    killed_state = killed(tmp_path / "a", failure="gpu_memory", final=True)
-    by_others = killed(tmp_path / "b", failure="nccl_timeout", peer_reasons=["gpu", "network"])
-    left_before = killed(tmp_path / "c", failure="network", final=True, peer_reasons=[""], others_final=True)
+    killed_state = reasons_after_kill(tmp_path / "a", failure="gpu_memory", final=True)
+    by_others = reasons_after_kill(tmp_path / "b", failure="nccl_timeout", peer_reasons=["gpu", "network"])
+    left_before = reasons_after_kill(
+        tmp_path / "c", failure="network", final=True, peer_reasons=[""], peers_are_final=True
+    )
 
     assert [killed_state, by_others, left_before] == [{"gpu_memory": 1}, {"gpu": 1}, {"exit": 1}]
 
 
 def test_an_oom_kill_is_recognised_from_kernel_counters(tmp_path: Path) -> None:
-    assert killed(tmp_path, oom_kills=[3.0, 4.0]) == {"oom_kill": 1}  # during the process, and after its end
+    assert reasons_after_kill(tmp_path, oom_kills=[3.0, 4.0]) == {
+        "oom_kill": 1
+    }  # during the process, and after its end
 
 
 @pytest.mark.parametrize(
@@ -359,27 +364,27 @@ def test_an_oom_kill_is_recognised_from_kernel_counters(tmp_path: Path) -> None:
         *((137, 99, "signal"), (1, 99, "signal")),
     ],
 )
-def test_the_exit_status_seen_by_run_is_the_evidence(
+def test_the_exit_status_reported_by_run_decides_the_reason(
     tmp_path: Path, status: int, pid: int, expected: str
 ) -> None:
-    assert killed(tmp_path, status=status, pid=pid) == {expected: 1}
+    assert reasons_after_kill(tmp_path, status=status, pid=pid) == {expected: 1}
 
 
 def test_a_normal_exit_is_accepted_unless_the_exit_status_contradicts(tmp_path: Path) -> None:
-    assert killed(tmp_path / "a", final=True) == {}
-    assert killed(tmp_path / "b", final=True, status=3) == {"exit": 1}
+    assert reasons_after_kill(tmp_path / "a", final=True) == {}
+    assert reasons_after_kill(tmp_path / "b", final=True, status=3) == {"exit": 1}
 
 
 @pytest.mark.parametrize(("boot", "expected"), [("boot-1", "unknown"), ("boot-2", "host")])
-def test_processes_that_ended_before_a_reboot_ended_with_the_machine(
+def test_processes_that_exited_at_a_reboot_have_the_reason_host(
     tmp_path: Path, boot: str, expected: str
 ) -> None:
     sidecar = Sidecar(tmp_path)
     sidecar.collector.endings.evidence = ExitEvidence(machine=MachineIdentity("node", "boot-1"))
-    MonitoredJob(sidecar, new_job()).see()
+    MonitoredJob(sidecar, new_job()).write_and_collect()
     sidecar.feed.files.clear()
     sidecar.restart()
     sidecar.collector.endings.evidence = ExitEvidence(machine=MachineIdentity("node", boot))
-    page = MonitoredJob(sidecar, new_job()).see()
+    page = MonitoredJob(sidecar, new_job()).write_and_collect()
 
     assert counts_by_reason(page) == counts_by_reason(page, "restarts") == {expected: 1}

@@ -30,25 +30,25 @@ def sidecar(tmp_path: Path) -> Sidecar:
 
 def test_a_job_without_training_has_no_goodput_and_no_state_file(sidecar: Sidecar) -> None:
     process = make_process()
-    sidecar.feed.put(make_snapshot(process))
-    alive = sidecar.collect()
+    sidecar.feed.publish(make_snapshot(process))
+    running_page = sidecar.collect()
     sidecar.feed.kill(process)
-    dead = sidecar.after(60.0)
+    exited_page = sidecar.collect_after(60.0)
 
-    assert goodput_names(alive) == goodput_names(dead) == set()
+    assert goodput_names(running_page) == goodput_names(exited_page) == set()
     assert [path.name for path in (sidecar.directory / "ledger").glob("goodput*")] == []
     assert process.id not in sidecar.feed.files
 
 
-def test_a_rank_seen_before_rank_0_is_released_silently(
+def test_a_rank_read_before_rank_0_is_released_silently(
     sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer = MonitoredJob(sidecar, a_job(), rank=1)
-    peer.see()
+    peer.write_and_collect()
     first = MonitoredJob(sidecar, a_job())
-    first.see()
+    first.write_and_collect()
     with caplog.at_level("INFO"):
-        page = sidecar.after(10.0)
+        page = sidecar.collect_after(10.0)
 
     assert badput_seconds(page) == {"init": 4}
     assert [record.message for record in caplog.records] == []
@@ -63,25 +63,25 @@ ACTIONS = st.one_of(
 )
 
 
-def lived(directory: Path, actions: list[tuple[str, int]], restarts: set[int], tag: str) -> Page:
-    """The last page of a task to which this happened, when the sidecar was killed after these actions."""
+def last_page_of_story(directory: Path, actions: list[tuple[str, int]], restarts: set[int], tag: str) -> Page:
+    """Play the actions of a task, restart the sidecar after some of them, and return the last page."""
     sidecar = Sidecar(directory)
-    monitored = MonitoredJob(sidecar, a_job(session_tag=tag))
-    saved, page = 0, sidecar.collect()
+    job = MonitoredJob(sidecar, a_job(session_tag=tag))
+    saved_step, page = 0, sidecar.collect()
     for number, (action, amount) in enumerate([*actions, ("finish", 0)]):
         if action == "train":
-            monitored.job.train(amount)
+            job.job.train(amount)
         elif action == "save":
-            monitored.job.save(1.0)
-            saved = monitored.job.step or 0
+            job.job.save(1.0)
+            saved_step = job.job.step or 0
         elif action == "hold":
-            monitored.job.hold(float(amount))
+            job.job.hold(float(amount))
         elif action == "loop":
-            monitored.job.begin_loop(amount)
+            job.job.begin_loop(amount)
         elif action in PHASES:
-            monitored.job.spend(action, float(amount))
-        monitored.job.finished = action == "finish"
-        monitored.write(final=monitored.job.finished)
+            job.job.spend(action, float(amount))
+        job.job.finished = action == "finish"
+        job.write(final=job.job.finished)
         previous, page = page, sidecar.collect()
         check_identity(page)
         for name in ("wall_seconds_total", "productive_seconds_total", "lost_steps_total"):
@@ -89,14 +89,14 @@ def lived(directory: Path, actions: list[tuple[str, int]], restarts: set[int], t
         if number in restarts:
             sidecar.restart()
         if action in {"kill", "finish"}:
-            monitored.kill()
+            job.kill()
             sidecar.collect()
             if number in restarts:
                 sidecar.restart()
-            sidecar.after(4.0 + amount)
-            page = sidecar.after(1.0)
+            sidecar.collect_after(4.0 + amount)
+            page = sidecar.collect_after(1.0)
         if action == "kill":
-            monitored = MonitoredJob(sidecar, a_job(saved, load=1.0, session_tag=tag))
+            job = MonitoredJob(sidecar, a_job(saved_step, load=1.0, session_tag=tag))
     sidecar.state.close()
     return page
 
@@ -107,16 +107,16 @@ def lived(directory: Path, actions: list[tuple[str, int]], restarts: set[int], t
 def test_killing_the_sidecar_at_any_time_gives_the_same_result(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], restarts: set[int]
 ) -> None:
-    undisturbed = lived(tmp_path_factory.mktemp("a"), actions, set(), "s")
-    disturbed = lived(tmp_path_factory.mktemp("b"), actions, restarts, "s")
+    uninterrupted_page = last_page_of_story(tmp_path_factory.mktemp("a"), actions, set(), "s")
+    interrupted_page = last_page_of_story(tmp_path_factory.mktemp("b"), actions, restarts, "s")
 
-    check_identity(disturbed)
-    for name in goodput_names(undisturbed) - {"training_attempt_start_timestamp_seconds"}:
-        expected, actual = (page.all(name) for page in (undisturbed, disturbed))
+    check_identity(interrupted_page)
+    for name in goodput_names(uninterrupted_page) - {"training_attempt_start_timestamp_seconds"}:
+        expected, actual = (page.all(name) for page in (uninterrupted_page, interrupted_page))
         assert actual == pytest.approx(expected), name
 
 
-def test_attempts_during_an_absence_of_the_sidecar_are_counted(sidecar: Sidecar) -> None:
+def test_attempts_without_a_running_sidecar_are_counted(sidecar: Sidecar) -> None:
     for first_step in (0, 10, 20):
         monitored = MonitoredJob(sidecar, a_job(first_step))
         monitored.job.train(12)
@@ -132,11 +132,13 @@ def test_attempts_during_an_absence_of_the_sidecar_are_counted(sidecar: Sidecar)
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_clock_set_back_during_an_absence_decreases_nothing(sidecar: Sidecar, dies: bool) -> None:
+def test_a_clock_set_back_without_a_running_sidecar_decreases_no_counter(
+    sidecar: Sidecar, dies: bool
+) -> None:
     monitored = MonitoredJob(sidecar, a_job())
     monitored.job.train(50)
     monitored.job.save(0.0)
-    initial_page = monitored.see()
+    initial_page = monitored.write_and_collect()
     monitored.job.train(2)
     monitored.write()
     monitored.kill() if dies else None
@@ -145,8 +147,8 @@ def test_a_clock_set_back_during_an_absence_decreases_nothing(sidecar: Sidecar, 
     if dies:
         monitored = MonitoredJob(sidecar, a_job(50))
     monitored.job.train(3)
-    page = monitored.see()
-    final_page = sidecar.after(30.0)
+    page = monitored.write_and_collect()
+    final_page = sidecar.collect_after(30.0)
 
     assert [training_value(page, "attempt"), training_value(page, "lost_steps_total")] == (
         [2, 2] if dies else [1, 0]
@@ -161,7 +163,7 @@ def test_a_clock_set_back_during_an_absence_decreases_nothing(sidecar: Sidecar, 
     check_identity(final_page)
 
 
-HOLD = """
+SESSION_HOLDER = """
 import sys
 from pathlib import Path
 from exporter.ledger.state.store import StateStore
@@ -171,21 +173,23 @@ sys.stdin.read()
 """
 
 
-def test_a_session_held_by_another_sidecar_is_awaited(sidecar: Sidecar) -> None:
-    monitored = MonitoredJob(sidecar, a_job(session_tag="s"))
-    monitored.job.train(2)
-    monitored.write()
-    command = [sys.executable, "-c", HOLD, str(sidecar.directory)]
+def test_a_session_locked_by_another_sidecar_is_loaded_after_its_release(sidecar: Sidecar) -> None:
+    job = MonitoredJob(sidecar, a_job(session_tag="s"))
+    job.job.train(2)
+    job.write()
+    command = [sys.executable, "-c", SESSION_HOLDER, str(sidecar.directory)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other_process:
         assert other_process.stdout is not None
         assert other_process.stdout.readline() == "True\n"
-        refused = sidecar.collector.collect()
+        refused_families = sidecar.collector.collect()
         other_process.kill()
         other_process.wait()
-        page = sidecar.after(1.0)
+        page = sidecar.collect_after(1.0)
 
-    assert [reason for reason, message in refused.problems if "another sidecar holds" in message] == ["state"]
-    assert goodput_names(Page(refused)) == set()
+    assert [
+        reason for reason, message in refused_families.problems if "a different sidecar holds" in message
+    ] == ["state"]
+    assert goodput_names(Page(refused_families)) == set()
     assert training_value(page, "uncommitted_seconds") == 2
 
 
@@ -193,65 +197,67 @@ def test_the_first_of_two_live_processes_of_a_session_counts(
     sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = MonitoredJob(sidecar, run="a", job=a_job(session_tag="s"))
-    first.see()
+    first.write_and_collect()
     second = MonitoredJob(sidecar, run="b", job=a_job(session_tag="s"))
-    page = second.see()
-    sidecar.after(1.0)
+    page = second.write_and_collect()
+    sidecar.collect_after(1.0)
 
     assert training_value(page, "attempt", "a") == 1
     assert training_value(page, "attempt", "b") is None
-    assert [record.levelname for record in caplog.records if "two living processes" in record.message] == [
+    assert [record.levelname for record in caplog.records if "two running processes" in record.message] == [
         "WARNING"
     ]
 
 
 def test_a_late_session_tag_is_accepted(sidecar: Sidecar) -> None:
-    monitored = MonitoredJob(sidecar)
-    monitored.job.spend("init", 2.0)
-    silent = monitored.see()
-    monitored.job.facts["session_tag"] = "s"
-    told_now = monitored.see()
+    job = MonitoredJob(sidecar)
+    job.job.spend("init", 2.0)
+    untagged_page = job.write_and_collect()
+    job.job.facts["session_tag"] = "s"
+    tagged_page = job.write_and_collect()
 
-    assert goodput_names(silent) == set()
-    assert training_value(told_now, "badput_seconds_total", cause="init") == 2
+    assert goodput_names(untagged_page) == set()
+    assert training_value(tagged_page, "badput_seconds_total", cause="init") == 2
     assert (sidecar.directory / "ledger" / file_name(("goodput", "s", "session", "", ""))).exists()
 
 
-@pytest.mark.parametrize("lasts", [1.0, 40.0])
-def test_a_process_that_does_not_train_in_between_completes_no_task(sidecar: Sidecar, lasts: float) -> None:
+@pytest.mark.parametrize("duration_seconds", [1.0, 40.0])
+def test_an_evaluation_between_attempts_does_not_complete_the_task(
+    sidecar: Sidecar, duration_seconds: float
+) -> None:
     first = MonitoredJob(sidecar, a_job())
     first.job.train(5)
     first.job.save(0.0)
     first.job.train(2)
-    first.see()
+    first.write_and_collect()
     first.die()
     evaluation = MonitoredJob(sidecar)
     evaluation.job.spend("init", 0.5)
-    evaluation.see()
-    evaluation.job.spend("test", lasts)
-    evaluation.see()
+    evaluation.write_and_collect()
+    evaluation.job.spend("test", duration_seconds)
+    evaluation.write_and_collect()
     evaluation.finish()
-    page = MonitoredJob(sidecar, a_job(5)).see()
+    page = MonitoredJob(sidecar, a_job(5)).write_and_collect()
 
     assert [training_value(page, "lost_steps_total"), training_value(page, "productive_seconds_total")] == [
         2,
         5,
     ]
-    assert training_value(page, "attempt") == (2 if lasts < 30 else 3)
+    assert training_value(page, "attempt") == (2 if duration_seconds < 30 else 3)
     check_identity(page)
 
 
 def test_a_changed_validation_option_applies_from_the_next_attempt(sidecar: Sidecar) -> None:
     first = MonitoredJob(sidecar, a_job())
     first.job.spend("validation", 5.0)
-    first.see()
+    first.write_and_collect()
     sidecar.collector.sessions.options = GoodputOptions(validation="productive")
     first.job.spend("validation", 1.0)
-    first.see()
+    first.write_and_collect()
     first.die()
     second = MonitoredJob(sidecar, a_job())
     second.job.spend("validation", 10.0)
-    page = second.see()
+    page = second.write_and_collect()
 
     assert badput_seconds(page)["validation"] == 6
     assert training_value(page, "productive_seconds_total") == 10
@@ -259,10 +265,10 @@ def test_a_changed_validation_option_applies_from_the_next_attempt(sidecar: Side
 
 def test_the_time_to_the_first_step_is_per_attempt(sidecar: Sidecar) -> None:
     monitored = MonitoredJob(sidecar, a_job())
-    initial_page = monitored.see()
+    initial_page = monitored.write_and_collect()
     monitored.job.train(3)
     monitored.job.last_progress = monitored.process.started + 7.0
-    page = monitored.see()
+    page = monitored.write_and_collect()
 
     assert training_value(initial_page, "time_to_first_step_seconds") is None
     assert training_value(page, "time_to_first_step_seconds") == 5
@@ -273,8 +279,8 @@ def test_the_start_of_a_process_comes_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text("7 (py) thon) S " + " ".join(["0"] * 18) + " 5000 0 0")
 
-    def process_start(pid: int | None, recorded: float) -> float:
-        return started_at(pid, recorded, proc=tmp_path, clock=lambda: 1000.0, boottime=lambda: 100.0)
+    def process_start(pid: int | None, recorded_at: float) -> float:
+        return started_at(pid, recorded_at, proc=tmp_path, clock=lambda: 1000.0, boottime=lambda: 100.0)
 
     assert process_start(7, 960.0) == 950.0
     assert [process_start(None, 960.0), process_start(8, 960.0)] == [960.0, 960.0]

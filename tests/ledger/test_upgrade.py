@@ -1,7 +1,7 @@
-"""Upgrade: the state of the release before is continued without a loss.
+"""Upgrade: the totals of the previous release continue.
 
-tests/data/state has the state files of a small run as the release before wrote them: two attempts of run `llama`, the second
-still alive, and the energy of its GPU.
+tests/data/state contains the state files of a small run, written by the previous release: two attempts of the run `llama`, the
+second of which is running, and the energy of the GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from exporter.ledger.state.files import read_state_file
 from exporter.recording.values import END_REASONS
 
 STATE = Path(__file__).parents[1] / "data/state"
-SAVED = Clock(wall=1_700_000_030.0, monotonic=129.0)
+SAVED_AT = Clock(wall=1_700_000_030.0, monotonic=129.0)
 RUN = {"run": "llama"}
 
 
@@ -32,19 +32,19 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_totals_and_goodput_continue(directory: Path) -> None:
-    sidecar = Sidecar(directory, clock=Clock(SAVED.wall + 1.0, SAVED.monotonic + 1.0))
-    page = [sidecar.after(1.0) for _ in range(6)][-1]
+    sidecar = Sidecar(directory, clock=Clock(SAVED_AT.wall + 1.0, SAVED_AT.monotonic + 1.0))
+    page = [sidecar.collect_after(1.0) for _ in range(6)][-1]
 
     assert page.count("loss", rank="0", **RUN) == 14
     assert page.get("training_productive_seconds_total", **RUN) == 5
     assert page.get("training_badput_seconds_total", cause="downtime", **RUN) == 4.5
     assert page.get("training_lost_steps_total", **RUN) == 3
     assert page.get("training_restarts_total", reason="signal", **RUN) == 1
-    assert sidecar.state.damaged == sidecar.state.errors == 0
+    assert sidecar.state.damaged_files == sidecar.state.errors == 0
 
 
 class Node(EnergyNode):
-    """A machine with the run and the GPU of the state."""
+    """Simulated machine with the run and the GPU of the state."""
 
     run = "llama"
 
@@ -53,7 +53,7 @@ class Node(EnergyNode):
 
 
 def test_energy_carbon_and_cost_continue(directory: Path) -> None:
-    node = Node(directory, clock=Clock(SAVED.wall + 5.0, SAVED.monotonic + 5.0))
+    node = Node(directory, clock=Clock(SAVED_AT.wall + 5.0, SAVED_AT.monotonic + 5.0))
     page = node.collect()
 
     gpu = {"component": "gpu", **RUN}
@@ -84,12 +84,12 @@ def test_the_state_without_a_cause_is_published(directory: Path) -> None:
         file = read_state_file(path)
         assert b'"hang":0.0,' in file.content
         content = file.content.replace(b'"hang":0.0,', b"").replace(b'"unknown":0', b'"newer":2')
-        sidecar = Sidecar(directory, clock=Clock(SAVED.wall + 1.0, SAVED.monotonic + 1.0))
+        sidecar = Sidecar(directory, clock=Clock(SAVED_AT.wall + 1.0, SAVED_AT.monotonic + 1.0))
         sidecar.state.claim(file.key)
         sidecar.state.save(file.key, content)
         sidecar.state.close()
-    sidecar = Sidecar(directory, clock=Clock(SAVED.wall + 1.0, SAVED.monotonic + 1.0))
-    page: Page = [sidecar.after(1.0) for _ in range(6)][-1]
+    sidecar = Sidecar(directory, clock=Clock(SAVED_AT.wall + 1.0, SAVED_AT.monotonic + 1.0))
+    page: Page = [sidecar.collect_after(1.0) for _ in range(6)][-1]
 
     assert page.get("training_badput_seconds_total", cause="hang", **RUN) == 0
     assert page.get("training_interruptions_total", reason="newer", **RUN) == 2

@@ -22,13 +22,15 @@ from exporter.ledger.state.codec import dumps
 
 
 def account(
-    productive: float = 0.0,
+    productive_seconds: float = 0.0,
     lost_seconds: float = 0.0,
-    hung: float = 0.0,
-    uncommitted: float = 0.0,
+    hung_seconds: float = 0.0,
+    uncommitted_seconds: float = 0.0,
     session: str = "s",
 ) -> WorkAccount:
-    return WorkAccount(session, productive, lost_seconds, hung, uncommitted, validates=False)
+    return WorkAccount(
+        session, productive_seconds, lost_seconds, hung_seconds, uncommitted_seconds, validates=False
+    )
 
 
 class Run:
@@ -37,22 +39,22 @@ class Run:
     def __init__(self) -> None:
         self.energy = RunEnergy("boot")
         self.phases: dict[str, float] = {}
-        self.given = 0.0
+        self.divided_joules = 0.0
 
     def divide(self, joules: float, spent_seconds: Mapping[str, float]) -> None:
-        for phase, lasted in spent_seconds.items():
-            self.phases[phase] = self.phases.get(phase, 0.0) + lasted
-        self.energy.begin([ProcessWork("r", 0, "p", dict(self.phases), "GPU-a")])
-        self.energy.use(a_gpu(1.0, 0.0), "exclusive", joules, 10.0, EnergyOptions())
-        self.given += joules
+        for phase, seconds in spent_seconds.items():
+            self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+        self.energy.begin_division([ProcessWork("r", 0, "p", dict(self.phases), "GPU-a")])
+        self.energy.add_energy(a_gpu(1.0, 0.0), "exclusive", joules, 10.0, EnergyOptions())
+        self.divided_joules += joules
 
     def restart(self) -> None:
-        saved = decode_run(dumps(self.energy.record))
+        record = decode_run(dumps(self.energy.record))
         self.energy = RunEnergy("boot")
-        self.energy.resume(saved)
+        self.energy.resume(record)
 
     def counters(self, name: str) -> dict[str, float]:
-        """Values above zero, by their first label."""
+        """Return the values above zero by the first label."""
         joules_by_cause: dict[str, float] = {}
         for sample in self.energy.samples():
             if sample.spec.name == name and sample.value:
@@ -67,21 +69,23 @@ class Run:
         return self.counters("training_productive_energy_joules_total").get("", 0.0)
 
     def check(self) -> None:
-        """Both sums are the energy of the run, of which a part may be that of uncommitted work."""
+        """Check that both sums equal the energy of the run; uncommitted work is part of the second sum."""
         phases = self.counters("training_phase_energy_joules_total")
-        pool = self.energy.record.pool
-        assert sum(phases.values()) == pytest.approx(self.given, rel=1e-6, abs=1e-4)
+        pool = self.energy.record.pool_joules
+        assert sum(phases.values()) == pytest.approx(self.divided_joules, rel=1e-6, abs=1e-4)
         total_joules = self.productive() + sum(self.wasted().values()) + pool
-        assert total_joules == pytest.approx(self.given, rel=1e-6, abs=1e-4)
+        assert total_joules == pytest.approx(self.divided_joules, rel=1e-6, abs=1e-4)
 
 
 def test_energy_of_work_is_pending_until_its_outcome_is_known() -> None:
     run = Run()
     run.energy.apply_outcomes(account())
     run.divide(1000.0, {"forward": 10.0})
-    run.energy.apply_outcomes(account(uncommitted=10.0))
+    run.energy.apply_outcomes(account(uncommitted_seconds=10.0))
     initial_joules = run.productive()
-    run.energy.apply_outcomes(account(productive=6.0, lost_seconds=2.0, hung=1.0, uncommitted=1.0))
+    run.energy.apply_outcomes(
+        account(productive_seconds=6.0, lost_seconds=2.0, hung_seconds=1.0, uncommitted_seconds=1.0)
+    )
 
     assert [initial_joules, run.productive()] == [0, 600]
     assert run.wasted() == {"lost_progress": 200, "hang": 100}
@@ -111,9 +115,9 @@ def test_validation_is_productive_if_configured() -> None:
 
 def test_without_an_energy_source_families_are_absent_and_with_one_they_start_at_zero() -> None:
     run = Run()
-    run.energy.begin([ProcessWork("r", 0, "p", {"init": 1.0}, "GPU-a")])
-    run.energy.apply_outcomes(account(productive=1.0))
-    run.energy.apply_outcomes(account(productive=2.0, lost_seconds=1.0, uncommitted=1.0))
+    run.energy.begin_division([ProcessWork("r", 0, "p", {"init": 1.0}, "GPU-a")])
+    run.energy.apply_outcomes(account(productive_seconds=1.0))
+    run.energy.apply_outcomes(account(productive_seconds=2.0, lost_seconds=1.0, uncommitted_seconds=1.0))
     initial_samples = list(run.energy.samples())
     run.divide(0.0, {})
     wasted_series = {sample.labels for sample in run.energy.samples() if "wasted" in sample.spec.name}
@@ -150,19 +154,19 @@ class Machine(SidecarNode):
     def __init__(self, directory: Path, *, rank: int = 0) -> None:
         super().__init__(directory)
         self.joules = 0.0
-        self.watched = MonitoredJob(self.sidecar, rank=rank, pid=7)
+        self.monitored = MonitoredJob(self.sidecar, rank=rank, pid=7)
 
     @property
     def job(self) -> SimulatedJob:
-        return self.watched.job
+        return self.monitored.job
 
     def readings(self) -> Sequence[EnergyReading]:
         return (a_gpu(self.joules, self.clock.monotonic),)
 
-    def look(self, watts: float = 100.0) -> Page:
-        """Let the clock be where the job is, and both look."""
+    def advance_and_collect(self, watts: float = 100.0) -> Page:
+        """Advance the clock to the time of the job, and run a pass of the ledger and of the energy collector."""
         start_seconds = self.clock.monotonic
-        self.watched.write()
+        self.monitored.write()
         self.joules += watts * (self.clock.monotonic - start_seconds)
         self.sidecar.collect()
         return self.collect()
@@ -177,14 +181,14 @@ def test_energy_becomes_productive_with_the_work_of_the_job(tmp_path: Path) -> N
     machine = Machine(tmp_path)
     job = machine.job
     job.spend("init", 10.0)
-    machine.look()
+    machine.advance_and_collect()
     job.begin_loop(0)
     job.spend("init", 10.0)
-    machine.look()
+    machine.advance_and_collect()
     job.train(20, data=0.25)
-    machine.look()
+    machine.advance_and_collect()
     job.save(5.0)
-    page = machine.look()
+    page = machine.advance_and_collect()
     in_work = training_value(
         page, "phase_energy_joules_total", phase="iteration", component="gpu", method="time_share"
     )
@@ -200,32 +204,32 @@ def test_a_node_without_rank_0_attributes_its_energy(tmp_path: Path) -> None:
     machine = Machine(tmp_path, rank=5)
     machine.job.spend("init", 10.0)
     machine.job.begin_loop(0)
-    machine.look()
+    machine.advance_and_collect()
     machine.job.train(10)
-    machine.look()
+    machine.advance_and_collect()
     machine.job.save(1.0)
 
-    assert training_value(machine.look(), "productive_energy_joules_total") == 1000
+    assert training_value(machine.advance_and_collect(), "productive_energy_joules_total") == 1000
     assert "training_productive_seconds_total" not in machine.sidecar.collect().families
 
 
 def test_pending_energy_is_decided_by_the_next_run_of_the_session(
     tmp_path: Path,
 ) -> None:
-    """Training restarted by a scheduler under a new name."""
+    """Simulate a scheduler that restarts the training under a new run name."""
     machine = Machine(tmp_path)
     machine.job.facts["session_tag"] = "s"
     machine.job.begin_loop(0)
-    machine.look()
+    machine.advance_and_collect()
     machine.job.train(10)
-    machine.look()
-    machine.watched.die()
+    machine.advance_and_collect()
+    machine.monitored.die()
     machine.run = "r2"
-    restarted = SimulatedJob(facts={"session_tag": "s"})
-    restarted.begin_loop(4)
-    machine.watched = MonitoredJob(machine.sidecar, restarted, run="r2", pid=7)
-    machine.look(watts=0.0)
-    page = machine.look(watts=0.0)
+    restarted_job = SimulatedJob(facts={"session_tag": "s"})
+    restarted_job.begin_loop(4)
+    machine.monitored = MonitoredJob(machine.sidecar, restarted_job, run="r2", pid=7)
+    machine.advance_and_collect(watts=0.0)
+    page = machine.advance_and_collect(watts=0.0)
 
     assert wasted(page) == {"lost_progress": 600}
     assert training_value(page, "productive_energy_joules_total") == 400

@@ -1,8 +1,8 @@
 """Collector of energy, carbon and cost of every run from the energy of the devices.
 
-Each pass first saves that the energy is divided, and then the counters of the runs: if the sidecar is killed in between, a few
-seconds of energy are lost, and no energy counts twice. Energy without a known run is in no `training_` family. Energy used
-without a running sidecar is attributed to the runs that were running before and after the gap.
+Each pass first saves the devices, whose energy is then divided, and afterwards the counters of the runs. If the sidecar is killed
+in between, a few seconds of energy are lost, but no energy counts twice. Energy without a known run is not part of any
+`training_` family. Energy used without a running sidecar is attributed to the runs that were running before and after the gap.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Sources:
     readings: Callable[[], Sequence[EnergyReading]]
     use: Callable[[], MachineUse | None]
     gpu_use: Callable[[], Sequence[GpuProcessUse]]
-    alive: Callable[[], Collection[str] | None]  # running runs in the feed
+    alive_runs: Callable[[], Collection[str] | None]  # running runs in the feed
     work: Callable[[], WorkUse] = WorkUse
-    power: PowerSource = lambda _after: {}  # a default
+    power: PowerSource = lambda _after: {}  # power samples after the given times
     listings: Callable[[], Sequence[GpuListing]] = tuple  # of the last minute
     uuids: Callable[[], Mapping[int, str]] = dict  # of the GPUs by NVML's index
-    lives: Callable[[Collection[int]], Mapping[int, ProcessLife]] = lambda _pids: {}  # a default
-    job: Callable[[], Sequence[JobProcess] | None] = lambda: None  # a default
+    lives: Callable[[Collection[int]], Mapping[int, ProcessLife]] = lambda _pids: {}  # by pid
+    job: Callable[[], Sequence[JobProcess] | None] = lambda: None  # processes in the feed
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ class _Run:
 
     state: StateRecord[RunRecord]
     counters: RunEnergy
-    loaded: bool = False  # the saved counters are included
-    saved: bool = False  # the counters may be shown
-    survived: bool = False  # the run lived at the last pass of the previous sidecar
+    is_loaded: bool = False  # the saved counters are included
+    is_saved: bool = False  # the counters may be shown
+    spans_restart: bool = False  # the run lived at the last pass of the previous sidecar
 
 
 class EnergyCollector:
@@ -131,7 +131,7 @@ class EnergyCollector:
             return collected
         if self._lock.impossible:
             collected.unsupported.append(
-                f"no lock at {self._lock.path}: a second exporter here would count energy again"
+                f"cannot lock {self._lock.path}: a second exporter on this machine would count the same energy"
             )
         settings = self._settings
         self._options = settings.options
@@ -148,9 +148,9 @@ class EnergyCollector:
             run.state.release()
         self._runs = {}
         self._devices = EnergyDevices(self._boot)
-        self._loaded = False
+        self._is_loaded = False
         self._last_pass: float | None = None  # of the previous sidecar, in this boot
-        self._divided: MachineUse | None = None
+        self._last_use: MachineUse | None = None
         self._divided_at: float | None = None
         self._began_at = 0.0  # first pass of this sidecar
         self._shares: dict[_ShareKey, float] = {}
@@ -169,16 +169,16 @@ class EnergyCollector:
 
     def _load_devices(self, collected: Collected) -> bool:
         """Load the devices once; returns False if their state is unreadable or locked by a different sidecar."""
-        if not self._loaded:
+        if not self._is_loaded:
             with collected.part():
                 if self._state.claim():
                     self._devices.resume(self._state.load() or DevicesRecord())
-                    self._last_pass, self._loaded = self._devices.passed_at, True
+                    self._last_pass, self._is_loaded = self._devices.passed_at, True
                 else:
                     collected.unsupported.append(
-                        "another sidecar holds this machine's energy totals: absent here"
+                        "a different sidecar holds the energy totals of this machine; energy is absent here"
                     )
-        return self._loaded
+        return self._is_loaded
 
     def _load_run(self, name: str, collected: Collected) -> _Run:
         """Load a run once; raises CollectError if the state is unreadable."""
@@ -187,51 +187,53 @@ class EnergyCollector:
             run = self._runs[name] = _Run(
                 self._store.record("energy", decode_run, run=name), RunEnergy(self._boot)
             )
-        if not run.loaded:
+        if not run.is_loaded:
             if run.state.claim():
                 run.counters.resume(run.state.load() or RunRecord(boot=self._boot))
                 alive_at, last_pass = run.counters.alive_at, self._last_pass
                 if alive_at is not None and last_pass is not None:
-                    run.survived = 0 <= last_pass - alive_at <= PASS_TOLERANCE_SECONDS
-                run.loaded = True
+                    run.spans_restart = 0 <= last_pass - alive_at <= PASS_TOLERANCE_SECONDS
+                run.is_loaded = True
             else:
                 collected.unsupported.append(
-                    f"another sidecar counts the energy of run {name!r}: absent here"
+                    f"a different sidecar counts the energy of run {name!r}; the energy of the run is absent here"
                 )
         return run
 
     # Counting -------------------------------------------------------------------------------------------
 
     def _count(self, collected: Collected) -> None:
-        now, alive, gpu_use = self._monotonic(), self._sources.alive(), self._sources.gpu_use()
+        now, alive_runs, gpu_use = self._monotonic(), self._sources.alive_runs(), self._sources.gpu_use()
         busy_gpus = {use.uuid for use in gpu_use}
         # A device without processes is idle only if the driver lists processes or no run is alive.
-        idle = False if busy_gpus or (alive is not None and not alive) else None
+        idle = False if busy_gpus or (alive_runs is not None and not alive_runs) else None
         self._splitter.read(self._sources.power, wall=self._clock(), now=now)
         readings = self._sources.readings()
         self._devices.update(readings, now, working=lambda device: True if device in busy_gpus else idle)
         work, use, only_run = self._sources.work(), self._sources.use(), None
-        if self._options.whole_machine and alive is not None and len(alive) == 1:
-            (only_run,) = alive
+        if self._options.whole_machine and alive_runs is not None and len(alive_runs) == 1:
+            (only_run,) = alive_runs
             use = use or MachineUse(now, (), None, 1, None)
         if self._divided_at is None:
             self._divided_at = self._began_at = now
-        attributed: Collection[str] = ()
+        attributed_uuids: Collection[str] = ()
         if only_run is None:
             self._attribute_gpus(work, use, collected, now=now)
-            attributed = self._gpus.uuids
-        divided = False
-        if use is not None and (self._divided is None or use.at > self._divided.at):
+            attributed_uuids = self._gpus.uuids
+        is_divided = False
+        if use is not None and (self._last_use is None or use.at > self._last_use.at):
             with collected.part():
-                self._divide(gpu_use, use, work, only_run, collected, now=now, attributed=attributed)
-                divided = True
+                self._divide(
+                    gpu_use, use, work, only_run, collected, now=now, attributed_uuids=attributed_uuids
+                )
+                is_divided = True
         if now - self._divided_at > LONGEST_SECONDS:
             self._devices.mark_divided()
             self._divided_at, self._shares = now, {}
         # The work of a running run is settled after the division of its energy.
-        living = {process.run for process in work.processes if process.alive}
+        living = {process.run for process in work.processes if process.is_alive}
         for name, run in self._runs.items():
-            if divided or name not in living:
+            if is_divided or name not in living:
                 run.counters.apply_outcomes(work.account(name, run.counters.session))
         self._save(collected)
         for name, run in list(self._runs.items()):
@@ -248,41 +250,53 @@ class EnergyCollector:
         collected: Collected,
         *,
         now: float,
-        attributed: Collection[str],
+        attributed_uuids: Collection[str],
     ) -> None:
         """Add each run's share since the last division; raises CollectError before any change if a state is unreadable."""
         names = {run.run for run in use.runs} if only_run is None else {only_run}
         runs = {name: self._load_run(name, collected) for name in sorted(names)}
-        previous, self._divided, self._divided_at, self._shares = self._divided, use, now, {}
+        previous_use, self._last_use, self._divided_at, self._shares = self._last_use, use, now, {}
         # The first division covers the time since the sidecar's first reading.
-        seconds = now - self._began_at if previous is None else use.at - previous.at
+        seconds = now - self._began_at if previous_use is None else use.at - previous_use.at
         for name, run in runs.items():
             run.counters.mark_alive(now)
-            run.counters.begin(
-                [process for process in work.processes if process.run == name and process.alive]
+            run.counters.begin_division(
+                [process for process in work.processes if process.run == name and process.is_alive]
             )
         for device in self._devices:
-            if device.reading.device in attributed:
+            if device.reading.device in attributed_uuids:
                 continue
-            shares = shares_of(device.reading, previous or use, use, gpu_use, only_run)
-            split = self._measured(device, shares, work, now)
-            waiting = 0.0
+            shares = shares_of(device.reading, previous_use or use, use, gpu_use, only_run)
+            split = self._measured_split(device, shares, work, now)
+            waiting_joules = 0.0
             if split is not None:
-                waiting = min(device.pending, split.waiting) if split.joules else device.pending
+                waiting_joules = (
+                    min(device.pending_joules, split.waiting_joules)
+                    if split.joules_by_phase
+                    else device.pending_joules
+                )
             for share in shares:
                 key = _ShareKey(share.run, device.reading.component, device.reading.device)
                 self._shares[key] = share.ratio
                 run = runs[share.run]
                 # The CPU time of a run is a difference between two passes: CPU energy waits for the second pass.
-                waits = previous is None and share.method == "cpu_share"
-                bridged = device.bridged if run.survived else 0.0
-                used = 0.0 if waits else share.ratio * (device.pending - waiting + bridged)
-                run.counters.use(
-                    device.reading, share.method, used, seconds, self._options, self._intensity, split
+                must_wait = previous_use is None and share.method == "cpu_share"
+                bridged_joules = device.bridged_joules if run.spans_restart else 0.0
+                joules = (
+                    0.0
+                    if must_wait
+                    else share.ratio * (device.pending_joules - waiting_joules + bridged_joules)
                 )
-                run.counters.hold(device.reading, share.ratio, seconds, self._options)
-            if previous is not None or only_run is not None or device.reading.component in {"gpu", "dram"}:
-                device.mark_divided(waiting)
+                run.counters.add_energy(
+                    device.reading, share.method, joules, seconds, self._options, self._intensity, split
+                )
+                run.counters.add_device_cost(device.reading, share.ratio, seconds, self._options)
+            if (
+                previous_use is not None
+                or only_run is not None
+                or device.reading.component in {"gpu", "dram"}
+            ):
+                device.mark_divided(waiting_joules)
 
     def _attribute_gpus(
         self, work: WorkUse, use: MachineUse | None, collected: Collected, *, now: float
@@ -293,16 +307,16 @@ class EnergyCollector:
         lives = self._sources.lives(pids | living_pids(job))
         snapshot = GpuSnapshot(job, use, work, listings, lives, self._sources.uuids())
         for part in self._gpus.divide(self._devices, snapshot, wall=self._clock(), now=now):
-            added = False
+            is_added = False
             with collected.part():
                 self._add_part(part, collected, now=now)
-                added = True
-            if not added:
+                is_added = True
+            if not is_added:
                 part.device.add_gap(STATE, part.slice.joules)
         if now - self._began_at > PASS_TOLERANCE_SECONDS:
             for device in self._devices:
                 if device.reading.device in self._gpus.uuids:
-                    device.bridged = 0.0
+                    device.bridged_joules = 0.0
 
     def _add_part(self, gpu_part: GpuPart, collected: Collected, *, now: float) -> None:
         """Add a part of a GPU's energy to the part's run."""
@@ -313,24 +327,24 @@ class EnergyCollector:
             run.counters.mark_reporting()
         split = None
         if part.ratio == 1.0:
-            split = self._splitter.between(reading.device, gpu_part.intervals, part.begin, part.end)
+            split = self._splitter.split_between(reading.device, gpu_part.intervals, part.begin, part.end)
         joules, seconds = part.joules, part.end - part.begin
-        if device.bridged and run.survived:  # used without a sidecar
-            joules += device.bridged * part.ratio
+        if device.bridged_joules and run.spans_restart:  # used without a sidecar
+            joules += device.bridged_joules * part.ratio
             if part.ratio == 1.0:
-                device.bridged = 0.0
-        run.counters.use(reading, part.method, joules, seconds, self._options, self._intensity, split)
-        run.counters.hold(reading, part.ratio, seconds, self._options)
+                device.bridged_joules = 0.0
+        run.counters.add_energy(reading, part.method, joules, seconds, self._options, self._intensity, split)
+        run.counters.add_device_cost(reading, part.ratio, seconds, self._options)
         self._shares[_ShareKey(part.run, reading.component, reading.device)] = part.ratio
 
-    def _measured(
+    def _measured_split(
         self, device: DeviceEnergy, shares: Sequence[Share], work: WorkUse, now: float
     ) -> Split | None:
         """Return the measured energy by phase of a GPU that a single run uses; None if the measurement is incomplete."""
         uuid, ranks = device.reading.device, []
-        if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.bridged:
+        if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.bridged_joules:
             processes = [
-                process for process in work.processes if process.run == shares[0].run and process.alive
+                process for process in work.processes if process.run == shares[0].run and process.is_alive
             ]
             ranks = [
                 process.intervals for process in processes if process.device == uuid or len(processes) == 1
@@ -338,16 +352,16 @@ class EnergyCollector:
         return self._splitter.split(uuid, ranks, now)
 
     def _save(self, collected: Collected) -> None:
-        saved = False
+        is_saved = False
         with collected.part():
             self._state.save(self._devices.record())
-            saved = True
+            is_saved = True
         for run in self._runs.values():
-            run.saved = run.saved and saved and not run.counters.changed
-            if run.loaded and saved and not run.saved:
+            run.is_saved = run.is_saved and is_saved and not run.counters.has_changes
+            if run.is_loaded and is_saved and not run.is_saved:
                 with collected.part():
                     run.state.save(run.counters.record)
-                    run.saved, run.counters.changed = True, False
+                    run.is_saved, run.counters.has_changes = True, False
 
     # Publishing -----------------------------------------------------------------------------------------
 
@@ -355,7 +369,7 @@ class EnergyCollector:
         self._add_devices(collected)
         self._add_tariffs(collected)
         for name, run in self._runs.items():
-            for sample in run.counters.samples() if run.saved else ():
+            for sample in run.counters.samples() if run.is_saved else ():
                 collected.add(sample.spec, sample.value, name, *sample.labels)
         for key, ratio in self._shares.items():
             collected.add(families.SHARE, min(1.0, ratio), key.run, key.component, key.device)
@@ -364,9 +378,9 @@ class EnergyCollector:
         resets: Counter[tuple[str, str]] = Counter()
         for device in self._devices:
             reading = device.reading
-            measured = "true" if reading.measured else "false"
+            measured_label = "true" if reading.measured else "false"
             identity = (reading.component, reading.device, reading.source)
-            collected.add(families.SOURCE_INFO, 1.0, *identity, measured, reading.name, reading.index)
+            collected.add(families.SOURCE_INFO, 1.0, *identity, measured_label, reading.name, reading.index)
             if reading.component == "gpu":
                 for method, watts in device.idle.by_method().items():
                     collected.add(families.GPU_IDLE, watts, reading.index, reading.device, method)
@@ -387,7 +401,7 @@ class EnergyCollector:
             zone, source = options.carbon_zone, intensity.source
             labels = (zone, source, options.carbon_factor or "", options.carbon_kind or "")
             collected.add(families.INTENSITY, intensity.grams_per_joule, *labels)
-            collected.add(families.INTENSITY_TIME, intensity.since, zone, source)
+            collected.add(families.INTENSITY_TIME, intensity.modified_at, zone, source)
         currency = options.currency or ""
         collected.add(families.PRICE, options.price_per_joule, currency, "config")
         collected.add(families.GPU_PRICE, options.gpu_price_per_second, currency)

@@ -42,18 +42,18 @@ class DeviceEnergy:
     """Energy of a device from a source, in joules since the last division."""
 
     reading: EnergyReading  # the latest
-    saved: DeviceRecord | None = None  # by the previous sidecar, in the same boot
-    bridged: float = 0.0  # used without a sidecar
-    pending: float = 0.0  # since
+    saved_record: DeviceRecord | None = None  # by the previous sidecar, in the same boot
+    bridged_joules: float = 0.0  # used without a running sidecar
+    pending_joules: float = 0.0  # since the last division
     idle: IdlePower = field(default_factory=IdlePower)
     gaps: dict[str, float] = field(default_factory=dict)  # joules attributed to no run, by reason
     _joules: float | None = None  # of the last reading with a value
-    _at: float = 0.0
+    _read_at: float = 0.0
     _moments: deque[_CrosscheckMoment] = field(default_factory=lambda: deque(maxlen=MAX_MOMENTS))
 
-    def mark_divided(self, waiting: float = 0.0) -> None:
-        """Mark the energy as divided, except for *waiting*."""
-        self.pending, self.bridged = waiting, 0.0
+    def mark_divided(self, waiting_joules: float = 0.0) -> None:
+        """Mark the energy as divided, except for *waiting_joules*."""
+        self.pending_joules, self.bridged_joules = waiting_joules, 0.0
 
     def add(self, reading: EnergyReading, working: bool | None) -> None:
         """Add the energy since the last reading; *working* is None if the activity of the device is unknown."""
@@ -61,16 +61,16 @@ class DeviceEnergy:
         if reading.joules is None:
             return
         if self._joules is None:
-            self.bridged += self._since_restart(reading)
+            self.bridged_joules += self._since_restart(reading)
             if reading.history:
-                self.pending += reading.joules - reading.history[0].joules
-        elif reading.at > self._at:
-            grown = reading.joules - self._joules
-            if grown < 0:  # the collector restarted at 0
-                grown = reading.joules
-            self.pending += grown
-            self.idle.note(grown / (reading.at - self._at), working=working)
-        self._joules, self._at = reading.joules, reading.at
+                self.pending_joules += reading.joules - reading.history[0].joules
+        elif reading.at > self._read_at:
+            increment_joules = reading.joules - self._joules
+            if increment_joules < 0:  # the collector restarted at 0
+                increment_joules = reading.joules
+            self.pending_joules += increment_joules
+            self.idle.note(increment_joules / (reading.at - self._read_at), working=working)
+        self._joules, self._read_at = reading.joules, reading.at
         self._note_crosscheck(reading, reading.joules)
 
     def add_gap(self, reason: str, joules: float) -> None:
@@ -78,19 +78,19 @@ class DeviceEnergy:
         self.gaps[reason] = self.gaps.get(reason, 0.0) + joules
 
     def _since_restart(self, reading: EnergyReading) -> float:
-        saved = self.saved
-        if saved is None:
+        saved_record = self.saved_record
+        if saved_record is None:
             return 0.0
-        between: float | None = None
-        if saved.register_joules is not None and reading.register_joules is not None:
-            saved_mark = RegisterMark(saved.register_joules, saved.at, saved.watts)
+        joules: float | None = None
+        if saved_record.register_joules is not None and reading.register_joules is not None:
+            saved_mark = RegisterMark(saved_record.register_joules, saved_record.read_at, saved_record.watts)
             # The energy of the history is divided as usual, so the register at the start of the history is used.
-            counted, at = 0.0, reading.at
+            history_joules, mark_at = 0.0, reading.at
             if reading.history and reading.joules is not None:
-                counted, at = reading.joules - reading.history[0].joules, reading.history[0].at
-            mark = RegisterMark(reading.register_joules - counted, at)
-            between = joules_between(saved_mark, mark, range_joules=reading.range_joules)
-        return saved.pending_joules + (between or 0.0)
+                history_joules, mark_at = reading.joules - reading.history[0].joules, reading.history[0].at
+            mark = RegisterMark(reading.register_joules - history_joules, mark_at)
+            joules = joules_between(saved_mark, mark, range_joules=reading.range_joules)
+        return saved_record.pending_joules + (joules or 0.0)
 
     def _note_crosscheck(self, reading: EnergyReading, joules: float) -> None:
         moments, power = self._moments, reading.power_joules
@@ -113,10 +113,10 @@ class DeviceEnergy:
 
     def record(self) -> DeviceRecord:
         """Return the state to be saved."""
-        reading, saved = self.reading, self.saved
-        pending = self.pending + self.bridged
-        if self._joules is None and saved is not None:
-            return saved
+        reading, saved_record = self.reading, self.saved_record
+        pending_joules = self.pending_joules + self.bridged_joules
+        if self._joules is None and saved_record is not None:
+            return saved_record
         return DeviceRecord(
             reading.component,
             reading.device,
@@ -124,7 +124,7 @@ class DeviceEnergy:
             reading.register_joules,
             reading.at,
             reading.watts,
-            pending,
+            pending_joules,
         )
 
 
@@ -135,31 +135,31 @@ class EnergyDevices:
         self.passed_at: float | None = None  # monotonic time of the last pass, in this boot
         self._boot = boot
         self._devices: dict[DeviceKey, DeviceEnergy] = {}
-        self._saved: dict[DeviceKey, DeviceRecord] = {}
-        self._present: list[DeviceEnergy] = []
+        self._saved_records: dict[DeviceKey, DeviceRecord] = {}
+        self._present_devices: list[DeviceEnergy] = []
 
     def __iter__(self) -> Iterator[DeviceEnergy]:
-        return iter(self._present)
+        return iter(self._present_devices)
 
     def update(
         self, readings: Sequence[EnergyReading], now: float, *, working: Callable[[str], bool | None]
     ) -> None:
         """Add the readings of a pass; *working* returns whether a device is in use, None if unknown."""
-        self._present = []
+        self._present_devices = []
         for reading in readings:
             key = DeviceKey(reading.component, reading.device, reading.source)
             device = self._devices.get(key)
             if device is None:
-                device = self._devices[key] = DeviceEnergy(reading, self._saved.get(key))
+                device = self._devices[key] = DeviceEnergy(reading, self._saved_records.get(key))
             device.add(reading, working(reading.device))
-            self._present.append(device)
+            self._present_devices.append(device)
         self.passed_at = now
 
     def resume(self, record: DevicesRecord) -> None:
         """Continue from a saved record of the same boot, before the first update."""
         if record.boot == self._boot:
             self.passed_at = record.passed_at
-            self._saved = {
+            self._saved_records = {
                 DeviceKey(device.component, device.device, device.source): device for device in record.devices
             }
 
@@ -170,5 +170,5 @@ class EnergyDevices:
 
     def record(self) -> DevicesRecord:
         """Return the state to be saved; absent devices are included, because they may return."""
-        records = {**self._saved, **{key: device.record() for key, device in self._devices.items()}}
+        records = {**self._saved_records, **{key: device.record() for key, device in self._devices.items()}}
         return DevicesRecord(self._boot, self.passed_at, tuple(records.values()))

@@ -8,25 +8,25 @@ from __future__ import annotations
 from exporter.families import FamilySpec
 
 _RUN_ABSENT = (
-    " Absent before a first share of the run is known, after the retention time of an ended run, and while the"
-    " ledger's state cannot be written."
+    " Absent before the first known share of the run, after the retention time of the run (feed.linger), and if the"
+    " ledger's state is not writable."
 )
 _WORK_ABSENT = (
-    " Absent if the job does not use exporter.training or no source of energy is readable, and with"
+    " Absent if the job does not use exporter.training, if no energy source is readable, and with"
     " training_energy_joules_total."
 )
 
 COUNTING = FamilySpec(
     name="exporter_energy_counting",
     type="gauge",
-    help="1 if this exporter counts the energy of its machine, 0 if another exporter on the machine does.",
+    help="1 if this exporter counts the energy of the machine, 0 if a different exporter on the machine counts.",
     source="record lock in shared memory",
 )
 SOURCE_INFO = FamilySpec(
     name="exporter_energy_source_info",
     type="info",
     labels=("component", "device", "source", "measured", "name", "index"),
-    help="Source of a device's energy; measured is false for a model. Absent without a source.",
+    help="Energy source of a device. The label measured is false if a model estimates the energy. Absent without a source.",
     source="collectors of energy",
 )
 GAP = FamilySpec(
@@ -34,8 +34,8 @@ GAP = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("component", "device", "reason"),
-    help="Time without a reading of the device's energy, by reason (permission, lost, error). Energy of the gap is"
-    " counted later if the device's counter continued. Absent before the first gap of its reason.",
+    help="Time without a reading of the device's energy, by reason (permission, lost, error). If the device's counter"
+    " continued, the energy of the gap is counted afterwards. Absent before the first gap with the reason.",
     source="collectors of energy",
 )
 GAP_JOULES = FamilySpec(
@@ -43,27 +43,27 @@ GAP_JOULES = FamilySpec(
     type="counter",
     unit="joules",
     labels=("component", "device", "reason"),
-    help="Energy of the device that is part of no run, by reason: no_reading (a time without readings, known from the device's"
-    " counter afterwards; part of no other family), process_not_listed (a process of a run ended before the driver listed"
-    " the process, and the feed does not name its GPU), share_unknown (several runs used the GPU, and the driver reports"
-    " neither utilization nor memory of the processes), state (the state of the run is unreadable). Absent before the"
-    " first gap of its reason.",
+    help="Energy of the device that is attributed to no run, by reason. no_reading: used during a gap without readings and"
+    " counted afterwards; not part of any other family. process_not_listed: a process of a run exited before the driver"
+    " listed the process, and the feed does not name the GPU. share_unknown: several runs used the GPU, and the driver"
+    " reports neither utilization nor memory of the processes. state: the state of the run is unreadable. Absent before"
+    " the first gap with the reason.",
     source="collectors of energy",
 )
 RESETS = FamilySpec(
     name="exporter_energy_resets_total",
     type="counter",
     labels=("device", "reason"),
-    help="Corrections of the device's energy counter: wrap (no loss), reset, backwards and jump (bridged with the last"
-    " power). Absent before the first of its reason.",
+    help="Corrections of the device's energy counter by reason. wrap: no energy is lost. reset, backwards, jump: the energy"
+    " is estimated from the last power. Absent before the first correction with the reason.",
     source="collectors of energy",
 )
 CROSSCHECK = FamilySpec(
     name="exporter_energy_crosscheck",
     type="gauge",
     labels=("device",),
-    help="Energy of the device's counter divided by the integral of its power over 5 minutes; 1 if both agree. Absent"
-    " without two independent sources, and in the first 5 minutes.",
+    help="Energy of the device's counter divided by the integral of the device's power over 5 minutes; 1 if both agree."
+    " Absent without two independent sources, and in the first 5 minutes.",
     source="energy counter / integral of power",
 )
 GPU_IDLE = FamilySpec(
@@ -71,8 +71,9 @@ GPU_IDLE = FamilySpec(
     type="gauge",
     unit="watts",
     labels=("gpu", "uuid", "method"),
-    help="Power of a GPU without work, by method: before_start (tenth percentile while no process used the GPU),"
-    " min_seen (minimum, once the maximum was twice the minimum). Absent before the method has a value.",
+    help="Power of an idle GPU by method. before_start: tenth percentile of the power without processes on the GPU."
+    " min_seen: minimum of the power, after the maximum has exceeded twice the minimum. Absent before the method has a"
+    " value.",
     source="energy / time",
 )
 ENERGY = FamilySpec(
@@ -80,7 +81,7 @@ ENERGY = FamilySpec(
     type="counter",
     unit="joules",
     labels=("run", "component", "method"),
-    help="Energy of the run on this machine, by the method of its share: exclusive, sm_share, memory_share, cpu_share,"
+    help="Energy of the run on this machine, by the method of attribution: exclusive, sm_share, memory_share, cpu_share,"
     " whole." + _RUN_ABSENT,
     source="sum of share * energy of each device",
 )
@@ -89,14 +90,14 @@ SHARE = FamilySpec(
     type="gauge",
     unit="ratio",
     labels=("run", "component", "device"),
-    help="The run's share of a device's energy in the last interval. Absent if no share is known.",
+    help="Share of the run in a device's energy in the last interval. Absent if the share is unknown.",
     source="see training_energy_joules_total",
 )
 PUE = FamilySpec(
     name="training_power_usage_effectiveness",
     type="gauge",
     labels=("source",),
-    help="Energy of the site per joule of its machines (PUE), 1 or more. Absent if not configured.",
+    help="Power usage effectiveness (PUE): energy of the site per joule of the machines, 1 or more. Absent if not configured.",
     source="configuration",
 )
 INTENSITY = FamilySpec(
@@ -111,7 +112,7 @@ INTENSITY_TIME = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("zone", "source"),
-    help="Unix time of the last change of the carbon intensity file. Absent for a number in the configuration.",
+    help="Unix time of the last change of the carbon intensity file. Absent if the configuration contains the number.",
     source="modification time of the file",
 )
 CARBON = FamilySpec(
@@ -119,7 +120,7 @@ CARBON = FamilySpec(
     type="counter",
     unit="grams",
     labels=("run", "component"),
-    help="CO2 equivalent of the run's energy at the PUE (if configured) and the current carbon intensity."
+    help="CO2 equivalent of the run's energy, from the carbon intensity and the PUE (if configured)."
     + _RUN_ABSENT,
     source="sum of energy * PUE * carbon intensity",
 )
@@ -134,15 +135,15 @@ GPU_PRICE = FamilySpec(
     name="training_gpu_price_per_second",
     type="gauge",
     labels=("currency",),
-    help="Price of a GPU for a second. Absent if not configured.",
+    help="Price of a GPU per second. Absent if not configured.",
     source="configuration, per hour / 3600",
 )
 COST = FamilySpec(
     name="training_cost_total",
     type="counter",
     labels=("run", "kind", "currency"),
-    help="Cost of the run on this machine: electricity (times the PUE, if configured) and gpu_time. A price of a GPU"
-    " hour usually includes electricity: configure and add both only if they are paid separately."
+    help="Cost of the run on this machine by kind: electricity (times the PUE, if configured) and device_time. The price of"
+    " a GPU hour usually includes electricity: configure and add both only if you pay for them separately."
     + _RUN_ABSENT,
     source="sum of energy * PUE * price; sum of time * price * share",
 )
@@ -151,10 +152,10 @@ PHASE_ENERGY = FamilySpec(
     type="counter",
     unit="joules",
     labels=("run", "phase", "component", "method"),
-    help="Energy of the run on this machine by phase. Methods: power_samples (GPU power every 20 ms, integrated over"
-    " the phases of the ranks on the GPU and scaled to the energy counter; if the run has the GPU for itself), exclusive"
-    " (an interval with one phase), time_share (by the time in each phase). With the phase unattributed the sum is the"
-    " run's energy." + _WORK_ABSENT,
+    help="Energy of the run on this machine by phase and method. power_samples: GPU power every 20 ms, integrated over the"
+    " phases of the ranks on the GPU and scaled to the energy counter; only if no other run uses the GPU. exclusive: an"
+    " interval with a single phase. time_share: proportional to the time in each phase. The sum over all phases,"
+    " including unattributed, is the run's energy." + _WORK_ABSENT,
     source="energy of an interval * integral of power in the phase / integral of power",
 )
 PHASE_QUALITY = FamilySpec(
@@ -162,8 +163,8 @@ PHASE_QUALITY = FamilySpec(
     type="gauge",
     unit="ratio",
     labels=("run", "phase"),
-    help="Part of a phase's energy by method power_samples in intervals of 50 ms and more. Energy of shorter intervals"
-    " is mixed with the phases before and after. Absent without power samples.",
+    help="Share of a phase's energy, by method power_samples, in intervals of 50 ms and more. The energy of shorter intervals"
+    " is inaccurate, because power samples overlap the neighbouring phases. Absent without power samples.",
     source="1 - energy in short intervals / energy",
 )
 PRODUCTIVE_ENERGY = FamilySpec(
@@ -171,7 +172,7 @@ PRODUCTIVE_ENERGY = FamilySpec(
     type="counter",
     unit="joules",
     labels=("run",),
-    help="Energy of work covered by a successful save, or done by a process that completed the training."
+    help="Energy of work that a successful save covers, or of a process that completed the training."
     + _WORK_ABSENT,
     source="energy of work * share of the work that became productive",
 )
@@ -180,9 +181,9 @@ WASTED_ENERGY = FamilySpec(
     type="counter",
     unit="joules",
     labels=("run", "cause"),
-    help="Energy without lasting progress, by the causes of training_badput_seconds_total; other includes energy of no"
-    " phase. Productive and wasted energy and the energy of uncommitted work sum to the run's energy."
-    + _WORK_ABSENT,
+    help="Energy without lasting progress, by the causes of training_badput_seconds_total. The cause other includes energy"
+    " outside all phases. The run's energy is the sum of productive energy, wasted energy and the energy of uncommitted"
+    " work." + _WORK_ABSENT,
     source="energy of phases, energy of work * share of the work that was lost",
 )
 SPECS = (

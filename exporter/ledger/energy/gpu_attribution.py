@@ -27,9 +27,9 @@ NOT_LISTED = "process_not_listed"
 SHARE_UNKNOWN = "share_unknown"
 """Reason of a gap: several runs used the GPU, and the driver reports neither utilization nor memory of the processes."""
 
-STRANGER_SECONDS = 120.0
+UNKNOWN_RUN_SECONDS = 120.0
 """Retention of the energy of a process without a known run."""
-UNOWNED_SECONDS = 60.0
+FREE_INTERVAL_SECONDS = 60.0
 """Retention of times without a holder, equal to the retention of energy readings."""
 LIFE_TOLERANCE_SECONDS = 1.5
 """Tolerance when a lifetime from the feed is compared with the times of the driver's lists."""
@@ -54,9 +54,9 @@ class ReportedProcess:
     """Process that uses a GPU according to the feed."""
 
     life: ProcessLife
-    used: bool  # True if torch has used CUDA; False if unknown
-    named: bool  # False if the GPU is CUDA's default GPU, without a name in the feed
-    listable: bool  # False if the sidecar cannot recognise the process in the driver's lists
+    has_used_cuda: bool  # True if torch has used CUDA; False if unknown
+    has_gpu_name: bool  # False if the GPU is CUDA's default GPU, without a name in the feed
+    is_listable: bool  # False if the sidecar cannot recognise the process in the driver's lists
 
 
 @dataclass(slots=True)
@@ -80,11 +80,11 @@ class _Holder:
     end: float | None = None
     sm: float | None = None
     memory: int | None = None
-    waiting: list[GpuSlice] = field(default_factory=list)  # of a process without a run
+    stored_slices: list[GpuSlice] = field(default_factory=list)  # of a process without a run
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class _FreeInterval:
     """Interval without a holder."""
 
     begin: float
@@ -99,13 +99,13 @@ class GpuAttribution:
     """Attribution of a GPU's energy to runs; `start` is the first reading."""
 
     def __init__(self, start: EnergyPoint) -> None:
-        self._divided = start
+        self._divided_point = start
         self._listed_at = start.at
         self._lists: deque[float] = deque()  # times of the lists
         self._holders: dict[int, _Holder] = {}
-        self._past: list[_Holder] = []  # ended intervals of processes that hold the GPU again
-        self._unowned: deque[_Stretch] = deque()
-        self._settled: dict[
+        self._past_holders: list[_Holder] = []  # ended intervals of processes that hold the GPU again
+        self._free_intervals: deque[_FreeInterval] = deque()
+        self._settled_pids: dict[
             int, None
         ] = {}  # listed processes, and reported processes whose energy is divided
 
@@ -115,13 +115,13 @@ class GpuAttribution:
         return set(self._holders)
 
     @property
-    def _all(self) -> list[_Holder]:
-        return [*self._past, *self._holders.values()]
+    def _all_holders(self) -> list[_Holder]:
+        return [*self._past_holders, *self._holders.values()]
 
     @property
     def divided_at(self) -> float:
         """Monotonic time up to which the energy is divided."""
-        return self._divided.at
+        return self._divided_point.at
 
     def divide(
         self,
@@ -130,45 +130,49 @@ class GpuAttribution:
         lives: Mapping[int, ProcessLife],
         run_of: RunOf,
         *,
-        reported: Sequence[ReportedProcess] = (),
-        until: float = inf,
+        reported_processes: Sequence[ReportedProcess] = (),
+        phases_until: float = inf,
     ) -> Division:
-        """Return the parts of the runs since the last call, up to `until` at most.
+        """Return the parts of the runs since the last call, at most up to `phases_until`.
 
         Args:
             history: Energy readings, oldest first.
             listings: Lists of processes, oldest first; lists of previous calls are ignored.
             lives: Start and exit of the listed and the reported processes.
             run_of: Returns the run of a pid.
-            reported: Processes on this GPU according to the feed.
-            until: Time up to which the phases of the processes are known.
+            reported_processes: Processes on this GPU according to the feed.
+            phases_until: Time up to which the phases of the processes are known.
         """
         for listing in listings:
             if listing.at > self._listed_at:
                 self._update(listing, lives)
         if not self._lists and history:
             self._listed_at = history[-1].at  # the driver has no process list
-        division = Division(self._claimed(run_of))
+        division = Division(self._take_claimed_slices(run_of))
         points = self._points(history)
-        for process in reported:
-            is_hidden = not (process.listable and self._lists)
-            if process.named and is_hidden and process.life.ended is None:
+        for process in reported_processes:
+            is_hidden = not (process.is_listable and self._lists)
+            if process.has_gpu_name and is_hidden and process.life.ended is None:
                 self._hold(process.life, points, run_of, division)
         for holder in self._holders.values():
             life = lives.get(holder.pid)
             if holder.end is None and life is not None and life.ended is not None:
                 holder.end = max(holder.begin, life.ended)
         if points:
-            self._divide(points, min(self._horizon(), points[-1].at, until), run_of, division)
-            for process in reported:
+            self._divide(points, min(self._horizon(), points[-1].at, phases_until), run_of, division)
+            for process in reported_processes:
                 self._claim(process, points, run_of, division)
         self._forget(run_of)
         return division
 
     def _points(self, history: Sequence[EnergyPoint]) -> Sequence[EnergyPoint]:
         """Return the readings, with the last divided point if the readings since then are no longer kept."""
-        if history and history[0].at > self._divided.at and history[0].joules >= self._divided.joules:
-            return (self._divided, *history)
+        if (
+            history
+            and history[0].at > self._divided_point.at
+            and history[0].joules >= self._divided_point.joules
+        ):
+            return (self._divided_point, *history)
         return history
 
     def _divide(
@@ -177,127 +181,133 @@ class GpuAttribution:
         """Divide the energy up to *horizon* among the holders."""
         edges = {
             moment
-            for holder in self._all
+            for holder in self._all_holders
             for moment in (holder.begin, holder.end)
-            if moment is not None and self._divided.at < moment < horizon
+            if moment is not None and self._divided_point.at < moment < horizon
         }
-        times = sorted({max(self._divided.at, points[0].at), *edges, horizon})
+        times = sorted({max(self._divided_point.at, points[0].at), *edges, horizon})
         for begin, end in itertools.pairwise(times):
-            if begin >= self._divided.at and end <= horizon:
+            if begin >= self._divided_point.at and end <= horizon:
                 self._share(begin, end, joules_between(points, begin, end), run_of, division)
-        if horizon > self._divided.at:
-            self._divided = EnergyPoint(horizon, joules_at(points, horizon))
+        if horizon > self._divided_point.at:
+            self._divided_point = EnergyPoint(horizon, joules_at(points, horizon))
 
     def _update(self, listing: GpuListing, lives: Mapping[int, ProcessLife]) -> None:
         """Update the holders from a new list of processes."""
-        listed = {use.pid: use for use in listing.processes}
-        for pid, use in listed.items():
+        use_by_pid = {use.pid: use for use in listing.processes}
+        for pid, use in use_by_pid.items():
             holder, life = self._holders.get(pid), lives.get(pid)
             if life is not None and life.ended is not None and life.ended <= listing.at:
                 continue  # the process exited after the list was read
             if holder is None or (holder.end is not None and holder.end < listing.at):
                 if holder is not None:
-                    self._past.append(holder)
-                start = self._listed_at if life is None else life.began
-                holder = self._holders[pid] = _Holder(pid, max(start, self._listed_at))
+                    self._past_holders.append(holder)
+                began_at = self._listed_at if life is None else life.began
+                holder = self._holders[pid] = _Holder(pid, max(began_at, self._listed_at))
                 self._settle(pid)
             holder.memory = use.memory_bytes
             holder.sm = use.ratios.get("sm", holder.sm)
         for pid, holder in self._holders.items():
-            if pid > 0 and pid not in listed and holder.end is None:
+            if pid > 0 and pid not in use_by_pid and holder.end is None:
                 life = lives.get(pid)
                 holder.end = listing.at if life is None or life.ended is None else life.ended
         self._listed_at = listing.at
         self._lists.append(listing.at)
-        while self._lists[0] < listing.at - UNOWNED_SECONDS:
+        while self._lists[0] < listing.at - FREE_INTERVAL_SECONDS:
             self._lists.popleft()
 
     def _hold(
         self, life: ProcessLife, points: Sequence[EnergyPoint], run_of: RunOf, division: Division
     ) -> None:
         """Add a holder that no list contains, and attribute the energy since the start of the process."""
-        if life.pid in self._holders or life.pid in self._settled:
+        if life.pid in self._holders or life.pid in self._settled_pids:
             return
         self._settle(life.pid)
-        self._adopt(life, run_of, division)
-        for stretch in self._take_unowned(life.began, self._divided.at) if points else ():
-            division.slices.append(self._slice(life.pid, stretch, points, run_of))
-        self._holders[life.pid] = _Holder(life.pid, max(life.began, self._divided.at))
+        self._claim_stored_slices(life, run_of, division)
+        for interval in self._take_free_intervals(life.began, self._divided_point.at) if points else ():
+            division.slices.append(self._slice(life.pid, interval, points, run_of))
+        self._holders[life.pid] = _Holder(life.pid, max(life.began, self._divided_point.at))
 
     def _claim(
         self, process: ReportedProcess, points: Sequence[EnergyPoint], run_of: RunOf, division: Division
     ) -> None:
         """Add the energy of a reported process that exited before the next list."""
         life = process.life
-        if life.pid in self._settled or life.ended is None or life.ended > self._divided.at:
+        if life.pid in self._settled_pids or life.ended is None or life.ended > self._divided_point.at:
             return
         self._settle(life.pid)
-        lists = [at for at in self._lists if process.listable and life.began <= at <= life.ended]
+        list_times = [
+            listed_at
+            for listed_at in self._lists
+            if process.is_listable and life.began <= listed_at <= life.ended
+        ]
         # A list without the process shows that the process had not used the GPU before.
-        is_certain = process.named and (process.used or not lists)
-        if process.named and not process.listable:
-            self._adopt(life, run_of, division)
-        for stretch in self._take_unowned(max([life.began, *lists]), life.ended):
+        is_certain = process.has_gpu_name and (process.has_used_cuda or not list_times)
+        if process.has_gpu_name and not process.is_listable:
+            self._claim_stored_slices(life, run_of, division)
+        for interval in self._take_free_intervals(max([life.began, *list_times]), life.ended):
             if is_certain:
-                division.slices.append(self._slice(life.pid, stretch, points, run_of))
+                division.slices.append(self._slice(life.pid, interval, points, run_of))
             else:
-                division.add_gap(NOT_LISTED, joules_between(points, stretch.begin, stretch.end))
+                division.add_gap(NOT_LISTED, joules_between(points, interval.begin, interval.end))
 
-    def _slice(self, pid: int, stretch: _Stretch, points: Sequence[EnergyPoint], run_of: RunOf) -> GpuSlice:
-        joules = joules_between(points, stretch.begin, stretch.end)
-        return GpuSlice(run_of(pid), (pid,), EXCLUSIVE, 1.0, stretch.begin, stretch.end, joules)
+    def _slice(
+        self, pid: int, interval: _FreeInterval, points: Sequence[EnergyPoint], run_of: RunOf
+    ) -> GpuSlice:
+        joules = joules_between(points, interval.begin, interval.end)
+        return GpuSlice(run_of(pid), (pid,), EXCLUSIVE, 1.0, interval.begin, interval.end, joules)
 
-    def _adopt(self, life: ProcessLife, run_of: RunOf, division: Division) -> None:
+    def _claim_stored_slices(self, life: ProcessLife, run_of: RunOf, division: Division) -> None:
         """Add the stored energy of unknown pids with the same lifetime, which are pids of a different namespace."""
-        for holder in self._all:
-            ended = life.ended is None or (holder.end or inf) <= life.ended + LIFE_TOLERANCE_SECONDS
-            if not run_of(holder.pid) and ended and holder.begin >= life.began - LIFE_TOLERANCE_SECONDS:
+        for holder in self._all_holders:
+            is_within = life.ended is None or (holder.end or inf) <= life.ended + LIFE_TOLERANCE_SECONDS
+            if not run_of(holder.pid) and is_within and holder.begin >= life.began - LIFE_TOLERANCE_SECONDS:
                 division.slices += [
-                    replace(part, run=run_of(life.pid), pids=(life.pid,)) for part in holder.waiting
+                    replace(part, run=run_of(life.pid), pids=(life.pid,)) for part in holder.stored_slices
                 ]
-                holder.waiting.clear()
+                holder.stored_slices.clear()
 
-    def _take_unowned(self, begin: float, end: float) -> list[_Stretch]:
+    def _take_free_intervals(self, begin: float, end: float) -> list[_FreeInterval]:
         """Remove and return the intervals without a holder between two times."""
-        removed: list[_Stretch] = []
-        remaining: deque[_Stretch] = deque()
-        for stretch in self._unowned:
-            first, last = max(begin, stretch.begin), min(end, stretch.end)
+        removed_intervals: list[_FreeInterval] = []
+        remaining_intervals: deque[_FreeInterval] = deque()
+        for interval in self._free_intervals:
+            first, last = max(begin, interval.begin), min(end, interval.end)
             if first >= last:
-                remaining.append(stretch)
+                remaining_intervals.append(interval)
                 continue
-            removed.append(_Stretch(first, last))
-            remaining.extend(
+            removed_intervals.append(_FreeInterval(first, last))
+            remaining_intervals.extend(
                 part
-                for part in (_Stretch(stretch.begin, first), _Stretch(last, stretch.end))
+                for part in (_FreeInterval(interval.begin, first), _FreeInterval(last, interval.end))
                 if part.begin < part.end
             )
-        self._unowned = remaining
-        return removed
+        self._free_intervals = remaining_intervals
+        return removed_intervals
 
     def _horizon(self) -> float:
         """Return the time up to which all holders are known."""
-        ends = [holder.end for holder in self._all]
+        ends = [holder.end for holder in self._all_holders]
         known_ends = [end for end in ends if end is not None]
         if known_ends and len(known_ends) == len(ends):
             return max(self._listed_at, *known_ends)
         return self._listed_at
 
-    def _claimed(self, run_of: RunOf) -> list[GpuSlice]:
+    def _take_claimed_slices(self, run_of: RunOf) -> list[GpuSlice]:
         """Remove and return the stored parts of processes whose run has become known."""
         parts: list[GpuSlice] = []
-        for holder in self._all:
-            run = run_of(holder.pid) if holder.waiting else ""
+        for holder in self._all_holders:
+            run = run_of(holder.pid) if holder.stored_slices else ""
             if run:
-                parts += [replace(part, run=run) for part in holder.waiting]
-                holder.waiting.clear()
+                parts += [replace(part, run=run) for part in holder.stored_slices]
+                holder.stored_slices.clear()
         return parts
 
     def _share(self, begin: float, end: float, joules: float, run_of: RunOf, division: Division) -> None:
         """Divide the energy of an interval in which the holders did not change."""
         holders = [
             holder
-            for holder in self._all
+            for holder in self._all_holders
             if holder.begin <= begin and (holder.end is None or holder.end >= end)
         ]
         if any(holder.pid < 0 for holder in holders):
@@ -306,7 +316,7 @@ class GpuAttribution:
         if end <= begin:
             return
         if not holders:
-            self._unowned.append(_Stretch(begin, end))
+            self._free_intervals.append(_FreeInterval(begin, end))
             return
         owners: dict[str, list[_Holder]] = {}
         for holder in holders:
@@ -318,30 +328,33 @@ class GpuAttribution:
             pids = tuple(holder.pid for holder in owners[owner])
             part = GpuSlice(owner, pids, method, ratio, begin, end, joules * ratio)
             if owner.startswith("\0"):
-                waiting = owners[owner][0].waiting
-                waiting.append(part)
-                while waiting and waiting[0].end < end - STRANGER_SECONDS:
-                    waiting.pop(0)
+                stored_slices = owners[owner][0].stored_slices
+                stored_slices.append(part)
+                while stored_slices and stored_slices[0].end < end - UNKNOWN_RUN_SECONDS:
+                    stored_slices.pop(0)
             else:
                 division.slices.append(part)
 
     def _settle(self, pid: int) -> None:
-        self._settled[pid] = None
-        while len(self._settled) > MAX_SETTLED:
-            del self._settled[next(iter(self._settled))]
+        self._settled_pids[pid] = None
+        while len(self._settled_pids) > MAX_SETTLED:
+            del self._settled_pids[next(iter(self._settled_pids))]
 
     def _forget(self, run_of: RunOf) -> None:
         """Discard processes whose energy is divided, and old intervals without a holder."""
 
         def is_over(holder: _Holder) -> bool:
-            if holder.end is None or holder.end > self._divided.at:
+            if holder.end is None or holder.end > self._divided_point.at:
                 return False
-            return bool(run_of(holder.pid)) or self._divided.at - holder.end > STRANGER_SECONDS
+            return bool(run_of(holder.pid)) or self._divided_point.at - holder.end > UNKNOWN_RUN_SECONDS
 
         self._holders = {pid: holder for pid, holder in self._holders.items() if not is_over(holder)}
-        self._past = [holder for holder in self._past if not is_over(holder)]
-        while self._unowned and self._unowned[0].end < self._divided.at - UNOWNED_SECONDS:
-            self._unowned.popleft()
+        self._past_holders = [holder for holder in self._past_holders if not is_over(holder)]
+        while (
+            self._free_intervals
+            and self._free_intervals[0].end < self._divided_point.at - FREE_INTERVAL_SECONDS
+        ):
+            self._free_intervals.popleft()
 
 
 def _parts(owners: Mapping[str, Collection[_Holder]]) -> tuple[str, dict[str, float]]:

@@ -55,19 +55,19 @@ class GpuDivision:
         """Yield the parts of the runs since the last call; energy without a run is added to the device's gaps."""
         holders = self._holders
         holders.update(snapshot.job, snapshot.use, snapshot.work, snapshot.lives, wall=wall, now=now)
-        reported = holders.reported(snapshot.job, snapshot.uuids, now=now)
+        reported_by_uuid = holders.reported_processes(snapshot.job, snapshot.uuids, now=now)
         listings: dict[str, list[GpuListing]] = {}
         for listing in snapshot.listings:
             listings.setdefault(listing.uuid, []).append(listing)
         # For a process in the driver's list, the list is more reliable than the GPUs of the environment.
-        listed = {use.pid for listing in snapshot.listings for use in listing.processes}
+        listed_pids = {use.pid for listing in snapshot.listings for use in listing.processes}
         for device in devices:
             uuid, history = device.reading.device, device.reading.history
             if device.reading.component != "gpu" or not history:
                 continue
             gpu = self._gpus.get(uuid)
             if gpu is None:
-                if uuid not in listings and uuid not in reported:
+                if uuid not in listings and uuid not in reported_by_uuid:
                     continue
                 gpu = self._gpus[uuid] = GpuAttribution(history[0])
             division = gpu.divide(
@@ -75,16 +75,18 @@ class GpuDivision:
                 listings.get(uuid, ()),
                 holders.lives,
                 holders.run_of,
-                reported=[
+                reported_processes=[
                     process
-                    for process in reported.get(uuid, ())
-                    if process.used or process.life.pid not in listed
+                    for process in reported_by_uuid.get(uuid, ())
+                    if process.has_used_cuda or process.life.pid not in listed_pids
                 ],
-                until=holders.known_until(gpu.pids, now=now),
+                phases_until=holders.phases_until(gpu.pids, now=now),
             )
             for reason, joules in division.gaps.items():
                 device.add_gap(reason, joules)
             # The undivided energy is saved for the next sidecar.
-            device.pending = joules_between(history, gpu.divided_at, history[-1].at) if gpu.pids else 0.0
+            device.pending_joules = (
+                joules_between(history, gpu.divided_at, history[-1].at) if gpu.pids else 0.0
+            )
             for part in division.slices:
                 yield GpuPart(device, part, holders.intervals(part))

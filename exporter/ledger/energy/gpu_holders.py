@@ -20,12 +20,12 @@ STALE_FEED_SECONDS = 10.0
 """Time after the exit in which the feed may still show a process without a pid as running."""
 REPORTED_SECONDS = 60.0
 """Time after the exit in which the energy of a process can be divided by the feed's information."""
-FORGOTTEN_SECONDS = 180.0
-"""Time after the exit in which a process is bound to a pid; longer than the energy of an unknown process is kept."""
+BINDING_SECONDS = 180.0
+"""Time after the exit in which a process is bound to a pid; longer than the retention of energy without a known run."""
 START_TOLERANCE_SECONDS = 1.0
 """Tolerance between the clocks of two start times of a process."""
 MAX_PIDS = 4096
-_SHORTEST_PREFIX = 5  # of a UUID: "GPU-" and a digit
+_MIN_PREFIX_LENGTH = 5  # of a UUID: "GPU-" and a digit
 
 
 class GpuHolders:
@@ -55,14 +55,14 @@ class GpuHolders:
         wall: float,
         now: float,
     ) -> None:
-        """Update from the feed, the process collector and the phases, at a wall time and a monotonic time."""
+        """Update from the feed, the process collector and the phases; *wall* is Unix time, *now* is monotonic."""
         self.living = living_pids(job)
         self.lives = dict(lives)
         present = {process.process.id for process in job}
         self._pids = {process: pid for process, pid in self._pids.items() if process in present}
         for job_process in job:
             if job_process.alive or (
-                job_process.ended is not None and job_process.ended > wall - FORGOTTEN_SECONDS
+                job_process.ended is not None and job_process.ended > wall - BINDING_SECONDS
             ):
                 self._bind(job_process, wall - now)
         for run in () if use is None else use.runs:
@@ -77,11 +77,11 @@ class GpuHolders:
         for process in work.processes:
             self._run_processes.setdefault(process.run, []).append(process.process)
 
-    def _bind(self, process: JobProcess, offset: float) -> None:
+    def _bind(self, process: JobProcess, wall_clock_offset: float) -> None:
         """Assign a pid or a negative number to a process of the feed, and store the lifetime if there is no pid."""
         identity = process.process
-        start = identity.started - offset
-        ended = None if process.ended is None else max(start, process.ended - offset)
+        start = identity.started - wall_clock_offset
+        exited_at = None if process.ended is None else max(start, process.ended - wall_clock_offset)
         pid = process.pid
         if pid is None:
             life = self.lives.get(identity.pid)
@@ -100,9 +100,9 @@ class GpuHolders:
         self._note(pid, identity.run)
         self._processes[pid] = identity.id
         if pid < 0:
-            self.lives[pid] = ProcessLife(pid, start, ended)
+            self.lives[pid] = ProcessLife(pid, start, exited_at)
 
-    def reported(
+    def reported_processes(
         self, job: Sequence[JobProcess], uuids: Mapping[int, str], *, now: float
     ) -> dict[str, list[ReportedProcess]]:
         """Return the processes that use each GPU according to the feed, by UUID.
@@ -124,12 +124,12 @@ class GpuHolders:
                 continue
             if life.ended is not None and life.ended < now - REPORTED_SECONDS:
                 continue
-            for uuid in filter(None, (_resolved(name, uuids) for name in job_process.gpus.names)):
+            for uuid in filter(None, (_uuid_of(name, uuids) for name in job_process.gpus.names)):
                 process = ReportedProcess(
                     life,
-                    used=bool(job_process.gpus.used),
-                    named=job_process.gpus.named,
-                    listable=self._sees_pids and (life.pid > 0 or life.ended is not None),
+                    has_used_cuda=bool(job_process.gpus.used),
+                    has_gpu_name=job_process.gpus.named,
+                    is_listable=self._sees_pids and (life.pid > 0 or life.ended is not None),
                 )
                 processes_by_uuid.setdefault(uuid, []).append(process)
         return processes_by_uuid
@@ -142,37 +142,39 @@ class GpuHolders:
         """Return True if a process of the run reports training."""
         return run in self._run_processes
 
-    def known_until(self, pids: Collection[int], *, now: float) -> float:
+    def phases_until(self, pids: Collection[int], *, now: float) -> float:
         """Return the time up to which the phases of the processes are known, or are no longer waited for."""
-        until = inf
+        limit = inf
         for pid in pids:
             intervals = self._intervals.get(self._processes.get(pid, ""), ())
             life = self.lives.get(pid)
-            ended = None if life is None else life.ended
+            exited_at = None if life is None else life.ended
             if not intervals:
-                if pid < 0 and ended is None:
-                    until = min(until, now - STALE_FEED_SECONDS)
+                if pid < 0 and exited_at is None:
+                    limit = min(limit, now - STALE_FEED_SECONDS)
                 continue
-            if ended is None:
-                until = min(until, max(intervals[-1].end, now - PATIENCE_SECONDS))
-            elif now - ended < LAST_SNAPSHOT_SECONDS:
-                until = min(until, intervals[-1].end)
-        return until
+            if exited_at is None:
+                limit = min(limit, max(intervals[-1].end, now - PATIENCE_SECONDS))
+            elif now - exited_at < LAST_SNAPSHOT_SECONDS:
+                limit = min(limit, intervals[-1].end)
+        return limit
 
     def intervals(self, part: GpuSlice) -> list[tuple[PhaseInterval, ...]]:
         """Return the phase intervals of the processes of a part, extended to the begin and the end of the part."""
         phases = []
         for pid in part.pids:
-            reported = self._intervals.get(self._process_of(pid, part.run), ())
-            if not reported:
+            reported_intervals = self._intervals.get(self._process_of(pid, part.run), ())
+            if not reported_intervals:
                 continue
             life = self.lives.get(pid)
-            padded = list(reported)
-            if life is not None and reported[0].begin > part.begin >= life.began - 1.0:
-                padded.insert(0, PhaseInterval(part.begin, reported[0].begin, STARTUP_PHASE))
-            if reported[-1].end < part.end:
-                padded.append(PhaseInterval(reported[-1].end, part.end, reported[-1].phase))
-            phases.append(tuple(padded))
+            intervals = list(reported_intervals)
+            if life is not None and reported_intervals[0].begin > part.begin >= life.began - 1.0:
+                intervals.insert(0, PhaseInterval(part.begin, reported_intervals[0].begin, STARTUP_PHASE))
+            if reported_intervals[-1].end < part.end:
+                intervals.append(
+                    PhaseInterval(reported_intervals[-1].end, part.end, reported_intervals[-1].phase)
+                )
+            phases.append(tuple(intervals))
         return phases
 
     def _process_of(self, pid: int, run: str) -> str:
@@ -202,9 +204,9 @@ def _is_within(start: float, life: ProcessLife) -> bool:
     return start >= life.began - START_TOLERANCE_SECONDS and (life.ended is None or start <= life.ended)
 
 
-def _resolved(name: str, uuids: Mapping[int, str]) -> str:
+def _uuid_of(name: str, uuids: Mapping[int, str]) -> str:
     """Return the UUID of a GPU by NVML's number or a prefix of the UUID; "" for an unknown GPU and a MIG instance."""
     if name.isdecimal():
         return uuids.get(int(name), "")
-    matches = [uuid for uuid in uuids.values() if len(name) >= _SHORTEST_PREFIX and uuid.startswith(name)]
+    matches = [uuid for uuid in uuids.values() if len(name) >= _MIN_PREFIX_LENGTH and uuid.startswith(name)]
     return matches[0] if len(matches) == 1 else ""

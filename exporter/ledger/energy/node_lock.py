@@ -10,7 +10,7 @@ from pathlib import Path
 from exporter.feed.files import RecordLock
 
 MODE = 0o666
-"""Exporters of all users must be able to lock the file."""
+"""Mode of the lock file: exporters of all users must be able to lock the file."""
 
 
 class NodeLock:
@@ -30,7 +30,7 @@ class NodeLock:
         self._guard = threading.Lock()
 
     def acquire(self) -> bool:
-        """Return True if this exporter counts; cheap to call again.
+        """Return True if this exporter counts the energy; repeated calls are cheap.
 
         Also True if no lock is possible: most machines have a single exporter.
         """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from exporter.ledger.state.codec import decoding, from_json, parse
 
@@ -14,11 +15,12 @@ _OldRows = dict[tuple[str, ...], tuple[float | None, ...]]
 class DeviceRecord:
     """Last reading of a device, and the energy that was not yet divided."""
 
+    JSON_KEYS: ClassVar[Mapping[str, str]] = {"read_at": "at"}
     component: str
     device: str
     source: str
     register_joules: float | None = None
-    at: float = 0.0  # monotonic time
+    read_at: float = 0.0  # monotonic time
     watts: float | None = None
     pending_joules: float = 0.0
 
@@ -59,30 +61,43 @@ class PhaseMethod:
 
 @dataclass(frozen=True, slots=True)
 class SettledWork:
-    """Work seconds of a session with settled energy."""
+    """Work seconds of a session whose energy is already divided into productive and wasted energy."""
 
+    JSON_KEYS: ClassVar[Mapping[str, str]] = {
+        "productive_seconds": "productive",
+        "lost_seconds": "lost",
+        "hung_seconds": "hung",
+    }
     session: str
-    productive: float
-    lost: float
-    hung: float
+    productive_seconds: float
+    lost_seconds: float
+    hung_seconds: float
 
 
 @dataclass(slots=True)
 class RunRecord:
     """Counters of a run: joules, grams and money."""
 
+    JSON_KEYS: ClassVar[Mapping[str, str]] = {
+        "blurred_joules": "blurred",
+        "productive_joules": "productive",
+        "wasted_joules": "wasted",
+        "is_split": "splits",
+        "pool_joules": "pool",
+        "settled_work": "settled",
+    }
     energy: dict[ComponentMethod, float] = field(default_factory=dict)
     carbon: dict[str, float] = field(default_factory=dict)  # by component
     cost: dict[CostKind, float] = field(default_factory=dict)
     phases: dict[PhaseMethod, float] = field(default_factory=dict)
-    blurred: dict[str, float] = field(
+    blurred_joules: dict[str, float] = field(
         default_factory=dict
     )  # by phase, in intervals too short to be distinguished
-    productive: float = 0.0
-    wasted: dict[str, float] = field(default_factory=dict)  # by cause
-    splits: bool = False  # True if the job reports training, so that energy is split
-    pool: float = 0.0  # of uncommitted work
-    settled: SettledWork | None = None
+    productive_joules: float = 0.0
+    wasted_joules: dict[str, float] = field(default_factory=dict)  # by cause
+    is_split: bool = False  # True if the job reports training, so that energy is split
+    pool_joules: float = 0.0  # of uncommitted work
+    settled_work: SettledWork | None = None
     boot: str = ""
     alive_at: float | None = None  # monotonic time of the last pass with the run, in this boot
 
@@ -143,15 +158,15 @@ def _run_of_rows(rows: _OldRows) -> RunRecord:
             case "phase":
                 record.phases[PhaseMethod(*labels)] = value
             case "blurred":
-                record.blurred[labels[0]] = value
+                record.blurred_joules[labels[0]] = value
             case "productive":
-                record.productive = value
+                record.productive_joules = value
             case "wasted":
-                record.wasted[labels[0]] = value
+                record.wasted_joules[labels[0]] = value
             case "pool":
-                record.pool, record.splits = value, True
+                record.pool_joules, record.is_split = value, True
             case "flow":
-                record.settled = SettledWork(labels[0], *[number or 0.0 for number in values])
+                record.settled_work = SettledWork(labels[0], *[number or 0.0 for number in values])
             case "alive":
                 record.boot, record.alive_at = labels[0], values[0]
     return record

@@ -44,7 +44,7 @@ class _SpentTime:
 
     process: ProcessWork
     seconds: Mapping[str, float]  # by phase
-    complete: bool  # True if the process was present at the last division
+    is_complete: bool  # True if the process was present at the last division
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class RunEnergy:
 
     def __init__(self, boot: str) -> None:
         self.record = RunRecord(boot=boot)
-        self.changed = False  # since the last save
+        self.has_changes = False  # since the last save
         self._boot = boot
         self._reports = False  # True if the job reports training
         self._validates = False
         self._previous_phases: dict[str, Mapping[str, float]] = {}
-        self._spent: list[_SpentTime] = []
+        self._spent_times: list[_SpentTime] = []
 
     @property
     def alive_at(self) -> float | None:
@@ -76,21 +76,21 @@ class RunEnergy:
     @property
     def session(self) -> str:
         """Session of the settled work; empty before any work is settled."""
-        return "" if self.record.settled is None else self.record.settled.session
+        return "" if self.record.settled_work is None else self.record.settled_work.session
 
     def resume(self, record: RunRecord) -> None:
         """Continue from a saved record, before the first count."""
         self.record = record
-        self._reports = record.splits
-        if record.splits:
+        self._reports = record.is_split
+        if record.is_split:
             for cause in CAUSES:  # a record of an older release may lack a cause
-                record.wasted.setdefault(cause, 0.0)
+                record.wasted_joules.setdefault(cause, 0.0)
         if record.boot != self._boot:
             record.boot, record.alive_at = self._boot, None
 
-    def mark_alive(self, at: float) -> None:
+    def mark_alive(self, alive_at: float) -> None:
         """Record the monotonic time of a pass in which the run is running."""
-        self.record.alive_at = at
+        self.record.alive_at = alive_at
 
     def mark_reporting(self) -> None:
         """Record that the job reports training."""
@@ -108,14 +108,14 @@ class RunEnergy:
         for key, joules in record.phases.items():
             yield RunSample(families.PHASE_ENERGY, (key.phase, key.component, key.method), joules)
             if key.method == POWER_SAMPLES and joules and key.phase != UNATTRIBUTED:
-                blurred = record.blurred.get(key.phase, 0.0)
-                yield RunSample(families.PHASE_QUALITY, (key.phase,), max(0.0, 1 - blurred / joules))
-        if record.splits:
-            yield RunSample(families.PRODUCTIVE_ENERGY, (), record.productive)
-        for cause, joules in record.wasted.items():
+                blurred_joules = record.blurred_joules.get(key.phase, 0.0)
+                yield RunSample(families.PHASE_QUALITY, (key.phase,), max(0.0, 1 - blurred_joules / joules))
+        if record.is_split:
+            yield RunSample(families.PRODUCTIVE_ENERGY, (), record.productive_joules)
+        for cause, joules in record.wasted_joules.items():
             yield RunSample(families.WASTED_ENERGY, (cause,), joules)
 
-    def use(
+    def add_energy(
         self,
         reading: EnergyReading,
         method: str,
@@ -137,25 +137,27 @@ class RunEnergy:
         if options.price_per_joule is not None:
             electricity = CostKind("electricity", options.currency or "")
             _add(record.cost, electricity, site_joules * options.price_per_joule)
-        self.changed = True
+        self.has_changes = True
         if self._reports:
             self._split(component, reading.device, joules, seconds, split)
 
-    def hold(self, reading: EnergyReading, ratio: float, seconds: float, options: EnergyOptions) -> None:
+    def add_device_cost(
+        self, reading: EnergyReading, ratio: float, seconds: float, options: EnergyOptions
+    ) -> None:
         """Add the price of the run's share of a GPU over *seconds*."""
         price = options.gpu_price_per_second
         if price is not None and reading.component == "gpu":
             _add(self.record.cost, CostKind("device_time", options.currency or ""), seconds * ratio * price)
-            self.changed = True
+            self.has_changes = True
 
-    def begin(self, processes: Sequence[ProcessWork]) -> None:
+    def begin_division(self, processes: Sequence[ProcessWork]) -> None:
         """Compute the time by phase of the run's processes since the last division."""
-        self._spent = []
+        self._spent_times = []
         for process in processes:
             previous = self._previous_phases.get(process.process, {})
             grown = {phase: seconds - previous.get(phase, 0.0) for phase, seconds in process.phases.items()}
             spent = {phase: seconds for phase, seconds in grown.items() if seconds > 0}
-            self._spent.append(_SpentTime(process, spent, process.process in self._previous_phases))
+            self._spent_times.append(_SpentTime(process, spent, process.process in self._previous_phases))
         self._previous_phases = {process.process: process.phases for process in processes}
         self._reports = self._reports or bool(processes)
 
@@ -164,78 +166,83 @@ class RunEnergy:
         if account is None:
             return
         self._validates = account.validates
-        record, previous = self.record, self.record.settled
-        current = SettledWork(account.session, account.productive, account.lost, account.hung)
-        record.settled = current
-        self.changed = self.changed or previous != current
+        record, previous = self.record, self.record.settled_work
+        current = SettledWork(
+            account.session, account.productive_seconds, account.lost_seconds, account.hung_seconds
+        )
+        record.settled_work = current
+        self.has_changes = self.has_changes or previous != current
         if previous is not None and previous.session != account.session:
             # A new task has started: the unsaved work of the previous task is lost.
-            if record.pool:
-                _add(record.wasted, "lost_progress", record.pool)
-            record.pool = 0.0
+            if record.pool_joules:
+                _add(record.wasted_joules, "lost_progress", record.pool_joules)
+            record.pool_joules = 0.0
             return
-        if previous is None or not record.splits:
+        if previous is None or not record.is_split:
             return
-        productive, lost = current.productive - previous.productive, current.lost - previous.lost
-        hung = current.hung - previous.hung
-        settled = productive + lost + hung
-        if settled > 0 and min(productive, lost, hung) >= 0:
-            per_second = record.pool / (settled + account.uncommitted)
-            record.pool = max(0.0, record.pool - settled * per_second)
-            record.productive += productive * per_second
-            _add(record.wasted, "lost_progress", lost * per_second)
-            _add(record.wasted, "hang", hung * per_second)
+        productive_seconds, lost_seconds = (
+            current.productive_seconds - previous.productive_seconds,
+            current.lost_seconds - previous.lost_seconds,
+        )
+        hung_seconds = current.hung_seconds - previous.hung_seconds
+        settled_seconds = productive_seconds + lost_seconds + hung_seconds
+        if settled_seconds > 0 and min(productive_seconds, lost_seconds, hung_seconds) >= 0:
+            per_second = record.pool_joules / (settled_seconds + account.uncommitted_seconds)
+            record.pool_joules = max(0.0, record.pool_joules - settled_seconds * per_second)
+            record.productive_joules += productive_seconds * per_second
+            _add(record.wasted_joules, "lost_progress", lost_seconds * per_second)
+            _add(record.wasted_joules, "hang", hung_seconds * per_second)
 
     def _split(self, component: str, device: str, joules: float, seconds: float, split: Split | None) -> None:
         """Divide energy of a device since the last division among phases."""
         record = self.record
-        if not record.splits:  # only with energy, so that a run without an energy source has no zeros
-            record.splits = True
+        if not record.is_split:  # only with energy, so that a run without an energy source has no zeros
+            record.is_split = True
             for cause in CAUSES:
-                record.wasted.setdefault(cause, 0.0)
+                record.wasted_joules.setdefault(cause, 0.0)
         if joules <= 0:
             return
-        measured = 0.0 if split is None else sum(split.joules.values())
-        if split is not None and measured > 0:
-            division = _PhaseWeights(POWER_SAMPLES, split.joules, measured)
-            for phase, amount in split.blurred.items():
-                _add(record.blurred, phase, joules * amount / measured)
+        measured_joules = 0.0 if split is None else sum(split.joules_by_phase.values())
+        if split is not None and measured_joules > 0:
+            division = _PhaseWeights(POWER_SAMPLES, split.joules_by_phase, measured_joules)
+            for phase, amount in split.blurred_joules.items():
+                _add(record.blurred_joules, phase, joules * amount / measured_joules)
         else:
-            division = self._by_time(device, seconds)
+            division = self._time_weights(device, seconds)
         remainder = joules
         for phase, weight in division.weights.items():
             if phase != UNATTRIBUTED:
-                part = joules * weight / division.total
-                remainder -= part
-                _add(record.phases, PhaseMethod(phase, component, division.method), part)
-                self._spend(phase, part)
+                part_joules = joules * weight / division.total
+                remainder -= part_joules
+                _add(record.phases, PhaseMethod(phase, component, division.method), part_joules)
+                self._count_phase(phase, part_joules)
         remainder = max(0.0, remainder)
         method = TIME_SHARE if division.method == EXCLUSIVE else division.method
         _add(record.phases, PhaseMethod(UNATTRIBUTED, component, method), remainder)
-        _add(record.wasted, "other", remainder)
+        _add(record.wasted_joules, "other", remainder)
 
-    def _by_time(self, device: str, seconds: float) -> _PhaseWeights:
+    def _time_weights(self, device: str, seconds: float) -> _PhaseWeights:
         """Return the time by phase of the process that uses a device, otherwise of the lowest rank."""
         users = [
-            spent_time for spent_time in self._spent if spent_time.process.device == device
-        ] or self._spent
+            spent_time for spent_time in self._spent_times if spent_time.process.device == device
+        ] or self._spent_times
         if not users:
             return _PhaseWeights(TIME_SHARE, {}, seconds)
         spent = users[0]
         total = sum(spent.seconds.values())
-        if not spent.complete:  # the process may have started within the interval
+        if not spent.is_complete:  # the process may have started within the interval
             total = max(seconds, total)
-        exclusive = spent.complete and len(spent.seconds) == 1
-        return _PhaseWeights(EXCLUSIVE if exclusive else TIME_SHARE, spent.seconds, total)
+        is_exclusive = spent.is_complete and len(spent.seconds) == 1
+        return _PhaseWeights(EXCLUSIVE if is_exclusive else TIME_SHARE, spent.seconds, total)
 
-    def _spend(self, phase: str, joules: float) -> None:
+    def _count_phase(self, phase: str, joules: float) -> None:
         cause = CAUSE_OF_PHASE.get(phase, "other")
         if phase in WORK:
-            self.record.pool += joules
+            self.record.pool_joules += joules
         elif cause == "validation" and self._validates:
-            self.record.productive += joules
+            self.record.productive_joules += joules
         else:
-            _add(self.record.wasted, cause, joules)
+            _add(self.record.wasted_joules, cause, joules)
 
 
 def _add(counters: dict[_Key, float], key: _Key, amount: float) -> None:

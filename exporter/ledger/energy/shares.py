@@ -51,18 +51,23 @@ def shares_of(
 def _cpu_shares(reading: EnergyReading, previous: MachineUse, current: MachineUse) -> list[Share]:
     if previous.cpu_busy_seconds is None or current.cpu_busy_seconds is None or not current.runs:
         return []
-    earlier = {run.run: run.cpu_seconds for run in previous.runs}
+    earlier_cpu_seconds = {run.run: run.cpu_seconds for run in previous.runs}
     # The share of a new run starts with the next interval, because there is no earlier CPU time.
-    used = {
-        run.run: max(0.0, run.cpu_seconds - earlier.get(run.run, run.cpu_seconds)) for run in current.runs
+    cpu_seconds = {
+        run.run: max(0.0, run.cpu_seconds - earlier_cpu_seconds.get(run.run, run.cpu_seconds))
+        for run in current.runs
     }
-    busy = max(current.cpu_busy_seconds - previous.cpu_busy_seconds, sum(used.values())) or 1.0
+    busy_seconds = max(current.cpu_busy_seconds - previous.cpu_busy_seconds, sum(cpu_seconds.values())) or 1.0
     cpus = max(current.cpus, sum(run.cpus for run in current.runs))
-    idle = 0.0
+    idle_ratio = 0.0
     if reading.idle_watts is not None and reading.watts:
-        idle = min(1.0, max(0.0, reading.idle_watts / reading.watts))
+        idle_ratio = min(1.0, max(0.0, reading.idle_watts / reading.watts))
     return [
-        Share(run.run, "cpu_share", (1 - idle) * used[run.run] / busy + idle * run.cpus / cpus)
+        Share(
+            run.run,
+            "cpu_share",
+            (1 - idle_ratio) * cpu_seconds[run.run] / busy_seconds + idle_ratio * run.cpus / cpus,
+        )
         for run in current.runs
     ]
 

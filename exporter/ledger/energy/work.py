@@ -29,10 +29,10 @@ class WorkAccount:
     """Outcome of the work of a run, in total seconds."""
 
     session: str  # accounts of different sessions are not comparable
-    productive: float  # without validation
-    lost: float
-    hung: float
-    uncommitted: float
+    productive_seconds: float  # without validation
+    lost_seconds: float
+    hung_seconds: float
+    uncommitted_seconds: float
     validates: bool  # validation is productive
 
 
@@ -46,7 +46,7 @@ class ProcessWork:
     phases: Mapping[str, float]  # total seconds by phase
     device: str = ""  # UUID of the only GPU that the process uses
     intervals: tuple[PhaseInterval, ...] = ()  # of the last seconds
-    alive: bool = True  # False for a recently exited process
+    is_alive: bool = True  # False for a recently exited process
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +66,28 @@ class WorkUse:
         return account
 
 
-def extended(intervals: tuple[PhaseInterval, ...], reading: TrainingReading) -> tuple[PhaseInterval, ...]:
+def extend_intervals(
+    intervals: tuple[PhaseInterval, ...], reading: TrainingReading
+) -> tuple[PhaseInterval, ...]:
     """Return the known intervals of a process, extended by the history of a new snapshot."""
-    phases, until = reading.history_phases, reading.history_until
+    phases, history_until = reading.history_phases, reading.history_until
     history = tuple(chain.from_iterable(reading.intervals))[-MAX_NUMBERS:]
     covered_until = intervals[-1].end if intervals else 0.0
-    if until <= covered_until or len(history) % 2:
+    if history_until <= covered_until or len(history) % 2:
         return intervals
     if history and not 0 <= min(history[::2]) <= max(history[::2]) < len(phases):
         return intervals
     new_intervals: list[PhaseInterval] = []
-    end = until
+    end = history_until
     # From the latest to the first uncovered interval: a history is much longer than the interval between two snapshots.
-    for place, microseconds in zip(history[-2::-2], history[::-2], strict=True):
+    for index, microseconds in zip(history[-2::-2], history[::-2], strict=True):
         if end <= covered_until:
             break
         begin = end - microseconds / 1e6
         if begin < end:
-            new_intervals.append(PhaseInterval(max(begin, covered_until), end, phases[place]))
+            new_intervals.append(PhaseInterval(max(begin, covered_until), end, phases[index]))
         end = begin
-    first_kept = bisect_right(intervals, until - RETENTION_SECONDS, key=lambda interval: interval.end)
+    first_kept = bisect_right(intervals, history_until - RETENTION_SECONDS, key=lambda interval: interval.end)
     extended_intervals = list(intervals[first_kept:])
     for interval in reversed(new_intervals):
         last = extended_intervals[-1] if extended_intervals else None

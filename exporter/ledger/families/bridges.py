@@ -13,7 +13,7 @@ TORCH_MONITOR_OVERFLOWS = TrainingFamily(
     type="counter",
     labels=IDENTITY_LABELS,
     help=(
-        "Reads that found the bridge's queue of torch.monitor events full; the number of lost "
+        "Reads of the bridge's queue of torch.monitor events at which the queue was full. The number of lost "
         f"events is unknown.{TOTAL_ABSENT}"
     ),
     source="exporter.bridges.monitor",
@@ -23,8 +23,8 @@ TORCH_MONITOR_REFUSED = TrainingFamily(
     type="counter",
     labels=IDENTITY_LABELS,
     help=(
-        "Numbers of torch.monitor Stats that were not recorded (invalid or taken name, too many "
-        f"names, not a number), and unreadable events.{TOTAL_ABSENT}"
+        "Values of torch.monitor Stats that were refused (invalid name, name in use, too many names, not a "
+        f"number), and unreadable events.{TOTAL_ABSENT}"
     ),
     source="exporter.bridges.monitor",
 )
@@ -33,30 +33,30 @@ SPAN_EXPORTER_RECORDS = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "exporter"),
     help=(
-        "Records (starts, stops, events and errors of spans) that an exporter of the job "
+        "Records (starts, stops, events and errors of spans) that a span exporter of the job "
         f"accepted.{TOTAL_ABSENT}"
     ),
-    source="exporter of spans; `exporter` is the class, with -2 and so on for more of the same",
+    source="span exporter; the label `exporter` is the class name, with the suffix -2, -3, … for further instances",
 )
 SPAN_EXPORTER_DROPPED = TrainingFamily(
     name="training_span_exporter_dropped_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "exporter", "reason"),
     help=(
-        "Records that an exporter of the job missed: queue full (queue_full), every call raised "
-        f"(failed), the process ended first (exit).{TOTAL_ABSENT}"
+        "Records that a span exporter of the job did not receive, by reason: full queue (queue_full), every "
+        f"call raised (failed), exit of the process (exit).{TOTAL_ABSENT}"
     ),
-    source="exporter of spans",
+    source="span exporter",
 )
 SPAN_EXPORTER_ERRORS = TrainingFamily(
     name="training_span_exporter_errors_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "exporter"),
     help=(
-        "Calls of an exporter of the job that raised; each call is retried, so most errors lose "
-        f"no record.{TOTAL_ABSENT}"
+        "Calls of a span exporter of the job that raised. Each call is retried, so most errors lose no "
+        f"record.{TOTAL_ABSENT}"
     ),
-    source="exporter of spans",
+    source="span exporter",
 )
 
 SPECS = (

@@ -21,8 +21,8 @@ FUNCTION = TrainingFamily(
     unit="seconds",
     labels=(*IDENTITY_LABELS, "function"),
     help=(
-        "Duration of calls of the agent's functions, in whole milliseconds. Functions call each "
-        f"other: do not add them.{TOTAL_ABSENT}"
+        "Duration of calls of the agent's functions, with a resolution of 1 ms. Calls are nested: do not add "
+        f"the durations of different functions.{TOTAL_ABSENT}"
     ),
     source="torchelastic metrics <class>.<function>.duration.ms",
 )
@@ -39,8 +39,8 @@ RESTARTS = TrainingFamily(
     type="counter",
     labels=IDENTITY_LABELS,
     help=(
-        "Restarts of this agent's workers for any reason: a failure here, or nodes that failed, "
-        f"joined or left.{TOTAL_ABSENT}"
+        "Restarts of this agent's workers for any reason: a failure of a worker, or a node that failed, joined "
+        f"or left.{TOTAL_ABSENT}"
     ),
     source="torchelastic metric SimpleElasticAgent._restart_workers.success",
 )
@@ -48,14 +48,14 @@ FAILURE_RESTARTS = TrainingFamily(
     name="training_elastic_failure_restarts_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "worker_role"),
-    help=f"Restarts used up by failures of this agent's workers.{TOTAL_ABSENT}",
-    source="falls of the torchelastic metric workers.<role>.remaining_restarts",
+    help=f"Restarts after a failure of this agent's workers.{TOTAL_ABSENT}",
+    source="decreases of the torchelastic metric workers.<role>.remaining_restarts",
 )
 REMAINING_RESTARTS = TrainingFamily(
     name="training_elastic_remaining_restarts",
     type="gauge",
     labels=(*IDENTITY_LABELS, "worker_role"),
-    help=f"Restarts left for failures.{GAUGE_ABSENT}",
+    help=f"Remaining restarts after failures.{GAUGE_ABSENT}",
     source="torchelastic metric workers.<role>.remaining_restarts",
 )
 WORKER_STATE_CHECKS = TrainingFamily(
@@ -63,8 +63,8 @@ WORKER_STATE_CHECKS = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "state", "worker_role"),
     help=(
-        "Checks of the workers by the agent, by result (healthy, succeeded, failed, unhealthy, "
-        f"...); time in a state = increase * monitor interval of the agent.{TOTAL_ABSENT}"
+        "Checks of the workers by the agent, by state (healthy, succeeded, failed, unhealthy, ...). The time in "
+        f"a state is the increase times the agent's monitor interval.{TOTAL_ABSENT}"
     ),
     source="torchelastic metrics workers.<role>.<state>",
 )
@@ -72,7 +72,7 @@ FLAKINESS = TrainingFamily(
     name="training_elastic_flakiness",
     type="summary",
     labels=(*IDENTITY_LABELS, "worker_role"),
-    help=f"Share of the allowed restarts used by a run, 1 for a failed run: sum / count.{TOTAL_ABSENT}",
+    help=f"Share of the allowed restarts that a run used; 1 for a failed run. The mean is sum / count.{TOTAL_ABSENT}",
     source="torchelastic metric workers.<role>.flakiness",
 )
 RUNS = TrainingFamily(
@@ -97,9 +97,9 @@ WORKER_RESULTS = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "exit_code", "result", "worker_role"),
     help=(
-        "Final results of workers (succeeded, failed, terminated) with exit codes; a failure "
-        "followed by a restart is not final. Exit codes -15 and -9 beside another failure mostly "
-        f"mean that the agent ended the worker.{TOTAL_ABSENT}"
+        "Final results of workers (succeeded, failed, terminated) by exit code. A failure before a restart is "
+        "not final. After a failure of a worker, the agent terminates the other workers: their exit code is -15 "
+        f"or -9.{TOTAL_ABSENT}"
     ),
     source="torchelastic events torchelastic.worker.status.{SUCCEEDED,FAILED,TERMINATED} of workers",
 )
@@ -108,8 +108,8 @@ REFUSED = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "reason"),
     help=(
-        "Values of torchelastic metrics that were not recorded: the family belongs to another "
-        "metric (collision), too many names (too_many), no valid name (name), a handler raised "
+        "Refused values of torchelastic metrics by reason: the family belongs to a different metric "
+        "(collision), too many names (too_many), invalid name (name), a handler raised "
         f"(handler).{TOTAL_ABSENT}"
     ),
     source="exporter.elastic",

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from exporter.families import Collected, FamilySpec
 from exporter.ledger.families import IDENTITY_LABELS
-from exporter.ledger.totals import VisibleSlot, added_events
+from exporter.ledger.totals import VisibleSlot, sum_events
 from exporter.recording.values import NO_EVENTS
 
 ZERO_DROP_REASONS = ("nan", "overflow", "write_failed")
@@ -23,7 +23,7 @@ ALIVE = FamilySpec(
     name="training_feed_alive",
     type="gauge",
     labels=IDENTITY_LABELS,
-    help="1 while the process lives, 0 after its end. Absent after the retention time of an ended run.",
+    help="1 for a running process, 0 after the exit. Absent after the retention time of the run (feed.linger).",
     source="record lock of the process on its lock file",
 )
 LAST_UPDATE = FamilySpec(
@@ -31,42 +31,43 @@ LAST_UPDATE = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=IDENTITY_LABELS,
-    help="Unix time of the latest snapshot of the process; stops when the process hangs or is stopped."
-    " Absent after the retention time of an ended run.",
+    help="Unix time of the latest snapshot of the process. Does not advance if the process hangs or is stopped."
+    " Absent after the retention time of the run (feed.linger).",
     source="Snapshot.written",
 )
 DROPPED = FamilySpec(
     name="training_feed_dropped_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "reason"),
-    help="Recorded data that was lost: rejected samples (nan to backlog), reads of a full buffer (overflow),"
-    " snapshots that could not be written (write_failed), Stats left out of a snapshot for its size (too_large) or"
-    " for the sidecar's memory (memory), readings of a Stat whose family has another definition (definition). The"
-    " reasons nan, overflow and write_failed start at 0. Absent with the totals of the rank.",
+    help="Lost data by reason: rejected samples (nan to backlog), reads of a full buffer (overflow), failed writes of"
+    " snapshots (write_failed), Stats omitted because the snapshot exceeds the size limit (too_large) or the sidecar's"
+    " memory limit (memory), readings of a Stat whose family has a different definition (definition). The reasons nan,"
+    " overflow and write_failed start at 0. Absent with the totals of the rank.",
     source="StatReading.rejected and .overflows, Snapshot.dropped, family owners",
 )
 REJECTED = FamilySpec(
     name="training_stat_rejected_samples_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "stat", "reason"),
-    help="Rejected samples of a Stat, and reads that found its buffer full (overflow: the number of lost samples is"
-    " unknown). Part of training_feed_dropped_total: do not add the two. Absent before the first rejected sample.",
+    help="Rejected samples of a Stat by reason. For the reason overflow, the value is the number of reads of a full"
+    " buffer; the number of lost samples is unknown. Part of training_feed_dropped_total: do not add the two. Absent"
+    " before the first rejected sample.",
     source="StatReading.rejected, .overflows",
 )
 CONFLICTS = FamilySpec(
     name="training_rank_conflicts",
     type="gauge",
     labels=("run", "rank"),
-    help="Living processes beyond the first that train as the same rank of a run with a chosen name: two jobs share"
-    " the name. Absent without a conflict.",
-    source="processes of a rank that lived together for 15 s",
+    help="Further running processes that train as the same rank of a run with a configured name, because two jobs have"
+    " the same run name. Absent without a conflict.",
+    source="processes of a rank that overlap for 15 s",
 )
 EVENTS = FamilySpec(
     name="training_events_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "type", "severity"),
-    help="Logged events of all processes of the rank; types beyond the first 100 of a process are counted as other."
-    " Absent before the first event, and with the totals of the rank.",
+    help="Logged events of all processes of the rank. After the first 100 types of a process, further types are counted"
+    " as other. Absent before the first event, and with the totals of the rank.",
     source="exporter.log, exporter.monitor.log_event and the bridges",
 )
 EVENT_LAST = FamilySpec(
@@ -74,17 +75,17 @@ EVENT_LAST = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=(*IDENTITY_LABELS, "type", "severity"),
-    help="Unix time of the event that was logged last. Absent before the first event, and after the retention time"
-    " of an ended run.",
+    help="Unix time of the latest event. Absent before the first event, and after the retention time of the run"
+    " (feed.linger).",
     source="Event.timestamp",
 )
 EVENTS_SUPPRESSED = FamilySpec(
     name="training_events_suppressed_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "type", "reason"),
-    help="Events that were counted but not passed to the handlers: sampled out (sampled) or above the rate limit"
-    " (rate_limit); and events passed on without their payload because it could not be built (payload). Absent before"
-    " the first of its reason.",
+    help="Events that were counted but not passed to the handlers, by reason: discarded by sampling (sampled) or by the"
+    " rate limit (rate_limit). For the reason payload, events that were passed without the payload, because building"
+    " the payload raised. Absent before the first event with the reason.",
     source="exporter.events.limit",
 )
 HANDLER_EVENTS = FamilySpec(
@@ -98,55 +99,56 @@ HANDLER_DROPPED = FamilySpec(
     name="training_event_handler_dropped_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "handler", "reason"),
-    help="Events that a handler missed: queue full (queue_full), the handler raised or could not write (error), the"
-    " handler was unregistered or the process ended first (unregistered, exit). The reasons queue_full and error start"
-    " at 0. Absent if no handler is registered.",
+    help="Events that a handler did not receive, by reason: full queue (queue_full), exception or failed write of the"
+    " handler (error), unregistered handler (unregistered), exit of the process (exit). The reasons queue_full and"
+    " error start at 0. Absent if no handler is registered.",
     source="exporter.events.register",
 )
 RANK_INFO = FamilySpec(
     name="training_rank_info",
     type="info",
     labels=(*IDENTITY_LABELS, "local_rank", "node", "version", "gpu", "uuid"),
-    help="Current or last process of the rank, its GPU (gpu and uuid are absent for none, several or an unknown GPU),"
-    " and the labels of exporter.configure(labels=...), each as label_<name>. Absent after the retention time of an"
-    " ended run.",
+    help="Current or last process of the rank, with the GPU and with the labels of exporter.configure(labels=...), each"
+    " as label_<name>. The labels gpu and uuid are empty if the process uses no GPU, several GPUs or an unknown GPU."
+    " Absent after the retention time of the run (feed.linger).",
     source="ProcessIdentity, processes listed by NVML",
 )
 REFUSED = FamilySpec(
     name="exporter_feed_refused_total",
     type="counter",
     labels=("reason",),
-    help="Refused feed files; a file is counted once while it is refused for the same reason.",
+    help="Refused feed files by reason. A file is counted again only after a change of the reason.",
     source="feed directory",
 )
 OWNER = FamilySpec(
     name="exporter_feed_owner",
     type="gauge",
-    help="1 if this sidecar owns the feed directory: the owner removes files of dead processes and keeps the totals."
-    " 0 if another sidecar owns the directory and this sidecar only reads.",
+    help="1 if this sidecar owns the feed directory: the owner removes the files of exited processes and saves the totals."
+    " 0 if a different sidecar owns the directory; this sidecar only reads.",
     source="owner.lock",
 )
 STATE_ERRORS = FamilySpec(
     name="exporter_ledger_state_errors_total",
     type="counter",
     labels=("reason",),
-    help="Failed reads, writes and locks of state files (failed): the totals of the rank are absent until a retry"
-    " succeeds. State files that were moved aside because they were damaged, too large or of a later version"
-    " (damaged): totals continue from memory and the feed.",
+    help="Errors of state files by reason. failed: a file could not be read, written or locked; the totals of the rank are"
+    " absent until a retry succeeds. damaged: a file was damaged, too large or of a later version and was renamed;"
+    " totals continue from memory and the feed.",
     source="state directory",
 )
 FOREIGN = FamilySpec(
     name="exporter_feed_foreign_entry",
     type="gauge",
     labels=("entry",),
-    help="1 for owner.lock, overrides.json, stacks.request, runs or ledger of another user in a shared feed or state"
-    " directory: this exporter ignores the entry and uses a name with its user id instead. Absent otherwise.",
+    help="1 for each file of a different user with a name of the exporter (owner.lock, overrides.json, stacks.request, runs,"
+    " ledger) in a shared feed or state directory. This exporter ignores the file and uses a name with the user id"
+    " instead. Absent otherwise.",
     source="feed directory, state directory",
 )
 SUPPRESSED = FamilySpec(
     name="exporter_ledger_suppressed_ranks",
     type="gauge",
-    help="Ranks whose totals are suppressed because their state cannot be written or is locked by another sidecar.",
+    help="Ranks with suppressed totals, because the state cannot be written or is locked by a different sidecar.",
     source="state directory",
 )
 SPECS = (
@@ -164,17 +166,17 @@ def add_processes(
     info = replace(RANK_INFO, labels=RANK_INFO.labels + tuple([f"label_{name}" for name in names]))
     for visible_slot in slots:
         process, identity = visible_slot.process, visible_slot.process.identity
-        collected.add(ALIVE, int(process.living), *visible_slot.labels)
-        collected.add(LAST_UPDATE, process.written, *visible_slot.labels)
+        collected.add(ALIVE, int(process.is_alive), *visible_slot.labels)
+        collected.add(LAST_UPDATE, process.written_at, *visible_slot.labels)
         local_rank = "" if identity.local_rank is None else str(identity.local_rank)
         # The role of the series' identity is empty for a rank; the info has the role of every process.
         run, rank, worker, _ = visible_slot.labels
         rank_labels = (run, rank, worker, identity.role, local_rank, identity.node, identity.version)
-        own_labels = dict(identity.labels)
-        described = [own_labels.get(name, "") for name in names]
-        collected.add(info, 1, *rank_labels, *(gpu_of(identity.id) or ("", "")), *described)
+        job_labels = dict(identity.labels)
+        job_label_values = [job_labels.get(name, "") for name in names]
+        collected.add(info, 1, *rank_labels, *(gpu_of(identity.id) or ("", "")), *job_label_values)
         _add_events(collected, visible_slot)
-        if visible_slot.counted:
+        if visible_slot.is_saved:
             _add_losses(collected, visible_slot)
 
 
@@ -182,20 +184,20 @@ def _add_events(collected: Collected, visible: VisibleSlot) -> None:
     """Add the sums over the processes of a slot."""
     total = NO_EVENTS
     for part in visible.slot.parts():
-        total = added_events(total, part.events)
-    for kind, at in total.last.items():
-        collected.add(EVENT_LAST, at, *visible.labels, *kind)
-    if not visible.counted:
+        total = sum_events(total, part.events)
+    for event, timestamp in total.last.items():
+        collected.add(EVENT_LAST, timestamp, *visible.labels, *event)
+    if not visible.is_saved:
         return
-    for kind, count in total.counts.items():
-        collected.add(EVENTS, count, *visible.labels, *kind)
-    for kind, count in total.suppressed.items():
-        collected.add(EVENTS_SUPPRESSED, count, *visible.labels, *kind)
-    dropped = {(handler, reason): 0 for handler in total.delivered for reason in ("queue_full", "error")}
+    for event, count in total.counts.items():
+        collected.add(EVENTS, count, *visible.labels, *event)
+    for event, count in total.suppressed.items():
+        collected.add(EVENTS_SUPPRESSED, count, *visible.labels, *event)
+    zero_counts = {(handler, reason): 0 for handler in total.delivered for reason in ("queue_full", "error")}
     for handler, count in total.delivered.items():
         collected.add(HANDLER_EVENTS, count, *visible.labels, handler)
-    for pair, count in {**dropped, **total.dropped}.items():
-        collected.add(HANDLER_DROPPED, count, *visible.labels, *pair)
+    for handler_and_reason, count in {**zero_counts, **total.dropped}.items():
+        collected.add(HANDLER_DROPPED, count, *visible.labels, *handler_and_reason)
 
 
 def _add_losses(collected: Collected, visible: VisibleSlot) -> None:
@@ -209,10 +211,10 @@ def _add_losses(collected: Collected, visible: VisibleSlot) -> None:
                     if count:
                         by_stat[reading.definition.name, reason] += count
                         total[reason] += count
-        for reason, count in (("definition", part.refused), *part.dropped.items()):
+        for reason, count in (("definition", part.refused_readings), *part.dropped_counts.items()):
             if count:
                 total[reason] += count
     for reason, count in sorted(total.items()):
         collected.add(DROPPED, count, *visible.labels, reason)
-    for pair, count in by_stat.items():
-        collected.add(REJECTED, count, *visible.labels, *pair)
+    for stat_and_reason, count in by_stat.items():
+        collected.add(REJECTED, count, *visible.labels, *stat_and_reason)

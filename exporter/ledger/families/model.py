@@ -51,14 +51,14 @@ NONFINITE = TrainingFamily(
     name="training_nonfinite_total",
     type="counter",
     labels=(*RUN_LABELS, "kind", "value"),
-    help=f"Losses and gradient norms (kind: loss, grad) that were not finite (value: nan, inf).{TOTAL_ABSENT}",
+    help=f"Losses and gradient norms that were not finite, by kind (loss, grad) and value (nan, inf).{TOTAL_ABSENT}",
     source="training.record(loss=..., grad_norm=...)",
 )
 SKIPPED_STEPS = TrainingFamily(
     name="training_skipped_steps_total",
     type="counter",
     labels=(*RUN_LABELS, "reason"),
-    help=f"Steps without an update of the model (reason: overflow, nonfinite).{TOTAL_ABSENT}",
+    help=f"Steps that did not update the model, by reason (overflow, nonfinite).{TOTAL_ABSENT}",
     source="training.skipped_step(...)",
 )
 MISUSE = TrainingFamily(
@@ -66,8 +66,8 @@ MISUSE = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "call", "rule"),
     help=(
-        "Invalid calls of exporter.training by function and violated rule; invalid calls are "
-        f"counted, logged once and ignored.{TOTAL_ABSENT}"
+        "Invalid calls of exporter.training by function and violated rule. Invalid calls are counted, logged "
+        f"once and ignored.{TOTAL_ABSENT}"
     ),
     source="exporter.training",
 )
@@ -84,8 +84,8 @@ CHECKPOINT_DURATION = TrainingFamily(
     unit="seconds",
     labels=(*RUN_LABELS, "kind", "part"),
     help=(
-        "Duration of saves: the time that the training was blocked (part: blocking) and the time "
-        f"until the save was safe (part: total). Blocking is part of total: do not add the two.{TOTAL_ABSENT}"
+        "Duration of saves by part: the time for which the training was blocked (blocking) and the time until "
+        f"the save was complete (total). Total includes blocking: do not add the two.{TOTAL_ABSENT}"
     ),
     source="checkpoint_save, on_save_checkpoint_*",
 )
@@ -129,9 +129,9 @@ GPU_MEMORY_BYTES = TrainingFamily(
     unit="bytes",
     labels=(*IDENTITY_LABELS, "gpu", "state", "uuid"),
     help=(
-        "GPU memory of torch's allocator by state: allocated, reserved, peak_allocated, "
-        "peak_reserved. Reserved contains allocated: do not add states. uuid is unknown before "
-        f"torch 2.4.{GAUGE_ABSENT}"
+        "GPU memory of torch's allocator by state: allocated, reserved, peak_allocated, peak_reserved. "
+        "Reserved memory includes allocated memory: do not add states. The label uuid needs torch 2.4 or "
+        f"later.{GAUGE_ABSENT}"
     ),
     source="torch.cuda.memory_stats",
 )

@@ -29,24 +29,24 @@ RUN_INFO = FamilySpec(
     name="training_run_info",
     type="info",
     labels=("run", *FACTS),
-    help="Description of the run as reported by the lowest rank on this node. Every node of a run has this series:"
-    " join on (run, instance) or take max by (run) first. Absent after the retention time of an ended run.",
+    help="Description of the run, reported by the lowest rank on this node. Every node of a run has this series: join on"
+    " (run, instance), or use max by (run). Absent after the retention time of the run (feed.linger).",
     source="exporter.training: configuration, describe(), environment",
 )
 WORLD_SIZE = FamilySpec(
     name="training_world_size",
     type="gauge",
     labels=("run",),
-    help="Number of ranks of the run. Every node of a run has this series: take max by (run). Absent if the job does not"
-    " report the number, and after the retention time of an ended run.",
+    help="Number of ranks of the run. Every node of a run has this series: use max by (run). Absent if the job does not"
+    " report the number, and after the retention time of the run (feed.linger).",
     source="the label world_size of training_run_info",
 )
 PEAK_FLOPS = FamilySpec(
     name="training_peak_flops_per_second",
     type="gauge",
     labels=(*IDENTITY_LABELS, "dtype", "source", "name"),
-    help="Peak dense FLOP/s of the rank's device for the data type of the run, from a table (source=table) or from the"
-    " configuration (source=config). Absent if the device or the data type is unknown; there is no fallback.",
+    help="Peak dense FLOP/s of the rank's device for the data type of the run, from the built-in table (source=table) or"
+    " from the configuration (source=config). Absent if the device or the data type is unknown.",
     source="exporter.ledger.families.run_info, configuration, training.describe(peak_flops=...)",
 )
 
@@ -55,7 +55,7 @@ SPECS = (RUN_INFO, WORLD_SIZE, PEAK_FLOPS)
 
 @dataclass(frozen=True, slots=True)
 class PeakFlops:
-    """Peak performance of a device."""
+    """Configured peak performance of a device."""
 
     device: str = option(
         REQUIRED,
@@ -92,7 +92,7 @@ class RankDevices:
             if reading.component == "gpu"
         }
 
-    def of(self, pid: int | None) -> tuple[str, str] | None:
+    def of_pid(self, pid: int | None) -> tuple[str, str] | None:
         """Return index and UUID of a process's GPU; None without a GPU or with several."""
         devices = self._of_pid.get(pid, ())
         return next(iter(devices)) if len(devices) == 1 else None
@@ -124,7 +124,7 @@ def add_runs(
         if world_size.isascii() and world_size.isdigit():
             collected.add(WORLD_SIZE, float(world_size), run)
     for visible_slot in slots:
-        if visible_slot.fresh and visible_slot.process.training is not None:
+        if visible_slot.is_fresh and visible_slot.process.training is not None:
             name = devices.name(pids.get(visible_slot.process.identity.id))
             _add_peak(collected, visible_slot, visible_slot.process.training, name, settings)
 
@@ -137,14 +137,14 @@ def _add_peak(
     settings: Sequence[PeakFlops],
 ) -> None:
     dtype = data_type(dict(reading.facts).get("precision", ""))
-    configured = [
+    configured_flops = [
         setting.flops
         for setting in settings
         if setting.dtype in {None, dtype} and fnmatchcase(name, setting.device)
     ]
     flops, source = reading.peak_flops, "config"
-    if flops is None and name and configured:
-        flops = configured[0]
+    if flops is None and name and configured_flops:
+        flops = configured_flops[0]
     if flops is None:
         flops, source = peak_flops(name, dtype), "table"
     collected.add(PEAK_FLOPS, flops, *visible.labels, dtype, source, name)
@@ -153,13 +153,13 @@ def _add_peak(
 def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, int]:
     """Return the sort key of processes that may describe the run; processes without facts sort last."""
     rank, worker = visible.key.rank, visible.slot.number or 0
-    return (not any(_facts(visible)), not visible.process.living, rank is None, rank or 0, worker)
+    return (not any(_facts(visible)), not visible.process.is_alive, rank is None, rank or 0, worker)
 
 
 def _facts(visible: VisibleSlot) -> tuple[str, ...]:
     reading = visible.process.training
-    reported = {} if reading is None else dict(reading.facts)
-    return tuple(reported.get(name, "")[:256] for name in FACTS)
+    reported_facts = {} if reading is None else dict(reading.facts)
+    return tuple(reported_facts.get(name, "")[:256] for name in FACTS)
 
 
 # Peak FLOP/s, the denominator of model FLOPs utilization ----------------------------------------------
@@ -171,15 +171,15 @@ _HOPPER = {"bf16": 989, "fp16": 989, "fp8": 1979, "tf32": 494.5}
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """Peak performance of a device model, found by the words of the device's name."""
+    """Peak performance of a device model, which is recognised by the words of the device name."""
 
-    words: frozenset[str]
-    without: frozenset[str]
+    required_words: frozenset[str]
+    excluded_words: frozenset[str]
     tera_flops: Mapping[str, float]  # dense TFLOP/s by data type
 
 
-def _model(words: str, tera_flops: Mapping[str, float], *, without: str = "") -> _Model:
-    return _Model(frozenset(words.split()), frozenset(without.split()), tera_flops)
+def _model(required: str, tera_flops: Mapping[str, float], *, excluded: str = "") -> _Model:
+    return _Model(frozenset(required.split()), frozenset(excluded.split()), tera_flops)
 
 
 _MODELS = (
@@ -188,11 +188,11 @@ _MODELS = (
     _model("B300", {"bf16": 2250, "fp16": 2250, "fp8": 4500, "tf32": 1125}),
     _model("B200", {"bf16": 2250, "fp16": 2250, "fp8": 4500, "tf32": 1125}),
     _model("GH200", _HOPPER),
-    _model("H200", _HOPPER, without="NVL"),
-    _model("H100 HBM3", _HOPPER, without="NVL PCIE"),
-    _model("H100 SXM5", _HOPPER, without="NVL PCIE HBM3"),
+    _model("H200", _HOPPER, excluded="NVL"),
+    _model("H100 HBM3", _HOPPER, excluded="NVL PCIE"),
+    _model("H100 SXM5", _HOPPER, excluded="NVL PCIE HBM3"),
     _model("H100 NVL", {"bf16": 835, "fp16": 835}),
-    _model("H100 PCIE", {"bf16": 756, "fp16": 756, "fp8": 1513, "tf32": 378}, without="NVL"),
+    _model("H100 PCIE", {"bf16": 756, "fp16": 756, "fp8": 1513, "tf32": 378}, excluded="NVL"),
     _model("H20", {"bf16": 148, "fp16": 148}),
     _model("A100", {"bf16": 312, "fp16": 312, "tf32": 156}),
     _model("L40S", {"bf16": 362, "fp16": 362, "fp8": 733, "tf32": 183}),
@@ -227,10 +227,10 @@ def data_type(precision: str) -> str:
 
 def peak_flops(device: str, dtype: str) -> float | None:
     """Return the dense FLOP/s of a device by the driver's device name, or None."""
-    words = set(re.findall(r"[A-Z0-9]+", device.upper()))
-    if any(map(_SLICE.fullmatch, words)):
+    name_words = set(re.findall(r"[A-Z0-9]+", device.upper()))
+    if any(map(_SLICE.fullmatch, name_words)):
         return None
     for model in _MODELS:
-        if words >= model.words and words.isdisjoint(model.without):
+        if name_words >= model.required_words and name_words.isdisjoint(model.excluded_words):
             return model.tera_flops[dtype] * _TERA if dtype in model.tera_flops else None
     return None

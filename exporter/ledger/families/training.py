@@ -20,8 +20,8 @@ STEPS = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "mode"),
     help=(
-        "Executed steps, repeated steps included: optimizer steps (train), batches (validation, "
-        f"test).{TOTAL_ABSENT}"
+        "Executed steps, including repeated steps, by mode: optimizer steps (train) or batches "
+        f"(validation, test).{TOTAL_ABSENT}"
     ),
     source="ends of training_iteration, validation_iteration and testing_iteration",
 )
@@ -29,21 +29,21 @@ SAMPLES = TrainingFamily(
     name="training_samples_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "mode"),
-    help=f"Samples of this rank's share; the sum over ranks is the number of the run.{TOTAL_ABSENT}",
-    source="training.record(samples=...), else the configured batch size",
+    help=f"Samples that this rank processed. The sum over all ranks is the total of the run.{TOTAL_ABSENT}",
+    source="training.record(samples=...), otherwise the configured batch size",
 )
 TOKENS = TrainingFamily(
     name="training_tokens_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "mode"),
-    help=f"Tokens of this rank's share; the sum over ranks is the number of the run.{TOTAL_ABSENT}",
-    source="training.record(tokens=...), else samples * sequence length",
+    help=f"Tokens that this rank processed. The sum over all ranks is the total of the run.{TOTAL_ABSENT}",
+    source="training.record(tokens=...), otherwise samples * sequence length",
 )
 MICROBATCHES = TrainingFamily(
     name="training_microbatches_total",
     type="counter",
     labels=IDENTITY_LABELS,
-    help=f"Micro-batches; under gradient accumulation a step has several.{TOTAL_ABSENT}",
+    help=f"Micro-batches. With gradient accumulation, a step has several micro-batches.{TOTAL_ABSENT}",
     source="training.record(microbatches=...)",
 )
 EPOCHS = TrainingFamily(
@@ -58,8 +58,8 @@ STEP = TrainingFamily(
     type="gauge",
     labels=RUN_LABELS,
     help=(
-        "Number of completed steps as the job counts, including steps before this process "
-        f"started; decreases after a restart from a checkpoint.{POSITION_ABSENT}"
+        "Completed steps as counted by the job, including the steps of earlier processes. Decreases "
+        f"after a restart from a checkpoint.{POSITION_ABSENT}"
     ),
     source="train_iterations_start + completed iterations",
     lifetime=Lifetime.POSITION,
@@ -86,14 +86,14 @@ STEP_DURATION = TrainingFamily(
     unit="seconds",
     labels=(*RUN_LABELS, "mode"),
     help=f"Duration of steps.{TOTAL_ABSENT}",
-    source="begin to end of an iteration",
+    source="start to end of an iteration",
 )
 STEP_LONGEST = TrainingFamily(
     name="training_step_longest_seconds",
     type="gauge",
     unit="seconds",
     labels=RUN_LABELS,
-    help=f"Longest of the last 100 steps, without the first step.{LAST_VALUE_ABSENT}",
+    help=f"Duration of the longest of the last 100 steps, except the first step of the process.{LAST_VALUE_ABSENT}",
     source="training_step_duration_seconds",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -103,8 +103,8 @@ STEP_IDEAL = TrainingFamily(
     unit="seconds",
     labels=RUN_LABELS,
     help=(
-        "Mean duration of the last 200 steps without slow steps (above median + 3 * median "
-        f"absolute deviation).{LAST_VALUE_ABSENT}"
+        "Mean duration of the last 200 steps, except slow steps (above median + 3 * median absolute "
+        f"deviation).{LAST_VALUE_ABSENT}"
     ),
     source="training_step_duration_seconds",
     lifetime=Lifetime.LAST_VALUE,
@@ -115,8 +115,8 @@ SLOW_STEP_EXCESS = TrainingFamily(
     unit="seconds",
     labels=IDENTITY_LABELS,
     help=(
-        "Time by which slow steps (above median + 3 * median absolute deviation) exceeded an "
-        f"ideal step.{TOTAL_ABSENT}"
+        "Time by which slow steps (above median + 3 * median absolute deviation) exceeded "
+        f"training_step_ideal_seconds.{TOTAL_ABSENT}"
     ),
     source="sum of duration - ideal over slow steps",
 )
@@ -125,7 +125,7 @@ LAST_PROGRESS_TIMESTAMP = TrainingFamily(
     type="gauge",
     unit="seconds",
     labels=IDENTITY_LABELS,
-    help=f"Unix time at which the latest step or validation batch ended.{POSITION_ABSENT}",
+    help=f"Unix time of the end of the latest step or validation batch.{POSITION_ABSENT}",
     source="end of an iteration",
     lifetime=Lifetime.POSITION,
 )
@@ -133,7 +133,7 @@ MODEL_FLOPS = TrainingFamily(
     name="training_model_flops_total",
     type="counter",
     labels=IDENTITY_LABELS,
-    help=f"Floating-point operations that the model requires, forward and backward; unit FLOP.{TOTAL_ABSENT}",
+    help=f"Floating-point operations that the forward and backward passes of the model require, in FLOP.{TOTAL_ABSENT}",
     source="flops_per_token * tokens or flops_per_sample * samples",
 )
 HARDWARE_FLOPS = TrainingFamily(
@@ -141,7 +141,7 @@ HARDWARE_FLOPS = TrainingFamily(
     type="counter",
     labels=IDENTITY_LABELS,
     help=(
-        "Executed floating-point operations, recomputation included; unit FLOP. Contains "
+        "Executed floating-point operations, including recomputation, in FLOP. Contains "
         f"training_model_flops_total: do not add the two.{TOTAL_ABSENT}"
     ),
     source="hardware_flops_per_token * tokens",
@@ -152,8 +152,8 @@ RANK_COMPUTE = TrainingFamily(
     unit="seconds",
     labels=IDENTITY_LABELS,
     help=(
-        "Median over the last 50 steps of the step time without waiting for data and for other "
-        f"ranks; the measure of a straggler.{LAST_VALUE_ABSENT}"
+        "Median compute time of the last 50 steps: the step time minus the time waiting for data and for other "
+        f"ranks. A straggler has the highest value.{LAST_VALUE_ABSENT}"
     ),
     source="step - data_loading - grad_sync",
     lifetime=Lifetime.LAST_VALUE,
@@ -163,7 +163,7 @@ PHASE = TrainingFamily(
     type="counter",
     unit="seconds",
     labels=(*IDENTITY_LABELS, "phase"),
-    help=f"Time of the main thread by phase; phases are exclusive and sum to wall time.{TOTAL_ABSENT}",
+    help=f"Time of the main thread by phase. Phases do not overlap; their sum is the wall time.{TOTAL_ABSENT}",
     source="exclusive time of spans",
 )
 PHASE_ENTRIES = TrainingFamily(
@@ -178,7 +178,7 @@ PHASE_DURATION = TrainingFamily(
     type="histogram",
     unit="seconds",
     labels=(*RUN_LABELS, "phase"),
-    help=f"Duration of recurring phases, without the phases nested inside.{TOTAL_ABSENT}",
+    help=f"Duration of recurring phases, excluding nested phases.{TOTAL_ABSENT}",
     source="exclusive time of one span",
 )
 SPAN_DURATION = TrainingFamily(
@@ -187,8 +187,8 @@ SPAN_DURATION = TrainingFamily(
     unit="seconds",
     labels=(*IDENTITY_LABELS, "span"),
     help=(
-        "Duration of spans that are no phase: the application, training loops and spans named by "
-        f"the job. Spans nest: do not add them.{TOTAL_ABSENT}"
+        "Duration of spans that are not phases: the application, training loops and spans named by the job. "
+        f"Spans are nested: do not add their durations.{TOTAL_ABSENT}"
     ),
     source="exporter.span, timed_span, application, training_loop",
 )
@@ -198,8 +198,8 @@ PHASE_GPU = TrainingFamily(
     unit="seconds",
     labels=(*IDENTITY_LABELS, "phase"),
     help=(
-        "Device time in each phase of the timed steps, from the phase's first to its last work on"
-        f" the device. Recorded if the job uses CUDA through torch and steps take more than 5 ms.{TOTAL_ABSENT}"
+        "Device time of the timed steps by phase, from the first to the last operation of the phase on the device. Recorded if "
+        f"the job uses CUDA through torch and steps take more than 5 ms.{TOTAL_ABSENT}"
     ),
     source="CUDA events on the current stream of the main thread",
 )
@@ -208,8 +208,8 @@ GPU_TIMED_STEPS = TrainingFamily(
     type="counter",
     labels=IDENTITY_LABELS,
     help=(
-        "Steps timed on the device: up to ten a second. Divide training_phase_gpu_seconds_total "
-        f"by this number.{TOTAL_ABSENT}"
+        "Steps timed on the device, at most ten per second. Divide training_phase_gpu_seconds_total by this "
+        f"count.{TOTAL_ABSENT}"
     ),
     source="see training_phase_gpu_seconds_total",
 )
@@ -219,8 +219,8 @@ GPU_IDLE_BETWEEN_STEPS = TrainingFamily(
     unit="seconds",
     labels=IDENTITY_LABELS,
     help=(
-        "Device time between two timed steps in no phase or in data loading: the delay by the "
-        f"data loader that the kernel queue does not hide.{TOTAL_ABSENT}"
+        "Idle device time between two timed steps, outside all phases or in data_loading: the delay caused by "
+        f"the data loader that queued kernels do not hide.{TOTAL_ABSENT}"
     ),
     source="see training_phase_gpu_seconds_total",
 )
@@ -245,13 +245,13 @@ PHASE_ACTIVE_SINCE_TIMESTAMP = TrainingFamily(
     unit="seconds",
     labels=IDENTITY_LABELS,
     help=f"Unix time at which the current phase of the main thread started.{GAUGE_ABSENT}",
-    source="begin of the innermost open span",
+    source="start of the innermost open span",
 )
 COLLECTIVE_SEQUENCE = TrainingFamily(
     name="training_collective_sequence",
     type="gauge",
     labels=(*IDENTITY_LABELS, "group"),
-    help=f"Number of the latest collective operation of a process group; a rank with a lower number is behind.{GAUGE_ABSENT}",
+    help=f"Sequence number of the latest collective operation of a process group. A rank with a lower number is behind.{GAUGE_ABSENT}",
     source="torch.distributed process groups",
 )
 BACKGROUND = TrainingFamily(
@@ -260,8 +260,8 @@ BACKGROUND = TrainingFamily(
     unit="seconds",
     labels=(*RUN_LABELS, "task"),
     help=(
-        "Duration of work beside the training, such as checkpoint_upload, checkpoint_finalize, "
-        f"prefetch or eval_async; not part of any phase.{TOTAL_ABSENT}"
+        "Duration of background work by task, such as checkpoint_upload, checkpoint_finalize, prefetch or "
+        f"eval_async. Not part of any phase.{TOTAL_ABSENT}"
     ),
     source="training.background(...)",
 )

@@ -14,7 +14,7 @@ class Lifetime(enum.Enum):
     TOTAL = "total"  # shown with the totals of the rank; restarts continue the total
     CURRENT = "current"  # shown for a running process with a current feed
     LAST_VALUE = "last value"  # as CURRENT, unless a step is overdue
-    POSITION = "position"  # as CURRENT, and after the end of the run until the totals go
+    POSITION = "position"  # as CURRENT, and after the exit for the retention time of the totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +25,14 @@ class TrainingFamily(FamilySpec):
 
 
 TOTAL_ABSENT = (
-    " Absent if the job does not report the value, after the retention time of an ended run, and while the"
-    " ledger's state cannot be written."
+    " Absent if the job does not report the value, after the retention time of the run (feed.linger), and if the"
+    " ledger's state is not writable."
 )
 GAUGE_ABSENT = (
-    " Absent if the job does not report the value, after the process ended, and while the feed is stale."
+    " Absent if the job does not report the value, after the exit of the process, and if the feed is stale."
 )
-LAST_VALUE_ABSENT = GAUGE_ABSENT[:-1] + ", and while the run hangs (goodput.hang_after)."
+LAST_VALUE_ABSENT = GAUGE_ABSENT[:-1] + ", and if the run hangs (goodput.hang_after)."
 POSITION_ABSENT = (
-    " The value of an ended run is shown until the run's totals go. Absent if the job does not report the value,"
-    " and while the feed of a living process is stale."
+    " After the exit, the last value is shown for the retention time of the run (feed.linger). Absent if the job does"
+    " not report the value, and if the feed of a running process is stale."
 )

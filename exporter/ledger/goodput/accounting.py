@@ -1,19 +1,20 @@
-"""Goodput accounting of a task: wall time by purpose, over all attempts; arithmetic without a clock.
+"""Goodput accounting of a task: wall time of all attempts by purpose. No function reads a clock.
 
     wall = productive + uncommitted + badput by cause
 
-always holds. Work is *productive* when a successful save covers the work, or when the process has completed the
-training; before, work is *uncommitted*. When a process starts training at step s, uncommitted work of steps up to s
+This equation always holds. Work is *productive* if a successful save covers the work, or if the process has completed the
+training; other work is *uncommitted*. When a process starts training at step s, uncommitted work of steps up to s
 was saved after all, and work of later steps becomes `lost_progress`. If a process resumes before an earlier save,
 productive work does not decrease: the repetition counts as `lost_progress` until the training reaches the earlier step. In a
 hang the work seconds of the open step count as `hang`; they are deducted from the step's work when the step ends.
-`other` is the rest.
+The remaining time is `other`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from exporter.ledger.goodput.attempt import Attempt, Deduction, UncommittedSteps
 from exporter.ledger.goodput.hang import HangRule
@@ -23,7 +24,7 @@ from exporter.training.phases import PHASES, WORK
 DOWNTIME_LAG_SECONDS = 60.0
 """Delay before downtime is counted: the next process starts up to this long before the first snapshot."""
 MAX_IDS = 64
-"""Maximum number of stored process ids, which prevent that a process counts twice."""
+"""Maximum number of stored ids of counted processes; a stored process is not counted again."""
 
 CAUSE_OF_PHASE: Mapping[str, str] = {
     name: phase.badput for name, phase in PHASES.items() if phase.badput and phase.badput != "other"
@@ -41,10 +42,21 @@ INFERRED_LOOP_SECONDS = 60.0
 class Goodput:
     """Accounting of all attempts at a task, and of earlier tasks with the same name."""
 
-    productive: float = 0.0  # safe work
-    validated: float = 0.0  # validation, as a part of productive
+    JSON_KEYS: ClassVar[Mapping[str, str]] = {
+        "productive_seconds": "productive",
+        "validation_seconds": "validated",
+        "wall_seconds": "wall",
+        "highest_step": "high",
+        "saved_step": "position",
+        "gap_seconds": "gap",
+        "counted_gap_seconds": "gap_counted",
+        "clock_seconds": "target",
+        "process_ids": "taken",
+    }
+    productive_seconds: float = 0.0  # safe work
+    validation_seconds: float = 0.0  # validation, as a part of productive
     badput: dict[str, float] = field(default_factory=dict)
-    wall: float = 0.0
+    wall_seconds: float = 0.0
     lost_steps: int = 0  # executed steps that have to be repeated
     restarts: dict[str, int] = field(default_factory=dict)
     interruptions: dict[str, int] = field(default_factory=dict)
@@ -52,12 +64,12 @@ class Goodput:
     pending: list[UncommittedSteps] = field(
         default_factory=list
     )  # of ended attempts, until the next attempt reports a first step
-    high: int | None = None  # highest step with productive work; None if steps are not comparable
-    position: int | None = None  # step of the latest save
-    gap: float = 0.0  # seconds between attempts that may belong to different tasks
-    gap_counted: float = 0.0  # downtime counted since the end of the latest attempt
-    target: float = 0.0  # wall time by the clocks
-    taken: list[str] = field(default_factory=list)  # ids of processes before the latest, oldest first
+    highest_step: int | None = None  # highest step with productive work; None if steps are not comparable
+    saved_step: int | None = None  # step of the latest save
+    gap_seconds: float = 0.0  # seconds between attempts that may belong to different tasks
+    counted_gap_seconds: float = 0.0  # downtime counted since the end of the latest attempt
+    clock_seconds: float = 0.0  # wall time by the clocks
+    process_ids: list[str] = field(default_factory=list)  # ids of processes before the latest, oldest first
     trains: bool = False  # a process reported training
 
     def __post_init__(self) -> None:
@@ -67,11 +79,15 @@ class Goodput:
         self.interruptions = {**dict.fromkeys(END_REASONS, 0), **self.interruptions}
 
     @property
-    def uncommitted(self) -> float:
+    def uncommitted_seconds(self) -> float:
         """Work at risk, of the current and of earlier attempts."""
-        waiting = sum(segment.seconds for segment in self.pending)
+        waiting_seconds = sum(segment.seconds for segment in self.pending)
         attempt = self.attempt
-        return waiting if attempt is None else waiting + attempt.uncommitted + attempt.open_seconds
+        return (
+            waiting_seconds
+            if attempt is None
+            else waiting_seconds + attempt.uncommitted_seconds + attempt.open_seconds
+        )
 
     @property
     def latest(self) -> Attempt:
@@ -81,7 +97,9 @@ class Goodput:
 
     def knows(self, process_id: str) -> bool:
         """Return True if a process is an attempt of this task."""
-        return process_id in self.taken or (self.attempt is not None and self.attempt.process == process_id)
+        return process_id in self.process_ids or (
+            self.attempt is not None and self.attempt.process == process_id
+        )
 
     # Attempts -------------------------------------------------------------------------------------------
 
@@ -92,72 +110,74 @@ class Goodput:
         without loading a checkpoint, starts a new task.
         """
         previous, self.attempt = self.attempt, attempt
-        start = attempt.start
+        started_at = attempt.started_at
         if previous is not None:
-            self.taken = [*self.taken, previous.process][-MAX_IDS:]
-            end = start if previous.ended is None else previous.ended
-            gap = max(0.0, start - end, self.gap_counted)
+            self.process_ids = [*self.process_ids, previous.process][-MAX_IDS:]
+            previous_end = started_at if previous.ended_at is None else previous.ended_at
+            gap_seconds = max(0.0, started_at - previous_end, self.counted_gap_seconds)
             # A process that did not train, such as an evaluation, completes no task.
-            if previous.orderly and previous.reading.loop and not attempt.tagged:
+            if previous.has_completed and previous.reading.loop and not attempt.has_tag:
                 self._start_over(previous)
             else:
                 attempt.number = previous.number + 1
                 self.restarts[previous.reason] += 1
-                self.pending += previous.left_behind()
-                self.gap += gap - self.gap_counted
-                attempt.resumed = False
-                if attempt.tagged or self.gap <= new_after_seconds:
+                self.pending += previous.unsaved_steps()
+                self.gap_seconds += gap_seconds - self.counted_gap_seconds
+                attempt.is_resumed = False
+                if attempt.has_tag or self.gap_seconds <= new_after_seconds:
                     self._count_gap()
-            start = max(start, end + gap)
-        self.gap_counted = 0.0
-        self._lose("init", attempt.recorded - start)
+            started_at = max(started_at, previous_end + gap_seconds)
+        self.counted_gap_seconds = 0.0
+        self._lose("init", attempt.recorded_at - started_at)
         self._balance()
 
     def update(
-        self, reading: TrainingReading | None, *, written: float, final: bool, hangs: bool = False
+        self, reading: TrainingReading | None, *, written_at: float, is_final: bool, is_hanging: bool = False
     ) -> None:
-        """Count a snapshot of the latest attempt; *hangs* is the verdict of the hang rule."""
+        """Count a snapshot of the latest attempt; *is_hanging* is the result of the hang rule."""
         attempt = self.latest
-        attempt.final = attempt.final or final
+        attempt.is_final = attempt.is_final or is_final
         # Assigned even if the wall clock was set back.
-        attempt.written = written
+        attempt.written_at = written_at
         if reading is None:  # the process runs and does not train yet
-            reading = TrainingReading(phase="init", phases={"init": max(0.0, written - attempt.recorded)})
+            reading = TrainingReading(
+                phase="init", phases={"init": max(0.0, written_at - attempt.recorded_at)}
+            )
         else:
             self.trains = True
         self._count_phases(attempt, reading)
-        self._count_hang(attempt, reading, hangs=hangs)
+        self._count_hang(attempt, reading, is_hanging=is_hanging)
         if reading.loop and not _may_only_warm_up(attempt, reading):
             self._resume(attempt, reading)
         self._note_position(attempt, reading)
-        open_seconds = 0.0 if attempt.ended is not None else reading.open_seconds
+        open_seconds = 0.0 if attempt.ended_at is not None else reading.open_seconds
         attempt.reading = reading.replace(
             facts=(), intervals=(), history_phases=(), open_seconds=open_seconds
         )
         self._commit(attempt)
         self._balance()
 
-    def end(self, at: float, reason: str, *, completed: bool, hang: HangRule) -> None:
+    def end(self, ended_at: float, reason: str, *, is_completed: bool, hang: HangRule) -> None:
         """Record the end of the latest attempt with a decided outcome; *reason* is from `END_REASONS`."""
         attempt = self.latest
-        attempt.ended, attempt.orderly = at, completed
-        attempt.reason = "exit" if completed else reason
+        attempt.ended_at, attempt.has_completed = ended_at, is_completed
+        attempt.reason = "exit" if is_completed else reason
         reading = attempt.reading
-        tail = max(0.0, at - max(attempt.written, attempt.recorded))
-        self.target += tail
-        lost_seconds, hung = attempt.open_seconds, attempt.hung > 0
-        attempt.reading, attempt.hung = reading.replace(open_seconds=0.0), 0.0
-        if completed:
+        tail_seconds = max(0.0, ended_at - max(attempt.written_at, attempt.recorded_at))
+        self.clock_seconds += tail_seconds
+        lost_seconds, was_hung = attempt.open_seconds, attempt.hung_seconds > 0
+        attempt.reading, attempt.hung_seconds = reading.replace(open_seconds=0.0), 0.0
+        if is_completed:
             self.complete()  # work after the last finished step need not be repeated
             return
         self.interruptions[reason] += 1
         if reading.phase in WORK:
-            lost_seconds += tail
+            lost_seconds += tail_seconds
         else:
-            self.badput[CAUSE_OF_PHASE.get(reading.phase, "other")] += tail
-        self.badput["hang" if hung or lost_seconds > hang.limit_seconds(reading) else "lost_progress"] += (
-            lost_seconds
-        )
+            self.badput[CAUSE_OF_PHASE.get(reading.phase, "other")] += tail_seconds
+        self.badput[
+            "hang" if was_hung or lost_seconds > hang.limit_seconds(reading) else "lost_progress"
+        ] += lost_seconds
         self._balance()
 
     def complete(self) -> None:
@@ -165,91 +185,99 @@ class Goodput:
         attempt = self.latest
         if attempt.reading.loop:
             self._resume(attempt, attempt.reading)
-        attempt.completed = True
+        attempt.is_credited = True
         self._credit_rest(attempt)
         self._balance()
 
     def revive(self) -> None:
         """Reopen the latest attempt after the lock of the running process was temporarily invisible."""
         attempt = self.latest
-        attempt.ended, attempt.orderly = None, False
+        attempt.ended_at, attempt.has_completed = None, False
 
-    def wait(self, since_end: float) -> None:
+    def wait(self, seconds_since_end: float) -> None:
         """Count the time since the end of the latest attempt as downtime, unless the attempt completed the training."""
         attempt = self.attempt
-        if attempt is None or attempt.ended is None or attempt.orderly:
+        if attempt is None or attempt.ended_at is None or attempt.has_completed:
             return
-        waited = since_end - DOWNTIME_LAG_SECONDS
-        if waited > self.gap_counted:
-            self._lose("downtime", waited - self.gap_counted)
-            self.gap_counted = waited
+        downtime_seconds = seconds_since_end - DOWNTIME_LAG_SECONDS
+        if downtime_seconds > self.counted_gap_seconds:
+            self._lose("downtime", downtime_seconds - self.counted_gap_seconds)
+            self.counted_gap_seconds = downtime_seconds
             self._balance()
 
     # Arithmetic -----------------------------------------------------------------------------------------
 
     def _count_phases(self, attempt: Attempt, reading: TrainingReading) -> None:
         seconds = sum(reading.phases.values())
-        self.target += max(0.0, seconds - attempt.seconds)
-        attempt.seconds = max(attempt.seconds, seconds)
+        self.clock_seconds += max(0.0, seconds - attempt.phase_seconds)
+        attempt.phase_seconds = max(attempt.phase_seconds, seconds)
         seconds_by_cause: dict[str, float] = {}
-        for phase, spent in reading.phases.items():
+        for phase, phase_seconds in reading.phases.items():
             if (cause := CAUSE_OF_PHASE.get(phase)) is not None:
-                seconds_by_cause[cause] = seconds_by_cause.get(cause, 0.0) + spent
-        for cause, spent in seconds_by_cause.items():
-            grown = spent - attempt.spent.get(cause, 0.0)
-            if grown > 0:
-                attempt.spent[cause] = spent
+                seconds_by_cause[cause] = seconds_by_cause.get(cause, 0.0) + phase_seconds
+        for cause, phase_seconds in seconds_by_cause.items():
+            increment = phase_seconds - attempt.seconds_by_cause.get(cause, 0.0)
+            if increment > 0:
+                attempt.seconds_by_cause[cause] = phase_seconds
                 if cause == "validation" and attempt.validates:
-                    self.productive += grown
-                    self.validated += grown
+                    self.productive_seconds += increment
+                    self.validation_seconds += increment
                 else:
-                    self.badput[cause] += grown
-        failed = reading.failed_seconds - attempt.failed
-        if failed > 0:  # an iteration that raised
-            self.badput["hang" if attempt.hung > 0 else "lost_progress"] += max(0.0, failed - attempt.hung)
-            attempt.failed, attempt.hung = reading.failed_seconds, 0.0
+                    self.badput[cause] += increment
+        increment_failed = reading.failed_seconds - attempt.failed_seconds
+        if increment_failed > 0:  # an iteration that raised
+            self.badput["hang" if attempt.hung_seconds > 0 else "lost_progress"] += max(
+                0.0, increment_failed - attempt.hung_seconds
+            )
+            attempt.failed_seconds, attempt.hung_seconds = reading.failed_seconds, 0.0
 
-    def _count_hang(self, attempt: Attempt, reading: TrainingReading, *, hangs: bool) -> None:
+    def _count_hang(self, attempt: Attempt, reading: TrainingReading, *, is_hanging: bool) -> None:
         """Count the open iteration of a hang; after the iteration ends, deduct the hang from the work."""
         previous = attempt.reading
-        if attempt.hung > 0 and (reading.steps > previous.steps or reading.open_seconds < attempt.hung):
-            grown = max(0.0, reading.work_seconds - previous.work_seconds)
-            attempt.deductions.append(Deduction(previous.work_seconds, min(attempt.hung, grown)))
-            attempt.hung = 0.0
-        if hangs and reading.open_seconds > attempt.hung:
-            self.badput["hang"] += reading.open_seconds - attempt.hung
-            attempt.hung = reading.open_seconds
+        if attempt.hung_seconds > 0 and (
+            reading.steps > previous.steps or reading.open_seconds < attempt.hung_seconds
+        ):
+            increment = max(0.0, reading.work_seconds - previous.work_seconds)
+            attempt.deductions.append(Deduction(previous.work_seconds, min(attempt.hung_seconds, increment)))
+            attempt.hung_seconds = 0.0
+        if is_hanging and reading.open_seconds > attempt.hung_seconds:
+            self.badput["hang"] += reading.open_seconds - attempt.hung_seconds
+            attempt.hung_seconds = reading.open_seconds
 
     def _note_position(self, attempt: Attempt, reading: TrainingReading) -> None:
         previous = attempt.reading
         if 0 < previous.loop < reading.loop and (reading.step or 0) < (previous.step or 0):
             # The new loop counts steps from a different start: no repetition.
-            self.high = self.position = None
+            self.highest_step = self.saved_step = None
         if attempt.first_step_seconds is None and reading.steps and reading.last_progress is not None:
             # Steps since the first are assumed to be equally long.
-            since = reading.work_seconds * (reading.steps - 1) / reading.steps
-            attempt.first_step_seconds = max(0.0, reading.last_progress - since - attempt.start)
+            later_steps_seconds = reading.work_seconds * (reading.steps - 1) / reading.steps
+            attempt.first_step_seconds = max(
+                0.0, reading.last_progress - later_steps_seconds - attempt.started_at
+            )
 
     def _commit(self, attempt: Attempt) -> None:
         reading = attempt.reading
-        if attempt.completed:
+        if attempt.is_credited:
             self._credit_rest(attempt)
             return
-        committed = attempt.effective(min(reading.committed_seconds, reading.work_seconds))
-        if committed > attempt.committed:
-            self._credit(attempt.covered, reading.committed_step, committed - attempt.committed)
-            attempt.committed = committed
+        committed_seconds = attempt.effective_seconds(min(reading.committed_seconds, reading.work_seconds))
+        if committed_seconds > attempt.committed_seconds:
+            self._credit(
+                attempt.covered_step, reading.committed_step, committed_seconds - attempt.committed_seconds
+            )
+            attempt.committed_seconds = committed_seconds
         if reading.committed_step is not None:
-            attempt.committed_step = self.position = reading.committed_step
+            attempt.committed_step = self.saved_step = reading.committed_step
 
     def _credit_rest(self, attempt: Attempt) -> None:
         """Count all work of an attempt as safe."""
-        work, step = attempt.effective(attempt.reading.work_seconds), attempt.reading.step
-        if work > attempt.committed:
-            self._credit(attempt.covered, step, work - attempt.committed)
-            attempt.committed = work
+        work, step = attempt.effective_seconds(attempt.reading.work_seconds), attempt.reading.step
+        if work > attempt.committed_seconds:
+            self._credit(attempt.covered_step, step, work - attempt.committed_seconds)
+            attempt.committed_seconds = work
         if step is not None:
-            attempt.committed_step = self.position = step
+            attempt.committed_step = self.saved_step = step
 
     def _credit(self, step_before: int | None, last_step: int | None, seconds: float) -> None:
         """Count work of the steps after *step_before* up to *last_step* as safe."""
@@ -258,30 +286,30 @@ class Goodput:
             step_before is not None
             and last_step is not None
             and last_step > step_before
-            and self.high is not None
+            and self.highest_step is not None
         ):
-            share = max(0, min(last_step, self.high) - step_before) / (last_step - step_before)
+            share = max(0, min(last_step, self.highest_step) - step_before) / (last_step - step_before)
         self.badput["lost_progress"] += seconds * share
-        self.productive += seconds * (1 - share)
+        self.productive_seconds += seconds * (1 - share)
         if last_step is not None:
-            self.high = last_step if self.high is None else max(self.high, last_step)
+            self.highest_step = last_step if self.highest_step is None else max(self.highest_step, last_step)
 
     def _resume(self, attempt: Attempt, reading: TrainingReading) -> None:
         """Settle the uncommitted work of earlier attempts when the first step of this attempt is known."""
-        if attempt.resumed:
+        if attempt.is_resumed:
             return
-        attempt.resumed = True
+        attempt.is_resumed = True
         if attempt.number == 1 and not self.pending:
             return
-        first, loads = reading.first_step, attempt.spent.get("checkpoint_load", 0.0) > 0
-        if self.gap > 0:
-            if not first and not loads:
+        first_step, has_loaded = reading.first_step, attempt.seconds_by_cause.get("checkpoint_load", 0.0) > 0
+        if self.gap_seconds > 0:
+            if not first_step and not has_loaded:
                 self._start_over(None)
                 return
             self._count_gap()
         # A process that loads a checkpoint and counts from 0 resumes from the latest save.
-        reported = first is not None and (first != 0 or not loads)
-        resume_step = first if reported and first is not None else self.position or 0
+        is_reported = first_step is not None and (first_step != 0 or not has_loaded)
+        resume_step = first_step if is_reported and first_step is not None else self.saved_step or 0
         for segment in self.pending:
             steps = segment.last - segment.first + 1
             kept_steps = min(max(resume_step - segment.first + 1, 0), steps)
@@ -292,40 +320,40 @@ class Goodput:
             self.badput["lost_progress"] += segment.seconds * (steps - kept_steps) / steps
             self.lost_steps += steps - kept_steps
         self.pending = []
-        if self.position is not None:
-            self.lost_steps += max(0, self.position - resume_step)
-        self.position = resume_step
-        if not reported:
-            self.high = self.position = None  # the steps are not comparable with earlier ones
+        if self.saved_step is not None:
+            self.lost_steps += max(0, self.saved_step - resume_step)
+        self.saved_step = resume_step
+        if not is_reported:
+            self.highest_step = self.saved_step = None  # the steps are not comparable with earlier ones
 
     def _start_over(self, previous: Attempt | None) -> None:
         """Start a new task: uncommitted work is lost, and the time between the tasks does not count."""
         if previous is not None:
-            self.pending += previous.left_behind()
+            self.pending += previous.unsaved_steps()
         self.badput["lost_progress"] += sum(segment.seconds for segment in self.pending)
         self.pending = []
-        self.high = self.position = None
-        self.gap = 0.0
+        self.highest_step = self.saved_step = None
+        self.gap_seconds = 0.0
         if self.attempt is not None:
-            self.attempt.number, self.attempt.resumed = 1, True
+            self.attempt.number, self.attempt.is_resumed = 1, True
 
     def _count_gap(self) -> None:
-        self._lose("downtime", self.gap)
-        self.gap = 0.0
+        self._lose("downtime", self.gap_seconds)
+        self.gap_seconds = 0.0
 
     def _lose(self, cause: str, seconds: float) -> None:
         seconds = max(0.0, seconds)
         self.badput[cause] += seconds
-        self.target += seconds
+        self.clock_seconds += seconds
 
     def _balance(self) -> None:
         """Set the wall time to the sum of all parts; unexplained time is added to `other`, and no counter decreases."""
-        explained_seconds = self.productive + self.uncommitted + sum(self.badput.values())
-        self.wall = max(self.wall, self.target, explained_seconds)
-        self.badput["other"] += self.wall - explained_seconds
+        explained_seconds = self.productive_seconds + self.uncommitted_seconds + sum(self.badput.values())
+        self.wall_seconds = max(self.wall_seconds, self.clock_seconds, explained_seconds)
+        self.badput["other"] += self.wall_seconds - explained_seconds
 
 
 def _may_only_warm_up(attempt: Attempt, reading: TrainingReading) -> bool:
     """Return True if an inferred loop may be a warm-up before the training resumes."""
-    saved_or_loaded = reading.committed_step is not None or "checkpoint_load" in attempt.spent
-    return reading.inferred_loop and not saved_or_loaded and attempt.seconds < INFERRED_LOOP_SECONDS
+    saved_or_loaded = reading.committed_step is not None or "checkpoint_load" in attempt.seconds_by_cause
+    return reading.inferred_loop and not saved_or_loaded and attempt.phase_seconds < INFERRED_LOOP_SECONDS

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from exporter.recording.values import TrainingReading
 
@@ -43,64 +45,80 @@ class MachineIdentity:
 class Attempt:
     """Accounting of a process of rank 0; times are Unix times."""
 
+    JSON_KEYS: ClassVar[Mapping[str, str]] = {
+        "started_at": "start",
+        "recorded_at": "recorded",
+        "has_tag": "tagged",
+        "written_at": "written",
+        "phase_seconds": "seconds",
+        "seconds_by_cause": "spent",
+        "failed_seconds": "failed",
+        "hung_seconds": "hung",
+        "committed_seconds": "committed",
+        "is_resumed": "resumed",
+        "is_final": "final",
+        "ended_at": "ended",
+        "has_completed": "orderly",
+        "is_credited": "completed",
+    }
     process: str
     run: str
     number: int  # 1 for the task's first
-    start: float  # of the process
-    recorded: float  # start of the recording
+    started_at: float  # of the process
+    recorded_at: float  # start of the recording
     pid: int = 0  # in the process's own pid namespace
     launch: str = ""  # id of the launch of `run`
     machine: MachineIdentity = field(default_factory=MachineIdentity)
     validates: bool = False  # validation counts as productive
-    tagged: bool = False  # a session tag connects the attempts, not the run's name
-    written: float = 0.0  # time of the last counted snapshot
+    has_tag: bool = False  # a session tag connects the attempts, not the run's name
+    written_at: float = 0.0  # time of the last counted snapshot
     reading: TrainingReading = NO_READING  # the latest, without facts and history
-    seconds: float = 0.0  # of all phases, as counted
-    spent: dict[str, float] = field(
+    phase_seconds: float = 0.0  # of all phases, as counted
+    seconds_by_cause: dict[str, float] = field(
         default_factory=dict
     )  # lost seconds by cause, as counted; without `other`
-    failed: float = 0.0  # seconds of failed iterations, as counted
-    hung: float = 0.0  # work seconds of the open iteration that count as a hang
+    failed_seconds: float = 0.0  # seconds of failed iterations, as counted
+    hung_seconds: float = 0.0  # work seconds of the open iteration that count as a hang
     deductions: list[Deduction] = field(default_factory=list)  # of hanging iterations that completed
-    committed: float = 0.0  # safe work, as counted
+    committed_seconds: float = 0.0  # safe work, as counted
     committed_step: int | None = None
     first_step_seconds: float | None = None  # from the start of the process to the end of the first step
-    resumed: bool = False  # True once the first step is known and the work of earlier attempts is settled
-    final: bool = False  # the last snapshot was written at a normal exit
-    ended: float | None = None  # set when the outcome is decided
+    is_resumed: bool = False  # True once the first step is known and the work of earlier attempts is settled
+    is_final: bool = False  # the last snapshot was written at a normal exit
+    ended_at: float | None = None  # set when the outcome is decided
     reason: str = ""  # exit reason, from END_REASONS
-    orderly: bool = False  # the process completed the training
-    completed: bool = False  # all work is counted as safe
+    has_completed: bool = False  # the process completed the training
+    is_credited: bool = False  # all work is counted as safe
 
-    def effective(self, work_seconds: float) -> float:
+    def effective_seconds(self, work_seconds: float) -> float:
         """Return work seconds without the parts that were counted as hangs."""
         return work_seconds - sum(deduction.within(work_seconds) for deduction in self.deductions)
 
     @property
-    def uncommitted(self) -> float:
+    def uncommitted_seconds(self) -> float:
         """Work of completed iterations that no save covers."""
-        return max(0.0, self.effective(self.reading.work_seconds) - self.committed)
+        return max(0.0, self.effective_seconds(self.reading.work_seconds) - self.committed_seconds)
 
     @property
     def open_seconds(self) -> float:
         """Work of the open iteration that is not counted as a hang."""
-        return max(0.0, self.reading.open_seconds - self.hung)
+        return max(0.0, self.reading.open_seconds - self.hung_seconds)
 
     @property
-    def covered(self) -> int | None:
+    def covered_step(self) -> int | None:
         """Last step covered by a save, otherwise the step before the first; None if unknown."""
         return self.reading.first_step if self.committed_step is None else self.committed_step
 
-    def left_behind(self) -> list[UncommittedSteps]:
+    def unsaved_steps(self) -> list[UncommittedSteps]:
         """Return the work that no save covers, by step ranges if the process reports them."""
-        missing, segments = self.uncommitted, self.reading.segments
+        missing_seconds, segments = self.uncommitted_seconds, self.reading.segments
         reported_seconds = sum(seconds for *_, seconds in segments)
-        if missing > 0 and reported_seconds > 0:
+        if missing_seconds > 0 and reported_seconds > 0:
             # Readings number a step by the previous steps; positions here include the step.
             return [
-                UncommittedSteps(first + 1, last + 1, seconds * missing / reported_seconds)
+                UncommittedSteps(first + 1, last + 1, seconds * missing_seconds / reported_seconds)
                 for _, first, last, seconds in segments
             ]
         last = 1 if self.reading.step is None else self.reading.step
-        first = last if self.covered is None else min(last, self.covered + 1)
-        return [UncommittedSteps(first, last, missing)] if missing > 0 else []
+        first = last if self.covered_step is None else min(last, self.covered_step + 1)
+        return [UncommittedSteps(first, last, missing_seconds)] if missing_seconds > 0 else []

@@ -33,7 +33,7 @@ SETTLE_SECONDS = 3.0
 """Time after the exit of a process for reports of other processes, if there is no launch."""
 EXITING_SECONDS = 10.0
 """Time for a process to exit after the release of the feed, because torch may still tear down a device."""
-LONGEST_BEFORE_SECONDS = 600.0
+MAX_START_DELAY_SECONDS = 600.0
 """Longest time from a process's start to the recording that belongs to the training; the kernel of a notebook is older."""
 
 _SPECIFIC = ("sdc", "gpu_memory", "gpu", "oom_kill", "storage", "host", "preemption", "user", "exit")
@@ -43,28 +43,28 @@ _CONSEQUENCES = ("network", "nccl_timeout", "signal", "unknown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndedProcess:
+class ExitedProcess:
     """Facts about an exited process."""
 
     pid: int
     run: str
     launch: str
-    recorded: float  # Unix time at which recording started
-    at: float  # Unix time of the exit, as far as known
+    recorded_at: float  # Unix time at which recording started
+    exited_at: float  # Unix time of the exit, as far as known
     seconds_ago: float  # since the end, by the monotonic clock
-    final: bool  # the last snapshot was written at a normal exit
-    finished: bool  # True if the job reported the end of the application
+    is_final: bool  # the last snapshot was written at a normal exit
+    is_finished: bool  # True if the job reported the end of the application
     exception: str = ""
     failure: str = ""  # reported reason, from END_REASONS
-    doubtful: bool = False  # True if the process exited within a step, beside a killed or crashed rank
-    superseded: bool = False  # True if a later process has the rank
-    restarted: bool = False  # torchrun's agent started the later process
-    agent_lives: bool = False  # torchrun's agent may still report or restart
+    is_doubtful: bool = False  # True if the process exited within a step, beside a killed or crashed rank
+    is_superseded: bool = False  # True if a later process has the rank
+    is_restarted: bool = False  # torchrun's agent started the later process
+    has_agent: bool = False  # torchrun's agent may still report or restart
 
 
 def started_at(
     pid: int | None,
-    recorded: float,
+    recorded_at: float,
     *,
     proc: Path = Path("/proc"),
     clock: Callable[[], float] = time.time,
@@ -76,9 +76,9 @@ def started_at(
         # The name in brackets may contain any character; the start time is field 22, in ticks.
         ticks = int(stat[stat.rindex(b")") + 1 :].split()[19])
     except (OSError, ValueError, IndexError):
-        return recorded
+        return recorded_at
     start = clock() - boottime() + ticks / os.sysconf("SC_CLK_TCK")
-    return start if recorded - LONGEST_BEFORE_SECONDS <= start <= recorded else recorded
+    return start if recorded_at - MAX_START_DELAY_SECONDS <= start <= recorded_at else recorded_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ class ExitEvidence:
     oom_kills: Callable[[], float | None] = lambda: None  # by the kernel since boot
     ends: Callable[[], Sequence[End]] = lambda: ()  # ends of jobs of `run` and of torchrun's workers
     launches: Callable[[], Collection[str]] = lambda: ()  # ids of running launches of `run`
-    started: Callable[[int | None, float], float] = started_at
+    start_of: Callable[[int | None, float], float] = started_at
     machine: MachineIdentity = field(default_factory=MachineIdentity)
 
-    def outcome(self, process: EndedProcess) -> Outcome | None:
+    def outcome(self, process: ExitedProcess) -> Outcome | None:
         """Return the outcome of a process; None if evidence may still arrive."""
         ends = [end for end in map(_without_shell, self.ends()) if _is_near(end, process)]
         process_end = next((end for end in ends if _is_own(end, process)), None)
@@ -105,32 +105,32 @@ class ExitEvidence:
                 process.failure,
             )
         launch_end = next((end for end in ends if _is_launch(end, process)), None)
-        undecided = launch_end is None and not process.superseded
+        is_undecided = launch_end is None and not process.is_superseded
         if process.exception or process.failure:
-            if undecided and process.seconds_ago < SETTLE_SECONDS:
+            if is_undecided and process.seconds_ago < SETTLE_SECONDS:
                 return None
             status = launch_end.status if launch_end is not None and launch_end.status else None
             return Outcome(
-                EvidenceSource.EXCEPTION, False, process.at, status, process.exception, process.failure
+                EvidenceSource.EXCEPTION, False, process.exited_at, status, process.exception, process.failure
             )
-        awaited = process.agent_lives or self.lives(process.launch)
-        if undecided and awaited and process.seconds_ago < LAUNCH_SECONDS:
+        is_awaited = process.has_agent or self.lives(process.launch)
+        if is_undecided and is_awaited and process.seconds_ago < LAUNCH_SECONDS:
             return None
-        if launch_end is not None and not process.superseded:
+        if launch_end is not None and not process.is_superseded:
             return Outcome(
                 EvidenceSource.LAUNCH,
                 launch_end.status == 0,
-                min(process.at, launch_end.at),
+                min(process.exited_at, launch_end.at),
                 launch_end.status,
             )
-        if process.restarted:
-            return Outcome(EvidenceSource.RESTART, False, process.at)
-        if not process.superseded and process.seconds_ago < self._patience_seconds(process):
+        if process.is_restarted:
+            return Outcome(EvidenceSource.RESTART, False, process.exited_at)
+        if not process.is_superseded and process.seconds_ago < self._patience_seconds(process):
             return None
-        completed = process.finished or (process.final and not process.doubtful)
-        return Outcome(EvidenceSource.INFERRED, completed, process.at)
+        is_completed = process.is_finished or (process.is_final and not process.is_doubtful)
+        return Outcome(EvidenceSource.INFERRED, is_completed, process.exited_at)
 
-    def of_pass(self) -> ExitEvidence:
+    def with_cached_sources(self) -> ExitEvidence:
         """Return evidence that reads each source at most once."""
         return replace(self, ends=cache(self.ends), launches=cache(self.launches))
 
@@ -138,10 +138,12 @@ class ExitEvidence:
         """Return True if a launch of `run` is alive."""
         return bool(launch) and launch in self.launches()
 
-    def _patience_seconds(self, process: EndedProcess) -> float:
+    def _patience_seconds(self, process: ExitedProcess) -> float:
         # A process that released the feed may still be running, and the exit status may still arrive.
-        exiting = process.finished and self.started(process.pid, process.recorded) < process.recorded
-        return EXITING_SECONDS if exiting else SETTLE_SECONDS
+        is_exiting = (
+            process.is_finished and self.start_of(process.pid, process.recorded_at) < process.recorded_at
+        )
+        return EXITING_SECONDS if is_exiting else SETTLE_SECONDS
 
     def reason(
         self,
@@ -150,23 +152,25 @@ class ExitEvidence:
         processes: Iterable[ProcessTotals],
         oom_kills: float | None,
         *,
-        silent: bool,
+        is_silent: bool,
     ) -> str:
         """Return the reason, from `END_REASONS`, of an attempt that did not complete.
 
-        *oom_kills* is the kernel's count before the exit. *silent* means that a process of the run exited without
+        *oom_kills* is the kernel's count before the exit. *is_silent* means that a process of the run exited without
         a final snapshot.
         """
-        peers = peers_ended(attempt, outcome.at, processes)
-        reported = {attempt.reading.failure, outcome.failure, *(peer.failure for peer in peers)} - {""}
-        reported = {failure if failure in END_REASONS else "exit" for failure in reported}
+        peers = exited_peers(attempt, outcome.exited_at, processes)
+        reported_reasons = {attempt.reading.failure, outcome.failure, *(peer.failure for peer in peers)} - {
+            ""
+        }
+        reported_reasons = {failure if failure in END_REASONS else "exit" for failure in reported_reasons}
         # A lost connection is a consequence if another process has exited earlier without a report.
-        has_silent_exit = silent or any(
-            not peer.failure and (peer.departed or outcome.at) <= outcome.at for peer in peers
+        has_silent_exit = is_silent or any(
+            not peer.failure and (peer.exited_at or outcome.exited_at) <= outcome.exited_at for peer in peers
         )
-        believed = _SPECIFIC if has_silent_exit else _SPECIFIC + _CONSEQUENCES
-        if reported.intersection(believed):
-            return next(cause for cause in believed if cause in reported)
+        credible_reasons = _SPECIFIC if has_silent_exit else _SPECIFIC + _CONSEQUENCES
+        if reported_reasons.intersection(credible_reasons):
+            return next(cause for cause in credible_reasons if cause in reported_reasons)
         if self.machine.name == attempt.machine.name and self.machine.boot != attempt.machine.boot:
             return "host"
         status = outcome.status
@@ -174,42 +178,44 @@ class ExitEvidence:
             outcome.source is EvidenceSource.LAUNCH
             and status is not None
             and status > 0
-            and not attempt.final
+            and not attempt.is_final
         ):
             status = None  # a launcher's positive status is not the status of a killed rank
         kills = self.oom_kills()
-        killed = kills is not None and oom_kills is not None and kills > oom_kills
-        if silent and killed and status in {None, -signal.SIGKILL}:
+        has_oom_kill = kills is not None and oom_kills is not None and kills > oom_kills
+        if is_silent and has_oom_kill and status in {None, -signal.SIGKILL}:
             return "oom_kill"
         if status is not None:
             return "exit" if status >= 0 else "user" if status == -signal.SIGINT else "signal"
-        if silent:
+        if is_silent:
             return "signal"  # more likely than `os._exit`
-        return "exit" if attempt.final else "unknown"
+        return "exit" if attempt.is_final else "unknown"
 
 
-def follows(process: ProcessTotals, launch: str, started: float) -> bool:
+def follows(process: ProcessTotals, launch: str, trained_at: float) -> bool:
     """Return True if a process has not trained and is later than a training of the same launch."""
     identity = process.identity
-    return not process.has_trained and identity.launch == launch != "" and identity.started > started
+    return not process.has_trained and identity.launch == launch != "" and identity.started > trained_at
 
 
-def peers_ended(attempt: Attempt, ended: float, processes: Iterable[ProcessTotals]) -> list[ProcessTotals]:
+def exited_peers(
+    attempt: Attempt, ended_at: float, processes: Iterable[ProcessTotals]
+) -> list[ProcessTotals]:
     """Return the training processes of a run that exited with an attempt."""
-    return _ended_with(attempt.run, attempt.recorded, ended, processes)
+    return _exited_near(attempt.run, attempt.recorded_at, ended_at, processes)
 
 
-def _ended_with(
-    run: str, recorded: float, ended: float, processes: Iterable[ProcessTotals]
+def _exited_near(
+    run: str, recorded_at: float, ended_at: float, processes: Iterable[ProcessTotals]
 ) -> list[ProcessTotals]:
     return [
         process
         for process in processes
-        if process.departed is not None
+        if process.exited_at is not None
         and process.training is not None
         and process.identity.run == run
-        and process.departed > recorded
-        and abs(process.departed - ended) <= LAUNCH_SECONDS
+        and process.exited_at > recorded_at
+        and abs(process.exited_at - ended_at) <= LAUNCH_SECONDS
     ]
 
 
@@ -220,17 +226,17 @@ class Endings:
         self.evidence = ExitEvidence()  # any thread may replace the evidence
         self._pass = self.evidence
         self._processes: Sequence[ProcessTotals] = ()
-        self._now = Moment(0.0, 0.0)
+        self._moment = Moment(0.0, 0.0)
 
     def begin_pass(self, processes: Sequence[ProcessTotals], now: Moment) -> ExitEvidence:
         """Use the evidence and the processes of a new pass; return the evidence."""
-        self._pass, self._processes, self._now = self.evidence.of_pass(), processes, now
+        self._pass, self._processes, self._moment = self.evidence.with_cached_sources(), processes, now
         return self._pass
 
     def outcome(self, process: ProcessTotals, *, successor: ProcessTotals | None = None) -> Outcome | None:
         """Return the outcome of an exited process; None if not yet decided."""
-        if process.departed is not None and process.outcome is None:
-            process.outcome = self._pass.outcome(self._facts(process, process.departed, successor))
+        if process.exited_at is not None and process.outcome is None:
+            process.outcome = self._pass.outcome(self._facts(process, process.exited_at, successor))
         return process.outcome
 
     def successor(self, process: ProcessTotals, later: Iterable[ProcessTotals]) -> ProcessTotals | None:
@@ -246,25 +252,27 @@ class Endings:
             None,
         )
 
-    def _facts(self, process: ProcessTotals, at: float, successor: ProcessTotals | None) -> EndedProcess:
+    def _facts(
+        self, process: ProcessTotals, exited_at: float, successor: ProcessTotals | None
+    ) -> ExitedProcess:
         identity, reading = process.identity, process.training
-        peers = _ended_with(identity.run, identity.started, at, self._processes)
-        silent = not process.final or not all(peer.final for peer in peers)
-        return EndedProcess(
+        peers = _exited_near(identity.run, identity.started, exited_at, self._processes)
+        is_silent = not process.is_final or not all(peer.is_final for peer in peers)
+        return ExitedProcess(
             pid=identity.pid,
             run=identity.run,
             launch=identity.launch,
-            recorded=identity.started,
-            at=at,
-            seconds_ago=self._now.monotonic - process.departed_monotonic,
-            final=process.final,
-            finished=process.finished,
+            recorded_at=identity.started,
+            exited_at=exited_at,
+            seconds_ago=self._moment.monotonic - process.exited_monotonic,
+            is_final=process.is_final,
+            is_finished=process.is_finished,
             exception=process.exception,
             failure=process.failure,
-            doubtful=reading is not None and reading.open_seconds > 0 and silent,
-            superseded=successor is not None,
-            restarted=successor is not None and self._has_agent(process, successor),
-            agent_lives=self.expects_restart(identity.run),
+            is_doubtful=reading is not None and reading.open_seconds > 0 and is_silent,
+            is_superseded=successor is not None,
+            is_restarted=successor is not None and self._has_agent(process, successor),
+            has_agent=self.expects_restart(identity.run),
         )
 
     def _has_agent(self, process: ProcessTotals, successor: ProcessTotals) -> bool:
@@ -273,14 +281,14 @@ class Endings:
             agent.identity.role == "agent"
             and agent.identity.run == process.identity.run
             and agent.identity.started < process.identity.started
-            and (agent.departed is None or agent.departed > successor.identity.started)
+            and (agent.exited_at is None or agent.exited_at > successor.identity.started)
             for agent in self._processes
         )
 
     def expects_restart(self, run: str) -> bool:
         """Return True if an agent of torchrun is running, which may start a further process of the run."""
         return any(
-            agent.living and agent.identity.role == "agent" and agent.identity.run == run
+            agent.is_alive and agent.identity.role == "agent" and agent.identity.run == run
             for agent in self._processes
         )
 
@@ -290,16 +298,16 @@ def _without_shell(end: End) -> End:
     return replace(end, status=128 - end.status) if 128 < end.status < 128 + 65 else end
 
 
-def _is_near(end: End, process: EndedProcess) -> bool:
-    return end.at >= process.recorded and abs(end.at - process.at) <= LAUNCH_SECONDS
+def _is_near(end: End, process: ExitedProcess) -> bool:
+    return end.at >= process.recorded_at and abs(end.at - process.exited_at) <= LAUNCH_SECONDS
 
 
-def _is_own(end: End, process: EndedProcess) -> bool:
+def _is_own(end: End, process: ExitedProcess) -> bool:
     has_launches = bool(end.launch and process.launch)
     return end.pid == process.pid and (end.launch == process.launch or not has_launches)
 
 
-def _is_launch(end: End, process: EndedProcess) -> bool:
+def _is_launch(end: End, process: ExitedProcess) -> bool:
     """Return True if an end belongs to the launch of a process; ends of older releases contain only the run."""
     if end.worker:
         return False

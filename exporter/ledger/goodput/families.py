@@ -1,6 +1,6 @@
 """Families of attempts and goodput.
 
-Published for a run by the sidecar that reads rank 0; the totals continue over restarts of the job and of the sidecar.
+The sidecar that reads rank 0 publishes these families. The totals continue after restarts of the job and of the sidecar.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from exporter.ledger.goodput.accounting import CAUSES, Goodput
 from exporter.recording.values import END_REASONS
 
 _ABSENT = (
-    " Absent if the job does not use exporter.training, on nodes without rank 0, and after the retention time of an"
-    " ended run."
+    " Absent if the job does not use exporter.training, on nodes without rank 0, and after the retention time of the"
+    " run (feed.linger)."
 )
-_TOTAL_ABSENT = _ABSENT[:-1] + ", and while the ledger's state cannot be written."
+_TOTAL_ABSENT = _ABSENT[:-1] + ", and if the ledger's state is not writable."
 _REASONS = ", ".join(END_REASONS)
 
 ATTEMPT = FamilySpec(
     name="training_attempt",
     type="gauge",
     labels=("run",),
-    help="Number of the current or last attempt at the task; 1 for the first." + _ABSENT,
+    help="Number of the current or last attempt at the task, starting from 1." + _ABSENT,
     source="successive processes of rank 0",
 )
 ATTEMPT_START = FamilySpec(
@@ -29,7 +29,7 @@ ATTEMPT_START = FamilySpec(
     unit="seconds",
     labels=("run",),
     help="Unix time at which the attempt's process of rank 0 started." + _ABSENT,
-    source="/proc/<pid>/stat, else the start of recording",
+    source="/proc/<pid>/stat, otherwise the start of recording",
 )
 ATTEMPT_STEPS = FamilySpec(
     name="training_attempt_steps",
@@ -43,8 +43,8 @@ FIRST_STEP = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("run",),
-    help="Time from the start of the attempt to the end of its first step. Absent before the end of the first step,"
-    " if the job does not use exporter.training, on nodes without rank 0, and after the retention time of an ended run.",
+    help="Time from the start of the attempt to the end of the first step. Absent before the end of the first step, if the"
+    " job does not use exporter.training, on nodes without rank 0, and after the retention time of the run (feed.linger).",
     source="end of the first iteration - training_attempt_start_timestamp_seconds",
 )
 WALL = FamilySpec(
@@ -52,16 +52,16 @@ WALL = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("run",),
-    help="Time since the first attempt started, including the time between attempts; the sum of productive,"
-    " uncommitted and badput. Stops at the end of the run." + _TOTAL_ABSENT,
-    source="phases of rank 0, starts and ends of its processes",
+    help="Time since the start of the first attempt, including the time between attempts. The sum of productive,"
+    " uncommitted and badput seconds. Stops at the end of the run." + _TOTAL_ABSENT,
+    source="phases of rank 0, starts and exits of the processes of rank 0",
 )
 PRODUCTIVE = FamilySpec(
     name="training_productive_seconds_total",
     type="counter",
     unit="seconds",
     labels=("run",),
-    help="Work covered by a successful save, or done by a process that completed the training."
+    help="Work time covered by a successful save, or spent by a process that completed the training."
     + _TOTAL_ABSENT,
     source="TrainingReading.committed_seconds",
 )
@@ -70,8 +70,8 @@ UNCOMMITTED = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("run",),
-    help="Work that no checkpoint covers yet and a crash would lose. Becomes productive with the next save, or when"
-    " the run finishes." + _TOTAL_ABSENT,
+    help="Work time that no checkpoint covers yet and that a crash would lose. Becomes productive with the next save, or at"
+    " the end of a completed run." + _TOTAL_ABSENT,
     source="TrainingReading.work_seconds - .committed_seconds + .open_seconds",
 )
 BADPUT = FamilySpec(
@@ -94,7 +94,7 @@ RESTARTS = FamilySpec(
     name="training_restarts_total",
     type="counter",
     labels=("run", "reason"),
-    help=f"Attempts that followed another attempt, by the end reason of the earlier attempt: {_REASONS}."
+    help=f"Attempts after the first, by the reason of the end of the previous attempt: {_REASONS}."
     + _TOTAL_ABSENT,
     source="see training_interruptions_total",
 )
@@ -102,7 +102,7 @@ INTERRUPTIONS = FamilySpec(
     name="training_interruptions_total",
     type="counter",
     labels=("run", "reason"),
-    help=f"Attempts that ended before the training was complete, by reason: {_REASONS}." + _TOTAL_ABSENT,
+    help=f"Attempts that ended before the training was completed, by reason: {_REASONS}." + _TOTAL_ABSENT,
     source="reports of the processes, exit status, OOM kills of the kernel, boot id of the machine",
 )
 SPECS = (
@@ -116,12 +116,12 @@ def add_goodput(collected: Collected, goodput: Goodput) -> None:
     attempt = goodput.latest
     run = attempt.run
     collected.add(ATTEMPT, attempt.number, run)
-    collected.add(ATTEMPT_START, attempt.start, run)
+    collected.add(ATTEMPT_START, attempt.started_at, run)
     collected.add(ATTEMPT_STEPS, attempt.reading.steps, run)
     collected.add(FIRST_STEP, attempt.first_step_seconds, run)
-    collected.add(WALL, goodput.wall, run)
-    collected.add(PRODUCTIVE, goodput.productive, run)
-    collected.add(UNCOMMITTED, goodput.uncommitted, run)
+    collected.add(WALL, goodput.wall_seconds, run)
+    collected.add(PRODUCTIVE, goodput.productive_seconds, run)
+    collected.add(UNCOMMITTED, goodput.uncommitted_seconds, run)
     for cause, seconds in goodput.badput.items():
         collected.add(BADPUT, seconds, run, cause)
     collected.add(LOST_STEPS, goodput.lost_steps, run)

@@ -14,7 +14,7 @@ LONG_PHASES = frozenset(
     for name, phase in PHASES.items()
     if phase.badput in {"init", "compile", "validation", "checkpoint_load", "checkpoint_save"}
 )
-"""Phases with durations above a step's."""
+"""Phases that usually last longer than a step."""
 WAITING_PHASES = LONG_PHASES | {"data_loading"}
 """Phases in which a run without steps is stalled, not hung."""
 LONG_PHASE_FACTOR = 5.0
@@ -28,14 +28,14 @@ class HangRule:
     steps: float = HANG_STEPS
 
     def limit_seconds(self, reading: TrainingReading) -> float:
-        """Return the longest time without a finished step that is no hang."""
+        """Return the maximum time without a finished step that is not a hang."""
         longest = reading.longest_step_seconds
         if longest is None and reading.steps:
             longest = reading.work_seconds / reading.steps
         return max(self.after_seconds, self.steps * (longest or 0.0))
 
     def is_overdue(self, reading: TrainingReading | None, seconds_without_step: float) -> bool:
-        """Return True if a step is overdue; before the first finished step, no step is."""
+        """Return True if a step is overdue; False before the first finished step."""
         if reading is None or reading.steps < 1:
             return False
         factor = LONG_PHASE_FACTOR if reading.phase in LONG_PHASES else 1.0

@@ -16,22 +16,25 @@ class GoodputOptions:
 
     validation: Literal["badput", "productive"] = option(
         "badput",
-        "Whether validation and test count as lost time or as work, from the next attempt on.",
+        "Count validation and test as lost time (badput) or as work (productive). Applies from the next attempt on.",
     )
     new_task_after: Annotated[Duration, Range(0, 365 * 86400)] = option(
         3600.0,
-        "Without a session tag, a process begins a new task if the run's last process ended longer ago than this, "
-        "the process starts at step 0 and loads no checkpoint. The time between belongs to no task.",
+        "Pause after which a process starts a new task, if the process has no session tag, starts at step 0 and loads "
+        "no checkpoint. The pause counts for neither task.",
     )
     hang_after: Annotated[Duration, Range(1, 86400)] = option(
         HANG_AFTER_SECONDS,
-        "A run hangs if no step has finished for this time and for hang_steps times the longest recent step. Until the next "
-        "step, last values (loss, learning rate, ...) are absent and the open step counts as badput. No run hangs "
-        "before the first step, nor while compiling, loading, saving, validating or waiting for data.",
+        "Minimum time without a finished step after which a run hangs; the time must also exceed hang_steps times the "
+        "longest recent step. Until the next step, last values (loss, learning rate, ...) are absent, and the open step "
+        "counts as badput. A run does not hang before the first step, nor in the phases that compile, load, save, validate "
+        "or wait for data.",
     )
-    hang_steps: Annotated[float, Range(1, 1000)] = option(HANG_STEPS, "See hang_after.", example=20.0)
+    hang_steps: Annotated[float, Range(1, 1000)] = option(
+        HANG_STEPS, "Factor of the longest recent step; see hang_after.", example=20.0
+    )
     peak_flops: tuple[PeakFlops, ...] = option(
-        (), "Peak performance of devices missing in the built-in table."
+        (), "Peak performance of devices that are not in the built-in table."
     )
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 class EvidenceSource(enum.Enum):
@@ -20,9 +22,10 @@ class EvidenceSource(enum.Enum):
 class Outcome:
     """Outcome of an exited process."""
 
+    JSON_KEYS: ClassVar[Mapping[str, str]] = {"is_completed": "completed", "exited_at": "at"}
     source: EvidenceSource
-    completed: bool
-    at: float  # Unix time
+    is_completed: bool
+    exited_at: float  # Unix time
     status: int | None = (
         None  # exit status, or a signal as a negative number; of the process or of the launch
     )

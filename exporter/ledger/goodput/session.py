@@ -10,7 +10,7 @@ from math import inf
 from exporter.feed.snapshot import Snapshot
 from exporter.ledger.goodput.accounting import Goodput
 from exporter.ledger.goodput.attempt import Attempt
-from exporter.ledger.goodput.endings import EndedProcess, Endings, ExitEvidence, peers_ended
+from exporter.ledger.goodput.endings import Endings, ExitedProcess, ExitEvidence, exited_peers
 from exporter.ledger.goodput.options import GoodputOptions
 from exporter.ledger.goodput.outcome import EvidenceSource, Outcome
 from exporter.ledger.state.files import StateKey
@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 class SessionPass:
     """Input of all sessions in a pass."""
 
-    now: Moment
+    moment: Moment
     rules: GapRules
     options: GoodputOptions
     endings: Endings
     evidence: ExitEvidence
     processes: Sequence[ProcessTotals]  # of all ranks
-    leading: Mapping[str, ProcessTotals]  # of rank 0, with a snapshot, by id
+    leading_processes: Mapping[str, ProcessTotals]  # of rank 0, with a snapshot, by id
     pids: Mapping[str, int | None]  # in the sidecar's pid namespace, by id
 
 
@@ -42,18 +42,18 @@ class Session:
 
     key: StateKey
     goodput: Goodput = field(default_factory=Goodput)
-    loaded: bool = False  # the state was loaded
-    safe: bool = False  # the state was saved: the totals may be shown
+    is_loaded: bool = False  # the state was loaded
+    is_saved: bool = False  # the state was saved: the totals may be shown
     saved_hash: int = 0  # of the content saved last
-    released: bool = False  # released for other sidecars
-    refused: bool = False  # locked by a different sidecar
+    is_released: bool = False  # released for other sidecars
+    is_locked: bool = False  # locked by a different sidecar
     exited_at: float | None = None  # exit time of the latest process
     # the kernel's count of OOM kills at the last and at the previous snapshot
     _oom_kills: float | None = None
     _oom_kills_before: float | None = None
     _snapshot: Snapshot | None = None  # last counted
-    _finished: float | None = None  # first observation of the end of the application
-    _warned: set[str] = field(default_factory=set)  # ids of processes with a logged conflict
+    _finished_at: float | None = None  # first observation of the end of the application
+    _logged_conflicts: set[str] = field(default_factory=set)  # ids of processes with a logged conflict
 
     @property
     def rank(self) -> int:
@@ -67,69 +67,78 @@ class Session:
 
     def count_snapshot(self, process: ProcessTotals, session_pass: SessionPass) -> None:
         """Count the latest snapshot of a process of this session."""
-        goodput, snapshot, now = self.goodput, process.snapshot, session_pass.now.monotonic
+        goodput, snapshot, now = self.goodput, process.snapshot, session_pass.moment.monotonic
         assert snapshot is not None  # noqa: S101 - the caller passes only processes with a snapshot
         attempt = goodput.attempt
         if attempt is None or attempt.process != process.identity.id:
             if not self._may_begin(process, session_pass):
                 return
-            start = session_pass.evidence.started(
+            start = session_pass.evidence.start_of(
                 session_pass.pids.get(process.identity.id), process.identity.started
             )
-            if attempt is not None and attempt.ended is None:
+            if attempt is not None and attempt.ended_at is None:
                 self._end_superseded(attempt, process, session_pass, latest_end=start)
             attempt = self._begin(process, start, session_pass)
         if self._snapshot is not snapshot:
             self._snapshot = snapshot
-            hangs = process.living and session_pass.rules.hangs(process, session_pass.now)
-            goodput.update(process.training, written=snapshot.written, final=process.final, hangs=hangs)
+            is_hanging = process.is_alive and session_pass.rules.hangs(process, session_pass.moment)
+            goodput.update(
+                process.training,
+                written_at=snapshot.written,
+                is_final=process.is_final,
+                is_hanging=is_hanging,
+            )
             # The process was alive at this count of OOM kills.
             self._oom_kills_before = self._oom_kills
-            self._oom_kills = session_pass.evidence.oom_kills() if process.living else self._oom_kills
-        if process.living:
+            self._oom_kills = session_pass.evidence.oom_kills() if process.is_alive else self._oom_kills
+        if process.is_alive:
             self.exited_at = None
-            if attempt.ended is not None:
+            if attempt.ended_at is not None:
                 goodput.revive()
-            self._finished = (self._finished or now) if attempt.reading.finished else None
-            if self._finished is not None and now - self._finished >= FINISHED_SECONDS:
+            self._finished_at = (self._finished_at or now) if attempt.reading.finished else None
+            if self._finished_at is not None and now - self._finished_at >= FINISHED_SECONDS:
                 goodput.complete()
 
     def follow_end(self, session_pass: SessionPass, *, linger_seconds: float) -> None:
         """Count the end of the latest process after a decided outcome, and then the downtime."""
-        attempt, now = self.goodput.attempt, session_pass.now
+        attempt, moment = self.goodput.attempt, session_pass.moment
         if attempt is None:
             return
-        process = session_pass.leading.get(attempt.process)
+        process = session_pass.leading_processes.get(attempt.process)
         if self.exited_at is None:
-            if process is not None and process.living:
+            if process is not None and process.is_alive:
                 return
             # A process without a record had exited before this sidecar started.
-            ended = attempt.written if attempt.ended is None else attempt.ended
-            ago = max(0.0, now.wall - ended)
-            self.exited_at = now.monotonic - ago if process is None else process.departed_monotonic
-        if attempt.ended is None:
+            ended_at = attempt.written_at if attempt.ended_at is None else attempt.ended_at
+            seconds_since_end = max(0.0, moment.wall - ended_at)
+            self.exited_at = (
+                moment.monotonic - seconds_since_end if process is None else process.exited_monotonic
+            )
+        if attempt.ended_at is None:
             outcome = self._outcome(attempt, process, session_pass)
             if outcome is None:
                 return
-            self._end(attempt, outcome, session_pass, observed=process is not None)
-        since_end = now.monotonic - self.exited_at
-        if since_end <= linger_seconds and session_pass.endings.expects_restart(attempt.run):
-            self.goodput.wait(since_end)
+            self._end(attempt, outcome, session_pass, is_observed=process is not None)
+        seconds_since_exit = moment.monotonic - self.exited_at
+        if seconds_since_exit <= linger_seconds and session_pass.endings.expects_restart(attempt.run):
+            self.goodput.wait(seconds_since_exit)
 
     def _may_begin(self, process: ProcessTotals, session_pass: SessionPass) -> bool:
         attempt, identity = self.goodput.attempt, process.identity
         if attempt is None:
             return True
         # An exited process may be older than the attempt; a running process is later, even after a clock step.
-        if self.goodput.knows(identity.id) or (not process.living and identity.started < attempt.recorded):
+        if self.goodput.knows(identity.id) or (
+            not process.is_alive and identity.started < attempt.recorded_at
+        ):
             return False
-        current = session_pass.leading.get(attempt.process)
-        if current is None or not current.living:
+        current = session_pass.leading_processes.get(attempt.process)
+        if current is None or not current.is_alive:
             return True
-        if identity.id not in self._warned:
-            self._warned.add(identity.id)
+        if identity.id not in self._logged_conflicts:
+            self._logged_conflicts.add(identity.id)
             text = (
-                "%s has two living processes of rank 0 (runs %r and %r), and only the first is counted;"
+                "%s has two running processes of rank 0 (runs %r and %r), and only the first is counted;"
                 " set different session tags or run names"
             )
             _log.warning(text, self.name, attempt.run, identity.run)
@@ -141,27 +150,27 @@ class Session:
             process=identity.id,
             run=identity.run,
             number=1,
-            start=start,
-            recorded=identity.started,
+            started_at=start,
+            recorded_at=identity.started,
             pid=identity.pid,
             launch=identity.launch,
             machine=session_pass.evidence.machine,
-            tagged=self.key[2] == "session",
+            has_tag=self.key[2] == "session",
             validates=session_pass.options.validation == "productive",
         )
         self.goodput.begin(attempt, new_after_seconds=session_pass.options.new_task_after)
-        self.exited_at = self._finished = self._oom_kills = self._oom_kills_before = None
+        self.exited_at = self._finished_at = self._oom_kills = self._oom_kills_before = None
         return attempt
 
     def _end_superseded(
         self, attempt: Attempt, successor: ProcessTotals, session_pass: SessionPass, *, latest_end: float
     ) -> None:
         """End the latest attempt: a new process of the rank has started."""
-        process = session_pass.leading.get(attempt.process)
+        process = session_pass.leading_processes.get(attempt.process)
         outcome = self._outcome(attempt, process, session_pass, successor=successor)
         if outcome is None:  # the exit was not observed
-            outcome = Outcome(EvidenceSource.INFERRED, attempt.final, attempt.written)
-        self._end(attempt, outcome, session_pass, observed=process is not None, latest_end=latest_end)
+            outcome = Outcome(EvidenceSource.INFERRED, attempt.is_final, attempt.written_at)
+        self._end(attempt, outcome, session_pass, is_observed=process is not None, latest_end=latest_end)
 
     def _outcome(
         self,
@@ -174,17 +183,17 @@ class Session:
         if process is not None:
             return session_pass.endings.outcome(process, successor=successor)
         return session_pass.evidence.outcome(
-            EndedProcess(
+            ExitedProcess(
                 pid=attempt.pid,
                 run=attempt.run,
                 launch=attempt.launch,
-                recorded=attempt.recorded,
-                at=attempt.written,
-                seconds_ago=max(0.0, session_pass.now.wall - attempt.written),
-                final=attempt.final,
-                finished=attempt.reading.finished,
+                recorded_at=attempt.recorded_at,
+                exited_at=attempt.written_at,
+                seconds_ago=max(0.0, session_pass.moment.wall - attempt.written_at),
+                is_final=attempt.is_final,
+                is_finished=attempt.reading.finished,
                 failure=attempt.reading.failure,
-                superseded=successor is not None,
+                is_superseded=successor is not None,
             )
         )
 
@@ -194,25 +203,28 @@ class Session:
         outcome: Outcome,
         session_pass: SessionPass,
         *,
-        observed: bool,
+        is_observed: bool,
         latest_end: float = inf,
     ) -> None:
         """Count the end of an attempt; *latest_end* is the start of the next process."""
-        ended = attempt.written
-        if observed and not attempt.final:
-            ended = max(ended, min(session_pass.leading[attempt.process].departed or ended, latest_end))
+        ended_at = attempt.written_at
+        if is_observed and not attempt.is_final:
+            ended_at = max(
+                ended_at,
+                min(session_pass.leading_processes[attempt.process].exited_at or ended_at, latest_end),
+            )
         if outcome.source is EvidenceSource.PROCESS:
-            ended = max(attempt.written, min(outcome.at, latest_end))
-        peers = peers_ended(attempt, ended, session_pass.processes)
+            ended_at = max(attempt.written_at, min(outcome.exited_at, latest_end))
+        peers = exited_peers(attempt, ended_at, session_pass.processes)
         reason = session_pass.evidence.reason(
             attempt,
             outcome,
             session_pass.processes,
             self._oom_kills_before,
-            silent=(observed and not attempt.final) or not all(peer.final for peer in peers),
+            is_silent=(is_observed and not attempt.is_final) or not all(peer.is_final for peer in peers),
         )
-        self.goodput.end(ended, reason, completed=outcome.completed, hang=session_pass.rules.hang)
-        if not outcome.completed:
+        self.goodput.end(ended_at, reason, is_completed=outcome.is_completed, hang=session_pass.rules.hang)
+        if not outcome.is_completed:
             extra = {"reason": attempt.reason}
             _log.info(
                 "attempt %d of %s ended early: %s", attempt.number, self.name, attempt.reason, extra=extra

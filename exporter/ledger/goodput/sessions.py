@@ -1,8 +1,8 @@
 """Goodput sessions of all runs, and their state files.
 
 A session consists of the processes of rank 0 with the same session tag, or with the same run if there is no tag. A process is
-bound to a session when the process reports a tag, starts to train, or exits; no counts are lost before, because reports are
-cumulative. A node without rank 0 counts its lowest rank: no family is published, but the energy of the node is divided by
+bound to a session when the process reports a tag, starts to train, or exits. Reports are cumulative, so earlier counts are not
+lost. A node without rank 0 counts its lowest rank: no family is published, but the energy of the node is divided by
 this work.
 """
 
@@ -28,31 +28,31 @@ from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 
 TAG_SECONDS = 30.0
 """Time for a process without training to report a session tag."""
-REFUSED_SECONDS = 60.0
+LOCKED_RETENTION_SECONDS = 60.0
 """Retention of the feed file of an exited process if a different sidecar holds the session."""
 
 
 class Sessions:
-    """All sessions of this sidecar; sessions of a *shared* state directory are released at their end.
+    """All sessions of this sidecar; sessions of a shared state directory (*is_shared*) are released at their end.
 
     Attributes:
         options: Options, which any thread may replace.
     """
 
-    def __init__(self, state: StateStore, *, shared: bool = False) -> None:
+    def __init__(self, state: StateStore, *, is_shared: bool = False) -> None:
         self.options = GoodputOptions()
         self._state = state
         self._linger_seconds = 0.0
-        self._shared = shared
+        self._is_shared = is_shared
         self._sessions: dict[StateKey, Session] = {}
-        self._bound: dict[str, StateKey] = {}
-        self._first_seen: dict[str, float] = {}
-        self._holds: frozenset[str] = frozenset()
-        self._resumed = False
+        self._key_by_process: dict[str, StateKey] = {}
+        self._first_seen_monotonic: dict[str, float] = {}
+        self._held_ids: frozenset[str] = frozenset()
+        self._is_resumed = False
 
     def holds(self, process_id: str) -> bool:
         """Return True if the feed file of an exited process is still needed."""
-        return process_id in self._holds
+        return process_id in self._held_ids
 
     def work_accounts(self) -> Mapping[str, WorkAccount]:
         """Return the outcome of the work of each run, for the attribution of energy."""
@@ -61,10 +61,10 @@ class Sessions:
             goodput = session.goodput
             accounts[goodput.latest.run] = WorkAccount(
                 session=file_name(session.key),
-                productive=goodput.productive - goodput.validated,
-                lost=goodput.badput["lost_progress"],
-                hung=goodput.badput["hang"],
-                uncommitted=goodput.uncommitted,
+                productive_seconds=goodput.productive_seconds - goodput.validation_seconds,
+                lost_seconds=goodput.badput["lost_progress"],
+                hung_seconds=goodput.badput["hang"],
+                uncommitted_seconds=goodput.uncommitted_seconds,
                 validates=goodput.latest.validates,
             )
         return accounts
@@ -80,70 +80,78 @@ class Sessions:
     ) -> None:
         """Count the snapshots of rank 0 and save the sessions."""
         self._linger_seconds = rules.linger_seconds
-        if not ranks.owner:
+        if not ranks.is_owner:
             self._release_all()
             return
-        if not self._resumed:
+        if not self._is_resumed:
             self._resume_recent(now)
-        leading = {process.identity.id: process for process in _leading(ranks)}
+        leading_processes = {process.identity.id: process for process in _leading_processes(ranks)}
         pids = {process_id: entry.pid for process_id, entry in entries.items()}
         session_pass = SessionPass(
-            now, rules, self.options, endings, evidence, list(ranks.processes()), leading, pids
+            now, rules, self.options, endings, evidence, list(ranks.processes()), leading_processes, pids
         )
         # Counts of a rank that was read before the leading rank of the run are discarded.
-        ranks_now = {process.identity.run: process.identity.rank or 0 for process in leading.values()}
+        rank_by_run = {
+            process.identity.run: process.identity.rank or 0 for process in leading_processes.values()
+        }
         for key, session in list(self._sessions.items()):
             attempt = session.goodput.attempt
-            if attempt is not None and session.rank > ranks_now.get(attempt.run, session.rank):
+            if attempt is not None and session.rank > rank_by_run.get(attempt.run, session.rank):
                 self._release(key)
-        for process in leading.values():
+        for process in leading_processes.values():
             self._bind(process, endings, now)
-        self._first_seen = {
+        self._first_seen_monotonic = {
             process_id: first_seen
-            for process_id, first_seen in self._first_seen.items()
-            if process_id in leading
+            for process_id, first_seen in self._first_seen_monotonic.items()
+            if process_id in leading_processes
         }
-        self._bound = {
-            process_id: self._bound[process_id] for process_id in leading if process_id in self._bound
+        self._key_by_process = {
+            process_id: self._key_by_process[process_id]
+            for process_id in leading_processes
+            if process_id in self._key_by_process
         }
-        for process_id, key in self._bound.items():
-            bound = self._sessions.get(key)
-            if bound is None or (bound.released and not bound.goodput.knows(process_id)):
-                bound = self._sessions[key] = Session(key)
-            if not bound.loaded:
-                self._open(bound)
-            if bound.loaded and not bound.released:
-                bound.count_snapshot(leading[process_id], session_pass)
+        for process_id, key in self._key_by_process.items():
+            bound_session = self._sessions.get(key)
+            if bound_session is None or (
+                bound_session.is_released and not bound_session.goodput.knows(process_id)
+            ):
+                bound_session = self._sessions[key] = Session(key)
+            if not bound_session.is_loaded:
+                self._open(bound_session)
+            if bound_session.is_loaded and not bound_session.is_released:
+                bound_session.count_snapshot(leading_processes[process_id], session_pass)
         for session in self._sessions.values():
-            if session.loaded and not session.released:
+            if session.is_loaded and not session.is_released:
                 session.follow_end(session_pass, linger_seconds=rules.linger_seconds)
                 self._save(session)
-        self._holds = frozenset(self._needed(leading, now))
+        self._held_ids = frozenset(self._needed_ids(leading_processes, now))
         self._forget(now)
 
     def _bind(self, process: ProcessTotals, endings: Endings, now: Moment) -> None:
         """Bind a process to a session, once the session is known."""
         identity, reading = process.identity, process.training
-        if identity.id in self._bound:
+        if identity.id in self._key_by_process:
             return
         if reading is None:
             # A process that exited before the first training report is bound to the session of the run, if there is one.
-            for key, session in self._sessions.items() if not process.living else ():
+            for key, session in self._sessions.items() if not process.is_alive else ():
                 attempt = session.goodput.attempt
                 if attempt is not None and attempt.run == identity.run and session.goodput.trains:
-                    self._bound[identity.id] = key
+                    self._key_by_process[identity.id] = key
             return
-        if not process.living and not reading.loop and not reading.failure and process.final:
+        if not process.is_alive and not reading.loop and not reading.failure and process.is_final:
             return  # the process exited normally without training: no attempt
-        waited = now.monotonic - self._first_seen.setdefault(identity.id, now.monotonic) >= TAG_SECONDS
+        has_waited = (
+            now.monotonic - self._first_seen_monotonic.setdefault(identity.id, now.monotonic) >= TAG_SECONDS
+        )
         tag = dict(reading.facts).get("session_tag", "")
-        if tag or reading.loop or reading.finished or waited or not process.living:
+        if tag or reading.loop or reading.finished or has_waited or not process.is_alive:
             name, kind = (tag, "session") if tag else (identity.run, "run")
             if not tag and self._is_evaluation(process, endings):
                 return
             # The session of another rank is not published; its work divides the energy of this node.
             node = (str(identity.rank), self._state.sidecar) if identity.rank else ("", "")
-            self._bound[identity.id] = ("goodput", name, kind, *node)
+            self._key_by_process[identity.id] = ("goodput", name, kind, *node)
 
     def _is_evaluation(self, process: ProcessTotals, endings: Endings) -> bool:
         """Return True if a process follows a training of the same launch that has completed or may have completed."""
@@ -152,8 +160,11 @@ class Sessions:
         return (
             attempt is not None
             and attempt.reading.loop > 0
-            and (attempt.orderly or (attempt.ended is None and not endings.expects_restart(attempt.run)))
-            and follows(process, attempt.launch, attempt.recorded)
+            and (
+                attempt.has_completed
+                or (attempt.ended_at is None and not endings.expects_restart(attempt.run))
+            )
+            and follows(process, attempt.launch, attempt.recorded_at)
         )
 
     def _release(self, key: StateKey) -> None:
@@ -163,9 +174,9 @@ class Sessions:
     def _release_all(self) -> None:
         for key in list(self._sessions):
             self._release(key)
-        self._bound.clear()
-        self._holds = frozenset()
-        self._resumed = False
+        self._key_by_process.clear()
+        self._held_ids = frozenset()
+        self._is_resumed = False
 
     def _resume_recent(self, now: Moment) -> None:
         """Load the recent sessions of this sidecar, also sessions without feed files."""
@@ -174,58 +185,60 @@ class Sessions:
         except StateError as error:
             self._state.report(str(error))
             return
-        self._resumed = True
+        self._is_resumed = True
         for key in keys:
             session = self._sessions[key] = Session(key)
             self._open(session)
             attempt = session.goodput.attempt
-            ended = now.wall if attempt is None or attempt.ended is None else attempt.ended
-            if attempt is None or now.wall - ended > self._linger_seconds:
+            ended_at = now.wall if attempt is None or attempt.ended_at is None else attempt.ended_at
+            if attempt is None or now.wall - ended_at > self._linger_seconds:
                 self._release(key)
 
     def _open(self, session: Session) -> None:
         try:
-            session.refused = not self._state.claim(session.key)
-            if session.refused:
-                where = f"{session.name} in {self._state.directory}"
-                self._state.report(f"another sidecar holds the goodput of {where}")
+            session.is_locked = not self._state.claim(session.key)
+            if session.is_locked:
+                location = f"{session.name} in {self._state.directory}"
+                self._state.report(f"a different sidecar holds the goodput of {location}")
             else:
                 decode = partial(loads, Goodput)
                 session.goodput = self._state.load(session.key, decode) or Goodput()
-                session.loaded = True
+                session.is_loaded = True
         except StateError as error:
             self._state.report(str(error))
 
     def _save(self, session: Session) -> None:
         content = dumps(session.goodput)
         try:
-            if not session.safe or session.saved_hash != hash(content):
+            if not session.is_saved or session.saved_hash != hash(content):
                 self._state.save(session.key, content)
-            session.safe, session.saved_hash = True, hash(content)
+            session.is_saved, session.saved_hash = True, hash(content)
         except StateError as error:
-            session.safe = False
+            session.is_saved = False
             self._state.report(str(error))
 
-    def _needed(self, leading: Mapping[str, ProcessTotals], now: Moment) -> Iterator[str]:
+    def _needed_ids(self, leading_processes: Mapping[str, ProcessTotals], now: Moment) -> Iterator[str]:
         """Yield the ids of processes whose feed files must not be removed yet."""
-        for process_id, key in self._bound.items():
+        for process_id, key in self._key_by_process.items():
             session, attempt = self._sessions[key], self._sessions[key].goodput.attempt
-            seconds_since_exit = now.monotonic - leading[process_id].departed_monotonic
-            if session.refused and seconds_since_exit > REFUSED_SECONDS:
+            seconds_since_exit = now.monotonic - leading_processes[process_id].exited_monotonic
+            if session.is_locked and seconds_since_exit > LOCKED_RETENTION_SECONDS:
                 continue
-            open_ = attempt is not None and attempt.process == process_id and attempt.ended is None
-            if open_ or not session.safe:
+            is_open = attempt is not None and attempt.process == process_id and attempt.ended_at is None
+            if is_open or not session.is_saved:
                 yield process_id
 
     def _forget(self, now: Moment) -> None:
         for key, session in list(self._sessions.items()):
             attempt = session.goodput.attempt
-            is_over = session.safe and attempt is not None and attempt.ended is not None
-            if is_over and self._shared and not session.released:
+            is_over = session.is_saved and attempt is not None and attempt.ended_at is not None
+            if is_over and self._is_shared and not session.is_released:
                 self._state.release(key)
-                session.released = True
+                session.is_released = True
             lingers = session.exited_at is None or now.monotonic - session.exited_at <= self._linger_seconds
-            if (is_over and not lingers) or (not session.loaded and key not in self._bound.values()):
+            if (is_over and not lingers) or (
+                not session.is_loaded and key not in self._key_by_process.values()
+            ):
                 self._release(key)
 
     def _latest(self) -> Iterator[Session]:
@@ -237,10 +250,10 @@ class Sessions:
         ]
         # A running session is the latest session, even after a clock step.
         started_sessions.sort(
-            key=lambda session: (session.goodput.latest.ended is None, session.goodput.latest.recorded)
+            key=lambda session: (session.goodput.latest.ended_at is None, session.goodput.latest.recorded_at)
         )
         latest = {session.goodput.latest.run: session for session in started_sessions}
-        return (session for session in latest.values() if session.safe)
+        return (session for session in latest.values() if session.is_saved)
 
     def add_families(self, collected: Collected) -> None:
         """Add the families of every session that may be shown."""
@@ -249,18 +262,18 @@ class Sessions:
                 add_goodput(collected, session.goodput)
 
 
-def _leading(ranks: Ranks) -> list[ProcessTotals]:
+def _leading_processes(ranks: Ranks) -> list[ProcessTotals]:
     """Return the processes of the lowest rank of each run on this node, oldest first."""
-    with_number = [rank for rank in ranks if rank.key.rank is not None and rank.slots]
-    with_number.sort(key=lambda rank: -(rank.key.rank or 0))
-    lowest = {rank.key.run: rank for rank in with_number}
+    numbered_ranks = [rank for rank in ranks if rank.key.rank is not None and rank.slots]
+    numbered_ranks.sort(key=lambda rank: -(rank.key.rank or 0))
+    lowest_ranks = {rank.key.run: rank for rank in numbered_ranks}
     processes = [
         process
-        for rank in lowest.values()
+        for rank in lowest_ranks.values()
         for slot, process in rank.processes()
         if slot.number == 0 and process.snapshot is not None
     ]
     # A running process is later than an exited process, even after a clock step.
     return sorted(
-        processes, key=lambda process: (process.living, process.identity.started, process.identity.id)
+        processes, key=lambda process: (process.is_alive, process.identity.started, process.identity.id)
     )

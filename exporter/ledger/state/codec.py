@@ -1,6 +1,7 @@
-"""Dataclasses to JSON and back.
+"""Conversion of dataclasses to JSON and back.
 
-Unknown fields are ignored and missing fields have their defaults, so releases can exchange state.
+Unknown keys are ignored and missing keys have their defaults, so releases can exchange state. A class may restrict the saved
+fields with `SAVED_FIELDS`. If a field was renamed, `JSON_KEYS` gives the key that earlier releases use.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import enum
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-Decoded = TypeVar("Decoded")
+DecodedT = TypeVar("DecodedT")
 
 
 def dumps(value: object) -> bytes:
@@ -23,10 +24,10 @@ def dumps(value: object) -> bytes:
     return json.dumps(to_json(value), separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
-def loads(kind: type[Decoded], content: bytes) -> Decoded:
+def loads(kind: type[DecodedT], content: bytes) -> DecodedT:
     """Return a value of a type from JSON; raises ValueError for content that `dumps` does not write."""
     with decoding():
-        return cast("Decoded", from_json(kind, parse(content)))
+        return cast("DecodedT", from_json(kind, parse(content)))
 
 
 def parse(content: bytes) -> Any:
@@ -34,12 +35,12 @@ def parse(content: bytes) -> Any:
     try:
         return json.loads(content, parse_constant=_reject)
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise ValueError("the content is nested too deeply") from error
 
 
 @contextmanager
 def decoding() -> Iterator[None]:
-    """Turn every error of foreign content into ValueError."""
+    """Convert every error of invalid content to ValueError."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -58,7 +59,7 @@ def to_json(value: Any) -> Any:
         return [[to_json(key), to_json(item)] for key, item in value.items()]
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
-    return {name: to_json(getattr(value, name)) for name in _hints(value.__class__)}
+    return {field.key: to_json(getattr(value, field.name)) for field in _saved_fields(value.__class__)}
 
 
 def from_json(kind: Any, body: Any) -> Any:
@@ -81,18 +82,27 @@ def from_json(kind: Any, body: Any) -> Any:
     if issubclass(kind, enum.Enum):
         return kind(body)
     if type(body) is list:  # older releases saved some of the dataclasses as lists
-        body = dict(zip(_hints(kind), body, strict=False))
+        body = {field.key: value for field, value in zip(_saved_fields(kind), body, strict=False)}
     if type(body) is not dict:
         _reject(body)
-    return kind(**{name: from_json(hint, body[name]) for name, hint in _hints(kind).items() if name in body})
+    present_fields = [field for field in _saved_fields(kind) if field.key in body]
+    return kind(**{field.name: from_json(field.hint, body[field.key]) for field in present_fields})
 
 
 def _reject(value: object) -> NoReturn:
     raise ValueError(f"unexpected value {str(value)[:40]!r}")
 
 
+@dataclass(frozen=True, slots=True)
+class _SavedField:
+    name: str
+    key: str  # in JSON
+    hint: Any
+
+
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """Return the types of the saved fields of a dataclass: all fields, or the fields in `SAVED`."""
-    hints = get_type_hints(kind)
-    return {name: hints[name] for name in getattr(kind, "SAVED", [field.name for field in fields(kind)])}
+def _saved_fields(kind: Any) -> tuple[_SavedField, ...]:
+    """Return the saved fields of a dataclass: the fields in `SAVED_FIELDS`, otherwise all fields."""
+    hints, keys = get_type_hints(kind), getattr(kind, "JSON_KEYS", {})
+    names = getattr(kind, "SAVED_FIELDS", [field.name for field in fields(kind)])
+    return tuple([_SavedField(name, keys.get(name, name), hints[name]) for name in names])

@@ -20,14 +20,14 @@ from pathlib import Path
 from exporter.ledger.state.codec import parse
 
 StateKey = tuple[str, ...]
-"""Kind of content, run (empty if the content is of no run), and further parts that make the key unique."""
+"""Kind of content, run (empty if the content does not belong to a run), and further parts that make the key unique."""
 
 SUFFIX, ASIDE = ".ledger", ".damaged-"
 MAX_BYTES = 32 << 20
-"""A larger file is neither written nor read."""
+"""Maximum size of a state file; larger files are neither written nor read."""
 _MAGIC = b"training-exporter-ledger"
 _VERSION = 3
-_LONGEST_HEADER = 128
+_MAX_HEADER_BYTES = 128
 
 
 class DamagedFileError(Exception):
@@ -47,8 +47,8 @@ def file_name(key: StateKey) -> str:
     """Return the file name of a key: readable characters and a hash."""
     readable = re.sub(r"[^A-Za-z0-9_.]+", "_", "_".join(key))[:60].strip("._")
     # Length prefixes distinguish ("a", "b") from ("ab", ""); lone surrogates are accepted.
-    joined = "".join(f"{len(part)}:{part}" for part in key).encode("utf-8", "surrogatepass")
-    return f"{readable or 'run'}-{hashlib.sha256(joined).hexdigest()[:32]}{SUFFIX}"
+    length_prefixed_key = "".join(f"{len(part)}:{part}" for part in key).encode("utf-8", "surrogatepass")
+    return f"{readable or 'run'}-{hashlib.sha256(length_prefixed_key).hexdigest()[:32]}{SUFFIX}"
 
 
 def encode_file(file: StateFile) -> bytes:
@@ -66,7 +66,7 @@ def read_state_file(path: Path) -> StateFile:
     data = _read(path)
     first_line, _, body = data.partition(b"\n")
     fields = first_line.split()
-    if len(fields) != 3 or len(first_line) >= _LONGEST_HEADER or fields[0] != _MAGIC:
+    if len(fields) != 3 or len(first_line) >= _MAX_HEADER_BYTES or fields[0] != _MAGIC:
         raise DamagedFileError("the file is empty or not a state file")
     if fields[1] != b"%d" % _VERSION:
         version = fields[1].decode(errors="replace")
@@ -81,7 +81,7 @@ def read_state_file(path: Path) -> StateFile:
         )  # the key of earlier snapshots
         return StateFile(tuple([str(part) for part in header["key"]]), str(sidecar), content)
     except (LookupError, TypeError, ValueError) as error:
-        raise DamagedFileError(f"invalid head: {error}") from error
+        raise DamagedFileError(f"invalid header: {error}") from error
 
 
 def _read(path: Path) -> bytes:

@@ -22,7 +22,7 @@ class StateLocks:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
-        self._warned = False
+        self._has_warned = False
 
     def acquire(self, name: str) -> bool:
         """Lock a state file; returns False if a different sidecar holds the lock.
@@ -39,8 +39,8 @@ class StateLocks:
                 return False
             if error.errno not in _NO_LOCKS:
                 raise
-            if not self._warned:
-                self._warned = True
+            if not self._has_warned:
+                self._has_warned = True
                 _log.warning(
                     "%s is on a file system without record locks: two sidecars that count the same rank of the same run"
                     " would overwrite each other's totals; set a separate --state.dir for each sidecar",

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from exporter.errors import CollectError, StateError
 from exporter.feed.entries import ForeignEntry, foreign_entry, foreign_uid, own_entry
 from exporter.feed.files import replace_file
-from exporter.ledger.state.codec import Decoded, dumps
+from exporter.ledger.state.codec import DecodedT, dumps
 from exporter.ledger.state.files import (
     ASIDE,
     SUFFIX,
@@ -35,7 +35,7 @@ from exporter.ledger.state.files import (
 )
 from exporter.ledger.state.locks import StateLocks
 
-Saved = TypeVar("Saved")
+RecordT = TypeVar("RecordT")
 
 _log = logging.getLogger(__name__)
 
@@ -64,23 +64,23 @@ class StateStore:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._usual = self._directory = directory / "ledger"
-        self._made = False
+        self._is_created = False
         self.foreign_directory: ForeignEntry | None = None
         self.sidecar = socket.gethostname() if sidecar is None else sidecar
         self.errors = 0
-        self.damaged = 0
+        self.damaged_files = 0
         self._problems: list[str] = []
         self._clock = clock
-        self._claimed: dict[StateKey, str] = {}
+        self._name_by_key: dict[StateKey, str] = {}
         self._locks = StateLocks(self._directory / "locks")
-        self._tidied: float | None = None
+        self._tidied_at: float | None = None
         self._guard = threading.Lock()
 
     @property
     def directory(self) -> Path:
         """Directory of the files."""
         present, usual = os.fspath(self._directory), os.fspath(self._usual)
-        if not self._made and (present == usual or foreign_uid(present) is not None):
+        if not self._is_created and (present == usual or foreign_uid(present) is not None):
             chosen = own_entry(usual)
             if chosen != present:
                 self._directory = Path(chosen)
@@ -89,7 +89,7 @@ class StateStore:
         return self._directory
 
     def report(self, problem: str) -> None:
-        """Record a sentence about the reason of suppressed totals."""
+        """Record the reason of suppressed totals, as a sentence."""
         self._problems.append(problem)
 
     def take_problems(self) -> list[str]:
@@ -101,23 +101,23 @@ class StateStore:
         """Lock a key until `release`; returns False if a different sidecar holds the key."""
         name = file_name(key)
         with self._using(name):
-            if key not in self._claimed and self._locks.acquire(name):
-                self._claimed[key] = name
-        return key in self._claimed
+            if key not in self._name_by_key and self._locks.acquire(name):
+                self._name_by_key[key] = name
+        return key in self._name_by_key
 
     def release(self, key: StateKey) -> None:
         """Release a key for other sidecars; a key that is not claimed is ignored."""
         with self._guard:
-            if name := self._claimed.pop(key, None):
+            if name := self._name_by_key.pop(key, None):
                 self._locks.release(name)
 
     def close(self) -> None:
         """Release every key."""
         with self._guard:
-            self._claimed.clear()
+            self._name_by_key.clear()
             self._locks.close()
 
-    def load(self, key: StateKey, decode: Callable[[bytes], Decoded]) -> Decoded | None:
+    def load(self, key: StateKey, decode: Callable[[bytes], DecodedT]) -> DecodedT | None:
         """Return the last saved state of a key; None without a file or with a damaged file.
 
         ValueError from *decode* means damage. A damaged file is moved aside only if this sidecar holds the key.
@@ -129,10 +129,10 @@ class StateStore:
             try:
                 file = read_state_file(path)
                 if file.key != key:
-                    raise DamagedFileError("the file belongs to another key")  # noqa: TRY301 - converted below
+                    raise DamagedFileError("the file belongs to a different key")  # noqa: TRY301 - the error is converted below
                 return decode(file.content)
             except (DamagedFileError, ValueError) as error:
-                if key in self._claimed:
+                if key in self._name_by_key:
                     self._move_aside(path, error)
         return None
 
@@ -141,8 +141,8 @@ class StateStore:
         path = self.directory / file_name(key)
         with self._using(path.name):
             self._renew_locks()
-            if key not in self._claimed:
-                raise OSError(errno.ENOLCK, "another sidecar holds the lock")
+            if key not in self._name_by_key:
+                raise OSError(errno.ENOLCK, "a different sidecar holds the lock")
             data = encode_file(StateFile(key, self.sidecar, content))
             # The lock excludes other writers: a leftover temporary file is from a killed sidecar.
             replace_file(str(path), data, temporary=f"{path}.tmp", mode=0o600)
@@ -173,25 +173,27 @@ class StateStore:
     def tidy(self) -> None:
         """Remove, once an hour, files that were not saved for 30 days, and the oldest above 5,000 files."""
         now = self._clock()
-        if self._tidied is not None and 0 <= now - self._tidied < TIDY_SECONDS:
+        if self._tidied_at is not None and 0 <= now - self._tidied_at < TIDY_SECONDS:
             return
-        self._tidied = now
+        self._tidied_at = now
         with contextlib.suppress(StateError), self._using("."):
-            aged: list[tuple[float, Path]] = []
+            files_by_age: list[tuple[float, Path]] = []
             for path in self.directory.iterdir():
                 with contextlib.suppress(OSError):  # another sidecar renamed the file
                     if SUFFIX in path.name:
-                        aged.append((path.lstat().st_mtime, path))
-            for rank, (modified, path) in enumerate(sorted(aged, reverse=True)):
+                        files_by_age.append((path.lstat().st_mtime, path))
+            for rank, (modified_at, path) in enumerate(sorted(files_by_age, reverse=True)):
                 name = path.name.partition(SUFFIX)[0] + SUFFIX
-                is_old = modified < now - KEEP_SECONDS or rank >= KEEP_FILES
-                if is_old and name not in self._claimed.values() and self._locks.acquire(name):
+                is_old = modified_at < now - KEEP_SECONDS or rank >= KEEP_FILES
+                if is_old and name not in self._name_by_key.values() and self._locks.acquire(name):
                     path.unlink(missing_ok=True)
                     self._locks.release(name)
 
-    def record(self, subject: str, decode: Callable[[bytes], Saved], *, run: str = "") -> StateRecord[Saved]:
-        """Return the record of a subject of this machine, for each run if a run is given; no file is opened yet."""
-        # Per machine: on shared storage every machine counts separately.
+    def record(
+        self, subject: str, decode: Callable[[bytes], RecordT], *, run: str = ""
+    ) -> StateRecord[RecordT]:
+        """Return the record of a subject, or of a subject of a run; no file is opened yet."""
+        # The key contains the sidecar: on shared storage, each machine counts separately.
         return StateRecord(self, ("page", run, subject, self.sidecar), decode)
 
     @contextlib.contextmanager
@@ -201,12 +203,12 @@ class StateStore:
             try:
                 self.directory.mkdir(mode=0o700, exist_ok=True)
                 if self.directory.is_symlink():
-                    raise OSError(errno.ELOOP, "the directory is a symbolic link")  # noqa: TRY301 - converted below
+                    raise OSError(errno.ELOOP, "the directory is a symbolic link")  # noqa: TRY301 - the error is converted below
                 if (
                     foreign_uid(os.fspath(self._directory)) is not None
                 ):  # another user created the directory after the check
-                    raise OSError(errno.EPERM, "the directory belongs to another user")  # noqa: TRY301 - converted below
-                self._made = True
+                    raise OSError(errno.EPERM, "the directory belongs to a different user")  # noqa: TRY301 - the error is converted below
+                self._is_created = True
                 yield
             except OSError as error:
                 self.errors += 1
@@ -214,7 +216,7 @@ class StateStore:
 
     def _move_aside(self, path: Path, error: Exception) -> None:
         aside = path.rename(path.with_name(f"{path.name}{ASIDE}{int(self._clock())}"))
-        self.damaged += 1
+        self.damaged_files += 1
         _log.error(
             "state file %s is unusable: %s; the file was renamed to %s, and the totals restart at 0",
             path,
@@ -224,7 +226,7 @@ class StateStore:
 
     def _move_aside_unlocked(self, path: Path, error: Exception) -> None:
         """Move a file aside unless a different sidecar holds the key."""
-        if path.name in self._claimed.values():
+        if path.name in self._name_by_key.values():
             self._move_aside(path, error)
         elif self._locks.acquire(path.name):
             self._move_aside(path, error)
@@ -234,13 +236,15 @@ class StateStore:
         """Lock all keys again after a deletion of the lock file (`rm -r` of the directory)."""
         if self._locks.is_removed():
             self._locks.close()
-            self._claimed = {key: name for key, name in self._claimed.items() if self._locks.acquire(name)}
+            self._name_by_key = {
+                key: name for key, name in self._name_by_key.items() if self._locks.acquire(name)
+            }
 
 
-class StateRecord(Generic[Saved]):
+class StateRecord(Generic[RecordT]):
     """State of a subject as a saved dataclass; methods raise CollectError with the reason `state`."""
 
-    def __init__(self, store: StateStore, key: StateKey, decode: Callable[[bytes], Saved]) -> None:
+    def __init__(self, store: StateStore, key: StateKey, decode: Callable[[bytes], RecordT]) -> None:
         self._store = store
         self._key = key
         self._decode = decode
@@ -252,14 +256,14 @@ class StateRecord(Generic[Saved]):
         except StateError as error:
             raise CollectError(str(error), reason="state") from error
 
-    def load(self) -> Saved | None:
+    def load(self) -> RecordT | None:
         """Return the last saved value, or None."""
         try:
             return self._store.load(self._key, self._decode)
         except StateError as error:
             raise CollectError(str(error), reason="state") from error
 
-    def save(self, value: Saved) -> None:
+    def save(self, value: RecordT) -> None:
         """Save a value; after an error the old file is unchanged."""
         try:
             self._store.save(self._key, dumps(value))
