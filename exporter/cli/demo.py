@@ -18,7 +18,7 @@ from pathlib import Path
 from exporter.cli import run, simulated_job
 from exporter.cli.child import end_as, own_command
 from exporter.cli.configuration import resolve
-from exporter.cli.flags import PROGRAM, REFUSED, Parser, add_flags, command_line_of, mistake, say
+from exporter.cli.flags import EXIT_REFUSED, PROGRAM, Parser, add_flags, command_line_of, mistake, say
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, own_uid
@@ -89,10 +89,10 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
             check_directory(feed)
         except (OSError, FeedError) as error:
             say(f"the demo needs a feed directory: {error}")
-            return REFUSED
+            return EXIT_REFUSED
         if runs.owner(Path(feed)) is not None:
             say("another exporter serves this feed directory; choose a different directory with --feed.dir")
-            return REFUSED
+            return EXIT_REFUSED
         if writes_machine:
             replay = REPLAYED_MACHINE
             flag_values["gpu.replay"] = _write_machine(Path(private_directory))

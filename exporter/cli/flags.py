@@ -19,7 +19,7 @@ PROGRAM = "training-exporter"
 DEFAULT_ADDRESS = ":20909"
 FEED_DIRECTORY_VARIABLE = "EXPORTER_FEED_DIR"
 
-FAILED, REFUSED, JOINED = 1, 2, 3
+EXIT_FAILED, EXIT_REFUSED, EXIT_JOINED = 1, 2, 3
 """Exit statuses: failure; refused start; sidecar of `run` in a directory with a running sidecar."""
 
 FLAGS: Mapping[str, tuple[str, str]] = {

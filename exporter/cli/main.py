@@ -14,7 +14,16 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 
-from exporter.cli.flags import FAILED, PROGRAM, REFUSED, Parser, add_flags, mistake, parse_duration_flag, say
+from exporter.cli.flags import (
+    EXIT_FAILED,
+    EXIT_REFUSED,
+    PROGRAM,
+    Parser,
+    add_flags,
+    mistake,
+    parse_duration_flag,
+    say,
+)
 from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError, StartError, StateError
 from exporter.version import __version__
 
@@ -46,7 +55,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     except (ConfigurationError, FeedDirectoryError, ListenError, StartError, StateError) as error:
         for line in str(error).splitlines():
             say(line)
-        return REFUSED
+        return EXIT_REFUSED
     except KeyboardInterrupt:
         return 130
     except (MemoryError, OSError, RuntimeError) as error:
@@ -61,7 +70,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
         with contextlib.suppress(OSError, AttributeError):  # flushing the rest of the buffer would also fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.unraisablehook = lambda _: None  # of partially constructed objects, such as asyncio's event loop
-        return FAILED
+        return EXIT_FAILED
     return status
 
 

@@ -190,9 +190,8 @@ class Supervision:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._mask = signal.pthread_sigmask(
-            signal.SIG_BLOCK, HANDLED_SIGNALS
-        )  # inherited mask, which child processes get
+        # The inherited mask, which child processes receive.
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
         # With an inherited SIG_IGN the kernel would discard the job's exit status.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._probe: SignalProbe | None = None

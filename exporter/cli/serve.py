@@ -23,7 +23,7 @@ from prometheus_client.core import Metric
 from exporter import diagnoses
 from exporter.cli.configuration import Configuration
 from exporter.cli.endpoints import StatusSources, sidecar_endpoints
-from exporter.cli.flags import JOINED
+from exporter.cli.flags import EXIT_JOINED
 from exporter.cli.launches import Lingering
 from exporter.cli.logs import Logs
 from exporter.cli.reload import Reloader
@@ -57,7 +57,7 @@ def serve(
 ) -> int:
     """Run the sidecar until SIGTERM, SIGINT or the end of the last run.
 
-    Returns 0, or `JOINED` if another sidecar already serves the feed directory. `read` returns the new configuration at a
+    Returns 0, or `EXIT_JOINED` if another sidecar already serves the feed directory. `read` returns the new configuration at a
     reload; `linger_seconds` is None for a sidecar that is not attached to a run. Raises
     ConfigurationError, ListenError, FeedDirectoryError or StateError if the sidecar cannot start.
     """
@@ -74,7 +74,7 @@ def serve(
             # Before the address is bound, because another sidecar may use the port.
             if not sidecar.acquire_feed():
                 _log.debug("another sidecar serves this feed directory")
-                return JOINED
+                return EXIT_JOINED
             is_active = partial(runs.any_active, sidecar.feed_directory, launcher=os.getppid())
             lingering = Lingering(sidecar, is_active=is_active, linger_seconds=linger_seconds)
         try:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from exporter.cli.child import own_command, start_own
-from exporter.cli.flags import JOINED, REFUSED, command_line_of, say, value_of
+from exporter.cli.flags import EXIT_JOINED, EXIT_REFUSED, command_line_of, say, value_of
 from exporter.config.options import format_duration
 from exporter.feed import runs
 
@@ -84,9 +84,9 @@ class SidecarProcess:
         """Record the wait status of the reaped child."""
         self.pid, self._due = None, math.inf
         now, status = time.monotonic(), os.waitstatus_to_exitcode(wait_status)
-        if not self._is_required or status == REFUSED:  # the sidecar has logged the reason
+        if not self._is_required or status == EXIT_REFUSED:  # the sidecar has logged the reason
             return
-        if status == JOINED:
+        if status == EXIT_JOINED:
             self._is_joined, self._due = True, now + OWNER_CHECK_SECONDS
         elif status == 0:
             say("the sidecar has exited; the job continues without metrics")

@@ -109,9 +109,8 @@ class SimulatedRank:
     def _step(self, step: int) -> None:
         cycle_step, rank = step % CYCLE_STEPS, self._settings.rank
         own_seconds = self._compute_seconds(rank, step)
-        slowest_seconds = max(
-            self._compute_seconds(any_rank, step) for any_rank in range(RANKS)
-        )  # the ranks are synchronous
+        # The ranks are synchronous: a step is as slow as the slowest rank.
+        slowest_seconds = max(self._compute_seconds(any_rank, step) for any_rank in range(RANKS))
         with training.data_loading():
             self._wait(own_seconds * DATA + (PAUSE_SECONDS if cycle_step == PAUSE_STEP else 0.0))
         with training.training_iteration():

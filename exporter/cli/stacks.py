@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from exporter.cli.flags import FAILED, PROGRAM, Parser, mistake, say
+from exporter.cli.flags import EXIT_FAILED, PROGRAM, Parser, mistake, say
 from exporter.collectors.job import OverdueRank, OverdueRun
 from exporter.errors import FeedDirectoryError
 from exporter.feed.directory import default_directory, is_trusted
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     if not entries:
         of_run = f" of run {flags['run']}" if flags["run"] else ""
         say(f"no running training process{of_run} in {directory}; see {PROGRAM} check")
-        return FAILED
+        return EXIT_FAILED
     request = StackRequest(os.urandom(16).hex(), time.time(), Detail.FULL)
     try:
         write_request(os.fspath(directory), request, is_shared=is_trusted(directory))

@@ -31,7 +31,7 @@ from exporter.feed import runs
 from exporter.hangs.collector import HangCollector, HangReport
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.energy.collector import EnergyCollector, Sources
-from exporter.ledger.energy.gpu_holders import living_pids
+from exporter.ledger.energy.gpu_holders import running_pids
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.goodput.attempt import MachineIdentity
@@ -259,7 +259,7 @@ class Wiring:
             publish()  # after each pass over the GPUs, so that rates of counters are even
             # Starts and ends of processes are recorded within a second: a run may be shorter than a pass of the energy collector.
             self._lives.watch(
-                {process.pid for process in self._gpu_use()} | living_pids(self._jobs.processes or ())
+                {process.pid for process in self._gpu_use()} | running_pids(self._jobs.processes or ())
             )
 
         collector = GpuCollector(

@@ -14,13 +14,13 @@ import yaml
 from exporter.config.options import Notation, Range, is_union, mark_of, unwrap
 
 
-def suggest(word: str, known_words: Iterable[str]) -> str:
+def suggest(text: str, known_words: Iterable[str]) -> str:
     """Return `did you mean "…"?` if a known word is similar, otherwise the list of known words."""
-    words = list(known_words)
-    matches = difflib.get_close_matches(word[:100], words, 1, 0.6)
+    candidates = list(known_words)
+    matches = difflib.get_close_matches(text[:100], candidates, 1, 0.6)
     if matches:
         return f'did you mean "{matches[0]}"?'
-    return f"expected one of {', '.join(words)}" if words else "nothing is allowed here"
+    return f"expected one of {', '.join(candidates)}" if candidates else "nothing is allowed here"
 
 
 def expectation(hint: Any) -> str:

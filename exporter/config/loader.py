@@ -200,12 +200,8 @@ class _Conversion:
         text: str = node.value
         try:
             value = self._constructor.construct_object(node)
-        except (
-            yaml.YAMLError,
-            ValueError,
-            LookupError,
-        ):  # an unknown tag, or a text such as 0b_ that only looks like a number
-            return text
+        except (yaml.YAMLError, ValueError, LookupError):
+            return text  # an unknown tag, or a text such as 0b_ that only looks like a number
         return value if value is None or isinstance(value, bool | int | float) else text
 
     def _value_as(self, node: yaml.ScalarNode, hint: Any) -> Any:
@@ -231,9 +227,8 @@ class _Conversion:
             return Path(value) if isinstance(value, str) and value and "\0" not in value else _BAD
         if base is float and not isinstance(value, bool) and node.style is None:
             try:
-                value = float(
-                    node.value if isinstance(value, str) else value or 0
-                )  # PyYAML reads 1e3 as text
+                # PyYAML reads 1e3 as text.
+                value = float(node.value if isinstance(value, str) else value or 0)
             except (ValueError, OverflowError):
                 return _BAD
         is_infinite = isinstance(value, float) and not math.isfinite(value)

@@ -23,9 +23,8 @@ _CHOOSE_ANOTHER = "choose a different directory with --feed.dir and EXPORTER_FEE
 
 def own_uid() -> int:
     """Return the user id of files that this process creates."""
-    return (
-        os.geteuid() if hasattr(os, "geteuid") else 0
-    )  # Windows has no user ids, and `check_directory` refuses it
+    # Windows has no user ids; `check_directory` refuses every directory there.
+    return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
 def default_directory() -> Path:

@@ -45,7 +45,7 @@ def is_shared(directory: str) -> bool:
         return False
 
 
-def foreign_uid(path: str, trusted: Collection[int] = ()) -> int | None:
+def foreign_uid(path: str, also_trusted: Collection[int] = ()) -> int | None:
     """Return the user of a foreign entry; None for a trusted entry and a missing entry.
 
     Trusted are this user, root, the owner of the directory, and the users in *trusted*. Only the owner can make entries in a
@@ -57,7 +57,7 @@ def foreign_uid(path: str, trusted: Collection[int] = ()) -> int | None:
         status = os.lstat(path)
     except OSError:
         return None
-    trusted_uids = {own_uid(), 0, parent.st_uid, *trusted}
+    trusted_uids = {own_uid(), 0, parent.st_uid, *also_trusted}
     return (
         status.st_uid
         if parent.st_mode & _GROUP_AND_OTHERS_WRITE and status.st_uid not in trusted_uids
@@ -105,14 +105,14 @@ def newest_entry(path: str, owner: int | None = None) -> TrustedEntry | None:
     except OSError:
         return None
     paths = [path]
-    trusted = {own_uid(), 0, parent.st_uid} | (set() if owner is None else {owner})
+    trusted_uids = {own_uid(), 0, parent.st_uid} | (set() if owner is None else {owner})
     if parent.st_mode & _GROUP_AND_OTHERS_WRITE:
-        paths += [_alternative(path, uid) for uid in sorted(trusted)]
-        if any(foreign_uid(alternative, trusted) is not None for alternative in paths[1:]):
-            paths += _alternatives(path, r"\d+", trusted)
+        paths += [_alternative(path, uid) for uid in sorted(trusted_uids)]
+        if any(foreign_uid(alternative, trusted_uids) is not None for alternative in paths[1:]):
+            paths += _alternatives(path, r"\d+", trusted_uids)
     entries = [entry for entry in map(_stat_entry, paths) if entry is not None]
     if parent.st_mode & _GROUP_AND_OTHERS_WRITE:
-        entries = [entry for entry in entries if entry.status.st_uid in trusted]
+        entries = [entry for entry in entries if entry.status.st_uid in trusted_uids]
     return max(entries, key=lambda entry: entry.status.st_mtime_ns, default=None)
 
 
@@ -134,7 +134,7 @@ def _alternative(path: str, uid: int) -> str:
     return f"{stem}-{uid}{suffix}"
 
 
-def _alternatives(path: str, uid: str, trusted: Collection[int] = ()) -> list[str]:
+def _alternatives(path: str, uid: str, also_trusted: Collection[int] = ()) -> list[str]:
     directory, name = os.path.split(path)
     stem, suffix = os.path.splitext(name)
     alternative = re.compile(rf"{re.escape(stem)}-{uid}(-[0-9a-f]{{16}})?{re.escape(suffix)}")
@@ -143,4 +143,4 @@ def _alternatives(path: str, uid: str, trusted: Collection[int] = ()) -> list[st
     except OSError:
         return []
     paths = [os.path.join(directory, entry_name) for entry_name in names]
-    return [path for path in paths if foreign_uid(path, trusted) is None]
+    return [path for path in paths if foreign_uid(path, also_trusted) is None]

@@ -296,9 +296,8 @@ class FeedReader:
         )
         if state != file.last_state:
             file.last_state = state
-            if isinstance(
-                file.outcome, Snapshot
-            ):  # the process writes, even if the file is not read in this pass
+            # The process writes, even if the file is not read in this pass.
+            if isinstance(file.outcome, Snapshot):
                 file.changed_at = self._monotonic()
         return None
 

@@ -69,9 +69,9 @@ class End:
     path: Path  # file of the exit status
     pid: int  # process id of the job, in the namespace of `run`
     status: int  # exit status, or a signal as a negative number
-    at: float  # Unix time at which `run` noticed the exit
+    noticed_at: float  # Unix time at which `run` noticed the exit
     run: str = ""  # name of the run; empty from older releases
-    started: float = 0.0  # Unix time of the job's start; 0 from older releases
+    started_at: float = 0.0  # Unix time of the job's start; 0 from older releases
     launch: str = ""  # launch id in the environment of the job's processes; empty from older releases
     worker: bool = False  # True for a worker, reported by torchrun's agent
 

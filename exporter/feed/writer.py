@@ -53,9 +53,8 @@ class FeedWriter:
     ) -> None:
         if not files.is_process_id(identity.id):
             raise ValueError(f"a process id is 32 hexadecimal digits, not {identity.id!r}")
-        self.directory = os.path.abspath(
-            directory
-        )  # absolute, because the job may change the working directory
+        # Absolute, because the job may change the working directory.
+        self.directory = os.path.abspath(directory)
         self._mode = files.SHARED_MODE if is_trusted(self.directory) else files.OWN_MODE
         self.identity = identity  # may be replaced by an identity of the same id
         self._flush_seconds = flush_seconds

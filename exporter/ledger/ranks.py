@@ -39,9 +39,8 @@ class RankTotals:
 
     key: RankKey
     slots: dict[int, WorkerSlot] = field(default_factory=dict)
-    folded_ids: dict[str, None] = field(
-        default_factory=dict
-    )  # ids of processes that are part of a base, oldest first
+    # ids of processes that are part of a base, oldest first
+    folded_ids: dict[str, None] = field(default_factory=dict)
     saved_hash: int = 0  # hash of the last saved state
     is_loaded: bool = False  # the state was loaded: totals are complete and may be saved
     is_saved: bool = False  # the totals are saved and may be shown

@@ -18,7 +18,7 @@ Samples = dict[tuple[str, ...], float | Distribution]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeriesPlace:
+class StatSeries:
     """Owner of a Stat's family, and the label values of the series."""
 
     owner: FamilyOwner
@@ -33,9 +33,9 @@ class _CachedFamily:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _SlotPlaces:
+class _SlotSeries:
     plans: list[StatPlan | None]
-    places: list[SeriesPlace | None]
+    series: list[StatSeries | None]
 
 
 class StatMetrics:
@@ -49,22 +49,24 @@ class StatMetrics:
         # Places and specifications are valid for a version of the owners.
         self._version = 0
         self._specs: dict[str, Family] = {}
-        self._places: dict[tuple[str, ...], _SlotPlaces] = {}
+        self._series_by_slot: dict[tuple[str, ...], _SlotSeries] = {}
 
     def build(self, slots: Sequence[VisibleSlot], rules: GapRules, now: Moment) -> list[Metric]:
         """Return the families of a pass, sorted by name."""
         # Stats of exited processes after the Stats of all running processes.
-        leftovers = [(slot, plan) for slot in slots for plan in _leftovers(slot) if self._owners.claim(plan)]
+        exited_plans = [
+            (slot, plan) for slot in slots for plan in _exited_plans(slot) if self._owners.claim(plan)
+        ]
         if self._version != self._owners.version:
-            self._version, self._specs, self._places = self._owners.version, {}, {}
+            self._version, self._specs, self._series_by_slot = self._owners.version, {}, {}
         self._samples = {}
         self._oldest_window = now.wall - rules.stale_after_seconds
         for slot in slots:
             self._add_running(slot)
-        for slot, plan in leftovers:
-            total, place = slot.slot.total(plan.key), self._place(plan, slot)
-            if total is not None and place is not None:
-                self._add_total(slot, plan, place, total)
+        for slot, plan in exited_plans:
+            total, series = slot.slot.total(plan.key), self._series_of(plan, slot)
+            if total is not None and series is not None:
+                self._add_total(slot, plan, series, total)
         previous, self._cache = self._cache, {}
         for name, samples in sorted(self._samples.items()):
             spec, family = self._specs[name], previous.get(name)
@@ -77,42 +79,48 @@ class StatMetrics:
         process, slot = visible.process, visible.slot
         if process.snapshot is None or not process.is_alive:
             return
-        places_of_slot = self._places.get(visible.labels)
-        if places_of_slot is None or places_of_slot.plans is not process.admitted_plans:
-            places = [None if plan is None else self._place(plan, visible) for plan in process.admitted_plans]
-            places_of_slot = self._places[visible.labels] = _SlotPlaces(process.admitted_plans, places)
+        slot_series = self._series_by_slot.get(visible.labels)
+        if slot_series is None or slot_series.plans is not process.admitted_plans:
+            series_of_plans = [
+                None if plan is None else self._series_of(plan, visible) for plan in process.admitted_plans
+            ]
+            slot_series = self._series_by_slot[visible.labels] = _SlotSeries(
+                process.admitted_plans, series_of_plans
+            )
         other_parts = [part for part in slot.parts() if part is not process and part.series]
         readings = process.snapshot.recording.stats
-        for plan, place, reading in zip(places_of_slot.plans, places_of_slot.places, readings, strict=True):
-            if plan is None or place is None or plan.key not in process.series:
+        for plan, stat_series, reading in zip(slot_series.plans, slot_series.series, readings, strict=True):
+            if plan is None or stat_series is None or plan.key not in process.series:
                 continue
             total = process.series[plan.key]
             if other_parts and any(plan.key in part.series for part in other_parts):
                 total = slot.total(plan.key) or total
-            self._add_total(visible, plan, place, total)
+            self._add_total(visible, plan, stat_series, total)
             if visible.is_fresh and plan.families.samples:
-                self._add_windows(plan, place, reading.window)
+                self._add_windows(plan, stat_series, reading.window)
 
-    def _place(self, plan: StatPlan, visible: VisibleSlot) -> SeriesPlace | None:
+    def _series_of(self, plan: StatPlan, visible: VisibleSlot) -> StatSeries | None:
         owner = self._owners.owner(plan)
         if owner is None:
             return None
-        identity: tuple[str, ...] = visible.labels
+        identity_labels: tuple[str, ...] = visible.labels
         spec = TRAINING_FAMILIES.get(owner.main)
         if spec is not None and "rank" not in spec.labels:
             if not visible.is_rank_0:
                 return None
-            identity = identity[:1]
-        own_labels = dict(plan.key[1])
-        return SeriesPlace(owner, (*identity, *[own_labels.get(name, "") for name in owner.label_names]))
+            identity_labels = identity_labels[:1]
+        stat_labels = dict(plan.key[1])
+        return StatSeries(
+            owner, (*identity_labels, *[stat_labels.get(name, "") for name in owner.label_names])
+        )
 
     def _add_total(
-        self, visible: VisibleSlot, plan: StatPlan, place: SeriesPlace, total: StatReading
+        self, visible: VisibleSlot, plan: StatPlan, series: StatSeries, total: StatReading
     ) -> None:
-        names, kind = plan.families, plan.definition.kind
+        families, kind = plan.families, plan.definition.kind
         value: float | Distribution | None = None
         if kind == "gauge":
-            if _shows_gauge(names.main, visible):
+            if _shows_gauge(families.main, visible):
                 value = total.value
         elif visible.is_saved and kind == "counter":
             value = total.sum
@@ -120,33 +128,36 @@ class StatMetrics:
             buckets = tuple(zip(total.definition.buckets, total.bucket_counts, strict=True))
             value = Distribution(total.count, total.sum, buckets, total.exponential)
         if value is not None:
-            self._add(names.main, None, place, value)
-        if names.last_sample and total.last_sample is not None:
-            self._add(names.last_sample, None, place, total.last_sample)
+            self._add(families.main, None, series, value)
+        if families.last_sample and total.last_sample is not None:
+            self._add(families.last_sample, None, series, total.last_sample)
 
-    def _add_windows(self, plan: StatPlan, place: SeriesPlace, window: WindowReading | None) -> None:
+    def _add_windows(self, plan: StatPlan, series: StatSeries, window: WindowReading | None) -> None:
         """Add the gauges of the last window, unless a later window is overdue."""
-        length = plan.definition.window_seconds
-        if window is not None and length is not None and window.ended + length < self._oldest_window:
+        window_seconds = plan.definition.window_seconds
+        if (
+            window is not None
+            and window_seconds is not None
+            and window.ended + window_seconds < self._oldest_window
+        ):
             return
-        self._add(plan.families.samples, None, place, 0 if window is None else window.samples)
+        self._add(plan.families.samples, None, series, 0 if window is None else window.samples)
         if window is not None and window.samples:
             for aggregation, name in plan.families.windows:
                 value = window.values.get(aggregation)
-                if (
-                    value is not None
-                ):  # the first window after an override still has the previous aggregations
-                    self._add(name, aggregation, place, value)
+                # The first window after an override still has the previous aggregations.
+                if value is not None:
+                    self._add(name, aggregation, series, value)
 
     def _add(
-        self, name: str, aggregation: Aggregation | None, place: SeriesPlace, value: float | Distribution
+        self, name: str, aggregation: Aggregation | None, series: StatSeries, value: float | Distribution
     ) -> None:
         samples = self._samples.get(name)
         if samples is None:
             samples = self._samples[name] = {}
             if name not in self._specs:
-                self._specs[name] = _spec(name, aggregation, place.owner)
-        samples[place.labels] = value
+                self._specs[name] = _spec(name, aggregation, series.owner)
+        samples[series.labels] = value
 
 
 def _shows_gauge(name: str, visible: VisibleSlot) -> bool:
@@ -158,7 +169,7 @@ def _shows_gauge(name: str, visible: VisibleSlot) -> bool:
     return visible.is_fresh or (lifetime is Lifetime.POSITION and not visible.process.is_alive)
 
 
-def _leftovers(visible: VisibleSlot) -> Iterable[StatPlan]:
+def _exited_plans(visible: VisibleSlot) -> Iterable[StatPlan]:
     """Return the plans of exited processes that the running process does not have."""
     running_series = visible.process.series if visible.process.is_alive else {}
     definitions = {
@@ -183,8 +194,8 @@ def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Fam
             kind = "counter" if first.kind == "counter" else "histogram" if owner.shape[0] else "summary"
     elif aggregation is not None:
         precedence = Precedence.WINDOW
-        row = AGGREGATIONS[aggregation].help
-        text = f"{row} of the last closed window of {first.name}; absent when the window was empty, {absence}"
+        aggregation_help = AGGREGATIONS[aggregation].help
+        text = f"{aggregation_help} of the last closed window of {first.name}; absent when the window was empty, {absence}"
     elif name.endswith("_seconds"):
         text, unit = f"Unix time of the latest sample of {first.name}; absent before the first.", "seconds"
     else:

@@ -154,9 +154,8 @@ class ProcessTotals(StatTotals):
     counted_snapshot: Snapshot | None = None  # last counted
     definitions: list[StatDefinition] | None = None  # of the Stats; None before the first snapshot
     plans: list[StatPlan | None] = field(default_factory=list)  # None for a Stat that may not be published
-    admitted_plans: list[StatPlan | None] = field(
-        default_factory=list
-    )  # None also for a Stat that differs from the owner's definition
+    # None also for a Stat that differs from the owner's definition
+    admitted_plans: list[StatPlan | None] = field(default_factory=list)
     age_seconds: float = 0.0  # since the last snapshot changed
     is_outdated: bool = False  # the process cannot write newer values to the feed
     missed_passes: int = 0  # passes in a row without a readable file

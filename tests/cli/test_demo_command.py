@@ -107,10 +107,11 @@ def is_past_the_crash(pages: list[str]) -> bool:
 @pytest.mark.timeout(90)
 def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_steps(tmp_path: Path) -> None:
     pages: list[str] = []
+    # At this speed, the gap lasts two seconds.
     with demo(tmp_path, "--demo.speed=6", *short_interval_flags(())) as (
         process,
         port,
-    ):  # the gap lasts two seconds
+    ):
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not is_past_the_crash(pages):
             pages.append(page(port))

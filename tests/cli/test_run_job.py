@@ -43,7 +43,7 @@ def test_run_exits_with_the_status_of_the_job(tmp_path: Path, program: str, stat
     (end,) = runs.ends(tmp_path)
 
     assert (result.returncode, end.status, end.run) == (status, status, "r")
-    assert start < end.started < end.at < time.time()
+    assert start < end.started_at < end.noticed_at < time.time()
 
 
 def test_the_job_starts_before_the_configuration_is_imported(tmp_path: Path) -> None:

@@ -212,6 +212,5 @@ def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay: float) -> No
 def blocks_sighup(pid: int) -> bool:
     """Return True if a process blocks SIGHUP: the exporter blocks the signal until its handlers are installed."""
     _, _, mask_text = Path(f"/proc/{pid}/status").read_text().partition("SigBlk:")
-    return bool(
-        int(mask_text.split()[0], 16) & 1 << signal.SIGHUP - 1
-    )  # the signal mask of the test runner is inherited
+    # The process inherits the signal mask of the test runner.
+    return bool(int(mask_text.split()[0], 16) & 1 << signal.SIGHUP - 1)

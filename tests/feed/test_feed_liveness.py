@@ -25,9 +25,8 @@ def test_a_fork_that_outlives_its_writer_does_not_keep_it_alive(tmp_path: Path) 
         child.process.kill()
         child.process.wait()
         try:
-            wait_until(
-                (tmp_path / "orphan").exists
-            )  # the process has opened the lock file and tried to publish
+            # The orphan has opened the lock file and tried to publish.
+            wait_until((tmp_path / "orphan").exists)
             entry = only_entry(reader)
 
             assert alive_beside_worker

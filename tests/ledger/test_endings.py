@@ -107,7 +107,7 @@ def test_an_evaluation_after_the_training_changes_neither_state_nor_goodput(side
     evaluation.job.spend("validation", 100.0)
     pages.append(evaluation.write_and_collect())
     evaluation.write(final=True)
-    set_evidence(sidecar, replace(launch_end(sidecar, 1), at=sidecar.clock.wall + 1.0))
+    set_evidence(sidecar, replace(launch_end(sidecar, 1), noticed_at=sidecar.clock.wall + 1.0))
     pages += [evaluation.die(1.0), sidecar.collect_after(70.0)]
 
     assert [state(page) for page in pages] == ["ending", *["finished"] * 4]

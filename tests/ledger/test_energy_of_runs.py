@@ -300,9 +300,8 @@ def test_idle_power_is_right_at_a_steady_draw_and_after_one_damaged_reading(
         wait_until(lambda: idle_watts(running, "before_start"))
         initial_idle = idle_watts(running, "before_start")
         fault_time = time.time()
-        fake.fail(
-            f"nvmlDeviceGetTotalEnergyConsumption -1 0 {fault_time} {fault_time + 1.0} 0 2"
-        )  # a third of the counter
+        # One reading returns a third of the counter.
+        fake.fail(f"nvmlDeviceGetTotalEnergyConsumption -1 0 {fault_time} {fault_time + 1.0} 0 2")
         time.sleep(6)
         fake.play((start - 1000.0, Load(watts=300.0)), (time.time(), Load(watts=700.0)))
         wait_until(lambda: idle_watts(running, "min_seen"))

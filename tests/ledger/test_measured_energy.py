@@ -178,9 +178,8 @@ def test_phases_always_sum_to_the_energy_of_the_run(story: Sequence[tuple[str, f
             assert all(joules_by_phase[phase] >= value - 1e-9 for phase, value in previous.items())
             previous = joules_by_phase
 
-    assert energy_of(page) == pytest.approx(
-        true_joules[-1] - true_joules[0], abs=1e-3
-    )  # all since the first look
+    # All energy since the first pass.
+    assert energy_of(page) == pytest.approx(true_joules[-1] - true_joules[0], abs=1e-3)
 
 
 # Phases in the feed ----------------------------------------------------------------------------------------

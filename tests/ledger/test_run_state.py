@@ -351,9 +351,8 @@ def test_exit_reasons_of_processes_are_ranked_by_evidence(tmp_path: Path) -> Non
 
 
 def test_an_oom_kill_is_recognised_from_kernel_counters(tmp_path: Path) -> None:
-    assert reasons_after_kill(tmp_path, oom_kills=[3.0, 4.0]) == {
-        "oom_kill": 1
-    }  # during the process, and after its end
+    # The counts during the process, and after its exit.
+    assert reasons_after_kill(tmp_path, oom_kills=[3.0, 4.0]) == {"oom_kill": 1}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from exporter.ledger.energy import families
 from exporter.ledger.energy.carbon_file import CARBON_FILE, CarbonFile
 from exporter.ledger.energy.devices import DeviceEnergy, EnergyDevices
 from exporter.ledger.energy.gpu_division import GpuDivision, GpuPart, GpuSnapshot
-from exporter.ledger.energy.gpu_holders import living_pids
+from exporter.ledger.energy.gpu_holders import running_pids
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.options import EnergyOptions, Intensity
 from exporter.ledger.energy.power_split import PowerSource, PowerSplitter, Split
@@ -231,9 +231,9 @@ class EnergyCollector:
             self._devices.mark_divided()
             self._divided_at, self._shares = now, {}
         # The work of a running run is settled after the division of its energy.
-        living = {process.run for process in work.processes if process.is_alive}
+        running_runs = {process.run for process in work.processes if process.is_alive}
         for name, run in self._runs.items():
-            if is_divided or name not in living:
+            if is_divided or name not in running_runs:
                 run.counters.apply_outcomes(work.account(name, run.counters.session))
         self._save(collected)
         for name, run in list(self._runs.items()):
@@ -270,11 +270,9 @@ class EnergyCollector:
             split = self._measured_split(device, shares, work, now)
             waiting_joules = 0.0
             if split is not None:
-                waiting_joules = (
-                    min(device.pending_joules, split.waiting_joules)
-                    if split.joules_by_phase
-                    else device.pending_joules
-                )
+                # Without joules in the split, all energy waits.
+                limit = split.waiting_joules if split.joules_by_phase else device.pending_joules
+                waiting_joules = min(device.pending_joules, limit)
             for share in shares:
                 key = _ShareKey(share.run, device.reading.component, device.reading.device)
                 self._shares[key] = share.ratio
@@ -282,11 +280,8 @@ class EnergyCollector:
                 # The CPU time of a run is a difference between two passes: CPU energy waits for the second pass.
                 must_wait = previous_use is None and share.method == "cpu_share"
                 bridged_joules = device.bridged_joules if run.spans_restart else 0.0
-                joules = (
-                    0.0
-                    if must_wait
-                    else share.ratio * (device.pending_joules - waiting_joules + bridged_joules)
-                )
+                available_joules = device.pending_joules - waiting_joules + bridged_joules
+                joules = 0.0 if must_wait else share.ratio * available_joules
                 run.counters.add_energy(
                     device.reading, share.method, joules, seconds, self._options, self._intensity, split
                 )
@@ -304,7 +299,7 @@ class EnergyCollector:
         """Add the energy of the GPUs with known processes to the runs of these processes."""
         job, listings = self._sources.job() or (), self._sources.listings()
         pids = {process.pid for listing in listings for process in listing.processes}
-        lives = self._sources.lives(pids | living_pids(job))
+        lives = self._sources.lives(pids | running_pids(job))
         snapshot = GpuSnapshot(job, use, work, listings, lives, self._sources.uuids())
         for part in self._gpus.divide(self._devices, snapshot, wall=self._clock(), now=now):
             is_added = False

@@ -32,7 +32,7 @@ class DeviceKey:
 class _CrosscheckMoment:
     """Two independent energy counts of a device at a monotonic time."""
 
-    at: float
+    read_at: float
     joules: float
     power_joules: float
 
@@ -96,9 +96,9 @@ class DeviceEnergy:
         moments, power = self._moments, reading.power_joules
         if power is None or (moments and (power < moments[-1].power_joules or joules < moments[-1].joules)):
             moments.clear()
-        if power is not None and not (moments and moments[-1].at == reading.at):
+        if power is not None and not (moments and moments[-1].read_at == reading.at):
             moments.append(_CrosscheckMoment(reading.at, joules, power))
-            while reading.at - moments[0].at > CROSSCHECK_SECONDS:
+            while reading.at - moments[0].read_at > CROSSCHECK_SECONDS:
                 moments.popleft()
 
     def crosscheck(self) -> float | None:
@@ -107,7 +107,7 @@ class DeviceEnergy:
             return None
         first, last = self._moments[0], self._moments[-1]
         power = last.power_joules - first.power_joules
-        if last.at - first.at < 0.9 * CROSSCHECK_SECONDS or power <= 0:
+        if last.read_at - first.read_at < 0.9 * CROSSCHECK_SECONDS or power <= 0:
             return None
         return (last.joules - first.joules) / power
 

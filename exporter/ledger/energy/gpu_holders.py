@@ -35,7 +35,7 @@ class GpuHolders:
     """
 
     def __init__(self) -> None:
-        self.living: set[int] = set()  # pids of the job's running processes
+        self.running_pids: set[int] = set()  # pids of the job's running processes
         self.lives: dict[int, ProcessLife] = {}  # by pid or negative number
         self._runs: dict[int, str] = {}
         self._processes: dict[int, str] = {}  # id of the feed's process by pid
@@ -56,7 +56,7 @@ class GpuHolders:
         now: float,
     ) -> None:
         """Update from the feed, the process collector and the phases; *wall* is Unix time, *now* is monotonic."""
-        self.living = living_pids(job)
+        self.running_pids = running_pids(job)
         self.lives = dict(lives)
         present = {process.process.id for process in job}
         self._pids = {process: pid for process, pid in self._pids.items() if process in present}
@@ -194,7 +194,7 @@ class GpuHolders:
             self._processes.pop(oldest, None)
 
 
-def living_pids(job: Sequence[JobProcess]) -> set[int]:
+def running_pids(job: Sequence[JobProcess]) -> set[int]:
     """Return the pids of the job's running processes."""
     return {process.pid for process in job if process.alive and process.pid is not None}
 

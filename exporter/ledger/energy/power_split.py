@@ -36,9 +36,8 @@ PowerSource = Callable[[Mapping[str, float]], Mapping[str, Sequence[tuple[float,
 """Function that returns (Unix seconds, watts) by UUID, later than the given times; see `GpuCollector.power_samples`."""
 
 
-@dataclass(
-    slots=True
-)  # not frozen: creating a frozen instance takes three times as long, and eight GPUs have 400 samples a second
+# Not frozen: creating a frozen instance takes three times as long, and eight GPUs have 400 samples a second.
+@dataclass(slots=True)
 class PowerSample:
     """Power of a GPU over an interval of the monotonic clock."""
 

@@ -90,9 +90,8 @@ class RunRecord:
     carbon: dict[str, float] = field(default_factory=dict)  # by component
     cost: dict[CostKind, float] = field(default_factory=dict)
     phases: dict[PhaseMethod, float] = field(default_factory=dict)
-    blurred_joules: dict[str, float] = field(
-        default_factory=dict
-    )  # by phase, in intervals too short to be distinguished
+    # by phase, in intervals too short to be distinguished
+    blurred_joules: dict[str, float] = field(default_factory=dict)
     productive_joules: float = 0.0
     wasted_joules: dict[str, float] = field(default_factory=dict)  # by cause
     is_split: bool = False  # True if the job reports training, so that energy is split

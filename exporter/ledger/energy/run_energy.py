@@ -63,8 +63,8 @@ class RunEnergy:
         self.record = RunRecord(boot=boot)
         self.has_changes = False  # since the last save
         self._boot = boot
-        self._reports = False  # True if the job reports training
-        self._validates = False
+        self._reports_training = False  # True if the job reports training
+        self._counts_validation = False
         self._previous_phases: dict[str, Mapping[str, float]] = {}
         self._spent_times: list[_SpentTime] = []
 
@@ -81,7 +81,7 @@ class RunEnergy:
     def resume(self, record: RunRecord) -> None:
         """Continue from a saved record, before the first count."""
         self.record = record
-        self._reports = record.is_split
+        self._reports_training = record.is_split
         if record.is_split:
             for cause in CAUSES:  # a record of an older release may lack a cause
                 record.wasted_joules.setdefault(cause, 0.0)
@@ -94,7 +94,7 @@ class RunEnergy:
 
     def mark_reporting(self) -> None:
         """Record that the job reports training."""
-        self._reports = True
+        self._reports_training = True
 
     def samples(self) -> Iterator[RunSample]:
         """Yield the values of all families."""
@@ -138,7 +138,7 @@ class RunEnergy:
             electricity = CostKind("electricity", options.currency or "")
             _add(record.cost, electricity, site_joules * options.price_per_joule)
         self.has_changes = True
-        if self._reports:
+        if self._reports_training:
             self._split(component, reading.device, joules, seconds, split)
 
     def add_device_cost(
@@ -155,17 +155,19 @@ class RunEnergy:
         self._spent_times = []
         for process in processes:
             previous = self._previous_phases.get(process.process, {})
-            grown = {phase: seconds - previous.get(phase, 0.0) for phase, seconds in process.phases.items()}
-            spent = {phase: seconds for phase, seconds in grown.items() if seconds > 0}
-            self._spent_times.append(_SpentTime(process, spent, process.process in self._previous_phases))
+            increments = {
+                phase: seconds - previous.get(phase, 0.0) for phase, seconds in process.phases.items()
+            }
+            positive = {phase: seconds for phase, seconds in increments.items() if seconds > 0}
+            self._spent_times.append(_SpentTime(process, positive, process.process in self._previous_phases))
         self._previous_phases = {process.process: process.phases for process in processes}
-        self._reports = self._reports or bool(processes)
+        self._reports_training = self._reports_training or bool(processes)
 
     def apply_outcomes(self, account: WorkAccount | None) -> None:
         """Move the energy of work whose outcome is known from the pool to the counters."""
         if account is None:
             return
-        self._validates = account.validates
+        self._counts_validation = account.validates
         record, previous = self.record, self.record.settled_work
         current = SettledWork(
             account.session, account.productive_seconds, account.lost_seconds, account.hung_seconds
@@ -180,10 +182,8 @@ class RunEnergy:
             return
         if previous is None or not record.is_split:
             return
-        productive_seconds, lost_seconds = (
-            current.productive_seconds - previous.productive_seconds,
-            current.lost_seconds - previous.lost_seconds,
-        )
+        productive_seconds = current.productive_seconds - previous.productive_seconds
+        lost_seconds = current.lost_seconds - previous.lost_seconds
         hung_seconds = current.hung_seconds - previous.hung_seconds
         settled_seconds = productive_seconds + lost_seconds + hung_seconds
         if settled_seconds > 0 and min(productive_seconds, lost_seconds, hung_seconds) >= 0:
@@ -239,7 +239,7 @@ class RunEnergy:
         cause = CAUSE_OF_PHASE.get(phase, "other")
         if phase in WORK:
             self.record.pool_joules += joules
-        elif cause == "validation" and self._validates:
+        elif cause == "validation" and self._counts_validation:
             self.record.productive_joules += joules
         else:
             _add(self.record.wasted_joules, cause, joules)

@@ -61,9 +61,8 @@ class Goodput:
     restarts: dict[str, int] = field(default_factory=dict)
     interruptions: dict[str, int] = field(default_factory=dict)
     attempt: Attempt | None = None  # the latest
-    pending: list[UncommittedSteps] = field(
-        default_factory=list
-    )  # of ended attempts, until the next attempt reports a first step
+    # work of ended attempts, until the next attempt reports a first step
+    pending: list[UncommittedSteps] = field(default_factory=list)
     highest_step: int | None = None  # highest step with productive work; None if steps are not comparable
     saved_step: int | None = None  # step of the latest save
     gap_seconds: float = 0.0  # seconds between attempts that may belong to different tasks
@@ -81,13 +80,10 @@ class Goodput:
     @property
     def uncommitted_seconds(self) -> float:
         """Work at risk, of the current and of earlier attempts."""
-        waiting_seconds = sum(segment.seconds for segment in self.pending)
-        attempt = self.attempt
-        return (
-            waiting_seconds
-            if attempt is None
-            else waiting_seconds + attempt.uncommitted_seconds + attempt.open_seconds
-        )
+        earlier_seconds = sum(segment.seconds for segment in self.pending)
+        if self.attempt is None:
+            return earlier_seconds
+        return earlier_seconds + self.attempt.uncommitted_seconds + self.attempt.open_seconds
 
     @property
     def latest(self) -> Attempt:

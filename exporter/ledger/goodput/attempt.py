@@ -74,9 +74,8 @@ class Attempt:
     written_at: float = 0.0  # time of the last counted snapshot
     reading: TrainingReading = NO_READING  # the latest, without facts and history
     phase_seconds: float = 0.0  # of all phases, as counted
-    seconds_by_cause: dict[str, float] = field(
-        default_factory=dict
-    )  # lost seconds by cause, as counted; without `other`
+    # lost seconds by cause, as counted; without `other`
+    seconds_by_cause: dict[str, float] = field(default_factory=dict)
     failed_seconds: float = 0.0  # seconds of failed iterations, as counted
     hung_seconds: float = 0.0  # work seconds of the open iteration that count as a hang
     deductions: list[Deduction] = field(default_factory=list)  # of hanging iterations that completed

@@ -99,7 +99,7 @@ class ExitEvidence:
             return Outcome(
                 EvidenceSource.PROCESS,
                 process_end.status == 0,
-                process_end.at,
+                process_end.noticed_at,
                 process_end.status,
                 process.exception,
                 process.failure,
@@ -120,7 +120,7 @@ class ExitEvidence:
             return Outcome(
                 EvidenceSource.LAUNCH,
                 launch_end.status == 0,
-                min(process.exited_at, launch_end.at),
+                min(process.exited_at, launch_end.noticed_at),
                 launch_end.status,
             )
         if process.is_restarted:
@@ -299,7 +299,7 @@ def _without_shell(end: End) -> End:
 
 
 def _is_near(end: End, process: ExitedProcess) -> bool:
-    return end.at >= process.recorded_at and abs(end.at - process.exited_at) <= LAUNCH_SECONDS
+    return end.noticed_at >= process.recorded_at and abs(end.noticed_at - process.exited_at) <= LAUNCH_SECONDS
 
 
 def _is_own(end: End, process: ExitedProcess) -> bool:

@@ -76,9 +76,8 @@ def read_state_file(path: Path) -> StateFile:
     header_line, _, content = body.partition(b"\n")
     try:
         header = parse(header_line)
-        sidecar = (
-            header["sidecar"] if "sidecar" in header else header["keeper"]
-        )  # the key of earlier snapshots
+        # Earlier releases wrote the key `keeper`.
+        sidecar = header["sidecar"] if "sidecar" in header else header["keeper"]
         return StateFile(tuple([str(part) for part in header["key"]]), str(sidecar), content)
     except (LookupError, TypeError, ValueError) as error:
         raise DamagedFileError(f"invalid header: {error}") from error

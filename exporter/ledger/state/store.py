@@ -204,9 +204,8 @@ class StateStore:
                 self.directory.mkdir(mode=0o700, exist_ok=True)
                 if self.directory.is_symlink():
                     raise OSError(errno.ELOOP, "the directory is a symbolic link")  # noqa: TRY301 - the error is converted below
-                if (
-                    foreign_uid(os.fspath(self._directory)) is not None
-                ):  # another user created the directory after the check
+                # A different user may have created the directory after the check.
+                if foreign_uid(os.fspath(self._directory)) is not None:
                     raise OSError(errno.EPERM, "the directory belongs to a different user")  # noqa: TRY301 - the error is converted below
                 self._is_created = True
                 yield
