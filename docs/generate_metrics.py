@@ -134,10 +134,10 @@ def metrics_document(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
         if folder in stages
     ]
     windows = "".join(
-        f"| `training_batch_latency_window_{row.word}_seconds` | gauge | {aggregation.name} of the last closed window"
+        f"| `training_batch_latency_window_{row.infix}_seconds` | gauge | {aggregation.name} of the last closed window"
         " | the window was empty, the process is gone or its feed is stale |\n"
         for aggregation, row in AGGREGATIONS.items()
-        if row.word
+        if row.infix
     )
     return "\n".join([PREAMBLE, *sections, STAT_TEXT + windows + STAT_LAST_ROWS])
 

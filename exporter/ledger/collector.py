@@ -182,7 +182,9 @@ class JobCollector:
             names = sorted(name for name, file_reason in refused_files if file_reason == reason)
             suffix = f" and {len(names) - 1} more" if len(names) > 1 else ""
             diagnosis = REFUSED_FILES[reason].describe(name=f"feed file {names[0]!r}{suffix}")
-            _log.warning("refused: %s", diagnosis.sentence, extra={"reason": reason, "remedy": diagnosis.remedy})
+            _log.warning(
+                "refused: %s", diagnosis.sentence, extra={"reason": reason, "remedy": diagnosis.remedy}
+            )
         self._logged_refusals = frozenset(refused_files)
 
     # Count and save -------------------------------------------------------------------------------------
