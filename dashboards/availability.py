@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.palette import BAD
+from dashboards.palette import BAD, GOOD
 from dashboards.panels import Panel, stat
 from dashboards.queries import instant_query
 
@@ -22,13 +22,15 @@ NO_EXPORTER_UP = "absent(up{@node} == 1)"
 
 
 def exporter_state(w: int = 5) -> Panel:
-    """Return the panel with the start of the exporter of a node, or the time since which the exporter is down."""
+    """Return the tile with the time for which the exporter of a node has been up or down."""
     return stat(
         "Exporter",
-        instant_query(f"({EXPORTER_DOWN_SINCE}) * 1000", "down since", BAD),
-        instant_query(f"({NOT_SCRAPED_SINCE}) * 1000", "last scrape", BAD),
-        instant_query(f"({EXPORTER_UP_SINCE}) * 1000", "up since"),
-        unit="dateTimeFromNow",
+        instant_query(f"time() - ({EXPORTER_DOWN_SINCE})", "down for", BAD),
+        instant_query(f"time() - ({NOT_SCRAPED_SINCE})", "not scraped for", BAD),
+        instant_query(f"time() - ({EXPORTER_UP_SINCE})", "up for", GOOD),
+        unit="s",
+        decimals=0,
         text_mode="value_and_name",
+        color_mode="background",
         w=w,
     )

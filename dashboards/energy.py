@@ -160,12 +160,18 @@ def _power_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Power of nodes",
-            Query(f"{gpus} + {cpus} or {gpus} or {cpus}", "{{instance}}"),
+            Query(
+                f"({gpus} + {cpus} or {gpus} or {cpus}) and on (instance) topk(8, sum by (instance)"
+                " (rate(gpu_energy_joules_total{@node_any_job}[$__range] @ end()))"
+                " or sum by (instance) (rate(host_cpu_energy_joules_total{@node_any_job}[$__range] @ end())))",
+                "{{instance}}",
+            ),
             Query(
                 "sum by (instance) (rate(host_dram_energy_joules_total{@node_any_job}[$__rate_interval]))",
                 "DRAM of {{instance}}",
             ),
             unit="watt",
+            color=DISTINCT_COLORS,
         ),
         time_series(
             "Power and idle power of each GPU",

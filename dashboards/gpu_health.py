@@ -59,19 +59,19 @@ def _health_table() -> Panel:
         ),
         Column(
             'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, kind="uncorrected"})',
-            "Uncorrected ECC",
+            "ECC errors",
             width=100,
             thresholds=warn_above(1, 1),
         ),
         Column(
             "max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",
-            "Row remap pending",
+            "Remap pending",
             width=100,
             mappings=value_mappings({0: ("no", NEUTRAL), 1: ("yes", WARNING)}),
         ),
         Column(
             "max by (instance, gpu) (gpu_remapped_rows_failed{@gpu})",
-            "Row remap failed",
+            "Remap failed",
             width=120,
             mappings=value_mappings({0: ("no", NEUTRAL), 1: ("replace the GPU", BAD)}),
         ),
@@ -84,7 +84,7 @@ def _health_table() -> Panel:
         Column(
             'max by (instance, gpu) (gpu_pcie_link_width{@gpu, kind="max"} - ignoring (kind)'
             ' gpu_pcie_link_width{@gpu, kind="current"})',
-            "Missing PCIe lanes",
+            "Lanes missing",
             width=100,
             thresholds=warn_above(1),
         ),

@@ -8,6 +8,7 @@ from dashboards.availability import EXPORTER_DOWN_SINCE, NOT_SCRAPED_SINCE, last
 from dashboards.palette import BAD, GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
 from dashboards.tables import Column, table
+from exporter.status.conditions.gpus import CRITICAL_XIDS
 from exporter.status.xids import XID_MEANINGS
 
 THROTTLED = "rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval])"
@@ -45,6 +46,13 @@ def _gpu_flag(family: str, text: str, remedy: str) -> Problem:
     return Problem(text, f"{since} and on (instance, gpu) max by (instance, gpu) ({family}) > 0", remedy)
 
 
+def _xid(matcher: str, remedy: str) -> Problem:
+    """Return the problem of recent Xids; `matcher` selects or excludes those that point to the hardware."""
+    selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
+    last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu, {selector}}})"
+    return Problem("Xid $1", f"{last} > time() - {XID_SECONDS}", remedy, "xid")
+
+
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu, kind="uncorrected"}'
 _UNCORRECTED = f"sum by (instance, gpu) ({_ECC_ERRORS})"
 _NODE_PROBLEMS = (
@@ -69,13 +77,11 @@ _GPU_PROBLEMS = (
         "drain the node, then reset the GPU",
         "reason",
     ),
-    Problem(
-        "Xid $1",
-        f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu}}) > time() - {XID_SECONDS}",
-        "drain the node if the GPU also needs a recovery",
-        "xid",
+    _xid('xid=~"{}"', "drain the node; reset the GPU or reboot"),
+    _xid('xid!~"{}"', "read the log of the job; reset the GPU if it returns"),
+    _gpu_flag(
+        "gpu_recovery_action{@gpu}", "driver requests a recovery", "do the recovery action in the table below"
     ),
-    _gpu_flag("gpu_recovery_action{@gpu}", "driver requests a recovery", "see Recovery action"),
     Problem(
         "uncorrected memory errors",
         f"{last_time(f'{_UNCORRECTED} < bool sum by (instance, gpu) ({_ECC_ERRORS} @ end())')} and on (instance, gpu) {_UNCORRECTED} > 0",
@@ -165,6 +171,6 @@ def current_problems() -> Panel:
         sort="Since",
         descending=False,
         w=24,
-        h=7,
+        h=8,
         max_data_points=120,
     )

@@ -204,15 +204,17 @@ def stat(
     decimals: int | None = None,
     text_mode: str = "value",
     color: Json | None = None,
+    color_mode: str = "value",
 ) -> Panel:
     """Return a stat panel of values at the end of the time range; `text_mode` is `value`, `name` or `value_and_name`.
 
-    The colour of a query applies to values from 1 on, so that zero failures have the default colour.
+    The colour of a query applies to values from 1 on, so that zero failures have the default colour. `color_mode` is `value` or
+    `background`: the colour of the number or of the tile.
     """
     defaults = field_defaults(unit, thresholds or NO_THRESHOLDS, None, None, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "links": []}
     options: Json = {
-        "colorMode": "value",
+        "colorMode": color_mode,
         "graphMode": "none",
         "orientation": "auto",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},

@@ -141,8 +141,8 @@ def _by_subject(view: View, current: Sequence[Finding]) -> Mapping[Subject, list
     groups: dict[Subject, list[Finding]] = {}
     for finding in current:
         name = finding.match.subject[0] if finding.match.subject else ""
-        subject = cards.get(name, node)
-        if name not in cards and name in view.runs:
+        subject = cards.get(finding.match.card) or cards.get(name, node)
+        if subject is node and name in view.runs:
             subject = Subject(f"run {name}", frozenset({name}))
         groups.setdefault(subject, []).append(finding)
     return groups

@@ -89,6 +89,21 @@ def test_all_problems_of_a_card_are_in_one_box_urgent_ones_first() -> None:
     assert [concern.urgent for concern in groups[0].concerns] == [True, True, False]
 
 
+def test_a_slow_rank_and_a_missing_gpu_are_in_the_box_of_their_card() -> None:
+    view = view_of(
+        FAULTY_CARD
+        | {
+            "gpu_up": [(CARD, 0.0)],
+            "gpu_devices": [({}, 7.0)],
+            "gpu_devices_expected": [({}, 8.0)],
+            "training_rank_compute_seconds": run_sample(0.4, rank="0") + run_sample(0.2, rank="1"),
+        }
+    )
+    groups = concern_groups(view, findings(view), Onsets())
+
+    assert [(group.title, len(group.concerns)) for group in groups] == [("GPU 3 (rank 0 of night)", 6)]
+
+
 def test_the_headline_precedes_the_state_of_the_exporter() -> None:
     words = status_page(FAULTY_CARD).words
 

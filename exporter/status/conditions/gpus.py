@@ -55,7 +55,8 @@ def _missing(view: View) -> Iterator[Match]:
     value = view.readings.value
     present, expected = value("gpu_devices"), value("gpu_devices_expected")
     if present is not None and expected is not None and present < expected:
-        yield Match((), {"present": f"{present:.0f}", "expected": f"{expected:.0f}"})
+        lost = next((gpu.uuid for gpu in view.gpus if not gpu.is_up), "")
+        yield Match((), {"present": f"{present:.0f}", "expected": f"{expected:.0f}"}, card=lost)
 
 
 def _critical_xids(view: View) -> Iterator[Match]:

@@ -92,7 +92,8 @@ def _stragglers(view: View) -> Iterator[Match]:
             "slowest": duration(slowest),
             "fastest": duration(fastest),
         }
-        yield Match((run,), facts)
+        uuids = {rank.uuid for rank in ranks}
+        yield Match((run,), facts, card=uuids.pop() if len(uuids) == 1 else "")
 
 
 def _rivals(view: View) -> Iterator[Match]:
