@@ -104,7 +104,7 @@ def ours(of: Sequence[Window]) -> tuple[dict[str, float], float]:
     for phase, begin, end in of:
         seconds[phase] += end - begin
     with tempfile.TemporaryDirectory() as directory:
-        page = Node(Path(directory), did=of).play()
+        page = Node(Path(directory), windows=of).play()
     measured = joules(page, "training_phase_energy_joules_total", method="power_samples")
     counted = counter_at(END) - counter_at(BEGIN)
     return {phase: measured[phase] / seconds[phase] for phase in seconds}, energy_of(page) / counted - 1

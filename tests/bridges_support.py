@@ -21,10 +21,10 @@ STEPS, VALIDATED, SAMPLES = (
     "samples_total mode=train",
 )
 SAVED, FAILED = "checkpoints_total result=ok", "checkpoints_total result=failed"
-"""Numbers of a run, as `Job.number` has them."""
+"""Names of numbers of a run, for `Job.number`."""
 
 AUTO: Mapping[str, str] = {"EXPORTER_AUTO": "1"}
-"""As `training-exporter run` has it."""
+"""Environment variable that `training-exporter run` sets for the job."""
 
 QUIET: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
@@ -49,7 +49,7 @@ from elastic_support import page_of
 exporter.flush()
 print(page_of(pathlib.Path(os.environ["EXPORTER_FEED_DIR"])))
 """
-"""Code by which a live process prints its page; `TESTS` is on the import path."""
+"""Code with which a running process prints its page; `TESTS` is on the import path."""
 
 LIGHTNING = """
 import warnings
@@ -59,8 +59,8 @@ from programs.lightning_parts import Module, loader, pl, quiet_trainer
 """First lines of a job with Lightning."""
 
 
-def wanted(*modules: str) -> pytest.MarkDecorator:
-    """Skip where a package is not installed, and name it."""
+def needs(*modules: str) -> pytest.MarkDecorator:
+    """Return a mark that skips a test if a package is not installed."""
     missing = [name for name in modules if importlib.util.find_spec(name.partition(".")[0]) is None]
     return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
@@ -77,42 +77,50 @@ def installed_distribution(directory: Path) -> Path:
 
 
 class Job:
-    """Finished job; `page` is the exposition of a sidecar."""
+    """Job that has ended; `page` is the exposition of a sidecar that reads its feed."""
 
-    def __init__(self, done: subprocess.CompletedProcess[str], page: str) -> None:
-        self.done = done
+    def __init__(self, process: subprocess.CompletedProcess[str], page: str) -> None:
+        self.process = process
         self.page = page
 
     def value(self, name: str, run: str | None = None, **labels: str) -> float | None:
-        """Sum of the series of the family with these labels; None without a series."""
+        """Return the sum of the series of a family with these labels; None without a series."""
         if run is not None:
             labels["run"] = run
         pairs = [f'{label}="{value}"' for label, value in labels.items()]
-        found = [
+        values = [
             value for key, value in series(self.page, name).items() if all(pair in key for pair in pairs)
         ]
-        return sum(found) if found else None
+        return sum(values) if values else None
 
-    def number(self, what: str, run: str | None = None) -> float | None:
-        """Value of a run: `FAMILY LABEL=VALUE…` without `training_`, the entries of `phase NAME`, or the printed `gauge NAME`."""
-        name, *rest = what.split()
+    def number(self, quantity: str, run: str | None = None) -> float | None:
+        """Return a number of a run.
+
+        Args:
+            quantity: `FAMILY LABEL=VALUE…` (without `training_`), `phase NAME` for the number of entries, or
+                `gauge NAME` for a gauge that the job has printed.
+            run: Name of the run; any run by default.
+        """
+        name, *rest = quantity.split()
         if name == "phase":
             return self.value("training_phase_entries_total", run, phase=rest[0]) or 0
         if name == "gauge":
             return self.gauges(run)[rest[0]]
         return self.value(f"training_{name}", run, **dict(label.split("=") for label in rest))
 
-    def unlike(self, wanted: Mapping[str, float | None], run: str | None = None) -> dict[str, float | None]:
-        """The numbers that are other than wanted."""
-        found = {what: self.number(what, run) for what in wanted}
-        return {what: number for what, number in found.items() if number != wanted[what]}
+    def differences(
+        self, expected: Mapping[str, float | None], run: str | None = None
+    ) -> dict[str, float | None]:
+        """Return the numbers that differ from the expected numbers."""
+        numbers = {name: self.number(name, run) for name in expected}
+        return {name: number for name, number in numbers.items() if number != expected[name]}
 
     def gauges(self, run: str | None = None) -> dict[str, float]:
-        """Printed line of a run, or the first line of any run."""
-        lines = (line.partition(" ") for line in self.done.stdout.splitlines())
+        """Return the gauges that the job has printed for a run, or for its first run."""
+        lines = (line.partition(" ") for line in self.process.stdout.splitlines())
         texts = (text for name, _, text in lines if text.startswith("{") and run in {name, None})
-        found: dict[str, float] = json.loads(next(texts))
-        return found
+        values: dict[str, float] = json.loads(next(texts))
+        return values
 
 
 def job(
@@ -122,7 +130,7 @@ def job(
     *,
     check: bool = True,
 ) -> Job:
-    """Run a program to its end in a directory, with this distribution installed."""
+    """Run a program in a directory until it ends, with this distribution installed."""
     site = directory / "site"
     if not site.exists():
         installed_distribution(site)
@@ -144,14 +152,14 @@ def script(directory: Path, text: str, launch: str = "subprocess.run([sys.execut
 
 
 def recorded_job(program: str) -> Any:
-    """Fixture of a job, run once for its module; no misuse and no notice is allowed."""
+    """Return a fixture of a job that runs once per module and must cause no misuse and no notice."""
 
     @pytest.fixture(scope="module")
     def recorded(tmp_path_factory: pytest.TempPathFactory) -> Job:
-        found = job(tmp_path_factory.mktemp("loops"), program)
+        result = job(tmp_path_factory.mktemp("loops"), program)
 
-        assert "training_misuse_total" not in found.page
-        assert "exporter" not in found.done.stderr
-        return found
+        assert "training_misuse_total" not in result.page
+        assert "exporter" not in result.process.stderr
+        return result
 
     return recorded

@@ -17,7 +17,7 @@ import pytest
 from waiting import LIMIT_SECONDS, PATIENCE
 
 PROGRAM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
 )
 
 FLAGS = (
@@ -44,8 +44,8 @@ class Tab:
         requests: Every requested address.
     """
 
-    def __init__(self, to: int, back: int) -> None:
-        self._to, self._back = to, back
+    def __init__(self, write_descriptor: int, read_descriptor: int) -> None:
+        self._write_descriptor, self._read_descriptor = write_descriptor, read_descriptor
         self._number = 0
         self._rest = b""
         self._session = ""
@@ -62,7 +62,7 @@ class Tab:
         message: dict[str, object] = {"id": self._number, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
-        os.write(self._to, json.dumps(message).encode() + b"\0")
+        os.write(self._write_descriptor, json.dumps(message).encode() + b"\0")
         while True:
             response = self._read()
             if response.get("id") == self._number:
@@ -71,7 +71,7 @@ class Tab:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            chunk = os.read(self._back, 1 << 16)
+            chunk = os.read(self._read_descriptor, 1 << 16)
             assert chunk, "the browser ended"
             self._rest += chunk
         text, self._rest = self._rest.split(b"\0", 1)
@@ -92,7 +92,7 @@ class Tab:
         self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def resize(self, width: int, height: int) -> None:
-        """Be a screen of this size."""
+        """Emulate a screen of this size."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -101,12 +101,12 @@ class Tab:
             mobile=width < 600,
         )
 
-    def value(self, expression: str) -> Any:  # whatever the page says
-        """Evaluate JavaScript in the page; also where the page itself may run none."""
+    def value(self, expression: str) -> Any:  # the type depends on the expression
+        """Evaluate JavaScript in the page, even if scripts are disabled in the page, and return the value."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def text(self) -> str:
-        """Visible text of the page."""
+        """Return the visible text of the page."""
         return str(self.value("document.body.innerText"))
 
     def wait_for(self, expression: str, seconds: float = 15.0) -> None:
@@ -114,14 +114,14 @@ class Tab:
         deadline = time.monotonic() + max(PATIENCE * seconds, LIMIT_SECONDS)
         while not self.value(expression):
             assert time.monotonic() < deadline, (
-                f"{expression} did not become true; the page says {self.text()[:2000]}"
+                f"{expression} did not become true; the text of the page is {self.text()[:2000]}"
             )
             time.sleep(0.1)
 
 
 @contextlib.contextmanager
 def chromium(directory: Path) -> Iterator[Tab]:
-    """Browser with one tab that can only connect to 127.0.0.1."""
+    """Run a browser that can only connect to 127.0.0.1, and yield its tab."""
     to_browser, to_us = os.pipe(), os.pipe()
     # The browser expects its pipe at descriptors 3 and 4, which Popen alone does not guarantee.
     start = "import os, sys; r, w = map(int, sys.argv[1:3]); r, w = os.dup(r), os.dup(w); os.dup2(r, 3); os.dup2(w, 4)"

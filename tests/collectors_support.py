@@ -1,4 +1,4 @@
-"""Recorded machines, plain exposition and invariants for the tests of the collectors."""
+"""Recorded machines, plain text exposition and invariants, for the tests of the collectors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ in cgroup v2), `old` (Linux 3.10; cgroup v1, two controllers on one mount); only
 `container` (v2 in a namespace) and `separate` (v1, a mount per controller, no namespace)."""
 
 UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
-"""Write the golden files instead of comparing; review the diff."""
+"""True to write the golden files instead of comparing; review the difference."""
 
-OF_JOB = {"checkpoint_dirs", "processes", "process_memory", "rapl"}
-"""Collectors that need a job, checkpoint directories or changing registers; tested on other machines."""
+NEEDS_JOB = {"checkpoint_dirs", "processes", "process_memory", "rapl"}
+"""Collectors that need a job, checkpoint directories or changing registers."""
 
-OF_TREE = [entry for entry in CATALOGUE if entry.name not in {"own"} | OF_JOB]
-"""Collectors that read files and system calls only."""
+FILE_COLLECTORS = [entry for entry in CATALOGUE if entry.name not in {"own"} | NEEDS_JOB]
+"""Collectors that only read files and make system calls."""
 
 REASONS = {*FILE_REASONS, "hanging", "missing", "read", "timeout", "state"}
 
@@ -53,20 +53,20 @@ def read_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
     return read
 
 
-def switched_on(entry: CollectorEntry) -> dict[str, bool]:
-    """Return the switches of a collector that are off by default, switched on."""
+def disabled_options(entry: CollectorEntry) -> dict[str, bool]:
+    """Return the options of a collector that are off by default, with the value True."""
     return {name: True for name, value in entry.options.own_options().items() if value is False}
 
 
 def build(entry: CollectorEntry, root: Path, **options: bool) -> Collector:
-    """Return a collector that reads a tree, after a call of `read_from`."""
-    places: dict[str, dict[str, object]] = {
+    """Return a collector that reads the tree `root`, to which `read_from` has redirected psutil."""
+    arguments: dict[str, dict[str, object]] = {
         name: {"sys": root / "sys"} for name in ("hardware", "cgroup", "disk", "lustre", "rdma")
     }
-    places["memory"] = {"shm": root / "shm"}
-    places["filesystem"] = {"pool": StatvfsPool(statvfs=recorded_statvfs(root))}
-    made: Collector = entry.factory(**places.get(entry.name, {}), **options)
-    return made
+    arguments["memory"] = {"shm": root / "shm"}
+    arguments["filesystem"] = {"pool": StatvfsPool(statvfs=recorded_statvfs(root))}
+    collector: Collector = entry.factory(**arguments.get(entry.name, {}), **options)
+    return collector
 
 
 def recorded_statvfs(root: Path) -> Callable[[str], os.statvfs_result]:
@@ -84,9 +84,9 @@ def recorded_statvfs(root: Path) -> Callable[[str], os.statvfs_result]:
     return statvfs
 
 
-def copy_of(machine: str, to: Path) -> Path:
-    """Return a copy of a machine, which a test may damage."""
-    return Path(shutil.copytree(MACHINES / machine, to / machine, symlinks=True))
+def copy_of(machine: str, directory: Path) -> Path:
+    """Copy a recorded machine, so that a test can modify it."""
+    return Path(shutil.copytree(MACHINES / machine, directory / machine, symlinks=True))
 
 
 def value_of(collected: Collected, name: str, *labels: str) -> float | None:
@@ -103,9 +103,9 @@ def text_of(metrics: Iterable[Metric]) -> str:
     """Return families in Prometheus' text format, without the exporter's renderer."""
     lines = []
     for metric in metrics:
-        kind = "gauge" if metric.type == "info" else metric.type
+        damage = "gauge" if metric.type == "info" else metric.type
         name = metric.samples[0].name
-        lines += [f"# HELP {name} {metric.documentation}", f"# TYPE {name} {kind}"]
+        lines += [f"# HELP {name} {metric.documentation}", f"# TYPE {name} {damage}"]
         for sample in metric.samples:
             labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
             lines.append(f"{sample.name}{{{labels}}} {_shortest(sample.value)}".replace("{}", ""))
@@ -113,7 +113,7 @@ def text_of(metrics: Iterable[Metric]) -> str:
 
 
 def _shortest(value: float) -> str:
-    """Return a number without the noise of binary fractions; whole numbers are exact."""
+    """Return a number rounded to 12 digits; whole numbers are exact."""
     return repr(value) if float(value).is_integer() else f"{value:.12g}"
 
 
@@ -145,7 +145,7 @@ def assert_sound(collector: Any, collected: Collected) -> None:
 
 
 class Board:
-    """Publisher for a scheduler: present blocks and all events."""
+    """Publisher for a scheduler, which stores the present blocks and all events."""
 
     def __init__(self) -> None:
         self.blocks: dict[str, Sequence[Metric]] = {}
@@ -163,13 +163,13 @@ class Board:
 @st.composite
 def damaged(draw: st.DrawFn, original: bytes) -> bytes:
     """Return random bytes, or the original cut short or with a part overwritten."""
-    kind = draw(st.sampled_from(["anything", "cut", "overwritten", "odd"]))
-    if kind == "anything":
+    damage = draw(st.sampled_from(["anything", "cut", "overwritten", "odd"]))
+    if damage == "anything":
         return draw(st.binary(max_size=200))
-    if kind == "odd":
+    if damage == "odd":
         return draw(st.sampled_from([b"-1\n", b"9" * 30, b"nan\n", b"1e3\n", b"1_0\n", b"[" * 50_000]))
-    place = draw(st.integers(0, len(original)))
-    if kind == "cut":
-        return original[:place]
-    spot = draw(st.binary(min_size=1, max_size=8))
-    return original[:place] + spot + original[place + len(spot) :]
+    position = draw(st.integers(0, len(original)))
+    if damage == "cut":
+        return original[:position]
+    replacement = draw(st.binary(min_size=1, max_size=8))
+    return original[:position] + replacement + original[position + len(replacement) :]

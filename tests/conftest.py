@@ -15,9 +15,7 @@ from hypothesis import HealthCheck, settings
 from waiting import PATIENCE
 
 _FEED = tempfile.mkdtemp(prefix="exporter-tests-")
-os.environ["EXPORTER_FEED_DIR"] = (
-    _FEED  # before the first import of exporter, which reads the variable at the first flush
-)
+os.environ["EXPORTER_FEED_DIR"] = _FEED  # before the first flush, which reads the variable
 for _name in ("EXPORTER_RUN", "EXPORTER_DISABLED", "EXPORTER_AUTO", "RANK", "LOCAL_RANK", "SLURM_JOB_ID"):
     os.environ.pop(_name, None)
 atexit.register(shutil.rmtree, _FEED, ignore_errors=True)
@@ -43,28 +41,28 @@ _FILES_OF_INDEPENDENT_TESTS = {
     *("test_bridges_examples", "test_stacks_live", "test_run_nodes", "test_goodput_torchrun"),
 }
 
-# The machines are shared: the duration of an example has no meaning.
+# Test machines are shared, so that the duration of an example is meaningless.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fuzz", settings.get_profile("shared"), max_examples=2000)
 settings.load_profile("shared")
 
 
 @pytest.fixture(autouse=True)
-def _no_launch_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that records in this process sets a launch id, which children of the next test would inherit."""
+def _remove_launch_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the launch id that a recording test sets in this process, so that children of later tests do not inherit it."""
     for name in ("EXPORTER_LAUNCH", "EXPORTER_RANK_OWNER"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Path:
-    """A feed directory that does not exist yet."""
+    """Return the path of a feed directory that does not exist yet."""
     return tmp_path / "feed"
 
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """The recorder of this process in its initial state."""
+    """Run a test with the recorder of this process in its initial state."""
     from training_support import fresh_recorder
 
     with fresh_recorder():
@@ -93,12 +91,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the packages that the skipped tests need."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    reasons = [str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple)]
-    wanting = [reason for reason in reasons if "not installed" in reason or "could not import" in reason]
-    if wanting:
+    skipped_reports = terminalreporter.stats.get("skipped", [])
+    reasons = [str(report.longrepr[2]) for report in skipped_reports if isinstance(report.longrepr, tuple)]
+    missing_packages = [
+        reason for reason in reasons if "not installed" in reason or "could not import" in reason
+    ]
+    if missing_packages:
         terminalreporter.write_line(
-            f"{len(wanting)} tests were skipped for want of a program or package: scripts/install-system-packages, and "
-            "pip install torch -e '.[test,frameworks]' (gigabytes), bring them; make test CI=true does both",
+            f"{len(missing_packages)} tests were skipped because a program or package is missing; install them with scripts/install-system-packages and "
+            "pip install torch -e '.[test,frameworks]' (gigabytes), or run make test CI=true, which installs both",
             yellow=True,
         )

@@ -29,13 +29,13 @@ def reason_to_skip() -> str:
     """Return why namespaces are not available, or an empty string."""
     if shutil.which("unshare") is None or shutil.which("nsenter") is None:
         return "needs unshare and nsenter (util-linux)"
-    tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False, timeout=60)
-    return f"unshare is not permitted: {tried.stderr.strip()}" if tried.returncode else ""
+    trial = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False, timeout=60)
+    return f"unshare is not permitted: {trial.stderr.strip()}" if trial.returncode else ""
 
 
 @dataclass
 class Contained:
-    """A sidecar in separate namespaces."""
+    """Sidecar in separate namespaces."""
 
     unshare: subprocess.Popen[bytes]
     log_file: Path
@@ -57,7 +57,7 @@ class Contained:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
 
     def sample(self, series: str) -> float | None:
-        """Value of a series; None if absent."""
+        """Return the value of a series; None if absent."""
         match = re.search(rf"^{re.escape(series)} (\S+)$", self.page, re.MULTILINE)
         return None if match is None else float(match[1])
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_support import ask
+from prometheus_support import query_api
 from rules_support import ROOT, selectors
 
 sys.path.insert(0, str(ROOT))  # the dashboards are not installed with the exporter
@@ -127,27 +127,27 @@ class ScenarioPrometheus:
 
     def variable_values(self, model: Mapping[str, Any]) -> dict[str, str]:
         """Return a value for each variable: All if the variable has this option, otherwise the first option."""
-        selected: dict[str, str] = {}
+        values_by_name: dict[str, str] = {}
         for variable in model["templating"]["list"]:
             if variable["type"] != "query":
                 continue
-            options = self._options(variable, selected)
+            options = self._options(variable, values_by_name)
             # No series has the label `cluster`; `.*`, the value of All, selects series without the label too.
             assert options or variable.get("allValue") == ".*", (
                 f"{model['uid']}: ${variable['name']} is empty"
             )
             all_value = variable.get("allValue") or "|".join(escape_value(option) for option in options)
-            selected[variable["name"]] = all_value if variable["includeAll"] else options[0]
-        return selected
+            values_by_name[variable["name"]] = all_value if variable["includeAll"] else options[0]
+        return values_by_name
 
     def series(self, query: DashboardQuery, values: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the series of a query that have a finite value."""
         expression = fill_variables(query.expression, values, self._builtin_values)
         if query.is_instant:
-            results = ask(self._url, "query", query=expression, time=self._end)
+            results = query_api(self._url, "query", query=expression, time=self._end)
         else:
             time_range = {"start": self._start, "end": self._end, "step": self.STEP_SECONDS}
-            results = ask(self._url, "query_range", query=expression, **time_range)
+            results = query_api(self._url, "query_range", query=expression, **time_range)
         return [series for series in results if any(map(math.isfinite, sample_values(series)))]
 
     def sums_by_labels(self, query: DashboardQuery, values: Mapping[str, str]) -> dict[str, float]:
@@ -169,17 +169,17 @@ class ScenarioPrometheus:
         names = [selector.name for selector in selectors(fill_variables(query.expression))]
         seconds = int(self._end - self._start)
         return not all(
-            ask(self._url, "query", query=f"count(last_over_time({name}[{seconds}s]))", time=self._end)
+            query_api(self._url, "query", query=f"count(last_over_time({name}[{seconds}s]))", time=self._end)
             for name in names
         )
 
-    def _options(self, variable: Mapping[str, Any], selected: Mapping[str, str]) -> list[str]:
-        query = fill_variables(variable["query"]["query"], selected, self._builtin_values)
+    def _options(self, variable: Mapping[str, Any], values_by_name: Mapping[str, str]) -> list[str]:
+        query = fill_variables(variable["query"]["query"], values_by_name, self._builtin_values)
         result = re.fullmatch(r"query_result\((.*)\)", query)
         if result:
             texts = [
                 json.dumps(series["metric"]).replace('": "', '="')
-                for series in ask(self._url, "query", query=result[1])
+                for series in query_api(self._url, "query", query=result[1])
             ]
             pattern = variable["regex"].strip("/")
             return [match[1] for text in texts if (match := re.search(pattern, text))]

@@ -175,10 +175,10 @@ class SidecarNode(EnergyNode):
 def a_gpu(joules: float | None, read_at: float, watts: float | None = None) -> EnergyReading:
     return EnergyReading(
         *("gpu", "GPU-a", "nvml_counter"),
-        measured=True,
+        is_measured=True,
         joules=joules,
         watts=watts,
-        at=read_at,
+        time=read_at,
         register_joules=joules,
     )
 

@@ -36,21 +36,21 @@ def gauge(name: str, values: dict[str, float], label: str = "rank") -> Metric:
     )
 
 
-def many(name: str, series: int, **labels: str) -> Metric:
-    """Return a gauge with a number of series."""
+def wide_gauge(name: str, series: int, **labels: str) -> Metric:
+    """Return a gauge with `series` series."""
     spec = Family(name=name, type="gauge", help="Many.", labels=(*labels, "rank"))
     return spec.family({(*labels.values(), str(index)): float(index) for index in range(series)})
 
 
 def read(body: bytes, form: Format) -> dict[Series, float]:
-    """Return every series of a body by the official parser; fails on a duplicate."""
+    """Parse a body with the official parser and return the values by series; fails on a duplicate series."""
     parse: Callable[[str], Iterable[Metric]] = parse_text if form is Format.TEXT else parse_openmetrics
-    found: dict[Series, float] = {}
+    values: dict[Series, float] = {}
     for sample in itertools.chain.from_iterable(metric.samples for metric in parse(body.decode())):
         series = (sample.name, tuple(sorted(sample.labels.items())))
-        assert series not in found
-        found[series] = sample.value
-    return found
+        assert series not in values
+        values[series] = sample.value
+    return values
 
 
 def value(page: Page, name: str, **labels: str) -> float | None:
@@ -60,7 +60,7 @@ def value(page: Page, name: str, **labels: str) -> float | None:
 
 
 def dropped(page: Page, family: str, reason: str) -> float:
-    """Return how many series of a family the page left out."""
+    """Return the number of series of a family that the page has dropped for a reason."""
     samples = next(family.samples for family in page.families() if family.name == "exporter_series_dropped")
     expected = {"family": family, "reason": reason}
     return next((sample.value for sample in samples if sample.labels == expected), 0.0)
@@ -78,12 +78,12 @@ def library_body(families: Sequence[Metric], form: Format) -> bytes:
     """Return the bytes that prometheus_client writes for the same families."""
     if form is Format.TEXT:
         return exposition.generate_latest(_Families(families))
-    body: bytes = openmetrics_exposition.generate_latest(_Families(families))  # type: ignore[no-untyped-call]  # theirs
+    body: bytes = openmetrics_exposition.generate_latest(_Families(families))  # type: ignore[no-untyped-call]  # prometheus_client is untyped here
     return body
 
 
-# No colons: the library keeps colons in the metadata and writes underscores in the samples.
-_WORDS = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
+# Without colons, which prometheus_client keeps in the metadata and replaces by underscores in the samples.
+_NAMES = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
 _LABELS = st.from_regex(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,6}", fullmatch=True).filter(
     lambda name: name not in ("le", "quantile")
 )
@@ -109,12 +109,12 @@ def _distributions(draw: st.DrawFn, *, buckets: bool) -> Distribution:
 
 
 @st.composite
-def _families(draw: st.DrawFn, place: int) -> Metric:
-    kind: FamilyType = draw(st.sampled_from(["counter", "gauge", "histogram", "summary", "info"]))
-    unit = draw(st.sampled_from(["", "seconds", "bytes", "x"])) if kind != "info" else ""
-    # The number makes names unique within the example.
-    name = f"{draw(_WORDS)}{place}" + (f"_{unit}" if unit else "")
-    name += {"counter": "_total", "info": "_info"}.get(kind, "")
+def _families(draw: st.DrawFn, index: int) -> Metric:
+    metric_type: FamilyType = draw(st.sampled_from(["counter", "gauge", "histogram", "summary", "info"]))
+    unit = draw(st.sampled_from(["", "seconds", "bytes", "x"])) if metric_type != "info" else ""
+    # The index makes names unique within an example.
+    name = f"{draw(_NAMES)}{index}" + (f"_{unit}" if unit else "")
+    name += {"counter": "_total", "info": "_info"}.get(metric_type, "")
     labels = tuple(draw(st.lists(_LABELS, unique=True, max_size=4)))
     sets = draw(st.lists(st.tuples(*[_VALUES for _ in labels]), unique=True, max_size=4))
     values: st.SearchStrategy[float | Distribution] = {
@@ -123,14 +123,14 @@ def _families(draw: st.DrawFn, place: int) -> Metric:
         "histogram": _distributions(buckets=True),
         "summary": _distributions(buckets=False),
         "info": st.sampled_from([1, 1.0, True]),
-    }[kind]
-    return Family(name=name, type=kind, help=draw(_VALUES), labels=labels, unit=unit).family(
+    }[metric_type]
+    return Family(name=name, type=metric_type, help=draw(_VALUES), labels=labels, unit=unit).family(
         {group: draw(values) for group in sets}
     )
 
 
 def valid_families() -> st.SearchStrategy[list[Metric]]:
-    """Return families that both text formats can hold, with distinct names."""
+    """Return a strategy for families with distinct names that both text formats can represent."""
     return st.integers(0, 4).flatmap(
-        lambda size: st.tuples(*[_families(place) for place in range(size)]).map(list)
+        lambda size: st.tuples(*[_families(index) for index in range(size)]).map(list)
     )

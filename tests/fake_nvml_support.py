@@ -45,8 +45,8 @@ def library() -> Path:
     directory = Path(tempfile.mkdtemp(prefix="fakenvml-"))
     target = directory / "libnvidia-ml.so.1"
     options = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{_headers()}"]
-    named = ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(target), str(SOURCE), "-lm", "-lpthread"]
-    subprocess.run(["gcc", *options, *named], check=True)
+    arguments = ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(target), str(SOURCE), "-lm", "-lpthread"]
+    subprocess.run(["gcc", *options, *arguments], check=True)
     return directory
 
 
@@ -56,20 +56,18 @@ class Load:
 
     watts: float = 300.0
     busy: float = 50.0  # percent
-    received: float = 100.0  # MiB a second
-    sent: float = 50.0
-    capped: float = 0.25  # share of the time under a power cap
+    received_mebibytes: float = 100.0  # MiB per second
+    sent_mebibytes: float = 50.0
+    throttled_ratio: float = 0.25  # share of the time under a power cap
 
 
-def _line(gpu: int, at: float, load: Load) -> str:
-    return (
-        f"{gpu} {at:.6f} {load.watts} {load.busy} 20 60 40 30 {load.received} {load.sent} {load.capped} 0\n"
-    )
+def _line(gpu: int, start_time: float, load: Load) -> str:
+    return f"{gpu} {start_time:.6f} {load.watts} {load.busy} 20 60 40 30 {load.received_mebibytes} {load.sent_mebibytes} {load.throttled_ratio} 0\n"
 
 
 @dataclass(slots=True)
 class FakeNvml:
-    """Machine with GPUs of the stand-in."""
+    """Machine whose GPUs the stand-in simulates."""
 
     directory: Path
     count: int = 1
@@ -82,29 +80,31 @@ class FakeNvml:
         self._write("state", "\n".join(lines) + "\n")
 
     def play(self, *loads: tuple[float, Load]) -> None:
-        """Write the schedule of all GPUs: loads by their begin, Unix seconds."""
+        """Write the schedule of all GPUs: loads with their start times (Unix time)."""
         self._write(
-            "schedule", "".join(_line(gpu, at, load) for gpu in range(self.count) for at, load in loads)
+            "schedule",
+            "".join(_line(gpu, start_time, load) for gpu in range(self.count) for start_time, load in loads),
         )
 
     def draw(self, *watts: float) -> None:
-        """Let each GPU draw the same power all the time."""
-        began = time.time() - 1000.0
+        """Give each GPU a constant power."""
+        start_time = time.time() - 1000.0
         self._write(
-            "schedule", "".join(_line(gpu, began, Load(power_watts)) for gpu, power_watts in enumerate(watts))
+            "schedule",
+            "".join(_line(gpu, start_time, Load(power_watts)) for gpu, power_watts in enumerate(watts)),
         )
 
     def fail(self, *lines: str) -> None:
-        """Write errors: function, GPU, code, begin, end, seconds of a hang, kind of garbage."""
+        """Write errors as lines: function, GPU, code, start, end, seconds of a hang, kind of garbage."""
         self._write("errors", "".join(f"{line}\n" for line in lines))
 
     def hold(self, *processes: tuple[int, int]) -> None:
         """Assign processes (pid) to GPUs."""
         self._write("procs", "".join(f"{pid} {gpu} 1000000000 50\n" for pid, gpu in processes))
 
-    def report_xid(self, at: float, gpu: int, xid: int) -> None:
-        """Report an Xid error at a Unix time."""
-        self._write("xids", f"{at:.6f} {gpu} {xid}\n")
+    def report_xid(self, time_seconds: float, gpu: int, xid: int) -> None:
+        """Report an Xid error that happens at a Unix time."""
+        self._write("xids", f"{time_seconds:.6f} {gpu} {xid}\n")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -119,8 +119,8 @@ class FakeNvml:
 
 @contextmanager
 def collecting(fake: FakeNvml, *, period: float = 1.0, retry: float = 30.0) -> Iterator[GpuCollector]:
-    """Collector of the machine on a simulated clock, after its first readings."""
-    saved = dict(os.environ)
+    """Run a collector of the machine, and yield it after its first readings."""
+    environment = dict(os.environ)
     os.environ.update(fake.environment)
     collector = GpuCollector(GpuOptions(period=period, retry=retry))
     collector.start()
@@ -130,11 +130,11 @@ def collecting(fake: FakeNvml, *, period: float = 1.0, retry: float = 30.0) -> I
     finally:
         collector.stop()
         os.environ.clear()
-        os.environ.update(saved)
+        os.environ.update(environment)
 
 
 def steady(fake: FakeNvml, load: Load | None = None) -> float:
-    """Give all GPUs one constant state; return the current Unix time in seconds."""
+    """Give all GPUs the same constant load; return the present Unix time."""
     now = time.time()
     fake.play((now - 1000.0, load or Load()))
     return now

@@ -28,15 +28,15 @@ INIT, STATFS = 26, 17
 CANNOT = 77
 
 
-def be_daemon(descriptor: int) -> None:
-    """Complete the mount, and print a line for each statfs."""
+def serve(descriptor: int) -> None:
+    """Complete the mount, and print a line for each statfs request, without a response."""
     while True:
         _, operation, unique, _ = HEADER.unpack_from(os.read(descriptor, 1 << 17))
         if operation == INIT:
             response = struct.pack("<IIIIHHI", 7, 31, 0, 0, 0, 0, 4096).ljust(64, b"\0")
             os.write(descriptor, struct.pack("<IiQ", 16 + len(response), 0, unique) + response)
         if operation == STATFS:
-            print("asked", flush=True)
+            print("statfs", flush=True)
 
 
 def mount(descriptor: int, directory: Path) -> None:
@@ -51,7 +51,7 @@ def collect(directory: Path, daemon: subprocess.Popen[str]) -> object:
     """Collect three times and return the results."""
     pool = StatvfsPool(deadline_seconds=0.5)
     collector = FilesystemCollector(pool=pool, mount_points_include=[str(directory), "/"])
-    found = []
+    passes = []
     for _ in range(3):
         start = time.monotonic()
         collected = collector.collect()
@@ -62,11 +62,11 @@ def collect(directory: Path, daemon: subprocess.Popen[str]) -> object:
             for sample in metric.samples
         }
         reasons = [reason for reason, _ in collected.problems]
-        found.append({"errors": errors, "reasons": reasons, "seconds": time.monotonic() - start})
+        passes.append({"errors": errors, "reasons": reasons, "seconds": time.monotonic() - start})
     assert daemon.stdout is not None
     first = daemon.stdout.readline()  # later on a busy machine
     daemon.kill()  # the end of the connection ends the call
-    return {"passes": found, "asked": (first + daemon.communicate()[0]).count("asked")}
+    return {"passes": passes, "calls": (first + daemon.communicate()[0]).count("statfs")}
 
 
 def run(_: Path, daemon: subprocess.Popen[str]) -> object:
@@ -87,7 +87,7 @@ def run(_: Path, daemon: subprocess.Popen[str]) -> object:
         return {"status": status, "seconds": time.monotonic() - start, "log": Path(log.name).read_text()}
 
 
-ASK: dict[str, Callable[[Path, subprocess.Popen[str]], object]] = {"collect": collect, "run": run}
+PROGRAMS: dict[str, Callable[[Path, subprocess.Popen[str]], object]] = {"collect": collect, "run": run}
 
 
 def main() -> None:
@@ -101,13 +101,13 @@ def main() -> None:
     daemon = subprocess.Popen(command, pass_fds=(descriptor,), stdout=subprocess.PIPE, text=True)
     os.close(descriptor)
     try:
-        print(json.dumps(ASK[sys.argv[1]](directory, daemon)))
+        print(json.dumps(PROGRAMS[sys.argv[1]](directory, daemon)))
     finally:
         daemon.kill()
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "daemon":
-        be_daemon(int(sys.argv[2]))
+        serve(int(sys.argv[2]))
     else:
         main()

@@ -1,4 +1,4 @@
-"""Replays through the real child process, simulated and in real time, for the tests of GPUs."""
+"""Replays through the code of the NVML child, on a simulated clock and in real time, for the tests of GPUs."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from exporter.replay.machines import load_machine
 DATA = Path(__file__).parent / "data" / "gpu"
 
 UPDATE_GOLDEN = os.environ.get("UPDATE_GOLDEN") == "1"
-"""Write the expected expositions instead of comparing; the diff is the review."""
+"""True to write the expected expositions instead of comparing; review the difference."""
 
 SHORT_TIMINGS = Timings(deadline=1.5, start_deadline=10, patience=0.3, first_backoff=0.2, max_backoff=1.0)
-"""A supervisor that does not let a test wait, on a machine that is busy with other tests."""
+"""Short timings of the supervisor, long enough for a busy machine."""
 
 SMALL_MACHINE = """{head}
 models:
@@ -59,24 +59,24 @@ gpus:
   - {{model: small, count: {count}}}
 timeline:
 """
-"""GPUs in a constant state."""
+"""Description of a machine whose GPUs have a constant state."""
 
 MIG_MACHINE = (
     "set: {mig_mode: 1}, "
     "mig: [{gi: 1, profile: 1g.10gb, memory: 1000}, {gi: 2, profile: 1g.10gb, memory: 1000}]"
 )
-"""Timeline of a machine whose GPUs have two MIG instances each."""
+"""Timeline entry that gives each GPU two MIG instances."""
 
 
 @dataclass
 class ReplayResult:
-    """Result of a replay."""
+    """Messages of a replayed child, and the registry of the sidecar after these messages."""
 
     messages: list[dict[str, Any]]
     registry: GpuRegistry = field(default_factory=GpuRegistry)
 
     @property
-    def farewell(self) -> str:
+    def exit_reason(self) -> str:
         return str(self.messages[-1]["reason"])
 
     @property
@@ -84,24 +84,26 @@ class ReplayResult:
         return [message for message in self.messages if message["kind"] == "sample"]
 
     def readings(self, name: str, gpu: int = 0, *labels: str) -> list[Any]:
-        """Return a reading over time, in the passes that read it."""
-        found = []
+        """Return the values of a reading in all passes that read it."""
+        numbers = []
         for message in self.samples:
             for entry in message["gpus"]:
                 if entry["index"] == gpu:
                     rows = [*entry.get("values", {}).get(name, ()), *entry.get("replaced", {}).get(name, ())]
-                    found += [number for names, number in rows if tuple(names) == labels]
-        return found
+                    numbers += [number for names, number in rows if tuple(names) == labels]
+        return numbers
 
     def values(self, name: str, gpu: str | None = None) -> dict[tuple[str, ...], float]:
-        """Samples of a family by label values; for a single GPU, by the labels that differ."""
-        found = values(self.families(), name)
-        return found if gpu is None else {key[2:]: number for key, number in found.items() if key[0] == gpu}
+        """Return the samples of a family by label values; with `gpu`, only of this GPU, by the labels after `gpu` and `uuid`."""
+        samples = values(self.families(), name)
+        return (
+            samples if gpu is None else {key[2:]: number for key, number in samples.items() if key[0] == gpu}
+        )
 
     def families(self, *, reason: str | None = None, **options: Any) -> Collected:
-        """Current families of the sidecar."""
+        """Return the families that the sidecar publishes."""
         if reason is None:
-            reason = "" if self.samples else self.farewell
+            reason = "" if self.samples else self.exit_reason
         return GpuBlock().families(self.registry, reason, dict.fromkeys(RESTART_REASONS, 0), **options)
 
 
@@ -116,44 +118,44 @@ def small_text(*timeline: str, head: str = "", model: str = "", count: int = 2) 
     return SMALL_MACHINE.format(head=head, model=model, count=count) + entries
 
 
-def small_machine(*timeline: str, **more: Any) -> MachineDescription:
-    return machine(small_text(*timeline, **more))
+def small_machine(*timeline: str, **fields: Any) -> MachineDescription:
+    return machine(small_text(*timeline, **fields))
 
 
 class VirtualClock(Clock):
     """Clock that advances only on request; starts at 0."""
 
     def __init__(self) -> None:
-        self._now = self._worked = 0.0
+        self._seconds = self._call_seconds = 0.0
 
     def now(self) -> float:
-        return self._now
+        return self._seconds
 
     def wall(self) -> float:
-        return 1_700_000_000.0 + self._now
+        return 1_700_000_000.0 + self._seconds
 
     def delay(self, seconds: float) -> None:
-        self._now += seconds
+        self._seconds += seconds
 
     def work(self, seconds: float, since: float) -> None:
-        self._worked += seconds
+        self._call_seconds += seconds
 
-    def busy(self) -> float:
-        """Same as `now` for measuring calls, which take the described time."""
-        return self._now + self._worked
+    def now_with_calls(self) -> float:
+        """Return the time, including the described duration of all calls."""
+        return self._seconds + self._call_seconds
 
 
 def simulate(
-    described: dict[str, Any], seconds: float, options: GpuOptions, *, origin: float = 0.0, **start: Any
+    description: dict[str, Any], seconds: float, options: GpuOptions, *, origin: float = 0.0, **start: Any
 ) -> list[dict[str, Any]]:
-    """Return the messages of a child about a machine over a number of seconds, on a simulated clock."""
+    """Return the messages of a child that monitors a described machine for some seconds, on a simulated clock."""
     pynvml = pytest.importorskip("pynvml")
     clock = VirtualClock()
-    install(pynvml, described, clock=clock, origin=origin)
+    install(pynvml, description, clock=clock, origin=origin)
     events = NvmlEvents(NvmlLibrary(pynvml, clock=clock.now), wall=clock.wall)
     messages: list[bytes] = []
     sampler = NvmlSampler(
-        NvmlLibrary(pynvml, clock=clock.busy), events, options, start, progress=lambda _what: None
+        NvmlLibrary(pynvml, clock=clock.now_with_calls), events, options, start, progress=lambda _what: None
     )
 
     def sample() -> None:
@@ -169,25 +171,33 @@ def simulate(
     return [parse(line) for line in messages]
 
 
-def replay(described: MachineDescription | str, seconds: float, **more: Any) -> ReplayResult:
-    """Replay a machine through pynvml on a simulated clock; options of GPUs, or parts of the first message."""
-    if isinstance(described, str):
-        described = load_machine(described)
-    start = {key: more.pop(key) for key in ("visible", "origin") if key in more}
-    played = ReplayResult(simulate(described.plain(), seconds, GpuOptions(**more), **start))
-    for message in played.messages:
+def replay(description: MachineDescription | str, seconds: float, **options: Any) -> ReplayResult:
+    """Replay a machine through pynvml on a simulated clock.
+
+    Args:
+        description: Description or name of the machine.
+        seconds: Duration of the replay.
+        options: Options of the GPU collector, and the keys `visible` and `origin` of the first message.
+    """
+    if isinstance(description, str):
+        description = load_machine(description)
+    start = {key: options.pop(key) for key in ("visible", "origin") if key in options}
+    result = ReplayResult(simulate(description.plain(), seconds, GpuOptions(**options), **start))
+    for message in result.messages:
         if message["kind"] == "machine":
-            played.registry.machine = message
+            result.registry.machine = message
         elif message["kind"] == "sample":
-            played.registry.take_sample(message, 1)
-    return played
+            result.registry.take_sample(message, 1)
+    return result
 
 
 @contextlib.contextmanager
-def running_collector(file: str, *, options: GpuOptions | None = None, **more: Any) -> Iterator[GpuCollector]:
+def running_collector(
+    file: str, *, options: GpuOptions | None = None, **arguments: Any
+) -> Iterator[GpuCollector]:
     """Run a collector over a machine in real time, with ten passes a second."""
-    chosen = options or GpuOptions(period=0.1, retry=0.3)
-    collector = GpuCollector(chosen, **{**replay_arguments(file), "timings": SHORT_TIMINGS, **more})
+    options = options or GpuOptions(period=0.1, retry=0.3)
+    collector = GpuCollector(options, **{**replay_arguments(file), "timings": SHORT_TIMINGS, **arguments})
     collector.start()
     try:
         yield collector
@@ -198,8 +208,8 @@ def running_collector(file: str, *, options: GpuOptions | None = None, **more: A
 
 def replay_arguments(file: str) -> dict[str, Any]:
     """Return the arguments with which a collector replays the machine of a file."""
-    plain = load_file(file, MachineDescription).plain()
-    return {"replay": plain, "command": command_of("exporter.replay.library")}
+    description = load_file(file, MachineDescription).plain()
+    return {"replay": description, "command": command_of("exporter.replay.library")}
 
 
 def write_machine(tmp_path: Path, *timeline: str, head: str = "") -> str:
@@ -213,7 +223,7 @@ LABELS = {spec.name: spec.labels for spec in SPECS}
 
 
 def values(families: Sequence[Metric], name: str) -> dict[tuple[str, ...], float]:
-    """Samples of a family by label values in the order of its specification; empty if absent."""
+    """Return the samples of a family by label values in the order of its specification."""
     return {
         tuple(sample.labels.get(label, "") for label in LABELS[name]): sample.value
         for family in families
@@ -223,18 +233,18 @@ def values(families: Sequence[Metric], name: str) -> dict[tuple[str, ...], float
 
 
 def value(collector: GpuCollector, name: str, *labels: str) -> float | None:
-    """Return the current sample of a collector; labels are compared from the first."""
-    found = values(collector.collect(), name)
-    return next((number for key, number in found.items() if key[: len(labels)] == labels), None)
+    """Return the first sample of a family whose label values start with `labels`; None if absent."""
+    samples = values(collector.collect(), name)
+    return next((number for key, number in samples.items() if key[: len(labels)] == labels), None)
 
 
 def gpus_up(collector: GpuCollector) -> Mapping[str, float]:
     """Return the value of `gpu_up` by GPU index."""
-    return {labels[0]: up for labels, up in values(collector.collect(), "gpu_up").items()}
+    return {labels[0]: is_up for labels, is_up in values(collector.collect(), "gpu_up").items()}
 
 
 def assert_sound(families: Sequence[Metric]) -> None:
-    """Check the invariants of every block."""
+    """Check the invariants of every set of families."""
     names = [family.name for family in families]
     assert len(names) == len(set(names))
     for family in families:

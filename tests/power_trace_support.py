@@ -30,32 +30,32 @@ EPOCH = 1_700_000_000.0
 
 
 class Trace:
-    """NVML readings at a time of the trace."""
+    """Stand-in for pynvml, which returns the power samples of the trace up to a time."""
 
     NVMLError = RuntimeError
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.seconds = 0.0
 
-    def nvmlDeviceGetSamples(self, _handle: object, _kind: int, last: int) -> tuple[int, list[Any]]:  # noqa: N802
+    def nvmlDeviceGetSamples(self, _handle: object, _value_type: int, last: int) -> tuple[int, list[Any]]:  # noqa: N802
         pynvml = pytest.importorskip("pynvml")
-        ring = [sample for sample in TRACE["power_samples_watts"] if sample[0] <= self.now][-119:]
+        ring = [sample for sample in TRACE["power_samples_watts"] if sample[0] <= self.seconds][-119:]
         samples = (pynvml.c_nvmlSample_t * len(ring))()
-        for sample, (at, watts) in zip(samples, ring, strict=True):
-            sample.timeStamp = int((EPOCH + at) * 1e6)
+        for sample, (sample_seconds, watts) in zip(samples, ring, strict=True):
+            sample.timeStamp = int((EPOCH + sample_seconds) * 1e6)
             sample.sampleValue.uiVal = int(watts * 1000)
         return 1, [sample for sample in samples if sample.timeStamp > last]
 
 
 def counter_at(moment: float) -> float:
-    """Energy counter in joules; the trace has a value every half second."""
+    """Return the energy counter in joules, interpolated between the values of the trace (every half second)."""
     points = TRACE["energy_counter_joules"]
     (begin, low), (end, high) = next(pair for pair in itertools.pairwise(points) if moment < pair[1][0])
     return float(low + (high - low) * (moment - begin) / (end - begin))
 
 
 class Card:
-    """The card of the trace, by way of the child's reader, the pipe and the sidecar's registry."""
+    """Card of the trace, with the child's reader, the messages and the registry of the sidecar."""
 
     uuid = "GPU-a"
 
@@ -66,22 +66,22 @@ class Card:
         self._device = NvmlDevice(library, None)
         self._buffers = DriverSamples(self._device, every_seconds, {})
 
-    def read(self, now: float, *, counter: bool) -> None:
-        """Let the child read the samples, and the counter if due."""
-        self.trace.now = self._device.now = now
-        out = PassReadings()
-        self._buffers.read_power(wall=EPOCH + now, readings=out)
+    def read(self, seconds: float, *, counter: bool) -> None:
+        """Read the samples at a time of the trace, and the counter if due, as the child does."""
+        self.trace.seconds = self._device.pass_time = seconds
+        readings = PassReadings()
+        self._buffers.read_power(wall=EPOCH + seconds, readings=readings)
         if counter:
-            out.put(ENERGY, 1000 * counter_at(now))
-        entry = {"index": 0, "uuid": self.uuid, "number": 0, **out.message()}
-        self.registry.take_sample(parse(encode({"kind": "sample", "time": now, "gpus": [entry]})), 1)
+            readings.set_value(ENERGY, 1000 * counter_at(seconds))
+        entry = {"index": 0, "uuid": self.uuid, "number": 0, **readings.message()}
+        self.registry.take_sample(parse(encode({"kind": "sample", "time": seconds, "gpus": [entry]})), 1)
 
 
 # The complete sidecar ------------------------------------------------------------------------------------
 
 BEGIN, END = 0.01, 19.51
 MONOTONIC = 5000.0
-"""The monotonic clock at the trace's begin."""
+"""Time of the monotonic clock at the start of the trace."""
 PHASE_OF = {
     "gemm_400ms": "forward",
     "idle_400ms": "logging",
@@ -93,22 +93,22 @@ PHASE_OF = {
 }
 
 Window = tuple[str, float, float]
-"""Phase with start and end, seconds of the trace."""
+"""Phase with its start and end in seconds of the trace."""
 
 WINDOWS: Sequence[Window] = [(PHASE_OF[name], begin, end) for name, begin, end in TRACE["marks"]]
-"""Phases of the card."""
+"""Phases of the trace, under the names of training phases."""
 
 
 class Node(SidecarNode):
-    """Card, a job that records the phases of the card, and the sidecar; foreign processes can hold the card."""
+    """Node with the card, a job that records the phases, and the sidecar; `strangers` other processes use the card, too."""
 
-    def __init__(self, directory: Path, *, strangers: int = 0, did: Sequence[Window] = WINDOWS) -> None:
+    def __init__(self, directory: Path, *, strangers: int = 0, windows: Sequence[Window] = WINDOWS) -> None:
         self.card, self.strangers = Card(), strangers
         self.job = SimulatedTraining(began=MONOTONIC)
         self.process = make_process(started=EPOCH)
-        ends = [(end, False, phase) for phase, _, end in did]
-        self.marks = sorted([*((begin, True, phase) for phase, begin, _ in did), *ends])
-        self.sequence, self.now = 0, 0.0
+        ends = [(end, False, phase) for phase, _, end in windows]
+        self.edges = sorted([*((begin, True, phase) for phase, begin, _ in windows), *ends])
+        self.sequence, self.seconds = 0, 0.0
         super().__init__(directory)
 
     def readings(self) -> Sequence[EnergyReading]:
@@ -117,45 +117,45 @@ class Node(SidecarNode):
     def gpu_use(self) -> Sequence[GpuProcessUse]:
         return tuple(GpuProcessUse(7 + index, "0", self.card.uuid) for index in range(1 + self.strangers))
 
-    def power(self, after: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
-        return self.card.registry.power_samples(after)
+    def power(self, since_by_uuid: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
+        return self.card.registry.power_samples(since_by_uuid)
 
     def flush(self) -> None:
         """Write the feed of the job, and read it in the sidecar."""
-        while self.marks and self.marks[0][0] <= self.now:
-            at, begins, phase = self.marks.pop(0)
-            if begins:
-                self.job.enter(named_kind(phase, phase=True), MONOTONIC + at)
+        while self.edges and self.edges[0][0] <= self.seconds:
+            edge_seconds, is_start, phase = self.edges.pop(0)
+            if is_start:
+                self.job.enter(named_kind(phase, phase=True), MONOTONIC + edge_seconds)
             else:
-                self.job.leave(MONOTONIC + at)
-        self.job.publish(MONOTONIC + self.now)
+                self.job.leave(MONOTONIC + edge_seconds)
+        self.job.publish(MONOTONIC + self.seconds)
         self.sequence += 1
         snapshot = make_snapshot(self.process, sequence=self.sequence, written=self.clock.wall)
-        received = snapshot.replace(recording=snapshot.recording.replace(training=self.job.reading()))
-        self.sidecar.feed.publish(received, pid=7)
+        snapshot = snapshot.replace(recording=snapshot.recording.replace(training=self.job.reading()))
+        self.sidecar.feed.publish(snapshot, pid=7)
         self.sidecar.collect()
 
     def play(self) -> Page:
-        """Play the trace: samples every 2 s, the counter every 10 s, the feed every second, a division every 5 s."""
+        """Replay the trace with samples every 2 s, the counter every 10 s, a flush every second and an attribution every 5 s."""
         for tenth in range(int(10 * (END - BEGIN)) + 1):
-            self.now = BEGIN + tenth / 10
-            self.clock.wall, self.clock.monotonic = EPOCH + self.now, MONOTONIC + self.now
+            self.seconds = BEGIN + tenth / 10
+            self.clock.wall, self.clock.monotonic = EPOCH + self.seconds, MONOTONIC + self.seconds
             if tenth % 20 == 0:
-                self.card.read(self.now, counter=tenth % 100 == 0)
+                self.card.read(self.seconds, counter=tenth % 100 == 0)
             if tenth % 10 == 3:
                 self.flush()
             if tenth % 50 == 5:
                 self.collect()
-        self.card.read(self.now, counter=True)
+        self.card.read(self.seconds, counter=True)
         self.flush()
         return self.collect()
 
 
-def joules(page: Page, family: str, **wanted: str) -> dict[str, float]:
-    """By phase."""
-    found: dict[str, float] = {}
+def joules(page: Page, family: str, **expected_labels: str) -> dict[str, float]:
+    """Return the joules of a family by phase, summed over the series with these labels."""
+    joules_by_phase: dict[str, float] = {}
     for labels, value in page.all(family).items():
-        named = dict(labels)
-        if wanted.items() <= named.items():
-            found[named["phase"]] = found.get(named["phase"], 0.0) + value
-    return found
+        label_values = dict(labels)
+        if expected_labels.items() <= label_values.items():
+            joules_by_phase[label_values["phase"]] = joules_by_phase.get(label_values["phase"], 0.0) + value
+    return joules_by_phase

@@ -1,4 +1,4 @@
-"""Simulated /proc, for states that real processes cannot be brought to."""
+"""Simulated /proc, for states of processes that a test cannot create for real."""
 
 from __future__ import annotations
 
@@ -109,18 +109,18 @@ class Proc:
 
 
 @dataclass
-class Watch:
-    """Collector of a simulated /proc, with lists for feed and GPUs."""
+class SimulatedJob:
+    """Job on a simulated /proc, with its processes in the feed and on GPUs, and the collector."""
 
     proc: Proc
-    job: list[JobProcess] = field(default_factory=list)
+    processes: list[JobProcess] = field(default_factory=list)
     gpus: list[GpuProcessUse] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         wall, self.proc.wall = self.proc.wall, START - 60.0  # before the processes of the job
         psutil.PROCFS_PATH = str(self.proc.root)  # the fixture of the tests restores the path
         self.collector = ProcessCollector(
-            job=lambda: self.job,
+            job=lambda: self.processes,
             gpu_use=lambda: self.gpus,
             discover_seconds=0.0,
             clock=lambda: self.proc.wall,
@@ -129,20 +129,20 @@ class Watch:
         )
         self.proc.wall = wall
 
-    def records(self, process: FakeProcess, *, rank: int | None = 0) -> JobProcess:
+    def add_recording(self, process: FakeProcess, *, rank: int | None = 0) -> JobProcess:
         """Add a recording process; the first Stat is 10 s after the start."""
         role = "trainer" if rank is not None else "agent"
         identity = make_process(run="r", rank=rank, role=role, started=process.started_at + 10.0)
         own_pid = process.own_pid or process.pid
         job_process = JobProcess(identity.replace(pid=own_pid), alive=True, pid=process.pid)
-        self.job.append(job_process)
+        self.processes.append(job_process)
         return job_process
 
-    def dies(self) -> None:
+    def end_recording(self) -> None:
         """End the first recording process and remove its feed file."""
-        first = self.job[0]
+        first = self.processes[0]
         self.proc.end(first.process.pid)
-        self.job[0] = JobProcess(first.process, alive=False)
+        self.processes[0] = JobProcess(first.process, alive=False)
 
     def collect(self, *, after_seconds: float = 5.0) -> Collected:
         self.proc.advance(after_seconds)

@@ -1,4 +1,4 @@
-"""Real Prometheus (Debian's package) that scrapes the servers of a test."""
+"""Prometheus server (Debian's package) that scrapes the servers of a test."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ needs_prometheus = pytest.mark.skipif(
 fetch, free_port = run_support.fetch, run_support.free_port
 
 
-def ask(url: str, endpoint: str, **parameters: object) -> list[dict[str, Any]]:
-    """Series of a query, with the parameters of the Prometheus API."""
+def query_api(url: str, endpoint: str, **parameters: object) -> list[dict[str, Any]]:
+    """Return the series of a query to the HTTP API of Prometheus."""
     body = urllib.parse.urlencode(parameters).encode()
     try:
         with urllib.request.urlopen(f"{url}/api/v1/{endpoint}", data=body, timeout=30) as response:
@@ -39,14 +39,14 @@ def ask(url: str, endpoint: str, **parameters: object) -> list[dict[str, Any]]:
 
 
 class Prometheus:
-    """Prometheus server with data in a test directory; a context manager.
+    """Context manager of a Prometheus server with its data in a test directory.
 
     Args:
-        directory: Configuration and data.
-        targets: Job name → `host:port`.
+        directory: Directory for configuration and data.
+        targets: Addresses (`host:port`) by job name.
         scrape_seconds: Scrape interval.
         features: Value of `--enable-feature`.
-        more: Remaining configuration, after the last job.
+        extra_config: YAML that is appended to the list of jobs.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Prometheus:
         *,
         scrape_seconds: float = 0.5,
         features: str = "",
-        more: str = "",
+        extra_config: str = "",
     ) -> None:
         directory.mkdir()
         jobs = "".join(
@@ -67,7 +67,7 @@ class Prometheus:
         configuration = (
             f"global: {{scrape_interval: {interval}, scrape_timeout: {interval}}}\nscrape_configs:\n{jobs}"
         )
-        (directory / "prometheus.yml").write_text(configuration + more, encoding="utf-8")
+        (directory / "prometheus.yml").write_text(configuration + extra_config, encoding="utf-8")
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._command = [
@@ -85,23 +85,25 @@ class Prometheus:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.terminate()
         self._process.communicate(timeout=20 * PATIENCE)
 
-    def query(self, expression: str, *, at: float | None = None) -> list[dict[str, Any]]:
-        """An instant query: the series with their `metric` and `value`."""
-        return ask(self.url, "query", query=expression, **({} if at is None else {"time": at}))
+    def query(self, expression: str, *, time_seconds: float | None = None) -> list[dict[str, Any]]:
+        """Return the series of an instant query, with `metric` and `value`."""
+        return query_api(
+            self.url, "query", query=expression, **({} if time_seconds is None else {"time": time_seconds})
+        )
 
-    def value(self, expression: str, *, at: float | None = None) -> float | None:
-        """Value of an instant query with at most one series; None without a series."""
-        found = self.query(expression, at=at)
-        assert len(found) <= 1, f"{expression}: {found}"
-        return float(found[0]["value"][1]) if found else None
+    def value(self, expression: str, *, time_seconds: float | None = None) -> float | None:
+        """Return the value of an instant query with at most one series; None without a series."""
+        series = self.query(expression, time_seconds=time_seconds)
+        assert len(series) <= 1, f"{expression}: {series}"
+        return float(series[0]["value"][1]) if series else None
 
     def range(self, expression: str, start: float, end: float, step: float = 0.25) -> dict[float, float]:
-        """Points of the only series of a range query; a gap has no points."""
-        found = ask(self.url, "query_range", query=expression, start=start, end=end, step=step)
-        assert len(found) <= 1, f"{expression}: {[series['metric'] for series in found]}"
-        return {float(at): float(value) for series in found for at, value in series["values"]}
+        """Return the points of a range query with at most one series; a gap has no points."""
+        results = query_api(self.url, "query_range", query=expression, start=start, end=end, step=step)
+        assert len(results) <= 1, f"{expression}: {[series['metric'] for series in results]}"
+        return {float(moment): float(value) for series in results for moment, value in series["values"]}

@@ -1,4 +1,4 @@
-"""Rules of deploy/prometheus: parsed expressions, and the expectations of their promtool tests."""
+"""Rules of deploy/prometheus: parsed expressions, and expected annotations of the promtool tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SELECTOR = re.compile(
 
 @dataclass(frozen=True)
 class Selector:
-    """Name in an expression with its matchers and their labels."""
+    """Selector of an expression: name, matchers and the labels of the matchers."""
 
     name: str
     matchers: str
@@ -50,7 +50,7 @@ class Selector:
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule with its file."""
+    """Alerting or recording rule, and the name of its file."""
 
     file: str
     name: str
@@ -85,15 +85,15 @@ def thresholds() -> list[Rule]:
 
 def selectors(expression: str) -> Iterator[Selector]:
     """Yield every selector of an expression."""
-    for found in SELECTOR.finditer(LABEL_LISTS.sub(" ", expression)):
-        if found["name"] and not found["function"] and found["name"] not in KEYWORDS:
-            matchers = found["matchers"] or ""
+    for match in SELECTOR.finditer(LABEL_LISTS.sub(" ", expression)):
+        if match["name"] and not match["function"] and match["name"] not in KEYWORDS:
+            matchers = match["matchers"] or ""
             labels = frozenset(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
-            yield Selector(found["name"], matchers, labels)
+            yield Selector(match["name"], matchers, labels)
 
 
-def labels_grouped(expression: str) -> set[str]:
-    """Labels in `by (…)`, `on (…)` and their like, wherever they stand."""
+def aggregation_labels(expression: str) -> set[str]:
+    """Return the labels in `by (…)`, `on (…)` and similar clauses of an expression."""
     return {label.strip() for labels in LABEL_LISTS.findall(expression) for label in labels.split(",")} - {""}
 
 
@@ -125,8 +125,8 @@ def labels_by_name() -> dict[str, frozenset[str]]:
     names = {"up": frozenset[str]()}
     specs = [
         (spec.name, spec.type in {"histogram", "summary"}, frozenset(spec.labels))
-        for listed in load_script(ROOT / "docs/generate_metrics.py").specs_by_module().values()
-        for spec in listed
+        for specs_of_module in load_script(ROOT / "docs/generate_metrics.py").specs_by_module().values()
+        for spec in specs_of_module
     ]
     for name, distribution, labels in specs:
         if distribution:
@@ -140,10 +140,10 @@ def labels_by_name() -> dict[str, frozenset[str]]:
         if not ready:
             raise KeyError(f"{waiting[0].name} reads a series that does not exist")
         for rule in ready:
-            made = labels_grouped(rule.expr).union(
+            labels_of_rule = aggregation_labels(rule.expr).union(
                 *(names[selector.name] for selector in selectors(rule.expr))
             )
-            names[rule.name] = frozenset(made)
+            names[rule.name] = frozenset(labels_of_rule)
             waiting.remove(rule)
     return names
 
@@ -173,43 +173,45 @@ def fill_annotations(path: Path) -> None:
         if not re.match(r" *exp_annotations:| {14,}\w+: \"", line)
     ]
     path.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    formatted = promtool("test", "rules", path)
+    completed = promtool("test", "rules", path)
     annotations: dict[tuple[str, str, frozenset[tuple[str, str]]], list[tuple[str, str]]] = {}
-    for failure in re.split(r"\n(?= +name: )", formatted.stdout + formatted.stderr):
-        where = re.search(r"name: (.*),\n\s*alertname: (\w+), time: (\w+)", failure)
-        if where is None:
+    for failure in re.split(r"\n(?= +name: )", completed.stdout + completed.stderr):
+        failure_match = re.search(r"name: (.*),\n\s*alertname: (\w+), time: (\w+)", failure)
+        if failure_match is None:
             continue
-        for found in ACTUAL_ALERT.finditer(failure.partition("got:[")[2]):
-            key = frozenset(pair for pair in PAIR.findall(found["labels"]) if pair[0] != "alertname")
-            annotations[where[1] + where[2], where[3], key] = PAIR.findall(found["annotations"])
-    filled = []
+        for match in ACTUAL_ALERT.finditer(failure.partition("got:[")[2]):
+            key = frozenset(pair for pair in PAIR.findall(match["labels"]) if pair[0] != "alertname")
+            annotations[failure_match[1] + failure_match[2], failure_match[3], key] = PAIR.findall(
+                match["annotations"]
+            )
+    output_lines = []
     name = alert = time = ""
     for line in lines:
-        filled.append(line)
-        if match := re.match(r" *name: (.*)", line):
-            name = match[1]
-        elif timed := re.match(r" *- eval_time: (\w+)", line):
-            time = duration(timed[1])
-        elif called := re.match(r" *alertname: (\w+)", line):
-            alert = called[1]
-        elif expected := EXPECTED.match(line):
-            labels = yaml.safe_load(expected["labels"])
+        output_lines.append(line)
+        if name_match := re.match(r" *name: (.*)", line):
+            name = name_match[1]
+        elif time_match := re.match(r" *- eval_time: (\w+)", line):
+            time = duration(time_match[1])
+        elif alert_match := re.match(r" *alertname: (\w+)", line):
+            alert = alert_match[1]
+        elif expected_match := EXPECTED.match(line):
+            labels = yaml.safe_load(expected_match["labels"])
             key = frozenset((label, str(value)) for label, value in labels.items())
-            inner = expected["indent"] + "  "
-            filled.append(f"{inner}exp_annotations:")
-            filled += [
+            inner = expected_match["indent"] + "  "
+            output_lines.append(f"{inner}exp_annotations:")
+            output_lines += [
                 f'{inner}  {label}: "{text}"'
                 for label, text in annotations.get((name + alert, time, key), [])
             ]
-    path.write_text("\n".join([*filled, ""]), encoding="utf-8")
+    path.write_text("\n".join([*output_lines, ""]), encoding="utf-8")
 
 
 def duration(text: str) -> str:
     """Format a duration as Prometheus does: 90m is 1h30m."""
     units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-    left = sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
+    remaining_seconds = sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
     formatted = ""
     for unit, seconds in units.items():
-        number, left = divmod(left, seconds)
+        number, remaining_seconds = divmod(remaining_seconds, seconds)
         formatted += f"{number}{unit}" if number else ""
     return formatted

@@ -39,7 +39,7 @@ class Sidecar:
     def log(self) -> str:
         return self.log_file.read_text()
 
-    def ask(self, path: str, method: str = "GET") -> tuple[int, str]:
+    def request(self, path: str, method: str = "GET") -> tuple[int, str]:
         """Request a path and return the status and the body of the response."""
         connection = http.client.HTTPConnection(self.address, timeout=10 * PATIENCE)
         with contextlib.closing(connection):
@@ -49,7 +49,7 @@ class Sidecar:
 
     @property
     def page(self) -> str:
-        return self.ask("/metrics")[1]
+        return self.request("/metrics")[1]
 
     def sample(self, series: str) -> float | None:
         """Value of a series as printed on the page; None if absent."""
@@ -98,7 +98,7 @@ def sidecar(
         assert match is not None, running.log
         running.address = match[1]
         if ready:
-            wait_until(lambda: running.ask("/-/ready")[0] == 200)
+            wait_until(lambda: running.request("/-/ready")[0] == 200)
         yield running
     finally:
         if process.poll() is None:

@@ -1,4 +1,4 @@
-"""Views of the status page, made from rows of samples."""
+"""Status pages and findings computed from rows of samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from exporter.status.readings import Readings
 from exporter.status.view import ExporterInfo, View, build_view
 
 NOW = 10_000.0
-VOID = {"meta", "link", "path", "rect"}
+VOID_ELEMENTS = {"meta", "link", "path", "rect"}
 Rows = dict[str, list[tuple[dict[str, str], float | Distribution]]]
 
 
@@ -44,11 +44,11 @@ JOB: Rows = {
     "training_productive_seconds_total": run_sample(900.0),
     "training_badput_seconds_total": run_sample(60.0, cause="data_stall"),
 }
-"""A run of two ranks."""
+"""Families of a run with two ranks."""
 
 
 class Document(HTMLParser):
-    """Tags, attributes and text of a page; unbalanced elements fail the test."""
+    """Parsed page, with its tags, attributes and text; unbalanced elements fail the test."""
 
     def __init__(self, page: bytes) -> None:
         super().__init__()
@@ -66,11 +66,11 @@ class Document(HTMLParser):
         self.tags.append(tag)
         self.names += [name for name, _ in attrs]
         self.links += [value or "" for name, value in attrs if name in {"href", "src", "action"}]
-        if tag not in VOID:
+        if tag not in VOID_ELEMENTS:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
+        if tag not in VOID_ELEMENTS:
             assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
@@ -78,7 +78,7 @@ class Document(HTMLParser):
             self.text.append(data)
 
     @property
-    def words(self) -> str:
+    def visible_text(self) -> str:
         return " ".join(" ".join(self.text).split())
 
 
@@ -95,7 +95,7 @@ def families_of(rows: Rows) -> list[Metric]:
 
 
 def history_of(ticks: int, rows: Callable[[int], Rows], every: float = 5.0) -> History:
-    """Return a history with a point for each tick; the last point is as old as `every`."""
+    """Return a history with a point for each tick; the last point is `every` seconds old."""
     times = iter(NOW - every * (ticks - tick) for tick in range(ticks))
     history = History(interval_seconds=5, clock=lambda: next(times))
     for tick in range(ticks):
@@ -135,7 +135,7 @@ def concerns_of(
     onsets: Onsets | None = None,
     **changes: Any,
 ) -> list[Concern]:
-    """Return what needs attention."""
+    """Return the concerns that a page shows."""
     status_view = build_view(
         server_facts(**changes), Readings(families_of(rows)), past or History(), collectors
     )
@@ -145,5 +145,5 @@ def concerns_of(
 def concern_texts(
     rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any
 ) -> list[str]:
-    """Return what needs attention, as sentences."""
+    """Return the sentences of the concerns that a page shows."""
     return [concern.text for concern in concerns_of(rows, *collectors, past=past, **changes)]

@@ -1,7 +1,7 @@
 """From `Stat.add` to a gap in Prometheus: real ranks, the real sidecar, the real Prometheus.
 
 Ranks are added, paused, stopped, killed and restarted, the sidecar is killed and restarted, and every number and
-every gap is compared with the log of samples that each rank keeps.
+every gap is compared with the log of samples that each rank writes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import sys, threading, time
 from exporter import Stat
 loss = Stat("train.loss", ["mean", "max", "p95"], window_seconds=1.0, unit="ratio")
 step = Stat("train.step", ["mean", "histogram"], window_seconds=1.0, unit="seconds", buckets=[0.05, 0.5])
-diary = open(sys.argv[1], "a", buffering=1)
+sample_log = open(sys.argv[1], "a", buffering=1)
 working, count = True, 0
 def listen():
     global working
@@ -44,7 +44,7 @@ while True:
         count += 1
         loss.add(0.25)
         step.add(0.01 if count % 2 else 0.1)
-        diary.write(f"{time.time()}\\n")
+        sample_log.write(f"{time.time()}\\n")
     time.sleep(0.02)
 """
 
@@ -59,8 +59,8 @@ class Rank:
     lives: list[Path] = field(default_factory=list)
 
     def start(self) -> float:
-        diary = self.directory / f"rank{self.number}-{len(self.lives)}"
-        self.lives.append(diary)
+        sample_log = self.directory / f"rank{self.number}-{len(self.lives)}"
+        self.lives.append(sample_log)
         environment = os.environ | {
             "EXPORTER_FEED_DIR": str(self.directory / "feed"),
             "EXPORTER_FLUSH_SECONDS": str(FLUSH_SECONDS),
@@ -68,15 +68,15 @@ class Rank:
             "RANK": str(self.number),
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RANK, str(diary)], env=environment, stdin=subprocess.PIPE, text=True
+            [sys.executable, "-c", RANK, str(sample_log)], env=environment, stdin=subprocess.PIPE, text=True
         )
         self.ends.callback(self.process.communicate)
         self.ends.callback(self.process.kill)
-        wait_until(lambda: diary.exists() and diary.stat().st_size, 15)
+        wait_until(lambda: sample_log.exists() and sample_log.stat().st_size, 15)
         return self.recorded()[0]
 
-    def tell(self, word: str) -> float:
-        print(word, file=self.process.stdin, flush=True)
+    def command(self, line: str) -> float:
+        print(line, file=self.process.stdin, flush=True)
         return time.time()
 
     def send(self, number: signal.Signals) -> float:
@@ -113,12 +113,12 @@ class Sidecar:
 
 @dataclass
 class Stage:
-    """All processes, and the times of events (Unix time)."""
+    """Processes of the scenario, and the Unix times of its events."""
 
     ranks: list[Rank]
     sidecar: Sidecar
     prometheus: Prometheus
-    at: dict[str, float] = field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -140,43 +140,45 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 def play(stage: Stage) -> None:
-    """Run all events of the scenario."""
-    zero, one, two = stage.ranks
-    at = stage.at
-    at["begin"] = zero.start()
-    one.start()
+    """Execute the events of the scenario."""
+    paused_rank, killed_rank, late_rank = stage.ranks
+    times = stage.times
+    times["begin"] = paused_rank.start()
+    killed_rank.start()
     time.sleep(6)
-    at["pause"] = zero.tell("pause")
-    at["kill"] = one.send(signal.SIGKILL)
+    times["pause"] = paused_rank.command("pause")
+    times["kill"] = killed_rank.send(signal.SIGKILL)
     time.sleep(4)
-    at["restart"] = one.start()
+    times["restart"] = killed_rank.start()
     time.sleep(1)
-    at["resume"] = zero.tell("work")
-    at["join"] = two.start()
+    times["resume"] = paused_rank.command("work")
+    times["join"] = late_rank.start()
     time.sleep(4)
-    at["stop"] = two.send(signal.SIGSTOP)
+    times["stop"] = late_rank.send(signal.SIGSTOP)
     time.sleep(STALE_SECONDS + 4)
-    at["continue"] = two.send(signal.SIGCONT)
-    at["sidecar killed"] = stage.sidecar.end(signal.SIGKILL)
+    times["continue"] = late_rank.send(signal.SIGCONT)
+    times["sidecar killed"] = stage.sidecar.end(signal.SIGKILL)
     stage.sidecar.start()
-    at["sidecar back"] = time.time()
+    times["sidecar back"] = time.time()
     time.sleep(4)
-    at["leave"] = two.send(signal.SIGKILL)
+    times["leave"] = late_rank.send(signal.SIGKILL)
     time.sleep(LINGER_SECONDS + 3)
-    zero.tell("pause")
-    one.tell("pause")
+    paused_rank.command("pause")
+    killed_rank.command("pause")
     time.sleep(3)
-    at["end"] = time.time()
+    times["end"] = time.time()
 
 
 def has_points(points: dict[float, float], start: float, end: float) -> bool:
-    """Whether a series is drawn all through a span of time."""
-    inside = [moment for moment in points if start <= moment <= end]
-    return len(inside) >= 0.8 * (end - start) / 0.25 - 2  # a busy machine misses a scrape now and then
+    """Return True if a series has points throughout a time range."""
+    points_in_range = [moment for moment in points if start <= moment <= end]
+    return (
+        len(points_in_range) >= 0.8 * (end - start) / 0.25 - 2
+    )  # on a busy machine, some scrapes are missed
 
 
 def is_gap(points: dict[float, float], start: float, end: float) -> bool:
-    """True if no sample is drawn in a time range."""
+    """Return True if a series has no points in a time range."""
     return end > start and not [moment for moment in points if start <= moment <= end]
 
 
@@ -189,99 +191,107 @@ COUNT = "train_loss_ratio_count"
 
 def points_of(stage: Stage, family: str, rank: int) -> dict[float, float]:
     expression = f'{family}{{run="trial",rank="{rank}"}}'
-    return stage.prometheus.range(expression, stage.at["begin"], stage.at["end"])
+    return stage.prometheus.range(expression, stage.times["begin"], stage.times["end"])
 
 
 def test_window_values_match_the_recorded_values(stage: Stage) -> None:
     points = points_of(stage, MEAN, 0)
-    counts = [value for moment, value in points_of(stage, SAMPLES, 0).items() if moment < stage.at["pause"]]
+    counts = [
+        value for moment, value in points_of(stage, SAMPLES, 0).items() if moment < stage.times["pause"]
+    ]
 
     assert set(points.values()) == {0.25}
-    assert has_points(points, stage.at["begin"] + 2 * WINDOW_SECONDS + 2 * SLACK_SECONDS, stage.at["pause"])
-    times = [moment for moment in stage.ranks[0].recorded() if moment < stage.at["pause"]]
+    assert has_points(
+        points, stage.times["begin"] + 2 * WINDOW_SECONDS + 2 * SLACK_SECONDS, stage.times["pause"]
+    )
+    times = [moment for moment in stage.ranks[0].recorded() if moment < stage.times["pause"]]
     busiest = max(counts)
-    # At most 50 a second, and a late window has more.
-    assert 0.5 * len(times) / (stage.at["pause"] - stage.at["begin"]) < busiest <= 75
+    # A window has at most 50 samples, and more if it was closed late.
+    assert 0.5 * len(times) / (stage.times["pause"] - stage.times["begin"]) < busiest <= 75
 
 
 def test_a_rank_that_stops_adding_has_a_gap_and_keeps_its_totals(stage: Stage) -> None:
-    begins = stage.at["pause"] + 2 * WINDOW_SECONDS + SLACK_SECONDS
-    ends = stage.at["resume"]
+    begins = stage.times["pause"] + 2 * WINDOW_SECONDS + SLACK_SECONDS
+    ends = stage.times["resume"]
     points, samples, totals = (points_of(stage, family, 0) for family in (MEAN, SAMPLES, COUNT))
 
     assert is_gap(points, begins, ends)
     assert has_points(samples, begins, ends)
     assert {value for moment, value in samples.items() if begins <= moment <= ends} == {0.0}
     assert has_points(totals, begins, ends)
-    assert has_points(points, ends + 2 * WINDOW_SECONDS + SLACK_SECONDS, stage.at["stop"])
-    assert stage.prometheus.value(f'absent({MEAN}{{rank="0"}})', at=ends - 0.1) == 1
+    assert has_points(points, ends + 2 * WINDOW_SECONDS + SLACK_SECONDS, stage.times["stop"])
+    assert stage.prometheus.value(f'absent({MEAN}{{rank="0"}})', time_seconds=ends - 0.1) == 1
 
 
 def test_window_gauges_of_a_killed_rank_end_within_two_flushes_and_totals_linger(
     stage: Stage,
 ) -> None:
-    gone = stage.at["kill"] + 2 * FLUSH_SECONDS + SCRAPE_SECONDS + 0.5
+    gap_start = stage.times["kill"] + 2 * FLUSH_SECONDS + SCRAPE_SECONDS + 0.5
     points, samples, totals = (points_of(stage, family, 1) for family in (MEAN, SAMPLES, COUNT))
 
-    assert is_gap(points, gone, stage.at["restart"])
-    assert is_gap(samples, gone, stage.at["restart"])
-    assert has_points(totals, gone, stage.at["restart"])
+    assert is_gap(points, gap_start, stage.times["restart"])
+    assert is_gap(samples, gap_start, stage.times["restart"])
+    assert has_points(totals, gap_start, stage.times["restart"])
 
 
 def test_the_totals_of_a_killed_rank_end_after_the_linger_time(stage: Stage) -> None:
     totals = points_of(stage, COUNT, 2)
 
-    assert has_points(totals, stage.at["leave"], stage.at["leave"] + LINGER_SECONDS - SLACK_SECONDS)
-    assert is_gap(totals, stage.at["leave"] + LINGER_SECONDS + SLACK_SECONDS, stage.at["end"])
+    assert has_points(totals, stage.times["leave"], stage.times["leave"] + LINGER_SECONDS - SLACK_SECONDS)
+    assert is_gap(totals, stage.times["leave"] + LINGER_SECONDS + SLACK_SECONDS, stage.times["end"])
 
 
 def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(stage: Stage) -> None:
     rank = stage.ranks[1]
     first, second = rank.recorded(0), rank.recorded(1)
-    lost = len([moment for moment in first if moment > stage.at["kill"] - FLUSH_SECONDS - 0.3])
+    lost_samples = len([moment for moment in first if moment > stage.times["kill"] - FLUSH_SECONDS - 0.3])
 
-    total = stage.prometheus.value(f'{COUNT}{{rank="1"}}', at=stage.at["end"])
-    over_restart = stage.prometheus.value(f'increase({COUNT}{{rank="1"}}[15s])', at=stage.at["restart"] + 3)
+    total = stage.prometheus.value(f'{COUNT}{{rank="1"}}', time_seconds=stage.times["end"])
+    over_restart = stage.prometheus.value(
+        f'increase({COUNT}{{rank="1"}}[15s])', time_seconds=stage.times["restart"] + 3
+    )
 
     assert total is not None
     assert over_restart is not None
-    assert len(first) + len(second) - lost <= total <= len(first) + len(second)
+    assert len(first) + len(second) - lost_samples <= total <= len(first) + len(second)
     assert over_restart < 15 * 50 * 1.2  # a restarted counter would be counted twice
-    assert stage.prometheus.value(f'resets({COUNT}{{rank="1"}}[2m])', at=stage.at["end"]) == 0
+    assert stage.prometheus.value(f'resets({COUNT}{{rank="1"}}[2m])', time_seconds=stage.times["end"]) == 0
 
 
 def test_totals_of_a_rank_without_restarts_are_exact(stage: Stage) -> None:
-    recorded = len(stage.ranks[0].recorded())
+    sample_count = len(stage.ranks[0].recorded())
 
     def at_the_end(expression: str) -> float | None:
-        return stage.prometheus.value(expression, at=stage.at["end"])
+        return stage.prometheus.value(expression, time_seconds=stage.times["end"])
 
-    assert at_the_end(f'{COUNT}{{rank="0"}}') == recorded
-    assert at_the_end('train_loss_ratio_sum{rank="0"}') == pytest.approx(0.25 * recorded)
-    assert at_the_end('train_step_seconds_bucket{rank="0",le="0.05"}') == (recorded + 1) // 2
-    assert at_the_end('train_step_seconds_bucket{rank="0",le="+Inf"}') == recorded
+    assert at_the_end(f'{COUNT}{{rank="0"}}') == sample_count
+    assert at_the_end('train_loss_ratio_sum{rank="0"}') == pytest.approx(0.25 * sample_count)
+    assert at_the_end('train_step_seconds_bucket{rank="0",le="0.05"}') == (sample_count + 1) // 2
+    assert at_the_end('train_step_seconds_bucket{rank="0",le="+Inf"}') == sample_count
 
 
 def test_a_stopped_process_loses_its_window_gauges_and_shows_its_age(stage: Stage) -> None:
-    stale = stage.at["stop"] + STALE_SECONDS + FLUSH_SECONDS + SLACK_SECONDS
+    stale = stage.times["stop"] + STALE_SECONDS + FLUSH_SECONDS + SLACK_SECONDS
     points, totals = points_of(stage, MEAN, 2), points_of(stage, COUNT, 2)
-    updated = 'training_feed_last_update_timestamp_seconds{rank="2"}'
-    age = stage.prometheus.value(f"time() - {updated}", at=stage.at["continue"] - 0.5)
+    update_time = 'training_feed_last_update_timestamp_seconds{rank="2"}'
+    age = stage.prometheus.value(f"time() - {update_time}", time_seconds=stage.times["continue"] - 0.5)
 
-    assert is_gap(points, stale, stage.at["continue"])
-    assert has_points(totals, stale, stage.at["continue"])
+    assert is_gap(points, stale, stage.times["continue"])
+    assert has_points(totals, stale, stage.times["continue"])
     assert age is not None
-    assert age == pytest.approx(stage.at["continue"] - 0.5 - stage.at["stop"], abs=2.0)
+    assert age == pytest.approx(stage.times["continue"] - 0.5 - stage.times["stop"], abs=2.0)
 
 
 def test_a_killed_sidecar_is_a_gap_and_no_counter_decreases(stage: Stage) -> None:
-    down = (stage.at["sidecar killed"] + SCRAPE_SECONDS, stage.at["sidecar back"] - 0.1)
-    up = stage.prometheus.range('up{job="exporter"}', stage.at["begin"], stage.at["end"])
+    outage = (stage.times["sidecar killed"] + SCRAPE_SECONDS, stage.times["sidecar back"] - 0.1)
+    up_values = stage.prometheus.range('up{job="exporter"}', stage.times["begin"], stage.times["end"])
 
-    before = [value for moment, value in up.items() if moment < stage.at["sidecar killed"] - 0.5]
-    assert sum(before) > 0.8 * len(before)  # on a busy machine, a scrape can exceed its timeout
-    assert up[max(up)] == 1.0
-    if down[1] > down[0]:
-        assert is_gap(points_of(stage, MEAN, 0), *down)
+    values_before = [
+        value for moment, value in up_values.items() if moment < stage.times["sidecar killed"] - 0.5
+    ]
+    assert sum(values_before) > 0.8 * len(values_before)  # on a busy machine, a scrape can exceed its timeout
+    assert up_values[max(up_values)] == 1.0
+    if outage[1] > outage[0]:
+        assert is_gap(points_of(stage, MEAN, 0), *outage)
     for family in (COUNT, "train_step_seconds_count"):
-        assert stage.prometheus.query(f"resets({family}[2m]) > 0", at=stage.at["end"]) == []
+        assert stage.prometheus.query(f"resets({family}[2m]) > 0", time_seconds=stage.times["end"]) == []

@@ -48,10 +48,10 @@ def test_every_row_of_the_torchelastic_guide_names_an_existing_test() -> None:
 
 
 def test_every_family_of_the_guide_exists_and_every_agent_family_is_in_it() -> None:
-    named = set(re.findall(r"\btraining_(?:elastic|torch)_\w+", ELASTIC))
-    known = set(TRAINING_FAMILIES) | {
+    documented_families = set(re.findall(r"\btraining_(?:elastic|torch)_\w+", ELASTIC))
+    families = set(TRAINING_FAMILIES) | {
         f"{name}_{part}" for name in TRAINING_FAMILIES for part in ("sum", "count")
     }
 
-    assert named <= known
-    assert {name for name in TRAINING_FAMILIES if name.startswith("training_elastic_")} <= named
+    assert documented_families <= families
+    assert {name for name in TRAINING_FAMILIES if name.startswith("training_elastic_")} <= documented_families

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import places
-from bridges_support import wanted
+from bridges_support import needs
 from elastic_support import child, page_of
 
 from exporter.one_logger import StandardTrainingJobSpanName
@@ -15,21 +15,21 @@ DOCUMENT = (places.PROJECT / "docs" / "migrating.md").read_text(encoding="utf-8"
 ROWS = re.findall(r"^\| (.*) \| `(.*?)` \|(.*)\|$", DOCUMENT, flags=re.MULTILINE)
 
 
-@wanted("torch")
+@needs("torch")
 def test_every_line_of_the_migration_tables_runs_with_the_stated_result(tmp_path: Path) -> None:
     (preamble,) = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     program = "\n".join([preamble, *(line for _, line, _ in ROWS), "exporter.flush(timeout_seconds=10)"])
     completed = child(tmp_path / "feed", program)
 
     records = (tmp_path / "telemetry.jsonl").read_text(encoding="ascii")
-    found = "\n".join([completed.stdout, records, page_of(tmp_path / "feed")])
+    output = "\n".join([completed.stdout, records, page_of(tmp_path / "feed")])
     missing = {
         (feature, name)
         for feature, _, outcome in ROWS
         for name in re.findall("`(.*?)`", outcome)
-        if name not in found
+        if name not in output
     }
-    assert missing == set(), found
+    assert missing == set(), output
     assert completed.stderr == ""
 
 

@@ -17,17 +17,17 @@ README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def program(word: str) -> str:
+def program(phrase: str) -> str:
     """Return the only program of the README that contains this word."""
-    found = [program for program in PROGRAMS if word in program]
-    assert len(found) == 1
-    return found[0]
+    matches = [program for program in PROGRAMS if phrase in program]
+    assert len(matches) == 1
+    return matches[0]
 
 
 def test_every_program_of_the_readme_is_run_by_a_test() -> None:
-    words = ("optimizer.step()", "from exporter import Stat")
+    phrases = ("optimizer.step()", "from exporter import Stat")
 
-    assert sorted(PROGRAMS) == sorted(program(word) for word in words)
+    assert sorted(PROGRAMS) == sorted(program(phrase) for phrase in phrases)
 
 
 def test_the_plain_loop_is_the_tested_example() -> None:
@@ -35,10 +35,10 @@ def test_the_plain_loop_is_the_tested_example() -> None:
 
 
 def test_the_statistics_are_recorded(tmp_path: Path) -> None:
-    received = job(tmp_path, program("from exporter import Stat"))
+    result = job(tmp_path, program("from exporter import Stat"))
 
-    assert received.value("train_reward_count") == 600
-    assert received.value("training_events_total", type="rollout.done") == 1
+    assert result.value("train_reward_count") == 600
+    assert result.value("training_events_total", type="rollout.done") == 1
 
 
 ELSEWHERE = """
@@ -89,7 +89,7 @@ def test_links_of_a_document_resolve(path: str) -> None:
     targets = [(document.parent / name if name else document, anchor) for name, anchor in links]
 
     assert [str(target) for target, _ in targets if not target.exists()] == []
-    assert [found for found in targets if found[1] and found[1] not in anchors(found[0])] == []
+    assert [matches for matches in targets if matches[1] and matches[1] not in anchors(matches[0])] == []
 
 
 def test_make_targets_and_benchmarks_of_the_readme_exist() -> None:

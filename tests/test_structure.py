@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"*"},  # except for the simulated job, a training process: the public API alone
     "__main__": {"cli"},
 }
-"""Folder or file of the package → allowed imports of the package. ARCHITECTURE.md has the same table."""
+"""Allowed imports of the package, by folder or file of the package; ARCHITECTURE.md has the same table."""
 
 THIRD_PARTY: dict[str, set[str]] = {
     "bridges": {"exporter_auto", "torch"},
@@ -76,7 +76,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "web": {"h11", "bcrypt", "prometheus_client"},
     "cli": {"opentelemetry", "prometheus_client", "psutil"},
 }
-"""Folder or file → allowed imports of third-party packages."""
+"""Allowed imports of third-party packages, by folder or file of the package."""
 
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -87,17 +87,17 @@ def stage_of(path: Path) -> str:
 
 
 def imports_of(path: Path) -> set[str]:
-    """Every module that a file imports, function bodies included, type-only blocks too."""
-    found: set[str] = set()
+    """Return the modules that a file imports, including imports in functions and type-checking blocks."""
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            modules.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.add(node.module or "")
+            modules.add(node.module or "")
             if node.module == "exporter":
-                found.update(f"exporter.{alias.name}" for alias in node.names)
-    return found
+                modules.update(f"exporter.{alias.name}" for alias in node.names)
+    return modules
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -107,12 +107,12 @@ def test_imports_run_one_way(path: Path) -> None:
     allowed = MAY_IMPORT[stage]
     for module in imports_of(path):
         if module.split(".")[0] == "exporter" and module != "exporter":
-            inside = module.removeprefix("exporter.")
-            own = inside.split(".")[0] == stage and stage != ""
-            listed = "*" in allowed or any(
-                inside == stage or inside.startswith(f"{stage}.") for stage in allowed
+            name = module.removeprefix("exporter.")
+            is_own = name.split(".")[0] == stage and stage != ""
+            is_allowed = "*" in allowed or any(
+                name == stage or name.startswith(f"{stage}.") for stage in allowed
             )
-            assert own or listed, f"{stage or 'exporter'} imports {inside}"
+            assert is_own or is_allowed, f"{stage or 'exporter'} imports {name}"
         elif module.split(".")[0] not in sys.stdlib_module_names and module not in {
             "",
             "exporter",
@@ -124,18 +124,18 @@ def test_imports_run_one_way(path: Path) -> None:
 
 
 def graph_of_files() -> dict[str, set[str]]:
-    """Module → imported modules of the package, including function bodies and type-checking blocks."""
+    """Return the modules of the package that each module imports, including functions and type-checking blocks."""
     modules = {".".join(("exporter", *module_parts(path))): path for path in FILES}
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():
-        found = {module for module in imports_of(path) if module in modules}
+        imports = {module for module in imports_of(path) if module in modules}
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
-                parts = {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys()
-                found |= parts
-                if len(parts) == len(node.names):  # submodules only: nothing of the package itself
-                    found.discard(node.module or "")
-        graph[module] = found - {module, "exporter"}
+                submodules = {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys()
+                imports |= submodules
+                if len(submodules) == len(node.names):  # only submodules, and nothing of the package itself
+                    imports.discard(node.module or "")
+        graph[module] = imports - {module, "exporter"}
     return graph
 
 
@@ -145,22 +145,22 @@ def module_parts(path: Path) -> tuple[str, ...]:
 
 
 def cycles_of(graph: dict[str, set[str]]) -> list[str]:
-    """Nodes of cycles: the rest after the repeated removal of all nodes without imports or importers."""
-    left = {node: set(found) for node, found in graph.items()}
+    """Return the nodes of cycles, by repeatedly removing all nodes without imports or without importers."""
+    remaining = {node: set(imports) for node, imports in graph.items()}
     while True:
-        imported = {module for found in left.values() for module in found}
-        ends = {node for node, found in left.items() if not found or node not in imported}
+        targets = {module for imports in remaining.values() for module in imports}
+        ends = {node for node, imports in remaining.items() if not imports or node not in targets}
         if not ends:
-            return sorted(left)
-        left = {node: found - ends for node, found in left.items() if node not in ends}
+            return sorted(remaining)
+        remaining = {node: imports - ends for node, imports in remaining.items() if node not in ends}
 
 
 def test_no_file_and_no_folder_is_part_of_an_import_cycle() -> None:
     files = graph_of_files()
     folders: dict[str, set[str]] = {}
-    for module, found in files.items():
+    for module, imports in files.items():
         stage = module.split(".")[1] if "." in module else ""
-        folders.setdefault(stage, set()).update({path.split(".")[1] for path in found} - {stage})
+        folders.setdefault(stage, set()).update({path.split(".")[1] for path in imports} - {stage})
 
     assert cycles_of(files) == []
     assert cycles_of(folders) == []
@@ -174,19 +174,21 @@ def test_the_import_table_matches_the_architecture_document() -> None:
         row = next((line for line in text.splitlines() if line.startswith(f"| {name} |")), "")
         cells = [cell.strip() for cell in row.split("|")]
         assert len(cells) > 3, f"no row for {name}"
-        ours = (
+        package_cell = (
             "anything" if "*" in allowed else ", ".join(f"`{stage}`" for stage in sorted(allowed)) or "none"
         )
-        others = ", ".join(f"`{module}`" for module in sorted(THIRD_PARTY.get(stage, set()))) or "none"
-        assert cells[2:4] == [ours, others], name
+        third_party_cell = (
+            ", ".join(f"`{module}`" for module in sorted(THIRD_PARTY.get(stage, set()))) or "none"
+        )
+        assert cells[2:4] == [package_cell, third_party_cell], name
 
 
 def test_every_file_that_the_architecture_document_names_exists() -> None:
     text = (ROOT.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    named = sorted(set(re.findall(r"`([a-z_/]+\.py)`", text)))
+    names = sorted(set(re.findall(r"`([a-z_/]+\.py)`", text)))
 
-    assert len(named) > 30
-    assert [name for name in named if not ((ROOT / name).exists() or (ROOT.parent / name).exists())] == []
+    assert len(names) > 30
+    assert [name for name in names if not ((ROOT / name).exists() or (ROOT.parent / name).exists())] == []
 
 
 def test_dunder_all_is_sorted_and_importable() -> None:
@@ -230,7 +232,7 @@ def test_importing_loads_no_other_package_starts_no_thread_and_opens_no_file(tmp
     assert completed.stdout.splitlines() == ["[]", "1", "[]"]
 
 
-OF_OTHERS = {"Aggregation", "ConsoleHandler", "Event", "EventHandler", "Stat", "Timer"}
+SHARED_NAMES = {"Aggregation", "ConsoleHandler", "Event", "EventHandler", "Stat", "Timer"}
 """Names that the compatibility modules have in common with the libraries that they replace."""
 COMPATIBILITY = {"elastic", "monitor", "one_logger", "training"}
 """Compatibility modules; `training` has the spans and events that `one_logger` exports under the names of one-logger."""
@@ -241,8 +243,8 @@ def test_a_class_name_means_one_class() -> None:
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not (
-                node.name in OF_OTHERS and stage_of(path) in COMPATIBILITY
+                node.name in SHARED_NAMES and stage_of(path) in COMPATIBILITY
             ):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
 
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

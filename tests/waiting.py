@@ -1,4 +1,4 @@
-"""Waiting for a condition set by another process or thread."""
+"""Wait for a condition that another process or thread fulfils."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 PATIENCE = 4.0
-"""Factor on the limits of child processes: a limit is for a defect, never for a busy machine."""
+"""Factor by which limits on the duration are extended, so that a busy machine does not fail a test."""
 
 LIMIT_SECONDS = 60.0
-"""Shortest limit of a wait, on every machine."""
+"""Minimum limit of a wait."""
 
 
-def wait_until(holds: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> Any:
-    """Return the first true result of a condition.
+def wait_until(condition: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> Any:
+    """Call a condition until its result is true, and return the result.
 
     Args:
-        holds: The condition; called every 20 ms.
-        seconds: The usual limit of slow conditions; at least `LIMIT_SECONDS` pass before the test fails.
+        condition: Called every 20 ms.
+        seconds: Limit, multiplied by `PATIENCE`; at least `LIMIT_SECONDS`.
     """
     deadline = time.monotonic() + max(PATIENCE * seconds, LIMIT_SECONDS)
-    while not (found := holds()):
+    while not (result := condition()):
         assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
-    return found
+    return result

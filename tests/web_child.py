@@ -1,7 +1,9 @@
-"""Web server in a child process, for tests with hostile clients. Started by `web_support.Child`, controlled through stdin.
+"""Web server in a child process, for tests with hostile clients; `web_support.Child` starts and controls this program.
 
-Arguments: one JSON object. On stdout one JSON line with the addresses, then one per command line on stdin:
-`stats`, `hang`, `finish` (hang until half a second after the stop), `slow SECONDS`, `release`. SIGTERM stops the server and ends the process.
+The only argument is a JSON object with options. The program first writes a JSON line with the addresses of the
+server. It then reads commands from standard input (`stats`, `hang`, `finish`, `slow SECONDS`, `release`) and replies
+to each with a JSON line of statistics. `hang` blocks rendering until `release`, `finish` until half a second after
+SIGTERM, which stops the server and ends the process.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def fixed_endpoints(page: Page) -> list[Endpoint]:
 
 
 class Page:
-    """Page of synthetic series, whose rendering can hang or be slow."""
+    """Page of synthetic series, whose rendering can be blocked or delayed."""
 
     def __init__(self, series: int) -> None:
         self._series = series
@@ -47,7 +49,7 @@ class Page:
 
 
 def sample_values(server: Server) -> dict[str, float]:
-    """Return the values of the server's samples by `name` or `name{values}`."""
+    """Return the samples of the server, by name followed by the label values in braces."""
     values_by_name = {}
     for family in server.families():
         for sample in family.samples:
@@ -63,7 +65,7 @@ def main() -> None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (options["files"], hard))
     if "memory_bytes" in options:
-        gc.set_threshold(10_000, 20, 20)  # as the sidecar
+        gc.set_threshold(10_000, 20, 20)  # the thresholds of the sidecar
         resource.setrlimit(resource.RLIMIT_AS, (options["memory_bytes"],) * 2)
     page = Page(options.get("series", 2000))
     web_config = options.get("web_config")
@@ -74,17 +76,17 @@ def main() -> None:
         limits=Limits(**options.get("limits", {})),
     )
 
-    finishing = False
+    finishes_late = False
 
     def terminate(number: int, frame: object) -> None:
-        if finishing:
+        if finishes_late:
             threading.Timer(0.5, page.free.set).start()
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, terminate)
-    signal.signal(
-        signal.SIGALRM, lambda *_: None
-    )  # a signal just before a read would wait for the end of the read
+    # SIGTERM that arrives just before a blocking read of standard input does not interrupt the read, and Python runs the handler only
+    # after it. The timer interrupts the read ten times a second, so that the handler runs soon.
+    signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
     server.start()
     print(json.dumps({"urls": server.urls}), flush=True)
@@ -93,7 +95,7 @@ def main() -> None:
             command, *arguments = line.split()
             if command in {"hang", "finish"}:
                 page.free.clear()
-                finishing = command == "finish"
+                finishes_late = command == "finish"
             elif command == "slow":
                 page.slow_seconds = float(arguments[0])
             elif command == "release":

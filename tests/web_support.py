@@ -1,4 +1,4 @@
-"""Server in a child process, scrapes, and crowds of clients, for the tests of the web server."""
+"""Servers in this process and in a child process, scrapes, and crowds of clients, for the tests of the web server."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from exporter.web.server import Server
 @contextlib.contextmanager
 def serving(*endpoints: Endpoint, **options: Any) -> Iterator[Server]:
     """Start a server in this process on a free port, with `/metrics` (one sample) and `/-/healthy`."""
-    served = endpoints or (MetricsEndpoint(lambda _form, _names: b"up 1\n"), HealthEndpoint())
-    server = Server(served, **{"listen": ["127.0.0.1:0"], **options})
+    all_endpoints = endpoints or (MetricsEndpoint(lambda _form, _names: b"up 1\n"), HealthEndpoint())
+    server = Server(all_endpoints, **{"listen": ["127.0.0.1:0"], **options})
     server.start()
     try:
         yield server
@@ -44,7 +44,7 @@ def port_of(server: Server) -> int:
 
 
 class Child:
-    """A server of a fixed page in a child process."""
+    """Server of a page of synthetic series, in a child process (`web_child.py`)."""
 
     def __init__(self, **options: Any) -> None:
         self._process = subprocess.Popen(
@@ -63,7 +63,7 @@ class Child:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.kill()
         self._process.communicate()
@@ -98,7 +98,7 @@ class Child:
 
 @dataclass
 class Reply:
-    """Response with its duration."""
+    """HTTP response with its duration."""
 
     status: int
     headers: dict[str, str]
@@ -138,11 +138,11 @@ def scrape_repeatedly(port: int, count: int = 3, context: ssl.SSLContext | None 
     return replies
 
 
-def exchange(port: int, sent: bytes, *, timeout: float = 8.0 * PATIENCE) -> bytes:
+def exchange(port: int, payload: bytes, *, timeout: float = 8.0 * PATIENCE) -> bytes:
     """Send raw bytes and return all received bytes."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as peer:
         with contextlib.suppress(OSError):
-            peer.sendall(sent)
+            peer.sendall(payload)
         return read_to_end(peer)
 
 
@@ -162,7 +162,7 @@ def read_answer(peer: socket.socket) -> tuple[int, bytes]:
 
 
 class ClientCrowd:
-    """Many connections at once, closed together."""
+    """Context manager of many simultaneous connections."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class ClientCrowd:
             if receive_bytes:
                 member.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
             member.settimeout(15)
-            # Under attack, the server can close a member's connection at any time.
+            # While a test attacks the server, the server may close any connection.
             with contextlib.suppress(OSError):
                 member.connect(("127.0.0.1", port))
                 if context is not None:
@@ -202,14 +202,14 @@ class ClientCrowd:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for member in self.members:
             member.close()
 
 
 class Authority:
-    """Certificate authority, server certificate in files, and trusting clients."""
+    """Certificate authority, with the certificate of the server in files and TLS contexts for clients."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -218,14 +218,14 @@ class Authority:
         self.issue()
 
     def issue(self, name: str = "127.0.0.1") -> bytes:
-        """Write a new certificate and key for the server; return the certificate seen by clients."""
+        """Write a new certificate and key for the server, and return the certificate as clients receive it."""
         certificate = self.authority.issue_cert(name, "localhost")
         certificate.private_key_pem.write_to_path(str(self.directory / "key.pem"))
         certificate.cert_chain_pems[0].write_to_path(str(self.directory / "cert.pem"))
         return ssl.PEM_cert_to_DER_cert(certificate.cert_chain_pems[0].bytes().decode())
 
     def config(self, text: str = "") -> Path:
-        """Write a web.config.yml with this certificate and further lines of `tls_server_config` and below."""
+        """Write a web.config.yml with this certificate, followed by further lines, and return its path."""
         path = self.directory / "web.config.yml"
         path.write_text("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n" + text)
         return path

@@ -1,4 +1,4 @@
-"""Catalogue of the collectors, with lanes and default options: the section `collectors` of the configuration."""
+"""Catalogue of the collectors: the section `collectors` of the configuration, with lanes and default options."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from exporter.families import FamilySpec
 LOCAL_LANE = "local"
 """Lane of the collectors of /proc and /sys, which share one thread."""
 BOUNDED_LANE = "bounded"
-"""Lane of slow collectors that bound the time of a pass themselves, such as by a thread per statvfs call."""
+"""Lane of slow collectors that limit the time of a pass themselves, for example by a thread per statvfs call."""
 
 
 class ExtraCollector:
-    """Third-party collector class of prometheus_client's kind, given as `module:Class` and imported in its first pass."""
+    """Third-party collector class for prometheus_client, named as `module:Class` and imported in the first pass."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -65,16 +65,18 @@ class ExtraCollector:
 
 
 def extra_collectors(classes: Sequence[str]) -> list[ExtraCollector]:
-    """Return the collectors in the configuration, and the collectors that installed packages offer by an entry point."""
-    offered = sorted(entry.value for entry in metadata.entry_points(group="training_exporter.collectors"))
-    return [ExtraCollector(name) for name in dict.fromkeys((*classes, *offered))]
+    """Return the configured collectors, and the collectors that installed packages provide by entry points."""
+    entry_point_classes = sorted(
+        entry.value for entry in metadata.entry_points(group="training_exporter.collectors")
+    )
+    return [ExtraCollector(name) for name in dict.fromkeys((*classes, *entry_point_classes))]
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorEntry:
-    """Row of the catalogue."""
+    """Collector of the catalogue, with its options and families."""
 
-    name: str  # of the section
+    name: str  # of the configuration section
     options: CollectorOptions
     factory: Callable[..., Any]
     specs: Sequence[FamilySpec]
@@ -88,15 +90,15 @@ def collector(
     *,
     lane: str | None = LOCAL_LANE,
 ) -> Any:
-    """Return the field of a collector's section, with the default options."""
+    """Return the dataclass field of a collector's configuration section, with the default options."""
     target: Any = factory.func if isinstance(factory, partial) else factory
-    about = {"factory": factory, "specs": getattr(target, "specs", ()), "lane": lane}
-    return field(default=options, metadata={"help": help_text, "collector": about})
+    attributes = {"factory": factory, "specs": getattr(target, "specs", ()), "lane": lane}
+    return field(default=options, metadata={"help": help_text, "collector": attributes})
 
 
 @dataclass(frozen=True, slots=True)
 class Collectors:
-    """Collectors of the exporter, a row each; the name of the field is also the value of the label `collector`."""
+    """Collectors of the exporter; the name of a field is the value of the label `collector`."""
 
     cpu: CpuOptions = collector(
         CpuCollector, CpuOptions(), "CPU time by mode, utilization, load averages, boot time."
@@ -152,7 +154,7 @@ class Collectors:
     processes: FrequentOptions = collector(
         ProcessCollector,
         FrequentOptions(),
-        "Resources that the job's processes use, by rank and role. Needed to divide energy among runs.",
+        "Resources that the job's processes use, by rank and role. Required for dividing the energy among runs.",
     )
     process_memory: SlowOptions = collector(
         ProcessMemoryCollector,
@@ -163,18 +165,18 @@ class Collectors:
     rapl: FrequentOptions = collector(
         RaplCollector,
         FrequentOptions(),
-        "Energy and power of CPUs and memory. Registers wrap: at least every 10 s.",
+        "Energy and power of CPUs and memory. The registers wrap: keep the interval at 10 s or less.",
     )
     extra: ExtraOptions = collector(
         extra_collectors,
         ExtraOptions(),
-        "Third-party collectors, listed here or offered by installed packages.",
+        "Third-party collectors, listed here or provided by installed packages.",
         lane=None,
     )
 
 
 def entries(collectors: Collectors) -> tuple[CollectorEntry, ...]:
-    """Return the rows with the options of a configuration."""
+    """Return the catalogue with the options of a configuration."""
     return tuple(
         CollectorEntry(
             name=collector_field.name,
@@ -186,6 +188,6 @@ def entries(collectors: Collectors) -> tuple[CollectorEntry, ...]:
 
 
 EXTRA = "extra"
-"""Section of any number of collectors, each under its own name, with the interval and deadline of the section."""
+"""Section of the third-party collectors, which share its interval and deadline and have names of their own."""
 CATALOGUE = tuple(definition for definition in entries(Collectors()) if definition.name != EXTRA)
-"""Collectors of the exporter with the default options; `EXTRA` adds third-party collectors."""
+"""Collectors of the exporter with the default options, without the third-party collectors of `EXTRA`."""

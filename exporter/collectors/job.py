@@ -1,6 +1,6 @@
-"""Value types that the collectors of the job exchange: processes, GPU use, machine use, energy.
+"""Value types that the collectors exchange about a job: processes, GPU use, machine use, energy.
 
-Times called `at` are monotonic.
+A field `time` is in seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class JobProcess:
     alive: bool
     pid: int | None = None  # in the sidecar's pid namespace; None if exited or invisible
     gpus: GpuUse = NO_GPUS  # as of the last snapshot
-    ended: float | None = None  # estimated Unix time of the exit; None for a running process
+    ended_at: float | None = None  # estimated Unix time of the exit; None for a running process
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class GpuProcessUse:
     gpu: str  # index in the job's numbering
     uuid: str  # of the whole GPU
     memory_bytes: int | None = None
-    # utilization by `sm` since the last pass; empty if unknown
+    # utilization since the last pass by resource (`sm`); empty if unknown
     ratios: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -43,24 +43,24 @@ class GpuListing:
     """Processes on a GPU at a point in time."""
 
     uuid: str
-    at: float  # monotonic time
+    time: float
     processes: tuple[GpuProcessUse, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLife:
-    """Start and exit of a process on the monotonic clock; `ended` is None for a running process."""
+    """Monotonic times of the start and the exit of a process; `ended_at` is None for a running process."""
 
     pid: int  # negative for a process of the feed that is invisible in the sidecar's pid namespace
-    began: float
-    ended: float | None = None
+    started_at: float
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyPoint:
     """Energy of a device at a moment."""
 
-    at: float  # monotonic time
+    time: float
     joules: float
 
 
@@ -79,7 +79,7 @@ class RunUse:
 class MachineUse:
     """Use of the machine by all visible runs, and the machine's resources; None if unreadable."""
 
-    at: float
+    time: float
     runs: tuple[RunUse, ...]
     cpu_busy_seconds: float | None  # CPU time of the whole machine that was not idle
     cpus: int  # online
@@ -96,10 +96,10 @@ class EnergyReading:
     component: Literal["gpu", "cpu", "dram", "soc"]
     device: str  # `package0`, or the UUID of a GPU
     source: str  # `rapl`, `nvml_counter`, `nvml_power`, `tdp_model`, …
-    measured: bool  # False for a model
-    joules: float | None  # corrected for wraps and resets; may restart at 0; None without a reading
+    is_measured: bool  # False for a model
+    joules: float | None  # total, corrected for wraps and resets; may restart at 0; None without a reading
     watts: float | None  # over the last interval; None if unknown
-    at: float
+    time: float
     register_joules: float | None = None  # raw counter of the device, None for an integral of power
     range_joules: float = 0.0  # the register wraps at this value; 0 if never
     idle_watts: float | None = None  # power without work; None if unknown
@@ -108,9 +108,9 @@ class EnergyReading:
     power_joules: float | None = None  # integral of power measured independently of `joules`
     resets: Mapping[str, float] = field(default_factory=dict)  # corrections by reason
     gap_seconds: Mapping[str, float] = field(default_factory=dict)  # time without a reading, by reason
-    gap_joules: Mapping[str, float] = field(default_factory=dict)  # of that time; not part of `joules`
-    divided: bool = False  # True for a GPU in MIG mode: a process uses a part of the GPU
-    history: tuple[EnergyPoint, ...] = ()  # `joules` in the last minute, oldest first; of GPUs only
+    gap_joules: Mapping[str, float] = field(default_factory=dict)  # energy in the gaps, not part of `joules`
+    is_mig: bool = False  # True for a GPU in MIG mode, of which a process uses a part
+    history: tuple[EnergyPoint, ...] = ()  # `joules` in the last minute, oldest first; empty except for GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class OverdueRun:
     """Hung or stalled run."""
 
     run: str
-    state: Literal["hung", "stalled", "observed"]  # observed: a user requested the examination
-    since: float  # Unix time of the last finished step
+    state: Literal["hung", "stalled", "observed"]  # observed: a user requested the stacks
+    last_step_at: float  # Unix time of the last finished step
     step: int | None
     ranks: tuple[OverdueRank, ...]

@@ -1,8 +1,8 @@
-"""Kernel files of /proc and /sys: reading, parsing and the choice of names.
+"""Kernel files of /proc and /sys: reading, parsing and selection by name.
 
-A source that the kernel does not offer is a normal state. A source that cannot be read or parsed is a problem with one of
-`FILE_REASONS`. Any other exception is an error of the exporter and leaves the collector. psutil.PROCFS_PATH is the mount
-point of procfs, for psutil and for the exporter.
+A source that the kernel does not offer is unsupported, which is a normal state. A source that cannot be read or
+parsed is a problem, with a reason in `FILE_REASONS`. Any other exception is a bug in the exporter and is not caught
+here. Both psutil and the exporter read procfs at psutil.PROCFS_PATH.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from exporter.families import Collected
 _T = TypeVar("_T")
 
 FILE_REASONS = ("malformed", "permission", "unreadable")
-"""Every reason with which reading a file can fail."""
+"""Reasons for which a file cannot be read."""
 
 ABSENT = frozenset(
     (
@@ -32,16 +32,16 @@ ABSENT = frozenset(
         errno.ENODEV,
         errno.ENXIO,
         errno.EOPNOTSUPP,  # /proc/pressure with psi=0
-        errno.ESRCH,  # an open file of an ended process
-        errno.EINVAL,  # drivers without such a counter
-        errno.ENODATA,  # a sensor without a value now
+        errno.ESRCH,  # an open file of a process that has ended
+        errno.EINVAL,  # a driver without the counter
+        errno.ENODATA,  # a sensor without a present value
         errno.EAGAIN,
         errno.EBUSY,
     )
 )
 
 EVERYTHING = ("*",)
-"""Include list that matches every name."""
+"""Patterns that match every name."""
 
 
 def procfs() -> Path:
@@ -51,7 +51,7 @@ def procfs() -> Path:
 
 @contextmanager
 def source(collected: Collected, name: Path | str) -> Iterator[None]:
-    """Read a source: a missing source is noted as unsupported, a failure is a problem of this source alone."""
+    """Record a missing source as unsupported, and a failure of the body as a problem of this source alone."""
     try:
         yield
     except CollectError as error:
@@ -64,13 +64,13 @@ def source(collected: Collected, name: Path | str) -> Iterator[None]:
 
 
 def failure(name: Path | str, error: OSError) -> CollectError:
-    """Return the CollectError for a source that the system refuses."""
+    """Return the CollectError of a system call that failed."""
     reason = "permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
     return CollectError(f"{name}: {error.strerror or error}", reason=reason)
 
 
 def malformed(name: Path | str, error: Exception) -> CollectError:
-    """Return the CollectError for a file whose content is not as documented."""
+    """Return the CollectError of a file with unexpected content."""
     message = f"{name}: unexpected content ({type(error).__name__}: {error})"
     return CollectError(message, reason="malformed")
 
@@ -92,7 +92,7 @@ def parse_file(path: Path, parser: Callable[[str], _T]) -> _T:
 
 
 def from_psutil(name: Path | str, call: Callable[[], _T]) -> _T:
-    """Return what a function of psutil reads from a file; raises OSError and CollectError (malformed).
+    """Call a function of psutil that reads a file; raises OSError and CollectError (malformed).
 
     psutil does not document the exceptions that damaged files cause.
     """
@@ -130,7 +130,7 @@ def list_directory(directory: Path) -> list[str]:
 
 
 def named_counts(text: str) -> dict[str, int]:
-    """Parse lines of a name and a number, such as `pgfault 12` and `MemTotal: 12 kB`; other lines are ignored."""
+    """Parse lines with a name and a number, such as `pgfault 12` and `MemTotal: 12 kB`; other lines are ignored."""
     pairs = (line.replace(":", " ", 1).split() for line in text.split("\n"))
     return {fields[0]: int(fields[1]) for fields in pairs if len(fields) > 1 and fields[1].isdecimal()}
 
@@ -145,12 +145,12 @@ def counts_in(path: Path, *required: str) -> dict[str, int]:
 
 
 def printable(text: str) -> str:
-    """Return a name of the system as a label value: bytes that are not UTF-8 become U+FFFD."""
+    """Return a file name or device name as a label value: bytes that are not UTF-8 become U+FFFD."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class Selection:
-    """Names that match an include pattern and no exclude pattern of the shell's style; `*` also matches `/`."""
+    """Set of names that match an include pattern and no exclude pattern (shell style; `*` also matches `/`)."""
 
     def __init__(self, include: Sequence[str], exclude: Sequence[str] = ()) -> None:
         # An empty list matches nothing, not even the empty name.
@@ -164,19 +164,19 @@ class Selection:
 
 
 class HighWater:
-    """Largest value per key, for kernel counters that may step back a little.
+    """Highest value of each kernel counter, because some counters decrease by a little.
 
-    Prometheus would read a step back as a restart and add the whole value to an increase.
+    Prometheus interprets a decrease as a restart, and adds the whole value to the increase.
     """
 
     def __init__(self) -> None:
         self._highest: dict[Hashable, float] = {}
 
     def hold(self, key: Hashable, value: float) -> float:
-        """Return the value, or a larger value seen before."""
+        """Return the value, or the highest earlier value of the key if that is larger."""
         highest = self._highest[key] = max(value, self._highest.get(key, value))
         return highest
 
     def forget(self, key: Hashable) -> None:
-        """Discard the largest value of a key."""
+        """Discard the highest value of a key."""
         self._highest.pop(key, None)

@@ -15,18 +15,18 @@ _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Line of mountinfo; names that are not UTF-8 hold surrogates, as system calls need them.
+    """Line of mountinfo; bytes that are not UTF-8 are surrogates, as system calls require.
 
     Source: Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo".
     """
 
     id: int
-    parent: int  # id of the mount that holds the mount point
+    parent: int  # id of the mount that contains the mount point
     device: str  # `major:minor`, the same for all mounts of one filesystem
     root: str  # directory of the filesystem that is mounted
     path: str  # mount point
     fstype: str  # `ext4`, `nfs4`, `fuse.sshfs` …
-    source: str  # block device, export of a server, or any word
+    source: str  # block device, export of a server, or arbitrary text
     options: frozenset[str]  # of the mount and of the filesystem
 
     @property
@@ -36,7 +36,7 @@ class Mount:
 
 
 def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
-    """Return the mounts of a mountinfo in the kernel's order, all or of some types; raises ValueError."""
+    """Parse a mountinfo file and return the mounts in the kernel's order, all or of some types; raises ValueError."""
     markers = [f" - {fs_type} " for fs_type in fs_types]
     return [
         _mount(line)
@@ -46,32 +46,31 @@ def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
 
 
 def visible(mounts: Sequence[Mount]) -> list[Mount]:
-    """Return the mounts that no other mount covers; a covered path leads to the covering filesystem.
+    """Return the mounts that no later mount covers.
 
-    Of two mounts with the same parent, the mount further up in the tree covers the mount below it: an earlier
-    mount would be the parent. A mount on the path of a mount covers that mount.
+    A mount is covered by a later mount on the same path, and by a later mount on a directory above it. If two mounts
+    have the same parent, the mount on the higher directory is the later one: otherwise it would be the parent.
     """
     by_id = {mount.id: mount for mount in mounts}
-    beside: dict[int, set[str]] = {}
+    paths_by_parent: dict[int, set[str]] = {}
     for mount in mounts:
-        beside.setdefault(mount.parent, set()).add(mount.path)
-    shadowed = {
+        paths_by_parent.setdefault(mount.parent, set()).add(mount.path)
+    covered_ids = {
         mount.id
         for mount in mounts
-        if not beside[mount.parent].isdisjoint(map(str, PurePosixPath(mount.path).parents))
+        if not paths_by_parent[mount.parent].isdisjoint(map(str, PurePosixPath(mount.path).parents))
     }
 
     def is_visible(mount: Mount) -> bool:
-        if mount.id != mount.parent and mount.path in beside.get(mount.id, ()):
+        if mount.id != mount.parent and mount.path in paths_by_parent.get(mount.id, ()):
             return False
         ancestors: set[int] = set()
-        step: Mount | None = mount
-        while (
-            step is not None and step.id not in ancestors
-        ):  # the parent of the root mount may be the root mount
-            ancestors.add(step.id)
-            step = by_id.get(step.parent)
-        return shadowed.isdisjoint(ancestors)
+        current: Mount | None = mount
+        # The parent of the root mount may be the root mount itself.
+        while current is not None and current.id not in ancestors:
+            ancestors.add(current.id)
+            current = by_id.get(current.parent)
+        return covered_ids.isdisjoint(ancestors)
 
     return [mount for mount in mounts if is_visible(mount)]
 

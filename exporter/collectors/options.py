@@ -1,4 +1,4 @@
-"""Options of background collectors; a collector with options of its own has a subclass beside it."""
+"""Options that all collectors share; a collector with more options defines a subclass in its own module."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Annotated, Any
 from exporter.config.options import Duration, Glob, Notation, Range, format_duration, option
 
 Interval = Annotated[Duration, Range(0.1, 86400)]
-_WORD = r"[A-Za-z_][A-Za-z0-9_]*"
+_IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"
 ClassName = Annotated[
-    str, Notation("a class such as my_package.queue:QueueCollector", rf"^{_WORD}(\.{_WORD})*:{_WORD}$")
+    str,
+    Notation(
+        "a class such as my_package.queue:QueueCollector", rf"^{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}$"
+    ),
 ]
 Patterns = tuple[Glob, ...]
 
 INTERVAL = "Time from the start of one collection to the start of the next."
-DEADLINE = "A collection that takes longer has failed. Nothing else waits for it."
+DEADLINE = "A collection that takes longer counts as failed; no other collector waits for it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class CollectorOptions:
         return min(self.deadline, self.interval)
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Report a chosen deadline that is longer than the interval."""
+        """Yield a problem if a configured deadline is longer than the interval."""
         default = next(option.default for option in fields(self) if option.name == "deadline")
         if self.interval < self.deadline != default:
             message = (
@@ -42,7 +45,7 @@ class CollectorOptions:
             yield "deadline", message
 
     def own_options(self) -> dict[str, Any]:
-        """Return the arguments of the collector's factory: the options that not every collector has."""
+        """Return the options that only this collector has, as arguments of its factory."""
         common = {option.name for option in fields(CollectorOptions)}
         return {
             option.name: getattr(self, option.name) for option in fields(self) if option.name not in common
@@ -51,7 +54,7 @@ class CollectorOptions:
 
 @dataclass(frozen=True, slots=True)
 class FrequentOptions(CollectorOptions):
-    """Options of a collector of energy registers, which wrap, or of the use by which the energy is divided."""
+    """Options of a collector of energy, or of the resource use by which energy is divided among runs."""
 
     interval: Interval = option(5.0, INTERVAL)
     deadline: Interval = option(4.0, DEADLINE)
@@ -59,7 +62,7 @@ class FrequentOptions(CollectorOptions):
 
 @dataclass(frozen=True, slots=True)
 class SlowOptions(CollectorOptions):
-    """Options of a collector of filesystems, which may wait for a server, and of other slow sources."""
+    """Options of a collector of slow sources, such as filesystems of a server."""
 
     interval: Interval = option(15.0, INTERVAL)
     deadline: Interval = option(10.0, DEADLINE)
@@ -67,7 +70,7 @@ class SlowOptions(CollectorOptions):
 
 @dataclass(frozen=True, slots=True)
 class RareOptions(CollectorOptions):
-    """Options of a collector of values that hardly change."""
+    """Options of a collector of values that rarely change."""
 
     interval: Interval = option(60.0, INTERVAL)
     deadline: Interval = option(20.0, DEADLINE)

@@ -1,10 +1,12 @@
 """Scheduler of the collectors, with intervals, deadlines and daemon threads.
 
-A lane is a thread that runs collectors in sequence. Local collectors of /proc and /sys share a lane; collectors that can hang in a
-server or a driver have a lane each. A watchdog reports passes that are past the deadline, starts a new thread for the other
-collectors of the lane, and withdraws blocks that were not renewed for `max(3 intervals, interval + deadline)`: the page has a gap
-instead of a frozen value. A collector is never called before the previous call has returned, not even after the collector was
-removed and added again.
+A pass is one call of a collector; a block is the set of families that a pass returns. A lane is a thread that runs
+collectors in
+sequence: collectors of /proc and /sys share a lane, and a collector that can hang in a server or a driver has its own. A
+watchdog reports passes that exceed the deadline, starts a new thread for the other collectors of the lane, and
+withdraws blocks older than `max(3 intervals, interval + deadline)`, so that the page has a gap instead of a stale
+value. A collector is never called before its previous call has returned, even if the collector was removed and added
+again.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Lane:
     tasks: list[CollectorTask] = field(default_factory=list)
     thread: threading.Thread | None = None
 
-    def scheduled(self) -> list[CollectorTask]:
+    def scheduled_tasks(self) -> list[CollectorTask]:
         """Return the tasks that have a collector."""
         return [task for task in self.tasks if task.collector is not None]
 
@@ -55,7 +57,7 @@ class PassResult:
 
 
 class Scheduler:
-    """Periodic collection in the background, with a verdict per collector."""
+    """Scheduler that runs collectors periodically in the background, with a verdict per collector."""
 
     def __init__(
         self,
@@ -67,10 +69,10 @@ class Scheduler:
         self._withdraw = withdraw
         self._lock = threading.Lock()  # guards the fields below; never held while a collector runs
         self._origin = time.monotonic()
-        self._tasks: dict[str, CollectorTask] = {}  # by name, removed ones included
+        self._tasks: dict[str, CollectorTask] = {}  # by name, including removed collectors
         self._lanes: dict[str, Lane] = {}
         self._watchdog = threading.Thread(target=self._watch, name="exporter-watchdog", daemon=True)
-        self._started = False
+        self._is_started = False
         self._stopping = threading.Event()
 
     def add(
@@ -81,28 +83,30 @@ class Scheduler:
         deadline_seconds: float,
         lane: str | None = None,
     ) -> None:
-        """Schedule a collector in a lane, by default a lane of its own; the counters of the name continue.
+        """Schedule a collector, by default in a separate lane; the counters of the collector's name continue.
 
-        Raises ValueError if a collector of the name is scheduled already.
+        Raises ValueError if a collector with this name is already scheduled.
         """
         with self._lock:
             task = self._tasks.setdefault(collector.name, CollectorTask(collector.name))
             if task.collector is not None:
                 raise ValueError(f"a collector {task.name} is already scheduled")
-            place = self._lane(lane or collector.name)
-            if task.lane and task.lane != place.name and task.running_since is None:
+            target_lane = self._lane(lane or collector.name)
+            if task.lane and task.lane != target_lane.name and task.running_since is None:
                 self._lanes[task.lane].tasks.remove(task)
             elif task.lane:
-                place = self._lanes[task.lane]  # a call that has not returned stays in its lane
-            if task not in place.tasks:
-                place.tasks.append(task)
-            task.schedule(collector, lane=place.name, interval=interval_seconds, deadline=deadline_seconds)
-            if self._started and place.thread is None:
-                self._start_lane(place)
-            place.wake.notify_all()
+                target_lane = self._lanes[task.lane]  # a call that has not returned stays in its lane
+            if task not in target_lane.tasks:
+                target_lane.tasks.append(task)
+            task.schedule(
+                collector, lane=target_lane.name, interval=interval_seconds, deadline=deadline_seconds
+            )
+            if self._is_started and target_lane.thread is None:
+                self._start_lane(target_lane)
+            target_lane.wake.notify_all()
 
     def remove(self, name: str) -> None:
-        """Remove a collector and withdraw the block; the result of a running pass is discarded."""
+        """Remove a collector and withdraw its block; the result of a running pass is discarded."""
         with self._lock:
             task = self._tasks.get(name)
             if task is None:
@@ -112,19 +116,19 @@ class Scheduler:
         self._withdraw_stale(task)
 
     def start(self) -> None:
-        """Start the threads; raises StartError if the system has no threads left."""
+        """Start the threads; raises StartError if the system refuses a thread."""
         with self._lock:
-            started = [self._start_lane(lane) for lane in self._lanes.values() if lane.scheduled()]
-            self._started = True
+            starts = [self._start_lane(lane) for lane in self._lanes.values() if lane.scheduled_tasks()]
+            self._is_started = True
         try:
             self._watchdog.start()
         except RuntimeError:
-            started.append(False)
-        if not all(started):
+            starts.append(False)
+        if not all(starts):
             self.stop()
             raise StartError(
-                f"{len(started)} threads are needed for the collectors and {sum(started)} could be started; raise "
-                "the limit of processes (ulimit -u, pids.max) or of memory (ulimit -v), or switch collectors off"
+                f"{len(starts)} threads are needed for the collectors and {sum(starts)} could be started; raise "
+                "the limit of processes (ulimit -u, pids.max) or of memory (ulimit -v), or disable collectors"
             )
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
@@ -137,13 +141,13 @@ class Scheduler:
             for lane in self._lanes.values():
                 lane.wake.notify_all()
             threads = [self._watchdog, *(lane.thread for lane in self._lanes.values())]
-        end = time.monotonic() + timeout_seconds
+        deadline_time = time.monotonic() + timeout_seconds
         for thread in threads:
             if thread is not None and thread.ident is not None:
-                thread.join(max(0.0, end - time.monotonic()))
+                thread.join(max(0.0, deadline_time - time.monotonic()))
 
     def run_soon(self, name: str) -> None:
-        """Run a collector now, or after the present pass; an unknown name is ignored."""
+        """Run a collector now, or after the running pass; an unknown name is ignored."""
         with self._lock:
             task = self._tasks.get(name)
             if task is not None and task.collector is not None:
@@ -154,15 +158,15 @@ class Scheduler:
         """Return the state of all collectors, by name."""
         with self._lock:
             now = time.monotonic()
-            return [task.status(now) for task in self._scheduled()]
+            return [task.status(now) for task in self._scheduled_tasks()]
 
     def families(self) -> Sequence[Metric]:
         """Return the families about the collectors."""
         with self._lock:
             now = time.monotonic()
-            return status_families((task.status(now), task.totals) for task in self._scheduled())
+            return status_families((task.status(now), task.totals) for task in self._scheduled_tasks())
 
-    def _scheduled(self) -> list[CollectorTask]:
+    def _scheduled_tasks(self) -> list[CollectorTask]:
         return [task for _, task in sorted(self._tasks.items()) if task.collector is not None]
 
     # Lanes -----------------------------------------------------------------------------------------------
@@ -171,7 +175,7 @@ class Scheduler:
         return self._lanes.setdefault(name, Lane(name, threading.Condition(self._lock)))
 
     def _start_lane(self, lane: Lane) -> bool:
-        """Start a new thread for a lane; an earlier thread ends when the collector returns."""
+        """Start a new thread for a lane; an earlier thread exits after its collector returns."""
         thread = threading.Thread(
             target=self._serve, args=(lane,), name=f"exporter-{lane.name}"[:15], daemon=True
         )
@@ -181,7 +185,7 @@ class Scheduler:
         except RuntimeError:  # a limit on processes or memory
             lane.thread = previous
             for task in lane.tasks:
-                task.problems = task.problems or [("internal", "the system has no thread left")]
+                task.problems = task.problems or [("internal", "the system refused a new thread")]
             return False
         return True
 
@@ -195,21 +199,21 @@ class Scheduler:
                     return
                 collector = task.collector
                 started_at = task.running_since = time.monotonic()
-                task.runner, task.expired = thread, False
-                task.due = math.inf  # until the end of the pass, or a call of run_soon
+                task.runner, task.is_expired = thread, False
+                task.due = math.inf  # until the pass ends or run_soon is called
             self._pass(task, collector, started_at)
             with self._lock:
                 task.due = min(task.due, task.next_due(self._origin, started_at))
                 lane.wake.notify_all()
 
     def _wait_for_task(self, lane: Lane, thread: threading.Thread) -> CollectorTask | None:
-        """Return the next task that is due; None if this thread is to end."""
+        """Wait for the next task that is due and return it; None if this thread must exit."""
         while not self._stopping.is_set() and lane.thread is thread:
-            scheduled = lane.scheduled()
-            if not scheduled:
+            scheduled_tasks = lane.scheduled_tasks()
+            if not scheduled_tasks:
                 lane.thread = None
                 return None
-            ready = [task for task in scheduled if task.running_since is None]
+            ready = [task for task in scheduled_tasks if task.running_since is None]
             task = min(ready, key=lambda candidate: candidate.due, default=None)
             seconds = math.inf if task is None else task.due - time.monotonic()
             if seconds <= 0:
@@ -221,23 +225,25 @@ class Scheduler:
         result = _collect(collector)
         with task.delivery:
             with self._lock:
-                is_wanted = not (task.expired or task.collector is not collector or self._stopping.is_set())
-            published = is_wanted and bool(result.families or not result.problems)
-            if published:
+                is_wanted = not (
+                    task.is_expired or task.collector is not collector or self._stopping.is_set()
+                )
+            is_published = is_wanted and bool(result.families or not result.problems)
+            if is_published:
                 try:
                     self._publish(task.name, result.families)
-                except Exception as error:  # noqa: BLE001 - a block that the page refuses is the collector's failure
-                    published = False
+                except Exception as error:  # noqa: BLE001 - a block that the page refuses is a failure of its collector
+                    is_published = False
                     result.problems.append(_internal(error))
             with self._lock:
                 now = time.monotonic()
                 task.running_since = None
                 task.duration_seconds = now - started_at
                 task.totals.duration_seconds += task.duration_seconds
-                if published:
+                if is_published:
                     task.published_at, task.published_by = now, collector
                     task.note_unsupported(result.unsupported)
-                if is_wanted and not task.expired:
+                if is_wanted and not task.is_expired:
                     task.judge(result.problems)
         if task.collector is not collector:
             self._withdraw_stale(task)
@@ -245,7 +251,7 @@ class Scheduler:
     # Watchdog --------------------------------------------------------------------------------------------
 
     def _withdraw_stale(self, task: CollectorTask) -> None:
-        """Withdraw a stale block, unless a new block is being published."""
+        """Withdraw a stale block, unless the collector is publishing a new block."""
         if task.delivery.acquire(blocking=False):
             try:
                 with self._lock:
@@ -260,30 +266,30 @@ class Scheduler:
     def _watch(self) -> None:
         while not self._stopping.wait(self._watch_seconds()):
             with self._lock:
-                now, tasks = time.monotonic(), self._scheduled()
+                now, tasks = time.monotonic(), self._scheduled_tasks()
                 for task in tasks:
-                    if task.is_late(now) and not task.expired:
-                        task.expired = True
+                    if task.is_late(now) and not task.is_expired:
+                        task.is_expired = True
                         task.totals.timeouts += 1
                         task.judge([("timeout", f"no result after {task.deadline_seconds:g} s")])
-                    if task.expired and task.running_since is not None:
+                    if task.is_expired and task.running_since is not None:
                         self._replace_thread(self._lanes[task.lane], task)
             for task in tasks:
                 if task.is_stale(now):
                     self._withdraw_stale(task)
 
     def _replace_thread(self, lane: Lane, late: CollectorTask) -> None:
-        """Start a new thread for the other collectors of the lane of a late collector."""
-        if late.runner is lane.thread and any(task is not late for task in lane.scheduled()):
+        """Start a new thread for the other collectors in the lane of a late collector."""
+        if late.runner is lane.thread and any(task is not late for task in lane.scheduled_tasks()):
             self._start_lane(lane)
 
     def _watch_seconds(self) -> float:
         with self._lock:
-            return min([WATCH_SECONDS, *(task.deadline_seconds / 2 for task in self._scheduled())])
+            return min([WATCH_SECONDS, *(task.deadline_seconds / 2 for task in self._scheduled_tasks())])
 
 
 def _collect(collector: AnyCollector) -> PassResult:
-    """Return the result of a call; an exception is the failure of this collector alone."""
+    """Call a collector and return the result; an exception is a failure of this collector alone."""
     try:
         collected = collector.collect()
         families = tuple(map(_checked, collected))  # the iteration may be lazy and fail
@@ -306,8 +312,7 @@ def _internal(error: BaseException) -> tuple[str, str]:
     """Return the problem of an error in a collector's code; the debug log has the traceback."""
     LOG.debug("internal error of a collector", exc_info=error)
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    text = "".join(
-        traceback.format_exception_only(error)
-    ).strip()  # also of an exception that cannot be printed
-    return "internal", f"internal error{place}: {text}"
+    target_lane = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    # Unlike str(error), this function also formats an exception whose __str__ fails.
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return "internal", f"internal error{target_lane}: {text}"

@@ -1,6 +1,6 @@
-"""Verdict, age and counters of a collector.
+"""Status families of the collectors: verdict, duration and counters.
 
-The families of this module remain when the collector's own series disappear.
+These families remain when the series of a collector disappear.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from exporter.families import Collected, FamilySpec
 
 @dataclass(frozen=True, slots=True)
 class CollectorStatus:
-    """State of a collector at one time."""
+    """Status of a collector at a point in time."""
 
     name: str
     success: bool | None  # verdict of the last pass; None before the first
     reason: str  # reasons of the failure, joined by commas; "" after a success
-    message: str  # the problems in words
+    message: str  # the problems as text
     age_seconds: float | None  # of the published block; None if nothing is published
     last_success: float | None  # Unix time of the last pass without any problem
     duration_seconds: float | None  # of the last pass
     interval_seconds: float
     deadline_seconds: float
-    running: bool  # a pass is in progress; with the reason `timeout` it hangs
+    is_running: bool  # a pass is in progress; it hangs if the reason is `timeout`
     unsupported: tuple[str, ...]  # sources that this machine does not offer
 
 
 @dataclass(slots=True)
 class CollectorTotals:
-    """Counters of a collector name, which continue after a removal: a counter must not step back."""
+    """Counters of a collector name; they continue after the collector is removed and added again."""
 
     duration_seconds: float = 0.0
     timeouts: int = 0
@@ -53,7 +53,7 @@ LAST_DURATION = FamilySpec(
     unit="seconds",
     labels=("collector",),
     help=(
-        "Duration of the last pass, or of a pass that is past the deadline. Absent before the end of the first pass."
+        "Duration of the last pass, or the present duration of a running pass that has exceeded the deadline. Absent before the end of the first pass."
     ),
     source="monotonic clock",
 )
@@ -62,7 +62,7 @@ DURATION = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("collector",),
-    help="Duration of all passes of the collector; a late pass counts when it returns.",
+    help="Sum of the durations of all passes; a pass is added when it returns.",
     source="monotonic clock",
 )
 LAST_SUCCESS = FamilySpec(
@@ -77,7 +77,7 @@ TIMEOUTS = FamilySpec(
     name="exporter_collector_timeouts_total",
     type="counter",
     labels=("collector",),
-    help="Passes that had not returned at the deadline; a pass that hangs for hours counts once.",
+    help="Passes that exceeded the deadline; a pass that hangs for hours counts once.",
     source="scheduler",
 )
 INTERVAL = FamilySpec(
@@ -85,7 +85,7 @@ INTERVAL = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("collector",),
-    help="Time between two passes of the collector; a shorter scrape interval repeats values.",
+    help="Time between two passes of the collector; with a shorter scrape interval, scrapes return the same value again.",
     source="configuration",
 )
 UNSUPPORTED = FamilySpec(
@@ -93,8 +93,8 @@ UNSUPPORTED = FamilySpec(
     type="gauge",
     labels=("collector",),
     help=(
-        "Sources of the collector that this machine does not offer; the log names them. Absent where the machine offers"
-        " all, and before the first published pass."
+        "Number of sources that this machine does not offer; the log names them. Absent if the machine offers all sources,"
+        " and before the first published pass."
     ),
     source="last pass",
 )
@@ -103,8 +103,8 @@ ERRORS = FamilySpec(
     type="counter",
     labels=("collector", "reason"),
     help=(
-        "Passes that failed in part or as a whole, late passes included, by reason. The reason internal is an error of the"
-        " exporter. Absent before the first error of a reason."
+        "Passes that failed partially or completely, by reason; timeout is a pass that exceeded the deadline, internal a bug"
+        " in the exporter. Absent before the first error of a reason."
     ),
     source="last pass",
 )

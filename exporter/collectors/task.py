@@ -15,12 +15,12 @@ from exporter.families import AnyCollector
 LOG = logging.getLogger("exporter.collectors")
 
 Problems = Sequence[tuple[str, str]]
-"""(reason, message) of each failed part."""
+"""Pairs (reason, message), one for each failed part of a pass."""
 
 
 @dataclass(slots=True, eq=False)
 class CollectorTask:
-    """Schedule and counters of a collector name, which outlive the collector; guarded by the scheduler's lock."""
+    """Schedule and counters of a collector name, kept after the collector is removed; guarded by the scheduler's lock."""
 
     name: str
     lane: str = ""  # name of the lane
@@ -29,24 +29,24 @@ class CollectorTask:
     deadline_seconds: float = 0.0
     totals: CollectorTotals = field(default_factory=CollectorTotals)
     delivery: threading.Lock = field(default_factory=threading.Lock)  # held while publishing and withdrawing
-    runner: threading.Thread | None = None  # thread of the present or last pass
+    runner: threading.Thread | None = None  # thread of the running or last pass
     due: float = -math.inf
     running_since: float | None = None
-    expired: bool = False  # the present pass is past the deadline
+    is_expired: bool = False  # the running pass has exceeded the deadline
     published_at: float | None = None
     published_by: AnyCollector | None = None
     problems: Problems | None = None  # of the last pass; None before the end of the first
-    duration_seconds: float | None = None  # of the last pass that returned
+    duration_seconds: float | None = None  # of the last pass that has returned
     unsupported: tuple[str, ...] = ()
-    logged: set[str] = field(default_factory=set)
+    logged_sources: set[str] = field(default_factory=set)
 
     def schedule(self, collector: AnyCollector, *, lane: str, interval: float, deadline: float) -> None:
-        """Schedule a collector; the counters of the name continue."""
+        """Assign a collector to this name; the counters continue."""
         self.collector, self.lane = collector, lane
         self.interval_seconds, self.deadline_seconds = interval, deadline
         self.due, self.duration_seconds, self.unsupported = -math.inf, None, ()
-        self.logged.clear()
-        hangs = self.expired and self.running_since is not None
+        self.logged_sources.clear()
+        hangs = self.is_expired and self.running_since is not None
         self.problems = [("timeout", "a previous pass has not returned")] if hangs else None
 
     def next_due(self, origin: float, now: float) -> float:
@@ -59,21 +59,21 @@ class CollectorTask:
         return next_time + interval if next_time - now < interval / 2 else next_time
 
     def is_late(self, now: float) -> bool:
-        """Return True if the present pass has exceeded the deadline."""
+        """Return True if the running pass has exceeded the deadline."""
         return self.running_since is not None and now - self.running_since >= self.deadline_seconds
 
     def is_stale(self, now: float) -> bool:
         """Return True if the published block is too old or belongs to a removed collector."""
-        longest = max(3 * self.interval_seconds, self.interval_seconds + self.deadline_seconds)
-        late = self.published_at is not None and now - self.published_at >= longest
-        return late or self.published_by is not self.collector
+        max_age_seconds = max(3 * self.interval_seconds, self.interval_seconds + self.deadline_seconds)
+        is_too_old = self.published_at is not None and now - self.published_at >= max_age_seconds
+        return is_too_old or self.published_by is not self.collector
 
     def note_unsupported(self, unsupported: Sequence[str]) -> None:
         """Record the missing sources of a published pass, and log each source once."""
         self.unsupported = tuple(unsupported)
         for missing in dict.fromkeys(unsupported):
-            if missing not in self.logged:
-                self.logged.add(missing)
+            if missing not in self.logged_sources:
+                self.logged_sources.add(missing)
                 LOG.info("collector %s: %s", self.name, missing)
 
     def judge(self, problems: Problems) -> None:
@@ -91,7 +91,7 @@ class CollectorTask:
 
     def status(self, now: float) -> CollectorStatus:
         """Return the state at a monotonic time."""
-        running, problems = self.running_since, self.problems or ()
+        running_since, problems = self.running_since, self.problems or ()
         return CollectorStatus(
             name=self.name,
             success=None if self.problems is None else not problems,
@@ -99,10 +99,12 @@ class CollectorTask:
             message=message_of(problems),
             age_seconds=None if self.published_at is None else now - self.published_at,
             last_success=self.totals.last_success,
-            duration_seconds=now - running if running and self.is_late(now) else self.duration_seconds,
+            duration_seconds=now - running_since
+            if running_since and self.is_late(now)
+            else self.duration_seconds,
             interval_seconds=self.interval_seconds,
             deadline_seconds=self.deadline_seconds,
-            running=running is not None,
+            is_running=running_since is not None,
             unsupported=self.unsupported,
         )
 

@@ -56,7 +56,7 @@ class HangReport:
         """Return a line with the run, the duration and the groups of ranks."""
         step = "" if self.run.step is None else f" at step {self.run.step:,}"
         return (
-            f"run {self.run.run} {self.run.state} for {duration_text(unix_seconds - self.run.since)}{step}."
+            f"run {self.run.run} {self.run.state} for {duration_text(unix_seconds - self.run.last_step_at)}{step}."
             f" {self.explanation.sentence()}"
         )
 
@@ -133,7 +133,7 @@ class HangCollector:
             del self._cases[name]
         for name, run in hanging.items():
             case = self._cases.setdefault(name, _HangCase(run))
-            if run.since > case.run.since:  # a step has ended since, so that this is a new hang
+            if run.last_step_at > case.run.last_step_at:  # a step has ended since, so that this is a new hang
                 self._cases[name] = _HangCase(run)
             else:
                 case.run = run

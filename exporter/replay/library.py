@@ -15,7 +15,7 @@ from typing import Any
 
 from exporter.collectors.gpu.nvml import child
 from exporter.collectors.gpu.nvml.events import XID
-from exporter.collectors.gpu.nvml.gpm import MIN_SECONDS
+from exporter.collectors.gpu.nvml.gpm import MIN_INTERVAL_SECONDS
 from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
 from exporter.replay.calls import CALLS, SAMPLES, Asked, ReplayedError, behind, check_version, number, put
 from exporter.replay.machine import EVERY_CALL, ReplayedEvents, ReplayedGpu, ReplayedMachine
@@ -323,7 +323,7 @@ class ReplayLibrary:
             value = gpu.readings.mean(f"gpm.{metric.metricId}", begin, max(end, begin + 1e-6))
             metric.nvmlReturn = SUCCESS if value is not None else CODES["not_supported"]
             if value is not None:
-                metric.value = value if end - begin >= MIN_SECONDS else float("nan")
+                metric.value = value if end - begin >= MIN_INTERVAL_SECONDS else float("nan")
 
 
 def _point(reference: Any, address: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from bridges_support import PRINT_PAGE, STEPS, installed_distribution, job, wanted
+from bridges_support import PRINT_PAGE, STEPS, installed_distribution, job, needs
 from elastic_support import REPOSITORY, child, page_of, series, sum_by_labels, total
 
 import exporter
@@ -20,7 +20,7 @@ from exporter.bridges.monitor import MonitorBridge
 from exporter.elastic.bridge import is_launcher
 from exporter.recording.events import EVENTS
 
-torch_wanted = wanted("torch")
+needs_torch = needs("torch")
 
 
 # Being called when a module is imported -----------------------------------------------------------------------
@@ -138,7 +138,7 @@ print(bridges.install("accelerate"))
     assert "the bridge keras could not be installed: ZeroDivisionError" in done.stderr
 
 
-@wanted("torch")
+@needs("torch")
 def test_a_torch_without_the_optional_interfaces_is_watched_without_a_message(tmp_path: Path) -> None:
     program = """
 import torch, torch.distributed.checkpoint as saves
@@ -153,8 +153,8 @@ print("gauges", json.dumps(gauges()))
 """
     told = job(tmp_path, program)
 
-    assert told.unlike({STEPS: 1}) == {}
-    assert told.done.stderr == ""
+    assert told.differences({STEPS: 1}) == {}
+    assert told.process.stderr == ""
 
 
 def test_a_hook_on_a_module_that_is_being_imported_is_called_after_the_import(
@@ -205,7 +205,7 @@ print("exporter" in sys.modules, [thread.name for thread in threading.enumerate(
 """
 
 
-@torch_wanted
+@needs_torch
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("loglevel", ["INFO", "ERROR"])
 def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path, loglevel: str) -> None:
@@ -257,7 +257,7 @@ print(sum(number for number, built in counts if not built), sum(number for numbe
 """
 
 
-@torch_wanted
+@needs_torch
 @pytest.mark.timeout(90)
 def test_threads_that_flood_torch_monitor_end_in_order_with_exact_counts(tmp_path: Path) -> None:
     prebuilt, built = map(int, child(tmp_path / "feed", FLOOD, timeout=85).stdout.split())
@@ -274,7 +274,7 @@ def test_threads_that_flood_torch_monitor_end_in_order_with_exact_counts(tmp_pat
     assert sum_by_labels(page, "flood_samples_total") >= 1
 
 
-@torch_wanted
+@needs_torch
 def test_events_are_delivered_in_order_also_from_subclasses_of_the_job() -> None:
     torch = importlib.import_module("torch.monitor")
 
@@ -315,7 +315,7 @@ log("parent")
 """
 
 
-@torch_wanted
+@needs_torch
 @pytest.mark.timeout(90)
 def test_a_forked_child_reports_only_its_own_values(tmp_path: Path) -> None:
     child(tmp_path / "feed", FORK)
@@ -365,7 +365,9 @@ for _ in range(3):
 
 
 def test_allocator_statistics_become_the_documented_families(tmp_path: Path) -> None:
-    page = job(tmp_path, ANSWERS + PRINT_PAGE).done.stdout  # memory is a gauge: only the live process counts
+    page = job(
+        tmp_path, ANSWERS + PRINT_PAGE
+    ).process.stdout  # memory is a gauge: only the live process counts
 
     retries = "training_gpu_alloc_retries_total"
     assert series(page, retries).keys() == {

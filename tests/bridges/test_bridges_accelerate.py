@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, FAILED, SAMPLES, SAVED, STEPS, Job, job, recorded_job, wanted
+from bridges_support import AUTO, FAILED, SAMPLES, SAVED, STEPS, Job, job, needs, recorded_job
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -35,22 +35,22 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 }
 
 
-@wanted("accelerate")
+@needs("accelerate")
 @pytest.mark.parametrize("run", EXPECTED)
 def test_an_accelerate_loop_is_recorded(recording: Job, run: str) -> None:
-    assert recording.unlike(EXPECTED[run], run) == {}
+    assert recording.differences(EXPECTED[run], run) == {}
 
 
-@wanted("accelerate")
+@needs("accelerate")
 def test_the_loss_is_recorded_before_its_division_and_exceptions_propagate(recording: Job) -> None:
     gauges = recording.gauges("tracked")
 
     assert 0 < gauges["loss,mode=train"] < 50
     assert gauges["grad_norm"] > 0
-    assert "raised amid an iteration" in recording.done.stdout
+    assert "raised amid an iteration" in recording.process.stdout
 
 
-@wanted("accelerate")
+@needs("accelerate")
 def test_an_unchanged_accelerate_job_is_recorded(tmp_path: Path) -> None:
     program = """
 from programs.accelerate_parts import train
@@ -58,7 +58,7 @@ train(gradient_accumulation_steps=2)[0].save_state("state")
 """
     recording = job(tmp_path, program, AUTO)
 
-    assert recording.unlike({STEPS: 2, SAVED: 1, "run_info framework=accelerate": 1}) == {}
+    assert recording.differences({STEPS: 2, SAVED: 1, "run_info framework=accelerate": 1}) == {}
 
 
 # Fabric -------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ fabric.load("whole.ckpt", {{"model": model, "optimizer": optimizer}})
 """
 
 
-@wanted("lightning")
+@needs("lightning")
 @pytest.mark.parametrize(("package", "explicit"), [("lightning.fabric", True), ("lightning_fabric", False)])
 def test_a_fabric_loop_is_recorded_with_its_checkpoints(tmp_path: Path, package: str, explicit: bool) -> None:
     program = FABRIC.format(package=package, explicit=explicit)
@@ -96,7 +96,7 @@ def test_a_fabric_loop_is_recorded_with_its_checkpoints(tmp_path: Path, package:
 
     steps = {STEPS: 4, "phase backward": 4, "phase optimizer": 4, "run_info framework=fabric": 1}
     assert (
-        recording.unlike(
+        recording.differences(
             {**steps, SAVED: 1, FAILED: 1, "phase checkpoint_save_sync": 3, "phase checkpoint_load": 1}
         )
         == {}

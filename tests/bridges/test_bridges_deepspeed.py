@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, SAMPLES, SAVED, STEPS, Job, job, wanted
+from bridges_support import AUTO, SAMPLES, SAVED, STEPS, Job, job, needs
 
-pytestmark = [wanted("torch", "deepspeed"), pytest.mark.timeout(240)]
+pytestmark = [needs("torch", "deepspeed"), pytest.mark.timeout(240)]
 
 ENVIRONMENT = {
     **AUTO,
@@ -61,7 +61,7 @@ def train(engine, dtype=torch.float32):
 def own(recorded: Job, name: str) -> float:
     return next(
         float(line.split()[-1])
-        for line in recorded.done.stdout.splitlines()
+        for line in recorded.process.stdout.splitlines()
         if line.startswith(f"own {name}")
     )
 
@@ -78,7 +78,7 @@ def test_a_step_is_a_step_of_the_engine_and_the_loss_is_not_divided(tmp_path: Pa
 
     expected = {STEPS: 3, "microbatches_total": 12, SAMPLES: 48, SAVED: 1, "run_info framework=deepspeed": 1}
     found = recorded.gauges("gauges")
-    assert recorded.unlike(expected) == {}
+    assert recorded.differences(expected) == {}
     assert found["loss,mode=train"] == pytest.approx(own(recorded, "loss"), rel=1e-5)
     assert found["learning_rate"] == 0.125
     assert found["step"] == 3
@@ -89,7 +89,7 @@ def test_zero_norms_and_losses_of_the_engine_are_recorded(tmp_path: Path) -> Non
     recorded = job(tmp_path, program, ENVIRONMENT)
 
     found = recorded.gauges("gauges")
-    assert recorded.unlike({STEPS: 3, SAMPLES: 48, SAVED: 1}) == {}
+    assert recorded.differences({STEPS: 3, SAMPLES: 48, SAVED: 1}) == {}
     assert found["loss,mode=train"] == pytest.approx(own(recorded, "loss"), rel=1e-5)
     assert found["grad_norm"] == pytest.approx(own(recorded, "norm"), rel=1e-5)
 
@@ -100,5 +100,5 @@ def test_steps_without_finite_gradients_are_skipped_steps(tmp_path: Path) -> Non
     recorded = job(tmp_path, program, ENVIRONMENT)
 
     assert own(recorded, "skipped") == 3
-    assert recorded.unlike({STEPS: 3, "skipped_steps_total reason=overflow": 3}) == {}
+    assert recorded.differences({STEPS: 3, "skipped_steps_total reason=overflow": 3}) == {}
     assert recorded.gauges("gauges")["loss_scale"] == own(recorded, "scale")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, SAMPLES, SAVED, STEPS, VALIDATED, job, wanted
+from bridges_support import AUTO, SAMPLES, SAVED, STEPS, VALIDATED, job, needs
 
-pytestmark = [wanted("torch"), pytest.mark.timeout(120)]
+pytestmark = [needs("torch"), pytest.mark.timeout(120)]
 
 OPTIMIZER = """
 class Optimizer:
@@ -64,6 +64,6 @@ def test_steps_of_an_optimizer_that_does_not_derive_from_torch_are_counted(tmp_p
         "epochs_total": 2,
         "run_info framework=fastai": 1,
     }
-    assert recorded.unlike(expected) == {}
+    assert recorded.differences(expected) == {}
     assert found["loss,mode=train"] == pytest.approx(found["own loss"], rel=1e-5)
     assert found["learning_rate"] == 0.125

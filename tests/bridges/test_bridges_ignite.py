@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, wanted
+from bridges_support import AUTO, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, needs
 
-pytestmark = [wanted("torch", "ignite"), pytest.mark.timeout(120)]
+pytestmark = [needs("torch", "ignite"), pytest.mark.timeout(120)]
 
 IGNITE = """
 import torch
@@ -47,14 +47,14 @@ trainer.run(data, max_epochs=2)
 
 
 def own_loss(recorded: Job) -> float:
-    return next(float(line.split()[2]) for line in recorded.done.stdout.splitlines() if "own loss" in line)
+    return next(float(line.split()[2]) for line in recorded.process.stdout.splitlines() if "own loss" in line)
 
 
 def test_steps_samples_epochs_and_validations_match_the_log_of_the_job(tmp_path: Path) -> None:
     recorded = job(tmp_path, IGNITE + SUPERVISED, AUTO)
 
     expected = {STEPS: 60, SAMPLES: 1200, VALIDATED: 21, "epochs_total": 3, "phase validation": 3, SAVED: 1}
-    assert recorded.unlike({**expected, "run_info framework=ignite": 1}) == {}
+    assert recorded.differences({**expected, "run_info framework=ignite": 1}) == {}
     assert recorded.gauges("gauges")["epoch"] == 3
     assert recorded.gauges("gauges")["loss,mode=train"] == pytest.approx(own_loss(recorded), rel=1e-5)
 
@@ -62,10 +62,10 @@ def test_steps_samples_epochs_and_validations_match_the_log_of_the_job(tmp_path:
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
     recorded = job(tmp_path, IGNITE + ACCUMULATING, AUTO)
 
-    assert recorded.unlike({STEPS: 15, "microbatches_total": 60, SAMPLES: 1200, VALIDATED: 21}) == {}
+    assert recorded.differences({STEPS: 15, "microbatches_total": 60, SAMPLES: 1200, VALIDATED: 21}) == {}
 
 
 def test_batches_of_a_list_are_counted_like_those_of_a_loader(tmp_path: Path) -> None:
     recorded = job(tmp_path, IGNITE + ITERABLE, AUTO)
 
-    assert recorded.unlike({STEPS: 10, SAMPLES: 200, VALIDATED: 4, "epochs_total": 2}) == {}
+    assert recorded.differences({STEPS: 10, SAMPLES: 200, VALIDATED: 4, "epochs_total": 2}) == {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, FAILED, SAVED, STEPS, VALIDATED, Job, job, recorded_job, wanted
+from bridges_support import AUTO, FAILED, SAVED, STEPS, VALIDATED, Job, job, needs, recorded_job
 
-pytestmark = [wanted("keras", "torch"), pytest.mark.timeout(180)]
+pytestmark = [needs("keras", "torch"), pytest.mark.timeout(180)]
 
 PRELUDE = """
 import os
@@ -42,14 +42,14 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 @pytest.mark.parametrize("run", EXPECTED)
 def test_training_and_evaluation_of_a_model_are_recorded(recorded: Job, run: str) -> None:
-    assert recorded.unlike(EXPECTED[run], run) == {}
+    assert recorded.differences(EXPECTED[run], run) == {}
 
 
 def test_losses_match_keras_and_exceptions_propagate(recorded: Job) -> None:
     assert recorded.gauges("ordinary")["loss,mode=train"] > 0
     assert recorded.gauges("ordinary")["loss,mode=validation"] > 0
     assert (recorded.number("phase data_loading", "ordinary") or 0) >= 6
-    assert "raised amid an epoch" in recorded.done.stdout
+    assert "raised amid an epoch" in recorded.process.stdout
 
 
 def test_an_unchanged_job_that_continues_after_an_exception_is_recorded_as_finished(
@@ -66,6 +66,6 @@ print("asynchronous", keras.callbacks.CallbackList([], model=model)._async_train
 """
     recorded = job(tmp_path, PRELUDE + program, AUTO)
 
-    assert recorded.unlike({STEPS: 2 + 6, SAVED: 2, "uncommitted_seconds": 0}) == {}
+    assert recorded.differences({STEPS: 2 + 6, SAVED: 2, "uncommitted_seconds": 0}) == {}
     assert (recorded.value("training_productive_seconds_total") or 0) > 0
-    assert "asynchronous True" in recorded.done.stdout
+    assert "asynchronous True" in recorded.process.stdout

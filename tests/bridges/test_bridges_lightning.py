@@ -16,14 +16,14 @@ from bridges_support import (
     VALIDATED,
     Job,
     job,
+    needs,
     recorded_job,
     script,
-    wanted,
 )
 
 import exporter_auto
 
-pytestmark = [wanted("lightning"), pytest.mark.timeout(240)]
+pytestmark = [needs("lightning"), pytest.mark.timeout(240)]
 
 LOOPS = """
 from programs import lightning_loops, loops
@@ -83,7 +83,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 @pytest.mark.parametrize("run", EXPECTED)
 def test_training_validation_and_saves_of_a_trainer_are_recorded(recorded: Job, run: str) -> None:
-    assert recorded.unlike(EXPECTED[run], run) == {}
+    assert recorded.differences(EXPECTED[run], run) == {}
 
 
 def test_loops_without_a_fixed_number_of_steps_are_recorded(recorded: Job) -> None:
@@ -93,8 +93,8 @@ def test_loops_without_a_fixed_number_of_steps_are_recorded(recorded: Job) -> No
 
 
 def test_exceptions_propagate_and_a_trainer_can_be_pickled_and_copied_while_training(recorded: Job) -> None:
-    assert "raised amid an iteration" in recorded.done.stdout
-    assert recorded.done.stdout.count("pickled ['Pickling', 'ExporterCallback']") == 2
+    assert "raised amid an iteration" in recorded.process.stdout
+    assert recorded.process.stdout.count("pickled ['Pickling', 'ExporterCallback']") == 2
 
 
 # Without a line of code ---------------------------------------------------------------------------------------
@@ -115,7 +115,10 @@ def test_an_unchanged_job_is_recorded_once(tmp_path: Path, package: str, explici
     program = LIGHTNING + UNCHANGED.format(explicit=explicit)
     recorded = job(tmp_path, program, {**AUTO, "LIGHTNING_PACKAGE": package})
 
-    assert recorded.unlike({STEPS: 6, SAMPLES: 24, "phase backward": 6, "phase optimizer": 6, SAVED: 2}) == {}
+    assert (
+        recorded.differences({STEPS: 6, SAMPLES: 24, "phase backward": 6, "phase optimizer": 6, SAVED: 2})
+        == {}
+    )
 
 
 @pytest.mark.parametrize("name", ["EXPORTER_AUTO", "EXPORTER_DISABLED"])
@@ -153,5 +156,5 @@ def test_ranks_started_by_lightning_are_distinct_and_count_their_own_samples(
     recorded = script(tmp_path, LIGHTNING + TWO_RANKS.format(strategy=strategy), STARTED[strategy])
 
     for rank, samples in (("0", 12), ("1", 6)):
-        assert recorded.unlike({f"{STEPS} rank={rank}": 3, f"{SAMPLES} rank={rank}": samples}) == {}
+        assert recorded.differences({f"{STEPS} rank={rank}": 3, f"{SAMPLES} rank={rank}": samples}) == {}
     assert recorded.number("step_duration_seconds_count mode=train") == 3

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, FAILED, LIGHTNING, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, wanted
+from bridges_support import AUTO, FAILED, LIGHTNING, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, needs
 from places import PROJECT as REPOSITORY
 from places import TESTS
 
 from exporter.cli.run import AUTOLOAD
 
-pytestmark = [wanted("nv_one_logger"), pytest.mark.timeout(120)]
+pytestmark = [needs("nv_one_logger"), pytest.mark.timeout(120)]
 
 PRELUDE = """
 import pathlib, time
@@ -103,11 +103,11 @@ def test_calls_of_one_logger_are_recorded_with_its_configuration(tmp_path: Path,
     }
     phases = {"iteration": 5, "forward": 4, "backward": 4, "model_init": 1, "checkpoint_load": 1, "test": 1}
     expected.update({f"phase {phase}": times for phase, times in phases.items()})
-    assert recorded.unlike(expected) == {}
-    assert "raised amid an iteration" in recorded.done.stdout
+    assert recorded.differences(expected) == {}
+    assert "raised amid an iteration" in recorded.process.stdout
     assert "training_misuse_total" not in recorded.page
-    assert "exporter:" not in recorded.done.stderr
-    assert "a bridge" not in recorded.done.stderr
+    assert "exporter:" not in recorded.process.stderr
+    assert "a bridge" not in recorded.process.stderr
 
 
 def ran(tmp_path: Path, program: str, *, check: bool = True, **options: str) -> Job:
@@ -135,7 +135,7 @@ callbacks.on_app_end()
     recorded = ran(tmp_path, program, strategy="CheckPointStrategy.ASYNC")
 
     saved = {"checkpoints_total kind=async result=ok": 2, "phase checkpoint_save_async": 3}
-    assert recorded.unlike({STEPS: 3, **saved, "misuse_total": None}) == {}
+    assert recorded.differences({STEPS: 3, **saved, "misuse_total": None}) == {}
 
 
 def test_exceptions_of_one_logger_reach_the_job_unchanged(tmp_path: Path) -> None:
@@ -147,9 +147,9 @@ with application():
 """
     recorded = ran(tmp_path, program, check=False)
 
-    assert recorded.done.returncode == 1
-    assert "OneLoggerError" in recorded.done.stderr
-    assert "exporter/bridges" not in recorded.done.stderr.splitlines()[-1]
+    assert recorded.process.returncode == 1
+    assert "OneLoggerError" in recorded.process.stderr
+    assert "exporter/bridges" not in recorded.process.stderr.splitlines()[-1]
 
 
 def test_a_rank_that_one_logger_disables_is_not_recorded(tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ with application():
 """
 
 
-@wanted("lightning")
+@needs("lightning")
 def test_a_lightning_job_with_own_instrumentation_counts_each_step_once(tmp_path: Path) -> None:
     recorded = job(tmp_path, PRELUDE + LIGHTNING + INSTRUMENTED, AUTO)
 
     known = {"run_info framework=lightning session_tag=tag": 1, "misuse_total": None}
-    assert recorded.unlike({STEPS: 4, "microbatches_total": 8, "phase model_init": 1, **known}) == {}
+    assert recorded.differences({STEPS: 4, "microbatches_total": 8, "phase model_init": 1, **known}) == {}

@@ -16,12 +16,12 @@ from bridges_support import (
     VALIDATED,
     Job,
     job,
+    needs,
     recorded_job,
     script,
-    wanted,
 )
 
-pytestmark = [wanted("torch"), pytest.mark.timeout(120)]
+pytestmark = [needs("torch"), pytest.mark.timeout(120)]
 
 PRELUDE = """
 import copy, pickle, sys, threading, time, warnings
@@ -103,7 +103,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 @pytest.mark.parametrize("run", EXPECTED)
 def test_a_loop_is_recorded(recorded: Job, run: str) -> None:
-    assert recorded.unlike(EXPECTED[run], run) == {}
+    assert recorded.differences(EXPECTED[run], run) == {}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_loop_is_recorded(recorded: Job, run: str) -> None:
     ["raised amid an iteration", "torch raised grad can be implici", "save raised", "later failed True"],
 )
 def test_exceptions_reach_the_job_unchanged(recorded: Job, line: str) -> None:
-    assert line in recorded.done.stdout
+    assert line in recorded.process.stdout
 
 
 def test_values_and_times_match_the_log_of_the_job(recorded: Job) -> None:
@@ -128,7 +128,7 @@ def test_the_epoch_is_absent_until_a_loader_is_exhausted(recorded: Job) -> None:
 
 
 def test_the_loss_matches_the_log_of_the_job_or_is_absent(recorded: Job) -> None:
-    lines = [line.split() for line in recorded.done.stdout.splitlines() if line.startswith("loss ")]
+    lines = [line.split() for line in recorded.process.stdout.splitlines() if line.startswith("loss ")]
     expected = [None if line[2] == "None" else pytest.approx(float(line[2]), rel=1e-5) for line in lines]
 
     assert [None if line[1] == "None" else float(line[1]) for line in lines] == expected
@@ -157,9 +157,9 @@ sys.exit(3)
     plain = job(tmp_path / "without", PRELUDE + program, check=False)
     recorded = job(tmp_path / "with", PRELUDE + program, AUTO, check=False)
 
-    assert plain.done.returncode == recorded.done.returncode == 3
-    assert recorded.done.stdout == plain.done.stdout
-    assert re.sub(r"[\d.:]+", "", recorded.done.stderr) == re.sub(r"[\d.:]+", "", plain.done.stderr)
+    assert plain.process.returncode == recorded.process.returncode == 3
+    assert recorded.process.stdout == plain.process.stdout
+    assert re.sub(r"[\d.:]+", "", recorded.process.stderr) == re.sub(r"[\d.:]+", "", plain.process.stderr)
     assert "training_steps_total" not in plain.page
     assert recorded.number(STEPS) == 3
     assert (recorded.number("phase compile") or 0) >= 2
@@ -217,8 +217,8 @@ def test_a_mistake_at_the_prompt_ends_no_training(tmp_path: Path) -> None:
     launch = "subprocess.run([sys.executable, '-i', 'train.py'], input=b'1 / 0')"
     recorded = script(tmp_path, f"{PRELUDE}{TRAINING}    train()\n", launch)
 
-    assert "ZeroDivisionError" in recorded.done.stderr
-    assert recorded.unlike({STEPS: 3, "uncommitted_seconds": 0}) == {}
+    assert "ZeroDivisionError" in recorded.process.stderr
+    assert recorded.differences({STEPS: 3, "uncommitted_seconds": 0}) == {}
 
 
 ITERATIONS = """
@@ -268,7 +268,7 @@ def test_an_unchanged_torch_job_is_recorded(tmp_path: Path, name: str) -> None:
     program, expected = JOBS[name]
     recorded = job(tmp_path, f"{PRELUDE}from exporter import training\n{program}", AUTO)
 
-    assert recorded.unlike(expected) == {}
+    assert recorded.differences(expected) == {}
 
 
 OWN_OPTIMIZER = """
@@ -290,8 +290,8 @@ def test_steps_of_an_optimizer_that_is_not_torchs_are_missed_with_the_lines_that
 ) -> None:
     recorded = job(tmp_path, PRELUDE + OWN_OPTIMIZER, AUTO)
 
-    assert recorded.done.stderr.count("no step of a torch optimizer") == 1
-    assert "training.step()" in recorded.done.stderr
+    assert recorded.process.stderr.count("no step of a torch optimizer") == 1
+    assert "training.step()" in recorded.process.stderr
     assert recorded.number(STEPS) is None
 
 
@@ -307,4 +307,7 @@ print("values", json.dumps(gauges()))
 """
     recorded = job(tmp_path, PRELUDE + program)
 
-    assert recorded.unlike({"gauge loss,mode=train": 1.5, "gauge grad_norm": 2.5, "misuse_total": None}) == {}
+    assert (
+        recorded.differences({"gauge loss,mode=train": 1.5, "gauge grad_norm": 2.5, "misuse_total": None})
+        == {}
+    )

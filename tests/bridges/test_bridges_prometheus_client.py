@@ -38,7 +38,7 @@ time.sleep(1.5)
 
 def test_metrics_of_the_job_have_run_and_rank_and_continue_over_a_restart(tmp_path: Path) -> None:
     program = f"{PRELUDE}{RECORDING}{PRINT_PAGE}served.labels('/a').inc(4)  # immediately before the exit"
-    living = job(tmp_path, program).done.stdout
+    living = job(tmp_path, program).process.stdout
     ended = job(tmp_path, program).page
 
     assert sum_by_labels(living, "app_requests_total", run="mine", rank="0", path="/a") == 2.5
@@ -105,7 +105,7 @@ os.kill(os.getpid(), 9)
 """
     recorded = job(tmp_path, PRELUDE + program, check=False)
 
-    assert recorded.done.stdout == "2\n"
-    assert "the collector Raising of prometheus_client has raised" in recorded.done.stderr
-    assert "has not answered" in recorded.done.stderr
+    assert recorded.process.stdout == "2\n"
+    assert "the collector Raising of prometheus_client has raised" in recorded.process.stderr
+    assert "has not answered" in recorded.process.stderr
     assert sum_by_labels(recorded.page, "app_steps_total") == 9

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import SAVED, STEPS, script, wanted
+from bridges_support import SAVED, STEPS, needs, script
 from elastic_support import series
 
-pytestmark = [wanted("torch"), pytest.mark.timeout(240)]
+pytestmark = [needs("torch"), pytest.mark.timeout(240)]
 
 TRAIN = """
 import torch
@@ -48,14 +48,14 @@ other.terminate()
 
 @pytest.mark.parametrize(
     "launch",
-    [pytest.param(LAUNCHER, marks=wanted("accelerate")), WRAPPER, SIBLING],
+    [pytest.param(LAUNCHER, marks=needs("accelerate")), WRAPPER, SIBLING],
     ids=["accelerate launch", "a wrapper", "a sibling"],
 )
 def test_the_training_process_has_rank_0_and_no_other_process_has_a_rank(tmp_path: Path, launch: str) -> None:
     train = f"{TRAIN}\nif __name__ == '__main__':\n    train()\n"
     found = script(tmp_path, train, f"import exporter.bridges\n{launch}")
 
-    assert found.unlike({f"{STEPS} rank=0": 3, SAVED: 1}) == {}
+    assert found.differences({f"{STEPS} rank=0": 3, SAVED: 1}) == {}
     assert "worker=" not in found.page
     updated = series(found.page, "training_feed_last_update_timestamp_seconds")
     assert len([key for key in updated if 'rank="' in key]) == 1
@@ -64,5 +64,5 @@ def test_the_training_process_has_rank_0_and_no_other_process_has_a_rank(tmp_pat
 def test_spawned_ranks_take_their_rank_from_the_process_group(tmp_path: Path) -> None:
     found = script(tmp_path, TRAIN + SPAWN)
 
-    assert found.unlike({f"{STEPS} rank=0": 3, f"{STEPS} rank=1": 3}) == {}
+    assert found.differences({f"{STEPS} rank=0": 3, f"{STEPS} rank=1": 3}) == {}
     assert "worker=" not in found.page

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from bridges_support import installed_distribution, wanted
+from bridges_support import installed_distribution, needs
 from elastic_support import page_of, sum_by_labels
 from run_support import child_environment, free_port, page, run_command, run_to_completion, running_process
 from waiting import PATIENCE, wait_until
 
-pytestmark = [wanted("torch"), pytest.mark.timeout(180)]
+pytestmark = [needs("torch"), pytest.mark.timeout(180)]
 
 
 def job_environment(path: Path, **more: str) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, FAILED, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, recorded_job, wanted
+from bridges_support import AUTO, FAILED, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, needs, recorded_job
 
-pytestmark = [wanted("transformers", "accelerate"), pytest.mark.timeout(240)]
+pytestmark = [needs("transformers", "accelerate"), pytest.mark.timeout(240)]
 
 LOOPS = """
 from programs import loops, transformers_loops
@@ -61,7 +61,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 @pytest.mark.parametrize("run", EXPECTED)
 def test_training_validation_and_saves_of_a_trainer_are_recorded(recorded: Job, run: str) -> None:
-    assert recorded.unlike(EXPECTED[run], run) == {}
+    assert recorded.differences(EXPECTED[run], run) == {}
 
 
 def test_flops_match_transformers_and_recomputed_flops_are_separate(
@@ -87,8 +87,8 @@ def test_loops_without_a_fixed_number_of_steps_are_recorded(recorded: Job) -> No
 
 
 def test_exceptions_propagate_and_callbacks_can_be_pickled_and_copied(recorded: Job) -> None:
-    assert "raised amid an iteration" in recorded.done.stdout
-    assert "'ExporterCallback'" in recorded.done.stdout.partition("copied ")[2].partition("\n")[0]
+    assert "raised amid an iteration" in recorded.process.stdout
+    assert "'ExporterCallback'" in recorded.process.stdout.partition("copied ")[2].partition("\n")[0]
 
 
 UNCHANGED = """
@@ -103,6 +103,9 @@ print("callbacks", [type(each).__name__ for each in trainer.callback_handler.cal
 def test_an_unchanged_job_is_recorded_once(tmp_path: Path, trainer: str) -> None:
     recorded = job(tmp_path, UNCHANGED.format(trainer=trainer), AUTO)
 
-    assert "ExporterAutoCallback" in recorded.done.stdout
-    assert recorded.unlike({STEPS: 3, VALIDATED: 1, "phase forward": 3, "phase backward": 3, SAVED: 1}) == {}
-    assert "already one" not in recorded.done.stderr
+    assert "ExporterAutoCallback" in recorded.process.stdout
+    assert (
+        recorded.differences({STEPS: 3, VALIDATED: 1, "phase forward": 3, "phase backward": 3, SAVED: 1})
+        == {}
+    )
+    assert "already one" not in recorded.process.stderr

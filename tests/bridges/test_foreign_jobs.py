@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bridges_support import wanted
+from bridges_support import needs
 from foreign_jobs import JOBS, row
 from foreign_run import measure
 from places import PROJECT
@@ -28,7 +28,7 @@ LIBRARIES = {
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=wanted(LIBRARIES[name])) for name in LIBRARIES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(LIBRARIES[name])) for name in LIBRARIES])
 def test_the_page_has_the_numbers_of_the_job_s_own_log(name: str, tmp_path: Path) -> None:
     job = next(each for each in JOBS if each.name == name)
     measured = measure(job, sys.executable, tmp_path)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bridges_support import QUIET, installed_distribution, wanted
+from bridges_support import QUIET, installed_distribution, needs
 from elastic_support import sum_by_labels
 from places import TESTS
 from run_support import (
@@ -26,7 +26,7 @@ from run_support import (
 )
 from waiting import wait_until
 
-pytestmark = [wanted("torch"), pytest.mark.timeout(240)]
+pytestmark = [needs("torch"), pytest.mark.timeout(240)]
 
 JOBS = TESTS / "bridges" / "truth"
 # A shell loop within one `run`: the first attempt crashes, the second resumes.
@@ -200,9 +200,9 @@ def windows_of_a_stat_are_those_of_its_samples(truth: Truth) -> None:  # only th
     "name",
     [
         "plain",
-        pytest.param("lightning", marks=wanted("lightning")),
-        pytest.param("transformers", marks=wanted("transformers")),
-        pytest.param("accelerate", marks=wanted("accelerate")),
+        pytest.param("lightning", marks=needs("lightning")),
+        pytest.param("transformers", marks=needs("transformers")),
+        pytest.param("accelerate", marks=needs("accelerate")),
         "instrumented",
     ],
 )

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from bridges_support import wanted
+from bridges_support import needs
 from elastic_support import series, sum_by_labels
 from run_support import child_environment, free_port, page, run_command, run_to_completion, running_process
 from waiting import wait_until
 
-pytestmark = [wanted("torch"), pytest.mark.timeout(300)]
+pytestmark = [needs("torch"), pytest.mark.timeout(300)]
 
 STEPS = 30
 JOB = """

@@ -37,7 +37,7 @@ def test_an_attached_sidecar_ends_with_the_last_run_without_a_regular_scraper(
     tmp_path: Path, run: subprocess.Popen[str]
 ) -> None:
     with sidecar(tmp_path, "--run.attached", "--run.linger=1h") as running:
-        running.ask("/metrics")
+        running.request("/metrics")
         was_running = running.process.poll() is None
         run.communicate()
 

@@ -70,7 +70,7 @@ def test_without_a_gpu_the_page_has_the_reason_and_the_log_one_line(tmp_path: Pa
 
         assert running.sample("gpu_nvml_up") == 0
         assert running.sample("host_load1") is not None
-        assert running.log.count("GPUs are not watched (library_not_found)") == 1
+        assert running.log.count("GPUs are not monitored (library_not_found)") == 1
 
 
 def test_a_reload_detaches_and_reattaches_the_described_machine(tmp_path: Path) -> None:
@@ -96,11 +96,11 @@ def test_an_unknown_machine_is_reported_and_nothing_starts(tmp_path: Path, flags
 def test_missing_required_gpus_make_the_exporter_not_ready_and_keep_the_page(tmp_path: Path) -> None:
     flag = configure(tmp_path, f"mode: required, replay: no-gpu, {SHORT_INTERVALS}")
     with sidecar(tmp_path, flag, ready=False) as running:
-        wait_until(lambda: running.ask("/metrics")[0] == 200)
-        wait_until(lambda: "library_not_found" in running.ask("/-/ready")[1])
-        status = running.ask("/-/ready")[0]
+        wait_until(lambda: running.request("/metrics")[0] == 200)
+        wait_until(lambda: "library_not_found" in running.request("/-/ready")[1])
+        status = running.request("/-/ready")[0]
         reconfigure(running, tmp_path, f"mode: required, replay: t4, {SHORT_INTERVALS}")
-        wait_until(lambda: running.ask("/-/ready")[0] == 200)
+        wait_until(lambda: running.request("/-/ready")[0] == 200)
 
     assert status == 503
 

@@ -15,7 +15,7 @@ SUCCESS_TIME = "exporter_config_last_reload_success_timestamp_seconds"
 
 
 def reload_by_http(running: Sidecar) -> None:
-    running.ask("/-/reload", "POST")
+    running.request("/-/reload", "POST")
 
 
 RELOAD_METHODS = pytest.mark.parametrize("reload", [Sidecar.reload, reload_by_http])
@@ -56,11 +56,11 @@ def test_an_invalid_file_changes_nothing_and_every_problem_is_logged(
     tmp_path: Path, file: Path, reload: Callable[[Sidecar], None]
 ) -> None:
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
-        initial_config, initial_time = running.ask("/config"), running.sample(SUCCESS_TIME)
+        initial_config, initial_time = running.request("/config"), running.sample(SUCCESS_TIME)
         file.write_text("collectors: {memory: {interval: 0s}, clod: {}}\nlog: {level: loud}\n")
         reload(running)
         success_after_error, time_after_error = running.sample(SUCCESSFUL), running.sample(SUCCESS_TIME)
-        is_unchanged = running.ask("/config") == initial_config
+        is_unchanged = running.request("/config") == initial_config
         file.write_text("")
         reload(running)
         success_after_fix = running.sample(SUCCESSFUL)
@@ -90,7 +90,7 @@ def test_an_option_that_needs_a_restart_keeps_its_value_and_is_logged_once(
         file.write_text("exposition: {max_series: 500}\nstate: {dir: other}\nlog: {format: json}")
         running.reload()
         running.reload()
-        config = running.ask("/config")[1]
+        config = running.request("/config")[1]
 
     restart_lines = [line for line in running.log.splitlines() if "needs a restart" in line]
     assert [line.rpartition("setting=")[2] for line in restart_lines] == [

@@ -1,4 +1,4 @@
-"""Cgroups v2, v1 and hybrid: the place of the job's limits, and the meaning of the files."""
+"""Cgroups v2, v1 and hybrid: location of the limits, and meaning of the files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def collector_of(root: Path) -> CgroupCollector:
     return CgroupCollector(proc=root / "proc", sys=root / "sys")
 
 
-def places_of(collected: Collected) -> dict[str, tuple[str, str]]:
-    """Version and cgroup by resource."""
+def cgroups_by_scope(collected: Collected) -> dict[str, tuple[str, str]]:
+    """Return version and path of the cgroup by resource."""
     info = next(metric for metric in collected if metric.name == "cgroup")
     return {
         sample.labels["scope"]: (sample.labels["version"], sample.labels["path"]) for sample in info.samples
@@ -61,7 +61,7 @@ def test_without_a_limit_the_own_cgroup_is_read(tmp_path: Path) -> None:
     assert value_of(collected, LIMIT) is None
     assert value_of(collected, MEMORY_LIMIT) is None
     assert value_of(collected, CURRENT) == 20971520
-    assert places_of(collected)["memory"] == ("2", f"{STEP}/user/task_0")
+    assert cgroups_by_scope(collected)["memory"] == ("2", f"{STEP}/user/task_0")
     assert collected.problems == []
 
 
@@ -73,7 +73,7 @@ def test_where_a_controller_is_off_the_nearest_ancestor_is_read(tmp_path: Path) 
     collected = collector_of(root).collect()
 
     assert value_of(collected, CURRENT) == 206158430000
-    assert places_of(collected)["memory"] == ("2", f"{STEP}/user")
+    assert cgroups_by_scope(collected)["memory"] == ("2", f"{STEP}/user")
 
 
 def test_oom_kills_of_cgroup_v1_are_summed_over_ancestors(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_process_moved_to_another_cgroup_is_followed(tmp_path: Path) -> None:
     collected = collector.collect()
 
     assert value_of(collected, LIMIT) == 6.5
-    assert places_of(collected)["memory"] == ("2", "/system.slice/slurmstepd.scope/job_4711")
+    assert cgroups_by_scope(collected)["memory"] == ("2", "/system.slice/slurmstepd.scope/job_4711")
 
 
 V2 = "30 1 0:26 {root} /sys/fs/cgroup rw - cgroup2 cgroup rw,nsdelegate\n"
@@ -122,9 +122,9 @@ def test_the_ancestors_are_found_in_every_kind_of_namespace(
     tree = machine(tmp_path, membership, V2.format(root=root), {})
     for name in ("a/b", "a:b\x1c\u2028c", "b"):
         (tree / "sys/fs/cgroup" / name).mkdir(parents=True)
-    found = CgroupTree(proc=tree / "proc", sys=tree / "sys").hierarchies()
+    hierarchies = CgroupTree(proc=tree / "proc", sys=tree / "sys").hierarchies()
 
-    assert [level.path for family in found.values() for level in family.levels] == directories
+    assert [level.path for hierarchy in hierarchies.values() for level in hierarchy.levels] == directories
 
 
 def test_the_root_cgroup_without_memory_files_is_a_normal_state(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_root_cgroup_without_memory_files_is_a_normal_state(tmp_path: Path) 
 
     assert value_of(collected, "cgroup_cpu_usage_seconds_total", "user") == 2e-6
     assert collected.problems == []
-    assert set(places_of(collected)) == {"cpu"}
+    assert set(cgroups_by_scope(collected)) == {"cpu"}
     assert f"no {tmp_path}/sys/fs/cgroup/memory.current" in collected.unsupported
 
 
@@ -154,8 +154,8 @@ print(json.dumps({
 
 
 @pytest.fixture
-def limited() -> Iterator[list[Path]]:
-    """A cgroup with limits and a child, in the writable hierarchies of v1."""
+def limited_cgroups() -> Iterator[list[Path]]:
+    """Create a cgroup with limits and a child cgroup in the hierarchies of v1."""
     limits = {"cpu/cpu.cfs_quota_us": "150000", "memory/memory.limit_in_bytes": str(512 << 20)}
     leaves: list[Path] = []
     try:
@@ -176,17 +176,17 @@ def limited() -> Iterator[list[Path]]:
             directory.rmdir()
 
 
-def test_real_cgroup_files_show_the_configured_limits(limited: list[Path]) -> None:
+def test_real_cgroup_files_show_the_configured_limits(limited_cgroups: list[Path]) -> None:
     completed = subprocess.run(
-        [sys.executable, "-c", CHILD, *map(str, limited)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", CHILD, *map(str, limited_cgroups)], capture_output=True, text=True, check=True
     )
-    found = json.loads(completed.stdout)
+    samples = json.loads(completed.stdout)
     group = f"/exporter-test-{os.getpid()}"
 
-    assert found["problems"] == []
-    assert found["cgroup_cpu_limit_cpus"] == 1.5
-    assert found["cgroup_memory_limit_bytes"] == 512 << 20
-    assert 64 << 20 < found["cgroup_memory_current_bytes"] < 512 << 20
-    assert found["cgroup_memory_stat_bytes,anon"] > 64 << 20
-    assert found[f"cgroup_info,1,{group},memory"] == 1
-    assert found[f"cgroup_info,1,{group},cpu"] == 1
+    assert samples["problems"] == []
+    assert samples["cgroup_cpu_limit_cpus"] == 1.5
+    assert samples["cgroup_memory_limit_bytes"] == 512 << 20
+    assert 64 << 20 < samples["cgroup_memory_current_bytes"] < 512 << 20
+    assert samples["cgroup_memory_stat_bytes,anon"] > 64 << 20
+    assert samples[f"cgroup_info,1,{group},memory"] == 1
+    assert samples[f"cgroup_info,1,{group},cpu"] == 1

@@ -29,10 +29,10 @@ def queue_of(tmp_path: Path, jobs: int) -> Path:
 
 def test_the_document_contains_the_tested_examples() -> None:
     code = (EXAMPLES / "queue_collector.py").read_text() + (EXAMPLES / "own_registry.py").read_text()
-    shown = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    examples = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 
-    assert len(shown) == 2
-    assert all(entry in code for entry in shown)
+    assert len(examples) == 2
+    assert all(entry in code for entry in examples)
 
 
 def test_a_configured_collector_class_runs_beside_the_built_in_ones(tmp_path: Path) -> None:
@@ -57,12 +57,12 @@ def test_a_configured_collector_class_runs_beside_the_built_in_ones(tmp_path: Pa
 
 
 def test_a_package_offers_its_collectors_by_an_entry_point(tmp_path: Path) -> None:
-    installed = tmp_path / "site/queue_collector-1.0.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: queue-collector\nVersion: 1.0\n")
+    distribution = tmp_path / "site/queue_collector-1.0.dist-info"
+    distribution.mkdir(parents=True)
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: queue-collector\nVersion: 1.0\n")
     [entry] = re.findall(r"^queue = \"(.*)\"$", DOCUMENT, re.MULTILINE)
-    (installed / "entry_points.txt").write_text(f"[training_exporter.collectors]\nqueue = {entry}\n")
-    path = f"{installed.parent}:{EXAMPLES}:{PROJECT}"
+    (distribution / "entry_points.txt").write_text(f"[training_exporter.collectors]\nqueue = {entry}\n")
+    path = f"{distribution.parent}:{EXAMPLES}:{PROJECT}"
     with sidecar(tmp_path, PYTHONPATH=path, QUEUE_DIR=str(queue_of(tmp_path, jobs=2))) as running:
         wait_until(lambda: running.sample('queue_jobs{queue="night"}') is not None)
 
@@ -70,13 +70,13 @@ def test_a_package_offers_its_collectors_by_an_entry_point(tmp_path: Path) -> No
 
 
 def test_built_in_collectors_can_be_registered_in_any_registry() -> None:
-    printed = subprocess.run(
+    output = subprocess.run(
         [sys.executable, EXAMPLES / "own_registry.py"],
         env={"PYTHONPATH": str(PROJECT)},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    names = {family.name for family in text_string_to_metric_families(printed)}
+    names = {family.name for family in text_string_to_metric_families(output)}
 
     assert {"host_memory_total_bytes", "host_swap_in_bytes"} <= names

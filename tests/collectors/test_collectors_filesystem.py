@@ -1,4 +1,4 @@
-"""Filesystems: mounts on the page, and a filesystem that hangs."""
+"""Filesystems: visible mounts, and filesystems that hang."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def collector_of(
         psutil.PROCFS_PATH = "/proc"
 
 
-def ask(pool: StatvfsPool, *paths: str) -> Mapping[str, os.statvfs_result | OSError | None]:
-    """Call statvfs for paths, each under the name of the path."""
+def call_statvfs(pool: StatvfsPool, *paths: str) -> Mapping[str, os.statvfs_result | OSError | None]:
+    """Call statvfs for each path and for `/`."""
     return pool.call({path: path for path in (*paths, "/")})
 
 
@@ -53,7 +53,7 @@ def machine_of(root: Path, *lines: str) -> Path:
 
 
 class Hanging:
-    """A statvfs that does not return for some paths until released."""
+    """Implementation of statvfs that hangs for some paths until it is released."""
 
     def __init__(self, *paths: str) -> None:
         self.paths = set(paths)
@@ -69,15 +69,15 @@ class Hanging:
 
 @pytest.fixture
 def hanging() -> Iterator[Callable[..., Hanging]]:
-    made: list[Hanging] = []
+    instances: list[Hanging] = []
 
     def make(*paths: str) -> Hanging:
-        made.append(Hanging(*paths))
-        return made[-1]
+        instances.append(Hanging(*paths))
+        return instances[-1]
 
     yield make
-    for message in made:
-        message.release.set()
+    for instance in instances:
+        instance.release.set()
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "exporter-statvfs"])
 
 
@@ -110,7 +110,7 @@ def test_a_hanging_mount_gets_no_second_call_until_the_first_returns(
     pool, seconds = StatvfsPool(statvfs=statvfs, deadline_seconds=1.5), []
     for _ in range(4):
         start = time.monotonic()
-        assert ask(pool, "/dead", "/alive") == {"/dead": None, "/alive": ANSWER, "/": ANSWER}
+        assert call_statvfs(pool, "/dead", "/alive") == {"/dead": None, "/alive": ANSWER, "/": ANSWER}
         seconds.append(time.monotonic() - start)
     assert (statvfs.calls.count("/dead"), statvfs.calls.count("/alive")) == (1, 4)
     assert seconds[0] > 1.2
@@ -118,7 +118,7 @@ def test_a_hanging_mount_gets_no_second_call_until_the_first_returns(
 
     statvfs.paths.clear()
     statvfs.release.set()
-    wait_until(lambda: ask(pool, "/dead")["/dead"] == ANSWER)
+    wait_until(lambda: call_statvfs(pool, "/dead")["/dead"] == ANSWER)
 
     assert statvfs.calls.count("/dead") == 2
 
@@ -132,11 +132,11 @@ def test_a_reloaded_collector_does_not_call_a_hanging_mount_again(
     collector_of(root, pool).collect()
     collected = collector_of(root, pool, fs_types_include=["nfs*"]).collect()
     entry = next(entry for entry in CATALOGUE if entry.name == "filesystem")
-    made = [entry.factory() for _ in range(2)]
+    instances = [entry.factory() for _ in range(2)]
 
     assert value_of(collected, ERROR, "/dead", "nfs4", "filer:/x") == 1
     assert statvfs.calls == ["/dead"]
-    assert len({id(vars(message)["_pool"]) for message in made}) == 1
+    assert len({id(vars(instance)["_pool"]) for instance in instances}) == 1
 
 
 def test_patterns_choose_mount_points_and_kinds() -> None:
@@ -157,10 +157,10 @@ def test_each_run_has_the_free_space_of_each_responding_checkpoint_directory(
     missing = CheckpointDirsCollector([tmp_path / "missing"], runs=lambda: {"r"}).collect()
 
     samples = [sample for metric in collected for sample in metric.samples]
-    received = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
-    assert received == {
-        (f"training_checkpoint_dir_{what}_bytes", run, "/data"): size
-        for what, size in (("available", 400 * 4096), ("size", 1000 * 4096))
+    sample_values = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+    assert sample_values == {
+        (f"training_checkpoint_dir_{quantity}_bytes", run, "/data"): size
+        for quantity, size in (("available", 400 * 4096), ("size", 1000 * 4096))
         for run in ("a", "b")
     }
     assert [reason for reason, _ in collected.problems] == ["hanging"]
@@ -179,9 +179,9 @@ def test_without_checkpoint_directories_or_runs_no_series_are_published(
 
 @given(st.binary(max_size=30))
 def test_every_name_survives_the_escaping_of_the_kernel(name: bytes) -> None:
-    escaped = b"".join(b"\\%03o" % byte if byte in b" \t\n\\#" else bytes((byte,)) for byte in name)
+    escaped_name = b"".join(b"\\%03o" % byte if byte in b" \t\n\\#" else bytes((byte,)) for byte in name)
 
-    assert os.fsencode(unescape(os.fsdecode(escaped))) == name
+    assert os.fsencode(unescape(os.fsdecode(escaped_name))) == name
 
 
 @given(
@@ -202,7 +202,7 @@ def test_each_path_has_at_most_one_visible_mount_in_a_real_tree(steps: list[tupl
 
         assert len(paths) == len(set(paths))
         assert mounts[-1] in visible(mounts)
-        assert not [each for each in paths if each != path and each.startswith(path.rstrip("/") + "/")]
+        assert not [shown for shown in paths if shown != path and shown.startswith(path.rstrip("/") + "/")]
 
 
 # A real FUSE filesystem whose daemon never responds --------------------------------------------------
@@ -216,10 +216,10 @@ needs_fuse = pytest.mark.skipif(
 )
 
 
-def beside_a_dead_filesystem(what: str, directory: Path) -> Any:
-    """Report of the child process."""
+def run_fuse_child(program: str, directory: Path) -> Any:
+    """Run a program beside a filesystem that hangs, and return its report."""
     completed = subprocess.run(
-        ["unshare", "--mount", "--propagation=private", sys.executable, CHILD, what, directory],
+        ["unshare", "--mount", "--propagation=private", sys.executable, CHILD, program, directory],
         env={**os.environ, "PYTHONPATH": str(CHILD.parent.parent)},
         capture_output=True,
         text=True,
@@ -234,19 +234,19 @@ def beside_a_dead_filesystem(what: str, directory: Path) -> Any:
 
 @needs_fuse
 def test_a_really_hanging_filesystem_is_called_once_and_affects_only_itself(tmp_path: Path) -> None:
-    received = beside_a_dead_filesystem("collect", tmp_path)
+    report = run_fuse_child("collect", tmp_path)
 
-    assert received["asked"] == 1
-    for sampling in received["passes"]:
-        assert sampling["errors"] == {"/": 0.0, str(tmp_path): 1.0}
-        assert sampling["reasons"] == ["hanging"]
-        assert sampling["seconds"] < 5
+    assert report["calls"] == 1
+    for collection in report["passes"]:
+        assert collection["errors"] == {"/": 0.0, str(tmp_path): 1.0}
+        assert collection["reasons"] == ["hanging"]
+        assert collection["seconds"] < 5
 
 
 @needs_fuse
 def test_a_sidecar_that_no_signal_can_end_does_not_delay_the_job(tmp_path: Path) -> None:
-    received = beside_a_dead_filesystem("run", tmp_path)
+    report = run_fuse_child("run", tmp_path)
 
-    assert received["status"] == 3, received["log"]
-    assert "does not exit after SIGKILL" in received["log"]
-    assert received["seconds"] < 10 * PATIENCE
+    assert report["status"] == 3, report["log"]
+    assert "does not exit after SIGKILL" in report["log"]
+    assert report["seconds"] < 10 * PATIENCE

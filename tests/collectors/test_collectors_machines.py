@@ -1,4 +1,4 @@
-"""Host collectors on recorded machines: expositions, rules of single numbers, and damaged files."""
+"""Host collectors on recorded machines: expositions, computation of values, and damaged files."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from collectors_support import (
+    FILE_COLLECTORS,
     MACHINES,
-    OF_TREE,
     REASONS,
     assert_golden,
     assert_sound,
     build,
     copy_of,
     damaged,
+    disabled_options,
     read_from,
-    switched_on,
     text_of,
     value_of,
 )
@@ -48,23 +48,25 @@ ReadFrom = Callable[[Path], Path]
 def test_a_recorded_machine_gives_the_expected_exposition(machine: str, read_from: ReadFrom) -> None:
     root = read_from(MACHINES / machine)
     text = ""
-    for entry in OF_TREE:
+    for entry in FILE_COLLECTORS:
         collector = build(entry, root)
         collected = collector.collect()
         assert_sound(collector, collected)
         assert collected.problems == []
         text += text_of(collected)
-        text += "".join(f"# unsupported: {what.replace(str(root), '')}\n" for what in collected.unsupported)
+        text += "".join(
+            f"# unsupported: {source_name.replace(str(root), '')}\n" for source_name in collected.unsupported
+        )
 
     assert_golden(text, MACHINES / f"{machine}.metrics")
 
 
 def write_cpu(proc: Path, **columns: int) -> None:
     order = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
-    words = " ".join(str(columns.get(mode, 0)) for mode in order)
+    columns_text = " ".join(str(columns.get(mode, 0)) for mode in order)
     proc.mkdir(exist_ok=True)
     rest = "intr 1\nctxt 1\nsoftirq 1\nbtime 1\nprocesses 1\nprocs_running 1\nprocs_blocked 0"
-    (proc / "stat").write_text(f"cpu  {words}\ncpu6 {words}\n{rest}\n")
+    (proc / "stat").write_text(f"cpu  {columns_text}\ncpu6 {columns_text}\n{rest}\n")
 
 
 def test_guest_time_is_counted_once(tmp_path: Path, read_from: ReadFrom) -> None:
@@ -83,10 +85,10 @@ def test_utilization_covers_the_last_interval(tmp_path: Path, read_from: ReadFro
     write_cpu(proc, user=9000, idle=1000)
     first = collector.collect()
     write_cpu(proc, user=9025, idle=1065, iowait=10)
-    second = collector.collect()
+    second_client = collector.collect()
 
     assert value_of(first, "host_cpu_utilization_ratio") is None
-    assert value_of(second, "host_cpu_utilization_ratio") == pytest.approx(0.25)
+    assert value_of(second_client, "host_cpu_utilization_ratio") == pytest.approx(0.25)
 
 
 def test_cpu_time_never_decreases_when_the_kernel_corrects_it(tmp_path: Path, read_from: ReadFrom) -> None:
@@ -190,16 +192,16 @@ def test_a_damaged_operation_affects_only_its_mount(node: Path) -> None:
 
 
 def test_a_lustre_client_is_named_by_its_mount_point_or_where_there_are_two_by_itself(node: Path) -> None:
-    one = LustreCollector(sys=node / "sys").collect()
-    second = node / "sys/kernel/debug/lustre/llite/scratch1-ffff000000000000"
-    second.mkdir()
-    (second / "stats").write_text("write_bytes 1 samples [bytes] 5 5 5\n")
-    two = LustreCollector(sys=node / "sys").collect()
+    single_client = LustreCollector(sys=node / "sys").collect()
+    second_client = node / "sys/kernel/debug/lustre/llite/scratch1-ffff000000000000"
+    second_client.mkdir()
+    (second_client / "stats").write_text("write_bytes 1 samples [bytes] 5 5 5\n")
+    two_clients = LustreCollector(sys=node / "sys").collect()
 
-    assert value_of(one, "host_lustre_read_bytes_total", "/lustre") == 3145728000
-    assert value_of(two, "host_lustre_written_bytes_total", second.name) == 5
-    assert value_of(two, "host_lustre_read_bytes_total", second.name) == 0
-    assert value_of(two, "host_lustre_read_bytes_total", "scratch1-ffff9a5bc1f2c800") == 3145728000
+    assert value_of(single_client, "host_lustre_read_bytes_total", "/lustre") == 3145728000
+    assert value_of(two_clients, "host_lustre_written_bytes_total", second_client.name) == 5
+    assert value_of(two_clients, "host_lustre_read_bytes_total", second_client.name) == 0
+    assert value_of(two_clients, "host_lustre_read_bytes_total", "scratch1-ffff9a5bc1f2c800") == 3145728000
 
 
 def test_old_lustre_statistics_are_read_from_proc_without_times(node: Path, tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_old_lustre_statistics_are_read_from_proc_without_times(node: Path, tmp_
 
 # Damaged files --------------------------------------------------------------------------------------------
 
-TOUCHED = {
+FILES_OF_COLLECTOR = {
     "cpu": "proc/stat",
     "pressure": "pressure",
     "memory": "proc/meminfo proc/vmstat",
@@ -235,7 +237,7 @@ TOUCHED = {
 }
 
 
-@pytest.mark.parametrize("entry", OF_TREE, ids=lambda entry: str(entry.name))
+@pytest.mark.parametrize("entry", FILE_COLLECTORS, ids=lambda entry: str(entry.name))
 def test_any_bytes_in_any_file_give_a_documented_outcome(
     entry: CollectorEntry, tmp_path: Path, read_from: ReadFrom
 ) -> None:
@@ -243,16 +245,16 @@ def test_any_bytes_in_any_file_give_a_documented_outcome(
     files = [
         path
         for path in sorted(root.rglob("*"))
-        if path.is_file() and any(part in str(path) for part in TOUCHED[entry.name].split())
+        if path.is_file() and any(part in str(path) for part in FILES_OF_COLLECTOR[entry.name].split())
     ]
-    options = switched_on(entry)
+    options = disabled_options(entry)
 
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.data())
     def check(data: st.DataObject) -> None:
         path = data.draw(st.sampled_from(files))
-        before = path.read_bytes()
-        path.write_bytes(data.draw(damaged(before)))
+        original = path.read_bytes()
+        path.write_bytes(data.draw(damaged(original)))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # of psutil, about missing fields
@@ -260,7 +262,7 @@ def test_any_bytes_in_any_file_give_a_documented_outcome(
                 for _ in range(2):
                     assert {reason for reason, _ in collector.collect().problems} <= REASONS
         finally:
-            path.write_bytes(before)
+            path.write_bytes(original)
 
     check()
 
@@ -287,12 +289,12 @@ def test_a_damaged_file_affects_only_its_own_families(
 
     assert value_of(collected, "host_pressure_memory_waiting_seconds_total") == 7.654321
     assert value_of(collected, "host_pressure_io_waiting_seconds_total") is None
-    assert [found for found, _ in collected.problems] == [reason]
+    assert [problem_reason for problem_reason, _ in collected.problems] == [reason]
     assert "pressure/io" in collected.problems[0][1]
 
 
 # Without diskstats psutil reads the sysfs of this machine, which also has CPUs.
-WITHOUT_DISK = [entry for entry in OF_TREE if entry.name not in {"disk", "hardware"}]
+WITHOUT_DISK = [entry for entry in FILE_COLLECTORS if entry.name not in {"disk", "hardware"}]
 
 
 @pytest.mark.parametrize("entry", WITHOUT_DISK, ids=lambda entry: str(entry.name))

@@ -32,14 +32,14 @@ Values = Mapping[str, Mapping[Labels, float]]
 
 
 class Row(NamedTuple):
-    ours: str
-    theirs: str
-    compared: str
+    family: str
+    node_exporter_name: str
+    comparison: str
 
 
 ROWS = [
-    Row(*found)
-    for found in re.findall(
+    Row(*cells)
+    for cells in re.findall(
         r"^\| `(\w+)` \| `(\w+)` \| (same|counter|gauge) \|$",
         DOCUMENT.read_text(encoding="utf-8"),
         re.MULTILINE,
@@ -49,13 +49,13 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    listening = f"127.0.0.1:{free_port()}"
+    listen_address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
-        [PROGRAM or "", f"--web.listen-address={listening}"], stderr=subprocess.DEVNULL
+        [PROGRAM or "", f"--web.listen-address={listen_address}"], stderr=subprocess.DEVNULL
     )
     try:
-        wait_until(lambda: fetch(f"http://{listening}/metrics"), 15)
-        yield listening
+        wait_until(lambda: fetch(f"http://{listen_address}/metrics"), 15)
+        yield listen_address
     finally:
         process.terminate()
         process.wait(10)
@@ -63,22 +63,22 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def moments(address: str) -> tuple[Values, Values, Values]:
-    """Values of node_exporter, of the exporter, and of node_exporter again."""
-    return theirs(address), ours(), theirs(address)
+    """Return values of node_exporter, of the exporter, and again of node_exporter."""
+    return node_exporter_values(address), exporter_values(), node_exporter_values(address)
 
 
-def theirs(address: str) -> Values:
+def node_exporter_values(address: str) -> Values:
     page = fetch(f"http://{address}/metrics")
     assert page is not None
-    found: dict[str, dict[Labels, float]] = {}
+    values: dict[str, dict[Labels, float]] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
-    return found
+            values.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+    return values
 
 
-def ours() -> Values:
-    found: dict[str, dict[Labels, float]] = {}
+def exporter_values() -> Values:
+    values: dict[str, dict[Labels, float]] = {}
     for entry in CATALOGUE:
         if not entry.specs[0].name.startswith("host_"):
             continue
@@ -89,48 +89,51 @@ def ours() -> Values:
             continue
         for metric in collected:
             for sample in metric.samples:
-                found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
-    return found
+                values.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+    return values
 
 
-def summed(values: Mapping[Labels, float], labels: Labels) -> float | None:
-    """Sum of node_exporter's series with the labels of a series."""
+def sum_of_series(values: Mapping[Labels, float], labels: Labels) -> float | None:
+    """Return the sum of node_exporter's series that have these labels; None without a series."""
     matching = [value for series, value in values.items() if labels <= series]
     return sum(matching) if matching else None
 
 
 def devices(series: list[dict[str, Any]]) -> list[str]:
-    return sorted(each["metric"].get("device", "all") for each in series)
+    return sorted(entry["metric"].get("device", "all") for entry in series)
 
 
 def test_the_table_is_read_as_a_whole() -> None:
     lines = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
 
     assert len(ROWS) == len(lines) > 35
-    assert {row.ours for row in ROWS} <= {spec.name for entry in CATALOGUE for spec in entry.specs}
+    assert {row.family for row in ROWS} <= {spec.name for entry in CATALOGUE for spec in entry.specs}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.ours))
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.family))
 def test_a_value_equals_that_of_node_exporter(row: Row, moments: tuple[Values, Values, Values]) -> None:
-    before, now, after = moments
-    if row.theirs not in before:
+    earlier, values, later = moments
+    if row.node_exporter_name not in earlier:
         pytest.skip("not offered by this machine")
-    compared = 0
-    for labels, value in now[row.ours].items():
-        low, high = summed(before[row.theirs], labels), summed(after[row.theirs], labels)
+    comparisons = 0
+    for labels, value in values[row.family].items():
+        low, high = (
+            sum_of_series(earlier[row.node_exporter_name], labels),
+            sum_of_series(later[row.node_exporter_name], labels),
+        )
         if low is None or high is None:
             continue  # a device or mode that node_exporter does not show
-        compared += 1
-        if row.compared == "same":
+        comparisons += 1
+        if row.comparison == "same":
             assert value in (low, high)
-        elif row.compared == "counter":
+        elif row.comparison == "counter":
             # Floats are summed in a different order, and the kernel decreases a CPU's idle time a little.
             assert low - 0.05 <= value <= high + 0.05
-        elif row.compared == "gauge":
-            slack = 0.1 * max(abs(low), abs(high)) + (2**26 if row.ours.endswith("_bytes") else 50)
+        elif row.comparison == "gauge":
+            slack = 0.1 * max(abs(low), abs(high)) + (2**26 if row.family.endswith("_bytes") else 50)
             assert min(low, high) - slack <= value <= max(low, high) + slack
 
-    assert compared > 0
+    assert comparisons > 0
 
 
 @needs_prometheus
@@ -141,7 +144,7 @@ def test_prometheus_that_scrapes_both_sees_the_same_machine(address: str, tmp_pa
     settings.write_text(
         "collectors:\n" + "".join(f"  {name}: {{interval: 1s, deadline: 900ms}}\n" for name in names)
     )
-    counters = [row for row in ROWS if row.compared == "counter" and "cpu" not in row.ours]
+    counters = [row for row in ROWS if row.comparison == "counter" and "cpu" not in row.family]
     with (
         sidecar(tmp_path, f"--config.file={settings}") as running,
         Prometheus(
@@ -155,15 +158,19 @@ def test_prometheus_that_scrapes_both_sees_the_same_machine(address: str, tmp_pa
             ),
             seconds=40,
         )
-        agreeing, shared = {}, {}
+        matching_devices, common_devices = {}, {}
         for row in counters:
             # The exporter's value lies between the values of node_exporter before and after.
-            least, most = (f"{which}_over_time({row.theirs}[8s])" for which in ("min", "max"))
-            within = f"({row.ours} offset 2s >= on(device) {least} - 0.05) <= on(device) {most} + 0.05"
-            agreeing[row.ours] = devices(server.query(within))
-            shared[row.ours] = devices(server.query(f"{row.ours} and on(device) {row.theirs}"))
+            minimum, maximum = (f"{kind}_over_time({row.node_exporter_name}[8s])" for kind in ("min", "max"))
+            query = f"({row.family} offset 2s >= on(device) {minimum} - 0.05) <= on(device) {maximum} + 0.05"
+            matching_devices[row.family] = devices(server.query(query))
+            common_devices[row.family] = devices(
+                server.query(f"{row.family} and on(device) {row.node_exporter_name}")
+            )
         assert server.query("host_disk_read_bytes_total")
         assert server.query("host_network_receive_bytes_total")
 
-    assert agreeing == shared
-    assert all(shared[row.ours] for row in counters if row.theirs != "node_vmstat_oom_kill")
+    assert matching_devices == common_devices
+    assert all(
+        common_devices[row.family] for row in counters if row.node_exporter_name != "node_vmstat_oom_kill"
+    )

@@ -12,27 +12,27 @@ from typing import Any
 import pytest
 from collectors_support import MACHINES, value_of
 
-from exporter.collectors.host.rdma import REFUSED_SECONDS, RdmaCollector
+from exporter.collectors.host.rdma import RETRY_SECONDS, RdmaCollector
 
-RECEIVED, DOWNED = "host_rdma_receive_bytes_total", "host_rdma_link_downed_total"
+RECEIVE_BYTES, LINK_DOWNED = "host_rdma_receive_bytes_total", "host_rdma_link_downed_total"
 
 
 @contextmanager
-def kernel(monkeypatch: pytest.MonkeyPatch, **refusing: int) -> Iterator[list[str]]:
+def kernel(monkeypatch: pytest.MonkeyPatch, **errors: int) -> Iterator[list[str]]:
     """Refuse files of some names, as a driver does, and return the opened files."""
-    opened: list[str] = []
+    opened_paths: list[str] = []
     real = Path.read_bytes
 
     def read(path: Path) -> bytes:
-        opened.append(str(path))
-        number = refusing.get(path.name)
+        opened_paths.append(str(path))
+        number = errors.get(path.name)
         if number is not None:
             raise OSError(number, os.strerror(number), str(path))
         return real(path)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", read)
-        yield opened
+        yield opened_paths
 
 
 def node(**options: Any) -> RdmaCollector:
@@ -44,27 +44,27 @@ def test_the_registers_of_a_link_that_is_down_or_no_infiniband_are_not_touched(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     collector = node(device_include=[device])
-    with kernel(monkeypatch) as opened:
+    with kernel(monkeypatch) as opened_paths:
         collected = collector.collect()
 
-    assert [path for path in opened if "infiniband/" in path and f"/{device}/" not in path] == []
-    assert value_of(collected, DOWNED, device, "1") is None
+    assert [path for path in opened_paths if "infiniband/" in path and f"/{device}/" not in path] == []
+    assert value_of(collected, LINK_DOWNED, device, "1") is None
     registers = ("link_downed", "symbol_error", "port_rcv_errors", "port_xmit_wait")
-    assert [path for path in opened if path.endswith(registers)] == []
+    assert [path for path in opened_paths if path.endswith(registers)] == []
     assert value_of(collected, "host_rdma_port_state", device, "1") is not None
 
 
 def test_a_refused_counter_is_skipped_for_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     collector = node(device_include=["mlx5_0"], monotonic=lambda: now[0])
-    with kernel(monkeypatch, link_downed=errno.EINVAL) as opened:
+    with kernel(monkeypatch, link_downed=errno.EINVAL) as opened_paths:
         for _ in range(100):
             now[0] += 5
             collector.collect()
-    assert len([path for path in opened if path.endswith("link_downed")]) == 1
+    assert len([path for path in opened_paths if path.endswith("link_downed")]) == 1
 
-    now[0] += REFUSED_SECONDS
-    assert value_of(collector.collect(), DOWNED, "mlx5_0", "1") == 255
+    now[0] += RETRY_SECONDS
+    assert value_of(collector.collect(), LINK_DOWNED, "mlx5_0", "1") == 255
 
 
 def test_another_file_error_is_a_failure_of_its_port_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,8 +72,8 @@ def test_another_file_error_is_a_failure_of_its_port_only(monkeypatch: pytest.Mo
         collected = node().collect()
 
     assert [reason for reason, _ in collected.problems] == ["unreadable"]
-    assert value_of(collected, RECEIVED, "mlx5_0", "1") is not None
-    assert value_of(collected, RECEIVED, "mlx5_2", "1") is not None
+    assert value_of(collected, RECEIVE_BYTES, "mlx5_0", "1") is not None
+    assert value_of(collected, RECEIVE_BYTES, "mlx5_2", "1") is not None
 
 
 def test_a_port_of_another_namespace_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from collectors_support import OF_JOB, assert_sound, switched_on, text_of
+from collectors_support import NEEDS_JOB, assert_sound, disabled_options, text_of
 from places import PROJECT
 
 import exporter
@@ -26,10 +26,10 @@ BASE_UNITS = {"", "seconds", "bytes", "hertz", "celsius", "ratio", "joules", "wa
 
 
 def all_specs() -> list[FamilySpec]:
-    """All specifications of the package."""
-    for found in pkgutil.walk_packages(exporter.__path__, "exporter."):
-        if not found.name.endswith("__main__"):
-            importlib.import_module(found.name)
+    """Return all specifications of the package."""
+    for module_info in pkgutil.walk_packages(exporter.__path__, "exporter."):
+        if not module_info.name.endswith("__main__"):
+            importlib.import_module(module_info.name)
     modules = [module for name, module in sys.modules.items() if name.startswith("exporter.")]
     return [
         spec
@@ -41,7 +41,7 @@ def all_specs() -> list[FamilySpec]:
 
 
 def test_the_reference_and_the_reserved_names_are_up_to_date() -> None:
-    checked = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "docs/generate_metrics.py", "--check"],
         cwd=ROOT,
         capture_output=True,
@@ -49,7 +49,7 @@ def test_the_reference_and_the_reserved_names_are_up_to_date() -> None:
         check=False,
     )
 
-    assert checked.returncode == 0, checked.stderr
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_the_reference_is_generated_without_opentelemetry() -> None:
@@ -100,7 +100,7 @@ def test_every_sample_name_of_a_machine_family_is_reserved() -> None:
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: str(entry.name))
 def test_an_entry_of_the_catalogue_describes_its_collector(entry: CollectorEntry) -> None:
-    collector = entry.factory(**switched_on(entry))
+    collector = entry.factory(**disabled_options(entry))
 
     assert collector.name == entry.name
     assert collector.specs == entry.specs
@@ -118,7 +118,7 @@ def test_an_entry_of_the_catalogue_describes_its_collector(entry: CollectorEntry
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux")
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: str(entry.name))
 def test_each_collector_reads_this_machine_without_a_problem(entry: CollectorEntry) -> None:
-    collector = entry.factory(**switched_on(entry))
+    collector = entry.factory(**disabled_options(entry))
     try:
         collected = collector.collect()
     except CollectError as error:  # a sandbox without permission is no fault of the collector
@@ -127,14 +127,14 @@ def test_each_collector_reads_this_machine_without_a_problem(entry: CollectorEnt
 
     assert_sound(collector, collected)
     assert {reason for reason, _ in collected.problems} <= {"permission"}
-    assert collected or collected.unsupported or collected.problems or entry.name in OF_JOB
+    assert collected or collected.unsupported or collected.problems or entry.name in NEEDS_JOB
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_finds_nothing_wrong_with_the_names_of_all_families() -> None:
     specs = [*STATUS_SPECS, *(spec for entry in CATALOGUE for spec in entry.specs)]
     families = [spec.family({("x",) * len(spec.labels): 1.0}) for spec in specs]
-    checked = subprocess.run(
+    completed = subprocess.run(
         ["promtool", "check", "metrics"],
         input=text_of(families),
         text=True,
@@ -143,4 +143,4 @@ def test_promtool_finds_nothing_wrong_with_the_names_of_all_families() -> None:
         timeout=15,
     )
 
-    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")

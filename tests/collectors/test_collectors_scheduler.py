@@ -34,42 +34,42 @@ def block(value: float = 1.0) -> Collected:
 
 
 class Source:
-    """A collector with a replaceable function."""
+    """Collector whose function can be replaced."""
 
     specs = (SPEC,)
 
     def __init__(self, name: str, act: Callable[[], Collected] = block) -> None:
         self.name = name
         self.act = act
-        self.calls = self.inside = self.most_inside = 0
+        self.calls = self.concurrent_calls = self.max_concurrent_calls = 0
 
     def collect(self) -> Collected:
         self.calls += 1
-        self.inside += 1
-        self.most_inside = max(self.most_inside, self.inside)
+        self.concurrent_calls += 1
+        self.max_concurrent_calls = max(self.max_concurrent_calls, self.concurrent_calls)
         try:
             return self.act()
         finally:
-            self.inside -= 1
+            self.concurrent_calls -= 1
 
 
 class Hanging(Source):
-    """A collector that hangs until released."""
+    """Collector that hangs until it is released."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, self.hang)
-        self.released = threading.Event()
+        self.release = threading.Event()
 
     def hang(self) -> Collected:
-        self.released.wait()
+        self.release.wait()
         return block(666)
 
 
-def giving(answer: Any) -> Callable[[], Collected]:
+def returning(result: Any) -> Callable[[], Collected]:
     def act() -> Collected:
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer  # type: ignore[no-any-return]  # nonsense
+        if isinstance(result, BaseException):
+            raise result
+        return result  # type: ignore[no-any-return]  # nonsense
 
     return act
 
@@ -87,7 +87,7 @@ def running(
     finally:
         for source, _ in sources:
             if isinstance(source, Hanging):
-                source.released.set()
+                source.release.set()
         scheduler.stop()
 
 
@@ -96,15 +96,15 @@ def status_of(scheduler: Scheduler, name: str) -> CollectorStatus:
 
 
 def metric(scheduler: Scheduler, name: str, collector: str, **labels: str) -> float | None:
-    """A series about a collector."""
+    """Return the value of a series about a collector; None if absent."""
     expected = {"collector": collector, **labels}
     samples = [sample for family in scheduler.families() for sample in family.samples]
-    found = [
+    matches = [
         sample
         for sample in samples
         if sample.name == f"exporter_collector_{name}" and sample.labels == expected
     ]
-    return found[0].value if found else None
+    return matches[0].value if matches else None
 
 
 def test_a_collector_runs_at_once_and_again_after_its_interval() -> None:
@@ -136,18 +136,18 @@ def test_a_hanging_collector_affects_only_itself_and_its_late_result_is_dropped(
         wait_until(lambda: "nfs" in board.blocks)
         hanging.act = hanging.hang
         wait_until(lambda: "nfs" not in board.blocks)
-        calls, others = hanging.calls, healthy.calls
-        wait_until(lambda: healthy.calls >= others + 8)
+        calls, other_sources = hanging.calls, healthy.calls
+        wait_until(lambda: healthy.calls >= other_sources + 8)
         status = status_of(scheduler, "nfs")
 
-        assert (status.success, status.reason, status.running) == (False, "timeout", True)
+        assert (status.success, status.reason, status.is_running) == (False, "timeout", True)
         assert (status.age_seconds, status.last_success is None) == (None, False)
         assert hanging.calls == calls  # still the same call
         assert metric(scheduler, "timeouts_total", "nfs") == 1
         assert (metric(scheduler, "last_duration_seconds", "nfs") or 0) > 0.4
 
         hanging.act = block
-        hanging.released.set()
+        hanging.release.set()
         wait_until(lambda: status_of(scheduler, "nfs").success is True)
 
         assert board.blocks["nfs"] == tuple(block(1))
@@ -161,7 +161,7 @@ def test_stopping_does_not_wait_for_hanging_collectors_and_ends_publication() ->
         start = time.monotonic()
         scheduler.stop(timeout_seconds=0.3)
         seconds = time.monotonic() - start
-        hanging.released.set()
+        hanging.release.set()
         wait_until(lambda: not any(t.name == "exporter-stuck" for t in threading.enumerate()))
 
         assert seconds < 5
@@ -185,9 +185,9 @@ def test_a_block_without_a_successor_is_withdrawn_and_published_again() -> None:
     board, source = Board(), Source("gpu")
     with running(board, (source, TIGHT)) as scheduler:
         wait_until(lambda: "gpu" in board.blocks)
-        source.act, before = giving(CollectError("gone", reason="permission")), source.calls
+        source.act, previous_calls = returning(CollectError("gone", reason="permission")), source.calls
         wait_until(lambda: "gpu" not in board.blocks)
-        failed_calls = source.calls - before
+        failed_calls = source.calls - previous_calls
         source.act = block
         wait_until(lambda: "gpu" in board.blocks)
 
@@ -217,7 +217,7 @@ def test_a_successor_waits_for_the_call_of_its_removed_predecessor() -> None:
         time.sleep(0.2)
         assert successor.calls == 0
         assert status_of(scheduler, "nfs").reason == "timeout"
-        hanging.released.set()
+        hanging.release.set()
 
         wait_until(lambda: board.blocks.get("nfs") == tuple(block()))
 
@@ -228,24 +228,24 @@ def test_run_soon_during_a_pass_gives_one_more_pass_and_never_two_at_once() -> N
         wait_until(lambda: source.calls == 1)
         for _ in range(10):
             scheduler.run_soon("busy")
-        source.released.set()
+        source.release.set()
         wait_until(lambda: source.calls == 2)
         time.sleep(0.1)
 
-        assert (source.calls, source.most_inside) == (2, 1)
+        assert (source.calls, source.max_concurrent_calls) == (2, 1)
 
 
 def test_a_change_of_state_is_logged_once_and_not_every_pass(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    lacking = block()
-    lacking.unsupported.append("no thermometers")
+    partial_block = block()
+    partial_block.unsupported.append("no thermometers")
     permission, malformed = (CollectError("a detail", reason=kind) for kind in ("permission", "malformed"))
     source = Source("moody")
     with running(Board(), (source, OFTEN), (Source("whole"), OFTEN)) as scheduler:
-        for act in (block, giving(permission), giving(malformed), giving(lacking)):
+        for act in (block, returning(permission), returning(malformed), returning(partial_block)):
             source.act = act
-            seen = source.calls
-            wait_until(lambda seen=seen: source.calls >= seen + 4)  # type: ignore[misc]  # the value of this round
+            previous_calls = source.calls
+            wait_until(lambda previous_calls=previous_calls: source.calls >= previous_calls + 4)  # type: ignore[misc]  # the value of this round
 
         assert metric(scheduler, "unsupported_sources", "moody") == 1
         assert metric(scheduler, "unsupported_sources", "whole") is None
@@ -267,17 +267,18 @@ def test_a_hanging_publication_affects_only_its_collector() -> None:
             release.wait(60)
         board.publish(name, families)
 
-    others = [Source(f"other{number}") for number in range(3)]
-    sources = [(neighbour, OFTEN) for neighbour in others]
+    other_sources = [Source(f"other{number}") for number in range(3)]
+    sources = [(neighbour, OFTEN) for neighbour in other_sources]
     with running(board, (Source("slow"), TIGHT), *sources, publish=publish) as scheduler:
         wait_until(lambda: status_of(scheduler, "slow").reason == "timeout")
-        calls = [neighbour.calls for neighbour in others]
+        calls = [neighbour.calls for neighbour in other_sources]
         wait_until(
             lambda: all(
-                neighbour.calls >= before + 5 for neighbour, before in zip(others, calls, strict=True)
+                neighbour.calls >= previous_calls + 5
+                for neighbour, previous_calls in zip(other_sources, calls, strict=True)
             )
         )
-        verdicts = [status_of(scheduler, neighbour.name).success for neighbour in others]
+        verdicts = [status_of(scheduler, neighbour.name).success for neighbour in other_sources]
         scheduler.remove("slow")  # without waiting
         release.set()
         wait_until(lambda: ("withdraw", "slow") in board.events)
@@ -286,7 +287,7 @@ def test_a_hanging_publication_affects_only_its_collector() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("result", "reason"),
     [
         (CollectError("no right to read it", reason="permission"), "permission"),
         (ZeroDivisionError("division by zero"), "internal"),
@@ -295,9 +296,9 @@ def test_a_hanging_publication_affects_only_its_collector() -> None:
     ],
 )
 def test_a_failing_collector_publishes_nothing_and_continues_counting_when_added_again(
-    answer: Any, reason: str
+    result: Any, reason: str
 ) -> None:
-    board, bad = Board(), Source("bad", giving(answer))
+    board, bad = Board(), Source("bad", returning(result))
     with running(board, (bad, SELDOM)) as scheduler:
         wait_until(lambda: metric(scheduler, "errors_total", "bad", reason=reason) == 1)
         scheduler.remove("bad")
@@ -354,16 +355,19 @@ def test_a_collector_that_hangs_in_a_file_does_not_affect_others_of_its_lane(tmp
         calls = healthy.calls
         wait_until(lambda: healthy.calls >= calls + 5)
         verdict = status_of(scheduler, "healthy").success
-        stuck.act = second.act = (
-            block  # before the file can be read: the next call would wait for another writer
-        )
+        # Before the file can be read, because the next call would wait for another writer.
+        stuck.act = second.act = block
         (tmp_path / "stat").write_text("1")
-        second.released.set()
+        second.release.set()
         wait_until(lambda: {"stuck", "second"} <= board.blocks.keys())
         lanes = [thread for thread in threading.enumerate() if thread.name == "exporter-local"]
 
     assert verdict is True
-    assert (stuck.most_inside, second.most_inside, healthy.most_inside) == (1, 1, 1)
+    assert (stuck.max_concurrent_calls, second.max_concurrent_calls, healthy.max_concurrent_calls) == (
+        1,
+        1,
+        1,
+    )
     assert len(lanes) == 1  # the abandoned threads have ended
 
 

@@ -28,7 +28,7 @@ with training.training_loop(train_iterations_start=0):
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A job in the namespaces of the test, as in the container of the training."""
+    """Run a job in the namespaces of the test, which stand for the container of the job."""
     (tmp_path / "feed").mkdir(mode=0o700)
     env = child_environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN="r", RANK="0")
     with subprocess.Popen([sys.executable, "-c", JOB], env=env) as process:

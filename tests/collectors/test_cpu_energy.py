@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import DATA
 
-from exporter.collectors.energy.counter import EnergyCounter, RegisterMark, joules_between
+from exporter.collectors.energy.counter import EnergyCounter, RegisterReading, joules_between
 from exporter.collectors.energy.rapl import RaplCollector
 
 CPU = "host_cpu_energy_joules_total"
@@ -37,7 +37,7 @@ def test_a_described_machine_gives_the_expected_exposition(name: str, tmp_path: 
     assert first.problems == collected.problems == []
     energies = [sample.value for metric in first for sample in metric.samples if "_joules" in sample.name]
     assert set(energies) == {0}
-    text = text_of(collected) + "".join(f"# unsupported: {what}\n" for what in collected.unsupported)
+    text = text_of(collected) + "".join(f"# unsupported: {source}\n" for source in collected.unsupported)
     assert_golden(text, DATA / "energy" / f"{name}.metrics")
 
 
@@ -65,24 +65,24 @@ def test_several_wraps_between_two_readings_are_found_by_the_last_power() -> Non
     assert counter.resets["wrap"] == 2
 
 
-@pytest.mark.parametrize("at", [2000.0, 3.0])
-def test_after_a_long_gap_or_a_reboot_no_energy_is_estimated(at: float) -> None:
+@pytest.mark.parametrize("time", [2000.0, 3.0])
+def test_after_a_long_gap_or_a_reboot_no_energy_is_estimated(time: float) -> None:
     counter = EnergyCounter(range_joules=RANGE, max_watts=2000.0)
     counter.update(1000.0, 5.0)
     counter.update(1500.0, 10.0)
 
-    assert counter.update(9000.0, at) is None
+    assert counter.update(9000.0, time) is None
     assert counter.joules == 500.0
 
 
 def test_energy_between_two_sidecars_is_the_difference_of_the_registers() -> None:
-    before, after = RegisterMark(100.0, 10.0, watts=100.0), RegisterMark(6100.0, 70.0)
-    over_the_range = RegisterMark(500.0, 70.0)
+    first, second = RegisterReading(100.0, 10.0, watts=100.0), RegisterReading(6100.0, 70.0)
+    after_wrap = RegisterReading(500.0, 70.0)
 
-    assert joules_between(before, after, range_joules=RANGE) == 6000.0
-    assert joules_between(RegisterMark(RANGE - 500.0, 10.0), over_the_range, range_joules=RANGE) == 1000.0
-    assert joules_between(before, RegisterMark(6100.0, 2000.0), range_joules=RANGE) is None
-    assert joules_between(before, RegisterMark(5.0, 70.0), range_joules=0.0) is None
+    assert joules_between(first, second, range_joules=RANGE) == 6000.0
+    assert joules_between(RegisterReading(RANGE - 500.0, 10.0), after_wrap, range_joules=RANGE) == 1000.0
+    assert joules_between(first, RegisterReading(6100.0, 2000.0), range_joules=RANGE) is None
+    assert joules_between(first, RegisterReading(5.0, 70.0), range_joules=0.0) is None
 
 
 def test_registers_that_only_root_may_read_are_absent_with_the_remedy(tmp_path: Path) -> None:
@@ -123,19 +123,19 @@ def test_garbage_affects_only_its_zone(name: str, content: str, tmp_path: Path) 
 def test_an_exporter_without_the_energy_lock_publishes_nothing(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     counts = [True]
-    collector = machine.collector(counts=lambda: counts[0])
+    collector = machine.collector(counts_energy=lambda: counts[0])
     collector.collect()
     machine.draw(5.0, 100.0)
     counts[0] = False
-    resting = collector.collect()
+    suspended = collector.collect()
     machine.draw(5.0, 100.0)
     counts[0] = True
-    again = collector.collect()
+    resumed = collector.collect()
     machine.draw(5.0, 100.0)
 
-    assert list(resting) == []
-    assert "another exporter" in resting.unsupported[0]
-    assert value_of(again, CPU, "0", "rapl") == 0.0
+    assert list(suspended) == []
+    assert "another exporter" in suspended.unsupported[0]
+    assert value_of(resumed, CPU, "0", "rapl") == 0.0
     assert value_of(collector.collect(), CPU, "0", "rapl") == pytest.approx(500.0)
 
 
@@ -182,7 +182,7 @@ def test_modelled_energy_is_published_only_on_request_and_is_labelled(
     measured = Machine(tmp_path / "xeon").collector(tdp_watts=200.0)
 
     assert value_of(collected, CPU, "all", "tdp_model") == pytest.approx(10.0 * 200.0 * (0.1 + 0.9 * 0.125))
-    assert [(reading.source, reading.measured) for reading in collector.readings] == [("tdp_model", False)]
+    assert [(reading.source, reading.is_measured) for reading in collector.readings] == [("tdp_model", False)]
     assert value_of(measured.collect(), CPU, "all", "tdp_model") is None
 
 
@@ -193,19 +193,19 @@ def test_modelled_energy_is_published_only_on_request_and_is_labelled(
         max_size=15,
     )
 )
-def test_published_totals_never_decrease(tmp_path: Path, happenings: list[tuple[str, float]]) -> None:
+def test_published_totals_never_decrease(tmp_path: Path, events: list[tuple[str, float]]) -> None:
     number = len(list(tmp_path.iterdir()))
     machine = Machine(tmp_path / f"m{number}")
     collector = machine.collector()
-    before: dict[tuple[str, ...], float] = {}
-    for what, amount in happenings:
-        machine.draw(5.0 + (amount if what == "sleep" else 0.0), amount)
-        if what == "reset":
+    previous_totals: dict[tuple[str, ...], float] = {}
+    for event, amount in events:
+        machine.draw(5.0 + (amount if event == "sleep" else 0.0), amount)
+        if event == "reset":
             machine.joules["intel-rapl:0"] = amount
             machine.write()
-        elif what == "garbage":
+        elif event == "garbage":
             machine.register("intel-rapl:1").write_text("?\n")
-        elif what == "gone":
+        elif event == "gone":
             machine.register("intel-rapl:0:0").unlink()
         collected = collector.collect()
         assert_sound(collector, collected)
@@ -213,8 +213,8 @@ def test_published_totals_never_decrease(tmp_path: Path, happenings: list[tuple[
             for sample in metric.samples:
                 key = (sample.name, *sample.labels.values())
                 if metric.type == "counter":
-                    assert sample.value >= before.get(key, 0.0)
-                    before[key] = sample.value
+                    assert sample.value >= previous_totals.get(key, 0.0)
+                    previous_totals[key] = sample.value
 
 
 # Sockets with power meters only: a described Grace with ACPI power meters ---------------------------------
@@ -225,10 +225,10 @@ WATTS = dict(zip(METERS, (320.0, 200.0, 150.0, 50.0), strict=True))
 
 @dataclass
 class Grace:
-    """A machine with one socket."""
+    """Machine with one Grace socket and ACPI power meters."""
 
     root: Path
-    within: str = "device"
+    directory: str = "device"
     watts: dict[str, float] = field(default_factory=lambda: dict(WATTS))
 
     def __post_init__(self) -> None:
@@ -237,7 +237,7 @@ class Grace:
 
     def meter(self, name: str) -> Path:
         hwmon = self.machine.root / f"sys/class/hwmon/hwmon{METERS.index(name)}"
-        return hwmon / self.within if self.within else hwmon
+        return hwmon / self.directory if self.directory else hwmon
 
     def draw(self, seconds: float) -> None:
         self.machine.monotonic_seconds += seconds
@@ -247,9 +247,9 @@ class Grace:
             (self.meter(name) / "power1_average").write_text(f"{round(watts * 1e6)}\n")
 
 
-@pytest.mark.parametrize("within", ["device", ""])
-def test_power_over_time_is_the_energy_of_cores_chip_and_module(tmp_path: Path, within: str) -> None:
-    grace = Grace(tmp_path, within)
+@pytest.mark.parametrize("directory", ["device", ""])
+def test_power_over_time_is_the_energy_of_cores_chip_and_module(tmp_path: Path, directory: str) -> None:
+    grace = Grace(tmp_path, directory)
     collector = grace.machine.collector()
     collector.collect()
     grace.draw(5.0)
@@ -260,8 +260,11 @@ def test_power_over_time_is_the_energy_of_cores_chip_and_module(tmp_path: Path, 
 
     assert value_of(collected, CPU, "0", "hwmon") == pytest.approx(5 * 150 + 5 * 200)
     assert value_of(collected, "host_cpu_power_watts", "0", "hwmon") == 250.0
-    found = {(reading.component, reading.device): reading.joules for reading in collector.readings}
-    assert found == {("cpu", "package0"): 1750.0, ("soc", "socket0"): 500.0}  # without overlapping meters
+    joules_by_device = {(reading.component, reading.device): reading.joules for reading in collector.readings}
+    assert joules_by_device == {
+        ("cpu", "package0"): 1750.0,
+        ("soc", "socket0"): 500.0,
+    }  # without overlapping meters
 
 
 @pytest.mark.parametrize("garbage", ["", "N/A", "-5", "5000000000"])
@@ -272,13 +275,13 @@ def test_a_meter_with_implausible_values_affects_only_itself(tmp_path: Path, gar
     grace.draw(5.0)
     (grace.meter("CPU Power Socket 0") / "power1_average").write_text(garbage)
     broken = collector.collect()
-    of_broken = {reading.component: reading.joules for reading in collector.readings}
+    joules_by_component = {reading.component: reading.joules for reading in collector.readings}
     grace.draw(5.0)
-    mended = collector.collect()
+    repaired = collector.collect()
 
     assert [reason for reason, _ in broken.problems] == ["malformed"]
-    assert of_broken == {"cpu": None, "soc": pytest.approx(250.0)}
-    assert value_of(mended, CPU, "0", "hwmon") == pytest.approx(1500.0)  # 10 s at 150 W, bridged
+    assert joules_by_component == {"cpu": None, "soc": pytest.approx(250.0)}
+    assert value_of(repaired, CPU, "0", "hwmon") == pytest.approx(1500.0)  # 10 s at 150 W, bridged
     assert {reading.component: reading.gap_seconds["error"] for reading in collector.readings} == {
         "cpu": 5.0,
         "soc": 0.0,

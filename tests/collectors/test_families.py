@@ -15,7 +15,7 @@ import exporter
 from exporter.collectors.catalogue import CATALOGUE
 from exporter.families import FamilySpec
 
-GOOD: dict[str, Any] = {
+VALID: dict[str, Any] = {
     "name": "host_wait_seconds_total",
     "type": "counter",
     "unit": "seconds",
@@ -26,11 +26,11 @@ GOOD: dict[str, Any] = {
 
 
 def test_a_consistent_specification_is_accepted() -> None:
-    assert FamilySpec(**GOOD).labels == ("device",)
+    assert FamilySpec(**VALID).labels == ("device",)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("changes", "message"),
     [
         ({"name": "host_wait_seconds"}, "the name of type counter ends in _total"),
         ({"type": "gauge"}, "the name of type gauge does not end in _total"),
@@ -46,9 +46,9 @@ def test_a_consistent_specification_is_accepted() -> None:
         ({"source": ""}, "help or source is empty"),
     ],
 )
-def test_a_specification_that_contradicts_itself_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_a_specification_that_contradicts_itself_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        FamilySpec(**GOOD | wrong)
+        FamilySpec(**VALID | changes)
 
 
 def test_a_specification_is_written_with_keywords_only() -> None:
@@ -57,17 +57,17 @@ def test_a_specification_is_written_with_keywords_only() -> None:
 
 
 def sidecar_modules() -> list[ModuleType]:
-    """Every module of the folders that publish families."""
+    """Return the modules of the folders that publish families."""
     folders = ("collectors", "ledger", "exposition", "web", "cli")
     return [
-        importlib.import_module(found.name)
+        importlib.import_module(module_info.name)
         for folder in folders
-        for found in pkgutil.walk_packages([f"{exporter.__path__[0]}/{folder}"], f"exporter.{folder}.")
+        for module_info in pkgutil.walk_packages([f"{exporter.__path__[0]}/{folder}"], f"exporter.{folder}.")
     ]
 
 
 def constants_of(module: ModuleType) -> dict[str, FamilySpec]:
-    """The specifications that a module itself assigns to names."""
+    """Return the specifications that a module assigns to names, by name."""
     assert module.__file__ is not None
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     names = [
@@ -87,11 +87,11 @@ def constants_of(module: ModuleType) -> dict[str, FamilySpec]:
 
 def test_each_specification_is_a_constant_and_listed_in_a_tuple_of_specifications() -> None:
     modules = sidecar_modules()
-    named = {spec for module in modules for spec in constants_of(module).values()}
-    listed = {spec for module in modules for spec in getattr(module, "SPECS", ())}
+    constant_specs = {spec for module in modules for spec in constants_of(module).values()}
+    listed_specs = {spec for module in modules for spec in getattr(module, "SPECS", ())}
 
-    assert {spec.name for spec in named - listed} == set()
-    assert {spec.name for spec in listed - named} == set()
+    assert {spec.name for spec in constant_specs - listed_specs} == set()
+    assert {spec.name for spec in listed_specs - constant_specs} == set()
 
 
 def test_each_family_of_a_collector_of_the_catalogue_is_listed_once() -> None:

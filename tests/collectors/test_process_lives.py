@@ -1,4 +1,4 @@
-"""Begin and end of processes on the monotonic clock."""
+"""Start and end times of processes on the monotonic clock."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from exporter.collectors.processes.lives import ProcessLives
 
 def test_start_and_end_of_a_process_are_exact_to_a_tenth_of_a_second() -> None:
     lives = ProcessLives()
-    start = time.monotonic()
+    start_time = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         lives.watch([process.pid])
         time.sleep(0.3)
         process.kill()
-        ended = time.monotonic()
-        wait_until(lambda: lives.watch([])[process.pid].ended is not None)
+        end_time = time.monotonic()
+        wait_until(lambda: lives.watch([])[process.pid].ended_at is not None)
     life = lives.watch([])[process.pid]
     lives.stop()
 
-    assert life.began == pytest.approx(start, abs=0.1)
-    assert life.ended == pytest.approx(ended, abs=0.1)
+    assert life.started_at == pytest.approx(start_time, abs=0.1)
+    assert life.ended_at == pytest.approx(end_time, abs=0.1)
 
 
 def test_a_process_that_does_not_exist_has_no_start_or_end() -> None:

@@ -61,7 +61,7 @@ for worker in workers.values(): worker.kill()
 
 
 class Job:
-    """A trainer that follows commands."""
+    """Trainer process that executes commands from its standard input."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -72,10 +72,10 @@ class Job:
             start_new_session=True,
         )
 
-    def tell(self, *words: str) -> None:
+    def execute(self, *arguments: str) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(" ".join(words) + "\n")
+        self.process.stdin.write(" ".join(arguments) + "\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "done\n"
 
@@ -86,9 +86,9 @@ class Job:
 
 @pytest.fixture
 def job() -> Iterator[Job]:
-    each = Job()
-    yield each
-    each.close()
+    trainer = Job()
+    yield trainer
+    trainer.close()
 
 
 def collector_of(job: Job) -> ProcessCollector:
@@ -99,9 +99,9 @@ def collector_of(job: Job) -> ProcessCollector:
 
 
 def value(collected: Collected, name: str, *labels: str) -> float:
-    found = value_of(collected, name, *labels)
-    assert found is not None, (name, labels)
-    return found
+    number = value_of(collected, name, *labels)
+    assert number is not None, (name, labels)
+    return number
 
 
 def cpu_seconds(collected: Collected) -> float:
@@ -111,9 +111,9 @@ def cpu_seconds(collected: Collected) -> float:
 def test_real_workers_are_found_and_counted(job: Job) -> None:
     collector = collector_of(job)
     for name in ("one", "two"):
-        job.tell("fork", name)
-    job.tell("program")
-    job.tell("burn", "one")
+        job.execute("fork", name)
+    job.execute("program")
+    job.execute("burn", "one")
     time.sleep(2.2)  # younger children have no role yet
     first = collector.collect()
     assert_sound(collector, first)
@@ -122,11 +122,11 @@ def test_real_workers_are_found_and_counted(job: Job) -> None:
     assert value(first, "training_process_instances", "r", "0", "other") == 1
     assert cpu_seconds(first) >= 0.2
 
-    job.tell("stop", "two")
-    job.tell("exit", "one")
+    job.execute("stop", "two")
+    job.execute("exit", "one")
     wait_until(lambda: value_of(collector.collect(), STATE, *LOADER, "zombie") == 1)
     zombie = collector.collect()
-    job.tell("reap", "one")
+    job.execute("reap", "one")
     wait_until(lambda: value_of(collector.collect(), STATE, *TRAINER, "sleeping") == 1)  # after the reply
     after = collector.collect()
 
@@ -137,7 +137,7 @@ def test_real_workers_are_found_and_counted(job: Job) -> None:
 
 def test_the_numbers_match_the_tools_of_the_system(job: Job) -> None:
     collector = collector_of(job)
-    job.tell("fork", "one")  # the trainer has started completely
+    job.execute("fork", "one")  # the trainer has started completely
     collected = collector.collect()
     memory = ProcessMemoryCollector(members=lambda: collector.members).collect()
     pid = job.process.pid

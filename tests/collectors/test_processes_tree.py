@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledger_support import START
 from places import DATA
-from process_support import FakeProcess, Proc, Watch, labels_of
+from process_support import FakeProcess, Proc, SimulatedJob, labels_of
 
 from exporter.collectors.job import GpuProcessUse, JobProcess
 from exporter.collectors.processes.memory import ProcessMemoryCollector
@@ -41,129 +41,129 @@ def proc(tmp_path: Path) -> Proc:
 
 
 @pytest.fixture
-def watch(proc: Proc) -> Watch:
-    """A job with a single rank; the trainer is process 100."""
-    watch = Watch(proc)
-    watch.records(proc.add(FakeProcess(100)))
-    return watch
+def job(proc: Proc) -> SimulatedJob:
+    """Return a job with a single rank; the trainer is process 100."""
+    job = SimulatedJob(proc)
+    job.add_recording(proc.add(FakeProcess(100)))
+    return job
 
 
-def a_worker(pid: int, **others: Any) -> FakeProcess:
-    return FakeProcess(pid, parent=100, comm="pt_data_worker", **others)
+def worker_process(pid: int, **fields: Any) -> FakeProcess:
+    return FakeProcess(pid, parent=100, comm="pt_data_worker", **fields)
 
 
 def test_a_rank_with_workers_gives_the_expected_exposition(proc: Proc) -> None:
     trainer = proc.add(FakeProcess(100, threads=80, cpus="0-7"))
     for pid in (110, 111):
-        proc.add(a_worker(pid, user=pid / 10))
+        proc.add(worker_process(pid, user=pid / 10))
     proc.add(FakeProcess(120, parent=100, comm="python", command="python\0compile_worker\0", state="D"))
     other_rank = proc.add(FakeProcess(200, user=7.0))
     agent = proc.add(FakeProcess(50, command="torchrun\0"))
     trainer.parent = other_rank.parent = 50
-    watch = Watch(proc)
+    job = SimulatedJob(proc)
     for process, rank in ((trainer, 0), (other_rank, 1), (agent, None)):
-        watch.records(process, rank=rank)
-    watch.gpus = [
+        job.add_recording(process, rank=rank)
+    job.gpus = [
         GpuProcessUse(100, "0", "GPU-a", 5 << 30),
         GpuProcessUse(110, "0", "GPU-a", None),
         GpuProcessUse(4711, "0", "GPU-a", 1 << 30),
     ]
 
-    collected = watch.collect()
-    memory = ProcessMemoryCollector(members=lambda: watch.collector.members).collect()
+    collected = job.collect()
+    memory = ProcessMemoryCollector(members=lambda: job.collector.members).collect()
 
-    assert_sound(watch.collector, collected)
+    assert_sound(job.collector, collected)
     assert collected.problems == []
     assert_golden(text_of([*collected, *memory]), DATA / "processes.metrics")
 
 
-def test_a_restarted_rank_continues_counting(watch: Watch, proc: Proc) -> None:
+def test_a_restarted_rank_continues_counting(job: SimulatedJob, proc: Proc) -> None:
     proc.processes[100].user = 50.0
-    watch.collect()
-    watch.dies()
-    ended = watch.collect()
-    watch.records(proc.add(FakeProcess(101, user=2.0, started_at=proc.wall)))
-    after = watch.collect()
+    job.collect()
+    job.end_recording()
+    ended = job.collect()
+    job.add_recording(proc.add(FakeProcess(101, user=2.0, started_at=proc.wall)))
+    restarted = job.collect()
 
     assert value_of(ended, "training_process_up", "r", "0") == 0
-    assert value_of(after, CPU, *TRAINER, "user") == 52.0
-    assert value_of(after, "training_process_up", "r", "0") == 1
+    assert value_of(restarted, CPU, *TRAINER, "user") == 52.0
+    assert value_of(restarted, "training_process_up", "r", "0") == 1
 
 
-def test_another_process_with_the_same_pid_is_not_the_recording_process(watch: Watch, proc: Proc) -> None:
+def test_another_process_with_the_same_pid_is_not_the_recording_process(job: SimulatedJob, proc: Proc) -> None:
     for pid, rank in ((200, 1), (31_000, 2)):
-        watch.records(proc.add(FakeProcess(pid, own_pid=7 if pid == 31_000 else None)), rank=rank)
+        job.add_recording(proc.add(FakeProcess(pid, own_pid=7 if pid == 31_000 else None)), rank=rank)
     proc.processes[100].started_at += 3600.0  # started after the recording
-    second = watch.job[1]
-    watch.job[1] = replace(second, process=second.process.replace(pid=7))  # a different pid in the snapshot
+    second = job.processes[1]
+    job.processes[1] = replace(second, process=second.process.replace(pid=7))  # a different pid in the snapshot
 
     # A process in a container, seen from the host.
-    assert labels_of(watch.collect(), INSTANCES) == [("r", "2", "trainer")]
+    assert labels_of(job.collect(), INSTANCES) == [("r", "2", "trainer")]
 
 
-def test_a_process_stays_visible_when_the_clock_is_set(watch: Watch, proc: Proc) -> None:
-    watch.collect()
+def test_a_process_stays_visible_when_the_clock_is_set(job: SimulatedJob, proc: Proc) -> None:
+    job.collect()
     proc.wall += 7200.0
-    proc.add(a_worker(110))
-    collected = watch.collect()
+    proc.add(worker_process(110))
+    collected = job.collect()
 
     assert value_of(collected, INSTANCES, *TRAINER) == value_of(collected, INSTANCES, *LOADER) == 1
     assert collected.unsupported == []
 
 
-def test_a_process_in_an_invisible_namespace_is_only_up(watch: Watch) -> None:
-    watch.job[0] = replace(watch.job[0], pid=None)
-    collected = watch.collect()
+def test_a_process_in_an_invisible_namespace_is_only_up(job: SimulatedJob) -> None:
+    job.processes[0] = replace(job.processes[0], pid=None)
+    collected = job.collect()
 
     assert value_of(collected, "training_process_up", "r", "0") == 1
     assert labels_of(collected, INSTANCES) == []
     assert "pid namespace" in collected.unsupported[0]
 
 
-def test_workers_that_outlive_their_trainer_stay_members(watch: Watch, proc: Proc) -> None:
-    proc.add(a_worker(110))
-    watch.collect()
-    watch.dies()
+def test_workers_that_outlive_their_trainer_stay_members(job: SimulatedJob, proc: Proc) -> None:
+    proc.add(worker_process(110))
+    job.collect()
+    job.end_recording()
 
-    assert value_of(watch.collect(), INSTANCES, *LOADER) == 1
+    assert value_of(job.collect(), INSTANCES, *LOADER) == 1
 
 
-def test_a_forked_child_without_exec_is_a_worker(watch: Watch, proc: Proc) -> None:
-    spawned = "python\0-c\0from multiprocessing.spawn import spawn_main\0"
-    server = "python\0-c\0from multiprocessing.forkserver import main\0"
+def test_a_forked_child_without_exec_is_a_worker(job: SimulatedJob, proc: Proc) -> None:
+    spawn_command = "python\0-c\0from multiprocessing.spawn import spawn_main\0"
+    forkserver_command = "python\0-c\0from multiprocessing.forkserver import main\0"
     proc.add(FakeProcess(110, parent=100))
-    proc.add(FakeProcess(111, parent=100, command=spawned))
-    proc.add(FakeProcess(112, parent=100, command=server))
+    proc.add(FakeProcess(111, parent=100, command=spawn_command))
+    proc.add(FakeProcess(112, parent=100, command=forkserver_command))
     proc.add(FakeProcess(113, parent=112))
     proc.add(FakeProcess(114, parent=100, command="nvidia-smi\0", comm="nvidia-smi"))
-    collected = watch.collect()
+    collected = job.collect()
 
     assert value_of(collected, INSTANCES, *LOADER) == 3
     assert value_of(collected, INSTANCES, "r", "0", "other") == 2
 
 
-def test_a_child_is_classified_only_after_it_had_time_to_exec(watch: Watch, proc: Proc) -> None:
+def test_a_child_is_classified_only_after_it_had_time_to_exec(job: SimulatedJob, proc: Proc) -> None:
     child = proc.add(FakeProcess(110, parent=100, started_at=proc.wall + 4.9, user=0.25))
-    young = watch.collect()
+    unclassified = job.collect()
     child.command = "nvidia-smi\0"
-    old = watch.collect()
+    classified = job.collect()
 
-    assert value_of(young, INSTANCES, *LOADER) is None
-    assert value_of(old, CPU, "r", "0", "other", "user") == 0.25
+    assert value_of(unclassified, INSTANCES, *LOADER) is None
+    assert value_of(classified, CPU, "r", "0", "other", "user") == 0.25
 
 
-def test_the_exporter_is_not_a_process_of_the_job_that_started_it(watch: Watch, proc: Proc) -> None:
+def test_the_exporter_is_not_a_process_of_the_job_that_started_it(job: SimulatedJob, proc: Proc) -> None:
     proc.add(FakeProcess(999_999, parent=100))
     proc.add(FakeProcess(120, parent=999_999))
 
-    assert labels_of(watch.collect(), INSTANCES) == [TRAINER]
+    assert labels_of(job.collect(), INSTANCES) == [TRAINER]
 
 
 def test_a_worker_that_records_is_a_worker(proc: Proc) -> None:
-    watch = Watch(proc)
-    watch.records(proc.add(a_worker(110, started=proc.wall - 20)))
-    watch.records(proc.add(FakeProcess(100)))
-    collected = watch.collect()
+    job = SimulatedJob(proc)
+    job.add_recording(proc.add(worker_process(110, started_at=proc.wall - 20)))
+    job.add_recording(proc.add(FakeProcess(100)))
+    collected = job.collect()
 
     assert value_of(collected, INSTANCES, *TRAINER) == value_of(collected, INSTANCES, *LOADER) == 1
 
@@ -171,29 +171,29 @@ def test_a_worker_that_records_is_a_worker(proc: Proc) -> None:
 @pytest.mark.parametrize("name", ["stat", "status", "statm", "io"])
 @pytest.mark.parametrize("content", ["garbage", "1 (x) Q -1 " + "x " * 60, "9" * 5000])
 def test_garbage_affects_only_its_process_and_names_it(
-    watch: Watch, proc: Proc, name: str, content: str
+    job: SimulatedJob, proc: Proc, name: str, content: str
 ) -> None:
-    watch.records(proc.add(FakeProcess(200, user=7.0)), rank=1)
-    watch.collect()
+    job.add_recording(proc.add(FakeProcess(200, user=7.0)), rank=1)
+    job.collect()
     (proc.root / "100" / name).write_text(content)
-    collected = watch.collector.collect()
+    collected = job.collector.collect()
 
-    assert_sound(watch.collector, collected)
+    assert_sound(job.collector, collected)
     assert value_of(collected, CPU, "r", "1", "trainer", "user") == 7.0
     assert {reason for reason, _ in collected.problems} == {"malformed"}
     assert "100" in collected.problems[0][1]
 
 
-def test_the_series_of_an_ended_run_linger_and_disappear(watch: Watch) -> None:
-    watch.collect()
-    watch.dies()
-    watch.collect()
-    watch.job.clear()
-    lingering = watch.collect(after_seconds=890.0)
-    over = [watch.collect(after_seconds=11.0), watch.collect()][-1]
+def test_the_series_of_an_ended_run_linger_and_disappear(job: SimulatedJob) -> None:
+    job.collect()
+    job.end_recording()
+    job.collect()
+    job.processes.clear()
+    lingering = job.collect(after_seconds=890.0)
+    after_linger = [job.collect(after_seconds=11.0), job.collect()][-1]
 
     assert value_of(lingering, CPU, *TRAINER, "user") == 1.0
-    assert over == Collected()
+    assert after_linger == Collected()
 
 
 def counters(collected: Collected) -> dict[tuple[str, ...], float]:
@@ -216,55 +216,55 @@ def counters(collected: Collected) -> dict[tuple[str, ...], float]:
         max_size=12,
     )
 )
-def test_no_counter_decreases(tmp_path: Path, happenings: list[tuple[str, int, float]]) -> None:
+def test_no_counter_decreases(tmp_path: Path, events: list[tuple[str, int, float]]) -> None:
     proc = Proc(tmp_path / "proc")
-    watch = Watch(proc)
-    watch.records(proc.add(FakeProcess(100)))
-    before = counters(watch.collect())
-    for what, which, amount in happenings:
-        pid = 110 + which
+    job = SimulatedJob(proc)
+    job.add_recording(proc.add(FakeProcess(100)))
+    previous = counters(job.collect())
+    for event, index, amount in events:
+        pid = 110 + index
         worker = proc.processes.get(pid)
-        if what == "start" and worker is None:
-            proc.add(a_worker(pid, user=amount, started=proc.wall))
-        elif what == "step back":
+        if event == "start" and worker is None:
+            proc.add(worker_process(pid, user=amount, started_at=proc.wall))
+        elif event == "step back":
             proc.wall -= amount * 1000
         elif worker is not None:
-            if what == "work":
+            if event == "work":
                 worker.user += amount
-            elif what == "fall":
+            elif event == "fall":
                 worker.user /= 2
-            elif what == "zombie":
+            elif event == "zombie":
                 worker.state = "Z"
-            elif what == "end":
+            elif event == "end":
                 proc.end(pid)
             else:
-                proc.add(a_worker(pid, started=proc.wall))
-        after = counters(watch.collect())
+                proc.add(worker_process(pid, started_at=proc.wall))
+        current = counters(job.collect())
 
-        assert {name: value for name, value in before.items() if after[name] < value} == {}
-        before = after
+        assert {name: value for name, value in previous.items() if current[name] < value} == {}
+        previous = current
 
 
-def test_cpu_time_before_the_sidecar_started_is_no_increase(watch: Watch, proc: Proc) -> None:
-    old = proc.processes[100]
-    old.started_at, old.user = START - 3600.0, 500.0
-    watch.job[0] = replace(watch.job[0], process=watch.job[0].process.replace(started=START - 3590.0))
-    first = watch.collect()
-    old.user = 502.0
+def test_cpu_time_before_the_sidecar_started_is_no_increase(job: SimulatedJob, proc: Proc) -> None:
+    trainer = proc.processes[100]
+    trainer.started_at, trainer.user = START - 3600.0, 500.0
+    job.processes[0] = replace(job.processes[0], process=job.processes[0].process.replace(started=START - 3590.0))
+    first = job.collect()
+    trainer.user = 502.0
 
     assert value_of(first, CPU, *TRAINER, "user") == 0.0
-    assert value_of(watch.collect(), CPU, *TRAINER, "user") == 2.0
+    assert value_of(job.collect(), CPU, *TRAINER, "user") == 2.0
 
 
 def test_a_process_that_ended_before_the_tree_is_read_is_not_hidden() -> None:
     with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
         process.wait()
-    gone = ProcessIdentity(id="p" * 16, pid=process.pid, run="r", rank=0, started=time.time())
+    identity = ProcessIdentity(id="p" * 16, pid=process.pid, run="r", rank=0, started=time.time())
     tree, passes = ProcessTree(ignore=()), list[int]()
     for now in (0.0, 10.0):
         collected = Collected()
-        job = [JobProcess(gone, alive=True, pid=process.pid)]
-        tree.update(job, collected=collected, now=now, wall=time.time())
+        processes = [JobProcess(identity, alive=True, pid=process.pid)]
+        tree.update(processes, collected=collected, now=now, wall=time.time())
         passes.append(tree.hidden)
 
     assert passes == [0, 1]  # the feed reports its death before a second pass

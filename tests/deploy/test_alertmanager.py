@@ -125,7 +125,7 @@ def test_a_lost_gpu_pages_and_resolves_when_it_returns(tmp_path: Path, receiver:
         sidecar(tmp_path, "--gpu.replay=machine", f"--config.file={options}", machines=tmp_path) as exporter,
     ):
         extra_config += f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['{address}']}}]}}]}}\n"
-        with Prometheus(tmp_path / "prometheus", {"training": exporter.address}, more=extra_config):
+        with Prometheus(tmp_path / "prometheus", {"training": exporter.address}, extra_config=extra_config):
             path, firing = receiver.alert("GpuLost", "firing")
             _, xid = receiver.alert("GpuXidCritical", "firing")
             _, resolved = receiver.alert("GpuLost", "resolved")

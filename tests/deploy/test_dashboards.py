@@ -13,7 +13,7 @@ import pytest
 import yaml
 from dashboards_support import EXPORTER_LABELS, MODELS, all_queries, fill_variables, panel_queries
 from prometheus_support import needs_prometheus
-from rules_support import ROOT, labels_by_name, labels_grouped, promtool, selectors
+from rules_support import ROOT, aggregation_labels, labels_by_name, promtool, selectors
 
 from dashboards.board import COLUMNS, all_panels, read_texts
 
@@ -123,7 +123,7 @@ def test_every_name_and_label_in_a_query_exists(uid: str) -> None:
             assert selector.labels <= names[selector.name] | TARGET_LABELS | optional_labels, (
                 f"{query}: {selector}"
             )
-        assert labels_grouped(query.expression) <= labels.union(JOB_LABELS, *created_labels), str(query)
+        assert aggregation_labels(query.expression) <= labels.union(JOB_LABELS, *created_labels), str(query)
 
 
 @every_board

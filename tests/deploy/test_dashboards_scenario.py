@@ -1,7 +1,7 @@
 """All dashboard queries on a real Prometheus server that scraped real exporters and jobs.
 
-The scenario runs once: six nodes and two runs with a pause, a straggler, a crash, heat, a lost GPU and a dead exporter. Each
-query returns data or is listed in WITHOUT_DATA with the reason.
+The scenario runs once: six nodes and two runs with a pause, a straggler, a crash, heat, a lost GPU and a dead
+exporter. Each query returns data or is listed in WITHOUT_DATA with the reason.
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ class FinishedScenario:
         for _ in range(60):
             self.end = time.time() - 1
             results = [self.cluster.query(ALL_TARGETS_UP, time=str(self.end))]
-            results += [other.query(ALL_TARGETS_UP, at=self.end) for other in self.other_servers.values()]
+            results += [
+                other.query(ALL_TARGETS_UP, time_seconds=self.end) for other in self.other_servers.values()
+            ]
             if all(series["value"][1] == "1" for result in results for series in result):
                 return
             time.sleep(1)

@@ -16,11 +16,11 @@ from rules_support import (
     ROOT,
     RULES,
     Rule,
+    aggregation_labels,
     alerts,
     fill_annotations,
     headings,
     labels_by_name,
-    labels_grouped,
     needs_promtool,
     promtool,
     records,
@@ -45,7 +45,7 @@ COMPUTED = {
 def test_a_rule_uses_only_existing_families_and_labels(rule: Rule) -> None:
     names, matched = labels_by_name(), list(selectors(rule.expr))
     labels = frozenset().union(*(names.get(rule.name, frozenset()) for rule in matched)) | OF_TARGETS
-    grouped = labels_grouped(rule.expr) - labels - COMPUTED.get(rule.file, set())
+    grouped = aggregation_labels(rule.expr) - labels - COMPUTED.get(rule.file, set())
 
     assert matched, "no selector was found: the test reads the expression wrongly"
     assert [rule.name for rule in matched if rule.name not in names] == []

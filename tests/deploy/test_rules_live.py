@@ -82,7 +82,9 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         target = {
             "training": wait_until(lambda: re.search(listening, (directory / "log").read_text()), 30)[1]
         }
-        with Prometheus(directory / "prometheus", target, scrape_seconds=1, more=extra_config) as running:
+        with Prometheus(
+            directory / "prometheus", target, scrape_seconds=1, extra_config=extra_config
+        ) as running:
             wait_until(lambda: running.value('up{job="training"}') == 1, 30)
             time.sleep(10)  # for alerts to be awake, had they a reason
             yield running

@@ -1,4 +1,4 @@
-"""The page: blocks published and withdrawn from any thread, and complete bodies at any time."""
+"""Page of metrics: blocks published and withdrawn by any thread, and complete bodies at any time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from exposition_support import dropped, gauge, many, page_of, read, text_of, value
+from exposition_support import dropped, gauge, page_of, read, text_of, value, wide_gauge
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.core import Metric
@@ -55,16 +55,18 @@ def test_a_withdrawn_block_disappears_and_can_be_published_again() -> None:
 def test_colliding_names_are_served_for_the_first_family_only(
     first: tuple[str, str], second: tuple[str, str]
 ) -> None:
-    one, two = (
-        Family(name=name, type=kind, help="h").family({(): Distribution(1, 1.0) if kind[-1] in "my" else 1.0})  # type: ignore[arg-type]
-        for name, kind in (first, second)
+    first_family, second_family = (
+        Family(name=name, type=metric_type, help="h").family(  # type: ignore[arg-type]
+            {(): Distribution(1, 1.0) if metric_type in {"histogram", "summary"} else 1.0}
+        )
+        for name, metric_type in (first, second)
     )
-    together, apart = page_of(one, two), page_of(one)
-    apart.publish("a later one", [two])
+    same_block, separate_blocks = page_of(first_family, second_family), page_of(first_family)
+    separate_blocks.publish("a later one", [second_family])
 
     for form in Format:
-        assert together.render(form) == apart.render(form) == page_of(one).render(form)
-    assert dropped(apart, second[0], "duplicate") > 0
+        assert same_block.render(form) == separate_blocks.render(form) == page_of(first_family).render(form)
+    assert dropped(separate_blocks, second[0], "duplicate") > 0
 
 
 def test_a_name_is_reserved_while_its_block_uses_it() -> None:
@@ -103,16 +105,16 @@ def test_a_failing_watched_block_is_absent_alone_and_logged_once(caplog: pytest.
 def test_a_block_is_written_once_for_all_scrapes_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     from exporter.exposition import page as module
 
-    written: list[str] = []
+    written_names: list[str] = []
 
-    def counting(metric: Metric, before: Written | None = None) -> Written:
-        written.append(metric.name)
-        return write(metric, before)
+    def count_writes(metric: Metric, previous: Written | None = None) -> Written:
+        written_names.append(metric.name)
+        return write(metric, previous)
 
-    monkeypatch.setattr(module, "write", counting)
+    monkeypatch.setattr(module, "write", count_writes)
     page = page_of(gauge("a", {"0": 1.0}))
     page.publish("other", [gauge("b", {"0": 1.0})])
-    assert written == []
+    assert written_names == []
 
     for form in (*Format, *Format):
         page.render(form)
@@ -120,21 +122,21 @@ def test_a_block_is_written_once_for_all_scrapes_until_it_changes(monkeypatch: p
     page.publish("block", [gauge("a", {"0": 3.0})])
     page.render(Format.TEXT)
 
-    assert written == ["a", "b", "a"]
+    assert written_names == ["a", "b", "a"]
 
 
 def test_publishing_never_waits_for_a_scrape() -> None:
-    page, asked, release = page_of(gauge("a", {"0": 1.0})), threading.Event(), threading.Event()
+    page, requested, release = page_of(gauge("a", {"0": 1.0})), threading.Event(), threading.Event()
 
     def hangs() -> Sequence[Metric]:
-        asked.set()
+        requested.set()
         release.wait()
         return []
 
     page.watch("hangs", hangs)
     scrape = threading.Thread(target=page.render, args=(Format.TEXT,), daemon=True)
     scrape.start()
-    asked.wait()
+    requested.wait()
     page.publish("block", [gauge("a", {"0": 2.0})])
     page.withdraw("other")
     release.set()
@@ -145,7 +147,7 @@ def test_publishing_never_waits_for_a_scrape() -> None:
 
 @pytest.mark.parametrize("form", [Format.TEXT, Format.OPENMETRICS])
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("selected", "expected"),
     [
         (["loss"], ["loss"]),
         (["steps_total"], ["steps_total"]),
@@ -156,7 +158,7 @@ def test_publishing_never_waits_for_a_scrape() -> None:
     ],
 )
 def test_families_can_be_selected_by_name_or_prefix(
-    form: Format, wanted: list[str], found: list[str]
+    form: Format, selected: list[str], expected: list[str]
 ) -> None:
     page = page_of(
         gauge("loss", {"0": 0.5}),
@@ -164,9 +166,9 @@ def test_families_can_be_selected_by_name_or_prefix(
         Family(name="wait", type="histogram", help="Waits.").family({(): Distribution(3, 4.5)}),
     )
 
-    body = page.render(form, wanted)
+    body = page.render(form, selected)
 
-    assert sorted(name for name, _ in read(body, form)) == found
+    assert sorted(name for name, _ in read(body, form)) == expected
 
 
 def test_the_snapshot_has_the_content_of_a_scrape() -> None:
@@ -209,10 +211,10 @@ def _churn(page: Page, name: str, stop: threading.Event, failures: list[BaseExce
     source = random.Random(name)
     try:
         while not stop.wait(0.001):
-            mark = float(source.randrange(1_000_000))
+            number = float(source.randrange(1_000_000))
             size = source.choice([0, 1, 30, 60])
             page.publish(
-                name, [gauge(f"{name}_{part}", dict.fromkeys(map(str, range(size)), mark)) for part in "xy"]
+                name, [gauge(f"{name}_{part}", dict.fromkeys(map(str, range(size)), number)) for part in "xy"]
             )
             if source.random() < 0.2:
                 page.withdraw(name)
@@ -232,12 +234,12 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
 
     def scrape(form: Format) -> None:
         for _ in range(25):
-            found = read(page.render(form), form)
+            values = read(page.render(form), form)
             blocks: dict[str, set[float]] = {"a": set(), "b": set(), "c": set()}
-            for (name, _labels), number in found.items():
+            for (name, _labels), number in values.items():
                 blocks.get(name[0], set()).add(number)
             bodies.append(blocks)
-            assert len(found) <= 250
+            assert len(values) <= 250
 
     scrapers = [
         threading.Thread(target=scrape, args=(form,))
@@ -252,8 +254,8 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
 
     assert failures == []
     assert len(bodies) == 75
-    assert all(len(marks) <= 1 for blocks in bodies for marks in blocks.values())
-    assert any(marks for blocks in bodies for marks in blocks.values())
+    assert all(len(numbers) <= 1 for blocks in bodies for numbers in blocks.values())
+    assert any(numbers for blocks in bodies for numbers in blocks.values())
 
 
 # The cap on series ----------------------------------------------------------------------------------------------------
@@ -269,27 +271,29 @@ def stat_summary(name: str, series: int) -> Metric:
     return spec.lazy_family({(f"r{index}",): Distribution(1, 1.0) for index in range(series)})
 
 
-def shown(page: Page, name: str, **labels: str) -> int:
-    """Number of series of a family with these labels on the page."""
+def shown_series(page: Page, name: str, **labels: str) -> int:
+    """Return the number of series of a family with these labels on the page."""
     body = read(page.render(Format.TEXT), Format.TEXT)
     return sum(family == name and labels.items() <= dict(pairs).items() for family, pairs in body)
 
 
 def test_an_unbounded_family_displaces_no_other_family() -> None:
-    page = page_of(many("small", 1), many("wild", 5000), many("usual", 30), max_series=100)
-    page.publish("later", [many("late", 20)])
+    page = page_of(wide_gauge("small", 1), wide_gauge("wild", 5000), wide_gauge("usual", 30), max_series=100)
+    page.publish("later", [wide_gauge("late", 20)])
 
-    assert [shown(page, name) for name in ("small", "usual", "late", "wild")] == [1, 30, 20, 49]
+    assert [shown_series(page, name) for name in ("small", "usual", "late", "wild")] == [1, 30, 20, 49]
     assert dropped(page, "wild", "cap") >= 4951
 
 
 def test_families_of_the_exporter_precede_stats_of_users_under_the_cap() -> None:
-    stats = [many(f"user_stat_{index}", 40, run="a") for index in range(50)]
-    ours = [many(name, 30) for name in ("host_cpu_seconds", "cgroup_memory_bytes", "training_attempt")]
-    page = page_of(*stats, *ours, max_series=200)
+    stats = [wide_gauge(f"user_stat_{index}", 40, run="a") for index in range(50)]
+    exporter_families = [
+        wide_gauge(name, 30) for name in ("host_cpu_seconds", "cgroup_memory_bytes", "training_attempt")
+    ]
+    page = page_of(*stats, *exporter_families, max_series=200)
 
-    assert [shown(page, family.name) for family in ours] == [30, 30, 30]
-    assert sum(shown(page, stat.name) for stat in stats) == 110
+    assert [shown_series(page, family.name) for family in exporter_families] == [30, 30, 30]
+    assert sum(shown_series(page, stat.name) for stat in stats) == 110
 
 
 @given(
@@ -297,33 +301,35 @@ def test_families_of_the_exporter_precede_stats_of_users_under_the_cap() -> None
     totals=st.lists(st.integers(1, 12), max_size=4),
     samples=st.lists(st.integers(1, 12), max_size=4),
     windows=st.lists(st.integers(1, 12), max_size=4),
-    own=st.integers(0, 10),
+    host_series=st.integers(0, 10),
 )
 def test_no_window_gauge_is_shown_while_a_total_is_left_out_whatever_the_cap(
-    cap: int, totals: list[int], samples: list[int], windows: list[int], own: int
+    cap: int, totals: list[int], samples: list[int], windows: list[int], host_series: int
 ) -> None:
     gauges = [stat_gauge(f"window_{index}", size, Precedence.WINDOW) for index, size in enumerate(windows)]
     counts = [stat_gauge(f"samples_{index}", size, Precedence.SAMPLES) for index, size in enumerate(samples)]
     page = page_of(
         *gauges, *counts, *[stat_summary(f"total_{index}", size) for index, size in enumerate(totals)]
     )
-    page = page_of(*page.offered(), many("host_memory_bytes", own), max_series=cap)
+    page = page_of(*page.offered(), wide_gauge("host_memory_bytes", host_series), max_series=cap)
     body = read(page.render(Format.TEXT), Format.TEXT)
-    of = [sum(name.startswith(kind) for name, _ in body) for kind in ("host", "total", "samples", "window")]
-
-    expected = [own, 2 * sum(totals), sum(samples), sum(windows)]
-    cut = [
-        place for place, (shown, all_of_it) in enumerate(zip(of, expected, strict=True)) if shown < all_of_it
+    shown = [
+        sum(name.startswith(prefix) for name, _ in body) for prefix in ("host", "total", "samples", "window")
     ]
-    assert not cut or not any(of[cut[0] + 1 :])
+
+    expected = [host_series, 2 * sum(totals), sum(samples), sum(windows)]
+    incomplete_kinds = [
+        index for index, (count, total) in enumerate(zip(shown, expected, strict=True)) if count < total
+    ]
+    assert not incomplete_kinds or not any(shown[incomplete_kinds[0] + 1 :])
 
 
 def test_runs_share_the_series_cap_fairly() -> None:
-    wild = [many(f"wild_{index}", 10, run="wild") for index in range(100)]
-    page = page_of(*wild, many("modest", 40, run="modest"), max_series=100)
+    wild = [wide_gauge(f"wild_{index}", 10, run="wild") for index in range(100)]
+    page = page_of(*wild, wide_gauge("modest", 40, run="modest"), max_series=100)
 
-    assert shown(page, "modest", run="modest") == 40
-    assert sum(shown(page, family.name) for family in wild) == 60
+    assert shown_series(page, "modest", run="modest") == 40
+    assert sum(shown_series(page, family.name) for family in wild) == 60
 
 
 def test_only_the_unbounded_run_of_a_shared_stat_is_cut() -> None:
@@ -332,33 +338,33 @@ def test_only_the_unbounded_run_of_a_shared_stat_is_cut() -> None:
     runs.update({("modest", str(index)): 1.0 for index in range(20)})
     page = page_of(spec.family(runs), max_series=100)
 
-    assert (shown(page, "stat", run="modest"), shown(page, "stat", run="wild")) == (20, 80)
+    assert (shown_series(page, "stat", run="modest"), shown_series(page, "stat", run="wild")) == (20, 80)
 
 
 def test_a_cut_family_keeps_its_first_series_while_others_change_a_little() -> None:
-    page = page_of(many("wild", 500), many("usual", 50), max_series=100)
-    before = read(page.render(Format.TEXT), Format.TEXT).keys()
-    page.publish("block", [many("wild", 500), many("usual", 45)])
+    page = page_of(wide_gauge("wild", 500), wide_gauge("usual", 50), max_series=100)
+    initial_series = read(page.render(Format.TEXT), Format.TEXT).keys()
+    page.publish("block", [wide_gauge("wild", 500), wide_gauge("usual", 45)])
 
-    assert before - read(page.render(Format.TEXT), Format.TEXT).keys() == {
+    assert initial_series - read(page.render(Format.TEXT), Format.TEXT).keys() == {
         ("usual", (("rank", str(index)),)) for index in range(45, 50)
     }
 
 
 def test_all_series_return_after_the_cause_is_removed() -> None:
-    page = page_of(many("usual", 90), max_series=100)
-    page.publish("later", [many("wild", 1000)])
-    assert shown(page, "usual") == 50
+    page = page_of(wide_gauge("usual", 90), max_series=100)
+    page.publish("later", [wide_gauge("wild", 1000)])
+    assert shown_series(page, "usual") == 50
 
     page.withdraw("later")
 
-    assert shown(page, "usual") == 90
+    assert shown_series(page, "usual") == 90
 
 
-@pytest.mark.parametrize(("kind", "series"), [("histogram", 2 + 3), ("summary", 2)])
-def test_a_distribution_is_shown_whole_or_not_at_all(kind: str, series: int) -> None:
-    spec = Family(name="wild", type=kind, help="", labels=("rank",))  # type: ignore[arg-type]
-    buckets = ((1.0, 1), (2.0, 2)) if kind == "histogram" else ()
+@pytest.mark.parametrize(("metric_type", "series"), [("histogram", 2 + 3), ("summary", 2)])
+def test_a_distribution_is_shown_whole_or_not_at_all(metric_type: str, series: int) -> None:
+    spec = Family(name="wild", type=metric_type, help="", labels=("rank",))  # type: ignore[arg-type]
+    buckets = ((1.0, 1), (2.0, 2)) if metric_type == "histogram" else ()
     page = page_of(
         spec.family({(str(index),): Distribution(3, 1.0, buckets) for index in range(30)}),
         max_series=series * 10 + 1,
@@ -368,7 +374,7 @@ def test_a_distribution_is_shown_whole_or_not_at_all(kind: str, series: int) -> 
 
 
 def test_metrics_about_the_exporter_have_the_highest_priority() -> None:
-    page = page_of(many("host_wild", 5000), max_series=60)
+    page = page_of(wide_gauge("host_wild", 5000), max_series=60)
     page.watch("self", page.families)
     text_of(page)
 
@@ -380,18 +386,18 @@ def test_metrics_about_the_exporter_have_the_highest_priority() -> None:
 def test_a_block_published_early_is_not_rendered_by_the_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     from exporter.exposition import page as module
 
-    written: list[str] = []
+    written_names: list[str] = []
 
-    def counting(metric: Metric, before: Written | None = None) -> Written:
-        written.append(metric.name)
-        return write(metric, before)
+    def count_writes(metric: Metric, previous: Written | None = None) -> Written:
+        written_names.append(metric.name)
+        return write(metric, previous)
 
-    monkeypatch.setattr(module, "write", counting)
+    monkeypatch.setattr(module, "write", count_writes)
     page = Page()
     page.publish("block", [gauge("a", {"0": 1.0}), gauge("b", {"0": 1.0})], early=True)
     page.publish("block", [gauge("a", {"0": 2.0}), gauge("b", {"0": 1.0})], early=True)
-    rendered = list(written)
+    early_names = list(written_names)
 
     assert value(page, "a", rank="0") == 2.0
-    assert rendered == ["a", "b", "a"]
-    assert written == rendered
+    assert early_names == ["a", "b", "a"]
+    assert written_names == early_names

@@ -1,4 +1,4 @@
-"""The protobuf format: equal series, native and classic histograms, and a real Prometheus."""
+"""Protobuf format: the series of the text format, native and classic histograms, and a real Prometheus."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ SCHEMA: dict[str, list[tuple[int, str, str]]] = {
         (4, "metric", "*Metric"),
     ],
 }
-"""Part of io.prometheus.client's metrics.proto that the exporter sends; `*` is repeated."""
+"""Messages of metrics.proto (io.prometheus.client) that the exporter sends; `*` marks a repeated field."""
 
 
 def _family_class() -> Any:
     file = descriptor_pb2.FileDescriptorProto(name="metrics.proto", package="test", syntax="proto3")
     for message, rows in SCHEMA.items():
-        made = file.message_type.add(name=message)
-        for number, name, kind in rows:
-            word = kind.lstrip("*")
-            field = made.field.add(name=name, number=number)
-            field.label = FIELD.LABEL_REPEATED if kind.startswith("*") else FIELD.LABEL_OPTIONAL
-            if word in SCHEMA:
-                field.type, field.type_name = FIELD.TYPE_MESSAGE, f".test.{word}"
+        message_type = file.message_type.add(name=message)
+        for number, name, field_type in rows:
+            base_type = field_type.lstrip("*")
+            field = message_type.field.add(name=name, number=number)
+            field.label = FIELD.LABEL_REPEATED if field_type.startswith("*") else FIELD.LABEL_OPTIONAL
+            if base_type in SCHEMA:
+                field.type, field.type_name = FIELD.TYPE_MESSAGE, f".test.{base_type}"
             else:
-                field.type = getattr(FIELD, f"TYPE_{word.upper()}")
+                field.type = getattr(FIELD, f"TYPE_{base_type.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("test.MetricFamily"))
@@ -73,26 +73,26 @@ FAMILY = _family_class()
 
 
 def families(body: bytes) -> Iterator[Any]:
-    """Parse a body completely."""
-    at = 0
-    while at < len(body):
+    """Parse a body and yield its metric families."""
+    offset = 0
+    while offset < len(body):
         length = shift = 0
         while True:
-            length |= (body[at] & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if body[at - 1] < 0x80:
+            length |= (body[offset] & 0x7F) << shift
+            offset, shift = offset + 1, shift + 7
+            if body[offset - 1] < 0x80:
                 break
-        yield FAMILY.FromString(body[at : at + length])
-        at += length
+        yield FAMILY.FromString(body[offset : offset + length])
+        offset += length
 
 
 def labels(metric: Any) -> tuple[tuple[str, str], ...]:
     return tuple((label.name, label.value) for label in metric.label)
 
 
-@given(found=valid_families())
-def test_protobuf_has_the_series_of_plain_text(found: list[Metric]) -> None:
-    page = page_of(*found)
+@given(metrics=valid_families())
+def test_protobuf_has_the_series_of_plain_text(metrics: list[Metric]) -> None:
+    page = page_of(*metrics)
     series = {
         (family.name, labels(metric)): getattr(metric, {0: "counter", 1: "gauge"}[family.type]).value
         for family in families(page.render(Format.PROTOBUF))
@@ -116,13 +116,13 @@ SAMPLES = st.lists(
 )
 
 
-@given(samples=SAMPLES, more=SAMPLES)
-def test_a_native_histogram_holds_each_sample_in_its_bucket(samples: list[float], more: list[float]) -> None:
+@given(first=SAMPLES, second=SAMPLES)
+def test_a_native_histogram_holds_each_sample_in_its_bucket(first: list[float], second: list[float]) -> None:
     counts: dict[int, int] = {}
-    for batch in (samples, more):
+    for batch in (first, second):
         count_into(counts, sorted(batch))
-    found = sorted([*samples, *more])
-    page = page_of(SPEC.family({("0",): Distribution(len(found), sum(found), ((1.0, 0),), counts)}))
+    samples = sorted([*first, *second])
+    page = page_of(SPEC.family({("0",): Distribution(len(samples), sum(samples), ((1.0, 0),), counts)}))
 
     *classic, native = families(page.render(Format.PROTOBUF))
 
@@ -130,22 +130,22 @@ def test_a_native_histogram_holds_each_sample_in_its_bucket(samples: list[float]
     (metric,) = native.metric
     assert (native.name, native.help, labels(metric)) == (SPEC.name, SPEC.help, (("rank", "0"),))
     histogram = metric.histogram
-    assert (histogram.sample_count, histogram.sample_sum, histogram.schema) == (len(found), sum(found), 3)
-    assert histogram.zero_count == sum(sample <= histogram.zero_threshold for sample in found)
-    places: list[int] = []
+    assert (histogram.sample_count, histogram.sample_sum, histogram.schema) == (len(samples), sum(samples), 3)
+    assert histogram.zero_count == sum(sample <= histogram.zero_threshold for sample in samples)
+    buckets: list[int] = []
     end = 0
     for span in histogram.positive_span:
-        places += range(end + span.offset, end + span.offset + span.length)
+        buckets += range(end + span.offset, end + span.offset + span.length)
         end += span.offset + span.length
-    filled = dict(zip(places, itertools.accumulate(histogram.positive_delta), strict=True))
-    left = [sample for sample in found if sample > histogram.zero_threshold]
-    assert sum(filled.values()) == len(left)
-    for place, count in filled.items():
-        inside, left = left[:count], left[count:]
-        # Bounds are rounded roots: values closer than the precision of a float may lie on either side.
+    counts_by_bucket = dict(zip(buckets, itertools.accumulate(histogram.positive_delta), strict=True))
+    remaining = [sample for sample in samples if sample > histogram.zero_threshold]
+    assert sum(counts_by_bucket.values()) == len(remaining)
+    for bucket, count in counts_by_bucket.items():
+        in_bucket, remaining = remaining[:count], remaining[count:]
+        # Bounds are rounded, so that a value within the precision of a float may be in either bucket.
         assert all(
-            2 ** ((place - 1) / 8) * (1 - 1e-12) < bucket <= 2 ** (place / 8) * (1 + 1e-12)
-            for bucket in inside
+            2 ** ((bucket - 1) / 8) * (1 - 1e-12) < sample <= 2 ** (bucket / 8) * (1 + 1e-12)
+            for sample in in_bucket
         )
 
 
@@ -153,7 +153,7 @@ def test_a_native_histogram_holds_each_sample_in_its_bucket(samples: list[float]
     "distribution",
     [
         Distribution(3, None, ((1.0, 3),), {0: 3}),  # a sample below zero
-        Distribution(3, 4.0, ((1.0, 3),), {0: 2}),  # by another library
+        Distribution(3, 4.0, ((1.0, 3),), {0: 2}),  # written by another library
         Distribution(3, 4e30, ((1.0, 3),), {0: 2, 513: 1}),  # beyond 2^64
     ],
 )
@@ -189,7 +189,7 @@ def test_prometheus_stores_native_and_classic_histograms_which_continue_over_a_k
         for samples, total in ((9, 10), (29, 40)):
             with recording(tmp_path, JOB.replace("SAMPLES", str(samples)), rank=0) as job:
                 for count in (native, classic):
-                    wait_until(lambda of=count, n=total: prometheus.value(of) == n, 30)  # type: ignore[misc]  # defaults
+                    wait_until(lambda count=count, total=total: prometheus.value(count) == total, 30)  # type: ignore[misc]  # defaults
                 job.kill()
         quantile = "histogram_quantile(0.5, fetch_latency_seconds)"
         assert prometheus.value(quantile) == pytest.approx(0.25, rel=0.05)

@@ -68,15 +68,15 @@ def test_openmetrics_is_served_on_request_and_plain_text_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("accepted", "expected"),
+    ("header", "expected"),
     [
-        *((header, True) for header in ("gzip", "GZIP", "deflate, gzip;q=0.5", "*", "br, *;q=0.1")),
-        *((header, False) for header in (None, "", "identity", "br", "gzip;q=0", "*;q=0", "gzip;q=nan")),
+        *((value, True) for value in ("gzip", "GZIP", "deflate, gzip;q=0.5", "*", "br, *;q=0.1")),
+        *((value, False) for value in (None, "", "identity", "br", "gzip;q=0", "*;q=0", "gzip;q=nan")),
         ("identity, gzip;q=0.5", False),
     ],
 )
-def test_gzip_is_used_when_accepted_and_not_less_preferred(accepted: str | None, expected: bool) -> None:
-    assert accepts_gzip(accepted) is expected
+def test_gzip_is_used_when_accepted_and_not_less_preferred(header: str | None, expected: bool) -> None:
+    assert accepts_gzip(header) is expected
 
 
 _PIECES = st.sampled_from(
@@ -115,22 +115,22 @@ def test_every_byte_equals_the_output_of_prometheus_client(form: Format, familie
 def test_new_values_of_the_same_series_are_written_as_in_a_new_family(
     form: Format, families: list[Metric], number: float
 ) -> None:
-    changed = [with_values(family, [number] * len(family.samples)) for family in families]
+    new_families = [with_values(family, [number] * len(family.samples)) for family in families]
     page = page_of(*families)
     page.render(form)
-    page.publish("block", changed)
+    page.publish("block", new_families)
 
-    assert page.render(form) == page_of(*changed).render(form)
+    assert page.render(form) == page_of(*new_families).render(form)
 
 
 @FORMS
 @settings(deadline=None)
 @given(families=valid_families())
 def test_the_official_parser_reads_back_what_was_published(form: Format, families: list[Metric]) -> None:
-    found = read(page_of(*families).render(form), form)
+    values = read(page_of(*families).render(form), form)
 
     samples = [sample for family in families for sample in family.samples]
-    assert found == {
+    assert values == {
         (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value) for sample in samples
     }
 
@@ -179,7 +179,7 @@ def test_a_lone_surrogate_in_a_help_text_costs_one_character() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "bad", "reason"),
+    ("metric_type", "bad", "reason"),
     [
         ("gauge", ({"rank": "1"}, float("nan")), "value"),
         ("gauge", ({"rank": "1"}, "5"), "value"),
@@ -200,10 +200,10 @@ def test_a_lone_surrogate_in_a_help_text_costs_one_character() -> None:
     ],
 )
 def test_an_invalid_sample_is_dropped_and_counted_and_others_stay(
-    kind: Any, bad: tuple[Any, Any], reason: str
+    metric_type: Any, bad: tuple[Any, Any], reason: str
 ) -> None:
-    name = {"counter": "good_total", "info": "good_info"}.get(kind, "good")
-    spec = Family(name=name, type=kind, help="Good.", labels=("rank",))
+    name = {"counter": "good_total", "info": "good_info"}.get(metric_type, "good")
+    spec = Family(name=name, type=metric_type, help="Good.", labels=("rank",))
     clean, family = spec.family({("0",): 1.0, ("2",): 1.0}), spec.family({("0",): 1.0, ("2",): 1.0})
     family.samples.insert(1, Sample(name, *bad))
     page = page_of(family)
@@ -232,9 +232,9 @@ def test_a_histogram_with_an_invalid_sample_is_dropped_completely(value: Distrib
 def test_a_family_with_an_invalid_name_is_dropped(name: str) -> None:
     page = page_of(gauge("before", {"0": 1.0}), Metric(name, "", "gauge"), gauge("after", {"0": 1.0}))
 
-    found = read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)
+    values = read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)
 
-    assert [name for name, _ in found] == ["before", "after"]
+    assert [name for name, _ in values] == ["before", "after"]
 
 
 _TEXTS = st.text(st.characters(codec=None), max_size=4) | st.sampled_from(

@@ -1,4 +1,4 @@
-"""Counters of a GPU: never falling, right over wraps, resets, glitches and restarts; integrals of samples."""
+"""Counters of a GPU: monotonic, and correct after wraps, resets, glitches and restarts; integrals of samples."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from exporter.collectors.gpu.counters import REASONS, CounterRule, MonotonicCoun
 from exporter.collectors.gpu.family import CHILD_COUNTER
 from exporter.collectors.gpu.nvml.driver_samples import SampleRing
 
-ENERGY_RULE = CounterRule(scale=0.001, most_per_second=10_000.0, from_zero=True)
-SECONDS = CounterRule(scale=1e-9, most_per_second=1.0)
-RULES = (ENERGY_RULE, CHILD_COUNTER, SECONDS, CounterRule(), CounterRule(most_per_second=1e12))
+ENERGY_RULE = CounterRule(scale=0.001, max_per_second=10_000.0, starts_at_zero=True)
+SECONDS = CounterRule(scale=1e-9, max_per_second=1.0)
+RULES = (ENERGY_RULE, CHILD_COUNTER, SECONDS, CounterRule(), CounterRule(max_per_second=1e12))
 
 
-def run(counter: MonotonicCounter, numbers: list[float], *, begin: float = 0) -> float:
-    """Feed a number per second; return the final total."""
-    for place, number in enumerate(numbers):
-        counter.advance(number, begin + place, 1)
+def run(counter: MonotonicCounter, numbers: list[float], *, start: float = 0) -> float:
+    """Advance a counter by a number per second, and return the final total."""
+    for index, number in enumerate(numbers):
+        counter.advance(number, start + index, 1)
     return counter.total
 
 
@@ -27,21 +27,21 @@ def run(counter: MonotonicCounter, numbers: list[float], *, begin: float = 0) ->
     st.lists(st.tuples(st.integers(0, 2**64), st.floats(0, 100), st.integers(0, 3)), max_size=30),
 )
 def test_a_total_never_decreases(rule: CounterRule, readings: list[tuple[int, float, int]]) -> None:
-    counter, time, child, before = MonotonicCounter(rule), 0.0, 0, 0.0
+    counter, time, child, previous = MonotonicCounter(rule), 0.0, 0, 0.0
     for raw, seconds, children in readings:
         time, child = time + seconds, child + children
-        grown = counter.advance(raw, time, child)
+        increase = counter.advance(raw, time, child)
 
-        assert grown >= 0
-        assert counter.total >= before
+        assert increase >= 0
+        assert counter.total >= previous
         assert set(counter.resets) <= set(REASONS)
-        before = counter.total
+        previous = counter.total
 
 
 @pytest.mark.parametrize(
     ("numbers", "total", "resets"),
     [
-        ([5_000_000, 5_100_000], 100_000, {}),  # energy begins at zero
+        ([5_000_000, 5_100_000], 100_000, {}),  # energy starts at zero
         # A register of 32 bits.
         ([2**32 - 100_000, 2**32 - 1, 99_999], 199_999, {"wrap": 1}),
         # A reloaded driver: energy after the load is counted; energy before it is unknown.
@@ -61,12 +61,12 @@ def test_a_reset_counter_is_corrected(numbers: list[float], total: float, resets
 
 
 def test_seconds_that_exceed_the_elapsed_time_are_absent() -> None:
-    counter, shown = MonotonicCounter(SECONDS), list[float | None]()
-    for begin, numbers in ((0, [0, 1e9, 2e9]), (3, [40e9, 80e9, 120e9]), (6, [120.5e9, 121e9])):
-        run(counter, numbers, begin=begin)
-        shown.append(counter.value())
+    counter, values = MonotonicCounter(SECONDS), list[float | None]()
+    for start, numbers in ((0, [0, 1e9, 2e9]), (3, [40e9, 80e9, 120e9]), (6, [120.5e9, 121e9])):
+        run(counter, numbers, start=start)
+        values.append(counter.value())
 
-    assert shown == [2.0, None, 3.0]
+    assert values == [2.0, None, 3.0]
 
 
 def test_a_new_child_counts_from_zero_and_driver_counters_continue() -> None:
@@ -82,21 +82,21 @@ def test_a_new_child_counts_from_zero_and_driver_counters_continue() -> None:
 
 # Sample buffers of the driver: integrals between two passes ------------------------------
 
-Look = tuple[float, list[tuple[float, float]]]
-"""When, and the samples with their times."""
+SamplePass = tuple[float, list[tuple[float, float]]]
+"""Time of a pass, and the samples of the buffer with their times."""
 
 
 @pytest.mark.parametrize(
-    ("looks", "integral"),
+    ("passes", "integral"),
     [
         # Samples newer than the first pass count.
         (
             [(100, [(90, 1.0), (95, 1.0), (99.9, 1.0)]), (101, [(99.9, 1.0), (100.5, 0.5), (101, 1.0)])],
             0.5 * 0.5 + 1.0 * 0.5,
         ),
-        # An unmeasured gap is not bridged.
+        # A long gap is not interpolated.
         ([(100, []), (160.5, [(160, 1.0), (160.5, 1.0)])], 0.5),
-        # A clock that was set back begins the ring anew.
+        # The ring restarts after the clock was set back.
         (
             [
                 *((10_000, []), (10_001, [(10_001, 1.0)])),
@@ -105,13 +105,13 @@ Look = tuple[float, list[tuple[float, float]]]
             2.0,
         ),
     ],
-    ids=["first look", "gap", "clock set back"],
+    ids=["first pass", "gap", "clock set back"],
 )
-def test_a_sample_ring_sums_samples_since_the_last_pass(looks: list[Look], integral: float) -> None:
+def test_a_sample_ring_sums_samples_since_the_last_pass(passes: list[SamplePass], integral: float) -> None:
     ring = SampleRing()
-    for at, samples in looks:
+    for seconds, samples in passes:
         microseconds = [(int(time * 1e6), number) for time, number in samples]
-        ring.take(microseconds, wall_microseconds=int(at * 1e6), moment=None)
+        ring.take(microseconds, wall_microseconds=int(seconds * 1e6), instantaneous=None)
 
     assert ring.integral == pytest.approx(integral)
 
@@ -127,10 +127,10 @@ def test_a_sample_ring_sums_samples_since_the_last_pass(looks: list[Look], integ
 def test_an_integral_never_decreases_and_never_exceeds_the_elapsed_time(
     batches: list[list[tuple[int, float]]],
 ) -> None:
-    ring, before = SampleRing(), 0.0
-    for place, batch in enumerate(batches):
-        at = 1000 + 2 * place
-        ring.take(batch, wall_microseconds=at * 1_000_000, moment=0.5)
+    ring, previous = SampleRing(), 0.0
+    for index, batch in enumerate(batches):
+        seconds = 1000 + 2 * index
+        ring.take(batch, wall_microseconds=seconds * 1_000_000, instantaneous=0.5)
 
-        assert before <= ring.integral <= 2 * place + 5.001
-        before = ring.integral
+        assert previous <= ring.integral <= 2 * index + 5.001
+        previous = ring.integral

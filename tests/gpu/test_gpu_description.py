@@ -1,4 +1,4 @@
-"""Descriptions of machines to replay, and captures: mistakes with their place, a guide that is complete."""
+"""Descriptions of machines to replay: messages about mistakes, and completeness of the guide."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mistakes(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("happening", "words"),
+    ("timeline_entry", "message"),
     [
         ("errors: {nvmlDeviceGetPowerUsge: UNKNOWN}", 'did you mean "nvmlDeviceGetPowerUsage"?'),
         ("errors: {nvmlDeviceGetPowerUsage: GPU_LOST}", 'did you mean "GPU_IS_LOST"?'),
@@ -48,15 +48,15 @@ def mistakes(text: str) -> list[str]:
         ("set: {powr: 1}", 'no reading "powr", did you mean "power"?'),
     ],
 )
-def test_a_mistake_in_the_timeline_is_found_at_its_place(happening: str, words: str) -> None:
-    (found,) = mistakes(small_text(happening))
+def test_a_mistake_in_the_timeline_is_found_at_its_place(timeline_entry: str, message: str) -> None:
+    (problem,) = mistakes(small_text(timeline_entry))
 
-    assert words in found
-    assert found.startswith("machine.yaml:22:")
+    assert message in problem
+    assert problem.startswith("machine.yaml:22:")
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (small_text(head='cuda: "thirteen"'), "cuda: expected a version such as"),
         (
@@ -65,16 +65,16 @@ def test_a_mistake_in_the_timeline_is_found_at_its_place(happening: str, words: 
         ),
     ],
 )
-def test_an_impossible_machine_is_reported(text: str, words: str) -> None:
-    (found,) = mistakes(text)
+def test_an_impossible_machine_is_reported(text: str, message: str) -> None:
+    (problem,) = mistakes(text)
 
-    assert words in found
+    assert message in problem
 
 
 def test_several_mistakes_are_reported_together() -> None:
-    found = mistakes("costs: {nvmlNo: 1}\nmissing: [nvmlNo]\ngpus: [{model: none}]\n")
+    problems = mistakes("costs: {nvmlNo: 1}\nmissing: [nvmlNo]\ngpus: [{model: none}]\n")
 
-    assert [line.split(" ")[0][-5:] for line in found] == [":1:8:", "2:10:", ":3:7:"]
+    assert [line.split(" ")[0][-5:] for line in problems] == [":1:8:", "2:10:", ":3:7:"]
 
 
 def test_an_unknown_machine_is_reported() -> None:
@@ -86,10 +86,10 @@ def test_an_unknown_machine_is_reported() -> None:
 
 @pytest.mark.parametrize("name", machine_names())
 def test_a_packaged_machine_has_a_description_and_fits_the_pipe(name: str) -> None:
-    found = load_machine(name)
+    description = load_machine(name)
 
-    assert len(found.description) > 30
-    assert len(json.dumps(found.plain())) < 1 << 16  # the capacity of a pipe
+    assert len(description.description) > 30
+    assert len(json.dumps(description.plain())) < 1 << 16  # the capacity of a pipe
 
 
 @given(
@@ -99,18 +99,18 @@ def test_a_packaged_machine_has_a_description_and_fits_the_pipe(name: str) -> No
     st.integers(1, 17),
 )
 def test_messages_are_reassembled_from_any_chunks(fields: list[dict[str, Any]], size: int) -> None:
-    said = [{**field, "kind": "any"} for field in fields]
-    data = b"".join(map(encode, said))
-    reading, writing = os.pipe()
-    with open(reading, "rb"), open(writing, "wb", buffering=0) as pipe:  # noqa: PTH123 - descriptors
+    messages = [{**field, "kind": "any"} for field in fields]
+    data = b"".join(map(encode, messages))
+    read_descriptor, write_descriptor = os.pipe()
+    with open(read_descriptor, "rb"), open(write_descriptor, "wb", buffering=0) as pipe:  # noqa: PTH123 - descriptors
         pipe.writelines(data[begin : begin + size] for begin in range(0, len(data), size))
         pipe.close()
 
-        reader, found = MessageReader(reading), list[dict[str, Any]]()
+        reader, decoded = MessageReader(read_descriptor), list[dict[str, Any]]()
         while (received := reader.receive()) is not None:
-            found += received
+            decoded += received
 
-        assert found == said
+        assert decoded == messages
 
 
 @pytest.mark.parametrize("line", [b"HTTP/1.1", b"", b"[]", b'{"kind":1}', b"[" * 100_000, b"\xff"])
@@ -129,13 +129,13 @@ def test_a_number_that_is_not_finite_is_never_sent() -> None:
 
 def test_the_names_of_errors_are_those_of_the_binding() -> None:
     pynvml = pytest.importorskip("pynvml")
-    theirs = {
+    codes = {
         name.removeprefix("NVML_ERROR_").lower(): value
         for name, value in vars(pynvml).items()
         if name.startswith("NVML_ERROR_")
     }
 
-    assert theirs == CODES
+    assert codes == CODES
     assert name_of(12345) == "other"
     assert CODES["gpu_is_lost"] == 15
 
@@ -145,10 +145,10 @@ def test_the_guide_documents_every_key_reading_and_machine() -> None:
     parts = [
         part for part in vars(description).values() if getattr(part, "__module__", "") == description.__name__
     ]
-    described = [part for part in parts if isinstance(part, type) and dataclasses.is_dataclass(part)]
+    dataclass_types = [part for part in parts if isinstance(part, type) and dataclasses.is_dataclass(part)]
 
-    assert len(described) == 9
-    for part in described:
+    assert len(dataclass_types) == 9
+    for part in dataclass_types:
         assert rows >= {option.key for option in options_of(part)}
     assert rows >= {*READINGS, *machine_names()}
 
@@ -156,9 +156,11 @@ def test_the_guide_documents_every_key_reading_and_machine() -> None:
 def test_a_replay_has_only_functions_that_the_child_calls() -> None:
     child = "".join(path.read_text() for path in (PROJECT / "exporter/collectors/gpu/nvml").glob("*.py"))
     # pynvml calls the versioned functions, and nvmlErrorString for the text of an exception.
-    called = {symbol: re.sub(r"(_v\d|WithFlags)$", "", symbol) for symbol in SYMBOLS - {"nvmlErrorString"}}
+    function_names = {
+        symbol: re.sub(r"(_v\d|WithFlags)$", "", symbol) for symbol in SYMBOLS - {"nvmlErrorString"}
+    }
 
-    assert [symbol for symbol, name in called.items() if f'"{name}' not in child] == []
+    assert [symbol for symbol, name in function_names.items() if f'"{name}' not in child] == []
 
 
 def test_the_examples_of_the_guide_can_be_replayed() -> None:

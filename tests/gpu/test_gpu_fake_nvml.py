@@ -15,7 +15,7 @@ from exporter.collectors.gpu.collector import GpuCollector
 pytestmark = needs_fake_nvml
 
 ENERGY, BUSY = "gpu_energy_joules_total", "gpu_utilization_busy_seconds_total"
-RECEIVED, CAPPED = "gpu_pcie_receive_bytes_total", "gpu_clocks_event_seconds_total"
+RECEIVE_BYTES, THROTTLED_SECONDS = "gpu_pcie_receive_bytes_total", "gpu_clocks_event_seconds_total"
 GARBAGE = (
     "nvmlGpmMetricsGet",
     "nvmlDeviceGetTotalEnergyConsumption",
@@ -25,22 +25,29 @@ GARBAGE = (
 )
 
 
-def counted(collector: GpuCollector) -> dict[str, float]:
+def counter_values(collector: GpuCollector) -> dict[str, float]:
     """Return the four counters of GPU 0 after the next pass."""
-    before = collector.registry.time
-    wait_until(lambda: collector.registry.time > before)
+    previous_time = collector.registry.time
+    wait_until(lambda: collector.registry.time > previous_time)
     families = collector.collect()
-    reasons = values(families, CAPPED)
-    found = {name: next(iter(values(families, name).values()), -1.0) for name in (ENERGY, BUSY, RECEIVED)}
-    return {**found, CAPPED: next((v for k, v in reasons.items() if k[2] == "sw_power_cap"), -1.0)}
+    reasons = values(families, THROTTLED_SECONDS)
+    values_by_name = {
+        name: next(iter(values(families, name).values()), -1.0) for name in (ENERGY, BUSY, RECEIVE_BYTES)
+    }
+    return {
+        **values_by_name,
+        THROTTLED_SECONDS: next(
+            (seconds for labels, seconds in reasons.items() if labels[2] == "sw_power_cap"), -1.0
+        ),
+    }
 
 
 FAST_LINK = 56_000.0
-"""MiB a second at which the driver's 32-bit register of PCIe bytes wraps 14 times a second."""
+"""Rate in MiB per second at which the driver's 32-bit register of PCIe bytes wraps 14 times per second."""
 
 
 def cpu_seconds(collector: GpuCollector) -> float:
-    """Return the processor time of the NVML child."""
+    """Return the CPU time of the NVML child."""
     pid = collector.child_pid
     assert pid is not None
     return time.clock_gettime((~pid << 3) | 2)
@@ -48,22 +55,22 @@ def cpu_seconds(collector: GpuCollector) -> float:
 
 def test_rates_over_15_seconds_at_constant_load_are_within_five_percent(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
-    steady(fake, Load(received=FAST_LINK))
+    steady(fake, Load(received_mebibytes=FAST_LINK))
     with collecting(fake) as collector:
-        wait_until(lambda: counted(collector)[BUSY] > 1)
+        wait_until(lambda: counter_values(collector)[BUSY] > 1)
         windows = []
         for _ in range(3):
-            before, began = counted(collector), time.monotonic()
+            first, start_time = counter_values(collector), time.monotonic()
             time.sleep(14.2)
-            after, ended = counted(collector), time.monotonic()
-            windows.append({name: (after[name] - before[name]) / (ended - began) for name in before})
+            last, end_time = counter_values(collector), time.monotonic()
+            windows.append({name: (last[name] - first[name]) / (end_time - start_time) for name in first})
             time.sleep(1.3)
 
     for rates in windows:
         assert rates[ENERGY] == pytest.approx(300, rel=0.05)
         assert rates[BUSY] == pytest.approx(0.5, rel=0.05)
-        assert rates[RECEIVED] == pytest.approx(FAST_LINK * 2**20, rel=0.05)
-        assert rates[CAPPED] == pytest.approx(0.25, rel=0.05)
+        assert rates[RECEIVE_BYTES] == pytest.approx(FAST_LINK * 2**20, rel=0.05)
+        assert rates[THROTTLED_SECONDS] == pytest.approx(0.25, rel=0.05)
 
 
 def test_refused_readings_are_absent_and_their_energy_is_a_gap(
@@ -72,15 +79,15 @@ def test_refused_readings_are_absent_and_their_energy_is_a_gap(
     fake = FakeNvml(tmp_path / "nvml")
     steady(fake)
     with collecting(fake) as collector:
-        wait_until(lambda: counted(collector)[BUSY] > 1)
+        wait_until(lambda: counter_values(collector)[BUSY] > 1)
         now = time.time()
         fake.fail(*(f"{name} -1 0 {now} {now + 30} 0 1" for name in GARBAGE))
-        wait_until(lambda: set(counted(collector).values()) == {-1.0})
+        wait_until(lambda: set(counter_values(collector).values()) == {-1.0})
         assert value(collector, "gpu_up") == 1
-        wait_until(lambda: counted(collector)[ENERGY] > 0)
-        first, began = counted(collector), time.monotonic()
+        wait_until(lambda: counter_values(collector)[ENERGY] > 0)
+        first, start_time = counter_values(collector), time.monotonic()
         time.sleep(12)
-        last, seconds = counted(collector), time.monotonic() - began
+        last, seconds = counter_values(collector), time.monotonic() - start_time
         (energy,) = collector.registry.energies()
 
     assert (last[ENERGY] - first[ENERGY]) / seconds == pytest.approx(300, rel=0.1)
@@ -92,7 +99,7 @@ def test_a_card_without_nvlink_has_no_nvlink_bytes(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
     steady(fake)
     with collecting(fake) as collector:
-        wait_until(lambda: counted(collector)[RECEIVED] > 0)
+        wait_until(lambda: counter_values(collector)[RECEIVE_BYTES] > 0)
 
         assert value(collector, "gpu_nvlink_transmit_bytes_total") is None
         assert value(collector, "gpu_nvlink_receive_bytes_total") is None
@@ -116,14 +123,14 @@ def test_a_lost_card_affects_no_other_and_returns_with_its_counters(
     steady(fake)
     with collecting(fake, retry=0.5) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
-        before = value(collector, ENERGY, "1") or 0.0
+        first = value(collector, ENERGY, "1") or 0.0
         now = time.time()
         fake.fail(f"* 1 15 {now} {now + 5}")  # GPU_IS_LOST
         fake.report_xid(now, 1, 79)
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 0})
         during = collector.collect()
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
-        wait_until(lambda: (value(collector, ENERGY, "1") or 0.0) > before)
+        wait_until(lambda: (value(collector, ENERGY, "1") or 0.0) > first)
         xids = values(collector.collect(), "gpu_xid_errors_total")
 
     assert {labels[0] for labels in values(during, "gpu_power_watts")} == {"0"}
@@ -157,12 +164,12 @@ def test_the_calls_of_a_card_cost_at_most_0_2_percent_of_a_core(tmp_path: Path) 
     for machine in machines:
         steady(machine)
     with collecting(machines[0]) as free, collecting(machines[1]) as costly:
-        before, began = [cpu_seconds(gpu) for gpu in (free, costly)], time.monotonic()
+        first, start_time = [cpu_seconds(gpu) for gpu in (free, costly)], time.monotonic()
         time.sleep(30)
-        after, seconds = [cpu_seconds(gpu) for gpu in (free, costly)], time.monotonic() - began
+        last, seconds = [cpu_seconds(gpu) for gpu in (free, costly)], time.monotonic() - start_time
 
-    of_calls = (after[1] - before[1]) - (after[0] - before[0])
-    assert 0.0005 < of_calls / seconds / 8 < 0.002
+    call_seconds = (last[1] - first[1]) - (last[0] - first[0])
+    assert 0.0005 < call_seconds / seconds / 8 < 0.002
 
 
 def test_a_slow_call_on_one_card_costs_the_other_one_interval_at_most(tmp_path: Path) -> None:
@@ -173,13 +180,13 @@ def test_a_slow_call_on_one_card_costs_the_other_one_interval_at_most(tmp_path: 
         wait_until(lambda: (value(collector, BUSY, "1") or 0) > 0)
         now = time.time()
         fake.fail(f"nvmlDeviceGetTotalEnergyConsumption 0 0 {now} {now + 30} 3")
-        began, before = time.monotonic(), value(collector, BUSY, "1") or 0
-        while time.monotonic() - began < 30:
+        start_time, first = time.monotonic(), value(collector, BUSY, "1") or 0
+        while time.monotonic() - start_time < 30:
             for name, labels in (("gpu_nvml_up", ()), ("gpu_up", ("0",)), ("gpu_up", ("1",))):
                 if value(collector, name, *labels) != 1:
                     gaps.add(name)
             time.sleep(0.2)
-        busy, seconds = (value(collector, BUSY, "1") or 0) - before, time.monotonic() - began
+        busy, seconds = (value(collector, BUSY, "1") or 0) - first, time.monotonic() - start_time
         restarts = sum(values(collector.collect(), "exporter_nvml_child_restarts_total").values())
         resets = sum(values(collector.collect(), "exporter_nvml_resets_total").values())
 
@@ -190,10 +197,10 @@ def test_a_slow_call_on_one_card_costs_the_other_one_interval_at_most(tmp_path: 
 def test_a_card_is_up_while_any_call_answers(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
     steady(fake)
-    refused = ("UtilizationRates", "MemoryInfo", "MemoryInfo_v2", "PowerUsage")
-    fake.fail(*(f"nvmlDeviceGet{name} 0 3 0 1e12" for name in refused))  # NOT_SUPPORTED
+    call_names = ("UtilizationRates", "MemoryInfo", "MemoryInfo_v2", "PowerUsage")
+    fake.fail(*(f"nvmlDeviceGet{name} 0 3 0 1e12" for name in call_names))  # NOT_SUPPORTED
     with collecting(fake) as collector:
-        wait_until(lambda: counted(collector)[ENERGY] > 0)
+        wait_until(lambda: counter_values(collector)[ENERGY] > 0)
 
         assert value(collector, "gpu_up") == 1
         assert value(collector, "gpu_temperature_celsius") == 50
@@ -207,11 +214,11 @@ def test_energy_follows_the_load(tmp_path: Path) -> None:
     fake.play((now - 100, Load(watts=100)), (now + 8, Load(watts=700)), (now + 16, Load(watts=100)))
     with collecting(fake) as collector:
         wait_until(lambda: time.time() > now + 4)
-        first, began = collector.registry.energies()[0], time.monotonic()
+        first, start_time = collector.registry.energies()[0], time.monotonic()
         wait_until(lambda: time.time() > now + 24)
-        last, ended = collector.registry.energies()[0], time.monotonic()
+        last, end_time = collector.registry.energies()[0], time.monotonic()
 
-    assert ended > began
+    assert end_time > start_time
     assert first.joules is not None
     assert last.joules is not None
-    assert last.joules - first.joules == pytest.approx(100 * (last.at - first.at) + 600 * 8, rel=0.02)
+    assert last.joules - first.joules == pytest.approx(100 * (last.time - first.time) + 600 * 8, rel=0.02)

@@ -23,7 +23,7 @@ from exporter.collectors.gpu.nvml import encode, parse
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.replay.machines import MACHINES
 
-HAS_LIBRARY = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0"))
+HAS_DRIVER = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0"))
 
 ENERGY = "gpu_energy_joules_total"
 RESTARTS = "exporter_nvml_child_restarts_total"
@@ -34,12 +34,12 @@ def nvml_up(collector: GpuCollector) -> bool:
 
 
 def reason(collector: GpuCollector) -> str:
-    found = values(collector.collect(), "gpu_nvml_error_info")
-    return next(iter(found), ("",))[0]
+    reasons = values(collector.collect(), "gpu_nvml_error_info")
+    return next(iter(reasons), ("",))[0]
 
 
 def nvml_children() -> list[int]:
-    """The NVML children of this process that live."""
+    """Return the pids of the running NVML children of this process."""
     tasks = Path("/proc/self/task").glob("*/children")
     pids = [int(pid) for task in tasks for pid in task.read_text().split()]
     return [
@@ -49,13 +49,13 @@ def nvml_children() -> list[int]:
     ]
 
 
-def saying(said: str, then: str) -> list[str]:
-    """Command of a child that runs other code."""
-    program = f"import os, time; from exporter.collectors.gpu.nvml import encode; os.write(1, {said}); {then}"
+def child_command(output: str, statement: str) -> list[str]:
+    """Return the command of a child that writes bytes and then executes a statement."""
+    program = f"import os, time; from exporter.collectors.gpu.nvml import encode; os.write(1, {output}); {statement}"
     return [sys.executable, "-c", program]
 
 
-@pytest.mark.skipif(HAS_LIBRARY, reason="this machine has NVIDIA's driver")
+@pytest.mark.skipif(HAS_DRIVER, reason="this machine has NVIDIA's driver")
 @pytest.mark.parametrize(
     ("mode", "visible", "problems", "ready"),
     [
@@ -76,9 +76,9 @@ def test_a_missing_library_is_a_failure_only_where_gpus_are_expected(
     finally:
         collector.stop()
 
-    (about,) = [*collected.unsupported, *(message for _, message in collected.problems)]
-    assert "libnvidia-ml.so.1" in about
-    assert "--gpus all" in about
+    (message,) = [*collected.unsupported, *(message for _, message in collected.problems)]
+    assert "libnvidia-ml.so.1" in message
+    assert "--gpus all" in message
     assert [name for name, _ in collected.problems] == problems
     assert (collector.not_ready() is None) == ready
     assert values(collected, "gpu_nvml_up") == {(): 0.0}
@@ -93,12 +93,12 @@ def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> Non
         assert before is not None
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: reason(collector) == "crashed")
-        down = collector.collect()
+        crashed = collector.collect()
         wait_until(lambda: nvml_up(collector))
 
-        assert "SIGKILL" in down.problems[0][1]
-        assert values(down, ENERGY) == {}
-        assert values(down, "gpu_up") == {}  # unknown, therefore a gap
+        assert "SIGKILL" in crashed.problems[0][1]
+        assert values(crashed, ENERGY) == {}
+        assert values(crashed, "gpu_up") == {}  # unknown, therefore a gap
         assert collector.child_pid != first
         assert (value(collector, ENERGY, "0") or 0) >= before
         assert value(collector, RESTARTS, "crashed") == 1
@@ -112,11 +112,11 @@ def test_a_stopped_child_is_replaced_once(tmp_path: Path) -> None:
         os.kill(first, signal.SIGSTOP)
         try:
             wait_until(lambda: reason(collector) == "hung")
-            hung = collector.collect()
+            hanging = collector.collect()
             wait_until(lambda: nvml_up(collector))
 
-            assert values(hung, "gpu_power_watts") == {}
-            assert values(hung, "gpu_up") == {}  # no card is identified as the cause
+            assert values(hanging, "gpu_power_watts") == {}
+            assert values(hanging, "gpu_up") == {}  # no card is identified as the cause
             assert is_alive(first)
             assert value(collector, RESTARTS, "hung") == 1
         finally:
@@ -127,34 +127,34 @@ def test_a_stopped_child_is_replaced_once(tmp_path: Path) -> None:
 
 def test_a_hanging_card_is_skipped_until_its_call_returns(tmp_path: Path) -> None:
     hang = 'at: 1s, until: 9s, gpus: [1], hang: ["*"]'
-    # Time for a new process on a busy machine.
-    patient = dataclasses.replace(SHORT_TIMINGS, deadline=4.0)
-    with running_collector(write_machine(tmp_path, hang), timings=patient) as collector:
+    # Long enough for a new process on a busy machine.
+    timings = dataclasses.replace(SHORT_TIMINGS, deadline=4.0)
+    with running_collector(write_machine(tmp_path, hang), timings=timings) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
-        others = [value(collector, "gpu_power_watts", "0")]
+        other_readings = [value(collector, "gpu_power_watts", "0")]
         while gpus_up(collector)["1"]:
-            others.append(value(collector, "gpu_power_watts", "0"))
+            other_readings.append(value(collector, "gpu_power_watts", "0"))
             time.sleep(0.02)
-        left_out = collector.collect()
+        during_hang = collector.collect()
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
 
-    assert None not in others
-    assert {labels[0]: labels[2] for labels in values(left_out, "gpu_error_info")} == {"1": "hung"}
-    assert {labels[0] for labels in values(left_out, "gpu_power_watts")} == {"0"}
+    assert None not in other_readings
+    assert {labels[0]: labels[2] for labels in values(during_hang, "gpu_error_info")} == {"1": "hung"}
+    assert {labels[0] for labels in values(during_hang, "gpu_power_watts")} == {"0"}
 
 
 def test_a_repeatedly_hanging_card_does_not_affect_the_others(tmp_path: Path) -> None:
-    hangs = (f'at: {at}s, until: {at + 4}s, gpus: [1], hang: ["*"]' for at in (1, 6))
+    hangs = (f'at: {start}s, until: {start + 4}s, gpus: [1], hang: ["*"]' for start in (1, 6))
     # Enough for a new process on a busy machine, and a visible gap.
-    patient = dataclasses.replace(SHORT_TIMINGS, deadline=3.0, first_backoff=5.0, max_backoff=5.0)
-    with running_collector(write_machine(tmp_path, *hangs), timings=patient) as collector:
+    timings = dataclasses.replace(SHORT_TIMINGS, deadline=3.0, first_backoff=5.0, max_backoff=5.0)
+    with running_collector(write_machine(tmp_path, *hangs), timings=timings) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
-        others: list[float | None] = []
+        other_readings: list[float | None] = []
         while value(collector, RESTARTS, "hung") != 2 or gpus_up(collector) != {"0": 1, "1": 0}:
-            others.append(value(collector, "gpu_power_watts", "0"))
+            other_readings.append(value(collector, "gpu_power_watts", "0"))
             time.sleep(0.02)
         # On a busy machine the new child process may start later than the last readings expire.
-        assert others.count(None) < len(others) / 5
+        assert other_readings.count(None) < len(other_readings) / 5
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
 
 
@@ -172,18 +172,18 @@ def test_a_slow_attach_is_not_a_hang(tmp_path: Path) -> None:
 
 def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
     hang = 'at: 500ms, hang: ["*", nvmlInitWithFlags]'
-    quick = type(SHORT_TIMINGS)(
+    short_timings = type(SHORT_TIMINGS)(
         deadline=0.5, start_deadline=8, patience=0.1, first_backoff=0.1, max_backoff=0.1
     )
-    with running_collector(write_machine(tmp_path, hang), timings=quick) as collector:
+    with running_collector(write_machine(tmp_path, hang), timings=short_timings) as collector:
         wait_until(lambda: reason(collector) == "hung")
-        end, most = time.monotonic() + 3, 0
+        end, max_children = time.monotonic() + 3, 0
         while time.monotonic() < end:
-            most = max(most, len(nvml_children()))
+            max_children = max(max_children, len(nvml_children()))
             time.sleep(0.05)
 
         assert value(collector, RESTARTS, "hung") == 1
-        assert most == 2
+        assert max_children == 2
         start = time.monotonic()
     assert time.monotonic() - start < 5
 
@@ -200,7 +200,7 @@ def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
 
 def test_a_driver_update_causes_no_gap(tmp_path: Path) -> None:
     update = 'at: 3s, driver: "590.44.01"'
-    # Time for a new process on a busy machine.
+    # Long enough for a new process on a busy machine.
     with running_collector(
         write_machine(tmp_path, update), timings=dataclasses.replace(SHORT_TIMINGS, deadline=8.0)
     ) as collector:
@@ -239,13 +239,13 @@ def test_the_child_inherits_nothing_but_its_pipes(tmp_path: Path) -> None:
         os.set_inheritable(secret.fileno(), True)
         with running_collector(write_machine(tmp_path)) as collector:
             wait_until(lambda: nvml_up(collector))
-            folder = Path(f"/proc/{collector.child_pid}/fd")
-            links = sorted(str(entry.readlink()).partition(":")[0] for entry in folder.iterdir())
+            descriptors = Path(f"/proc/{collector.child_pid}/fd")
+            links = sorted(str(entry.readlink()).partition(":")[0] for entry in descriptors.iterdir())
 
             assert links == ["/dev/null", "/dev/null", "pipe", "pipe"]
             assert os.getsid(collector.child_pid or 0) == collector.child_pid
-            children = Path(f"/proc/{collector.child_pid}/cwd").readlink()
-            assert str(children) == "/"
+            working_directory = Path(f"/proc/{collector.child_pid}/cwd").readlink()
+            assert str(working_directory) == "/"
 
 
 def test_the_child_is_small_and_the_sidecar_does_not_load_nvml() -> None:
@@ -273,8 +273,8 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("fault", ["at: 1h", 'at: 3s, hang: ["*"]'], ids=["healthy", "hanging"])
-@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
-def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: bool) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
+def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, is_stopped: bool) -> None:
     command = [sys.executable, "-c", PARENT, write_machine(tmp_path, fault)]
     parent = subprocess.Popen(
         command,
@@ -286,7 +286,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: 
     pid = int(parent.stdout.readline())
     if "hang" in fault:
         time.sleep(3.5)
-    if stopped:
+    if is_stopped:
         os.kill(pid, signal.SIGSTOP)
     parent.kill()
     parent.wait()
@@ -296,18 +296,18 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: 
 
 
 @pytest.mark.parametrize(
-    ("command", "words"),
+    ("command", "message_part"),
     [
         (["/nonexistent/python"], "cannot be started"),
         ([sys.executable, "-c", "raise SystemExit('no way')"], "ended with status 1: no way"),
-        # Half a message is none.
+        # An incomplete message is ignored.
         (
-            saying("encode({'kind': 'sample', 'gpus': []})[:-3]", "os.kill(os.getpid(), 9)"),
+            child_command("encode({'kind': 'sample', 'gpus': []})[:-3]", "os.kill(os.getpid(), 9)"),
             "was killed by SIGKILL",
         ),
         *(
-            (saying(said, "time.sleep(30)"), "sent an invalid message")
-            for said in (
+            (child_command(output, "time.sleep(30)"), "sent an invalid message")
+            for output in (
                 "b'HTTP/1.1 200 OK\\n'",
                 "encode({'kind': 'sample'})",
                 "encode({'kind': 'sample', 'time': 'noon', 'gpus': 5})",
@@ -318,12 +318,12 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: 
     ],
 )
 def test_a_child_that_fails_to_start_or_sends_garbage_is_a_state(
-    tmp_path: Path, command: list[str], words: str
+    tmp_path: Path, command: list[str], message_part: str
 ) -> None:
     with running_collector(write_machine(tmp_path), command=command) as collector:
         wait_until(lambda: reason(collector) == "crashed")
 
-        assert words in collector.collect().unsupported[0]
+        assert message_part in collector.collect().unsupported[0]
         assert set(values(collector.collect(), "gpu_nvml_up").values()) == {0.0}
 
 
@@ -356,8 +356,8 @@ def test_xids_come_from_the_kernel_log_without_nvml_events(tmp_path: Path) -> No
             file.write("4,3,3,-;NVRM: Xid (PCI:0000:99:00): 79, of no GPU of ours\n")
             file.write("4,4,4,-;\xff\xfe NVRM: Xid (PCI:zz)\n4,5,5,-;half of a li")
 
-        found = values(collector.collect(), "gpu_xid_errors_total")
-        assert {(labels[0], labels[2]): number for labels, number in found.items()} == {("0", "79"): 1}
+        counts = values(collector.collect(), "gpu_xid_errors_total")
+        assert {(labels[0], labels[2]): number for labels, number in counts.items()} == {("0", "79"): 1}
         times = values(collector.collect(), "gpu_xid_last_timestamp_seconds")
         assert set(times.values()) == {1234.0}
 

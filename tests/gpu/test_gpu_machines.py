@@ -1,4 +1,4 @@
-"""The machines of the package through the real child process and the real pynvml: expected expositions."""
+"""Packaged machines through the code of the NVML child and the real pynvml: expected expositions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exporter.collectors.gpu.families import GPU_FAMILIES
 from exporter.replay.machine import LoadCurve
 from exporter.replay.machines import machine_names
 
-PLAYS = {
+REPLAYS = {
     "no-gpu": (5, None),
     "t4": (65, None),
     "a100-mig": (65, "0,7"),
@@ -24,16 +24,16 @@ PLAYS = {
     "counters": (40, None),
     "old-driver": (65, None),
 }
-"""Machine: duration of the replay, and the displayed GPUs."""
+"""Duration of the replay and CUDA_VISIBLE_DEVICES, by machine."""
 
 
 @pytest.mark.parametrize("name", machine_names())
 def test_a_machine_gives_the_expected_exposition(name: str) -> None:
-    seconds, visible = PLAYS[name]
-    played = replay(name, seconds, visible=visible)
+    seconds, visible = REPLAYS[name]
+    result = replay(name, seconds, visible=visible)
     if name == "h100-hang":
-        played.registry.clear_readings(hanging=4)
-    families = played.families(reason="hung" if name == "h100-hang" else None)
+        result.registry.clear_readings(hanging=4)
+    families = result.families(reason="hung" if name == "h100-hang" else None)
     assert_sound(families)
     text = generate_latest(SimpleNamespace(collect=lambda: families)).decode()
 
@@ -50,48 +50,48 @@ def h100() -> ReplayResult:
 
 def test_eight_large_gpus_cost_about_seven_hundred_series(h100: ReplayResult) -> None:
     families = h100.families()
-    of_gpus = [family for family in families if family.name.startswith("gpu_")]
+    gpu_families = [family for family in families if family.name.startswith("gpu_")]
 
-    assert sum(len(family.samples) for family in of_gpus) <= 730
+    assert sum(len(family.samples) for family in gpu_families) <= 730
     assert sum(len(family.samples) for family in families) <= 900
 
 
 def test_the_integral_of_a_replayed_load_never_falls() -> None:
     steps = [{"seconds": 3.0, "level": 0.0}, {"seconds": 5.0, "level": 0.99}]
     load = LoadCurve({"steps": steps, "ripple": 0.1}, shift=1.7)
-    totals = [load.total(place / 10) for place in range(1000)]
+    totals = [load.total(index / 10) for index in range(1000)]
 
-    for before, after in itertools.pairwise(totals):
-        assert -1e-9 <= after - before <= 0.1 + 1e-9
-    assert totals[-1] == pytest.approx(sum(load.at(place / 10) for place in range(1000)) / 10, rel=0.02)
+    for earlier, later in itertools.pairwise(totals):
+        assert -1e-9 <= later - earlier <= 0.1 + 1e-9
+    assert totals[-1] == pytest.approx(sum(load.at(index / 10) for index in range(1000)) / 10, rel=0.02)
 
 
 def test_every_reading_of_the_child_has_its_family() -> None:
-    known = {source.reading for family in GPU_FAMILIES for source in family.sources}
-    played = replay("h100", 12)
+    readings = {source.reading for family in GPU_FAMILIES for source in family.sources}
+    result = replay("h100", 12)
 
-    for message in played.samples:
+    for message in result.samples:
         for entry in message["gpus"]:
-            assert {*entry["values"], *entry["replaced"]} <= known
+            assert {*entry["values"], *entry["replaced"]} <= readings
 
 
 def test_gpm_can_be_switched_off() -> None:
-    played = replay("h100", 15, gpm=False)
+    result = replay("h100", 15, gpm=False)
 
-    assert played.values("gpu_sm_activity_ratio") == {}
+    assert result.values("gpu_sm_activity_ratio") == {}
 
 
 def test_the_replayed_h100_shows_the_recorded_values() -> None:
-    """Compared with the values captured on the hardware (see the description)."""
+    """Compare the families with the values captured on the hardware; the machine's description has their source."""
     families = replay("h100-real", 65).families()
 
-    def only(name: str, *labels: str) -> float:
+    def only_value(name: str, *labels: str) -> float:
         (number,) = [value for key, value in values(families, name).items() if key[2:] == labels]
         return number
 
-    assert only("gpu_power_watts") == 76.001
-    assert only("gpu_power_limit_watts", "enforced") == 700
-    assert only("gpu_temperature_threshold_celsius", "slowdown") == 89
-    assert only("gpu_pcie_link_generation", "max") == 5
-    # 0.64 MiB/s by performance counters; the registers are not believed.
-    assert only("gpu_pcie_transmit_bytes_total") == pytest.approx(0.636 * 2**20 * 65, rel=0.1)
+    assert only_value("gpu_power_watts") == 76.001
+    assert only_value("gpu_power_limit_watts", "enforced") == 700
+    assert only_value("gpu_temperature_threshold_celsius", "slowdown") == 89
+    assert only_value("gpu_pcie_link_generation", "max") == 5
+    # 0.64 MiB/s by performance counters; the registers are not used.
+    assert only_value("gpu_pcie_transmit_bytes_total") == pytest.approx(0.636 * 2**20 * 65, rel=0.1)

@@ -1,4 +1,4 @@
-"""Observed GPUs, their indices, and lost cards: replays without waiting."""
+"""Monitored GPUs, their indices, and lost GPUs: replays on a simulated clock."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ALL = {index: index for index in range(4)}
 FORBIDDEN = "gpus: [0, 1], errors: {nvmlDeviceGetHandleByIndex_v2: NO_PERMISSION}"
 
 
-def numbers(played: ReplayResult) -> dict[int, int]:
-    return {gpu.index: gpu.number for gpu in played.registry.gpus.values()}
+def numbers(result: ReplayResult) -> dict[int, int]:
+    return {gpu.index: gpu.number for gpu in result.registry.gpus.values()}
 
 
 @pytest.mark.parametrize(
@@ -49,16 +49,16 @@ def test_gpus_are_numbered_as_the_job_sees_them(visible: str | None, expected: d
     ],
 )
 def test_gpus_without_permission_are_not_of_the_job(visible: str | None, expected: dict[int, int]) -> None:
-    played = replay(small_machine(FORBIDDEN, count=4), 400, visible=visible)
+    result = replay(small_machine(FORBIDDEN, count=4), 400, visible=visible)
 
-    assert numbers(played) == expected
-    assert played.farewell == "detached"
-    assert played.values("exporter_nvml_errors_total") == {}
+    assert numbers(result) == expected
+    assert result.exit_reason == "detached"
+    assert result.values("exporter_nvml_errors_total") == {}
 
 
 def test_a_missing_gpu_is_not_replaced_by_the_gpu_of_another_job() -> None:
-    played = replay(small_machine("gpus: [3], removed: true", count=4), 10, visible=f"{UUID}3")
-    families = played.families(expected=1)
+    result = replay(small_machine("gpus: [3], removed: true", count=4), 10, visible=f"{UUID}3")
+    families = result.families(expected=1)
 
     assert values(families, "gpu_up") == {}
     assert values(families, "gpu_devices") == {(): 0}
@@ -72,31 +72,36 @@ def test_a_visible_instance_includes_its_parent_gpu() -> None:
 
 
 def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters() -> None:
-    lost = small_machine("at: 10s, until: 35s, gpus: [1], lost: true")
-    during, after = replay(lost, 20), replay(lost, 60)
+    description = small_machine("at: 10s, until: 35s, gpus: [1], lost: true")
+    during, later = replay(description, 20), replay(description, 60)
 
-    assert during.registry.gpus[1].down == "gpu_is_lost"
+    assert during.registry.gpus[1].failure == "gpu_is_lost"
     assert {labels[0] for labels in during.values("gpu_power_watts")} == {"0"}
-    assert set(after.values("gpu_up").values()) == {1.0}
+    assert set(later.values("gpu_up").values()) == {1.0}
     # Retried every 30 s: lost at 10 s, found at 40 s.
-    down = [message["gpus"][1].get("down") for message in after.samples]
-    assert (down[9], down[10], down[39], down[40]) == (None, "gpu_is_lost", "gpu_is_lost", None)
+    failures = [message["gpus"][1].get("failure") for message in later.samples]
+    assert (failures[9], failures[10], failures[39], failures[40]) == (
+        None,
+        "gpu_is_lost",
+        "gpu_is_lost",
+        None,
+    )
     # 100 W, and the 31 s without an answer are a gap.
-    first, second = after.registry.energies()
+    first, second = later.registry.energies()
     assert (first.joules, first.gap_joules) == (6000.0, {})
     assert (second.joules, second.gap_joules) == (2900.0, {"no_reading": 3100.0})
 
 
 def test_a_gpu_that_needs_a_reset_is_reported() -> None:
-    played = replay(small_machine('at: 5s, gpus: [0], errors: {"*": RESET_REQUIRED}'), 10)
+    result = replay(small_machine('at: 5s, gpus: [0], errors: {"*": RESET_REQUIRED}'), 10)
 
-    reset = {labels[0]: number for labels, number in played.values("gpu_reset_required").items()}
+    reset = {labels[0]: number for labels, number in result.values("gpu_reset_required").items()}
     assert reset == {"0": 1, "1": 0}
-    assert {labels[2] for labels in played.values("gpu_error_info")} == {"reset_required"}
+    assert {labels[2] for labels in result.values("gpu_error_info")} == {"reset_required"}
 
 
 @pytest.mark.parametrize(
-    ("fault", "farewell", "samples"),
+    ("fault", "exit_reason", "samples"),
     [
         ("removed: true, gpus: [1]", "devices_changed", range(12)),
         ('driver: "590.44.01"', "lib_rm_version_mismatch", range(12)),
@@ -105,49 +110,49 @@ def test_a_gpu_that_needs_a_reset_is_reported() -> None:
         ("gpus: [1], lost: true", "gpu_lost", range(300, 320)),  # a return is expected for five minutes
     ],
 )
-def test_errors_that_need_a_new_process_end_the_child(fault: str, farewell: str, samples: range) -> None:
-    played = replay(small_machine(f"at: 5s, {fault}"), 400)
+def test_errors_that_need_a_new_process_end_the_child(fault: str, exit_reason: str, samples: range) -> None:
+    result = replay(small_machine(f"at: 5s, {fault}"), 400)
 
-    assert played.farewell == farewell
-    assert len(played.samples) in samples
+    assert result.exit_reason == exit_reason
+    assert len(result.samples) in samples
 
 
 def test_other_gpus_are_read_while_one_is_lost_and_it_is_read_on_return() -> None:
-    described = small_machine(
+    description = small_machine(
         "at: 10s, until: 35s, gpus: [1], xid: [79, 79, 48], lost: true",
         "at: 20s, gpus: [0], xid: [48]",
         "at: 50s, gpus: [0, 1], xid: [31]",
     )
-    during, after = (
-        {(labels[0], labels[2], number) for labels, number in played.values("gpu_xid_errors_total").items()}
-        for played in (replay(described, 30), replay(described, 60))
+    during, later = (
+        {(labels[0], labels[2], number) for labels, number in result.values("gpu_xid_errors_total").items()}
+        for result in (replay(description, 30), replay(description, 60))
     )
 
     assert during == {("1", "79", 2), ("1", "48", 1), ("0", "48", 1)}
-    assert after == during | {("0", "31", 1), ("1", "31", 1)}
+    assert later == during | {("0", "31", 1), ("1", "31", 1)}
 
 
 @pytest.mark.parametrize(
     "error", ["DRIVER_NOT_LOADED", "NO_PERMISSION", "LIB_RM_VERSION_MISMATCH", "LIBRARY_NOT_FOUND"]
 )
 def test_a_failing_library_is_reported_with_the_reason(error: str) -> None:
-    played = replay(small_machine(f"errors: {{nvmlInitWithFlags: {error}}}"), 5)
+    result = replay(small_machine(f"errors: {{nvmlInitWithFlags: {error}}}"), 5)
 
-    assert played.farewell == error.lower()
-    assert played.values("gpu_nvml_up") == {(): 0.0}
+    assert result.exit_reason == error.lower()
+    assert result.values("gpu_nvml_up") == {(): 0.0}
 
 
 def test_counters_stay_with_their_gpu_when_indices_shift() -> None:
-    described = small_machine("at: 20s, gpus: [1], removed: true", count=4)
-    played = replay(described, 19)
+    description = small_machine("at: 20s, gpus: [1], removed: true", count=4)
+    result = replay(description, 19)
 
     # The next process finds three; NVML indices have no gaps.
-    for message in replay(described, 10, origin=-21.0).samples:
-        played.registry.take_sample({**message, "time": message["time"] + 21.0}, 2)
+    for message in replay(description, 10, origin=-21.0).samples:
+        result.registry.take_sample({**message, "time": message["time"] + 21.0}, 2)
 
-    energy = played.values("gpu_energy_joules_total")
+    energy = result.values("gpu_energy_joules_total")
     assert {labels[1][-1]: joules for labels, joules in energy.items()} == dict.fromkeys("023", 3100.0)
-    assert numbers(played) == {0: 0, 1: 1, 2: 2}
+    assert numbers(result) == {0: 0, 1: 1, 2: 2}
 
 
 def test_what_is_kept_from_pass_to_pass_equals_what_is_made_anew() -> None:
@@ -156,7 +161,7 @@ def test_what_is_kept_from_pass_to_pass_equals_what_is_made_anew() -> None:
         "at: 20s, until: 25s, gpus: [0], set: {temperature: null, utilization: 70}",
         "at: 50s, gpus: [1], set: {power: 200000}",
     )
-    registry, kept = GpuRegistry(), GpuBlock()
+    registry, reused_block = GpuRegistry(), GpuBlock()
 
     for message in replay(small_machine(*events), 60).samples:
         registry.take_sample(message, 1)
@@ -164,7 +169,7 @@ def test_what_is_kept_from_pass_to_pass_equals_what_is_made_anew() -> None:
         if reason:
             registry.clear_readings(hanging=0)
 
-        assert kept.families(registry, reason, {}) == GpuBlock().families(registry, reason, {})
+        assert reused_block.families(registry, reason, {}) == GpuBlock().families(registry, reason, {})
 
 
 def test_a_family_without_a_new_value_is_the_same_object() -> None:
@@ -173,9 +178,9 @@ def test_a_family_without_a_new_value_is_the_same_object() -> None:
 
     for message in messages[:-1]:
         registry.take_sample(message, 1)
-    before = {family.name: family for family in block.families(registry, "", {})}
+    previous = {family.name: family for family in block.families(registry, "", {})}
     registry.take_sample(messages[-1], 1)
-    after = {family.name: family for family in block.families(registry, "", {})}
+    later = {family.name: family for family in block.families(registry, "", {})}
 
-    assert after["gpu_memory_total_bytes"] is before["gpu_memory_total_bytes"]
-    assert after["gpu_energy_joules"] is not before["gpu_energy_joules"]
+    assert later["gpu_memory_total_bytes"] is previous["gpu_memory_total_bytes"]
+    assert later["gpu_energy_joules"] is not previous["gpu_energy_joules"]

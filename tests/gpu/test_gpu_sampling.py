@@ -25,8 +25,8 @@ THROTTLED = """set: {
     ],
 )
 def test_throttle_counters_use_the_field_ids_of_the_driver(driver: str, has_thermal: bool) -> None:
-    played = replay(small_machine(THROTTLED, head=f'driver: "{driver}"'), 21)
-    seconds = played.values("gpu_clocks_event_seconds_total", "0")
+    result = replay(small_machine(THROTTLED, head=f'driver: "{driver}"'), 21)
+    seconds = result.values("gpu_clocks_event_seconds_total", "0")
 
     # Nanoseconds: half a second in each, and a tenth.
     assert seconds["sw_power_cap",] == pytest.approx(3 + 0.5 * 21)
@@ -39,22 +39,22 @@ def test_unsupported_failed_forbidden_and_zero_are_distinct() -> None:
         "errors: {nvmlDeviceGetClockInfo: NOT_SUPPORTED}",
         "set: {utilization: 0}",
     )
-    played = replay(broken, 10)
+    result = replay(broken, 10)
 
     # Unsupported is no error; forbidden is retried after ten minutes; a failure affects no other call.
-    assert_sound(played.families())
-    assert played.values("exporter_nvml_errors_total") == {
+    assert_sound(result.families())
+    assert result.values("exporter_nvml_errors_total") == {
         ("nvmlDeviceGetPowerUsage", "unknown"): 2 * 11,
         ("nvmlDeviceGetPcieReplayCounter", "no_permission"): 2,
     }
-    assert played.readings("utilization_ratio")[-1] == 0.0
-    assert played.readings("power_watts")[-1] is None
+    assert result.readings("utilization_ratio")[-1] == 0.0
+    assert result.readings("power_watts")[-1] is None
 
 
 def test_an_unsupported_call_is_retried_after_ten_minutes() -> None:
-    played = replay(small_machine("until: 100s, errors: {nvmlDeviceGetPowerUsage: NOT_SUPPORTED}"), 610)
+    result = replay(small_machine("until: 100s, errors: {nvmlDeviceGetPowerUsage: NOT_SUPPORTED}"), 610)
 
-    assert played.readings("power_watts")[-12:] == [None, *[100.0] * 11]
+    assert result.readings("power_watts")[-12:] == [None, *[100.0] * 11]
 
 
 @pytest.mark.parametrize("garbage", [0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF, -1])
@@ -64,8 +64,8 @@ def test_a_garbage_value_is_absent_in_every_family(garbage: int) -> None:
     switches = {"event_types", "nvlinks", "nvlinks_active", "sample_buffers", "mig_mode"}
     numbers = {**model.values, **dict.fromkeys(model.values.keys() - switches, garbage)}
     gpus = dataclasses.replace(h100.gpus[0], values=numbers, count=1)
-    played = replay(dataclasses.replace(h100, gpus=(gpus,), timeline=()), 30)
-    families = played.families()
+    result = replay(dataclasses.replace(h100, gpus=(gpus,), timeline=()), 30)
+    families = result.families()
 
     assert_sound(families)
     shown = {
@@ -82,18 +82,18 @@ def test_a_garbage_value_is_absent_in_every_family(garbage: int) -> None:
 
 
 def test_invalid_text_affects_only_its_reading() -> None:
-    played = replay(machine(small_text().replace("name: Small", 'name: "Sm\\xe9ll"')), 20)
+    result = replay(machine(small_text().replace("name: Small", 'name: "Sm\\xe9ll"')), 20)
 
     # pynvml decodes a name that is not UTF-8.
-    assert played.values("exporter_nvml_errors_total")["nvmlDeviceGetName", "garbage"] == 2
-    assert len(played.values("gpu_info")) == 2
+    assert result.values("exporter_nvml_errors_total")["nvmlDeviceGetName", "garbage"] == 2
+    assert len(result.values("gpu_info")) == 2
 
 
 def test_impossible_process_ids_are_garbage() -> None:
-    played = replay(small_machine("processes: [{pid: 4294967290, memory: 1}]"), 10)
+    result = replay(small_machine("processes: [{pid: 4294967290, memory: 1}]"), 10)
 
-    assert played.registry.processes() == ()
-    errors = played.values("exporter_nvml_errors_total")
+    assert result.registry.processes() == ()
+    errors = result.values("exporter_nvml_errors_total")
     assert set(errors) == {("nvmlDeviceGetComputeRunningProcesses_v3", "garbage")}
 
 
@@ -101,21 +101,21 @@ def test_impossible_process_ids_are_garbage() -> None:
 def test_without_an_energy_counter_power_is_integrated_at_any_interval(
     period: float,
 ) -> None:
-    played = replay(small_machine("set: {energy: null}"), 600, period=period)
+    result = replay(small_machine("set: {energy: null}"), 600, period=period)
 
     # 100 W, and busy half of the time; the driver's buffers hold a few seconds.
-    joules = played.values("gpu_energy_joules_total", "0")
+    joules = result.values("gpu_energy_joules_total", "0")
     assert joules == {("nvml_power",): pytest.approx(60_000, rel=0.12)}
-    busy = played.values("gpu_utilization_busy_seconds_total", "0")
+    busy = result.values("gpu_utilization_busy_seconds_total", "0")
     assert busy == {(): pytest.approx(300, rel=0.12)}
 
 
 def test_a_missing_driver_symbol_is_unsupported_and_not_an_error() -> None:
     missing = "missing: [nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetTemperatureV, nvmlDeviceGetSamples]"
-    played = replay(small_machine(head=missing), 10)
+    result = replay(small_machine(head=missing), 10)
 
     # The first version counts memory reserved by the driver as used.
-    assert set(played.values("gpu_memory_used_bytes").values()) == {500000}
-    assert set(played.values("gpu_temperature_celsius").values()) == {40.0}
-    assert set(played.values("gpu_utilization_busy_seconds_total").values()) == {5.0}
-    assert played.values("exporter_nvml_errors_total") == {}
+    assert set(result.values("gpu_memory_used_bytes").values()) == {500000}
+    assert set(result.values("gpu_temperature_celsius").values()) == {40.0}
+    assert set(result.values("gpu_utilization_busy_seconds_total").values()) == {5.0}
+    assert result.values("exporter_nvml_errors_total") == {}

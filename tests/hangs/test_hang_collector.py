@@ -117,7 +117,7 @@ def test_a_second_hang_of_a_run_is_explained_again(scene: Scene, caplog: pytest.
     scene.series(4.0)
     scene.series(4.0)
     before = len(caplog.records)
-    scene.runs = [replace(scene.runs[0], since=1003.0)]
+    scene.runs = [replace(scene.runs[0], last_step_at=1003.0)]
     scene.series(1.0)
     scene.series(4.0)
 

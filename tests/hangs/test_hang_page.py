@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from bridges_support import wanted
+from bridges_support import needs
 from container_support import contained, reason_to_skip
 from hangs_support import kill_tree
 from places import PROJECT
@@ -81,14 +81,14 @@ def explained_in_time(running: Sidecar, ranks: int) -> dict[str, tuple[str, str]
     return dict(found)
 
 
-@wanted("torch")
+@needs("torch")
 def test_the_odd_rank_of_a_gloo_job_is_on_the_page_in_the_log_and_in_the_events(tmp_path: Path) -> None:
     job = str(JOBS / "collective.py")
     with watched(
         tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=3", job, "1", "default"
     ) as running:
         found = explained_in_time(running, 3)
-        page, log = running.ask("/")[1], running.log
+        page, log = running.request("/")[1], running.log
 
     assert found["1"] == ("read_shard", "collective.py:16")
     assert {found["0"][0], found["2"][0]} == {"all_reduce"}
@@ -99,7 +99,7 @@ def test_the_odd_rank_of_a_gloo_job_is_on_the_page_in_the_log_and_in_the_events(
     )
 
 
-@wanted("torch")
+@needs("torch")
 def test_the_rank_whose_data_workers_were_killed_is_named_with_its_line(tmp_path: Path) -> None:
     job = str(JOBS / "dead_workers.py")
     with watched(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=3", job, "2") as running:
@@ -111,7 +111,7 @@ def test_the_rank_whose_data_workers_were_killed_is_named_with_its_line(tmp_path
     assert f"Rank 2: {QUEUE_GET} (dead_workers.py:24), data_loading" in log
 
 
-@wanted("torch")
+@needs("torch")
 def test_a_data_loader_whose_workers_were_killed_ends_the_run_with_the_reason_of_torch(
     tmp_path: Path,
 ) -> None:

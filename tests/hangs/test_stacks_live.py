@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bridges_support import wanted
+from bridges_support import needs
 from hangs_support import kill_tree
 from places import PROJECT
 from waiting import wait_until
@@ -64,7 +64,7 @@ def explained(feed: Path, ranks: int, function: str) -> dict[str, Any]:
     return found
 
 
-@wanted("torch")
+@needs("torch")
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize("group", ["default", "new"])
 def test_the_rank_outside_the_collective_is_named(tmp_path: Path, odd: int, group: str) -> None:
@@ -125,7 +125,7 @@ def test_a_c_call_that_holds_the_interpreter_lock_is_silent_and_runs(tmp_path: P
     assert found["silent"] == {"0": "main thread running; a C call may hold the interpreter lock"}
 
 
-@wanted("torch")
+@needs("torch")
 def test_a_loader_whose_workers_are_stuck_is_shown_as_the_place(tmp_path: Path) -> None:
     with running(tmp_path / "feed", str(JOBS / "stuck_loader.py")):
         found = explained(tmp_path / "feed", 1, LOADER)

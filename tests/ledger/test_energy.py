@@ -88,11 +88,11 @@ class Node(EnergyNode):
                 "gpu" if device.startswith("GPU") else "dram" if device == "dram0" else "cpu",
                 device,
                 "nvml_counter" if device.startswith("GPU") else "rapl",
-                measured=True,
+                is_measured=True,
                 joules=None if device in self.unreadable_devices else self.joules.get(device, 0.0),
                 register_joules=self.joules.get(device, 0.0),
                 watts=watts,
-                at=self.clock.monotonic,
+                time=self.clock.monotonic,
                 idle_watts=self.idle_watts,
                 name="NVIDIA H100" if device.startswith("GPU") else device,
                 power_joules=self.joules.get(device, 0.0) * 1.25 if device.startswith("GPU") else None,
@@ -367,7 +367,7 @@ def test_measured_and_missing_sources_are_reported(tmp_path: Path) -> None:
     assert page.get("exporter_energy_crosscheck", device="GPU-a") == pytest.approx(0.8)
     assert page.get("exporter_energy_crosscheck", device="package0") is None
     labels = {"component": "gpu", "device": "GPU-a", "source": "nvml_counter", "name": "NVIDIA H100"}
-    assert page.get("exporter_energy_source_info", measured="true", **labels) == 1
+    assert page.get("exporter_energy_source_info", is_measured="true", **labels) == 1
 
 
 def test_a_restarted_counter_loses_no_energy_of_the_run(tmp_path: Path) -> None:

@@ -71,10 +71,10 @@ def attribute_all(
     gpu, slices = new_attribution(), list[GpuSlice]()
     for listing_entry in lists:
         known_lives = {
-            pid: life if life.ended and life.ended <= listing_entry.at else ProcessLife(pid, life.began)
+            pid: life if life.ended_at and life.ended_at <= listing_entry.time else ProcessLife(pid, life.started_at)
             for pid, life in lives.items()
         }
-        slices += divide_until(gpu, listing_entry.at, [listing_entry], known_lives, runs).slices
+        slices += divide_until(gpu, listing_entry.time, [listing_entry], known_lives, runs).slices
     return slices + divide_until(gpu, end, [], lives, runs).slices
 
 
@@ -258,7 +258,7 @@ def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() 
     cards = [
         DeviceEnergy(
             EnergyReading(
-                "gpu", uuid, "nvml_counter", measured=True, joules=2500.0, watts=WATTS, at=5.0,
+                "gpu", uuid, "nvml_counter", is_measured=True, joules=2500.0, watts=WATTS, at=5.0,
                 history=tuple(history(5)),
             )
         )
@@ -267,7 +267,7 @@ def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() 
     identity = ProcessIdentity("ab" * 16, 7, 1.1, "a", 0)
     job = [JobProcess(identity, alive=False, gpus=GpuUse(("0",)), ended=4.9)]
     lists = [*(listing(read_at, 7) for read_at in (2.0, 3.0, 4.0)), listing(5.0)]
-    other_lists = [GpuListing("GPU-b", entry.at, ()) for entry in lists]
+    other_lists = [GpuListing("GPU-b", entry.time, ()) for entry in lists]
     snapshot = GpuSnapshot(
         job,
         listings=[*lists, *other_lists],
@@ -283,7 +283,7 @@ def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() 
 @pytest.mark.parametrize(("is_divided", "name"), [(False, "NVIDIA A100"), (True, "")])
 def test_a_process_on_a_mig_instance_does_not_have_the_peak_of_the_card(is_divided: bool, name: str) -> None:
     card = EnergyReading(
-        component="gpu", device="GPU-a", source="nvml_counter", measured=True, joules=1.0, watts=1.0, at=1.0,
+        component="gpu", device="GPU-a", source="nvml_counter", is_measured=True, joules=1.0, watts=1.0, at=1.0,
         name="NVIDIA A100", divided=is_divided,
     )  # fmt: skip
     gpus = Gpus(use=lambda: listing(1.0, 7).processes, readings=lambda: (card,))

@@ -63,7 +63,7 @@ def test_a_later_process_with_the_same_pid_is_not_matched() -> None:
     (holder,) = reported_processes(job_process("0", started_at=90.0, ended_at=91.0), lives=lives)[UUIDS[0]]
 
     assert holder.life.pid < 0
-    assert (holder.life.began, holder.life.ended) == (90.0, 91.0)
+    assert (holder.life.started_at, holder.life.ended_at) == (90.0, 91.0)
 
 
 def test_a_running_process_without_a_pid_is_not_listable() -> None:

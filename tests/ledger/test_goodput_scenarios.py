@@ -55,7 +55,7 @@ def flags(tmp_path: Path) -> list[str]:
 
 
 def page(running: Sidecar) -> Page:
-    return Page(list(text_string_to_metric_families(running.ask("/metrics")[1])))
+    return Page(list(text_string_to_metric_families(running.request("/metrics")[1])))
 
 
 def wait_for(running: Sidecar, condition: Callable[[Page], bool]) -> None:

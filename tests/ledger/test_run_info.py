@@ -58,7 +58,9 @@ def training(process: ProcessIdentity, *, peak: float | None = None, **facts: st
 
 
 def a_gpu(uuid: str, name: str) -> EnergyReading:
-    return EnergyReading("gpu", uuid, "nvml_counter", measured=True, joules=0.0, watts=0.0, at=0.0, name=name)
+    return EnergyReading(
+        "gpu", uuid, "nvml_counter", is_measured=True, joules=0.0, watts=0.0, time=0.0, name=name
+    )
 
 
 def page_with(

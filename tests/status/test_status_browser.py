@@ -41,7 +41,7 @@ def test_the_page_is_drawn_without_errors_and_without_requests_to_other_hosts(
     tmp_path: Path, tab: Tab
 ) -> None:
     with sidecar(tmp_path, "--gpu.replay=h100") as running:
-        wait_until(lambda: 'id="GPU power-"' in running.ask("/")[1], seconds=30)
+        wait_until(lambda: 'id="GPU power-"' in running.request("/")[1], seconds=30)
         tab.open(f"http://{running.address}/")
         tab.wait_for("document.getElementById('live').textContent.startsWith('live')")
         wide = tab.value("document.documentElement.scrollWidth <= window.innerWidth")
@@ -61,7 +61,8 @@ def test_the_page_is_drawn_without_errors_and_without_requests_to_other_hosts(
 def test_neither_the_page_nor_a_table_scrolls_horizontally(tmp_path: Path, tab: Tab, width: int) -> None:
     with sidecar(tmp_path, "--gpu.replay=h100") as running, rank(tmp_path, 0, "a-long-word-" * 20):
         wait_until(
-            lambda: "NVIDIA H100" in running.ask("/")[1] and "alive" in running.ask("/")[1], seconds=20
+            lambda: "NVIDIA H100" in running.request("/")[1] and "alive" in running.request("/")[1],
+            seconds=20,
         )
         tab.resize(width, 800)
         tab.open(f"http://{running.address}/")
@@ -85,7 +86,7 @@ def test_a_link_to_the_runbook_opens_the_entry_of_the_alert(tmp_path: Path, tab:
 
 def test_a_fold_is_reachable_by_keyboard_and_keeps_the_focus_over_a_refresh(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path, "--gpu.replay=h100") as running:
-        wait_until(lambda: "NVIDIA H100" in running.ask("/")[1], seconds=20)
+        wait_until(lambda: "NVIDIA H100" in running.request("/")[1], seconds=20)
         tab.open(f"http://{running.address}/")
         tab.value(
             "window.before = document.querySelector('main'); document.querySelector('main summary').focus()"
@@ -101,7 +102,7 @@ def test_a_fold_is_reachable_by_keyboard_and_keeps_the_focus_over_a_refresh(tmp_
 
 def test_without_javascript_the_page_has_the_same_text_and_reloads(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path) as running, rank(tmp_path, 3):
-        wait_until(lambda: "alive" in running.ask("/")[1])
+        wait_until(lambda: "alive" in running.request("/")[1])
         tab.open(f"http://{running.address}/", script=False)
 
         assert "alive" in tab.text()
@@ -110,7 +111,7 @@ def test_without_javascript_the_page_has_the_same_text_and_reloads(tmp_path: Pat
 
 def test_the_death_of_a_rank_is_seen_without_a_reload(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path) as running, rank(tmp_path, 0), rank(tmp_path, 1) as second:
-        wait_until(lambda: running.ask("/")[1].count(">alive<") == 2)
+        wait_until(lambda: running.request("/")[1].count(">alive<") == 2)
         tab.open(f"http://{running.address}/")
         tab.value("window.sameDocument = true")
         assert "Nothing needs attention" in tab.text()

@@ -125,7 +125,7 @@ def test_a_hang_is_explained_with_a_fold_of_the_stack_of_each_group() -> None:
     ]
     document = status_page(rows, hangs={"night": hang})
     stack = "Stack of rank 0: read Main thread of rank 0, innermost call first"
-    assert f"{stack} ShardReader.read data.py:40 <module> train.py:9" in document.words
+    assert f"{stack} ShardReader.read data.py:40 <module> train.py:9" in document.visible_text
     assert document.tags.count("li") == 2
 
 

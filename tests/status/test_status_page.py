@@ -113,7 +113,7 @@ NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % i
 def test_the_page_shows_known_numbers_only(
     rows: Rows, past: History | None, shown: tuple[str, ...], not_shown: tuple[str, ...]
 ) -> None:
-    words = status_page(rows, past=past).words
+    words = status_page(rows, past=past).visible_text
 
     assert [text for text in shown if text not in words] == []
     assert [text for text in not_shown if text in words] == []
@@ -122,7 +122,7 @@ def test_the_page_shows_known_numbers_only(
 def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
     final_state = run_sample(1.0, state="finished")
     state_since = {"training_run_state_since_timestamp_seconds": run_sample(NOW - 600)}
-    words = status_page(JOB | {"training_run_state": final_state} | state_since, past=HISTORY).words
+    words = status_page(JOB | {"training_run_state": final_state} | state_since, past=HISTORY).visible_text
 
     assert "night finished 10 min ago" in words
     assert "goodput, committed 90 %" in words
@@ -132,7 +132,7 @@ def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
 def test_saves_without_a_time_are_saves() -> None:
     rows = UNSAVED | {"training_checkpoints_total": run_sample(14.0, kind="sync", result="ok")}
 
-    assert "no save yet" not in status_page(rows).words
+    assert "no save yet" not in status_page(rows).visible_text
 
 
 def test_sums_of_a_run_on_several_nodes_are_labelled_as_those_of_this_node() -> None:
@@ -144,7 +144,7 @@ def test_sums_of_a_run_on_several_nodes_are_labelled_as_those_of_this_node() -> 
         "training_world_size": run_sample(16.0),
         "training_energy_joules_total": run_sample(5400.0),
     }
-    text = status_page(rows, past=history_of(3, tokens)).words
+    text = status_page(rows, past=history_of(3, tokens)).visible_text
 
     assert "tokens per second (this node) 100 energy (this node) 1.5 Wh" in text
     assert "Rank 0 runs on a different node" in text
@@ -161,7 +161,7 @@ def test_the_cards_of_two_runs_name_rank_and_run() -> None:
         ],
     }
 
-    assert "0 0 of day up 1 0 of night up" in status_page(rows).words
+    assert "0 0 of day up 1 0 of night up" in status_page(rows).visible_text
 
 
 def test_a_rate_without_some_ranks_names_the_number_of_ranks() -> None:
@@ -169,7 +169,7 @@ def test_a_rate_without_some_ranks_names_the_number_of_ranks() -> None:
         return {"training_tokens_total": run_sample(500.0 * tick, rank="0", mode="train")}
 
     silent: Rows = {"training_feed_last_update_timestamp_seconds": run_sample(NOW - 60, rank="1")}
-    text = status_page(JOB | silent, past=history_of(3, tokens)).words
+    text = status_page(JOB | silent, past=history_of(3, tokens)).visible_text
 
     assert "tokens per second (1 of 2 ranks) 100" in text
     assert "night 1 of 2 ranks report" in text
@@ -180,7 +180,7 @@ def test_a_node_without_rank_0_explains_its_part() -> None:
         "training_feed_alive": run_sample(1.0, rank="8") + run_sample(1.0, rank="9"),
         "training_world_size": run_sample(16.0),
     }
-    text = status_page(rows).words
+    text = status_page(rows).visible_text
 
     assert "night 2 ranks alive" in text
     assert "This node has ranks 8-9 of 16. Rank 0 runs on a different node" in text
@@ -190,16 +190,16 @@ def test_figure_and_plot_of_the_processors_agree() -> None:
     history = history_of(5, lambda _: {"host_cpu_utilization_ratio": [({}, 0.59)]})
     document = status_page({"host_cpu_utilization_ratio": [({}, 1.0)]}, past=history)
 
-    assert document.words.count("CPU 100 %") == 2
-    assert "CPU 59 %" not in document.words
+    assert document.visible_text.count("CPU 100 %") == 2
+    assert "CPU 59 %" not in document.visible_text
 
 
 def test_a_machine_without_a_gpu_shows_the_reason() -> None:
     text = status_page(
-        {}, collector_status(name="gpu", unsupported=("GPUs are not watched (library_not_found)",))
-    ).words
+        {}, collector_status(name="gpu", unsupported=("GPUs are not monitored (library_not_found)",))
+    ).visible_text
 
-    assert "GPUs No GPU. GPUs are not watched (library_not_found)" in text
+    assert "GPUs No GPU. GPUs are not monitored (library_not_found)" in text
 
 
 def test_a_run_shows_state_and_phases_of_the_last_minute() -> None:
@@ -208,7 +208,9 @@ def test_a_run_shows_state_and_phases_of_the_last_minute() -> None:
         return {"training_phase_seconds_total": run_sample(3.0 * tick, rank="0", phase="forward") + loading}
 
     history = history_of(4, lambda tick: phases(tick) | step_durations(10 * tick, 20.0 * tick))
-    text = status_page({**JOB, "training_run_state": run_sample(1.0, state="running")}, past=history).words
+    text = status_page(
+        {**JOB, "training_run_state": run_sample(1.0, state="running")}, past=history
+    ).visible_text
 
     assert "night running" in text
     assert "last minute of all ranks: forward 75 % data_loading 25 %" in text
@@ -227,7 +229,7 @@ def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
         "host_shm_size_bytes": [({}, 2.0**30)],
         "host_shm_used_bytes": [({}, 2.0**28)],
     }
-    text = status_page(rows, past=history).words
+    text = status_page(rows, past=history).visible_text
 
     assert "fullest disk, /data 75 % of 1 TiB" in text
     assert "shared memory used 25 % of 1 GiB" in text
@@ -238,8 +240,8 @@ def test_failing_collectors_are_listed_first_with_the_reason() -> None:
     failing = collector_status(name="rapl", success=False, message="permission denied (energy_uj)")
     document = status_page({}, collector_status(unsupported=("no memory controllers",)), failing)
 
-    assert "permission denied (energy_uj)" in document.words
-    assert document.words.index("rapl") < document.words.index("no memory controllers")
+    assert "permission denied (energy_uj)" in document.visible_text
+    assert document.visible_text.index("rapl") < document.visible_text.index("no memory controllers")
 
 
 @given(st.text(max_size=40))
@@ -272,15 +274,15 @@ def test_foreign_text_is_escaped(text: str) -> None:
     assert document.links == ["data:,", "/runbook#gpulost", *pages]
     assert "img" not in document.tags
     assert not [name for name in document.names if name.startswith("on")]
-    assert "<script>alert(1)</script>" in document.words
+    assert "<script>alert(1)</script>" in document.visible_text
 
 
 def test_many_runs_are_shortened_to_a_bounded_number_of_rows() -> None:
     crowd: Rows = {"training_feed_alive": [({"run": "r", "rank": str(n)}, 1.0) for n in range(MAX_ROWS + 50)]}
     document = status_page(crowd)
 
-    assert document.words.count(" alive ") == MAX_UNFOLDED_RANKS + MAX_ROWS
-    assert f"and {50 - MAX_UNFOLDED_RANKS} more" in document.words
+    assert document.visible_text.count(" alive ") == MAX_UNFOLDED_RANKS + MAX_ROWS
+    assert f"and {50 - MAX_UNFOLDED_RANKS} more" in document.visible_text
 
 
 def test_slow_and_silent_ranks_are_listed_first() -> None:
@@ -292,7 +294,7 @@ def test_slow_and_silent_ranks_are_listed_first() -> None:
         ],
         "training_feed_last_update_timestamp_seconds": run_sample(NOW - 60, rank="33"),
     }
-    table = status_page(rows).words.split("Ranks (64)")[1]
+    table = status_page(rows).visible_text.split("Ranks (64)")[1]
 
     assert re.findall(r"(\d+) (silent|slow|alive)", table)[:3] == [
         ("33", "silent"),
@@ -309,7 +311,7 @@ def test_a_plot_has_axes_gaps_and_data_for_the_script() -> None:
     rendered = template.render(made=plotted)
     document = Document(rendered.encode())
 
-    assert "step time 1.5 s 2.0 s 1.5 s 1.0 s 30 min ago 15 min now" in document.words
+    assert "step time 1.5 s 2.0 s 1.5 s 1.0 s 30 min ago 15 min now" in document.visible_text
     assert re.findall(r"[ML]", rendered.split('class="c0" d="')[1].split('"', maxsplit=1)[0]) == [
         "M",
         "L",

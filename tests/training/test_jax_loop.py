@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from bridges_support import SAMPLES, STEPS, job, wanted
+from bridges_support import SAMPLES, STEPS, job, needs
 
-pytestmark = [wanted("jax"), pytest.mark.timeout(240)]
+pytestmark = [needs("jax"), pytest.mark.timeout(240)]
 
 LOOP = """
 import jax
@@ -41,10 +41,10 @@ print("values", json.dumps(gauges()))
 
 def test_losses_of_a_jax_loop_are_those_of_its_own_log(tmp_path: Path) -> None:
     result = job(tmp_path, LOOP, {"JAX_PLATFORMS": "cpu"})
-    printed = [line for line in result.done.stdout.splitlines() if line.startswith("loss ")]
+    printed = [line for line in result.process.stdout.splitlines() if line.startswith("loss ")]
     lines = [json.loads(line.removeprefix("loss ")) for line in printed]
 
     assert [line[0] for line in lines] == [pytest.approx(line[1]) for line in lines]
     assert [line[2] for line in lines] == [[1], []] * 3
-    assert result.unlike({STEPS: 6, SAMPLES: 48, "misuse_total": None}) == {}
+    assert result.differences({STEPS: 6, SAMPLES: 48, "misuse_total": None}) == {}
     assert result.gauges()["grad_norm"] > 0

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from bridges_support import wanted
+from bridges_support import needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_logger_support import configured, exported, unconfigured
@@ -114,7 +114,7 @@ def test_no_argument_raises_or_prevents_a_body_from_running(
     assert "defect" not in capfd.readouterr().err
 
 
-@wanted("torch")
+@needs("torch")
 def test_a_tensor_without_a_value_or_of_several_is_unusable() -> None:
     training.record(loss=torch.zeros(3))
 

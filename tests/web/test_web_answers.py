@@ -99,12 +99,12 @@ def test_metrics_and_readiness_wait_for_the_application_but_health_does_not() ->
         paths = ("/metrics", "/-/ready", "/-/healthy")
         initial = [fetch(port_of(server), path) for path in paths]
         state.reason = None
-        repeated = [fetch(port_of(server), path).status for path in paths]
+        later_statuses = [fetch(port_of(server), path).status for path in paths]
 
     assert [reply.status for reply in initial] == [503, 503, 200]
     assert initial[0].body == initial[1].body == b"the ledger is being read\n"
     assert initial[0].headers["retry-after"] == "1"
-    assert repeated == [200, 200, 200]
+    assert later_statuses == [200, 200, 200]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
@@ -181,9 +181,9 @@ def test_a_scrape_is_answered_before_its_timeout() -> None:
     assert (long_seconds < 3, short_seconds < 2) == (True, True)
 
 
-def is_refused(place: tuple[str, int]) -> bool:
+def is_refused(address: tuple[str, int]) -> bool:
     try:
-        socket.create_connection(place, timeout=10).close()
+        socket.create_connection(address, timeout=10).close()
     except OSError:
         return True
     return False
@@ -191,21 +191,21 @@ def is_refused(place: tuple[str, int]) -> bool:
 
 def test_a_scrape_in_flight_is_answered_while_the_server_stops() -> None:
     with Child() as child, ExitStack() as stack:
-        place = ("127.0.0.1", child.port)
+        address = ("127.0.0.1", child.port)
         child.command("finish")
-        peer, idle = (stack.enter_context(socket.create_connection(place, timeout=10)) for _ in range(2))
+        peer, idle = (stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(2))
         peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: child.command()["exporter_http_connections{running}"] == 1)
         child.terminate()
         idle_end = idle.recv(1)
-        wait_until(lambda: is_refused(place))
-        received = read_to_end(peer)
+        wait_until(lambda: is_refused(address))
+        response = read_to_end(peer)
         status, _ = child.wait()
 
     assert (idle_end, status) == (b"", 0)
-    assert received.startswith(b"HTTP/1.1 200")
-    assert b"\r\nConnection: close\r\n" in received
-    assert received.endswith(b'load{unit="1999"} 1999\n')
+    assert response.startswith(b"HTTP/1.1 200")
+    assert b"\r\nConnection: close\r\n" in response
+    assert response.endswith(b'load{unit="1999"} 1999\n')
 
 
 def test_sent_scrapes_are_counted_and_unknown_paths_share_one_series() -> None:

@@ -1,7 +1,7 @@
-"""Hostile and broken clients against a server process: scrapes continue, and resources are released.
+"""Hostile and broken clients of a server process: scrapes continue, and resources are released.
 
-Each attack is bounded in number and time and goes to 127.0.0.1. During each there are at least three scrapes
-and one afterwards. Limits that are not under test are shortened.
+Each test scrapes the server at least three times during an attack and once afterwards, with shortened limits. The
+attacks are limited in number and duration, and their target is 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path,
         cpu_seconds = child.command()["cpu"] - initial_cpu_seconds
         scrape_repeatedly(child.port, 1, context=context)
 
-    assert cpu_seconds < 0.75  # a server that spins on accept uses all of it
+    assert cpu_seconds < 0.75  # a server that spins on accept uses 1.5 s
 
 
 def test_accepting_continues_when_descriptors_run_out_below_the_cap() -> None:
-    # 40 descriptors are 16 connections by the cap, but only about 25 are free: no spare ones are left.
+    # With 40 descriptors the cap is 16 connections, but only about 25 descriptors are free, so that none is spare.
     with (
         Child(files=40, limits={"spare_files": 0, "head_seconds": 60}) as child,
         ClientCrowd(child.port, 60, INCOMPLETE_REQUEST),
@@ -119,7 +119,7 @@ def test_a_client_that_trickles_after_a_request_is_closed() -> None:
         scrape_repeatedly(child.port)
 
     assert status == 200
-    assert seconds < 5  # 10 without the limit
+    assert seconds < 5  # without the limit: 10 s
 
 
 @pytest.mark.parametrize(

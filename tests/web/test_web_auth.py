@@ -23,9 +23,9 @@ from exporter.web.server import Server
 from exporter.web.workers import BusyError
 
 
-def hashed(password: str, cost: int = 4, kind: str = "2b") -> str:
+def hashed(password: str, cost: int = 4, prefix: str = "2b") -> str:
     password_hash = bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
-    return password_hash.replace("$2b$", f"${kind}$")
+    return password_hash.replace("$2b$", f"${prefix}$")
 
 
 HASHES = {cost: hashed("any", cost) for cost in (4, 6)}
@@ -35,15 +35,17 @@ def basic(user: str, password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
-def users(directory: Path, **hashes: str) -> Path:
+def write_users(directory: Path, **hashes: str) -> Path:
     path = directory / "web.config.yml"
     path.write_text("basic_auth_users:\n" + "".join(f"  {name}: {value}\n" for name, value in hashes.items()))
     return path
 
 
-@pytest.mark.parametrize("kind", ["2a", "2b", "2y"])
-def test_only_the_password_of_a_known_user_is_accepted(tmp_path: Path, kind: str) -> None:
-    with serving(web_config=users(tmp_path, alice=hashed("good", kind=kind), bob=hashed("else"))) as server:
+@pytest.mark.parametrize("prefix", ["2a", "2b", "2y"])
+def test_only_the_password_of_a_known_user_is_accepted(tmp_path: Path, prefix: str) -> None:
+    with serving(
+        web_config=write_users(tmp_path, alice=hashed("good", prefix=prefix), bob=hashed("else"))
+    ) as server:
         port = port_of(server)
         valid_status = fetch(port, headers=basic("alice", "good")).status
         refusals = [
@@ -58,7 +60,7 @@ def test_only_the_password_of_a_known_user_is_accepted(tmp_path: Path, kind: str
     "header", ["", "Basic", "Basic !", "Basic YQ==", "Bearer x", "Basic  YWxpY2U6Z29vZA==", "Basic \xe4"]
 )
 def test_every_path_requires_a_password(tmp_path: Path, header: str) -> None:
-    with serving(web_config=users(tmp_path, alice=hashed("good"))) as server:
+    with serving(web_config=write_users(tmp_path, alice=hashed("good"))) as server:
         for path in ("/metrics", "/", "/-/healthy", "/nothing"):
             reply = fetch(port_of(server), path, headers={"Authorization": header})
 
@@ -68,7 +70,7 @@ def test_every_path_requires_a_password(tmp_path: Path, header: str) -> None:
 @pytest.mark.timeout(60)
 def test_password_guessing_locks_out_neither_users_nor_health_checks(tmp_path: Path) -> None:
     names = {f"user{number}": hashed("good", cost=8) for number in range(4)}
-    with Child(web_config=str(users(tmp_path, **names))) as child:
+    with Child(web_config=str(write_users(tmp_path, **names))) as child:
         fetch(child.port, headers=basic("user0", "good"))
         stop = threading.Event()
 
@@ -90,11 +92,11 @@ def test_password_guessing_locks_out_neither_users_nor_health_checks(tmp_path: P
 
 def test_a_cached_login_survives_a_reload_with_an_unchanged_hash(tmp_path: Path) -> None:
     alice, bob = hashed("good", cost=10), hashed("good", cost=10)
-    config = users(tmp_path, alice=alice, bob=bob)
+    config = write_users(tmp_path, alice=alice, bob=bob)
     with serving(web_config=config, limits=Limits(file_check_seconds=0.05)) as server:
         port = port_of(server)
         initial_statuses = [fetch(port, headers=basic(name, "good")).status for name in ("alice", "bob")]
-        users(tmp_path, alice=alice, bob=hashed("other"))
+        write_users(tmp_path, alice=alice, bob=hashed("other"))
         wait_until(lambda: fetch(port, headers=basic("bob", "good")).status == 401)
         start = time.process_time()
         repeated_status = fetch(port, headers=basic("alice", "good")).status
@@ -105,22 +107,22 @@ def test_a_cached_login_survives_a_reload_with_an_unchanged_hash(tmp_path: Path)
     assert cpu_seconds < 0.04  # a check of cost 10 takes more CPU time than this
 
 
-class Slowly:
-    """Replace bcrypt by a counted check that waits for its release."""
+class SlowBcrypt:
+    """Replacement of bcrypt's check, which is counted and waits until it is released."""
 
     def __init__(self) -> None:
         self.free = threading.Event()
-        self.checked: list[tuple[bytes, bytes]] = []
+        self.checks: list[tuple[bytes, bytes]] = []
 
     def __call__(self, password: bytes, expected: bytes) -> bool:
         self.free.wait(5)
-        self.checked.append((password, expected))
+        self.checks.append((password, expected))
         return password == b"good"
 
     async def verdicts(self, passwords: Passwords, *logins: tuple[str, str, str]) -> list[bool | str]:
-        """Results of concurrent checks of (user, password, peer)."""
+        """Return the results of concurrent checks of logins (user, password, peer)."""
 
-        async def ask(user: str, password: str, peer: str) -> bool | str:
+        async def check(user: str, password: str, peer: str) -> bool | str:
             deadline = asyncio.get_running_loop().time() + 5
             hashes = {"alice": HASHES[4], "bob": HASHES[6]}
             try:
@@ -129,52 +131,52 @@ class Slowly:
                 return "busy"
 
         self.free.clear()
-        asking = [asyncio.ensure_future(ask(*login)) for login in logins]
+        tasks = [asyncio.ensure_future(check(*login)) for login in logins]
         await asyncio.sleep(0.05)
         self.free.set()
-        return [await thread for thread in asking]
+        return [await task for task in tasks]
 
 
 @pytest.fixture
-def slowly(monkeypatch: pytest.MonkeyPatch) -> Slowly:
-    slow_check = Slowly()
+def bcrypt_check(monkeypatch: pytest.MonkeyPatch) -> SlowBcrypt:
+    slow_check = SlowBcrypt()
     monkeypatch.setattr("bcrypt.checkpw", slow_check)
     return slow_check
 
 
-def test_pending_password_checks_are_limited_in_total_and_per_address(slowly: Slowly) -> None:
+def test_pending_password_checks_are_limited_in_total_and_per_address(bcrypt_check: SlowBcrypt) -> None:
     limits = Limits(passwords_waiting=2, passwords_waiting_per_peer=2)
     logins = [("bob", str(number), f"10.0.0.{number // 3}") for number in range(6)]
-    verdicts = asyncio.run(slowly.verdicts(Passwords(limits), *logins))
+    verdicts = asyncio.run(bcrypt_check.verdicts(Passwords(limits), *logins))
 
-    # An address can have two; of the remaining checks, one runs and two wait.
+    # An address can have two checks; of the remaining checks, one runs and two wait.
     assert verdicts == [False, False, "busy", False, "busy", "busy"]
 
 
-def test_an_address_with_an_earlier_login_has_priority(slowly: Slowly) -> None:
+def test_an_address_with_an_earlier_login_has_priority(bcrypt_check: SlowBcrypt) -> None:
     passwords = Passwords(Limits(passwords_waiting=4))
-    asyncio.run(slowly.verdicts(passwords, ("alice", "good", "10.0.0.1")))
+    asyncio.run(bcrypt_check.verdicts(passwords, ("alice", "good", "10.0.0.1")))
     logins = [("bob", str(number), f"10.0.1.{number}") for number in range(8)]
     logins += [("bob", "good", "10.0.0.1"), ("bob", "x", "10.0.0.2")]
-    verdicts = asyncio.run(slowly.verdicts(passwords, *logins))
+    verdicts = asyncio.run(bcrypt_check.verdicts(passwords, *logins))
 
     assert verdicts == [False] * 5 + ["busy"] * 3 + [True, "busy"]
 
 
-def test_equal_credentials_share_one_check_and_valid_ones_are_cached(slowly: Slowly) -> None:
+def test_equal_credentials_share_one_check_and_valid_ones_are_cached(bcrypt_check: SlowBcrypt) -> None:
     passwords = Passwords(Limits())
-    same = [("bob", "good", "10.0.0.1")] * 50
-    verdicts = [asyncio.run(slowly.verdicts(passwords, *same)) for _ in range(2)]
+    logins = [("bob", "good", "10.0.0.1")] * 50
+    verdicts = [asyncio.run(bcrypt_check.verdicts(passwords, *logins)) for _ in range(2)]
 
     assert verdicts == [[True] * 50] * 2
-    assert len(slowly.checked) == 1
+    assert len(bcrypt_check.checks) == 1
 
 
-def test_an_unknown_user_takes_as_long_as_the_slowest_known_user(slowly: Slowly) -> None:
-    verdicts = asyncio.run(slowly.verdicts(Passwords(Limits()), ("eve", "good", "10.0.0.1")))
+def test_an_unknown_user_takes_as_long_as_the_slowest_known_user(bcrypt_check: SlowBcrypt) -> None:
+    verdicts = asyncio.run(bcrypt_check.verdicts(Passwords(Limits()), ("eve", "good", "10.0.0.1")))
 
     assert verdicts == [False]
-    assert slowly.checked[0][1].startswith(b"$2y$06$")
+    assert bcrypt_check.checks[0][1].startswith(b"$2y$06$")
 
 
 def test_users_without_the_bcrypt_package_are_refused_at_the_start(
@@ -182,4 +184,4 @@ def test_users_without_the_bcrypt_package_are_refused_at_the_start(
 ) -> None:
     monkeypatch.setitem(sys.modules, "bcrypt", None)
     with pytest.raises(ConfigurationError, match=r"pip install training-exporter\[auth\]"):
-        Server((), listen=["127.0.0.1:0"], web_config=users(tmp_path, alice=hashed("x")))
+        Server((), listen=["127.0.0.1:0"], web_config=write_users(tmp_path, alice=hashed("x")))

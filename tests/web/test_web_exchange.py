@@ -1,4 +1,4 @@
-"""HTTP on a connection without sockets: three outcomes of any bytes, and responses."""
+"""HTTP on a connection without sockets: parsing of any bytes, and responses."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from exporter.web.http import HttpConnection, MalformedError, Request, Response
 
 
-def exchanges(received: bytes = b"") -> HttpConnection:
+def connection_with(data: bytes = b"") -> HttpConnection:
     connection = HttpConnection(head_bytes=1024, head_lines=16)
-    connection.feed(received)
+    connection.feed(data)
     return connection
 
 
 def outcome(*chunks: bytes) -> Request | int | None:
-    """Result of these bytes in a server, read in chunks."""
-    talk = exchanges()
+    """Feed chunks to a connection; return the request, the status of the error, or None if incomplete."""
+    connection = connection_with()
     for chunk in chunks:
-        talk.feed(chunk)
+        connection.feed(chunk)
         try:
-            request = talk.request()
+            request = connection.request()
         except MalformedError as error:
             return error.response.status
         if request is not None:
@@ -59,12 +59,14 @@ def test_the_result_does_not_depend_on_the_chunking_of_bytes(data: bytes, draw: 
     st.sampled_from([b"GET", b"HEAD", b"POST"]),
 )
 def test_responses_are_parsed_by_a_client_in_order(status: int, body: bytes, method: bytes) -> None:
-    talk, client = exchanges(), h11.Connection(h11.CLIENT)
+    connection, client = connection_with(), h11.Connection(h11.CLIENT)
     for _ in range(2):
-        talk.feed(client.send(h11.Request(method=method, target="/a%20b?c", headers=[("Host", "x")])) or b"")
+        connection.feed(
+            client.send(h11.Request(method=method, target="/a%20b?c", headers=[("Host", "x")])) or b""
+        )
         client.send(h11.EndOfMessage())
-        request = talk.request()
-        parts, goes_on = talk.respond(
+        request = connection.request()
+        parts, stays_open = connection.respond(
             Response(status, body, headers={"X-Frame-Options": "deny"}), close=False
         )
         client.receive_data(b"".join(parts))
@@ -81,7 +83,7 @@ def test_responses_are_parsed_by_a_client_in_order(status: int, body: bytes, met
         assert dict(response.headers)[b"content-length"] == str(len(body)).encode()
         assert dict(response.headers)[b"x-frame-options"] == b"deny"
         assert content == (b"" if method == b"HEAD" else body)
-        assert goes_on
+        assert stays_open
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_responses_are_parsed_by_a_client_in_order(status: int, body: bytes, met
     ],
 )
 def test_the_path_is_parsed_from_every_form_of_target(target: bytes, path: str) -> None:
-    request = exchanges(b"\r\n\r\nGET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n").request()
+    request = connection_with(b"\r\n\r\nGET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n").request()
 
     assert request is not None
     assert request.path == path

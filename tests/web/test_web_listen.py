@@ -24,8 +24,8 @@ def has_ipv6() -> bool:
     return True
 
 
-def healthy(place: str) -> bool:
-    return fetch(f"{place}/-/healthy") == "healthy\n"
+def healthy(address_url: str) -> bool:
+    return fetch(f"{address_url}/-/healthy") == "healthy\n"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_several_addresses_are_served_and_logged(caplog: pytest.LogCaptureFixtur
         everywhere = server.urls[2].rpartition(":")[2]
 
         assert len(set(server.urls)) == len(listen)
-        assert all(healthy(place) for place in server.urls)
+        assert all(healthy(address_url) for address_url in server.urls)
         assert re.match(r"listening on http://(\[::\]|0\.0\.0\.0):", caplog.messages[2])
         assert not has_ipv6() or healthy(f"http://[::1]:{everywhere}")
 
@@ -70,7 +70,7 @@ def test_an_address_of_another_machine_is_refused_with_the_reason(text: str) -> 
         bind(parse_address(text), 1)
 
 
-def noted(*times: float, peer: str = "10.0.0.1", agent: str = "Prometheus/3") -> Scrapers:
+def recorded_scrapers(*times: float, peer: str = "10.0.0.1", agent: str = "Prometheus/3") -> Scrapers:
     scrapers = Scrapers()
     for clock_seconds in times:
         scrapers.record(peer, agent, clock_seconds)
@@ -78,17 +78,17 @@ def noted(*times: float, peer: str = "10.0.0.1", agent: str = "Prometheus/3") ->
 
 
 def test_a_scraper_seen_twice_is_expected_after_the_same_interval() -> None:
-    scrapers = noted(100.0, 115.0)
+    scrapers = recorded_scrapers(100.0, 115.0)
     scrapers.record("10.0.0.1", "curl/8", 115.5)  # a person
 
-    assert noted(100.0).next_expected(101.0) is None
+    assert recorded_scrapers(100.0).next_expected(101.0) is None
     assert scrapers.next_expected(116.0) == 130.0
     assert scrapers.next_expected(140.0) == 130.0  # late
     assert scrapers.next_expected(146.0) is None  # gone
 
 
 def test_differing_gaps_are_not_an_interval() -> None:
-    scrapers = noted(100.0, 103.0, 140.0)
+    scrapers = recorded_scrapers(100.0, 103.0, 140.0)
     irregular = scrapers.next_expected(141.0)
     scrapers.record("10.0.0.1", "Prometheus/3", 176.0)
 
@@ -97,8 +97,8 @@ def test_differing_gaps_are_not_an_interval() -> None:
 
 
 def test_many_single_clients_do_not_displace_a_scraper() -> None:
-    scrapers = noted(100.0, 115.0)
-    for place in range(10 * MAX_CLIENTS):
-        scrapers.record("10.0.0.2", f"made up {place}", 116.0)
+    scrapers = recorded_scrapers(100.0, 115.0)
+    for address_url in range(10 * MAX_CLIENTS):
+        scrapers.record("10.0.0.2", f"made up {address_url}", 116.0)
 
     assert scrapers.next_expected(117.0) == 130.0

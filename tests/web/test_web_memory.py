@@ -1,7 +1,7 @@
-"""Memory and queued work under hostile clients, with an address space of 256 MiB.
+"""Memory and queued work while hostile clients are connected, with an address space of 256 MiB.
 
-Each attack is bounded in number and time and goes to 127.0.0.1; the server must survive, respond to a scrape during
-the attack, and return to about its previous memory.
+After each attack, the server must still run, must have responded to a scrape during the attack, and must have
+released most of the memory. The attacks are limited in number and duration, and their target is 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_many_long_names_leave_no_memory_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "selected"),
+    ("query", "message"),
     [
         ("collect[]=cpu", "unknown parameter 'collect[]'; name[]="),
         ("name=x", "unknown parameter 'name'"),
@@ -47,12 +47,12 @@ def test_many_long_names_leave_no_memory_behind() -> None:
         ("name[]=" + "x" * 201, "of at most 200 characters"),
     ],
 )
-def test_an_unknown_or_oversized_query_is_refused_with_the_valid_ones(query: str, selected: str) -> None:
+def test_an_unknown_or_oversized_query_is_refused_with_the_valid_ones(query: str, message: str) -> None:
     with serving() as server:
         reply = fetch(port_of(server), f"/metrics?{query}")
 
     assert reply.status == 400
-    assert selected in reply.body.decode()
+    assert message in reply.body.decode()
 
 
 def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
@@ -105,10 +105,10 @@ def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path
 
 
 def test_unique_names_with_tiny_timeouts_leave_no_queue() -> None:
-    rendered: list[frozenset[str]] = []
+    rendered_names: list[frozenset[str]] = []
 
     def render_slowly(_form: Format, names: frozenset[str]) -> bytes:
-        rendered.append(names)
+        rendered_names.append(names)
         time.sleep(0.05)
         return b"up 1\n"
 
@@ -116,10 +116,10 @@ def test_unique_names_with_tiny_timeouts_leave_no_queue() -> None:
         headers = {"X-Prometheus-Scrape-Timeout-Seconds": "0.02"}
         return fetch(port, f"/metrics?name[]=x{number}", headers=headers).status
 
-    with serving(MetricsEndpoint(render_slowly)) as server, ThreadPoolExecutor(16) as askers:
+    with serving(MetricsEndpoint(render_slowly)) as server, ThreadPoolExecutor(16) as clients:
         port = port_of(server)
-        statuses = set(askers.map(request, range(320)))
-        render_count = len(rendered)
+        statuses = set(clients.map(request, range(320)))
+        render_count = len(rendered_names)
         later_response = fetch(port, "/metrics?name[]=y")
         full_response = fetch(port)
 

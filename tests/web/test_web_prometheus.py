@@ -11,7 +11,7 @@ from prometheus_support import Prometheus, needs_prometheus
 from waiting import wait_until
 from web_support import Authority, Child
 
-PROTECTED = """\
+SCRAPE_CONFIG = """\
   - job_name: protected
     scheme: https
     tls_config: {{ca_file: {directory}/ca.pem, cert_file: {directory}/client.pem, key_file: {directory}/client.pem}}
@@ -20,8 +20,8 @@ PROTECTED = """\
 """
 
 
-def peers(child: Child) -> set[int]:
-    """The ports from which the server is being talked to."""
+def ports_of_clients(child: Child) -> set[int]:
+    """Return the local ports of the clients that are connected to the server."""
     connections = psutil.Process(child.pid).net_connections("tcp")
     return {entry.raddr.port for entry in connections if entry.raddr and entry.laddr.port == child.port}
 
@@ -34,22 +34,23 @@ def test_prometheus_finds_every_scrape_good_and_keeps_one_connection(tmp_path: P
     config = authority.config(lines + f"basic_auth_users: {{prometheus: {secret}}}\n")
     client = authority.authority.issue_cert("prometheus")
     client.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client.pem"))
-    seen: dict[str, set[int]] = {"plain": set(), "protected": set()}
+    client_ports: dict[str, set[int]] = {"plain": set(), "protected": set()}
     with Child() as unprotected, Child(web_config=str(config)) as protected:
-        scrape_config = PROTECTED.format(directory=tmp_path, port=protected.port)
+        scrape_config = SCRAPE_CONFIG.format(directory=tmp_path, port=protected.port)
         targets = {"plain": f"127.0.0.1:{unprotected.port}"}
 
         def has_both_jobs() -> bool:
             for name, child in (("plain", unprotected), ("protected", protected)):
-                seen[name] |= peers(child)
+                client_ports[name] |= ports_of_clients(child)
             return all(
-                (prometheus.value(f'count_over_time(up{{job="{job}"}}[1m])') or 0) >= 8 for job in seen
+                (prometheus.value(f'count_over_time(up{{job="{job}"}}[1m])') or 0) >= 8
+                for job in client_ports
             )
 
-        with Prometheus(tmp_path / "prometheus", targets, more=scrape_config) as prometheus:
+        with Prometheus(tmp_path / "prometheus", targets, extra_config=scrape_config) as prometheus:
             wait_until(has_both_jobs, 40)
 
-            for job, ports in seen.items():
+            for job, ports in client_ports.items():
                 assert prometheus.value(f'min_over_time(up{{job="{job}"}}[1m])') == 1
                 assert prometheus.value(f'scrape_samples_scraped{{job="{job}"}}') == 2000
                 assert len(ports) == 1

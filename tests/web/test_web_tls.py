@@ -66,7 +66,7 @@ def test_the_format_of_exporter_toolkit_is_read_in_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "message"),
+    ("text", "position", "message"),
     [
         ("tls_server_confg: {}\n", "1:1", 'did you mean "tls_server_config"'),
         ("tls_server_config:\n  cert_file: a\n", "2:3", 'missing key "key_file"'),
@@ -92,12 +92,12 @@ def test_the_format_of_exporter_toolkit_is_read_in_full(tmp_path: Path) -> None:
     ],
 )
 def test_errors_of_the_web_configuration_have_a_position(
-    tmp_path: Path, text: str, place: str, message: str
+    tmp_path: Path, text: str, position: str, message: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load(tmp_path, text)
 
-    assert f"web.config.yml:{place}: " in str(caught.value)
+    assert f"web.config.yml:{position}: " in str(caught.value)
     assert message in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
@@ -140,13 +140,13 @@ def test_a_large_page_arrives_completely_over_tls(authority: Authority) -> None:
 
 def test_plain_http_on_the_tls_port_gets_an_error(authority: Authority) -> None:
     with serving(web_config=authority.config()) as server:
-        received = exchange(port_of(server), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        response = exchange(port_of(server), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         noise = exchange(port_of(server), b"\0" * 100)
         wait_until(lambda: sample_values(server)["exporter_http_connection_errors_total{tls}"] == 1)
 
     assert noise == b"" or noise[:1] == b"\x15"  # an alert
-    assert received.startswith(b"HTTP/1.1 400 ")
-    assert received.endswith(b"this port requires HTTPS\n")
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert response.endswith(b"this port requires HTTPS\n")
 
 
 def test_a_session_below_the_minimum_version_is_refused(authority: Authority) -> None:
@@ -176,19 +176,21 @@ ALWAYS = ("RequireAndVerifyClientCert", "RequireAnyClientCert", "RequireClientCe
 IF_GIVEN = ("VerifyClientCertIfGiven", "RequestClientCert")
 
 
-@pytest.mark.parametrize("kind", [*ALWAYS, *IF_GIVEN])
-def test_client_certificates_are_verified(authority: Authority, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("client_auth_type", [*ALWAYS, *IF_GIVEN])
+def test_client_certificates_are_verified(
+    authority: Authority, tmp_path: Path, client_auth_type: str
+) -> None:
     (tmp_path / "foreign").mkdir()
     stranger = Authority(tmp_path / "foreign").authority.issue_cert("client")
     foreign = authority.client()
     stranger.configure_cert(foreign)
-    config = authority.config(f"  client_auth_type: {kind}\n  client_ca_file: ca.pem\n")
+    config = authority.config(f"  client_auth_type: {client_auth_type}\n  client_ca_file: ca.pem\n")
     with serving(web_config=config) as server:
         port = port_of(server)
         accepted = fetch(port, context=authority.client("client"))
         with pytest.raises(OSError):
             fetch(port, context=foreign)
-        if kind in ALWAYS:
+        if client_auth_type in ALWAYS:
             with pytest.raises(OSError):
                 fetch(port, context=authority.client())
         else:
@@ -222,8 +224,8 @@ def test_a_certificate_that_does_not_match_its_key_is_refused_at_the_start(autho
     with pytest.raises(ConfigurationError, match=r"key\.pem cannot be read: No such file"):
         Server((), listen=["127.0.0.1:0"], web_config=config)
 
-    for other in (authority.authority.issue_cert("other").private_key_pem.bytes(), encrypted):
-        key.write_bytes(other)
+    for key_bytes in (authority.authority.issue_cert("other").private_key_pem.bytes(), encrypted):
+        key.write_bytes(key_bytes)
         with pytest.raises(ConfigurationError, match=r"tls_server_config\.cert_file"):
             Server((), listen=["127.0.0.1:0"], web_config=config)
 
@@ -287,11 +289,11 @@ def test_a_hanging_share_delays_once_by_half_a_second(
     with serving(web_config=config, limits=FREQUENT_CHECKS) as server:
         fetch(port_of(server), context=authority.client())
         config.unlink()
-        os.mkfifo(config)  # opening it would wait for a writer
+        os.mkfifo(config)  # opening the file would wait for a writer
         time.sleep(0.1)
         replies = [fetch(port_of(server), context=authority.client()) for _ in range(4)]
         with config.open("w"):
-            pass  # lets the worker go on
+            pass  # releases the worker
 
     assert [reply.status for reply in replies] == [200] * 4
     assert sum(reply.seconds for reply in replies) < 3

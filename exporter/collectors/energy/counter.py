@@ -1,8 +1,8 @@
-"""Energy of a device from a register that wraps, is reset, steps back or jumps.
+"""Energy counter of a device, from a register that can wrap, restart, step back or jump.
 
-Corrections are counted by reason: `wrap` (no energy is lost), `reset` (the register restarted below the range),
-`backwards` and `jump` (no device can use that much). After the last three, the energy of an interval is the last known
-power times the length of the interval.
+Corrections are counted by reason: `wrap` (the register passed its range, no energy is lost), `reset` (the register
+restarted at 0), `backwards` (the register fell to any other value) and `jump` (the increase exceeds the possible power).
+Except after a wrap, the energy of the interval is estimated as the last known power times the length of the interval.
 """
 
 from __future__ import annotations
@@ -13,87 +13,87 @@ REASONS = ("wrap", "reset", "backwards", "jump")
 
 MAX_WATTS = 4000.0
 """Upper bound of the power of a package, its memory, a module of packages or a GPU."""
-LONGEST_SECONDS = 600.0
+MAX_INTERVAL_SECONDS = 600.0
 """Longest interval between two readings for which energy is computed."""
 SLACK_JOULES = 1.0
-"""Tolerance between a register and the clock."""
+"""Tolerance of the highest possible increase, for the resolution of the register and of the clock."""
 
 
 class EnergyCounter:
-    """Energy counted by a register that wraps at a range (0: never).
+    """Total of a register that wraps at `range_joules` (0: never).
 
-    A fall of the register is a wrap if the device can have used the energy up to the range.
+    A lower value than before is a wrap if the resulting energy is possible at the maximum power, otherwise an error.
     """
 
     def __init__(self, *, range_joules: float = 0.0, max_watts: float = MAX_WATTS) -> None:
         self.joules = 0.0  # since counting began; never falls
         self.watts: float | None = None  # mean power between the last two readings
         self.register: float | None = None  # last reading
-        self.at = 0.0  # monotonic time of the last reading
+        self.time = 0.0  # monotonic time of the last reading
         self.resets: dict[str, float] = dict.fromkeys(REASONS, 0.0)
         self.range_joules = range_joules
         self._max_watts = max_watts
 
-    def update(self, register: float, at: float) -> float | None:
-        """Add the energy since the last reading and return the seconds in between.
+    def update(self, register: float, time: float) -> float | None:
+        """Add the energy since the last reading, and return the seconds in between.
 
-        The last power determines the number of wraps of the register. Returns None for the first reading and after a longer pause
-        than `LONGEST_SECONDS`, when no energy is added.
+        The last power determines how often the register has wrapped. Returns None and adds no energy for the first reading,
+        and after an interval longer than `MAX_INTERVAL_SECONDS`.
         """
-        seconds = at - self.at
-        if self.register is None or seconds > LONGEST_SECONDS or seconds < 0:
-            self.register, self.at, self.watts = register, at, None
+        seconds = time - self.time
+        if self.register is None or seconds > MAX_INTERVAL_SECONDS or seconds < 0:
+            self.register, self.time, self.watts = register, time, None
             return None
         if seconds == 0:
             return 0.0
-        grown = self._grown(register - self.register, register, seconds)
-        if grown is None:
+        increase_joules = self._increase_joules(register - self.register, register, seconds)
+        if increase_joules is None:
             self.joules += (self.watts or 0.0) * seconds
         else:
-            self.joules += grown
-            self.watts = grown / seconds
-        self.register, self.at = register, at
+            self.joules += increase_joules
+            self.watts = increase_joules / seconds
+        self.register, self.time = register, time
         return seconds
 
     def forget(self) -> None:
         """Discard the last reading; the total remains."""
         self.register = None
 
-    def _grown(self, step: float, register: float, seconds: float) -> float | None:
-        """Return the energy since the last reading; None if the register cannot be right."""
-        wrapped = step < 0
-        grown = step + self.range_joules if wrapped else step
+    def _increase_joules(self, step: float, register: float, seconds: float) -> float | None:
+        """Return the energy since the last reading; None if the value of the register is implausible."""
+        has_fallen = step < 0
+        increase_joules = step + self.range_joules if has_fallen else step
         limit = self._max_watts * seconds + SLACK_JOULES
-        if grown > limit or grown < 0:
-            if not wrapped:
+        if increase_joules > limit or increase_joules < 0:
+            if not has_fallen:
                 self.resets["jump"] += 1
             else:
                 self.resets["reset" if register <= limit else "backwards"] += 1
             return None
-        more = 0
+        extra_wraps = 0
         if self.range_joules > 0 and self.watts is not None:
-            expected = round((self.watts * seconds - grown) / self.range_joules)
-            more = max(0, min(expected, int((limit - grown) / self.range_joules)))
-        self.resets["wrap"] += wrapped + more
-        return grown + more * self.range_joules
+            expected = round((self.watts * seconds - increase_joules) / self.range_joules)
+            extra_wraps = max(0, min(expected, int((limit - increase_joules) / self.range_joules)))
+        self.resets["wrap"] += has_fallen + extra_wraps
+        return increase_joules + extra_wraps * self.range_joules
 
 
 @dataclass(frozen=True, slots=True)
-class RegisterMark:
+class RegisterReading:
     """Reading of an energy register, valid within one boot of the machine."""
 
     joules: float
-    at: float  # monotonic seconds
+    time: float  # seconds of the monotonic clock
     watts: float | None = None  # mean power before the reading
 
 
-def joules_between(earlier: RegisterMark, later: RegisterMark, *, range_joules: float) -> float | None:
+def joules_between(earlier: RegisterReading, later: RegisterReading, *, range_joules: float) -> float | None:
     """Return the energy between two readings of one register, such as the last before and the first after a restart.
 
-    Returns None after more than `LONGEST_SECONDS` and if the register cannot be right.
+    Returns None if the interval is longer than `MAX_INTERVAL_SECONDS` or a value is implausible.
     """
     counter = EnergyCounter(range_joules=range_joules)
-    counter.register, counter.at, counter.watts = earlier.joules, earlier.at, earlier.watts
-    counted = counter.update(later.joules, later.at)
-    bridged = any(counter.resets[reason] for reason in ("reset", "backwards", "jump"))
-    return None if counted is None or bridged else counter.joules
+    counter.register, counter.time, counter.watts = earlier.joules, earlier.time, earlier.watts
+    seconds = counter.update(later.joules, later.time)
+    is_estimated = any(counter.resets[reason] for reason in ("reset", "backwards", "jump"))
+    return None if seconds is None or is_estimated else counter.joules

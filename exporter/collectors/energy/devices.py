@@ -1,4 +1,4 @@
-"""Sources of the energy of CPUs and memory: RAPL registers, ACPI power meters, a model of the load.
+"""Energy sources of CPUs and memory: RAPL registers, ACPI power meters, a model of the load.
 
     intel-rapl:0        name package-0     the CPU, its cores and caches                counted
     intel-rapl:0:0      name core          a part of the package                        left out
@@ -23,7 +23,7 @@ from typing import Literal
 
 import psutil
 
-from exporter.collectors.energy.counter import LONGEST_SECONDS, MAX_WATTS, EnergyCounter
+from exporter.collectors.energy.counter import MAX_INTERVAL_SECONDS, MAX_WATTS, EnergyCounter
 from exporter.collectors.energy.idle_power import IdlePower
 from exporter.collectors.job import EnergyReading
 from exporter.collectors.kernel_files import (
@@ -37,9 +37,9 @@ from exporter.errors import CollectError
 from exporter.families import Collected
 
 GAPS = ("permission", "lost", "error")
-"""Reasons for times without a reading."""
+"""Reasons of gaps, which are intervals without a valid reading."""
 INTERFACES = ("intel-rapl", "intel-rapl-tpmi", "intel-rapl-mmio")
-"""Kernel drivers, the preferred driver first."""
+"""Kernel drivers of RAPL, the preferred driver first."""
 MICRO = 1e6
 
 _ZONE = re.compile(r"(intel-rapl(?:-tpmi|-mmio)?)((?::[0-9]{1,4}){1,3})", re.ASCII)
@@ -58,7 +58,7 @@ class EnergyDevice:
     index: str  # label `package`
     name: str
     source: str  # label `source`
-    measured: bool = True  # False for a model
+    is_measured: bool = True  # False for a model
     idle: IdlePower = field(default_factory=IdlePower)
     readable: bool = False  # the last reading succeeded
     gaps: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GAPS, 0.0))  # seconds by reason
@@ -78,10 +78,10 @@ class EnergyDevice:
             component=self.component,
             device=self.device,
             source=self.source,
-            measured=self.measured,
+            is_measured=self.is_measured,
             joules=self.counter.joules if self.readable else None,
             watts=self.counter.watts if self.readable else None,
-            at=now,
+            time=now,
             idle_watts=self.idle.best(),
             name=self.name,
             index=self.index,
@@ -97,38 +97,44 @@ class RaplZone(EnergyDevice):
 
     def update(self, now: float) -> None:
         """Read the register."""
-        was_read, previous_at = self.counter.register is not None, self.counter.at
-        counted = self.counter.update(parse_file(self.path / "energy_uj", int) / MICRO, now)
-        if counted is None and was_read:
-            self.gaps["lost"] += max(0.0, now - previous_at)
+        had_reading, previous_time = self.counter.register is not None, self.counter.time
+        seconds = self.counter.update(parse_file(self.path / "energy_uj", int) / MICRO, now)
+        if seconds is None and had_reading:
+            self.gaps["lost"] += max(0.0, now - previous_time)
 
 
 @dataclass(slots=True, eq=False)
 class PowerMeter(EnergyDevice):
-    """Power meter, integrated over time; short peaks between two readings are missed."""
+    """Power meter whose readings are integrated; peaks between two readings are missed."""
 
     read_watts: Callable[[], float] = float
-    _at: float | None = None
+    _last_time: float | None = None
 
     def update(self, now: float) -> None:
         """Add the energy since the last reading; a first reading, and a reading after a long pause, add 0."""
         watts = self.read_watts()
         if not 0 <= watts <= MAX_WATTS:
-            raise CollectError(f"{self.path}: {watts:g} W is no possible power", reason="malformed")
-        previous_watts, at = self.counter.watts, self._at
-        if previous_watts is not None and at is not None and 0 < now - at <= LONGEST_SECONDS:
-            self.counter.joules += (previous_watts + watts) / 2 * (now - at)
-        self.counter.watts, self._at = watts, now
+            raise CollectError(
+                f"{self.path}: {watts:g} W is not between 0 and {MAX_WATTS:g} W", reason="malformed"
+            )
+        previous_watts, previous_time = self.counter.watts, self._last_time
+        if (
+            previous_watts is not None
+            and previous_time is not None
+            and 0 < now - previous_time <= MAX_INTERVAL_SECONDS
+        ):
+            self.counter.joules += (previous_watts + watts) / 2 * (now - previous_time)
+        self.counter.watts, self._last_time = watts, now
 
     def forget(self) -> None:
         """Discard the last reading; the total remains."""
-        self._at = self.counter.watts = None
+        self._last_time = self.counter.watts = None
 
 
 def tdp_model(tdp_watts: float) -> PowerMeter:
-    """Return a model of the energy of all CPUs: P = TDP (0.1 + 0.9 load³), as in codecarbon.
+    """Return a model of the power of all CPUs: TDP * (0.1 + 0.9 * load³), as in codecarbon.
 
-    Such models deviate from wall meters by up to 40 %. Source: arXiv 2509.22092.
+    Such models deviate from wall meters by up to 40 % (arXiv 2509.22092).
     """
     return PowerMeter(
         key="model",
@@ -138,14 +144,14 @@ def tdp_model(tdp_watts: float) -> PowerMeter:
         index="all",
         name=f"{tdp_watts:g} W TDP",
         source="tdp_model",
-        measured=False,
+        is_measured=False,
         idle=IdlePower(tdp_watts * 0.1),
         read_watts=lambda: tdp_watts * (0.1 + 0.9 * (psutil.cpu_percent() / 100) ** 3),
     )
 
 
 def find_devices(sys: Path, idle_watts: float | None, collected: Collected) -> list[EnergyDevice]:
-    """Return the devices that count, each once."""
+    """Return the energy sources of this machine, without duplicates and overlapping zones."""
     devices: list[EnergyDevice] = []
     with source(collected, sys / "class/hwmon"):
         devices += _find_meters(sys / "class/hwmon")
@@ -157,7 +163,9 @@ def find_devices(sys: Path, idle_watts: float | None, collected: Collected) -> l
 def _find_meters(root: Path) -> list[PowerMeter]:
     meters: dict[str, PowerMeter] = {}
     # The files were in the directory `device` before Linux 6.8.
-    for path in (root / name / below for name in list_directory(root) for below in ("", "device")):
+    for path in (
+        root / name / subdirectory for name in list_directory(root) for subdirectory in ("", "device")
+    ):
         name = _METER.fullmatch(read_optional(path / "power1_oem_info") or "")
         if name:
             cpu, socket = name[1] == "CPU", name[2]
@@ -197,7 +205,7 @@ def _find_registers(root: Path, idle_watts: float | None, collected: Collected) 
             if is_package:
                 packages[key] = is_package[1]
             index = packages.get(key if is_package else key.rpartition(":")[0])
-            # Other zones are in or around a package; two drivers show the same register.
+            # Other zones overlap with a package, and two drivers can show the same register.
             if index is not None and (is_package or name == "dram") and (index, name) not in registers:
                 range_joules = parse_file(path / "max_energy_range_uj", int) / MICRO
                 registers[index, name] = RaplZone(

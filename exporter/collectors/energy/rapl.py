@@ -1,7 +1,7 @@
 """Energy of the CPUs and of the memory, from RAPL registers or power meters.
 
-A register of 262 kJ wraps every nine minutes at 500 W. Of the sources of a package, only the best counts, so that a sum
-over sources is right.
+Only the best source of a package is published, so that a sum over sources is right. At 500 W, a register with a range of
+262 kJ wraps every nine minutes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DRAM_ENERGY = FamilySpec(
     unit="joules",
     labels=("package", "source"),
     help=(
-        "Energy of the memory of a CPU package since the exporter started, apart from the energy of the package. Absent"
+        "Energy of the memory of a CPU package since the exporter started; not included in the energy of the package. Absent"
         " like host_cpu_energy_joules_total, and on CPUs without a register for memory (AMD, desktops)."
     ),
     source="/sys/class/powercap/intel-rapl:*:*/energy_uj, name dram",
@@ -54,21 +54,21 @@ IDLE_POWER = FamilySpec(
     labels=("package", "method"),
     unit="watts",
     help=(
-        "Power of a CPU package without work by method: config, before_start (tenth percentile while no run was alive),"
-        " min_seen (lowest power, once the highest was twice as much). Absent for a method without a value yet."
+        "Idle power of a CPU package by method: config, before_start (tenth percentile while no run was alive), min_seen"
+        " (lowest power, once the highest power is twice as high). Absent for a method that has no value yet."
     ),
     source="configuration, host_cpu_power_watts",
 )
 SPECS = (CPU_ENERGY, DRAM_ENERGY, CPU_POWER, IDLE_POWER)
 
 MIRROR_JOULES = 2.0
-"""Largest difference between two readings of the same register."""
+"""Largest difference between two devices that show the same register."""
 
 
 class RaplCollector:
     """Collector of the energy of CPUs and memory.
 
-    `idle_watts` is the idle power of one package. `tdp_watts` is the TDP of all packages and enables a model where no
+    `idle_watts` is the idle power of one package. `tdp_watts` is the TDP of all packages; with it, a model is used where no
     register can be read.
     """
 
@@ -79,7 +79,7 @@ class RaplCollector:
         self,
         *,
         sys: Path = Path("/sys"),
-        counts: Callable[[], bool] = lambda: True,
+        counts_energy: Callable[[], bool] = lambda: True,
         working: Callable[[], bool | None] = lambda: None,
         idle_watts: float | None = None,
         tdp_watts: float | None = None,
@@ -87,34 +87,36 @@ class RaplCollector:
     ) -> None:
         self.readings: tuple[EnergyReading, ...] = ()  # of the last pass, for the attribution to runs
         self._sys = sys
-        self._counts = counts
+        self._counts_energy = counts_energy
         self._working = working
         self._idle_watts = idle_watts
         self._model = None if tdp_watts is None else tdp_model(tdp_watts)
         self._monotonic = monotonic
         self._devices: dict[str, EnergyDevice] = {}
-        self._passed_at: float | None = None
+        self._last_pass_time: float | None = None
 
     def collect(self) -> Collected:
         """Read all registers and meters once."""
         collected = Collected()
-        if not self._counts():
+        if not self._counts_energy():
             self._pause()
-            collected.unsupported.append("another exporter on this machine counts its energy: absent here")
+            collected.unsupported.append(
+                "another exporter on this machine counts its energy; the families are absent here"
+            )
             return collected
         now = self._monotonic()
         for energy_device in find_devices(self._sys, self._idle_watts, collected):
             self._devices.setdefault(energy_device.key, energy_device)
-        since = 0.0 if self._passed_at is None else max(0.0, now - self._passed_at)
-        self._passed_at = now
-        measured = [device for device in self._devices.values() if device is not self._model]
-        for device in measured:
-            self._read(device, collected, now, since=since)
+        interval_seconds = 0.0 if self._last_pass_time is None else max(0.0, now - self._last_pass_time)
+        self._last_pass_time = now
+        sensors = [device for device in self._devices.values() if device is not self._model]
+        for device in sensors:
+            self._read(device, collected, now, interval_seconds=interval_seconds)
         if self._model is not None:
             self._model.readable = False
-            if not any(device.readable and device.component == "cpu" for device in measured):
+            if not any(device.readable and device.component == "cpu" for device in sensors):
                 self._devices.setdefault(self._model.key, self._model)
-                self._read(self._model, collected, now, since=since)
+                self._read(self._model, collected, now, interval_seconds=interval_seconds)
         self.readings = tuple(
             device.reading(now)
             for device in self._devices.values()
@@ -124,13 +126,15 @@ class RaplCollector:
         return collected
 
     def _pause(self) -> None:
-        """Discard the last readings while a different exporter counts the energy."""
+        """Discard the last readings, because a different exporter counts the energy."""
         self.readings = ()
-        self._passed_at = None
+        self._last_pass_time = None
         for device in self._devices.values():
             device.forget()
 
-    def _read(self, device: EnergyDevice, collected: Collected, now: float, *, since: float) -> None:
+    def _read(
+        self, device: EnergyDevice, collected: Collected, now: float, *, interval_seconds: float
+    ) -> None:
         device.readable = False
         reason = "error"
         with source(collected, device.path):
@@ -146,7 +150,7 @@ class RaplCollector:
                 )
                 raise CollectError(message, reason="permission") from error
         if not device.readable:
-            device.gaps[reason] += since
+            device.gaps[reason] += interval_seconds
         elif device.counter.watts is not None and device.component == "cpu":
             device.idle.note(device.counter.watts, working=self._working())
 
@@ -156,9 +160,15 @@ class RaplCollector:
         for counterpart in self._devices.values():
             if counterpart is device or register is None:
                 break
-            shown, socket = counterpart.counter.register, counterpart.index.partition("-")[0]
-            same = counterpart.component == device.component and socket == device.index.partition("-")[0]
-            if same and shown is not None and abs(shown - register) <= MIRROR_JOULES:
+            counterpart_register, socket = counterpart.counter.register, counterpart.index.partition("-")[0]
+            is_same_part = (
+                counterpart.component == device.component and socket == device.index.partition("-")[0]
+            )
+            if (
+                is_same_part
+                and counterpart_register is not None
+                and abs(counterpart_register - register) <= MIRROR_JOULES
+            ):
                 return True
         return False
 

@@ -1,1 +1,1 @@
-"""GPU collector in the sidecar, and the child process that calls NVIDIA's library (`nvml`)."""
+"""GPU collector in the sidecar, and the child process that calls NVML (`nvml`)."""

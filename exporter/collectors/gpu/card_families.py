@@ -1,6 +1,6 @@
 """Families of the card: utilization, memory, processes, power, temperature, clocks and activity.
 
-`nvml/queries.py` has the row that reads a field; the row here defines the family of a reading.
+`nvml/queries.py` reads the values; the rows here define the families.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from exporter.collectors.gpu.family import CHILD_COUNTER, GPU, NANOSECONDS, GpuFamily, ReadingSource
 from exporter.families import FamilySpec
 
-_GPM = "Absent before Hopper, on a divided GPU (MIG) and where the option gpu.gpm is false."
+_GPM = "Absent before Hopper, while MIG is enabled, and where the option gpu.gpm is false."
 
 UTILIZATION = GpuFamily(
     spec=FamilySpec(
@@ -16,8 +16,8 @@ UTILIZATION = GpuFamily(
         type="gauge",
         unit="ratio",
         labels=GPU,
-        help="Share of the driver's last sampling period (0.1 to 1 s) in which at least one kernel ran. Does not tell how "
-        "many SMs were busy. Absent on a divided GPU (MIG).",
+        help="Share of the driver's last sampling period (0.1 to 1 s) in which at least one kernel ran. Does not show how "
+        "many SMs were busy. Absent while MIG is enabled.",
         source="nvmlDeviceGetUtilizationRates().gpu / 100",
     ),
     sources=(ReadingSource(reading="utilization_ratio"),),
@@ -28,8 +28,8 @@ MEMORY_BANDWIDTH = GpuFamily(
         type="gauge",
         unit="ratio",
         labels=GPU,
-        help="Share of the driver's last sampling period in which device memory was read or written. Absent on a divided "
-        "GPU (MIG).",
+        help="Share of the driver's last sampling period in which device memory was read or written. Absent while MIG "
+        "is enabled.",
         source="nvmlDeviceGetUtilizationRates().memory / 100",
     ),
     sources=(ReadingSource(reading="memory_bandwidth_utilization_ratio"),),
@@ -40,7 +40,7 @@ BUSY_SECONDS = GpuFamily(
         type="counter",
         unit="seconds",
         labels=GPU,
-        help="Time in which at least one kernel ran, measured without pauses. Absent on a divided GPU (MIG).",
+        help="Time in which at least one kernel ran, without gaps between the sampling periods. Absent while MIG is enabled.",
         source="integral of GPM 1, else of nvmlDeviceGetSamples(GPU_UTILIZATION_SAMPLES)",
     ),
     sources=(ReadingSource(reading="busy_seconds", rule=CHILD_COUNTER),),
@@ -51,7 +51,7 @@ MEMORY_TOTAL = GpuFamily(
         type="gauge",
         unit="bytes",
         labels=GPU,
-        help="Device memory of the card. Absent on a card that shares the machine's memory.",
+        help="Device memory of the card. Absent on a card without separate memory.",
         source="nvmlDeviceGetMemoryInfo_v2().total",
     ),
     sources=(ReadingSource(reading="memory_total_bytes"),),
@@ -62,8 +62,8 @@ MEMORY_USED = GpuFamily(
         type="gauge",
         unit="bytes",
         labels=GPU,
-        help="Allocated device memory without the driver's reserve (with the reserve on drivers before 510). Absent on a "
-        "card that shares the machine's memory.",
+        help="Allocated device memory; before driver 510, the memory reserved by the driver is included. Absent on a card "
+        "without separate memory.",
         source="nvmlDeviceGetMemoryInfo_v2().used",
     ),
     sources=(ReadingSource(reading="memory_used_bytes"),),
@@ -84,8 +84,8 @@ POWER = GpuFamily(
         type="gauge",
         unit="watts",
         labels=GPU,
-        help="Power of the card: the mean of the last second on Ampere (except GA100) and later, otherwise the power at the "
-        "moment of the reading. Absent if the card does not measure power.",
+        help="Power of the card: the mean of the last second on Ampere (except GA100) and later, otherwise the instantaneous "
+        "power. Absent if the card does not measure power.",
         source="nvmlDeviceGetPowerUsage / 1000",
     ),
     sources=(ReadingSource(reading="power_watts"),),
@@ -96,8 +96,8 @@ POWER_LIMIT = GpuFamily(
         type="gauge",
         unit="watts",
         labels=(*GPU, "limit"),
-        help="Power limits of the card: enforced is the one in force, default the one of the board. Absent if the card has "
-        "no power limit.",
+        help="Power limits of the card: enforced is the limit in force, default is the limit of the board. Absent if the card "
+        "has no power limit.",
         source="nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementDefaultLimit, / 1000",
     ),
     sources=(ReadingSource(reading="power_limit_watts"),),
@@ -119,7 +119,7 @@ TEMPERATURE_THRESHOLD = GpuFamily(
         type="gauge",
         unit="celsius",
         labels=(*GPU, "threshold"),
-        help="Temperature at which the card slows down. Absent on data centre cards from Hopper on, which report margins only.",
+        help="Temperature at which the card reduces its clocks. Absent on data centre cards from Hopper on, which report only margins.",
         source="nvmlDeviceGetTemperatureThreshold",
     ),
     sources=(ReadingSource(reading="temperature_threshold_celsius"),),
@@ -130,7 +130,7 @@ TEMPERATURE_MARGIN = GpuFamily(
         type="gauge",
         unit="celsius",
         labels=(*GPU, "threshold"),
-        help="Distance of the temperature from the nearest limit, negative beyond the limit. Absent before Ada.",
+        help="Difference between the nearest temperature limit and the temperature; negative above the limit. Absent before Ada.",
         source="nvmlDeviceGetMarginTemperature",
     ),
     sources=(ReadingSource(reading="temperature_margin_celsius"),),
@@ -152,14 +152,14 @@ CLOCKS_EVENT_SECONDS = GpuFamily(
         type="counter",
         unit="seconds",
         labels=(*GPU, "reason"),
-        help="Time in which a reason lowered the clocks, since the driver was loaded. Reasons overlap, do not add them: thermal "
-        "is all heat and contains sw_thermal and hw_thermal. Absent for a reason that the driver does not count, while a "
-        "reading is refused, and for a counter faster than the clock; sw_thermal, hw_thermal and hw_power_brake before "
-        "driver 575; board_limit, reliability and sync_boost while they are 0.",
+        help="Time in which the clocks were reduced, by reason, since the driver was loaded. The reasons overlap, do not sum "
+        "them: thermal includes sw_thermal and hw_thermal. Absent for a reason that the driver does not count, after a "
+        "failed reading, and if the counter is faster than the clock; sw_thermal, hw_thermal and hw_power_brake also before "
+        "driver 575; board_limit, reliability and sync_boost while the value is 0.",
         source="fields 74 to 79 and 269 to 271 (251 to 253 of the drivers 575 to 580.65), ns / 1e9",
     ),
     sources=(ReadingSource(reading="clocks_event_nanoseconds", rule=NANOSECONDS),),
-    # Omit zeros: three series on each GPU without information.
+    # These reasons are rare: zeros would be three uninformative series per GPU.
     rare=frozenset({"board_limit", "reliability", "sync_boost"}),
 )
 SM_ACTIVITY = GpuFamily(
@@ -190,7 +190,7 @@ TENSOR_ACTIVITY = GpuFamily(
         type="gauge",
         unit="ratio",
         labels=GPU,
-        help=f"Share of SM cycles in which any tensor core worked. {_GPM}",
+        help=f"Share of SM cycles in which a tensor core was active. {_GPM}",
         source="GPM 5 / 100",
     ),
     sources=(ReadingSource(reading="tensor_activity_ratio"),),
@@ -201,8 +201,8 @@ PIPE_ACTIVITY = GpuFamily(
         type="gauge",
         unit="ratio",
         labels=(*GPU, "pipe"),
-        help="Share of SM cycles in which a pipe worked: fp32 and fp16, and of the tensor cores hmma (16 and 8 bits) and imma "
-        f"(integers), which are parts of gpu_tensor_activity_ratio. {_GPM}",
+        help="Share of SM cycles in which a pipe was active: fp32, fp16, and the tensor core pipes hmma (16 and 8 bits) and imma "
+        f"(integers), which are part of gpu_tensor_activity_ratio. {_GPM}",
         source="GPM 7 hmma, 9 imma, 12 fp32, 13 fp16, / 100",
     ),
     sources=(ReadingSource(reading="pipe_activity_ratio"),),
@@ -213,7 +213,7 @@ DRAM_ACTIVITY = GpuFamily(
         type="gauge",
         unit="ratio",
         labels=GPU,
-        help=f"Memory bandwidth in use as a share of the highest possible. {_GPM}",
+        help=f"Used memory bandwidth as a share of the maximum bandwidth. {_GPM}",
         source="GPM 10 / 100",
     ),
     sources=(ReadingSource(reading="dram_activity_ratio"),),

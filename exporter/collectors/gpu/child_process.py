@@ -1,7 +1,7 @@
-"""NVML child process, from the sidecar's side: start, messages, exit.
+"""NVML child process as the sidecar sees it: start, messages, exit.
 
-Runs in the sidecar, on the supervisor's thread. The child is a fresh interpreter in a separate session. The child inherits the
-pipes, and a memory file for the error output of the start.
+Runs in the sidecar, on the supervisor's thread. The child is a fresh interpreter in a separate session. It inherits
+only the pipes, and a memory file that receives the error output while the child starts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STDERR_BYTES = 2000
 
 @dataclass(frozen=True, slots=True)
 class SlowCall:
-    """Slow NVML call; `gpu` is NVML's index, None for a call on no GPU."""
+    """Slow NVML call; `gpu` is NVML's index of the GPU, None for a call without a GPU."""
 
     gpu: int | None
     call: str
@@ -37,21 +37,21 @@ class NvmlChild:
     """NVML child process.
 
     Args:
-        first: The first message, with the options.
-        now: Monotonic time.
+        start_message: The first message, with the options.
+        now: Present time of the monotonic clock.
         command: Command line of the child.
 
     Raises:
         OSError: The child cannot be started.
     """
 
-    def __init__(self, first: Mapping[str, Any], *, now: float, command: Sequence[str]) -> None:
+    def __init__(self, start_message: Mapping[str, Any], *, now: float, command: Sequence[str]) -> None:
         self.started_at = now
         # Set by the supervisor.
-        self.heard_at = now  # time of the last message
-        self.serving = False  # True after NVML was initialised
-        self.exit: Mapping[str, Any] | None = None  # message `exit`
-        self.slow: SlowCall | None = None
+        self.last_message_at = now
+        self.is_serving = False  # True once NVML is initialised
+        self.exit_message: Mapping[str, Any] | None = None
+        self.slow_call: SlowCall | None = None
         self._stderr = os.fdopen(os.memfd_create("nvml-child-stderr"), "w+b")
         try:
             # Never a fork without exec: NVML and the sidecar's threads would not survive it.
@@ -71,14 +71,14 @@ class NvmlChild:
         assert self._process.stdout is not None  # noqa: S101
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self._reader = MessageReader(self._stdout.fileno())
-        self.send(**first)
+        self.send(**start_message)
 
     def fileno(self) -> int:
         """Return the descriptor of the child's messages."""
         return self._stdout.fileno()
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Return the messages that have arrived; None at the end of the pipe; raises ProtocolError."""
+        """Return the received messages; None at the end of the pipe; raises ProtocolError."""
         return self._reader.receive()
 
     @property
@@ -86,25 +86,25 @@ class NvmlChild:
         """Process id."""
         return self._process.pid
 
-    def send(self, kind: str, **more: Any) -> None:
+    def send(self, kind: str, **fields: Any) -> None:
         """Send a message; commands are shorter than the pipe's buffer, so writing does not block."""
-        data = memoryview(encode({"kind": kind, **more}))
+        data = memoryview(encode({"kind": kind, **fields}))
         with contextlib.suppress(OSError):  # the child has exited; the next read handles the exit
             while data:
                 data = data[self._stdin.write(data) :]
 
-    def end(self) -> None:
-        """Kill the child if running; waits 200 ms at most, even if the child cannot be killed now."""
+    def terminate(self) -> None:
+        """Kill the child if it is running, and wait at most 200 ms, because the kernel may delay the exit."""
         self._process.kill()  # no effect after the exit
         self.close()
         self.wait(0.2)
 
-    def ended(self) -> bool:
+    def has_exited(self) -> bool:
         """Return True if the child has exited."""
         return self._process.poll() is not None
 
     def wait(self, seconds: float) -> None:
-        """Wait for the child's exit, up to a timeout."""
+        """Wait at most `seconds` for the exit of the child."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
@@ -115,26 +115,28 @@ class NvmlChild:
         self._stderr.close()
 
     def cause(self) -> str:
-        """Return how the child exited, with the last line of the error output."""
+        """Return a description of the exit, with the last line of the error output."""
         status = self._process.poll()
         if status is None:
-            how = "closed its pipe"
+            description = "closed its pipe"
         elif status < 0:
             is_known_signal = -status in {signal_number.value for signal_number in signal.Signals}
-            how = f"was killed by {signal.Signals(-status).name if is_known_signal else f'signal {-status}'}"
+            description = (
+                f"was killed by {signal.Signals(-status).name if is_known_signal else f'signal {-status}'}"
+            )
         else:
-            how = f"ended with status {status}"
+            description = f"ended with status {status}"
         size = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, size - _STDERR_BYTES))
         lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
-        return f"{how}: {lines[-1][:200]}" if lines else how
+        return f"{description}: {lines[-1][:200]}" if lines else description
 
 
 def command_of(module: str) -> tuple[str, ...]:
-    """Return the command that runs a module of this package in a fresh interpreter.
+    """Return the command that runs a module of this package in a fresh, isolated interpreter.
 
-    The interpreter is isolated and finds modules where this process finds them, this package first: an `exporter.py` in the
-    current directory or in the job's PYTHONPATH never replaces the package.
+    The interpreter has the import path of this process without the current directory, and with this package first: an
+    `exporter.py` in the current directory or in the job's PYTHONPATH cannot replace the package.
     """
     root = str(Path(exporter.__file__).resolve().parent.parent)
     current_directory = os.path.abspath(os.curdir)  # noqa: PTH100 - resolve() would follow links

@@ -1,8 +1,9 @@
 """GPU collector, which publishes the readings of the NVML child.
 
-Runs in the sidecar. The child sends readings on an independent schedule, and the supervisor's thread receives the messages.
-`collect` returns the families of the latest readings and of the kernel log without waiting. Every method may be called from any
-thread; the registry's lock guards the readings. The GPU families are absent if there is no child, or if the child hangs.
+Runs in the sidecar. The child sends readings on its own schedule, and the supervisor's thread receives them.
+`collect` returns the families of the latest readings and of the kernel log without waiting; without a working child,
+the families of the GPUs are absent. Every method may be called from any thread; the lock of the registry guards the
+readings.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from exporter.families import Collected
 
 LOG = logging.getLogger("exporter.collectors.gpu")
 
-# The section of the configuration has more keys than these options.
+# The configuration section has more keys than the options that the child receives.
 _CHILD_OPTIONS = tuple(field.name for field in dataclasses.fields(GpuOptions))
-_DOWN = "nvml_down"
+_NVML_DOWN = "nvml_down"
 
 
 class GpuCollector:
     """Collector of this machine's GPUs, or of the described machine in `replay`.
 
     Args:
-        options: The selection of GPUs and the period.
-        replay: A described machine as plain values.
+        options: Selection of GPUs and period of the passes.
+        replay: Description of a machine, as plain values, that is replayed in place of NVML.
         visible: The job's CUDA_VISIBLE_DEVICES.
-        on_change: Called when NVML or a GPU is lost or returns, on a thread of the collector; must not block.
-        on_sample: Called after each pass of the child, on a thread of the collector; must not block.
+        on_change: Called when NVML or a GPU is lost or returns; must not block.
+        on_sample: Called after each pass of the child; must not block.
         counts_energy: Returns False if a different exporter counts the GPU energy of this machine.
         detached: True to start without loading NVML.
     """
@@ -74,42 +75,43 @@ class GpuCollector:
         self._counts_energy = counts_energy
         self.detached = detached
         self._monotonic = monotonic
-        self._origin: float | None = (
-            None  # monotonic time of the first child's first message; start of a replay
-        )
+        # Start of a replay: monotonic time of the first message of the first child.
+        self._origin: float | None = None
         outage_seconds = max(OUTAGE_SECONDS, 2.5 * options.period)
-        self.registry = GpuRegistry(outage_seconds=outage_seconds)  # its lock guards the next two, too
+        self.registry = GpuRegistry(
+            outage_seconds=outage_seconds
+        )  # its lock also guards the next three attributes
         self._reason, self._message = STARTING, ""
         self._was_up = False
         self._supervisor = Supervisor(
             start=self._start_child,
             take=self._take,
             change=self._change,
-            # The child is silent between two passes.
+            # A child sends no message between two passes.
             timings=dataclasses.replace(timings, deadline=timings.deadline + max(0.0, options.period - 1.0)),
             monotonic=monotonic,
         )
-        self._started = False
+        self._is_started = False
         self._block = GpuBlock()
         # State of the log lines; used only by the supervisor's thread.
-        self._logged: dict[int, tuple[str, str]] = {}
-        self._seen: set[int] = set()
+        self._logged_failures: dict[int, tuple[str, str]] = {}
+        self._known_indices: set[int] = set()
 
     def start(self) -> None:
-        """Start the supervisor; the first readings arrive with the child's first pass. No effect if already started."""
-        if self._started:
+        """Start the supervisor if it is not running; the first readings arrive after the first pass of the child."""
+        if self._is_started:
             return
         if self._replay is None:
             self._kernel_log.open()
         if self.detached:
             self._supervisor.detach()
         self._supervisor.start()
-        self._started = True
+        self._is_started = True
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
         """Stop the child and close the kernel log."""
-        if self._started:
-            self._started = False
+        if self._is_started:
+            self._is_started = False
             self._supervisor.stop(timeout_seconds)
         self._kernel_log.close()
 
@@ -117,36 +119,38 @@ class GpuCollector:
         """Return the families of the latest readings.
 
         Raises:
-            CollectError: The supervisor's thread has ended.
+            CollectError: The supervisor's thread has exited.
         """
-        if self._started and not self._supervisor.alive:
-            raise CollectError("the thread that supervises the NVML child has ended", reason=_DOWN)
+        if self._is_started and not self._supervisor.alive:
+            raise CollectError("the thread that supervises the NVML child has exited", reason=_NVML_DOWN)
         expected = expected_devices(self._visible)
-        paused = not (self.apart or self._counts_energy())
+        is_paused = not (self.is_exclusive_replay or self._counts_energy())
         with self.registry.lock:
             reason, message = self._reason, self._message
-            self.registry.energy_paused = paused
+            self.registry.energy_is_paused = is_paused
             self.registry.take_kernel_xids(self._kernel_log.read())
             restarts = self._supervisor.restarts
             collected = self._block.families(self.registry, reason, restarts, expected=expected)
             has_gpus = bool(self.registry.gpus)
-        if paused and has_gpus:
-            collected.unsupported.append("another exporter on this machine counts its energy: absent here")
+        if is_paused and has_gpus:
+            collected.unsupported.append(
+                "another exporter on this machine counts its energy; the families are absent here"
+            )
         if reason in {"", STARTING, DETACHED}:
             return collected
         diagnosis = NVML_FAILURES.get(reason, NVML_DOWN).describe(reason=reason)
-        about = f"GPUs are not watched ({reason}): {message or diagnosis.sentence}; {diagnosis.remedy}"
+        message_text = f"GPUs are not monitored ({reason}): {message or diagnosis.sentence}; {diagnosis.remedy}"
         if self._options.mode == "required" or self._was_up or expected is not None:
-            collected.fail(CollectError(about, reason=_DOWN))
+            collected.fail(CollectError(message_text, reason=_NVML_DOWN))
         else:
-            collected.unsupported.append(about)
+            collected.unsupported.append(message_text)
         return collected
 
     def not_ready(self) -> str | None:
         """Return the reason why the exporter is not ready, or None."""
         reason = self._reason
-        required = self._options.mode == "required" and reason != ""
-        return f"NVML does not answer ({reason})" if required else None
+        is_required = self._options.mode == "required" and reason != ""
+        return f"NVML does not answer ({reason})" if is_required else None
 
     def detach(self) -> None:
         """Stop the child, so that the driver can be unloaded or a GPU reset."""
@@ -167,8 +171,8 @@ class GpuCollector:
         return self.detached
 
     @property
-    def apart(self) -> bool:
-        """True if no other exporter can read these GPUs: a replay that is not described as shared."""
+    def is_exclusive_replay(self) -> bool:
+        """True for a replay whose GPUs no other exporter can read."""
         return self._replay is not None and not self._replay["shared"]
 
     @property
@@ -177,19 +181,19 @@ class GpuCollector:
         return self._supervisor.pid
 
     def _start_child(self, skip: tuple[int, ...], avoid: tuple[tuple[int, str], ...]) -> NvmlChild:
-        first = {
+        start_message = {
             "kind": "start",
             "parent": os.getpid(),
             "options": {name: getattr(self._options, name) for name in _CHILD_OPTIONS},
             "visible": self._visible,
             "skip": skip,
             "avoid": avoid,
-            # Before the deadline, so that the GPU of a hanging call is known at the deadline.
+            # Shorter than the deadline, so that the GPU of a hanging call is known at the deadline.
             "slow_call_seconds": 0.75 * self._timings.deadline,
             "replay": self._replay,
             "origin": self._origin,
         }
-        return NvmlChild(first, now=self._monotonic(), command=self._command)
+        return NvmlChild(start_message, now=self._monotonic(), command=self._command)
 
     def _take(self, message: Mapping[str, Any], child: int) -> None:
         if message["kind"] == "machine":
@@ -205,24 +209,24 @@ class GpuCollector:
     def _log_gaps(self) -> None:
         for gpu in self.registry.new_energy_gaps():
             LOG.warning(
-                "GPU %s: %.0f J of a time without energy readings are counted in exporter_energy_gap_joules_total",
+                "GPU %s: %.0f J that were used while the GPU had no energy readings are counted in exporter_energy_gap_joules_total",
                 *gpu,
             )
 
     def _log_changes(self) -> None:
-        """Log state changes of single GPUs; the collector's status covers only all GPUs together."""
-        gpus = dict(self.registry.gpus)  # changed by this thread only
+        """Log state changes of single GPUs, which the status of the collector does not show."""
+        gpus = dict(self.registry.gpus)  # only this thread changes the registry
         for index, gpu in gpus.items():
-            name, down = f"GPU {gpu.number} ({gpu.uuid or 'UUID unknown'})", gpu.down
-            if down and self._logged.get(index) != (name, down):
-                self._logged[index] = (name, down)
-                LOG.warning("%s does not answer: %s", name, down)
-            elif not down and self._logged.pop(index, None) is not None:
+            name, failure = f"GPU {gpu.number} ({gpu.uuid or 'UUID unknown'})", gpu.failure
+            if failure and self._logged_failures.get(index) != (name, failure):
+                self._logged_failures[index] = (name, failure)
+                LOG.warning("%s does not answer: %s", name, failure)
+            elif not failure and self._logged_failures.pop(index, None) is not None:
                 LOG.info("%s answers again", name)
-        for index in self._seen - gpus.keys():
-            self._logged.pop(index, None)
+        for index in self._known_indices - gpus.keys():
+            self._logged_failures.pop(index, None)
             LOG.warning("NVML no longer lists GPU %s", index)
-        self._seen = set(gpus)
+        self._known_indices = set(gpus)
 
     def _change(self, reason: str, message: str, gpu: int | None) -> None:
         with self.registry.lock:
@@ -234,5 +238,5 @@ class GpuCollector:
 
 
 def visible_devices() -> str | None:
-    """Return this process' CUDA_VISIBLE_DEVICES, which is the job's if both were started together."""
+    """Return CUDA_VISIBLE_DEVICES of this process, which equals the job's if both have the same parent environment."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")

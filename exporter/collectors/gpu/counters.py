@@ -1,8 +1,8 @@
 """Monotonic counters computed from raw counters that wrap, restart and glitch.
 
-Runs in the sidecar. After a reload of the driver counters start at 0, a 32-bit register wraps, and a failing GPU returns
-unrelated numbers. A step that no hardware can make (backwards, or faster than the fastest rate) is not accepted at once:
-the next number decides whether the step was a glitch or a new start.
+Runs in the sidecar. Raw counters restart at 0 after a reload of the driver, 32-bit registers wrap, and a failing GPU
+returns unrelated numbers. An impossible step (backwards, or faster than the maximum rate) is not accepted at once:
+the next number decides whether the step was a glitch or a restart.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 REASONS = ("wrap", "reset", "glitch")
-"""Reasons for a correction: wrap of a register, reset of the counter, glitch of a single number."""
+"""Reasons of a correction: a register wrapped, the raw counter restarted, or a single number was wrong."""
 
 _SLACK_SECONDS = 0.25
 _TOLERANCE = 1.1
@@ -20,17 +20,19 @@ _MAX_DOUBTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterRule:
-    """Interpretation of a raw counter."""
+    """Unit, maximum rate and start of a raw counter."""
 
-    scale: float = 1.0  # the family's unit per raw unit
-    most_per_second: float | None = None  # fastest possible rate in the family's unit; None for no limit
-    from_zero: bool = False  # True if the total starts at 0 and not at the raw counter's value
-    of_process: bool = False  # True for counters of the NVML child, which start at 0 in each child
+    scale: float = 1.0  # factor from the raw unit to the unit of the family
+    max_per_second: float | None = None  # highest possible rate in the unit of the family; None for no limit
+    starts_at_zero: bool = False  # True if the total starts at 0, False if at the first raw number
+    restarts_with_child: bool = (
+        False  # True for counters of the NVML child, which start at 0 in each child process
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class RawReading:
-    """Raw number with monotonic time."""
+    """Raw number, read at a monotonic time."""
 
     raw: float
     time: float
@@ -38,25 +40,27 @@ class RawReading:
 
 @dataclass(slots=True)
 class MonotonicCounter:
-    """Total that never falls."""
+    """Total that never decreases."""
 
     rule: CounterRule
     total: float = 0  # in the raw unit
     resets: dict[str, int] = field(default_factory=dict)  # corrections by reason
     _last: RawReading | None = None
     _suspect: RawReading | None = None
-    _doubts: int = 0  # consecutive numbers that continue neither the last number nor the suspect
+    _doubts: int = (
+        0  # consecutive numbers that are plausible neither after the last number nor after the suspect
+    )
     _child: int | None = None
 
     def advance(self, raw: float, time: float, child: int) -> float:
-        """Add the number of a child at a monotonic time; return the increase of the total, in the raw unit."""
+        """Add a raw number that a child read at a monotonic time; return the increase of the total, in the raw unit."""
         previous_total, reading, last = self.total, RawReading(raw, time), self._last
-        if self.rule.of_process:
-            since = last.raw if last is not None and child == self._child else 0
-            self.total += max(0, raw - since)
+        if self.rule.restarts_with_child:
+            previous_raw = last.raw if last is not None and child == self._child else 0
+            self.total += max(0, raw - previous_raw)
             self._last, self._child = reading, child
         elif last is None:
-            self.total = 0 if self.rule.from_zero else raw
+            self.total = 0 if self.rule.starts_at_zero else raw
             self._last = reading
             return 0
         elif self._continues(last, reading):
@@ -79,32 +83,31 @@ class MonotonicCounter:
         """Return the total in the family's unit; None if the total is in doubt."""
         return None if self._doubts >= _MAX_DOUBTS else self.total * self.rule.scale
 
-    def _accept(self, grown: float, reading: RawReading, reason: str) -> None:
+    def _accept(self, increase: float, reading: RawReading, reason: str) -> None:
         if reason:
             self.resets[reason] = self.resets.get(reason, 0) + 1
-        self.total += grown
+        self.total += increase
         self._last, self._suspect, self._doubts = reading, None, 0
 
     def _restart(self, last: RawReading, suspect: RawReading, reading: RawReading) -> None:
-        grown = reading.raw - suspect.raw
-        if suspect.raw < last.raw and suspect.raw <= self._most(suspect.time - last.time):
-            grown += (
-                suspect.raw
-            )  # the raw counter started at 0; otherwise the increments in between are unknown
-        self._accept(grown, reading, "reset")
+        increase = reading.raw - suspect.raw
+        if suspect.raw < last.raw and suspect.raw <= self._max_increase(suspect.time - last.time):
+            # The raw counter restarted at 0. Otherwise, the increase before the suspect is unknown.
+            increase += suspect.raw
+        self._accept(increase, reading, "reset")
 
     def _continues(self, last: RawReading, reading: RawReading) -> bool:
-        return 0 <= reading.raw - last.raw <= self._most(reading.time - last.time)
+        return 0 <= reading.raw - last.raw <= self._max_increase(reading.time - last.time)
 
     def _wraps(self, last: RawReading, reading: RawReading) -> bool:
         if not reading.raw < _WIDTH // 2 <= last.raw < _WIDTH:
             return False
-        # Without a known rate, only a counter close to 2^32 can wrap.
-        limited = self.rule.most_per_second is not None
-        max_increase = self._most(reading.time - last.time) if limited else _WIDTH // 8
+        # Without a maximum rate, a wrap is assumed only for an increase below 2^29.
+        has_max_rate = self.rule.max_per_second is not None
+        max_increase = self._max_increase(reading.time - last.time) if has_max_rate else _WIDTH // 8
         return reading.raw + _WIDTH - last.raw <= max_increase
 
-    def _most(self, seconds: float) -> float:
-        if self.rule.most_per_second is None:
+    def _max_increase(self, seconds: float) -> float:
+        if self.rule.max_per_second is None:
             return float("inf")
-        return self.rule.most_per_second / self.rule.scale * (seconds * _TOLERANCE + _SLACK_SECONDS)
+        return self.rule.max_per_second / self.rule.scale * (seconds * _TOLERANCE + _SLACK_SECONDS)

@@ -1,6 +1,6 @@
-"""All families that the readings of the NVML child set, and the rules of their counters.
+"""All families whose values are readings of the NVML child, and the rules of their counters.
 
-The families about NVML itself, energy, Xids and MIG instances are in `publishing`.
+The families of NVML itself, energy, Xids and MIG devices are in `publishing`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Families of memory errors, row remapping and recovery.
 
-`nvml/queries.py` has the row that reads a field; the row here defines the family of a reading.
+`nvml/queries.py` reads the values; the rows here define the families.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ ECC_ERRORS = GpuFamily(
         name="gpu_ecc_errors_total",
         type="counter",
         labels=(*GPU, "kind", "location"),
-        help="Memory errors since the driver was loaded (volatile counters): kind is corrected or uncorrected, location dram or "
-        "sram. Absent without ECC.",
+        help="ECC memory errors since the driver was loaded (volatile counters), by kind (corrected, uncorrected) and location (dram, "
+        "sram). Absent without ECC.",
         source="nvmlDeviceGetMemoryErrorCounter",
     ),
     sources=(ReadingSource(reading="ecc_errors", rule=DRIVER_COUNTER),),
@@ -24,7 +24,7 @@ SRAM_THRESHOLD = GpuFamily(
         name="gpu_sram_ecc_threshold_exceeded",
         type="gauge",
         labels=GPU,
-        help="1 if the number of SRAM errors says that the card should be replaced. Absent before Ampere and on older drivers.",
+        help="1 if the SRAM errors exceed the threshold for a replacement of the card. Absent before Ampere and on older drivers.",
         source="nvmlDeviceGetSramEccErrorStatus().bThresholdExceeded",
     ),
     sources=(ReadingSource(reading="sram_ecc_threshold_exceeded"),),
@@ -34,8 +34,8 @@ REMAPPED_ROWS = GpuFamily(
         name="gpu_remapped_rows",
         type="gauge",
         labels=(*GPU, "kind"),
-        help="Memory rows that were replaced by spare rows, by kind of error: correctable or uncorrectable. Absent before "
-        "Ampere, on GeForce and on a divided GPU (MIG).",
+        help="Memory rows that are remapped to spare rows, by kind of error: correctable or uncorrectable. Absent before Ampere, "
+        "on GeForce, and while MIG is enabled.",
         source="nvmlDeviceGetRemappedRows",
     ),
     sources=(ReadingSource(reading="remapped_rows"),),
@@ -45,7 +45,7 @@ REMAPPED_PENDING = GpuFamily(
         name="gpu_remapped_rows_pending",
         type="gauge",
         labels=GPU,
-        help="1 if a row will be replaced at the next reset. Absent if the card does not replace rows.",
+        help="1 if a row will be remapped at the next reset. Absent if the card does not support row remapping.",
         source="nvmlDeviceGetRemappedRows",
     ),
     sources=(ReadingSource(reading="remapped_rows_pending"),),
@@ -55,7 +55,7 @@ REMAPPED_FAILED = GpuFamily(
         name="gpu_remapped_rows_failed",
         type="gauge",
         labels=GPU,
-        help="1 if a row could not be replaced; the card should be. Absent if the card does not replace rows.",
+        help="1 if remapping of a row failed: replace the card. Absent if the card does not support row remapping.",
         source="nvmlDeviceGetRemappedRows",
     ),
     sources=(ReadingSource(reading="remapped_rows_failed"),),
@@ -65,7 +65,7 @@ RECOVERY_ACTION = GpuFamily(
         name="gpu_recovery_action",
         type="gauge",
         labels=GPU,
-        help="Action that the driver asks for: 0 none, 1 reset the GPU, 2 reboot, 3 drain peer to peer traffic, 4 drain and "
+        help="Recovery action that the driver requests: 0 none, 1 reset the GPU, 2 reboot, 3 drain peer to peer traffic, 4 drain and "
         "reset, 5 recover the IMEX domain, 6 reset the bus, 7 reboot the system. Absent on drivers before 565.",
         source="field 230",
     ),

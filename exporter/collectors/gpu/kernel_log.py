@@ -1,8 +1,9 @@
 """Xid errors in the kernel log, which NVML's events may miss.
 
-Runs in the sidecar, without a thread. An Xid that stops the GPU or the driver may never reach NVML's events. /dev/kmsg is
-read without blocking, from the time of opening. Reading requires CAP_SYSLOG or kernel.dmesg_restrict=0; a refusal is a normal
-state. Source: "NVRM: Xid (PCI:0000:3b:00): 79, …"; man 4 kmsg.
+Runs in the sidecar, without a thread. An Xid that stops the GPU or the driver may never appear in NVML's events.
+Records of /dev/kmsg are read without blocking, starting when the log is opened. Reading requires CAP_SYSLOG or
+kernel.dmesg_restrict=0; a missing permission is a normal state. Source: "NVRM: Xid (PCI:0000:3b:00): 79, …"; man 4
+kmsg.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ _XID = re.compile(
 _RECORD_BYTES = 8192
 
 KernelXids = Mapping[str, Mapping[str, tuple[int, float]]]
-"""Count and Unix time of the last Xid, by PCI address in NVML's notation, then by number."""
+"""Count and Unix time of the last error, by PCI address in NVML's notation and by Xid number."""
 
 
 class KernelLog:
-    """Counter of the Xids in the kernel log."""
+    """Counter of the Xid errors in the kernel log."""
 
     def __init__(self, *, path: Path = Path("/dev/kmsg"), clock: Callable[[], float] = time.time) -> None:
         self._path = path

@@ -1,6 +1,6 @@
 """Families of the connections of a card: PCIe and NVLink.
 
-`nvml/queries.py` and `nvml/links.py` read the fields; a row here defines the family of a reading.
+`nvml/queries.py`, `nvml/links.py` and `nvml/gpm.py` read the values; the rows here define the families.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PCIE_GENERATION = GpuFamily(
         name="gpu_pcie_link_generation",
         type="gauge",
         labels=(*GPU, "kind"),
-        help="Generation of the PCIe link: current and max. An idle GPU lowers the current one to 1. Absent if the driver does "
-        "not report the link.",
+        help="Generation of the PCIe link: current and max. An idle GPU reduces the current generation to 1. Absent if the driver "
+        "does not report the link.",
         source="nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration",
     ),
     sources=(ReadingSource(reading="pcie_link_generation"),),
@@ -64,7 +64,7 @@ PCIE_REPLAYS = GpuFamily(
         name="gpu_pcie_replays_total",
         type="counter",
         labels=GPU,
-        help="PCIe packets that were sent again. Absent if the driver does not count them.",
+        help="PCIe packets that were retransmitted. Absent if the driver does not count replays.",
         source="nvmlDeviceGetPcieReplayCounter",
     ),
     sources=(ReadingSource(reading="pcie_replays", rule=DRIVER_COUNTER),),

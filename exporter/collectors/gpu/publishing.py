@@ -1,4 +1,4 @@
-"""Families of NVML itself, energy, Xids and MIG instances, and the publication of all GPU families.
+"""Families of NVML itself, energy, Xids and MIG devices, and the publication of all GPU families.
 
 Runs in the sidecar, under the registry's lock: families are computed from a `GpuRegistry` and the state of NVML.
 """
@@ -20,49 +20,49 @@ from exporter.families import Collected, FamilySpec, with_values
 NVML_UP = FamilySpec(
     name="gpu_nvml_up",
     type="gauge",
-    help="1 if NVIDIA's library is loaded and answers, otherwise 0.",
+    help="1 if NVML is loaded and answers, otherwise 0.",
     source="the NVML child",
 )
 NVML_ERROR = FamilySpec(
     name="gpu_nvml_error_info",
     type="info",
     labels=("reason",),
-    help="Why NVIDIA's library does not answer. Absent while it answers.",
+    help="Reason why NVML does not answer. Absent while NVML answers.",
     source="the NVML child",
 )
 DEVICES = FamilySpec(
     name="gpu_devices",
     type="gauge",
-    help="GPUs that answer, of those that are watched. Absent while NVML does not answer.",
+    help="Number of monitored GPUs that answer. Absent while NVML does not answer.",
     source="the NVML child",
 )
 DEVICES_EXPECTED = FamilySpec(
     name="gpu_devices_expected",
     type="gauge",
-    help="GPUs that should answer: the number that CUDA_VISIBLE_DEVICES names, otherwise the most that NVML has listed, lost "
-    "ones included. Absent before NVML has listed any.",
+    help="Number of GPUs that should answer: those in CUDA_VISIBLE_DEVICES, otherwise the largest number that NVML has listed, "
+    "including lost GPUs. Absent before NVML has listed a GPU.",
     source="CUDA_VISIBLE_DEVICES, nvmlDeviceGetCount",
 )
 GPU_UP = FamilySpec(
     name="gpu_up",
     type="gauge",
     labels=GPU,
-    help="1 if the GPU answers any call. While it is 0, only the counts of past events of the GPU are published. Absent while "
-    "NVML does not answer.",
+    help="1 if the GPU answers any call, otherwise 0. While the value is 0, only counters of past events of the GPU are "
+    "published. Absent while NVML does not answer.",
     source="the NVML child",
 )
 GPU_ERROR = FamilySpec(
     name="gpu_error_info",
     type="info",
     labels=(*GPU, "reason"),
-    help="Why the GPU does not answer. Absent while it answers.",
+    help="Reason why the GPU does not answer. Absent while the GPU answers.",
     source="NVML's return code; hung if a call on the GPU does not return",
 )
 RESET_REQUIRED = FamilySpec(
     name="gpu_reset_required",
     type="gauge",
     labels=GPU,
-    help="1 if the driver refuses to use the GPU before a reset. Absent while NVML does not answer.",
+    help="1 if the driver does not use the GPU until it is reset, otherwise 0. Absent while NVML does not answer.",
     source="NVML_ERROR_RESET_REQUIRED",
 )
 INFO_IDENTITY = (
@@ -73,35 +73,35 @@ INFO = FamilySpec(
     name="gpu_info",
     type="info",
     labels=(*GPU, *INFO_IDENTITY, "driver", "cuda_driver", "index_host"),
-    help="Model and identity of the GPU; index_host is NVML's index, gpu the job's. Absent while the GPU does not answer.",
+    help="Model and identity of the GPU; index_host is NVML's index, gpu is the job's index. Absent while the GPU does not answer.",
     source="nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetSerial, nvmlDeviceGetVbiosVersion and others",
 )
 CALLS = FamilySpec(
     name="exporter_nvml_calls_total",
     type="counter",
-    help="NVML calls over all GPUs, without the wait for events. Absent before the first pass.",
+    help="NVML calls for all GPUs, without calls that wait for events. Absent before the first pass.",
     source="the NVML child",
 )
 CALL_SECONDS = FamilySpec(
     name="exporter_nvml_call_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time in NVML calls, the binding included. Absent before the first pass.",
+    help="Time in NVML calls, including pynvml. Absent before the first pass.",
     source="monotonic clock around each call",
 )
 ERRORS = FamilySpec(
     name="exporter_nvml_errors_total",
     type="counter",
     labels=("call", "error"),
-    help="NVML calls that failed, and refused results (garbage). A reading that the GPU does not support is not an error. "
-    "Absent before the first error.",
+    help="NVML calls that failed, and calls whose result was rejected as impossible (garbage). A call that the GPU does not "
+    "support is not an error. Absent before the first error.",
     source="NVML's return code",
 )
 CHILD_RESTARTS = FamilySpec(
     name="exporter_nvml_child_restarts_total",
     type="counter",
     labels=("reason",),
-    help="Restarts of the process that calls NVML, by the end of its predecessor.",
+    help="Restarts of the process that calls NVML, by the reason for which the previous process ended.",
     source="the supervisor of the NVML child",
 )
 CHILD_MEMORY = FamilySpec(
@@ -122,8 +122,8 @@ RESETS = FamilySpec(
     name="exporter_nvml_resets_total",
     type="counter",
     labels=("reason",),
-    help="Corrections of GPU counters: a register wrapped (wrap), the driver was loaded again or the counter jumped (reset), "
-    "a single wrong number (glitch). Absent before the first pass.",
+    help="Corrections of GPU counters by reason: a register wrapped (wrap), the driver was reloaded or the counter jumped "
+    "(reset), a single number was wrong (glitch). Absent before the first pass.",
     source="comparison with the previous number",
 )
 ENERGY = FamilySpec(
@@ -131,16 +131,16 @@ ENERGY = FamilySpec(
     type="counter",
     unit="joules",
     labels=(*GPU, "source"),
-    help="Energy of the card since the exporter started: source is nvml_counter (the card's counter every 10 s, power samples "
-    "in between) or nvml_power (integrated power). Energy of a time without readings is in "
-    "exporter_energy_gap_joules_total. Absent while the readings are refused.",
+    help="Energy of the card since the exporter started, by source: nvml_counter (the card's counter every 10 s, power samples "
+    "in between) or nvml_power (integrated power). Energy used while readings were missing is in "
+    "exporter_energy_gap_joules_total. Absent without recent readings.",
     source="nvmlDeviceGetTotalEnergyConsumption / 1000, nvmlDeviceGetSamples(TOTAL_POWER_SAMPLES)",
 )
 XID_ERRORS = FamilySpec(
     name="gpu_xid_errors_total",
     type="counter",
     labels=(*GPU, "xid"),
-    help="Xid errors since the exporter started, also while the GPU is lost. Absent before the first one.",
+    help="Xid errors since the exporter started, also while the GPU is lost. Absent before the first Xid error.",
     source="nvmlEventSetWait_v2 and /dev/kmsg, the larger of the two",
 )
 XID_TIME = FamilySpec(
@@ -148,7 +148,7 @@ XID_TIME = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=(*GPU, "xid"),
-    help="Unix time of the last Xid error. Absent before the first one.",
+    help="Unix time of the last Xid error. Absent before the first Xid error.",
     source="nvmlEventSetWait_v2 and /dev/kmsg",
 )
 _MIG = (*GPU, "mig_uuid")
@@ -156,7 +156,8 @@ MIG_INFO = FamilySpec(
     name="gpu_mig_info",
     type="info",
     labels=(*_MIG, "gi", "ci", "profile"),
-    help="MIG instance: GPU instance, compute instance and profile; mig_uuid is CUDA's name. Absent on a GPU that is not divided.",
+    help="MIG device: ids of the GPU instance (gi) and the compute instance (ci), and profile; mig_uuid is the device's name in CUDA. "
+    "Absent while MIG is disabled.",
     source="nvmlDeviceGetMigDeviceHandleByIndex",
 )
 MIG_MEMORY_TOTAL = FamilySpec(
@@ -164,7 +165,7 @@ MIG_MEMORY_TOTAL = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=_MIG,
-    help="Device memory of a MIG instance. Absent on a GPU that is not divided.",
+    help="Device memory of a MIG device. Absent while MIG is disabled.",
     source="nvmlDeviceGetMemoryInfo_v2().total",
 )
 MIG_MEMORY_USED = FamilySpec(
@@ -172,7 +173,7 @@ MIG_MEMORY_USED = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=_MIG,
-    help="Allocated device memory of a MIG instance. Absent on a GPU that is not divided.",
+    help="Allocated device memory of a MIG device. Absent while MIG is disabled.",
     source="nvmlDeviceGetMemoryInfo_v2().used",
 )
 MIG_SM_ACTIVITY = FamilySpec(
@@ -180,8 +181,8 @@ MIG_SM_ACTIVITY = FamilySpec(
     type="gauge",
     unit="ratio",
     labels=_MIG,
-    help="Share of SM cycles of a MIG instance in which at least one warp was resident; compute instances of one GPU instance "
-    "share the value. Absent before Hopper, and where the option gpu.gpm is false.",
+    help="Share of SM cycles of a MIG device in which at least one warp was resident; all compute instances of a GPU instance "
+    "have the same value. Absent before Hopper, and where the option gpu.gpm is false.",
     source="nvmlGpmMigSampleGet, GPM 2 / 100",
 )
 
@@ -192,7 +193,7 @@ STATUS_SPECS = (
 EVENT_SPECS = (ENERGY, XID_ERRORS, XID_TIME, MIG_INFO, MIG_MEMORY_TOTAL, MIG_MEMORY_USED, MIG_SM_ACTIVITY)
 SPECS = (*STATUS_SPECS, *(family.spec for family in GPU_FAMILIES), *EVENT_SPECS)
 OTHER_SPECS = (*STATUS_SPECS, *EVENT_SPECS)
-"""Families that are not in `families`."""
+"""Families that do not come from a reading: all families except `GPU_FAMILIES`."""
 
 Samples = dict[Labels, float]
 """Values of a family by label values."""
@@ -200,21 +201,22 @@ Samples = dict[Labels, float]
 
 @dataclass(frozen=True, slots=True)
 class PublishedFamily:
-    """Family of the last pass."""
+    """Family of the previous pass: values and metric."""
 
     samples: Samples
     metric: Metric
 
 
 class GpuBlock:
-    """Families of all GPUs, from pass to pass.
+    """Publisher of the families of all GPUs, which reuses the families of the previous pass.
 
-    A pass comes every second, and most readings are older: a family without a new reading is not made again, and a family
-    without a new value is the same object, so that the page does not render it again.
+    Most readings are older than a pass, which happens every second. A family without a new reading is therefore not
+    computed again, and a family without a new value is returned as the same object, which the page does not render
+    again.
     """
 
     def __init__(self) -> None:
-        self._published: dict[str, PublishedFamily] = {}
+        self._previous_families: dict[str, PublishedFamily] = {}
 
     def families(
         self, registry: GpuRegistry, reason: str, restarts: Mapping[str, int], *, expected: int | None = None
@@ -233,13 +235,13 @@ class GpuBlock:
         if reason:
             block[NVML_ERROR.name][reason,] = 1
         else:
-            block[DEVICES.name][()] = sum(gpu.down == "" for gpu in gpus)
-        if expected or registry.most_seen:
-            block[DEVICES_EXPECTED.name][()] = expected or registry.most_seen
+            block[DEVICES.name][()] = sum(gpu.failure == "" for gpu in gpus)
+        if expected or registry.max_gpu_count:
+            block[DEVICES_EXPECTED.name][()] = expected or registry.max_gpu_count
         for gpu in gpus:
             _add_status(block, gpu, registry.machine)
-            if gpu.down == "":
-                if gpu.energy.is_current(registry.time) and not registry.energy_paused:
+            if gpu.failure == "":
+                if gpu.energy.is_current(registry.time) and not registry.energy_is_paused:
                     for source, joules in gpu.energy.joules.items():
                         block[ENERGY.name][gpu.labels(source)] = joules
                 _add_instances(block, gpu)
@@ -247,47 +249,53 @@ class GpuBlock:
         _add_child(block, registry)
         if not reason and registry.resident_bytes:
             block[CHILD_MEMORY.name][()] = registry.resident_bytes
-        block[CHILD_RESTARTS.name] = {(why,): number for why, number in sorted(restarts.items())}
-        up = [gpu for gpu in gpus if gpu.down == ""]
-        received = registry.take_changes()
+        block[CHILD_RESTARTS.name] = {
+            (restart_reason,): number for restart_reason, number in sorted(restarts.items())
+        }
+        available_gpus = [gpu for gpu in gpus if gpu.failure == ""]
+        updated_readings = registry.take_changes()
         for family in GPU_FAMILIES:
-            block[family.spec.name] = self._readings(family, up, received)
+            block[family.spec.name] = self._readings(family, available_gpus, updated_readings)
         collected = Collected()
-        collected += filter(None, [self._made(spec, block[spec.name]) for spec in SPECS])
+        collected += filter(None, [self._family(spec, block[spec.name]) for spec in SPECS])
         return collected
 
-    def _readings(self, family: GpuFamily, gpus: Sequence[GpuState], received: set[str] | None) -> Samples:
-        """Return the values of a family; those of the last pass if no reading of the family is in *received*."""
-        published = self._published.get(family.spec.name)
-        if published is not None and received is not None:
+    def _readings(
+        self, family: GpuFamily, gpus: Sequence[GpuState], updated_readings: set[str] | None
+    ) -> Samples:
+        """Return the values of a family; the values of the previous pass if no reading of the family is in *updated_readings*."""
+        previous = self._previous_families.get(family.spec.name)
+        if previous is not None and updated_readings is not None:
             readings = {source.reading for source in family.sources}
-            if readings.isdisjoint(received):
-                return published.samples
+            if readings.isdisjoint(updated_readings):
+                return previous.samples
         samples: Samples = {}
         for gpu in gpus:
             _add_readings(samples, gpu, family)
         return samples
 
-    def _made(self, spec: FamilySpec, samples: Samples) -> Metric | None:
-        """Return a family, the one of the last pass if no value has changed; None without samples."""
-        published = self._published.get(spec.name)
+    def _family(self, spec: FamilySpec, samples: Samples) -> Metric | None:
+        """Return a family; the same object as in the previous pass if no value has changed; None without samples."""
+        previous = self._previous_families.get(spec.name)
         if not samples:
-            self._published.pop(spec.name, None)
+            self._previous_families.pop(spec.name, None)
             return None
-        if published is None or published.samples != samples:
-            before = published if published is not None and [*published.samples] == [*samples] else None
-            metric = spec.family(samples) if before is None else with_values(before.metric, samples.values())
-            published = self._published[spec.name] = PublishedFamily(samples, metric)
-        return published.metric
+        if previous is None or previous.samples != samples:
+            if previous is not None and [*previous.samples] == [*samples]:  # the same series
+                metric = with_values(previous.metric, samples.values())
+            else:
+                metric = spec.family(samples)
+            previous = self._previous_families[spec.name] = PublishedFamily(samples, metric)
+        return previous.metric
 
 
 def _add_status(block: dict[str, Samples], gpu: GpuState, machine: Mapping[str, Any]) -> None:
-    if gpu.down is None:
+    if gpu.failure is None:
         return
-    block[GPU_UP.name][gpu.labels()] = float(not gpu.down)
-    block[RESET_REQUIRED.name][gpu.labels()] = float(gpu.down == "reset_required")
-    if gpu.down:
-        block[GPU_ERROR.name][gpu.labels(gpu.down)] = 1
+    block[GPU_UP.name][gpu.labels()] = float(not gpu.failure)
+    block[RESET_REQUIRED.name][gpu.labels()] = float(gpu.failure == "reset_required")
+    if gpu.failure:
+        block[GPU_ERROR.name][gpu.labels(gpu.failure)] = 1
         return
     identity = (str(gpu.identity.get(name, "")) for name in INFO_IDENTITY)
     driver = (str(machine.get(name, "")) for name in ("driver_version", "cuda_version"))
@@ -295,46 +303,45 @@ def _add_status(block: dict[str, Samples], gpu: GpuState, machine: Mapping[str, 
 
 
 def _add_readings(samples: Samples, gpu: GpuState, family: GpuFamily) -> None:
-    own = gpu.labels()
+    gpu_labels = gpu.labels()
     for source in family.sources:
         present = gpu.values.get(source.reading)
         if not present:
             continue
         if source.rule is None:
-            samples.update({(*own, *labels): number for labels, number in present.items()})
+            samples.update({(*gpu_labels, *labels): number for labels, number in present.items()})
             continue
         for labels, counter in gpu.counters[source.reading].items():
             number = counter.value()
-            # The sum keeps the part of an inactive link, because a counter must not fall.
+            # A sum over links includes inactive links, because a counter must not decrease.
             if number is None or not (family.by_link or labels in present):
                 continue
             if not number and labels and labels[-1] in family.rare:
                 continue
-            if family.by_link:
-                named = (*own, *labels[1:])  # without the link; a sum over all links has no labels
-                samples[named] = samples.get(named, 0) + number
-            else:
-                named = (*own, *labels)
-                samples[named] = number
+            # The family of a reading by link has no label for the link.
+            series = (*gpu_labels, *(labels[1:] if family.by_link else labels))
+            samples[series] = samples.get(series, 0) + number
 
 
 def _add_instances(block: dict[str, Samples], gpu: GpuState) -> None:
-    for each in gpu.instances:
-        block[MIG_INFO.name][gpu.labels(each.uuid, str(each.gi), str(each.ci), each.profile)] = 1
+    for instance in gpu.instances:
+        block[MIG_INFO.name][
+            gpu.labels(instance.uuid, str(instance.gi), str(instance.ci), instance.profile)
+        ] = 1
         for spec, number in (
-            (MIG_MEMORY_TOTAL, each.memory_total),
-            (MIG_MEMORY_USED, each.memory_used),
-            (MIG_SM_ACTIVITY, each.sm),
+            (MIG_MEMORY_TOTAL, instance.memory_total),
+            (MIG_MEMORY_USED, instance.memory_used),
+            (MIG_SM_ACTIVITY, instance.sm),
         ):
             if number is not None:
-                block[spec.name][gpu.labels(each.uuid)] = number
+                block[spec.name][gpu.labels(instance.uuid)] = number
 
 
 def _add_xids(block: dict[str, Samples], gpu: GpuState) -> None:
-    # NVML's events and the kernel log report the same errors; each source misses the time before its start.
+    # NVML's events and the kernel log report the same errors; neither has the errors before it was opened.
     for xid in sorted({*gpu.xids, *gpu.kernel_xids}):
-        counted = gpu.xids[xid].total if xid in gpu.xids else 0
-        block[XID_ERRORS.name][gpu.labels(xid)] = max(counted, gpu.kernel_xids.get(xid, 0))
+        event_count = gpu.xids[xid].total if xid in gpu.xids else 0
+        block[XID_ERRORS.name][gpu.labels(xid)] = max(event_count, gpu.kernel_xids.get(xid, 0))
     for xid, last in gpu.xid_times.items():
         block[XID_TIME.name][gpu.labels(xid)] = last
 

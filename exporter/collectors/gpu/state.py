@@ -1,8 +1,8 @@
-"""Registry of GPUs: latest readings and counters from the NVML child's messages.
+"""Registry of GPUs: latest readings and counters from the messages of the NVML child.
 
-Runs in the sidecar. The supervisor's thread delivers messages; every method may be called from any thread. Messages are
-numbered by child, in order. Counters continue after the exit of a child and after the absence of a GPU, but not
-over a restart of the sidecar.
+Runs in the sidecar. The supervisor's thread delivers the messages; every method may be called from any thread.
+`child` is the sequence number of the child that sent a message. Counters continue after a restart of the child and
+after the absence of a GPU, but not after a restart of the sidecar.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigInstance:
-    """Compute instance of a divided GPU; None for an unavailable reading."""
+    """MIG device: a compute instance within a GPU instance; None for an unavailable reading."""
 
     uuid: str
     gi: int  # GPU instance
@@ -40,7 +40,7 @@ class MigInstance:
     profile: str
     memory_total: int | None = None
     memory_used: int | None = None
-    sm: float | None = None  # activity
+    sm: float | None = None  # activity of the SMs, a ratio
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class GpuState:
     index: int  # NVML index
     number: int  # the job's number of the GPU
     uuid: str = ""  # empty before the first read
-    down: str | None = None  # reason of the failure; "" if the GPU is up, None without a child
+    failure: str | None = None  # reason; "" if the GPU is up, None if unknown, without a child
     identity: Mapping[str, str] = field(default_factory=dict)
     values: dict[str, dict[Labels, float]] = field(default_factory=dict)  # latest readings by name and labels
     counters: dict[str, dict[Labels, MonotonicCounter]] = field(default_factory=dict)
@@ -62,18 +62,18 @@ class GpuState:
     kernel_xids: dict[str, int] = field(default_factory=dict)  # of the kernel log, by number
     xid_times: dict[str, float] = field(default_factory=dict)  # Unix time of the last error, by number
 
-    def labels(self, *more: str) -> Labels:
-        """Return the values of the labels `gpu` and `uuid`, followed by *more*."""
-        return str(self.number), self.uuid, *more
+    def labels(self, *label_values: str) -> Labels:
+        """Return the values of the labels `gpu` and `uuid`, followed by *label_values*."""
+        return str(self.number), self.uuid, *label_values
 
     def lose(self, reason: str | None) -> None:
-        """Clear the readings and keep the counters; `reason` is the reason of the failure."""
-        self.down = reason
+        """Record a failure: clear the readings and keep the counters."""
+        self.failure = reason
         self.values.clear()
         self.processes, self.instances = (), ()
 
-    def take(self, entry: Mapping[str, Any], time: float, child: int, *, paused: bool) -> None:
-        """Add the readings of a pass; with `paused`, the energy total does not change."""
+    def take(self, entry: Mapping[str, Any], time: float, child: int, *, is_paused: bool) -> None:
+        """Add the readings of a pass; with `is_paused`, the energy total does not change."""
         for reading, values in entry["replaced"].items():
             self.values.pop(reading, None)
             self._take_reading(reading, values, time, child)
@@ -81,12 +81,12 @@ class GpuState:
             self._take_reading(reading, values, time, child)
         power = entry.get("power")
         block = None if power is None else PowerBlock(**power)
-        self.energy.take(block, entry.get("energy_millijoules"), time, child, paused=paused)
+        self.energy.take(block, entry.get("energy_millijoules"), time, child, is_paused=is_paused)
         if "processes" in entry:
             self.processes = tuple(self._process(process) for process in entry["processes"] or ())
             if entry["processes"] is not None:
                 self.listings.append(GpuListing(self.uuid, time, self.processes))
-                while self.listings[0].at < time - HISTORY_SECONDS:
+                while self.listings[0].time < time - HISTORY_SECONDS:
                     self.listings.popleft()
         if "instances" in entry:
             self.instances = tuple(MigInstance(**instance) for instance in entry["instances"])
@@ -108,9 +108,9 @@ class GpuState:
             number=self.number,
             name=self.identity.get("name", ""),
             watts=self.value("power_watts"),
-            answers=self.down == "",
+            answers=self.failure == "",
         )
-        return replace(reading, divided=bool(self.instances))
+        return replace(reading, is_mig=bool(self.instances))
 
     def _take_reading(self, reading: str, pairs: Any, time: float, child: int) -> None:
         values, rule = self.values.setdefault(reading, {}), RULES.get(reading)
@@ -141,20 +141,20 @@ class GpuRegistry:
         self.lock = threading.RLock()  # guards every attribute
         self.gpus: dict[int, GpuState] = {}  # by NVML's index
         self.machine: Mapping[str, Any] = {}  # first message of the child, or empty
-        self.resident_bytes: float | None = (
-            None  # of the child; None before the first message, and without a child
-        )
-        self.most_seen = 0  # highest number of devices in a message, including lost devices
-        self.energy_paused = False  # True if a different exporter counts the energy
+        self.resident_bytes: float | None = None  # of the child; None without a child or message
+        self.max_gpu_count = 0  # largest number of GPUs in a message, including lost GPUs
+        self.energy_is_paused = False  # True if a different exporter counts the energy
         self.time = 0.0  # monotonic time of the last sample
         self.calls = MonotonicCounter(CHILD_COUNTER)
         self.call_seconds = MonotonicCounter(CHILD_COUNTER)
         self.cpu_seconds = MonotonicCounter(CHILD_COUNTER)
         self.errors: dict[Labels, MonotonicCounter] = {}  # by call and error
         self._outage_seconds = outage_seconds
-        self._removed: dict[str, GpuState] = {}  # by UUID
-        self._received: set[str] = set()  # readings, since the last `take_changes`
-        self._rearranged = True  # a GPU was added or removed, or changed state, since the last `take_changes`
+        self._removed_gpus: dict[str, GpuState] = {}  # by UUID
+        self._updated_readings: set[str] = (
+            set()
+        )  # names of the readings received since the last `take_changes`
+        self._gpus_changed = True  # a GPU was added, removed, lost or returned since the last `take_changes`
 
     def take_sample(self, message: Mapping[str, Any], child: int) -> bool:
         """Add a pass of a child; return True if a GPU was lost or has returned.
@@ -166,10 +166,10 @@ class GpuRegistry:
             self.time = time = float(message["time"])
             entries = message["gpus"]
             # Before the readings, because the loss of a GPU changes the indices of later GPUs.
-            changed = self._remove_moved({entry["index"]: entry["uuid"] for entry in entries})
+            has_changed = self._remove_moved({entry["index"]: entry["uuid"] for entry in entries})
             for entry in entries:
-                changed |= self._take_gpu(entry, time + entry.get("late", 0.0), child)
-            self.most_seen = max(self.most_seen, len(self.gpus))
+                has_changed |= self._take_gpu(entry, time + entry.get("delay", 0.0), child)
+            self.max_gpu_count = max(self.max_gpu_count, len(self.gpus))
             cost = message.get("cost")
             if cost is not None:
                 self.calls.advance(cost["calls"], time, child)
@@ -181,34 +181,34 @@ class GpuRegistry:
             if own_cost is not None:
                 self.resident_bytes = own_cost["resident_bytes"]
                 self.cpu_seconds.advance(own_cost["cpu_seconds"], time, child)
-            return changed
+            return has_changed
 
     def take_changes(self) -> set[str] | None:
-        """Return the readings received since the last call; None if a GPU was added or removed, or changed state."""
+        """Return the names of the readings received since the last call; None if a GPU was added, removed, lost or returned."""
         with self.lock:
-            received = None if self._rearranged else self._received
-            self._received, self._rearranged = set(), False
-            return received
+            updated_readings = None if self._gpus_changed else self._updated_readings
+            self._updated_readings, self._gpus_changed = set(), False
+            return updated_readings
 
-    def take_kernel_xids(self, logged: KernelXids) -> None:
+    def take_kernel_xids(self, kernel_xids: KernelXids) -> None:
         """Add the Xids of the kernel log, counted since the sidecar started."""
         for gpu in self.gpus.values():
-            for xid, (number, last) in logged.get(gpu.identity.get("pci_bus_id", ""), {}).items():
+            for xid, (number, last) in kernel_xids.get(gpu.identity.get("pci_bus_id", ""), {}).items():
                 gpu.kernel_xids[xid] = number
                 gpu.xid_times[xid] = max(last, gpu.xid_times.get(xid, 0.0))
 
     def clear_readings(self, *, hanging: int | None = None) -> None:
-        """Clear the readings of all GPUs, because the child is down; `hanging` is the GPU of a hanging call."""
+        """Clear the readings of all GPUs, because there is no working child; `hanging` is the GPU of a hanging call."""
         with self.lock:
             for gpu in self.gpus.values():
-                gpu.lose("hung" if gpu.index == hanging else gpu.down or None)
+                gpu.lose("hung" if gpu.index == hanging else gpu.failure or None)
             self.resident_bytes = None
-            self._rearranged = True
+            self._gpus_changed = True
 
     def resets(self) -> Mapping[str, int]:
         """Return the number of corrections of counters by reason, over all GPUs."""
         corrections: Tally[str] = Tally()
-        for gpu in (*self.gpus.values(), *self._removed.values()):
+        for gpu in (*self.gpus.values(), *self._removed_gpus.values()):
             corrections.update(gpu.energy.resets)
             for by_label in gpu.counters.values():
                 for counter in by_label.values():
@@ -216,7 +216,7 @@ class GpuRegistry:
         return corrections
 
     def new_energy_gaps(self) -> list[tuple[int, float]]:
-        """Return the joules of gaps since the last call, by number of the GPU."""
+        """Return the joules of gaps since the last call, with the number of the GPU."""
         with self.lock:
             gaps = [
                 (gpu.number, gpu.energy.new_gap_joules)
@@ -233,7 +233,7 @@ class GpuRegistry:
             return tuple(process for gpu in self.gpus.values() for process in gpu.processes)
 
     def listings(self) -> tuple[GpuListing, ...]:
-        """Return the lists of processes of the last minute, without GPUs whose driver has no list."""
+        """Return the process lists of all GPUs in the last minute; a GPU whose driver does not list processes has none."""
         with self.lock:
             return tuple(listing for gpu in self.gpus.values() for listing in gpu.listings)
 
@@ -247,49 +247,50 @@ class GpuRegistry:
         with self.lock:
             return tuple(gpu.energy_reading() for gpu in self.gpus.values() if gpu.uuid)
 
-    def power_samples(self, after: Mapping[str, float]) -> dict[str, list[PowerSample]]:
-        """Return the last power samples of each GPU by UUID, oldest first, later than the times in `after`.
+    def power_samples(self, since_by_uuid: Mapping[str, float]) -> dict[str, list[PowerSample]]:
+        """Return the last power samples of each GPU by UUID, oldest first, after the times in `since_by_uuid`.
 
         One sample per 20 ms if the driver has samples, otherwise one per pass; 30 s are retained.
         """
         with self.lock:
             samples_by_uuid = {
-                gpu.uuid: gpu.energy.samples_after(after.get(gpu.uuid, 0.0)) for gpu in self.gpus.values()
+                gpu.uuid: gpu.energy.samples_after(since_by_uuid.get(gpu.uuid, 0.0))
+                for gpu in self.gpus.values()
             }
         return {uuid: samples for uuid, samples in samples_by_uuid.items() if samples}
 
     def _remove_moved(self, uuids: Mapping[int, str]) -> bool:
         """Remove GPUs whose index has changed; return True if any GPU was removed."""
-        moved = [
+        moved_indices = [
             index
             for index, gpu in self.gpus.items()
             if index not in uuids or (gpu.uuid and uuids[index] not in {"", gpu.uuid})
         ]
-        for index in moved:
+        for index in moved_indices:
             gpu = self.gpus.pop(index)
-            self._removed[gpu.uuid] = gpu
-            self._rearranged = True
-        return bool(moved)
+            self._removed_gpus[gpu.uuid] = gpu
+            self._gpus_changed = True
+        return bool(moved_indices)
 
     def _take_gpu(self, entry: Mapping[str, Any], time: float, child: int) -> bool:
         index, uuid = int(entry["index"]), str(entry["uuid"])
         gpu = self.gpus.get(index)
         if gpu is None:
             new_gpu = GpuState(index, index, energy=GpuEnergy(outage_seconds=self._outage_seconds))
-            gpu = self.gpus[index] = self._removed.pop(uuid, new_gpu)
+            gpu = self.gpus[index] = self._removed_gpus.pop(uuid, new_gpu)
             gpu.index = index
-            self._rearranged = True
-        previous_labels, previous_reason = gpu.labels(), gpu.down
+            self._gpus_changed = True
+        previous_labels, previous_reason = gpu.labels(), gpu.failure
         gpu.uuid = uuid or gpu.uuid
         gpu.number = int(entry["number"])
         gpu.take_xids(entry.get("xids", {}), time, child)
-        if "down" in entry:
-            gpu.lose(str(entry["down"]))
+        if "failure" in entry:
+            gpu.lose(str(entry["failure"]))
         else:
-            gpu.down = ""
+            gpu.failure = ""
             if "identity" in entry:
                 gpu.identity = dict(entry["identity"])
-            gpu.take(entry, time, child, paused=self.energy_paused)
-            self._received.update(entry["replaced"], entry["values"])
-        self._rearranged |= previous_labels != gpu.labels() or previous_reason != gpu.down
-        return previous_reason != gpu.down if gpu.down else bool(previous_reason)
+            gpu.take(entry, time, child, is_paused=self.energy_is_paused)
+            self._updated_readings.update(entry["replaced"], entry["values"])
+        self._gpus_changed |= previous_labels != gpu.labels() or previous_reason != gpu.failure
+        return previous_reason != gpu.failure if gpu.failure else bool(previous_reason)

@@ -1,6 +1,7 @@
-"""CPU and memory limits of the job's cgroup, which is the exporter's own, and the use that counts against them.
+"""CPU and memory limits of the job's cgroup, and the usage that counts against them.
 
-The families of a resource belong to the cgroup with the tightest limit: the kernel counts there (see cgroup_tree).
+The exporter assumes that it runs in the cgroup of the job. The families of a resource describe the cgroup with the tightest
+limit between the exporter's cgroup and the root (see `cgroup_tree`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ INFO = FamilySpec(
 CPU_LIMIT = FamilySpec(
     name="cgroup_cpu_limit_cpus",
     type="gauge",
-    help="CPU time that the job may use, in CPUs. Absent without a limit.",
+    help="CPU time that the job may use per second, in CPUs. Absent without a limit.",
     source="v2 cpu.max quota / period; v1 cpu.cfs_quota_us / cpu.cfs_period_us",
 )
 CPU_USAGE = FamilySpec(
@@ -43,7 +44,7 @@ CPU_USAGE = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("mode",),
-    help="CPU time used by mode: user, system. The modes sum to all CPU time. Absent where no cgroup is visible.",
+    help="CPU time by mode: user, system. The sum of the modes is all CPU time. Absent where no cgroup is visible.",
     source="v2 cpu.stat user_usec, system_usec; v1 cpuacct.stat user, system",
 )
 CPU_PERIODS = FamilySpec(
@@ -55,14 +56,14 @@ CPU_PERIODS = FamilySpec(
 CPU_THROTTLED_PERIODS = FamilySpec(
     name="cgroup_cpu_throttled_periods_total",
     type="counter",
-    help="Periods in which the CPU limit stopped the job. Absent where the CPU controller is off.",
+    help="Periods in which the job was throttled by the CPU limit. Absent where the CPU controller is off.",
     source="v2 cpu.stat nr_throttled; v1 cpu.stat nr_throttled",
 )
 CPU_THROTTLED = FamilySpec(
     name="cgroup_cpu_throttled_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time for which CPUs were stopped by the CPU limit. Absent where the CPU controller is off.",
+    help="Time for which the job was throttled by the CPU limit, summed over CPUs. Absent where the CPU controller is off.",
     source="v2 cpu.stat throttled_usec / 1e6; v1 cpu.stat throttled_time / 1e9",
 )
 MEMORY_CURRENT = FamilySpec(
@@ -83,7 +84,7 @@ MEMORY_HIGH = FamilySpec(
     name="cgroup_memory_high_bytes",
     type="gauge",
     unit="bytes",
-    help="Memory at which the kernel slows the job down to reclaim memory. Absent without such a limit, and in v1.",
+    help="Memory above which the kernel throttles the job and reclaims memory (memory.high). Absent without this limit, and in cgroup v1.",
     source="v2 memory.high",
 )
 MEMORY_WORKING_SET = FamilySpec(
@@ -91,7 +92,7 @@ MEMORY_WORKING_SET = FamilySpec(
     type="gauge",
     unit="bytes",
     help=(
-        "Memory without file pages that were not used recently, as Kubernetes computes the working set. Absent in the root"
+        "Working set as Kubernetes computes it: memory in use without inactive file pages. Absent in the root"
         " cgroup."
     ),
     source="v2 memory.current - memory.stat inactive_file; v1 memory.usage_in_bytes - memory.stat total_inactive_file",
@@ -102,7 +103,7 @@ MEMORY_STAT = FamilySpec(
     unit="bytes",
     labels=("kind",),
     help=(
-        "Memory by kind: anon (no file behind it), file (page cache, contains shmem), shmem (tmpfs and /dev/shm), kernel"
+        "Memory by kind: anon (anonymous memory), file (page cache, contains shmem), shmem (tmpfs and /dev/shm), kernel"
         " (contains slab), slab. The kinds overlap: do not sum them. Absent for a kind that the kernel does not report."
     ),
     source="v2 memory.stat; v1 memory.stat total_rss, total_cache, total_shmem",
@@ -112,9 +113,9 @@ MEMORY_EVENTS = FamilySpec(
     type="counter",
     labels=("event",),
     help=(
-        "Events of the cgroup and its descendants: reclaim below the low limit (low), above the high limit (high), at the"
-        " limit (max), out of memory (oom), killed processes (oom_kill), cgroups killed as a whole (oom_group_kill). v1 has"
-        " max and oom_kill only, oom_kill of the ancestors. Absent for an event that the kernel does not count."
+        "Memory events of the cgroup and its descendants, named as in memory.events: low, high, max, oom, oom_kill,"
+        " oom_group_kill. In cgroup v1 only max and oom_kill, where oom_kill includes the ancestors. Absent for an event that"
+        " the kernel does not count."
     ),
     source="v2 memory.events; v1 memory.failcnt, memory.oom_control oom_kill",
 )
@@ -136,7 +137,7 @@ SPECS = (
 
 KINDS_OF_V1 = {"anon": "total_rss", "file": "total_cache", "shmem": "total_shmem"}
 KINDS_OF_V2 = {kind: kind for kind in ("anon", "file", "shmem", "kernel", "slab")}
-"""Name of a kind of memory in memory.stat."""
+"""Name in memory.stat of each kind of memory."""
 EVENTS = ("low", "high", "max", "oom", "oom_kill", "oom_group_kill")
 
 
@@ -150,7 +151,7 @@ class CgroupCollector:
         self._tree = CgroupTree(proc=proc, sys=sys)
 
     def collect(self) -> Collected:
-        """Read the limits and the use of CPU and memory."""
+        """Read the limits and the usage of CPU and memory."""
         collected = Collected()
         with source(collected, "cgroup"):
             hierarchies = self._tree.hierarchies()
@@ -158,21 +159,21 @@ class CgroupCollector:
             # A hybrid machine has a controller in v1 or in v2, never in both.
             cpu, memory = hierarchies.get("cpu", unified), hierarchies.get("memory", unified)
             if cpu is None:
-                collected.unsupported.append("no cgroup of cpu is visible")
+                collected.unsupported.append("no cgroup with the cpu controller is visible")
             else:
                 path = _add_cpu(collected, cpu, hierarchies.get("cpuacct"))
                 collected.add(INFO, 1, cpu.version, path, "cpu")
             memory_path = ""
             if memory is None:
-                collected.unsupported.append("no cgroup of memory is visible")
+                collected.unsupported.append("no cgroup with the memory controller is visible")
             else:
                 memory_path = _add_memory(collected, memory)
                 if memory_path:
                     collected.add(INFO, 1, memory.version, memory_path, "memory")
             if unified is None:
-                collected.unsupported.append("no pressure of cgroups: no cgroup v2 is visible")
+                collected.unsupported.append("no I/O pressure of the cgroup: no cgroup v2 is visible")
                 return collected
-            pressure = unified.at(memory_path).directory / "io.pressure"
+            pressure = unified.level_at(memory_path).directory / "io.pressure"
             with source(collected, pressure):
                 collected.add(IO_WAITING, parse_file(pressure, parse_pressure).waiting_seconds)
         return collected
@@ -184,7 +185,7 @@ def _add_limit(
     hierarchy: Hierarchy,
     limit_of: Callable[[CgroupLevel], float | None],
 ) -> CgroupLevel | None:
-    """Publish the tightest limit and return the cgroup that sets the limit; None without a limit."""
+    """Publish the tightest limit, and return the cgroup with this limit; None without a limit."""
     with source(collected, f"{spec.source} of {hierarchy.levels[0].directory}"):
         tightest = hierarchy.tightest(limit_of)
         if tightest is not None:
@@ -194,7 +195,7 @@ def _add_limit(
 
 
 def _add_cpu(collected: Collected, hierarchy: Hierarchy, cpuacct: Hierarchy | None) -> str:
-    """Publish limit, throttling and use of the cgroup with the tightest limit, and return its path."""
+    """Publish limit, throttling and usage of the cgroup with the tightest limit, and return the path of the cgroup."""
     level = _add_limit(collected, CPU_LIMIT, hierarchy, cpu_limit) or hierarchy.levels[0]
     path = level.directory / "cpu.stat"
     with source(collected, path):
@@ -205,7 +206,7 @@ def _add_cpu(collected: Collected, hierarchy: Hierarchy, cpuacct: Hierarchy | No
         else:
             counts = counts_in(path)
             if cpuacct is not None:  # usually the same mount
-                ticks = counts_in(cpuacct.at(level.path).directory / "cpuacct.stat", "user", "system")
+                ticks = counts_in(cpuacct.level_at(level.path).directory / "cpuacct.stat", "user", "system")
                 ticks_per_second = os.sysconf("SC_CLK_TCK")
                 collected.add(CPU_USAGE, ticks["user"] / ticks_per_second, "user")
                 collected.add(CPU_USAGE, ticks["system"] / ticks_per_second, "system")
@@ -225,20 +226,22 @@ def _throttled_seconds(counts: dict[str, int]) -> float | None:
 
 
 def _add_memory(collected: Collected, hierarchy: Hierarchy) -> str:
-    """Publish limits, use and events of the cgroup with the tightest limit; return its path, "" without accounting."""
+    """Publish limits, usage and events of the cgroup with the tightest limit, and return its path; "" without accounting."""
     if hierarchy.version == "1":
         return _add_memory_v1(collected, hierarchy)
     high = _add_limit(collected, MEMORY_HIGH, hierarchy, limit_in("memory.high"))
-    limited = _add_limit(collected, MEMORY_LIMIT, hierarchy, limit_in("memory.max")) or high
-    # Where the controller is off, the next ancestor counts the memory.
-    counted = (ancestor for ancestor in hierarchy.levels if (ancestor.directory / "memory.current").exists())
-    level = limited or next(counted, hierarchy.levels[0])
+    limited_level = _add_limit(collected, MEMORY_LIMIT, hierarchy, limit_in("memory.max")) or high
+    # Where the controller is off, the nearest ancestor with accounting counts the memory.
+    accounting_levels = (
+        ancestor for ancestor in hierarchy.levels if (ancestor.directory / "memory.current").exists()
+    )
+    level = limited_level or next(accounting_levels, hierarchy.levels[0])
     current = level.directory / "memory.current"
     if not current.exists():
         collected.unsupported.append(f"no {current}")  # the root cgroup
         return ""
     with source(collected, current):
-        _add_use(collected, level, current, "inactive_file", KINDS_OF_V2)
+        _add_usage(collected, level, current, "inactive_file", KINDS_OF_V2)
     with source(collected, level.directory / "memory.events"):
         events = counts_in(level.directory / "memory.events")
         for event in EVENTS:
@@ -253,7 +256,7 @@ def _add_memory_v1(collected: Collected, hierarchy: Hierarchy) -> str:
         collected.unsupported.append(f"no {current}")
         return ""
     with source(collected, current):
-        _add_use(collected, level, current, "total_inactive_file", KINDS_OF_V1)
+        _add_usage(collected, level, current, "total_inactive_file", KINDS_OF_V1)
     with source(collected, f"events of {level.directory}"):
         failures = level.read("memory.failcnt") or "0"
         collected.add(MEMORY_EVENTS, parse(level.directory / "memory.failcnt", int, failures), "max")
@@ -265,20 +268,23 @@ def _add_memory_v1(collected: Collected, hierarchy: Hierarchy) -> str:
     return level.path
 
 
-def _add_use(
+def _add_usage(
     collected: Collected, level: CgroupLevel, current: Path, inactive: str, kinds: dict[str, str]
 ) -> None:
-    """Publish the memory in use, its working set and its kinds."""
-    used = parse_file(current, int)
-    collected.add(MEMORY_CURRENT, used)
+    """Publish the memory in use, the working set, and the memory by kind."""
+    used_bytes = parse_file(current, int)
+    collected.add(MEMORY_CURRENT, used_bytes)
     stat = counts_in(level.directory / "memory.stat", inactive)
-    collected.add(MEMORY_WORKING_SET, max(0, used - stat[inactive]))
+    collected.add(MEMORY_WORKING_SET, max(0, used_bytes - stat[inactive]))
     for kind, name in kinds.items():
         collected.add(MEMORY_STAT, stat.get(name), kind)
 
 
 def _add_limit_v1(collected: Collected, hierarchy: Hierarchy) -> CgroupLevel:
-    """Publish the limit that the kernel computes, which includes limits above the mount, and return its cgroup."""
+    """Publish the limit that the kernel computes, and return the cgroup with this limit.
+
+    The kernel includes the limits of ancestors that are not mounted here.
+    """
     innermost = hierarchy.levels[0]
     with source(collected, innermost.directory / "memory.stat"):
         limit = counts_in(innermost.directory / "memory.stat").get("hierarchical_memory_limit")

@@ -1,8 +1,8 @@
 """Cgroup of this process in every mounted hierarchy, and the tightest limits above it.
 
-A parent often sets the limit (Slurm limits the parent of a step), so the tightest limit between the cgroup and the root applies.
-Paths in a cgroup namespace start at the root of the namespace. Without a namespace the path is the host's, and a container sees
-only the part of the tree below the root of the mount in mountinfo.
+The tightest limit between the cgroup and the root applies, and it is often set on a parent: Slurm limits the parent
+of a step. In a cgroup namespace, paths start at the root of the namespace. Without a namespace, a container reads the
+path of the host, but sees only the subtree that mountinfo names as the root of the mount.
 Source: cgroup-v2.rst, cgroup-v1/{memory,cpuacct}.rst, sched-bwc.rst, man 7 cgroups.
 """
 
@@ -16,16 +16,16 @@ from exporter.collectors.kernel_files import parse, printable, procfs, read_opti
 from exporter.collectors.mounts import Mount, parse_mounts, visible
 
 UNIFIED = ""
-"""Key of the cgroup v2 hierarchy among the v1 controllers, as in /proc/self/cgroup."""
+"""Key of the cgroup v2 hierarchy in a mapping by v1 controller, as in /proc/self/cgroup."""
 CONTROLLERS = frozenset(("cpu", "cpuacct", "memory"))
-"""Controllers of v1 that are read."""
+"""Controllers of cgroup v1 that the exporter reads."""
 NO_LIMIT = 2**62
-"""Lower bound of the values that mean no limit (in v1: the largest page count)."""
+"""Smallest value that means no limit; cgroup v1 reports the largest page count."""
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupLevel:
-    """Cgroup with the path in /proc/<pid>/cgroup and the directory of the files."""
+    """Cgroup, with its path in /proc/<pid>/cgroup and the directory of its files."""
 
     path: str
     directory: Path
@@ -37,7 +37,7 @@ class CgroupLevel:
 
 @dataclass(frozen=True, slots=True)
 class TightestLimit:
-    """Smallest limit between a cgroup and the root, and the cgroup that sets it."""
+    """Smallest limit between a cgroup and the root, and the cgroup with this limit."""
 
     value: float
     level: CgroupLevel
@@ -50,12 +50,12 @@ class Hierarchy:
     version: str
     levels: tuple[CgroupLevel, ...]  # from the cgroup itself up to the mount
 
-    def at(self, path: str) -> CgroupLevel:
-        """Return the level with a path; the cgroup itself if there is none."""
+    def level_at(self, path: str) -> CgroupLevel:
+        """Return the level with a path; the cgroup itself if no level has the path."""
         return next((level for level in self.levels if level.path == path), self.levels[0])
 
     def tightest(self, limit_of: Callable[[CgroupLevel], float | None]) -> TightestLimit | None:
-        """Return the smallest limit, at the lowest level that sets it; None without a limit."""
+        """Return the smallest limit, of the lowest level that has this limit; None without a limit."""
         limits = [
             TightestLimit(limit, level) for level in self.levels if (limit := limit_of(level)) is not None
         ]
@@ -66,22 +66,22 @@ class CgroupTree:
     """Cgroups of this process in the mounted hierarchies."""
 
     def __init__(self, *, proc: Path | None = None, sys: Path) -> None:
-        self._own = (proc or procfs()) / "self"
+        self._proc_self = (proc or procfs()) / "self"
         self._sys = sys
 
     def hierarchies(self) -> Mapping[str, Hierarchy]:
         """Return the visible hierarchies of this process by controller of v1, and by `UNIFIED` for v2."""
-        path = self._own / "cgroup"
+        path = self._proc_self / "cgroup"
         groups = parse(path, _parse_groups, read_optional(path) or "")
         hierarchies: dict[str, Hierarchy] = {}
-        path = self._own / "mountinfo"
+        path = self._proc_self / "mountinfo"
         mounts = parse(
             path, lambda text: parse_mounts(text, ("cgroup", "cgroup2")), read_optional(path) or ""
         )
         for mount in visible(mounts):
             version = "1" if mount.fstype == "cgroup" else "2"
             for controller in (UNIFIED,) if version == "2" else sorted(mount.options & CONTROLLERS):
-                names = _below(groups[controller], mount.root) if controller in groups else None
+                names = _names_below(groups[controller], mount.root) if controller in groups else None
                 if names is not None and controller not in hierarchies:
                     levels = self._levels(names, mount)
                     if levels:
@@ -93,11 +93,11 @@ class CgroupTree:
         if directory.is_relative_to("/sys"):
             directory = self._sys / directory.relative_to("/sys")
         root = _names(mount.root)
-        places = [(names[:depth], directory.joinpath(*names[:depth])) for depth in range(len(names), -1, -1)]
+        prefixes = [names[:depth] for depth in range(len(names), -1, -1)]
         return tuple(
-            CgroupLevel(printable("/" + "/".join((*root, *below))), place)
-            for below, place in places
-            if place.is_dir()
+            CgroupLevel(printable("/" + "/".join((*root, *prefix))), directory.joinpath(*prefix))
+            for prefix in prefixes
+            if directory.joinpath(*prefix).is_dir()
         )
 
 
@@ -134,7 +134,7 @@ def _parse_groups(text: str) -> dict[str, str]:
     groups: dict[str, str] = {}
     for line in filter(None, text.split("\n")):  # `4:cpu,cpuacct:/path`, `0::/path`
         _, controllers, path = line.split(":", 2)
-        # A cgroup that was removed under the process keeps its name, with a note after the name.
+        # The kernel appends a note to the path of a cgroup that was removed while the process is in it.
         groups.update(dict.fromkeys(controllers.split(","), path.removesuffix(" (deleted)")))
     return groups
 
@@ -148,15 +148,15 @@ def _parse_cpu_limit(text: str) -> float | None:
     return int(quota) / int(period)
 
 
-def _below(group: str, root: str) -> Sequence[str] | None:
-    """Return the names from a mount's root down to a cgroup; None if the path cannot be known."""
-    names, above = _names(group), _names(root)
-    remaining = names[len(above) :]
-    if names[: len(above)] == above and ".." not in remaining:
+def _names_below(group: str, root: str) -> Sequence[str] | None:
+    """Return the path components from a mount's root down to a cgroup; None if the cgroup is not below the root."""
+    names, root_names = _names(group), _names(root)
+    remaining = names[len(root_names) :]
+    if names[: len(root_names)] == root_names and ".." not in remaining:
         return remaining
-    if ".." in names and ".." not in above:
+    if ".." in names and ".." not in root_names:
         return ()  # outside the root of the namespace: only the root is visible
-    return None  # another part of the tree is mounted, or the host's
+    return None  # a different subtree is mounted, or the tree of the host
 
 
 def _names(path: str) -> list[str]:

@@ -20,8 +20,8 @@ AVAILABLE = FamilySpec(
     unit="bytes",
     labels=("run", "path"),
     help=(
-        "Space that the job can still write in a checkpoint directory. Absent without configured paths or living runs, and"
-        " where the filesystem does not answer."
+        "Free space in a checkpoint directory for users other than root. Absent without configured paths or running runs, and"
+        " where the filesystem does not respond."
     ),
     source="statvfs f_bavail * f_frsize",
 )
@@ -31,8 +31,8 @@ SIZE = FamilySpec(
     unit="bytes",
     labels=("run", "path"),
     help=(
-        "Size of the filesystem of a checkpoint directory. Absent without configured paths or living runs, and where the"
-        " filesystem does not answer."
+        "Size of the filesystem of a checkpoint directory. Absent without configured paths or running runs, and where the"
+        " filesystem does not respond."
     ),
     source="statvfs f_blocks * f_frsize",
 )
@@ -47,7 +47,7 @@ class CheckpointDirsOptions(SlowOptions):
 
 
 class CheckpointDirsCollector:
-    """Collector of the space in checkpoint directories, while runs live."""
+    """Collector of the space in checkpoint directories; without a running run, nothing is read."""
 
     name = "checkpoint_dirs"
     specs = SPECS

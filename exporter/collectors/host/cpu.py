@@ -19,37 +19,37 @@ SECONDS = FamilySpec(
     unit="seconds",
     labels=("cpu", "mode"),
     help=(
-        "CPU time since boot by mode. The modes sum to all CPU time: user and nice exclude the time of guests. One"
-        " series per mode for all CPUs together, or per CPU with per_core."
+        "CPU time since boot by mode, for all CPUs together, or by CPU with the option per_core. The sum of the modes is"
+        " all CPU time: user and nice do not include the time of guests."
     ),
-    source="/proc/stat cpu; held where the kernel steps back",
+    source="/proc/stat cpu; the highest value where the kernel's value decreases",
 )
 UTILIZATION = FamilySpec(
     name="host_cpu_utilization_ratio",
     type="gauge",
     unit="ratio",
     help=(
-        "Share of the time of all CPUs that was neither idle nor I/O wait, over the collector's last interval; time"
-        " stolen by a hypervisor counts as used. Absent in the first pass."
+        "Share of CPU time that was neither idle nor I/O wait, over all CPUs and the collector's last interval; steal"
+        " time counts as used. Absent in the first pass."
     ),
-    source="/proc/stat cpu, difference of two passes",
+    source="/proc/stat cpu, difference between two passes",
 )
 LOAD1 = FamilySpec(
     name="host_load1",
     type="gauge",
-    help="Number of threads that run, can run or wait for a device, averaged over 1 min.",
+    help="Average number of threads that are runnable or in uninterruptible sleep, over 1 min.",
     source="getloadavg(3)",
 )
 LOAD5 = FamilySpec(
     name="host_load5",
     type="gauge",
-    help="Number of threads that run, can run or wait for a device, averaged over 5 min.",
+    help="Average number of threads that are runnable or in uninterruptible sleep, over 5 min.",
     source="getloadavg(3)",
 )
 LOAD15 = FamilySpec(
     name="host_load15",
     type="gauge",
-    help="Number of threads that run, can run or wait for a device, averaged over 15 min.",
+    help="Average number of threads that are runnable or in uninterruptible sleep, over 15 min.",
     source="getloadavg(3)",
 )
 BOOT_TIME = FamilySpec(
@@ -61,8 +61,8 @@ BOOT_TIME = FamilySpec(
 )
 SPECS = (SECONDS, UTILIZATION, LOAD1, LOAD5, LOAD15, BOOT_TIME)
 
-REPLUGGED_SECONDS = 3.0
-"""A fall of idle time by this much means that the CPU was offline and counts from zero (as in node_exporter)."""
+CPU_HOTPLUG_SECONDS = 3.0
+"""Decrease of the idle time from which a CPU is assumed to have been offline; its counters restart (as in node_exporter)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class CpuCollector:
         self._stat = procfs() / "stat"
         self._per_core = per_core
         self._highest = HighWater()
-        self._before: Mapping[str, float] = {}
+        self._previous_times: Mapping[str, float] = {}
 
     def collect(self) -> Collected:
         """Read CPU time, load and boot time."""
         collected = Collected()
         with source(collected, self._stat):
-            times = self._settled("", from_psutil(self._stat, psutil.cpu_times)._asdict())
+            times = self._monotonic_times("", from_psutil(self._stat, psutil.cpu_times)._asdict())
             for cpu, modes in self._cores().items() if self._per_core else (("", times),):
                 for mode, seconds in modes.items():
                     collected.add(SECONDS, seconds, cpu, mode)
@@ -102,32 +102,32 @@ class CpuCollector:
         return collected
 
     def _cores(self) -> dict[str, dict[str, float]]:
-        """Return CPU times by the kernel's number of the CPU; psutil numbers the CPUs that are online."""
+        """Return CPU times by the kernel's CPU number; psutil numbers only the online CPUs."""
         numbers = re.findall(r"^cpu(\d+)", read_file(self._stat), re.MULTILINE)
         times = from_psutil(self._stat, lambda: psutil.cpu_times(percpu=True))
         # A CPU that goes offline between the two reads has no times.
         return {
-            number: self._settled(number, seconds._asdict())
+            number: self._monotonic_times(number, seconds._asdict())
             for number, seconds in zip(numbers, times, strict=False)
         }
 
-    def _settled(self, cpu: str, seconds: dict[str, float]) -> dict[str, float]:
-        """Return CPU times by mode that do not step back."""
+    def _monotonic_times(self, cpu: str, seconds: dict[str, float]) -> dict[str, float]:
+        """Return CPU times by mode, without guest time in user and nice, that never decrease."""
         seconds["user"] = max(0.0, seconds["user"] - seconds.get("guest", 0.0))
         seconds["nice"] = max(0.0, seconds["nice"] - seconds.get("guest_nice", 0.0))
-        if self._highest.hold((cpu, "idle"), seconds["idle"]) - seconds["idle"] >= REPLUGGED_SECONDS:
+        if self._highest.hold((cpu, "idle"), seconds["idle"]) - seconds["idle"] >= CPU_HOTPLUG_SECONDS:
             for mode in seconds:
                 self._highest.forget((cpu, mode))
         return {mode: self._highest.hold((cpu, mode), value) for mode, value in seconds.items()}
 
     def _utilization(self, times: Mapping[str, float]) -> float | None:
-        previous, self._before = self._before, times
-        spent = {mode: seconds - previous.get(mode, 0.0) for mode, seconds in times.items()}
-        total = sum(spent.values())
-        # No time has passed, or the counters began again.
-        if not previous or total <= 0 or min(spent.values()) < 0:
+        previous, self._previous_times = self._previous_times, times
+        increases = {mode: seconds - previous.get(mode, 0.0) for mode, seconds in times.items()}
+        total = sum(increases.values())
+        # Without increase of time, or after a restart of the counters, there is no utilization.
+        if not previous or total <= 0 or min(increases.values()) < 0:
             return None
-        return 1 - min(1.0, (spent["idle"] + spent.get("iowait", 0.0)) / total)
+        return 1 - min(1.0, (increases["idle"] + increases.get("iowait", 0.0)) / total)
 
 
 def busy_seconds() -> float:

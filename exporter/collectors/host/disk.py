@@ -1,6 +1,7 @@
 """Reads, writes and busy time of block devices. Source: Documentation/admin-guide/iostats.rst.
 
-A device on top of others (RAID, LVM, multipath) repeats the I/O of the others: sum over devices of a single level.
+A device on top of others (RAID, LVM, multipath) repeats the I/O of the underlying devices: sum only over devices of
+one level.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ READ_TIME = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("device",),
-    help="Sum of the times of all reads; concurrent reads count each.",
+    help="Sum of the durations of all reads; concurrent reads are counted separately.",
     source="/proc/diskstats milliseconds reading",
 )
 WRITE_TIME = FamilySpec(
@@ -61,7 +62,7 @@ WRITE_TIME = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("device",),
-    help="Sum of the times of all writes; concurrent writes count each.",
+    help="Sum of the durations of all writes; concurrent writes are counted separately.",
     source="/proc/diskstats milliseconds writing",
 )
 IO_TIME = FamilySpec(
@@ -69,22 +70,22 @@ IO_TIME = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("device",),
-    help="Time with at least one I/O in progress; the rate is the share of time in which the device is busy.",
+    help="Time with at least one I/O in progress; its rate is the utilization of the device.",
     source="/proc/diskstats milliseconds doing I/Os",
 )
 SPECS = (READ_BYTES, WRITTEN_BYTES, READS, WRITES, READ_TIME, WRITE_TIME, IO_TIME)
 
 DEVICE_EXCLUDE = ("loop*", "ram*", "zram*", "fd[0-9]*", "sr[0-9]*")
-"""Files and memory presented as disks, and removable drives."""
+"""Disks that are files or memory, and removable drives."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskOptions(CollectorOptions):
     """Options of the disk collector."""
 
-    partitions: bool = option(False, "Also show partitions. The disk counts the same I/O.")
+    partitions: bool = option(False, "Also show partitions, whose I/O is included in the disk's.")
     device_include: Patterns = option(EVERYTHING, "Patterns of devices to show.")
-    device_exclude: Patterns = option(DEVICE_EXCLUDE, "Patterns of devices to leave out.")
+    device_exclude: Patterns = option(DEVICE_EXCLUDE, "Patterns of devices to exclude.")
 
 
 class DiskCollector:

@@ -36,7 +36,7 @@ SIZE = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=("mountpoint", "fstype", "device"),
-    help="Size of the filesystem. Absent where the filesystem does not report a size or does not answer.",
+    help="Size of the filesystem. Absent where the filesystem does not report a size or does not respond.",
     source="statvfs f_blocks * f_frsize",
 )
 AVAIL = FamilySpec(
@@ -45,8 +45,8 @@ AVAIL = FamilySpec(
     unit="bytes",
     labels=("mountpoint", "fstype", "device"),
     help=(
-        "Space that users other than root can still write. Absent where the filesystem does not report a size or does not"
-        " answer."
+        "Free space for users other than root. Absent where the filesystem does not report a size or does not"
+        " respond."
     ),
     source="statvfs f_bavail * f_frsize",
 )
@@ -55,8 +55,8 @@ FILES = FamilySpec(
     type="gauge",
     labels=("mountpoint", "fstype", "device"),
     help=(
-        "Largest number of files (inodes). Absent where the filesystem does not answer, and where the number is not"
-        " limited (btrfs)."
+        "Maximum number of files (inodes). Absent where the filesystem does not respond, and where the number is"
+        " unlimited (btrfs)."
     ),
     source="statvfs f_files",
 )
@@ -64,14 +64,14 @@ FILES_FREE = FamilySpec(
     name="host_filesystem_files_free",
     type="gauge",
     labels=("mountpoint", "fstype", "device"),
-    help="Number of files that can still be created. Absent like host_filesystem_files.",
+    help="Number of free inodes. Absent like host_filesystem_files.",
     source="statvfs f_ffree",
 )
 READONLY = FamilySpec(
     name="host_filesystem_readonly",
     type="gauge",
     labels=("mountpoint", "fstype", "device"),
-    help="1 if the mount refuses writes, as ext4 does after an error, else 0.",
+    help="1 if the mount is read-only, as ext4 becomes after an error, else 0.",
     source="/proc/self/mountinfo, options of mount and filesystem",
 )
 DEVICE_ERROR = FamilySpec(
@@ -85,7 +85,7 @@ SPECS = (SIZE, AVAIL, FILES, FILES_FREE, READONLY, DEVICE_ERROR)
 
 MOUNT_POINTS_EXCLUDE = (
     *("/dev*", "/proc*", "/sys*"),
-    # Mounts that a container runtime repeats for every container.
+    # Mounts that a container runtime creates for every container.
     *("/etc/host*", "/etc/resolv.conf", "/run/containerd/*", "/run/credentials/*", "/run/netns/*"),
     *(
         "/var/lib/containerd/*",
@@ -96,7 +96,7 @@ MOUNT_POINTS_EXCLUDE = (
 )
 
 FS_TYPES_EXCLUDE = (
-    # Filesystems of the kernel, which store nothing. Overlays are shown: the / of a container is an overlay.
+    # Filesystems of the kernel without storage. An overlay is shown, because / of a container is an overlay.
     *("autofs", "binfmt_misc", "bpf", "cgroup*", "configfs", "debugfs", "dev*", "efivarfs", "fusectl"),
     *("hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "ramfs", "rpc_pipefs", "securityfs", "selinuxfs"),
     *("sysfs", "tracefs", "fuse.lxcfs"),
@@ -111,10 +111,10 @@ class FilesystemOptions(SlowOptions):
 
     mount_points_include: Patterns = option(EVERYTHING, "Patterns of mount points to show.")
     mount_points_exclude: Patterns = option(
-        MOUNT_POINTS_EXCLUDE, "Patterns of mount points to leave out. * also matches /; use ? for a space."
+        MOUNT_POINTS_EXCLUDE, "Patterns of mount points to exclude. * also matches /; use ? for a space."
     )
     fs_types_include: Patterns = option(EVERYTHING, "Patterns of filesystem types to show.")
-    fs_types_exclude: Patterns = option(FS_TYPES_EXCLUDE, "Patterns of filesystem types to leave out.")
+    fs_types_exclude: Patterns = option(FS_TYPES_EXCLUDE, "Patterns of filesystem types to exclude.")
 
 
 class FilesystemCollector:
@@ -148,7 +148,7 @@ class FilesystemCollector:
             ]
             if not mounts:
                 collected.unsupported.append(f"{self._path}: no mount, or none selected")
-            # Of several mounts of one filesystem, the first one is used.
+            # A filesystem with several mounts is queried at the first mount.
             results = self._pool.call({mount.device: mount.path for mount in reversed(mounts)})
             for mount in mounts:
                 with collected.part():
@@ -169,7 +169,10 @@ def _add_mount(collected: Collected, mount: Mount, result: StatvfsResult) -> Non
         collected.add(FILES_FREE, files_free(result), *labels)
     elif result is None:
         raise CollectError(f"{mount.label} ({mount.fstype}): {NOT_RETURNED}", reason="hanging")
-    elif result.errno in (errno.EACCES, errno.EPERM):  # FUSE serves its own user only, not even root
+    elif result.errno in (
+        errno.EACCES,
+        errno.EPERM,
+    ):  # a FUSE filesystem denies access to other users, root included
         collected.unsupported.append(f"{mount.label} ({mount.fstype}): {result.strerror}")
     else:
         raise failure(mount.label, result)

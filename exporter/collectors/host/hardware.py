@@ -1,4 +1,4 @@
-"""Number of CPUs of the machine and for the exporter."""
+"""Number of CPUs: of the machine, and available to the exporter."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CPUS = FamilySpec(
     type="gauge",
     labels=("kind",),
     help=(
-        "Number of CPUs by kind: online logical CPUs, physical cores, CPUs that the exporter may run on (affinity) and"
-        " the tightest limit of the cgroup (quota). The kinds overlap: do not sum them. Absent for a kind that the system"
-        " does not report, and for quota without a limit."
+        "Number of CPUs by kind: online (logical CPUs), physical (cores), affinity (CPUs that the exporter may run on) and"
+        " quota (tightest limit of the cgroup). The kinds overlap: do not sum them. Absent for a kind that the system does"
+        " not report, and for quota without a limit."
     ),
     source="sysconf, /sys/devices/system/cpu, sched_getaffinity, cpu.max or cpu.cfs_quota_us",
 )

@@ -29,7 +29,7 @@ READ_BYTES = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("mount",),
-    help="Bytes that programs read from the mount. Absent without Lustre mounts.",
+    help="Bytes that processes read from the mount. Absent without Lustre mounts.",
     source="llite.*.stats read_bytes sum",
 )
 WRITTEN_BYTES = FamilySpec(
@@ -37,14 +37,14 @@ WRITTEN_BYTES = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("mount",),
-    help="Bytes that programs wrote to the mount. Absent without Lustre mounts.",
+    help="Bytes that processes wrote to the mount. Absent without Lustre mounts.",
     source="llite.*.stats write_bytes sum",
 )
 OPERATIONS = FamilySpec(
     name="host_lustre_operations_total",
     type="counter",
     labels=("mount", "operation"),
-    help="Calls of programs by operation: read, write, other. Absent without Lustre mounts.",
+    help="File operations of processes by operation: read, write, other. Absent without Lustre mounts.",
     source="llite.*.stats samples",
 )
 OPERATION_TIME = FamilySpec(
@@ -52,18 +52,18 @@ OPERATION_TIME = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("mount", "operation"),
-    help="Sum of the times of all calls. Absent without Lustre mounts, and before Lustre 2.13.",
+    help="Sum of the durations of all operations. Absent without Lustre mounts, and before Lustre 2.13.",
     source="llite.*.stats [usecs] sum",
 )
 SPECS = (READ_BYTES, WRITTEN_BYTES, OPERATIONS, OPERATION_TIME)
 
 _COUNTED_UNITS = frozenset({"[regs]", "[reqs]", "[usecs]"})
-"""Units of calls; lines with other units count pages or the bytes of bulk transfers."""
+"""Units of lines that count operations; lines with other units count pages, or bytes of bulk transfers."""
 
 
 @dataclass(slots=True)
 class LustreCounts:
-    """Counters of one client by operation: read, write, other."""
+    """Counters of a Lustre client by operation: read, write, other."""
 
     bytes: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
@@ -87,7 +87,7 @@ class LustreCollector:
             mountinfo = read_optional(self._mountinfo) or ""
             mounts = parse(self._mountinfo, lambda text: parse_mounts(text, ("lustre",)), mountinfo)
             if not mounts:
-                # Without this check, every user but root would see a permission error for debugfs.
+                # Without this check, debugfs would cause a permission error for every user except root.
                 collected.unsupported.append("no Lustre is mounted")
                 return collected
             clients = {
@@ -134,7 +134,7 @@ def _add_counts(collected: Collected, counts: LustreCounts, mount: str) -> None:
 
 
 def _labels(clients: Sequence[str], mounts: Sequence[Mount]) -> dict[str, str]:
-    """Return the label of each client: the mount point, or the client's name if several share a filesystem name."""
+    """Return the label of each client: the mount point, or the client's name if several clients share a filesystem name."""
     places: dict[str, str] = {}
     for mount in mounts:  # 10.0.0.1@o2ib:/scratch/project is a part of the filesystem `scratch`
         places.setdefault(mount.source.rpartition(":/")[2].partition("/")[0], mount.label)

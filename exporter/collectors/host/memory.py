@@ -1,6 +1,6 @@
 """Memory, swap, page faults, out-of-memory kills and /dev/shm.
 
-DataLoader workers pass batches through /dev/shm and die of SIGBUS when it is full.
+DataLoader workers pass batches through /dev/shm; a full /dev/shm terminates the workers with SIGBUS.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ AVAILABLE = FamilySpec(
     name="host_memory_available_bytes",
     type="gauge",
     unit="bytes",
-    help="Memory that new work can take without swapping, as the kernel (before 3.14: psutil) estimates.",
+    help="Estimate of the memory available to new processes without swapping, by the kernel (before Linux 3.14: by psutil).",
     source="/proc/meminfo MemAvailable",
 )
 USED = FamilySpec(
     name="host_memory_used_bytes",
     type="gauge",
     unit="bytes",
-    help="Memory that new work cannot take: total - available.",
+    help="Memory that is not available to new processes: total - available.",
     source="/proc/meminfo MemTotal - MemAvailable",
 )
 BUFFERS = FamilySpec(
@@ -67,14 +67,14 @@ ANON = FamilySpec(
     name="host_memory_anon_bytes",
     type="gauge",
     unit="bytes",
-    help="Memory of processes without a file behind it.",
+    help="Anonymous memory of processes: memory that is not backed by a file.",
     source="/proc/meminfo AnonPages",
 )
 SLAB = FamilySpec(
     name="host_memory_slab_bytes",
     type="gauge",
     unit="bytes",
-    help="Memory of the kernel's own objects.",
+    help="Kernel memory allocated from slab caches.",
     source="/proc/meminfo Slab",
 )
 SWAP_TOTAL = FamilySpec(
@@ -109,14 +109,15 @@ FAULTS = FamilySpec(
     name="host_vm_page_faults_total",
     type="counter",
     labels=("kind",),
-    help="Page faults since boot. Kind major needed a read from disk, kind minor did not.",
+    help="Page faults since boot by kind: major (with a read from disk), minor (without).",
     source="/proc/vmstat pgmajfault, pgfault - pgmajfault",
 )
 OOM_KILLS = FamilySpec(
     name="host_vm_oom_kills_total",
     type="counter",
     help=(
-        "Processes killed because memory ran out, kills at the limit of a cgroup included. Absent on kernels before 4.13."
+        "Processes that the out-of-memory killer has killed since boot, including kills at the limit of a cgroup. Absent on"
+        " kernels before 4.13."
     ),
     source="/proc/vmstat oom_kill",
 )
@@ -131,7 +132,7 @@ SHM_USED = FamilySpec(
     name="host_shm_used_bytes",
     type="gauge",
     unit="bytes",
-    help="Used part of /dev/shm in the exporter's mount namespace. Absent where /dev/shm is not mounted.",
+    help="Used space of /dev/shm in the exporter's mount namespace. Absent where /dev/shm is not mounted.",
     source="statvfs /dev/shm (f_blocks - f_bfree) * f_frsize",
 )
 SPECS = (
@@ -146,7 +147,7 @@ class MemoryCollector:
     name = "memory"
     specs = SPECS
 
-    def __init__(self, *, shm: Path = Path("/dev/shm")) -> None:  # noqa: S108 - read only, for its size
+    def __init__(self, *, shm: Path = Path("/dev/shm")) -> None:  # noqa: S108 - only the size of the filesystem is read
         self._proc = procfs()
         self._shm = shm
         self._highest = HighWater()
@@ -197,9 +198,10 @@ class MemoryCollector:
 
 
 def oom_kills(proc: Path = Path("/proc")) -> float | None:
-    """Return how many processes the kernel has killed for memory since boot; None if the kernel does not count them.
+    """Return the number of out-of-memory kills since boot; None if the kernel does not count them.
 
-    The count of the machine explains the end of a process of the job: a container's count is not visible from outside.
+    The count of the whole machine serves as evidence for the exit of a job's process, because the count of a
+    container is not visible from outside.
     """
     try:
         return named_counts(read_file(proc / "vmstat")).get("oom_kill")

@@ -1,6 +1,6 @@
 """Traffic, losses and links of network interfaces, and TCP retransmissions.
 
-A bond or a VLAN repeats the bytes of the interfaces below: sum over interfaces of a single level.
+A bond or a VLAN repeats the bytes of the underlying interfaces: sum only over interfaces of one level.
 Source: Documentation/networking/statistics.rst; RFC 4022 (tcpRetransSegs).
 """
 
@@ -35,7 +35,7 @@ RECEIVE_ERRORS = FamilySpec(
     name="host_network_receive_errors_total",
     type="counter",
     labels=("device",),
-    help="Packets not received because the packet or the link was faulty.",
+    help="Receive errors: packets that the interface rejected, for example after a checksum or link error.",
     source="/proc/net/dev",
 )
 RECEIVE_DROPPED = FamilySpec(
@@ -57,7 +57,7 @@ TRANSMIT_ERRORS = FamilySpec(
     name="host_network_transmit_errors_total",
     type="counter",
     labels=("device",),
-    help="Packets not transmitted because the packet or the link was faulty.",
+    help="Transmit errors: packets that the interface could not send, for example after a link error.",
     source="/proc/net/dev",
 )
 TRANSMIT_DROPPED = FamilySpec(
@@ -77,7 +77,7 @@ UP = FamilySpec(
 RETRANSMITS = FamilySpec(
     name="host_tcp_retransmits_total",
     type="counter",
-    help="TCP segments sent again without an acknowledgement; grows on a congested network.",
+    help="Retransmitted TCP segments; the rate rises on a congested network.",
     source="/proc/net/snmp Tcp RetransSegs",
 )
 SPECS = (
@@ -89,7 +89,7 @@ DEVICE_EXCLUDE = (
     # Interfaces of containers and virtual machines on the same host.
     *("br-*", "cali*", "cilium*", "cni*", "docker*", "flannel*", "kube-*", "lxc*", "nodelocaldns", "veth*"),
     *("tap*", "virbr*", "vnet*"),
-    # Interfaces without a network, and tunnels, whose packets another interface counts too.
+    # Interfaces without a network, and tunnels, whose packets are also counted by the underlying interface.
     *("lo", "dummy*", "ifb*", "sit[0-9]*", "tunl[0-9]*", "vxlan*"),
 )
 
@@ -99,7 +99,7 @@ class NetworkOptions(CollectorOptions):
     """Options of the network collector."""
 
     device_include: Patterns = option(EVERYTHING, "Patterns of devices to show.")
-    device_exclude: Patterns = option(DEVICE_EXCLUDE, "Patterns of devices to leave out.")
+    device_exclude: Patterns = option(DEVICE_EXCLUDE, "Patterns of devices to exclude.")
 
 
 class NetworkCollector:

@@ -1,6 +1,6 @@
 """Traffic and response times of NFS mounts.
 
-The kernel answers /proc/self/mountstats without a request to the server. Source: nfsiostat(8).
+Reading /proc/self/mountstats causes no request to the server. Source: nfsiostat(8).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ READ_BYTES = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("mount",),
-    help="Bytes that programs read from the mount, reads from the page cache included. Absent without NFS mounts.",
+    help="Bytes that processes read from the mount, including reads from the page cache. Absent without NFS mounts.",
     source="/proc/self/mountstats bytes: normal + direct read",
 )
 WRITTEN_BYTES = FamilySpec(
@@ -27,7 +27,7 @@ WRITTEN_BYTES = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("mount",),
-    help="Bytes that programs wrote to the mount. Absent without NFS mounts.",
+    help="Bytes that processes wrote to the mount. Absent without NFS mounts.",
     source="/proc/self/mountstats bytes: normal + direct write",
 )
 OPERATIONS = FamilySpec(
@@ -42,35 +42,35 @@ OPERATION_TIME = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("mount", "operation"),
-    help="Sum of the times of all requests, from the queue to completion. Absent without NFS mounts.",
+    help="Sum of the durations of all requests, from queueing to completion. Absent without NFS mounts.",
     source="/proc/self/mountstats per-op execute time",
 )
 RETRANSMISSIONS = FamilySpec(
     name="host_nfs_retransmissions_total",
     type="counter",
     labels=("mount",),
-    help="Requests sent again because the server did not answer. Absent without NFS mounts.",
+    help="Requests that were retransmitted because the server did not respond. Absent without NFS mounts.",
     source="/proc/self/mountstats per-op transmissions - operations",
 )
 SPECS = (READ_BYTES, WRITTEN_BYTES, OPERATIONS, OPERATION_TIME, RETRANSMISSIONS)
 
 _OPERATION_OF_REQUEST = {"READ": "read", "READ_PLUS": "read", "WRITE": "write"}
-"""Requests that move data; every other request is `other`."""
+"""Operation by name of the request; all other requests count as `other`."""
 _NFS_MOUNT = re.compile(r"\S+ mounted on (\S+) with fstype nfs4? ")
 
 
 @dataclass(slots=True)
 class Requests:
-    """Counts of the requests of one kind of operation."""
+    """Counters of the requests of an operation."""
 
-    completed: int = 0
-    retransmitted: int = 0
+    completed_requests: int = 0
+    retransmissions: int = 0
     milliseconds: int = 0
 
 
 @dataclass(slots=True)
 class NfsCounts:
-    """Counters of one mount."""
+    """Counters of a mount."""
 
     read_bytes: int
     written_bytes: int
@@ -123,16 +123,16 @@ def _sections(mountstats: str) -> dict[str, str]:
 
 def _parse_section(section: str) -> NfsCounts:
     general, _, operations = section.partition("per-op statistics")
-    [transferred] = [line for line in general.splitlines() if line.strip().startswith("bytes:")]
-    normal_read, normal_write, direct_read, direct_write = map(int, transferred.split()[1:5])
+    [bytes_line] = [line for line in general.splitlines() if line.strip().startswith("bytes:")]
+    normal_read, normal_write, direct_read, direct_write = map(int, bytes_line.split()[1:5])
     counts = NfsCounts(normal_read + direct_read, normal_write + direct_write)
     for line in operations.splitlines():
         name, *fields = line.split() or [""]
         if len(fields) >= 8:
-            completed, transmitted, *_, milliseconds = map(int, fields[:8])
+            completed_requests, transmissions, *_, milliseconds = map(int, fields[:8])
             requests = counts.requests[_OPERATION_OF_REQUEST.get(name.removesuffix(":"), "other")]
-            requests.completed += completed
-            requests.retransmitted += transmitted - completed
+            requests.completed_requests += completed_requests
+            requests.retransmissions += transmissions - completed_requests
             requests.milliseconds += milliseconds
     return counts
 
@@ -141,7 +141,7 @@ def _add_counts(collected: Collected, counts: NfsCounts, mount: str) -> None:
     collected.add(READ_BYTES, counts.read_bytes, mount)
     collected.add(WRITTEN_BYTES, counts.written_bytes, mount)
     for operation, requests in counts.requests.items():
-        collected.add(OPERATIONS, requests.completed, mount, operation)
+        collected.add(OPERATIONS, requests.completed_requests, mount, operation)
         collected.add(OPERATION_TIME, requests.milliseconds / MILLISECONDS_PER_SECOND, mount, operation)
-    retransmitted = sum(requests.retransmitted for requests in counts.requests.values())
-    collected.add(RETRANSMISSIONS, max(0, retransmitted), mount)
+    retransmissions = sum(requests.retransmissions for requests in counts.requests.values())
+    collected.add(RETRANSMISSIONS, max(0, retransmissions), mount)

@@ -1,6 +1,6 @@
 """Version and resource use of the exporter's own process.
 
-prometheus_client reads the process, under the names that every Prometheus client uses.
+The process families are prometheus_client's, with the names that all Prometheus clients use.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ BUILD_INFO = FamilySpec(
     type="info",
     labels=("version", "python", "nvidia_ml_py"),
     help=(
-        "Versions of the exporter, of Python and of nvidia-ml-py. The label of a package that is not installed is left"
-        " out."
+        "Versions of the exporter, of Python and of nvidia-ml-py. The label nvidia_ml_py is omitted if the package is not"
+        " installed."
     ),
     source="constants",
 )
@@ -61,7 +61,7 @@ OPEN_FDS = FamilySpec(
 MAX_FDS = FamilySpec(
     name="process_max_fds",
     type="gauge",
-    help="Largest number of file descriptors that the exporter may open. Absent off Linux.",
+    help="Maximum number of open file descriptors of the exporter. Absent off Linux.",
     source="/proc/self/limits Max open files",
 )
 SPECS = (BUILD_INFO, CPU_SECONDS, RESIDENT_BYTES, VIRTUAL_BYTES, START_TIME, OPEN_FDS, MAX_FDS)
@@ -81,7 +81,7 @@ class OwnCollector:
             self._pynvml = ""
 
     def collect(self) -> Collected:
-        """Read the exporter's process; the versions need no source."""
+        """Read the resource use of the exporter's process and add the versions."""
         collected = Collected()
         collected.add(BUILD_INFO, 1, __version__, platform.python_version(), self._pynvml)
         with source(collected, "/proc/self"):

@@ -1,7 +1,8 @@
 """Pressure stall information (PSI) of the machine or of a cgroup.
 
-Waiting (the kernel's *some*) is time in which at least one thread waited, stalled (*full*) is time in which no thread could
-run. The kernel does not define stalled time for the CPU of the whole machine. Source: Documentation/accounting/psi.rst.
+Waiting time (the kernel's *some*): at least one thread waited for the resource. Stalled time (*full*): all non-idle
+threads waited. Stalled time is not defined for the CPU of the whole machine. Source:
+Documentation/accounting/psi.rst.
 """
 
 from __future__ import annotations
@@ -17,35 +18,35 @@ CPU_WAITING = FamilySpec(
     name="host_pressure_cpu_waiting_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time in which at least one thread waited for a CPU. Absent where the kernel does not account pressure.",
+    help="Time in which at least one thread waited for a CPU. Absent where pressure stall information is disabled.",
     source="/proc/pressure/cpu some total",
 )
 MEMORY_WAITING = FamilySpec(
     name="host_pressure_memory_waiting_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time in which at least one thread waited for memory. Absent where the kernel does not account pressure.",
+    help="Time in which at least one thread waited for memory. Absent where pressure stall information is disabled.",
     source="/proc/pressure/memory some total",
 )
 MEMORY_STALLED = FamilySpec(
     name="host_pressure_memory_stalled_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time in which all threads waited for memory. Absent where the kernel does not account pressure.",
+    help="Time in which all non-idle threads waited for memory. Absent where pressure stall information is disabled.",
     source="/proc/pressure/memory full total",
 )
 IO_WAITING = FamilySpec(
     name="host_pressure_io_waiting_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time in which at least one thread waited for I/O. Absent where the kernel does not account pressure.",
+    help="Time in which at least one thread waited for I/O. Absent where pressure stall information is disabled.",
     source="/proc/pressure/io some total",
 )
 IO_STALLED = FamilySpec(
     name="host_pressure_io_stalled_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time in which all threads waited for I/O. Absent where the kernel does not account pressure.",
+    help="Time in which all non-idle threads waited for I/O. Absent where pressure stall information is disabled.",
     source="/proc/pressure/io full total",
 )
 SPECS = (CPU_WAITING, MEMORY_WAITING, MEMORY_STALLED, IO_WAITING, IO_STALLED)
@@ -53,7 +54,7 @@ SPECS = (CPU_WAITING, MEMORY_WAITING, MEMORY_STALLED, IO_WAITING, IO_STALLED)
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Totals of one resource; stalled is None where the kernel does not define it."""
+    """Pressure totals of a resource; `stalled_seconds` is None where the kernel does not define it."""
 
     waiting_seconds: float
     stalled_seconds: float | None
@@ -92,6 +93,6 @@ class PressureCollector:
             collected.add(IO_STALLED, io.stalled_seconds)
         if not collected and not collected.problems:
             collected.unsupported = [
-                f"no {self._directory}: the kernel does not account pressure (CONFIG_PSI, psi=1)"
+                f"no {self._directory}: pressure stall information is disabled (kernel option CONFIG_PSI, boot parameter psi=1)"
             ]
         return collected

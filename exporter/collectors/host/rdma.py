@@ -1,7 +1,8 @@
 """Traffic, link errors and congestion of InfiniBand and RoCE ports.
 
-The collector skips files that the driver refused, and the link registers of ports that are DOWN or not InfiniBand: mlx5
-logs a line to the kernel log for each refusal. Registers stop at their largest value.
+The mlx5 driver writes a line to the kernel log for each read that it refuses. The collector therefore skips files
+that were refused recently, and the link registers of ports that are down or not InfiniBand. Link registers stop at
+their maximum.
 Source: Documentation/ABI/stable/sysfs-class-infiniband; InfiniBand Architecture Specification, PortCounters.
 """
 
@@ -25,8 +26,8 @@ from exporter.config.options import option
 from exporter.families import Collected, FamilySpec
 
 WORD_BYTES = 4
-REFUSED_SECONDS = 600.0
-"""Time for which a file that the driver refused is skipped."""
+RETRY_SECONDS = 600.0
+"""Time between two attempts to read a file that the driver refuses."""
 
 RECEIVE_BYTES = FamilySpec(
     name="host_rdma_receive_bytes_total",
@@ -48,21 +49,21 @@ LINK_DOWNED = FamilySpec(
     name="host_rdma_link_downed_total",
     type="counter",
     labels=("device", "port"),
-    help="Link failures without recovery; stops at 255. Absent where the port is down or not InfiniBand.",
+    help="Times that the link failed to recover and went down; the register stops at 255. Absent where the port is down or not InfiniBand.",
     source="/sys/class/infiniband counters/link_downed",
 )
 SYMBOL_ERRORS = FamilySpec(
     name="host_rdma_symbol_errors_total",
     type="counter",
     labels=("device", "port"),
-    help="Symbols damaged on the link; stops at 65535. Absent where the port is down or not InfiniBand.",
+    help="Symbol errors of the link; the register stops at 65535. Absent where the port is down or not InfiniBand.",
     source="/sys/class/infiniband counters/symbol_error",
 )
 RECEIVE_ERRORS = FamilySpec(
     name="host_rdma_receive_errors_total",
     type="counter",
     labels=("device", "port"),
-    help="Packets damaged on the link; stops at 65535. Absent where the port is down or not InfiniBand.",
+    help="Received packets with errors; the register stops at 65535. Absent where the port is down or not InfiniBand.",
     source="/sys/class/infiniband counters/port_rcv_errors",
 )
 TRANSMIT_WAIT_TICKS = FamilySpec(
@@ -70,8 +71,8 @@ TRANSMIT_WAIT_TICKS = FamilySpec(
     type="counter",
     labels=("device", "port"),
     help=(
-        "Ticks of the port's clock in which data waited because the receiver had no buffer space (congestion). The"
-        " length of a tick depends on the device. Stops at 4294967295. Absent where the port is down or not InfiniBand."
+        "Ticks of the port's clock in which data waited for buffer space of the receiver (congestion). The length of a"
+        " tick depends on the device; the register stops at 4294967295. Absent where the port is down or not InfiniBand."
     ),
     source="/sys/class/infiniband counters/port_xmit_wait",
 )
@@ -101,9 +102,9 @@ SPECS = (
 )
 
 HW_COUNTERS = ("out_of_sequence", "packet_seq_err", "np_cnp_sent", "rnr_nak_retry_err", "roce_adp_retrans")
-"""Counters that explain a slow collective operation."""
+"""Hardware counters that can explain a slow collective operation."""
 
-_DOWN = 1
+_STATE_DOWN = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class RdmaOptions(CollectorOptions):
     """Options of the RDMA collector."""
 
     device_include: Patterns = option(EVERYTHING, "Patterns of devices to show.")
-    device_exclude: Patterns = option((), "Patterns of devices to leave out.")
+    device_exclude: Patterns = option((), "Patterns of devices to exclude.")
 
 
 class RdmaCollector:
@@ -131,7 +132,7 @@ class RdmaCollector:
         self._class = sys / "class/infiniband"
         self._selection = Selection(device_include, device_exclude)
         self._monotonic = monotonic
-        self._refused: dict[Path, float] = {}  # file → monotonic time of the next attempt
+        self._retry_times: dict[Path, float] = {}  # monotonic time of the next attempt, by refused file
 
     def collect(self) -> Collected:
         """Read the ports of the selected devices."""
@@ -163,7 +164,7 @@ class RdmaCollector:
         collected.add(
             TRANSMIT_BYTES, self._bytes(counters / "port_xmit_data", hw_counters / "tx_bytes"), device, port
         )
-        if state != _DOWN and self._read(path / "link_layer") == "InfiniBand":
+        if state != _STATE_DOWN and self._read(path / "link_layer") == "InfiniBand":
             collected.add(LINK_DOWNED, self._count(counters / "link_downed"), device, port)
             collected.add(SYMBOL_ERRORS, self._count(counters / "symbol_error"), device, port)
             collected.add(RECEIVE_ERRORS, self._count(counters / "port_rcv_errors"), device, port)
@@ -171,10 +172,10 @@ class RdmaCollector:
         for name in HW_COUNTERS:
             collected.add(HARDWARE, self._count(hw_counters / name), device, port, name)
 
-    def _bytes(self, words: Path, octets: Path) -> int | None:
-        """Return a counter of words in bytes, else the counter of bytes that adapters without PMA (EFA) have."""
-        count = self._count(words)
-        return self._count(octets) if count is None else count * WORD_BYTES
+    def _bytes(self, words_path: Path, bytes_path: Path) -> int | None:
+        """Return a counter of words in bytes, or the counter of bytes of an adapter without word counters (EFA)."""
+        count = self._count(words_path)
+        return self._count(bytes_path) if count is None else count * WORD_BYTES
 
     def _count(self, path: Path) -> int | None:
         text = self._read(path)
@@ -182,11 +183,11 @@ class RdmaCollector:
 
     def _read(self, path: Path) -> str | None:
         now = self._monotonic()
-        if self._refused.get(path, now) > now:
+        if self._retry_times.get(path, now) > now:
             return None
         text = read_optional(path)
         if text is None:
-            self._refused[path] = now + REFUSED_SECONDS
+            self._retry_times[path] = now + RETRY_SECONDS
         return text
 
 

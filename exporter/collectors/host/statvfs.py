@@ -1,8 +1,8 @@
 """statvfs calls with a deadline.
 
-A dead NFS server or FUSE daemon blocks statvfs forever, and the thread cannot be interrupted. Each call therefore runs in a
-separate daemon thread. A call that exceeds the deadline is abandoned, and statvfs is not called again for that filesystem until
-the call returns.
+A dead NFS server or FUSE daemon blocks statvfs forever, and the thread cannot be interrupted. Each call therefore
+runs in a separate daemon thread. A call that exceeds the deadline is abandoned, and statvfs is not called again for
+this filesystem until the call has returned.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 NOT_RETURNED = "statvfs has not returned"
 _UNKNOWN_COUNT = 2**63
-"""Lower bound of unknown counts, which are -1 in the kernel's unsigned fields."""
+"""Smallest value that means unknown: the kernel stores -1 in unsigned fields."""
 
 StatvfsResult = os.statvfs_result | OSError | None
 """None if statvfs has not returned."""
@@ -31,7 +31,7 @@ class StatvfsPool:
     ) -> None:
         self._statvfs = statvfs
         self._deadline = deadline_seconds
-        self._returned = threading.Condition()
+        self._condition = threading.Condition()
         self._running: set[str] = set()  # calls that have not returned; guarded by the condition
 
     def call(self, paths: Mapping[str, str]) -> Mapping[str, StatvfsResult]:
@@ -40,9 +40,9 @@ class StatvfsPool:
         Not thread-safe.
         """
         results: dict[str, StatvfsResult] = {}
-        with self._returned:
-            started = [path for path in paths if path not in self._running]
-            for path in started:
+        with self._condition:
+            started_calls = [path for path in paths if path not in self._running]
+            for path in started_calls:
                 arguments = (path, paths[path], results)
                 thread = threading.Thread(
                     target=self._run, args=arguments, name="exporter-statvfs", daemon=True
@@ -54,7 +54,7 @@ class StatvfsPool:
                     results[path] = OSError(
                         errno.EAGAIN, "no thread for statvfs (limit of processes or memory)"
                     )
-            self._returned.wait_for(lambda: self._running.isdisjoint(started), self._deadline)
+            self._condition.wait_for(lambda: self._running.isdisjoint(started_calls), self._deadline)
             return {path: results.get(path) for path in paths}
 
     def _run(self, filesystem: str, path: str, results: dict[str, StatvfsResult]) -> None:
@@ -62,10 +62,10 @@ class StatvfsPool:
             result: StatvfsResult = self._statvfs(path)
         except OSError as error:
             result = error
-        with self._returned:
+        with self._condition:
             self._running.discard(filesystem)
             results[filesystem] = result
-            self._returned.notify_all()
+            self._condition.notify_all()
 
 
 def size_bytes(status: os.statvfs_result) -> int | None:
@@ -74,7 +74,7 @@ def size_bytes(status: os.statvfs_result) -> int | None:
 
 
 def available_bytes(status: os.statvfs_result) -> int | None:
-    """Return the bytes that users other than root can still write; None for a filesystem without blocks."""
+    """Return the free bytes for users other than root; None for a filesystem without blocks."""
     return _valid_count(status.f_bavail * status.f_frsize) if status.f_blocks else None
 
 

@@ -1,4 +1,4 @@
-"""Resources that the processes of the job use, by run, rank and role; a pid is never a label."""
+"""Resource use of the job's processes by run, rank and role; pids are never labels."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from exporter.collectors.processes.tree import DISCOVER_SECONDS, Member, Process
 from exporter.families import Collected
 
 LINGER_SECONDS = 900.0
+"""Time for which the totals of an ended run are published."""
 
 START_SLACK_SECONDS = 1.0
-"""Tolerance between the start of a process in clock ticks and the start of the collector."""
+"""Tolerance in the comparison of start times, because the kernel counts the start of a process in clock ticks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class LivingMember:
 
 @dataclass(slots=True, eq=False)
 class GroupUse:
-    """Present use of a group of processes."""
+    """Running processes of a group in a pass, and the number of processes by state."""
 
     states: Counter[str] = field(default_factory=Counter)
     living: list[LivingMember] = field(default_factory=list)
@@ -45,7 +46,7 @@ class GroupUse:
 class RunProcesses:
     """Processes of a run in a pass, and the totals of the run."""
 
-    seen: float  # monotonic time of the last pass with a running process
+    last_alive_time: float  # monotonic time of the last pass with a running process
     totals: RunTotals = field(default_factory=RunTotals)
     groups: dict[ProcessGroup, GroupUse] = field(default_factory=dict)
 
@@ -55,10 +56,11 @@ class RunProcesses:
 
 
 class ProcessCollector:
-    """Collector of the job's processes; the totals of a run disappear `linger_seconds` after the end of the last process.
+    """Collector of the job's processes; the totals of a run disappear `linger_seconds` after its last process has ended.
 
-    `members` are the running processes of the last pass, `use` is the use of all runs until then, None while unknown; both
-    may be read from any thread. `own_pid` is excluded even if the job started the sidecar.
+    `members` are the running processes of the last pass. `use` is the resource use of all runs up to that pass, or None if
+    unknown. Both may be read from any thread. The process `own_pid` and its descendants belong to no run, even if the job
+    started the sidecar.
     """
 
     name = "processes"
@@ -85,7 +87,7 @@ class ProcessCollector:
         self._tree = ProcessTree(ignore=ignore, discover_seconds=discover_seconds)
         self._clock = clock
         self._monotonic = monotonic
-        self._began = clock()
+        self._start_time = clock()
         self._runs: dict[str, RunProcesses] = {}
 
     def collect(self) -> Collected:
@@ -112,7 +114,7 @@ class ProcessCollector:
         return collected
 
     def _count(self, members: Sequence[Member], collected: Collected, now: float) -> None:
-        """Read every member and add the use to the run."""
+        """Read every member and add its resource use to the totals of the run."""
         for run_processes in self._runs.values():
             run_processes.groups = {}
         for member in members:
@@ -122,10 +124,12 @@ class ProcessCollector:
             with source(collected, f"process {member.process.pid}"):
                 reading = read_process(member.process)
                 if reading is not None:
-                    older = member.process.create_time() < self._began - START_SLACK_SECONDS
-                    run.totals.count(member.process, group, reading.usage, older=older)
+                    predates_exporter = member.process.create_time() < self._start_time - START_SLACK_SECONDS
+                    run.totals.count(
+                        member.process, group, reading.usage, predates_exporter=predates_exporter
+                    )
                     use.states[reading.state] += 1
-                    if not reading.ended:
+                    if not reading.has_ended:
                         use.living.append(LivingMember(member, reading))
 
     def _forget_ended(self, alive: Collection[str], members: Sequence[Member], now: float) -> None:
@@ -134,18 +138,18 @@ class ProcessCollector:
         for run, run_processes in list(self._runs.items()):
             run_processes.totals.forget_ended(processes)
             if run in alive or run_processes.living():
-                run_processes.seen = now
-            elif now - run_processes.seen > self._linger_seconds:
+                run_processes.last_alive_time = now
+            elif now - run_processes.last_alive_time > self._linger_seconds:
                 del self._runs[run]
 
     def _publish(self, job: Sequence[JobProcess], collected: Collected) -> None:
-        up: dict[tuple[str, str], bool] = {}
+        alive_by_rank: dict[tuple[str, str], bool] = {}
         for process in job:
-            if process.process.rank is not None:  # a single running process of a rank is enough
+            if process.process.rank is not None:  # a rank is up if any of its processes is running
                 labels = process.process.run, str(process.process.rank)
-                up[labels] = up.get(labels, False) or process.alive
-        for labels, alive in up.items():
-            collected.add(families.UP, int(alive), *labels)
+                alive_by_rank[labels] = alive_by_rank.get(labels, False) or process.alive
+        for labels, alive in alive_by_rank.items():
+            collected.add(families.PROCESS_UP, int(alive), *labels)
         for run, run_processes in sorted(self._runs.items()):
             groups = sorted(
                 {*run_processes.totals.groups, *run_processes.groups},
@@ -167,7 +171,7 @@ class ProcessCollector:
             if use.pid in owners:
                 sizes.setdefault((*owners[use.pid], use.gpu, use.uuid), []).append(use.memory_bytes)
         for labels, amounts in sizes.items():
-            collected.add(families.GPU_MEMORY, _complete(sum, amounts), *labels)
+            collected.add(families.GPU_MEMORY, _fold_complete(sum, amounts), *labels)
 
     def _machine_use(self, now: float, busy: float) -> MachineUse:
         memory = from_psutil("meminfo", psutil.virtual_memory)
@@ -186,8 +190,8 @@ class ProcessCollector:
                         sum(process.reading.resident_bytes or 0 for process in living),
                     )
                 )
-        used = memory.total - memory.available
-        return MachineUse(now, tuple(runs), busy, psutil.cpu_count() or 1, used)
+        used_bytes = memory.total - memory.available
+        return MachineUse(now, tuple(runs), busy, psutil.cpu_count() or 1, used_bytes)
 
 
 def _publish_group(collected: Collected, run: str, group: ProcessGroup, run_processes: RunProcesses) -> None:
@@ -198,10 +202,12 @@ def _publish_group(collected: Collected, run: str, group: ProcessGroup, run_proc
     for state, count in use.states.items():
         collected.add(families.STATE, count, *labels, state)
     if readings:
-        collected.add(families.THREADS, _complete(sum, [reading.threads for reading in readings]), *labels)
-        resident = _complete(sum, [reading.resident_bytes for reading in readings])
+        collected.add(
+            families.THREADS, _fold_complete(sum, [reading.threads for reading in readings]), *labels
+        )
+        resident = _fold_complete(sum, [reading.resident_bytes for reading in readings])
         collected.add(families.RESIDENT, resident, *labels)
-        descriptors = _complete(max, [reading.open_descriptors for reading in readings])
+        descriptors = _fold_complete(max, [reading.open_descriptors for reading in readings])
         collected.add(families.OPEN_FDS, descriptors, *labels)
     total = run_processes.totals.groups.get(group)
     if total is not None:
@@ -212,7 +218,7 @@ def _publish_group(collected: Collected, run: str, group: ProcessGroup, run_proc
             collected.add(families.IO_WRITTEN, total.written_bytes, *labels)
 
 
-def _complete(fold: Callable[[list[int]], int], values: Sequence[int | None]) -> int | None:
-    """Return a sum or maximum; None if a part is unknown, since the rest would be a different number."""
+def _fold_complete(fold: Callable[[list[int]], int], values: Sequence[int | None]) -> int | None:
+    """Return the sum or maximum of values; None if any value is unknown, because a partial sum would be misleading."""
     present = [value for value in values if value is not None]
     return fold(present) if len(present) == len(values) else None

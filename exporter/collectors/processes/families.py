@@ -7,13 +7,13 @@ from exporter.families import FamilySpec
 _HIDDEN = "Absent where the processes are not visible (a different pid namespace)."
 _PRIVATE = "Absent without permission (same user, or ptrace)."
 
-UP = FamilySpec(
+PROCESS_UP = FamilySpec(
     name="training_process_up",
     type="gauge",
     labels=("run", "rank"),
     help=(
-        "1 if the process of the rank is running, 0 after the end, by the kernel's lock on the feed file. Absent some time after the"
-        " end."
+        "1 if the process of the rank is running, 0 after its end, as shown by the kernel's lock on the feed file. Absent some"
+        " time after the end."
     ),
     source="record lock of the feed",
 )
@@ -42,7 +42,8 @@ CPU = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("run", "rank", "role", "mode"),
-    help="CPU time of all processes since the sidecar started, ended processes included. " + _HIDDEN,
+    help="CPU time of all processes since the sidecar started, including processes that have ended. "
+    + _HIDDEN,
     source="/proc/<pid>/stat utime, stime",
 )
 RESIDENT = FamilySpec(
@@ -50,7 +51,7 @@ RESIDENT = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=("run", "rank", "role"),
-    help="Memory in RAM; memory that several processes share counts for each. " + _HIDDEN,
+    help="Resident memory (RSS); memory shared by several processes counts for each process. " + _HIDDEN,
     source="/proc/<pid>/statm resident",
 )
 IO_READ = FamilySpec(
@@ -58,7 +59,7 @@ IO_READ = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("run", "rank", "role"),
-    help="Bytes fetched from storage since the sidecar started. " + _PRIVATE,
+    help="Bytes read from storage since the sidecar started. " + _PRIVATE,
     source="/proc/<pid>/io read_bytes",
 )
 IO_WRITTEN = FamilySpec(
@@ -66,7 +67,7 @@ IO_WRITTEN = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("run", "rank", "role"),
-    help="Bytes sent to storage since the sidecar started. " + _PRIVATE,
+    help="Bytes written to storage since the sidecar started. " + _PRIVATE,
     source="/proc/<pid>/io write_bytes",
 )
 THREADS = FamilySpec(
@@ -80,7 +81,7 @@ OPEN_FDS = FamilySpec(
     name="training_process_open_fds",
     type="gauge",
     labels=("run", "rank", "role"),
-    help="Open file descriptors of the process with the most. " + _PRIVATE,
+    help="Largest number of open file descriptors of a process. " + _PRIVATE,
     source="/proc/<pid>/fd",
 )
 GPU_MEMORY = FamilySpec(
@@ -89,9 +90,9 @@ GPU_MEMORY = FamilySpec(
     unit="bytes",
     labels=("run", "rank", "role", "gpu", "uuid"),
     help=(
-        "GPU memory of the processes. Absent where the driver reports no memory (some MIG modes, vGPU) or pids of a different"
-        " namespace."
+        "GPU memory of the processes. Absent where the driver does not report the memory of a process (some MIG modes, vGPU),"
+        " and where it reports pids of a different pid namespace."
     ),
     source="NVML compute running processes",
 )
-SPECS = (UP, INSTANCES, STATE, CPU, RESIDENT, IO_READ, IO_WRITTEN, THREADS, OPEN_FDS, GPU_MEMORY)
+SPECS = (PROCESS_UP, INSTANCES, STATE, CPU, RESIDENT, IO_READ, IO_WRITTEN, THREADS, OPEN_FDS, GPU_MEMORY)

@@ -1,7 +1,7 @@
-"""Start and end times of processes, to the hundredth of a second.
+"""Start and end times of processes, with a resolution of 10 ms.
 
-The kernel reports the start. A thread that waits for pidfds records the end, at no cost until then. Without pidfds, the next call
-of `watch` records the end.
+The start is read from /proc. The end is recorded by a thread that waits for pidfds; on a kernel without pidfds, by
+the next call of `watch`.
 """
 
 from __future__ import annotations
@@ -19,24 +19,20 @@ from exporter.collectors.job import ProcessLife
 from exporter.collectors.kernel_files import procfs
 
 RETENTION_SECONDS = 120.0
-"""Time for which the end of a process is remembered."""
+"""Time for which the life of an ended process is kept."""
 
 _START_FIELD = 19
-"""Place of `starttime` after the command in /proc/PID/stat; man 5 proc_pid_stat."""
+"""Index of `starttime` among the fields after the command in /proc/PID/stat; see proc_pid_stat(5)."""
 
 
 class ProcessLives:
-    """Lives of watched processes.
-
-    Args:
-        monotonic: The clock.
-    """
+    """Start and end times of watched processes on the clock `monotonic`."""
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards the next two attributes
         self._lives: dict[int, ProcessLife] = {}
-        self._waited: set[int] = set()  # pids that the thread waits for
+        self._waiting_pids: set[int] = set()  # pids that the thread waits for
         self._waiter: _Waiter | None = None
 
     def watch(self, pids: Collection[int]) -> Mapping[int, ProcessLife]:
@@ -45,15 +41,15 @@ class ProcessLives:
         with self._lock:
             for pid in pids:
                 previous = self._lives.get(pid)
-                if previous is None or previous.ended is not None:
+                if previous is None or previous.ended_at is not None:
                     self._add(pid, previous)
-                elif pid not in self._waited and _began(pid) is None:
-                    self._lives[pid] = replace(previous, ended=now)
+                elif pid not in self._waiting_pids and _start_time(pid) is None:
+                    self._lives[pid] = replace(previous, ended_at=now)
             for pid, life in list(self._lives.items()):
-                if life.ended is not None and now - life.ended > RETENTION_SECONDS:
+                if life.ended_at is not None and now - life.ended_at > RETENTION_SECONDS:
                     del self._lives[pid]
-                elif life.ended is None and pid not in self._waited and pid not in pids:
-                    self._lives[pid] = replace(life, ended=now)
+                elif life.ended_at is None and pid not in self._waiting_pids and pid not in pids:
+                    self._lives[pid] = replace(life, ended_at=now)
             return dict(self._lives)
 
     def stop(self) -> None:
@@ -63,31 +59,31 @@ class ProcessLives:
             waiter.stop()
 
     def _add(self, pid: int, previous: ProcessLife | None) -> None:
-        start = _began(pid)
-        if start is None or (previous is not None and abs(previous.began - start) < 0.02):
-            return  # has ended
+        start = _start_time(pid)
+        if start is None or (previous is not None and abs(previous.started_at - start) < 0.02):
+            return  # the process has ended
         self._lives[pid] = ProcessLife(pid, start)
-        with contextlib.suppress(OSError, AttributeError):  # not permitted, or an old kernel
+        with contextlib.suppress(OSError, AttributeError):  # no permission, or a kernel without pidfds
             descriptor = os.pidfd_open(pid)
             if self._waiter is None:
                 self._waiter = _Waiter(self._note_end)
-            self._waited.add(pid)
+            self._waiting_pids.add(pid)
             self._waiter.add(descriptor, pid)
 
     def _note_end(self, pid: int) -> None:
         now = self._monotonic()
         with self._lock:
-            self._waited.discard(pid)
+            self._waiting_pids.discard(pid)
             life = self._lives.get(pid)
             if life is not None:
-                self._lives[pid] = replace(life, ended=now)
+                self._lives[pid] = replace(life, ended_at=now)
 
 
 class _Waiter:
     """Thread that waits for pidfds."""
 
-    def __init__(self, ended: Callable[[int], None]) -> None:
-        self._ended = ended
+    def __init__(self, on_exit: Callable[[int], None]) -> None:
+        self._on_exit = on_exit
         self._stopping = False
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -117,10 +113,10 @@ class _Waiter:
                 if key.data is not None:
                     self._selector.unregister(key.fd)
                     os.close(key.fd)
-                    self._ended(key.data)
+                    self._on_exit(key.data)
 
 
-def _began(pid: int) -> float | None:
+def _start_time(pid: int) -> float | None:
     """Return the monotonic start time of a process; None for a missing process and a zombie."""
     try:
         text = (procfs() / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
@@ -129,6 +125,6 @@ def _began(pid: int) -> float | None:
     fields = text.rpartition(")")[2].split()
     if len(fields) <= _START_FIELD or fields[0] in {"Z", "X"}:
         return None
-    since_boot = int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
-    asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-    return since_boot - asleep
+    seconds_after_boot = int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
+    suspended_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return seconds_after_boot - suspended_seconds

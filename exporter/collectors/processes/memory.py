@@ -1,8 +1,8 @@
 """Unique and proportional memory of the job's processes.
 
-The kernel walks all page tables for a reading, a third of a second for 8 GiB of small pages, and holds the memory lock of
-the *trainer* meanwhile. A pass therefore has a time budget, processes with the oldest reading come first, and a
-reading holds the lock for at most a thousandth of the time.
+For a reading, the kernel walks all page tables of the process and holds the memory lock of the *trainer* meanwhile: a
+third of a second for 8 GiB of small pages. A pass therefore has a time budget, starts with the oldest readings, and
+reads a process so rarely that its lock is held for at most a thousandth of the time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ UNIQUE = FamilySpec(
     unit="bytes",
     labels=("run", "rank", "role"),
     help=(
-        "Memory that no other process shares (USS). Absent without permission (same user, or ptrace), and while"
-        " the time budget does not suffice."
+        "Memory that is not shared with other processes (USS). Absent without permission (same user, or ptrace), and until"
+        " all processes have been read within the time budget."
     ),
     source="/proc/<pid>/smaps_rollup Private_*",
 )
@@ -35,31 +35,31 @@ PROPORTIONAL = FamilySpec(
     unit="bytes",
     labels=("run", "rank", "role"),
     help=(
-        "Memory of the processes, shared memory divided by the number of sharers (PSS). Absent without permission (same user,"
-        " or ptrace), and while the time budget does not suffice."
+        "Memory with each shared page divided by the number of processes that share it (PSS). Absent without permission (same"
+        " user, or ptrace), and until all processes have been read within the time budget."
     ),
     source="/proc/<pid>/smaps_rollup Pss",
 )
 SPECS = (UNIQUE, PROPORTIONAL)
 
 BUDGET_SECONDS = 0.5
-"""Time within which a pass begins readings."""
-DUTY = 1e-3
-"""Largest share of the time for which the memory lock of a process is held."""
-AGAIN_SECONDS = 55.0
-"""Shortest time between two readings of a process; a new process is read in the next pass."""
-FRESH_SECONDS = 180.0
-"""Time for which a reading is published, longer for a process that is read rarely."""
+"""Time after which a pass starts no further reading."""
+MAX_LOCK_RATIO = 1e-3
+"""Maximum share of the time for which the memory lock of a process is held."""
+MIN_INTERVAL_SECONDS = 55.0
+"""Minimum time between two readings of a process; a new process is read in the next pass."""
+RETENTION_SECONDS = 180.0
+"""Time for which a reading is published; longer for a process that is read rarely."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
     """Memory of a process, and the monotonic times of the last and the next reading."""
 
-    unique: int = 0
-    proportional: int = 0
-    at: float = -math.inf
-    again_at: float = -math.inf
+    unique_bytes: int = 0
+    proportional_bytes: int = 0
+    read_at: float = -math.inf
+    due_at: float = -math.inf
     stale_at: float = -math.inf
 
 
@@ -86,10 +86,10 @@ class ProcessMemoryCollector:
         self._readings = {
             member.process: self._readings.get(member.process, MemoryReading()) for member in members
         }
-        pass_started = self._monotonic()
-        for process, reading in sorted(self._readings.items(), key=lambda item: item[1].at):
+        pass_start = self._monotonic()
+        for process, reading in sorted(self._readings.items(), key=lambda item: item[1].read_at):
             now = self._monotonic()
-            if now - pass_started < BUDGET_SECONDS and now >= reading.again_at:
+            if now - pass_start < BUDGET_SECONDS and now >= reading.due_at:
                 with source(collected, f"process {process.pid}"):
                     self._readings[process] = self._read(process, now)
         now = self._monotonic()
@@ -98,18 +98,18 @@ class ProcessMemoryCollector:
             group = (member.run, member.rank, member.role)
             groups.setdefault(group, []).append(self._readings[member.process])
         for labels, readings in groups.items():
-            if all(
-                now < memory.stale_at for memory in readings
-            ):  # a part of the sum would be a different number
-                collected.add(UNIQUE, sum(memory.unique for memory in readings), *labels)
-                collected.add(PROPORTIONAL, sum(memory.proportional for memory in readings), *labels)
+            if all(now < memory.stale_at for memory in readings):  # a partial sum would be misleading
+                collected.add(UNIQUE, sum(memory.unique_bytes for memory in readings), *labels)
+                collected.add(PROPORTIONAL, sum(memory.proportional_bytes for memory in readings), *labels)
         return collected
 
-    def _read(self, process: psutil.Process, pass_started: float) -> MemoryReading:
+    def _read(self, process: psutil.Process, pass_start: float) -> MemoryReading:
         try:
             info = from_psutil(f"process {process.pid}", process.memory_full_info)
-        except psutil.Error:  # ended, or of a different user
+        except psutil.Error:  # the process has ended or belongs to a different user
             return MemoryReading()
-        ended = self._monotonic()
-        wait = max(AGAIN_SECONDS, (ended - pass_started) / DUTY)
-        return MemoryReading(info.uss, info.pss, ended, ended + wait, ended + max(FRESH_SECONDS, 1.5 * wait))
+        read_end = self._monotonic()
+        wait = max(MIN_INTERVAL_SECONDS, (read_end - pass_start) / MAX_LOCK_RATIO)
+        return MemoryReading(
+            info.uss, info.pss, read_end, read_end + wait, read_end + max(RETENTION_SECONDS, 1.5 * wait)
+        )

@@ -12,7 +12,7 @@ from exporter.collectors.processes.totals import Usage
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """State and resources of a process; None if not readable."""
+    """State and resources of a process; None for an unreadable value."""
 
     state: str
     usage: Usage
@@ -21,7 +21,7 @@ class ProcessReading:
     open_descriptors: int | None = None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """True if the process is a zombie or dead, and holds no resources."""
         return self.state in {"zombie", "dead"}
 
@@ -46,6 +46,6 @@ def _read(process: psutil.Process) -> ProcessReading | None:
             io = process.io_counters()
             usage.read_bytes, usage.written_bytes = io.read_bytes, io.write_bytes
             descriptors = process.num_fds()
-        except psutil.Error:  # the process ends now, or belongs to a different user
+        except psutil.Error:  # the process has just ended or belongs to a different user
             pass
         return ProcessReading(state, usage, threads, resident, descriptors)

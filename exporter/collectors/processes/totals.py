@@ -1,4 +1,4 @@
-"""CPU and I/O totals of a run's processes, which do not fall when a process ends."""
+"""CPU and I/O totals of a run's processes, which do not decrease when a process ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ProcessGroup:
 
 @dataclass(slots=True)
 class Usage:
-    """CPU time and I/O of a process or a group; None if not readable."""
+    """CPU time and I/O of a process; None for an unreadable value."""
 
     user_seconds: float | None = None
     system_seconds: float | None = None
@@ -30,7 +30,7 @@ class Usage:
 
 @dataclass(slots=True)
 class GroupTotals:
-    """Sums over all processes that a group ever had."""
+    """Sums over all past and present processes of a group."""
 
     user_seconds: float = 0.0
     system_seconds: float = 0.0
@@ -38,7 +38,7 @@ class GroupTotals:
     written_bytes: float = 0
 
     def add(self, previous: Usage, current: Usage) -> None:
-        """Add the increase of a process; a value that fell adds 0."""
+        """Add the increase of a process; a decreased value adds 0."""
         self.user_seconds += _increase(previous.user_seconds, current.user_seconds)
         self.system_seconds += _increase(previous.system_seconds, current.system_seconds)
         self.read_bytes += _increase(previous.read_bytes, current.read_bytes)
@@ -49,8 +49,7 @@ class GroupTotals:
 class RunTotals:
     """Totals of a run since the sidecar started.
 
-    The use of a process before the sidecar started is not counted: after a restart of the sidecar, it would be an
-    increase.
+    Use before the sidecar started is not counted, because after a restart of the sidecar it would appear as an increase.
     """
 
     groups: dict[ProcessGroup, GroupTotals] = field(default_factory=dict)
@@ -61,18 +60,20 @@ class RunTotals:
         """CPU time of all groups."""
         return sum(total.user_seconds + total.system_seconds for total in self.groups.values())
 
-    def count(self, process: psutil.Process, group: ProcessGroup, usage: Usage, *, older: bool) -> None:
-        """Add the increase since the last reading; `older` if the process is older than the sidecar."""
+    def count(
+        self, process: psutil.Process, group: ProcessGroup, usage: Usage, *, predates_exporter: bool
+    ) -> None:
+        """Add the increase since the last reading; `predates_exporter` is True if the process started before the sidecar."""
         total = self.groups.setdefault(group, GroupTotals())
         previous = self._last.get(process)
         if previous is None:
-            previous = usage if older else Usage(0.0, 0.0, 0, 0)
+            previous = usage if predates_exporter else Usage(0.0, 0.0, 0, 0)
         total.add(previous, usage)
         self._last[process] = Usage(
-            user_seconds=_highest(previous.user_seconds, usage.user_seconds),
-            system_seconds=_highest(previous.system_seconds, usage.system_seconds),
-            read_bytes=_highest(previous.read_bytes, usage.read_bytes),
-            written_bytes=_highest(previous.written_bytes, usage.written_bytes),
+            user_seconds=_maximum(previous.user_seconds, usage.user_seconds),
+            system_seconds=_maximum(previous.system_seconds, usage.system_seconds),
+            read_bytes=_maximum(previous.read_bytes, usage.read_bytes),
+            written_bytes=_maximum(previous.written_bytes, usage.written_bytes),
         )
 
     def forget_ended(self, living: Collection[psutil.Process]) -> None:
@@ -84,5 +85,5 @@ def _increase(previous: float | None, current: float | None) -> float:
     return 0 if current is None or previous is None else max(0, current - previous)
 
 
-def _highest(previous: float | None, current: float | None) -> float | None:
+def _maximum(previous: float | None, current: float | None) -> float | None:
     return current if previous is None else previous if current is None else max(previous, current)

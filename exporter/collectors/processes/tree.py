@@ -1,7 +1,8 @@
 """Processes of the job on this machine, by run, rank and role.
 
-A process belongs to the nearest recording ancestor: ranks below torchrun's agent do not belong to the agent. A process remains a
-member until the end of the process, even after the end of the trainer.
+A process that writes a feed is a recording process. Every other process belongs to its nearest recording ancestor, so
+that ranks below torchrun's agent do not belong to the agent. A process remains a member until it ends, even if its
+trainer ended before.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from exporter.errors import CollectError
 from exporter.families import Collected
 
 DISCOVER_SECONDS = 15.0
-"""Interval between two searches for new descendants, which read the parent of every process of the machine."""
+"""Interval between two searches for new descendants; a search reads the parent of every process on the machine."""
 YOUNG_SECONDS = 2.0
-"""Age at which the role of a child is determined: a younger child may execute a different program."""
+"""Minimum age at which the role of a child is determined: a younger child may still call exec."""
 CLOCK_STEP_SECONDS = 60.0
-"""Largest step of the wall clock between the start of a process and its first snapshot."""
+"""Largest tolerated step of the wall clock between the start of a process and the start of its recording."""
 
 _WORKER_THREAD = "pt_data_worker"
-_SPAWNED = "multiprocessing.spawn"
+_SPAWN = "multiprocessing.spawn"
 _FORKSERVER = "multiprocessing.forkserver"
 
 
@@ -37,15 +38,13 @@ class Member:
     rank: str  # "" for a process of the run without a rank, such as torchrun's agent
     role: Role
     process: psutil.Process
-    root: bool = False  # a recording process without a recording ancestor of the same rank
-    known_as: str = (
-        ""  # name of the program when the role was found; a process may execute a different program
-    )
+    root: bool = False  # a recording process without a recording ancestor in the same rank
+    program: str = ""  # name of the program when the role was determined; exec changes the name
     cpus: frozenset[int] = frozenset()  # of a root: the CPUs that it may run on
 
-    def is_kin(self, other: Member) -> bool:
-        """Return whether both belong to the same rank."""
-        return (self.run, self.rank) == (other.run, other.rank)
+    def is_same_rank(self, member: Member) -> bool:
+        """Return True if both processes belong to the same rank."""
+        return (self.run, self.rank) == (member.run, member.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +56,9 @@ class ProcessStatus:
 
 
 class ProcessTree:
-    """Members of all runs; processes in `ignore` and the descendants of these belong to no run.
+    """Processes of all runs; processes in `ignore` and their descendants belong to no run.
 
-    `hidden` counts living recording processes that are not visible from here.
+    `hidden` is the number of running recording processes that are not visible in this pid namespace.
     """
 
     def __init__(self, *, ignore: Collection[int], discover_seconds: float = DISCOVER_SECONDS) -> None:
@@ -67,9 +66,11 @@ class ProcessTree:
         self._ignore = frozenset(ignore)
         self._discover_seconds = discover_seconds
         self._members: dict[psutil.Process, Member] = {}
-        self._discovered = -math.inf
+        self._last_discovery_time = -math.inf
         self.hidden = 0
-        self._missed: set[str] = set()  # ids of recording processes that the last pass did not find
+        self._invisible_ids: set[str] = (
+            set()
+        )  # ids of the recording processes that were not visible in the last pass
 
     def update(
         self, job: Sequence[JobProcess], *, collected: Collected, now: float, wall: float
@@ -77,8 +78,8 @@ class ProcessTree:
         """Return the living members (zombies included) at a monotonic and a wall clock time."""
         self._remove_ended()
         new_roots = self._add_recording(job, collected)
-        if new_roots or now - self._discovered >= self._discover_seconds:
-            self._discovered = now
+        if new_roots or now - self._last_discovery_time >= self._discover_seconds:
+            self._last_discovery_time = now
             with source(collected, "processes"):
                 self._discover(collected, wall)
         return list(self._members.values())
@@ -88,8 +89,8 @@ class ProcessTree:
             del self._members[process]
 
     def _add_recording(self, job: Sequence[JobProcess], collected: Collected) -> bool:
-        """Add the recording processes as roots and return whether a new process was added."""
-        self.hidden, added, missed = 0, False, set[str]()
+        """Add the recording processes as roots; return True if a new process was added."""
+        self.hidden, has_new_process, invisible_ids = 0, False, set[str]()
         for process in job:
             if process.alive:
                 member = None
@@ -98,22 +99,23 @@ class ProcessTree:
                     if process.pid is None:
                         self.hidden += 1
                     elif member is None:
-                        missed.add(process.process.id)
+                        invisible_ids.add(process.process.id)
                 if member is not None and member.process not in self._members:
                     self._members[member.process] = member
-                    added = True
-        # A process that was killed since the feed was read is missed once.
-        self.hidden += len(missed & self._missed)
-        self._missed = missed
-        return added
+                    has_new_process = True
+        # A process that was killed after the feed was read is invisible in one pass only, and not hidden.
+        self.hidden += len(invisible_ids & self._invisible_ids)
+        self._invisible_ids = invisible_ids
+        return has_new_process
 
     def _recording(self, recording: JobProcess) -> Member | None:
-        """Return the member of a recording process; None if the process is not visible from here.
+        """Return the member of a recording process; None if the process is not visible.
 
-        A pid alone is not enough. The process holds the lock of the feed file, started before the recording, and has the pid
-        of the snapshot in the innermost namespace (locks on network file systems have pids of other machines).
+        A pid alone is not sufficient, since a lock on a network filesystem can have a pid of another machine: the
+        process must have started before the recording, and must have the pid of the snapshot in its innermost pid
+        namespace.
         """
-        pid, recorded = recording.pid, recording.process
+        pid, identity = recording.pid, recording.process
         if pid is None:
             return None
         status_path = self._proc / str(pid) / "status"
@@ -122,28 +124,28 @@ class ProcessTree:
             text = read_optional(status_path)
             if not text:
                 return None
-            rank, role = ("", "other") if recorded.rank is None else (str(recorded.rank), "trainer")
+            rank, role = ("", "other") if identity.rank is None else (str(identity.rank), "trainer")
             member = self._members.get(process)
-            if member is not None and (member.run, member.rank) == (recorded.run, rank):
-                return member  # the clock may have been set since
-            started = from_psutil(f"process {pid}", process.create_time)
+            if member is not None and (member.run, member.rank) == (identity.run, rank):
+                return member  # not checked again, because the wall clock may have been set
+            start_time = from_psutil(f"process {pid}", process.create_time)
         except psutil.Error:
             return None
         status = parse(status_path, _parse_status, text)
-        if status.own_pid != recorded.pid or started > recorded.started + CLOCK_STEP_SECONDS:
+        if status.own_pid != identity.pid or start_time > identity.started + CLOCK_STEP_SECONDS:
             return None
-        return Member(recorded.run, rank, role, process, root=True, cpus=status.cpus)  # type: ignore[arg-type]
+        return Member(identity.run, rank, role, process, root=True, cpus=status.cpus)  # type: ignore[arg-type]
 
     def _discover(self, collected: Collected, wall: float) -> None:
         """Add the descendants of the roots."""
         descendants = {process.pid: process for process in self._descendants()}
         parents = {process.pid: _parent(process) for process in descendants.values()}
         roots = {member.process.pid: member for member in self._members.values() if member.root}
-        started = sorted(roots.values(), key=lambda root: root.process.create_time())
-        for root in started:
+        roots_by_age = sorted(roots.values(), key=lambda root: root.process.create_time())
+        for root in roots_by_age:
             # A recording worker belongs to the trainer that started it.
             owner = self._owner(root.process.pid, parents, roots)
-            if owner is not None and owner.is_kin(root):
+            if owner is not None and owner.is_same_rank(root):
                 del roots[root.process.pid], self._members[root.process]
         for pid, process in sorted(descendants.items()):
             owner = None if pid in roots else self._owner(pid, parents, roots)
@@ -153,31 +155,31 @@ class ProcessTree:
 
     def _descendants(self) -> Iterator[psutil.Process]:
         """Yield the descendants of the parents of all roots: the ranks of a job usually share a parent."""
-        tops: dict[int, psutil.Process] = {}
+        search_roots: dict[int, psutil.Process] = {}
         for member in self._members.values():
             if member.root:
                 parent = _parent(member.process)
                 try:
-                    top = psutil.Process(parent) if parent > 1 else member.process
+                    search_root = psutil.Process(parent) if parent > 1 else member.process
                 except psutil.Error:
-                    top = member.process
-                tops[top.pid] = top
-                tops.setdefault(member.process.pid, member.process)
-        visited: set[int] = set()
-        for top in sorted(tops.values(), key=lambda root: root.pid):
-            if top.pid not in visited:
-                visited.add(top.pid)
-                yield top
-                for process in _below(top):
-                    if process.pid not in visited:
-                        visited.add(process.pid)
+                    search_root = member.process
+                search_roots[search_root.pid] = search_root
+                search_roots.setdefault(member.process.pid, member.process)
+        visited_pids: set[int] = set()
+        for search_root in sorted(search_roots.values(), key=lambda root: root.pid):
+            if search_root.pid not in visited_pids:
+                visited_pids.add(search_root.pid)
+                yield search_root
+                for process in _descendants_of(search_root):
+                    if process.pid not in visited_pids:
+                        visited_pids.add(process.pid)
                         yield process
 
     def _owner(self, pid: int, parents: Mapping[int, int], roots: Mapping[int, Member]) -> Member | None:
-        """Return the nearest root above a process; None without a root, or if an ignored process is nearer."""
-        passed: set[int] = set()
-        while pid in parents and pid not in passed and pid not in self._ignore:
-            passed.add(pid)
+        """Return the nearest root among the ancestors of a process; None without a root, or if an ignored process is nearer."""
+        visited_pids: set[int] = set()
+        while pid in parents and pid not in visited_pids and pid not in self._ignore:
+            visited_pids.add(pid)
             pid = parents[pid]
             if pid in roots:
                 return roots[pid]
@@ -187,43 +189,43 @@ class ProcessTree:
         try:
             name = from_psutil(f"process {process.pid}", process.name)
             member = self._members.get(process)
-            if member is not None and member.known_as == name and member.is_kin(root):
+            if member is not None and member.program == name and member.is_same_rank(root):
                 return
-            young = wall - process.create_time() < YOUNG_SECONDS
-            role = _role(process, name, parent, root, young=young)
+            is_young = wall - process.create_time() < YOUNG_SECONDS
+            role = _role(process, name, parent, root, is_young=is_young)
         except psutil.Error:
             return  # the process has ended
         if role is not None:
-            self._members[process] = Member(root.run, root.rank, role, process, known_as=name)
+            self._members[process] = Member(root.run, root.rank, role, process, program=name)
 
 
 def _role(
-    process: psutil.Process, name: str, parent: psutil.Process, root: Member, *, young: bool
+    process: psutil.Process, name: str, parent: psutil.Process, root: Member, *, is_young: bool
 ) -> Role | None:
-    """Return the role of a descendant; None while the role is not known."""
+    """Return the role of a descendant; None if the role cannot be determined yet."""
     if root.role != "trainer":
         return "other"
     if name == _WORKER_THREAD:
         return "dataloader"
-    if young and process.status() != psutil.STATUS_ZOMBIE:
+    if is_young and process.status() != psutil.STATUS_ZOMBIE:
         return None
-    command, above = _command(process), _command(parent)
-    if parent == root.process and (_SPAWNED in command or (command and command == above)):
+    command, parent_command = _command(process), _command(parent)
+    if parent == root.process and (_SPAWN in command or (command and command == parent_command)):
         return "dataloader"
-    return "dataloader" if _FORKSERVER in above else "other"
+    return "dataloader" if _FORKSERVER in parent_command else "other"
 
 
 def _exists(process: psutil.Process) -> bool:
-    """Return whether a process is running or a zombie."""
+    """Return True if a process is running or a zombie."""
     try:
         return process.is_running()
     except psutil.ZombieProcess:
         return True
-    except (psutil.Error, ValueError, LookupError):  # damaged: reading it reports the problem
+    except (psutil.Error, ValueError, LookupError):  # damaged files; reading the process reports the problem
         return True
 
 
-def _below(process: psutil.Process) -> list[psutil.Process]:
+def _descendants_of(process: psutil.Process) -> list[psutil.Process]:
     """Return the descendants of a process; an empty list if the process has ended."""
     try:
         return from_psutil(f"children of {process.pid}", lambda: process.children(recursive=True))
@@ -240,7 +242,7 @@ def _parent(process: psutil.Process) -> int:
 
 
 def _command(process: psutil.Process) -> str:
-    """Return a command line; empty for zombies, ended processes and processes of other users."""
+    """Return a command line; "" for zombies, ended processes and processes of other users."""
     try:
         return "\0".join(process.cmdline())
     except (psutil.Error, OSError):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from exporter.collectors.energy.counter import LONGEST_SECONDS
+from exporter.collectors.energy.counter import MAX_INTERVAL_SECONDS
 from exporter.collectors.job import (
     EnergyReading,
     GpuListing,
@@ -221,13 +221,13 @@ class EnergyCollector:
             self._attribute_gpus(work, use, collected, now=now)
             attributed_uuids = self._gpus.uuids
         is_divided = False
-        if use is not None and (self._last_use is None or use.at > self._last_use.at):
+        if use is not None and (self._last_use is None or use.time > self._last_use.time):
             with collected.part():
                 self._divide(
                     gpu_use, use, work, only_run, collected, now=now, attributed_uuids=attributed_uuids
                 )
                 is_divided = True
-        if now - self._divided_at > LONGEST_SECONDS:
+        if now - self._divided_at > MAX_INTERVAL_SECONDS:
             self._devices.mark_divided()
             self._divided_at, self._shares = now, {}
         # The work of a running run is settled after the division of its energy.
@@ -257,7 +257,7 @@ class EnergyCollector:
         runs = {name: self._load_run(name, collected) for name in sorted(names)}
         previous_use, self._last_use, self._divided_at, self._shares = self._last_use, use, now, {}
         # The first division covers the time since the sidecar's first reading.
-        seconds = now - self._began_at if previous_use is None else use.at - previous_use.at
+        seconds = now - self._began_at if previous_use is None else use.time - previous_use.time
         for name, run in runs.items():
             run.counters.mark_alive(now)
             run.counters.begin_division(
@@ -373,7 +373,7 @@ class EnergyCollector:
         resets: Counter[tuple[str, str]] = Counter()
         for device in self._devices:
             reading = device.reading
-            measured_label = "true" if reading.measured else "false"
+            measured_label = "true" if reading.is_measured else "false"
             identity = (reading.component, reading.device, reading.source)
             collected.add(families.SOURCE_INFO, 1.0, *identity, measured_label, reading.name, reading.index)
             if reading.component == "gpu":

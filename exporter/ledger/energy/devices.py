@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from exporter.collectors.energy.counter import RegisterMark, joules_between
+from exporter.collectors.energy.counter import RegisterReading, joules_between
 from exporter.collectors.energy.idle_power import IdlePower
 from exporter.collectors.job import EnergyReading
 from exporter.ledger.energy.records import DeviceRecord, DevicesRecord
@@ -64,13 +64,13 @@ class DeviceEnergy:
             self.bridged_joules += self._since_restart(reading)
             if reading.history:
                 self.pending_joules += reading.joules - reading.history[0].joules
-        elif reading.at > self._read_at:
+        elif reading.time > self._read_at:
             increment_joules = reading.joules - self._joules
             if increment_joules < 0:  # the collector restarted at 0
                 increment_joules = reading.joules
             self.pending_joules += increment_joules
-            self.idle.note(increment_joules / (reading.at - self._read_at), working=working)
-        self._joules, self._read_at = reading.joules, reading.at
+            self.idle.note(increment_joules / (reading.time - self._read_at), working=working)
+        self._joules, self._read_at = reading.joules, reading.time
         self._note_crosscheck(reading, reading.joules)
 
     def add_gap(self, reason: str, joules: float) -> None:
@@ -83,12 +83,12 @@ class DeviceEnergy:
             return 0.0
         joules: float | None = None
         if saved_record.register_joules is not None and reading.register_joules is not None:
-            saved_mark = RegisterMark(saved_record.register_joules, saved_record.read_at, saved_record.watts)
+            saved_mark = RegisterReading(saved_record.register_joules, saved_record.read_at, saved_record.watts)
             # The energy of the history is divided as usual, so the register at the start of the history is used.
-            history_joules, mark_at = 0.0, reading.at
+            history_joules, mark_at = 0.0, reading.time
             if reading.history and reading.joules is not None:
-                history_joules, mark_at = reading.joules - reading.history[0].joules, reading.history[0].at
-            mark = RegisterMark(reading.register_joules - history_joules, mark_at)
+                history_joules, mark_at = reading.joules - reading.history[0].joules, reading.history[0].time
+            mark = RegisterReading(reading.register_joules - history_joules, mark_at)
             joules = joules_between(saved_mark, mark, range_joules=reading.range_joules)
         return saved_record.pending_joules + (joules or 0.0)
 
@@ -96,9 +96,9 @@ class DeviceEnergy:
         moments, power = self._moments, reading.power_joules
         if power is None or (moments and (power < moments[-1].power_joules or joules < moments[-1].joules)):
             moments.clear()
-        if power is not None and not (moments and moments[-1].read_at == reading.at):
-            moments.append(_CrosscheckMoment(reading.at, joules, power))
-            while reading.at - moments[0].read_at > CROSSCHECK_SECONDS:
+        if power is not None and not (moments and moments[-1].read_at == reading.time):
+            moments.append(_CrosscheckMoment(reading.time, joules, power))
+            while reading.time - moments[0].read_at > CROSSCHECK_SECONDS:
                 moments.popleft()
 
     def crosscheck(self) -> float | None:
@@ -122,7 +122,7 @@ class DeviceEnergy:
             reading.device,
             reading.source,
             reading.register_joules,
-            reading.at,
+            reading.time,
             reading.watts,
             pending_joules,
         )

@@ -100,7 +100,7 @@ class GpuAttribution:
 
     def __init__(self, start: EnergyPoint) -> None:
         self._divided_point = start
-        self._listed_at = start.at
+        self._listed_at = start.time
         self._lists: deque[float] = deque()  # times of the lists
         self._holders: dict[int, _Holder] = {}
         self._past_holders: list[_Holder] = []  # ended intervals of processes that hold the GPU again
@@ -121,7 +121,7 @@ class GpuAttribution:
     @property
     def divided_at(self) -> float:
         """Monotonic time up to which the energy is divided."""
-        return self._divided_point.at
+        return self._divided_point.time
 
     def divide(
         self,
@@ -144,22 +144,22 @@ class GpuAttribution:
             phases_until: Time up to which the phases of the processes are known.
         """
         for listing in listings:
-            if listing.at > self._listed_at:
+            if listing.time > self._listed_at:
                 self._update(listing, lives)
         if not self._lists and history:
-            self._listed_at = history[-1].at  # the driver has no process list
+            self._listed_at = history[-1].time  # the driver has no process list
         division = Division(self._take_claimed_slices(run_of))
         points = self._points(history)
         for process in reported_processes:
             is_hidden = not (process.is_listable and self._lists)
-            if process.has_gpu_name and is_hidden and process.life.ended is None:
+            if process.has_gpu_name and is_hidden and process.life.ended_at is None:
                 self._hold(process.life, points, run_of, division)
         for holder in self._holders.values():
             life = lives.get(holder.pid)
-            if holder.end is None and life is not None and life.ended is not None:
-                holder.end = max(holder.begin, life.ended)
+            if holder.end is None and life is not None and life.ended_at is not None:
+                holder.end = max(holder.begin, life.ended_at)
         if points:
-            self._divide(points, min(self._horizon(), points[-1].at, phases_until), run_of, division)
+            self._divide(points, min(self._horizon(), points[-1].time, phases_until), run_of, division)
             for process in reported_processes:
                 self._claim(process, points, run_of, division)
         self._forget(run_of)
@@ -169,7 +169,7 @@ class GpuAttribution:
         """Return the readings, with the last divided point if the readings since then are no longer kept."""
         if (
             history
-            and history[0].at > self._divided_point.at
+            and history[0].time > self._divided_point.time
             and history[0].joules >= self._divided_point.joules
         ):
             return (self._divided_point, *history)
@@ -183,13 +183,13 @@ class GpuAttribution:
             moment
             for holder in self._all_holders
             for moment in (holder.begin, holder.end)
-            if moment is not None and self._divided_point.at < moment < horizon
+            if moment is not None and self._divided_point.time < moment < horizon
         }
-        times = sorted({max(self._divided_point.at, points[0].at), *edges, horizon})
+        times = sorted({max(self._divided_point.time, points[0].time), *edges, horizon})
         for begin, end in itertools.pairwise(times):
-            if begin >= self._divided_point.at and end <= horizon:
+            if begin >= self._divided_point.time and end <= horizon:
                 self._share(begin, end, joules_between(points, begin, end), run_of, division)
-        if horizon > self._divided_point.at:
+        if horizon > self._divided_point.time:
             self._divided_point = EnergyPoint(horizon, joules_at(points, horizon))
 
     def _update(self, listing: GpuListing, lives: Mapping[int, ProcessLife]) -> None:
@@ -197,12 +197,12 @@ class GpuAttribution:
         use_by_pid = {use.pid: use for use in listing.processes}
         for pid, use in use_by_pid.items():
             holder, life = self._holders.get(pid), lives.get(pid)
-            if life is not None and life.ended is not None and life.ended <= listing.at:
+            if life is not None and life.ended_at is not None and life.ended_at <= listing.time:
                 continue  # the process exited after the list was read
-            if holder is None or (holder.end is not None and holder.end < listing.at):
+            if holder is None or (holder.end is not None and holder.end < listing.time):
                 if holder is not None:
                     self._past_holders.append(holder)
-                began_at = self._listed_at if life is None else life.began
+                began_at = self._listed_at if life is None else life.started_at
                 holder = self._holders[pid] = _Holder(pid, max(began_at, self._listed_at))
                 self._settle(pid)
             holder.memory = use.memory_bytes
@@ -210,10 +210,10 @@ class GpuAttribution:
         for pid, holder in self._holders.items():
             if pid > 0 and pid not in use_by_pid and holder.end is None:
                 life = lives.get(pid)
-                holder.end = listing.at if life is None or life.ended is None else life.ended
-        self._listed_at = listing.at
-        self._lists.append(listing.at)
-        while self._lists[0] < listing.at - FREE_INTERVAL_SECONDS:
+                holder.end = listing.time if life is None or life.ended_at is None else life.ended_at
+        self._listed_at = listing.time
+        self._lists.append(listing.time)
+        while self._lists[0] < listing.time - FREE_INTERVAL_SECONDS:
             self._lists.popleft()
 
     def _hold(
@@ -224,28 +224,28 @@ class GpuAttribution:
             return
         self._settle(life.pid)
         self._claim_stored_slices(life, run_of, division)
-        for interval in self._take_free_intervals(life.began, self._divided_point.at) if points else ():
+        for interval in self._take_free_intervals(life.started_at, self._divided_point.time) if points else ():
             division.slices.append(self._slice(life.pid, interval, points, run_of))
-        self._holders[life.pid] = _Holder(life.pid, max(life.began, self._divided_point.at))
+        self._holders[life.pid] = _Holder(life.pid, max(life.started_at, self._divided_point.time))
 
     def _claim(
         self, process: ReportedProcess, points: Sequence[EnergyPoint], run_of: RunOf, division: Division
     ) -> None:
         """Add the energy of a reported process that exited before the next list."""
         life = process.life
-        if life.pid in self._settled_pids or life.ended is None or life.ended > self._divided_point.at:
+        if life.pid in self._settled_pids or life.ended_at is None or life.ended_at > self._divided_point.time:
             return
         self._settle(life.pid)
         list_times = [
             listed_at
             for listed_at in self._lists
-            if process.is_listable and life.began <= listed_at <= life.ended
+            if process.is_listable and life.started_at <= listed_at <= life.ended_at
         ]
         # A list without the process shows that the process had not used the GPU before.
         is_certain = process.has_gpu_name and (process.has_used_cuda or not list_times)
         if process.has_gpu_name and not process.is_listable:
             self._claim_stored_slices(life, run_of, division)
-        for interval in self._take_free_intervals(max([life.began, *list_times]), life.ended):
+        for interval in self._take_free_intervals(max([life.started_at, *list_times]), life.ended_at):
             if is_certain:
                 division.slices.append(self._slice(life.pid, interval, points, run_of))
             else:
@@ -260,8 +260,8 @@ class GpuAttribution:
     def _claim_stored_slices(self, life: ProcessLife, run_of: RunOf, division: Division) -> None:
         """Add the stored energy of unknown pids with the same lifetime, which are pids of a different namespace."""
         for holder in self._all_holders:
-            is_within = life.ended is None or (holder.end or inf) <= life.ended + LIFE_TOLERANCE_SECONDS
-            if not run_of(holder.pid) and is_within and holder.begin >= life.began - LIFE_TOLERANCE_SECONDS:
+            is_within = life.ended_at is None or (holder.end or inf) <= life.ended_at + LIFE_TOLERANCE_SECONDS
+            if not run_of(holder.pid) and is_within and holder.begin >= life.started_at - LIFE_TOLERANCE_SECONDS:
                 division.slices += [
                     replace(part, run=run_of(life.pid), pids=(life.pid,)) for part in holder.stored_slices
                 ]
@@ -344,15 +344,15 @@ class GpuAttribution:
         """Discard processes whose energy is divided, and old intervals without a holder."""
 
         def is_over(holder: _Holder) -> bool:
-            if holder.end is None or holder.end > self._divided_point.at:
+            if holder.end is None or holder.end > self._divided_point.time:
                 return False
-            return bool(run_of(holder.pid)) or self._divided_point.at - holder.end > UNKNOWN_RUN_SECONDS
+            return bool(run_of(holder.pid)) or self._divided_point.time - holder.end > UNKNOWN_RUN_SECONDS
 
         self._holders = {pid: holder for pid, holder in self._holders.items() if not is_over(holder)}
         self._past_holders = [holder for holder in self._past_holders if not is_over(holder)]
         while (
             self._free_intervals
-            and self._free_intervals[0].end < self._divided_point.at - FREE_INTERVAL_SECONDS
+            and self._free_intervals[0].end < self._divided_point.time - FREE_INTERVAL_SECONDS
         ):
             self._free_intervals.popleft()
 
@@ -378,13 +378,13 @@ def _parts(owners: Mapping[str, Collection[_Holder]]) -> tuple[str, dict[str, fl
 
 def joules_at(history: Sequence[EnergyPoint], moment: float) -> float:
     """Return the energy at a time, interpolated between two points."""
-    index = bisect.bisect_left([point.at for point in history], moment)
+    index = bisect.bisect_left([point.time for point in history], moment)
     if index == 0:
         return history[0].joules
     if index == len(history):
         return history[-1].joules
     earlier, later = history[index - 1], history[index]
-    part = (moment - earlier.at) / (later.at - earlier.at)
+    part = (moment - earlier.time) / (later.time - earlier.time)
     return earlier.joules + (later.joules - earlier.joules) * part
 
 

@@ -86,7 +86,7 @@ class GpuDivision:
                 device.add_gap(reason, joules)
             # The undivided energy is saved for the next sidecar.
             device.pending_joules = (
-                joules_between(history, gpu.divided_at, history[-1].at) if gpu.pids else 0.0
+                joules_between(history, gpu.divided_at, history[-1].time) if gpu.pids else 0.0
             )
             for part in division.slices:
                 yield GpuPart(device, part, holders.intervals(part))

@@ -62,7 +62,7 @@ class GpuHolders:
         self._pids = {process: pid for process, pid in self._pids.items() if process in present}
         for job_process in job:
             if job_process.alive or (
-                job_process.ended is not None and job_process.ended > wall - BINDING_SECONDS
+                job_process.ended_at is not None and job_process.ended_at > wall - BINDING_SECONDS
             ):
                 self._bind(job_process, wall - now)
         for run in () if use is None else use.runs:
@@ -81,7 +81,7 @@ class GpuHolders:
         """Assign a pid or a negative number to a process of the feed, and store the lifetime if there is no pid."""
         identity = process.process
         start = identity.started - wall_clock_offset
-        exited_at = None if process.ended is None else max(start, process.ended - wall_clock_offset)
+        exited_at = None if process.ended_at is None else max(start, process.ended_at - wall_clock_offset)
         pid = process.pid
         if pid is None:
             life = self.lives.get(identity.pid)
@@ -122,14 +122,14 @@ class GpuHolders:
                 or (job_process.process.rank is None and not job_process.gpus.used)
             ):
                 continue
-            if life.ended is not None and life.ended < now - REPORTED_SECONDS:
+            if life.ended_at is not None and life.ended_at < now - REPORTED_SECONDS:
                 continue
             for uuid in filter(None, (_uuid_of(name, uuids) for name in job_process.gpus.names)):
                 process = ReportedProcess(
                     life,
                     has_used_cuda=bool(job_process.gpus.used),
                     has_gpu_name=job_process.gpus.named,
-                    is_listable=self._sees_pids and (life.pid > 0 or life.ended is not None),
+                    is_listable=self._sees_pids and (life.pid > 0 or life.ended_at is not None),
                 )
                 processes_by_uuid.setdefault(uuid, []).append(process)
         return processes_by_uuid
@@ -148,7 +148,7 @@ class GpuHolders:
         for pid in pids:
             intervals = self._intervals.get(self._processes.get(pid, ""), ())
             life = self.lives.get(pid)
-            exited_at = None if life is None else life.ended
+            exited_at = None if life is None else life.ended_at
             if not intervals:
                 if pid < 0 and exited_at is None:
                     limit = min(limit, now - STALE_FEED_SECONDS)
@@ -168,7 +168,7 @@ class GpuHolders:
                 continue
             life = self.lives.get(pid)
             intervals = list(reported_intervals)
-            if life is not None and reported_intervals[0].begin > part.begin >= life.began - 1.0:
+            if life is not None and reported_intervals[0].begin > part.begin >= life.started_at - 1.0:
                 intervals.insert(0, PhaseInterval(part.begin, reported_intervals[0].begin, STARTUP_PHASE))
             if reported_intervals[-1].end < part.end:
                 intervals.append(
@@ -201,7 +201,7 @@ def running_pids(job: Sequence[JobProcess]) -> set[int]:
 
 def _is_within(start: float, life: ProcessLife) -> bool:
     """Return True if a recording that started at *start* can belong to the process of a lifetime."""
-    return start >= life.began - START_TOLERANCE_SECONDS and (life.ended is None or start <= life.ended)
+    return start >= life.started_at - START_TOLERANCE_SECONDS and (life.ended_at is None or start <= life.ended_at)
 
 
 def _uuid_of(name: str, uuids: Mapping[int, str]) -> str:

@@ -87,7 +87,7 @@ class RankDevices:
             self._of_pid.setdefault(use.pid, set()).add((use.gpu, use.uuid))
         # A MIG instance has a lower peak than the card: a divided card has no name here.
         self._names = {
-            reading.device: "" if reading.divided else reading.name
+            reading.device: "" if reading.is_mig else reading.name
             for reading in gpus.readings()
             if reading.component == "gpu"
         }

@@ -1,8 +1,9 @@
-"""NVML child process and the pipe protocol: each line is a JSON object with the key `kind`.
+"""NVML child process, and the protocol of its pipes: each line is a JSON object with the key `kind`.
 
-From the child: `progress` (the child is responsive), `machine` (NVML is initialised), `sample` (readings), `slow` (a slow call),
-`exit` (the child ends, with the reason). To the child: `start` (options, the first message), `reattach` (use a skipped GPU
-again), `stop` (exit in order). After the exit of either side the pipe ends; an incomplete line is dropped.
+From the child: `progress` (the child is responsive), `machine` (NVML is initialised), `sample` (readings of a pass),
+`slow` (a slow call), `exit` (the reason of the exit). To the child: `start` (the first message, with the options),
+`reattach` (use a skipped GPU again), `stop` (exit normally). A pipe ends when either process exits; an incomplete
+last line is ignored.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 
 
 class ProtocolError(ValueError):
-    """Bytes that are not a message; the rest of the pipe cannot be read."""
+    """Bytes that are not a message."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Return the bytes of a message; raises ValueError for a number that is not finite."""
+    """Return a message as bytes; raises ValueError for a number that is not finite."""
     return json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
@@ -29,7 +30,7 @@ class MessageReader:
         self._rest = b""
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Read from the pipe and return complete messages; may block; None at the end; raises ProtocolError."""
+        """Read from the pipe and return the complete messages; None at the end of the pipe; may block; raises ProtocolError."""
         data = os.read(self.descriptor, 1 << 16)
         if not data:
             return None
@@ -42,7 +43,7 @@ def parse(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise ProtocolError(f"no JSON: {error}") from None
+        raise ProtocolError(f"not JSON: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-        raise ProtocolError("no object with a kind")
+        raise ProtocolError("not an object with the key kind")
     return message

@@ -1,8 +1,9 @@
 """NVML calls and field values of a GPU, with tracking of unsupported queries and slow calls.
 
-Each query has a name (`power`, `field.82`). An unsupported or forbidden query is not repeated for ten minutes, because
-some calls need a millisecond to return the error; a failed query is repeated in the next pass. A slow call is made less often on this
-GPU, so that the other GPUs are rarely delayed. `DeviceDownError` (a lost GPU) ends the whole pass over this GPU.
+Each query has a name (`power`, `field.82`). An unsupported or forbidden query is skipped for ten minutes, because
+some calls need a millisecond to return the error; a failed query is repeated in the next pass. A slow call is made
+less often on this GPU, so that it rarely delays the other GPUs. `DeviceDownError` (a lost GPU) ends the pass over
+this GPU.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from math import inf, isfinite
 from typing import Any
 
 from exporter.collectors.gpu.nvml.library import (
-    DEVICE_DOWN,
+    DEVICE_DOWN_ERRORS,
     GARBAGE,
-    LIBRARY_DOWN,
-    UNSUPPORTED,
+    LIBRARY_DOWN_ERRORS,
+    UNSUPPORTED_ERRORS,
     CallFailedError,
     NvmlLibrary,
     name_of,
 )
-from exporter.collectors.gpu.nvml.units import BEYOND_COUNTING, Convert, GarbageError, count, small
+from exporter.collectors.gpu.nvml.units import ALL_BITS_SET, Convert, GarbageError, count, small
 
 SUM_OF_LINKS = 0xFFFFFFFF
-"""Scope of a field value: the sum over all NVLinks."""
+"""Scope of a field value that is the sum over all NVLinks."""
 
 ARCHITECTURES = dict(
     enumerate(
@@ -31,20 +32,20 @@ ARCHITECTURES = dict(
     )
 ) | {13: "rubin"}
 BLACKWELL = 10
-"""First architecture with NVLink 5, which has separate counter fields."""
+"""First architecture with NVLink 5, whose counters have separate field ids."""
 
 Field = int | tuple[int, int]
 """A field id, or a field id with a scope (a link)."""
 
 FIELDS_CALL = "nvmlDeviceGetFieldValues"
 _UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-_LONGEST_TEXT = 128
+_MAX_TEXT_LENGTH = 128
 _REPROBE_SECONDS = 600.0
 
 SLOW_CALL_SECONDS = 0.25
-"""Duration from which a call counts as slow; usual calls take 5 ms at most."""
+"""Duration from which a call counts as slow; normal calls take at most 5 ms."""
 PAUSE_PER_SECOND = 100.0
-LONGEST_PAUSE_SECONDS = 300.0
+MAX_PAUSE_SECONDS = 300.0
 
 
 class DownError(Exception):
@@ -60,7 +61,7 @@ class DeviceDownError(DownError):
 
 
 class LibraryDownError(DownError):
-    """Failure of NVML: this process can read no GPU any more."""
+    """Failure of NVML: this process can no longer read any GPU."""
 
 
 class NvmlDevice:
@@ -71,7 +72,7 @@ class NvmlDevice:
         handle: NVML handle.
         index: NVML index.
         reprobe_seconds: Time before an unsupported query is retried.
-        avoid: Calls that have hung on this GPU; paused at the start.
+        avoid: Calls that have hung on this GPU; they are paused at the start.
     """
 
     def __init__(
@@ -86,14 +87,14 @@ class NvmlDevice:
         self.library = library
         self.handle = handle
         self.index = index
-        self.now = 0.0  # monotonic time of the pass; set by the sampler
-        self.attempted = 0  # calls of this pass
-        self.answered = 0  # of the attempted calls, with a result
+        self.pass_time = 0.0  # monotonic time; set by the sampler in each pass
+        self.call_count = 0  # in this pass; set by the sampler
+        self.result_count = 0  # calls and field values with a result, in this pass
         self.last_error = ""  # of this pass; "" without a failed call
         self._reprobe_seconds = reprobe_seconds
-        self._again: dict[str, float] = {}  # time of the next attempt by query
-        self._paused = dict.fromkeys(avoid, LONGEST_PAUSE_SECONDS)  # end of the pause by call
-        self._avoided = bool(self._paused)
+        self._retry_times: dict[str, float] = {}  # time of the next attempt, by unsupported query
+        self._paused_until = dict.fromkeys(avoid, MAX_PAUSE_SECONDS)  # end of the pause, by call
+        self._avoids_calls = bool(self._paused_until)
 
     def query(self, item: str, call: str, *arguments: Any, convert: Convert = lambda value: value) -> Any:
         """Call a function with the GPU's handle and return the converted result; None without a value.
@@ -119,27 +120,27 @@ class NvmlDevice:
 
     def call(self, call: str, *arguments: Any) -> Any:
         """Call a function with the GPU's handle, and pause the function after a slow call; raises CallFailedError."""
-        self.attempted += 1
+        self.call_count += 1
         try:
             result = self.library.call(call, self.handle, *arguments)
-            self.answered += 1
+            self.result_count += 1
             return result
         finally:
             seconds = self.library.last_seconds
             if seconds >= SLOW_CALL_SECONDS:
-                self._paused[call] = (
-                    self.now + seconds + min(LONGEST_PAUSE_SECONDS, PAUSE_PER_SECOND * seconds)
+                self._paused_until[call] = (
+                    self.pass_time + seconds + min(MAX_PAUSE_SECONDS, PAUSE_PER_SECOND * seconds)
                 )
 
     def may_call(self, item: str, call: str) -> bool:
         """Return True if neither the query is unsupported nor the call paused."""
-        if self._avoided:  # in the first pass, because `now` is not set before
-            self._avoided = False
-            self._paused = dict.fromkeys(self._paused, self.now + LONGEST_PAUSE_SECONDS)
-        return self.now >= self._paused.get(call, 0.0) and not self.is_unsupported(item)
+        if self._avoids_calls:  # in the first pass, because `pass_time` is not set earlier
+            self._avoids_calls = False
+            self._paused_until = dict.fromkeys(self._paused_until, self.pass_time + MAX_PAUSE_SECONDS)
+        return self.pass_time >= self._paused_until.get(call, 0.0) and not self.is_unsupported(item)
 
     def read_fields(self, conversions: Mapping[Field, Convert]) -> dict[Field, Any]:
-        """Read field values in a single call and return the fields that have a value."""
+        """Read field values in a single call; fields without a value are omitted from the result."""
         fields = [field for field in conversions if self.may_call(field_item(field), FIELDS_CALL)]
         if not fields:
             return {}
@@ -149,13 +150,13 @@ class NvmlDevice:
             for field in fields:
                 self.fail(field_item(field), FIELDS_CALL, failure.error)
             return {}
-        self.answered -= 1  # each member counts separately
+        self.result_count -= 1  # each field value is counted separately
         numbers: dict[Field, Any] = {}
         for field, value in zip(fields, values, strict=False):
             error = member_error(value.nvmlReturn) if value.nvmlReturn else ""
             try:
                 if not error:
-                    self.answered += 1
+                    self.result_count += 1
                     numbers[field] = conversions[field](_number_of(value))
             except GarbageError:
                 error = GARBAGE
@@ -170,33 +171,33 @@ class NvmlDevice:
     def by_kind(self, kinds: Mapping[int, str]) -> dict[str, int]:
         """Read field values that count the kinds of an event; return the counts by kind."""
         numbers = self.counts(kinds)
-        return {kind: numbers[field] for field, kind in kinds.items() if field in numbers}
+        return {value_type: numbers[field] for field, value_type in kinds.items() if field in numbers}
 
     def is_unsupported(self, item: str) -> bool:
-        """Return True if a recent attempt showed that the GPU does not support or refuses a query."""
-        again = self._again.get(item)
-        if again is None:
+        """Return True if the GPU did not support or permit a query at a recent attempt."""
+        retry_time = self._retry_times.get(item)
+        if retry_time is None:
             return False
-        if self.now < again:
+        if self.pass_time < retry_time:
             return True
-        del self._again[item]
+        del self._retry_times[item]
         return False
 
     def fail(self, item: str, call: str, error: str) -> None:
         """Record a failed query; raises DownError if the GPU or NVML is down."""
-        if error in UNSUPPORTED or error == "no_permission":
-            self._again[item] = self.now + self._reprobe_seconds
-        if error in UNSUPPORTED:
+        if error in UNSUPPORTED_ERRORS or error == "no_permission":
+            self._retry_times[item] = self.pass_time + self._reprobe_seconds
+        if error in UNSUPPORTED_ERRORS:
             return
         self.library.count_error(call, error)
-        if error in DEVICE_DOWN:
+        if error in DEVICE_DOWN_ERRORS:
             raise DeviceDownError(error)
-        if error in LIBRARY_DOWN:
+        if error in LIBRARY_DOWN_ERRORS:
             raise LibraryDownError(error)
         self.last_error = error
 
     def architecture(self) -> int:
-        """Return the NVML number of the architecture; 0 if unknown."""
+        """Return NVML's number of the architecture; 0 if unknown."""
         number = self.query("architecture", "nvmlDeviceGetArchitecture")
         return number if number in ARCHITECTURES else 0
 
@@ -207,9 +208,9 @@ class NvmlDevice:
 
 
 def member_error(code: int) -> str:
-    """Return the name of a member's error in a batch that succeeded."""
+    """Return the error name of a single value in a batch call that succeeded."""
     name = name_of(code)
-    # In a batch, these errors refer to the member, not to the GPU.
+    # In a batch, these errors refer to the value and not to the GPU.
     return "not_supported" if name in {"not_found", "gpu_not_found"} else name
 
 
@@ -220,16 +221,18 @@ def field_item(field: Field) -> str:
 
 def _number_of(value: Any) -> float:
     """Return the number in NVML's value union, as named by the type code; raises GarbageError for invalid numbers."""
-    kind = value.valueType
-    number: float = getattr(value.value, _UNION_MEMBERS[kind]) if 0 <= kind < len(_UNION_MEMBERS) else inf
-    if not isfinite(number) or abs(number) >= BEYOND_COUNTING:
+    value_type = value.valueType
+    number: float = (
+        getattr(value.value, _UNION_MEMBERS[value_type]) if 0 <= value_type < len(_UNION_MEMBERS) else inf
+    )
+    if not isfinite(number) or abs(number) >= ALL_BITS_SET:
         raise GarbageError(number)
     return number
 
 
 def _text(text: Any) -> str:
     text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
-    return "".join(character for character in text if character.isprintable())[:_LONGEST_TEXT].strip()
+    return "".join(character for character in text if character.isprintable())[:_MAX_TEXT_LENGTH].strip()
 
 
 _IDENTITY: dict[str, tuple[str, Convert]] = {

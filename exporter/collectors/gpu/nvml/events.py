@@ -1,8 +1,9 @@
-"""Events of the driver: Xids.
+"""Xid events of NVML.
 
-Runs in the NVML child. NVML calls are made by the sampling thread and the event thread, which waits for events. With a lost GPU
-every wait for the event set fails, so a new set is created whenever a GPU is lost or returns; the old set is not freed, since
-the thread may be waiting for it. Events before the registration are lost; the sidecar also reads the kernel log.
+Runs in the NVML child: the sampling thread registers GPUs, the event thread waits for events. Waiting fails for an
+event set that contains a lost GPU. A new set is therefore created whenever a GPU is lost or returns; the old set is
+not freed, because the event thread may be waiting for it. Events before the registration are lost; the sidecar also
+reads Xids from the kernel log.
 """
 
 from __future__ import annotations
@@ -20,34 +21,34 @@ XID = 0x8
 _WAIT_MILLISECONDS = 5000
 _PAUSE_SECONDS = 1.0
 _MAX_XIDS = 200
-"""Limit of different Xids of a GPU, above all existing Xids: garbage must not create labels."""
+"""Maximum number of different Xids per GPU, larger than the number of existing Xids, so that garbage cannot create labels."""
 
 
 class NvmlEvents:
-    """Counter of the Xids of all GPUs; `library` belongs to the event thread."""
+    """Counter of the Xids of all GPUs; the event thread makes its calls with `library`."""
 
     def __init__(self, library: NvmlLibrary, *, wall: Callable[[], float]) -> None:
         self.library = library
         self._wall = wall
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards the next two attributes
         self._xids: dict[int, dict[str, tuple[int, float]]] = {}
         self._indices: dict[int, int] = {}
         self._set: Any = None
-        self._watched: set[int] = set()  # indices of the registered GPUs
+        self._registered_indices: set[int] = set()  # indices of the registered GPUs
 
-    def watch(self, library: NvmlLibrary, devices: Iterable[NvmlDevice]) -> None:
-        """Register these GPUs for events from now on; a GPU without events is a normal state."""
-        present = {device.index: device for device in devices}
-        if present.keys() == self._watched:
+    def register(self, library: NvmlLibrary, devices: Iterable[NvmlDevice]) -> None:
+        """Register GPUs for Xid events if the set of GPUs has changed; GPUs without events are a normal state."""
+        devices_by_index = {device.index: device for device in devices}
+        if devices_by_index.keys() == self._registered_indices:
             return
-        self._watched = set(present)
+        self._registered_indices = set(devices_by_index)
         try:
             event_set = library.call("nvmlEventSetCreate")
-        except CallFailedError:  # this machine has no events
+        except CallFailedError:  # the driver has no events
             return
-        for device in present.values():
-            with suppress(DeviceDownError):  # the next pass over the GPU finds out
-                self._register(device, event_set)
+        for device in devices_by_index.values():
+            with suppress(DeviceDownError):  # the next pass over the GPU reports the loss
+                self._register_device(device, event_set)
         self._set = event_set
 
     def start(self) -> None:
@@ -65,9 +66,9 @@ class NvmlEvents:
         with self._lock:
             return dict(self._xids.get(index, {}))
 
-    def _register(self, device: NvmlDevice, event_set: Any) -> None:
-        supported = device.query("events", "nvmlDeviceGetSupportedEventTypes")
-        if not (supported or 0) & XID:  # an unsupported bit fails the whole registration
+    def _register_device(self, device: NvmlDevice, event_set: Any) -> None:
+        event_types = device.query("events", "nvmlDeviceGetSupportedEventTypes")
+        if not (event_types or 0) & XID:  # with an unsupported bit, the whole registration fails
             return
         with self._lock:
             self._indices[_address(device.handle)] = device.index
@@ -83,10 +84,10 @@ class NvmlEvents:
             if error in {"uninitialized", "driver_not_loaded"}:
                 return
             if error not in {"", "timeout"}:
-                pause.wait(_PAUSE_SECONDS)  # such a wait fails at once, every time
+                pause.wait(_PAUSE_SECONDS)  # waiting for this set fails immediately and repeatedly
 
     def _take(self, milliseconds: int) -> str:
-        """Wait for an event; return the error, "" for none."""
+        """Wait for an event and count it; return the error, or "" after an event."""
         try:
             event = self.library.call("nvmlEventSetWait_v2", self._set, milliseconds)
         except CallFailedError as failure:

@@ -1,8 +1,8 @@
-"""Performance counters of GPUs from Hopper on (GPM): activity of SMs, tensor cores and memory, bytes over PCIe and NVLink.
+"""GPU performance monitoring (GPM), from Hopper on: activity of SMs, tensor cores and memory, bytes over PCIe and NVLink.
 
-Runs in the NVML child, on the sampling thread. A metric is computed from two samples at least 100 ms apart; the previous
-sample is kept, so that no call sleeps and each metric covers the whole time since the last pass. Other threads must not
-sample: two simultaneous calls of `nvmlGpmSampleGet`, even for different GPUs, panic the driver.
+Runs in the NVML child, on the sampling thread. NVML computes a metric from two samples that are at least 100 ms
+apart. The previous sample is kept, so that no call sleeps and a metric covers the whole time since the previous pass.
+Only one thread may sample: two simultaneous calls of `nvmlGpmSampleGet`, even for different GPUs, panic the driver.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 
 from exporter.collectors.gpu.nvml.device import NvmlDevice, member_error
 from exporter.collectors.gpu.nvml.driver_samples import BUSY, Totals
-from exporter.collectors.gpu.nvml.library import GARBAGE, UNSUPPORTED, CallFailedError
+from exporter.collectors.gpu.nvml.library import GARBAGE, UNSUPPORTED_ERRORS, CallFailedError
 from exporter.collectors.gpu.nvml.readings import Labels, PassReadings
 from exporter.collectors.gpu.nvml.units import GarbageError, byte_rate, ratio
 
-MIN_SECONDS = 0.1
-"""NVML returns NaN for samples that are closer."""
+MIN_INTERVAL_SECONDS = 0.1
+"""Minimum time between two samples; NVML returns NaN for a shorter time."""
 
 SM_ACTIVITY = 2
 
 _SUPPORT_SECONDS = 10.0
-"""Interval of the query for GPM support."""
+"""Interval between two queries of the GPM support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,26 +46,26 @@ ACTIVITY = (
     GpmRow(metric=12, reading="pipe_activity_ratio", labels=("fp32",)),
     GpmRow(metric=13, reading="pipe_activity_ratio", labels=("fp16",)),
 )
-"""Percent, published as ratios."""
+"""Metrics in percent, published as ratios."""
 
 BUSY_ROW = GpmRow(metric=1, reading=BUSY)
-"""Percent of the time in which a kernel ran, integrated."""
+"""Metric in percent of the time in which a kernel ran, published as its integral."""
 
 PCIE = (
     GpmRow(metric=20, reading="pcie_transmit_bytes"),
     GpmRow(metric=21, reading="pcie_receive_bytes"),
 )
-"""MiB a second, integrated. NVML's own counters (fields 197, 198) have 32 bits and wrap every 72 ms on a busy link."""
+"""Metrics in MiB per second, published as integrals. NVML's own 32-bit counters (fields 197, 198) wrap every 72 ms on a busy link."""
 
 NVLINK = (
     GpmRow(metric=60, reading="nvlink_receive_gpm"),
     GpmRow(metric=61, reading="nvlink_transmit_gpm"),
 )
-"""MiB per second, integrated; for GPUs whose NVLinks have no counters."""
+"""Metrics in MiB per second, published as integrals, for GPUs whose NVLinks have no counters."""
 
 
 class GpmMetrics:
-    """Metrics of a GPU, or of an instance, between two samples.
+    """Metrics of a GPU or of a GPU instance, between two samples.
 
     Args:
         device: The GPU.
@@ -79,57 +79,57 @@ class GpmMetrics:
         self._device = device
         self._item = item
         self._call, self._arguments = call, arguments
-        self._later: Any = None
-        self._earlier: Any = None
+        self._sample: Any = None
+        self._previous_sample: Any = None
         self._sampled_at: float | None = None
         self._queried_at: float | None = None
-        self._supported = False
+        self._is_supported = False
 
-    def supported(self) -> bool:
-        """Return True if the GPU has performance counters that can be sampled."""
+    def is_supported(self) -> bool:
+        """Return True if the GPU supports GPM and can be sampled now."""
         device = self._device
-        if self._queried_at is None or device.now - self._queried_at >= _SUPPORT_SECONDS:
-            self._queried_at = device.now
+        if self._queried_at is None or device.pass_time - self._queried_at >= _SUPPORT_SECONDS:
+            self._queried_at = device.pass_time
             answer = device.query("gpm", "nvmlGpmQueryDeviceSupport")
-            self._supported = answer is not None and bool(answer.isSupportedDevice)
-        return self._supported and device.may_call(self._item, self._call)
+            self._is_supported = answer is not None and bool(answer.isSupportedDevice)
+        return self._is_supported and device.may_call(self._item, self._call)
 
     def read(self, *requests: Sequence[GpmRow]) -> dict[int, float] | None:
-        """Sample, and compute metrics since the previous sample, each request separately.
+        """Take a sample and compute the metrics since the previous sample, with an NVML call for each request.
 
         Returns:
-            The metrics that have a value; None with the first sample, or less than 100 ms after the previous one.
+            The metrics that have a value, by id; None for the first sample, and less than 100 ms after the previous sample.
         """
         device = self._device
-        if not self.supported():
+        if not self.is_supported():
             return {}
-        if self._sampled_at is not None and device.now - self._sampled_at < MIN_SECONDS:
+        if self._sampled_at is not None and device.pass_time - self._sampled_at < MIN_INTERVAL_SECONDS:
             return None
         try:
-            if self._earlier is None:
-                self._earlier = device.library.call("nvmlGpmSampleAlloc")
-            device.call(self._call, *self._arguments, self._earlier)
+            if self._previous_sample is None:
+                self._previous_sample = device.library.call("nvmlGpmSampleAlloc")
+            device.call(self._call, *self._arguments, self._previous_sample)
         except CallFailedError as failure:
             self._sampled_at = None
             device.fail(self._item, failure.call, failure.error)
             return {}
-        self._earlier, self._later = self._later, self._earlier
-        previous_at, self._sampled_at = self._sampled_at, device.now
+        self._previous_sample, self._sample = self._sample, self._previous_sample
+        previous_at, self._sampled_at = self._sampled_at, device.pass_time
         if previous_at is None:
             return None
-        self.seconds = device.now - previous_at
+        self.seconds = device.pass_time - previous_at
         return {
             number: value
             for request in requests
-            for number, value in self._between([row.metric for row in request]).items()
+            for number, value in self._compute([row.metric for row in request]).items()
         }
 
-    def restart(self) -> None:
+    def discard(self) -> None:
         """Discard the previous sample."""
         self._sampled_at = None
 
-    def _between(self, numbers: list[int]) -> dict[int, float]:
-        """Return metrics between the samples, without NaN and unsupported metrics."""
+    def _compute(self, numbers: list[int]) -> dict[int, float]:
+        """Return the metrics between the two samples; metrics that are NaN or unsupported are omitted."""
         device = self._device
         supported_numbers = [
             number for number in numbers if not device.is_unsupported(f"{self._item}.{number}")
@@ -139,25 +139,25 @@ class GpmMetrics:
         request = device.library.binding.c_nvmlGpmMetricsGet_t()
         request.version = 1
         request.numMetrics = len(supported_numbers)
-        request.sample1, request.sample2 = self._earlier, self._later
-        for place, number in enumerate(supported_numbers):
-            request.metrics[place].metricId = number
+        request.sample1, request.sample2 = self._previous_sample, self._sample
+        for position, number in enumerate(supported_numbers):
+            request.metrics[position].metricId = number
         try:
             device.library.call("nvmlGpmMetricsGet", request)
         except CallFailedError as failure:
-            if failure.error in UNSUPPORTED and len(supported_numbers) > 1:
-                # An unknown metric fails the whole request: find the metric by single requests.
+            if failure.error in UNSUPPORTED_ERRORS and len(supported_numbers) > 1:
+                # A request with an unknown metric fails as a whole: request each metric separately.
                 return {
                     key: value
                     for single in supported_numbers
-                    for key, value in self._between([single]).items()
+                    for key, value in self._compute([single]).items()
                 }
             for number in supported_numbers:
                 device.fail(f"{self._item}.{number}", failure.call, failure.error)
             return {}
         values = {}
-        for place, number in enumerate(supported_numbers):
-            metric = request.metrics[place]
+        for position, number in enumerate(supported_numbers):
+            metric = request.metrics[position]
             if metric.nvmlReturn:
                 device.fail(f"{self._item}.{number}", "nvmlGpmMetricsGet", member_error(metric.nvmlReturn))
             elif isfinite(metric.value):
@@ -166,29 +166,29 @@ class GpmMetrics:
 
 
 class Gpm:
-    """Performance counters of a GPU."""
+    """Reader of the GPM metrics of a GPU."""
 
-    def __init__(self, device: NvmlDevice, totals: Totals, *, enabled: bool) -> None:
+    def __init__(self, device: NvmlDevice, totals: Totals, *, is_enabled: bool) -> None:
         self._device = device
         self._metrics = GpmMetrics(device, "gpm.sample", "nvmlGpmSampleGet")
         self._totals = totals
-        self._enabled = enabled
+        self._is_enabled = is_enabled
 
     def counts_busy_seconds(self) -> bool:
-        """Return True if the driver's utilization samples, which cost more, are not needed."""
-        return self._enabled and self._metrics.supported()
+        """Return True if GPM measures the busy time, so that the more expensive utilization samples are not needed."""
+        return self._is_enabled and self._metrics.is_supported()
 
     def read(self, readings: PassReadings, *, nvlink: bool) -> None:
-        """Sample and read the metrics since the previous sample; `nvlink` includes the bytes over NVLink."""
-        if not self._enabled:
+        """Read the metrics since the previous sample, with the bytes over NVLink if `nvlink` is True."""
+        if not self._is_enabled:
             return
         rates = (*PCIE, *NVLINK) if nvlink else PCIE
-        # Separate requests, since some drivers lack the rates.
+        # Separate requests, because some drivers do not support the rates.
         values = self._metrics.read((BUSY_ROW, *ACTIVITY), rates)
         if values is None:
             return  # keep the last readings
         for row in ACTIVITY:
-            readings.put(row.reading, ratio_of(self._device, values, row), *row.labels)
+            readings.set_value(row.reading, ratio_of(self._device, values, row), *row.labels)
         if BUSY_ROW.metric in values or self.counts_busy_seconds():
             self._add(readings, BUSY_ROW, ratio_of(self._device, values, BUSY_ROW))
         for row in (*PCIE, *NVLINK):
@@ -199,7 +199,7 @@ class Gpm:
         """Integrate a rate over the time between the samples."""
         if rate is not None:
             self._totals[row.reading] = self._totals.get(row.reading, 0.0) + rate * self._metrics.seconds
-        readings.put(row.reading, None if rate is None else self._totals[row.reading])
+        readings.set_value(row.reading, None if rate is None else self._totals[row.reading])
 
 
 def ratio_of(device: NvmlDevice, values: Mapping[int, float], row: GpmRow) -> float | None:

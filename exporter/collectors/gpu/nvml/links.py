@@ -1,7 +1,7 @@
-"""NVLink of a GPU: ports, traffic and errors.
+"""NVLinks of a GPU: state, traffic and errors.
 
-Runs in the NVML child. Bytes have NVML's unit (KiB before the fifth generation). An unused port returns "not supported" for
-fields that other ports support, so support is tracked per link.
+Runs in the NVML child. Traffic is in NVML's unit (KiB before the fifth generation, then bytes). An inactive link
+returns "not supported" for fields that active links support, so support is tracked per link.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TrafficField:
     reading: str
 
 
-# The fifth generation has counters under both ids; the old ones stay at 0.
+# The fifth generation has counters under both ids; the counters under the old ids remain 0.
 _TRANSMIT = (
     TrafficField(field=138, reading="nvlink_transmit_kibibytes"),
     TrafficField(field=202, reading="nvlink_transmit_bytes"),
@@ -36,13 +36,13 @@ _RECEIVE = (
 )
 
 _SUMMED_ERRORS = {38: "crc_flit", 45: "crc_data", 160: "ecc"}
-"""Errors that are sums over the links already."""
+"""Fields that are sums over the links on all drivers."""
 
 _ERRORS = {161: "replay", 162: "recovery", 163: "crc"}
 _OLD_DRIVER_ERRORS = {52: "replay", 59: "recovery"}
-"""Error fields of old drivers, as sums over the links."""
+"""Fields of old drivers that are sums over the links."""
 
-_ERRORS_FIFTH = {
+_FIFTH_GENERATION_ERRORS = {
     206: "malformed_packet",
     207: "buffer_overrun",
     208: "receive",
@@ -60,25 +60,25 @@ class NvLinks:
     """NVLinks of a GPU."""
 
     def __init__(self, device: NvmlDevice) -> None:
-        self.present = False  # True if the GPU has links
-        self.counted = False  # True if the links have traffic counters
+        self.has_links = False  # True if the GPU has links
+        self.has_traffic_counters = False  # True if the links have traffic counters
         self._device = device
         self._active: list[int] = []
 
     def read_traffic(self, readings: PassReadings) -> None:
         """Read the bytes sent and received."""
-        if not self.present:
+        if not self.has_links:
             return
-        newest_first = self._device.architecture() >= BLACKWELL
-        self.counted = False
+        is_newest_first = self._device.architecture() >= BLACKWELL
+        self.has_traffic_counters = False
         for sources in (_TRANSMIT, _RECEIVE):
             has_value = False
-            for source in sources[::-1] if newest_first else sources:
-                # Bytes of two fields cannot be added: use the first field with a value.
+            for source in sources[::-1] if is_newest_first else sources:
+                # The fields count the same bytes in different ways: use only the first field with a value.
                 byte_counts = {} if has_value else self._bytes(source.field)
-                readings.replace(source.reading, byte_counts)
+                readings.set_all(source.reading, byte_counts)
                 has_value |= bool(byte_counts)
-            self.counted |= has_value
+            self.has_traffic_counters |= has_value
 
     def read_slow(self, readings: PassReadings) -> None:
         """Read the link states and errors."""
@@ -89,40 +89,40 @@ class NvLinks:
         states = {link: device.query(f"nvlink.{link}", _STATE, link) for link in links}
         is_active = {link: state != 0 for link, state in states.items() if state is not None}
         self._active = [link for link, active in is_active.items() if active]
-        self.present = bool(is_active)
+        self.has_links = bool(is_active)
         active = len(self._active)
         ports: dict[Labels, float] = (
             {("active",): active, ("inactive",): len(is_active) - active} if is_active else {}
         )
-        readings.replace("nvlink_links", ports)
-        supported = [link for link in links if not device.is_unsupported(f"nvlink.{link}")]
-        readings.replace("nvlink_errors", self._errors(supported) if supported else {})
+        readings.set_all("nvlink_links", ports)
+        supported_links = [link for link in links if not device.is_unsupported(f"nvlink.{link}")]
+        readings.set_all("nvlink_errors", self._errors(supported_links) if supported_links else {})
 
     def _errors(self, links: list[int]) -> dict[Labels, float]:
-        """Return errors by link ("" for all together) and kind."""
+        """Return errors by link ("" for the sum over the links) and kind."""
         device = self._device
-        fifth = device.architecture() >= BLACKWELL
+        is_fifth_generation = device.architecture() >= BLACKWELL
         errors: dict[Labels, float] = {}
-        for field, kind in (_ERRORS_FIFTH if fifth else _ERRORS).items():
+        for field, error_kind in (_FIFTH_GENERATION_ERRORS if is_fifth_generation else _ERRORS).items():
             by_link = self._by_link(field, links)
-            errors.update(((*link, kind), number) for link, number in by_link.items())
-        if not fifth:
-            kinds_by_link = {kind for _, kind in errors}
+            errors.update(((*link, error_kind), number) for link, number in by_link.items())
+        if not is_fifth_generation:
+            kinds_by_link = {error_kind for _, error_kind in errors}
             sums = {**_SUMMED_ERRORS, **_OLD_DRIVER_ERRORS}
             totals = device.by_kind(
-                {field: kind for field, kind in sums.items() if kind not in kinds_by_link}
+                {field: error_kind for field, error_kind in sums.items() if error_kind not in kinds_by_link}
             )
-            errors.update((("", kind), number) for kind, number in totals.items())
+            errors.update((("", error_kind), number) for error_kind, number in totals.items())
         return errors
 
     def _bytes(self, field: int) -> dict[Labels, float]:
-        """Return the sum over the links if the driver has a sum, otherwise values by link."""
-        together = (field, SUM_OF_LINKS)
-        total = self._device.counts((together,)).get(together)
+        """Return the sum over the links if the driver supports it, otherwise the values by link."""
+        sum_of_links = (field, SUM_OF_LINKS)
+        total = self._device.counts((sum_of_links,)).get(sum_of_links)
         if total is not None:
             return {("",): total}
         if not self._device.is_unsupported(f"field.{field}.{SUM_OF_LINKS}"):
-            return {}  # failed in this pass; values by link would create a different series
+            return {}  # the sum failed in this pass only; values by link would belong to a different counter
         return self._by_link(field, self._active)
 
     def _by_link(self, field: int, links: list[int]) -> dict[Labels, float]:

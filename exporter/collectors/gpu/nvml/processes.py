@@ -1,7 +1,7 @@
-"""Compute processes of a GPU: their memory and their share of the SMs.
+"""Compute processes of a GPU, with memory and SM utilization.
 
-Runs in the NVML child. Process ids are in the host's pid namespace, as reported by the driver. They are sent to the
-sidecar as values and never become labels.
+Runs in the NVML child. The driver reports pids of the host's pid namespace. Pids are sent to the sidecar as values
+and never become labels.
 """
 
 from __future__ import annotations
@@ -14,81 +14,85 @@ from exporter.collectors.gpu.nvml.library import GARBAGE, CallFailedError
 from exporter.collectors.gpu.nvml.readings import PassReadings
 from exporter.collectors.gpu.nvml.units import GarbageError, ratio, size
 
-_RUNNING = "nvmlDeviceGetComputeRunningProcesses_v3"
-_RUNNING_OLDER = "nvmlDeviceGetComputeRunningProcesses_v2"
+_RUNNING_V3 = "nvmlDeviceGetComputeRunningProcesses_v3"
+_RUNNING_V2 = "nvmlDeviceGetComputeRunningProcesses_v2"
 _UTILIZATION = "nvmlDeviceGetProcessUtilization"
 _MAX_PROCESSES = 256
-_LONGEST_SAMPLE_SECONDS = 5.0
-_LARGEST_PID = 1 << 22
-"""Limit of Linux. A driver with a different structure than the binding (535.43, 535.86) returns larger numbers."""
+_MAX_SAMPLE_SECONDS = 5.0
+_MAX_PID = 1 << 22
+"""Maximum pid on Linux. Drivers whose structure differs from pynvml's (535.43, 535.86) return larger numbers."""
 
 
 class GpuProcesses:
     """Reader of a GPU's processes."""
 
     def __init__(self) -> None:
-        self._last = 0  # driver's time of the newest sample, microseconds
+        self._last = 0  # time of the newest sample on the driver's clock, microseconds
 
     def read(self, device: NvmlDevice, *, wall: float, readings: PassReadings) -> None:
-        """Read the processes, and their use of the SMs since the last time."""
-        running: dict[int, int | None] | None = device.query(_RUNNING, _RUNNING, convert=_memories)
-        if running is None and device.is_unsupported(_RUNNING):
-            running = device.query(_RUNNING_OLDER, _RUNNING_OLDER, convert=_memories)
-        readings.read_processes = True
-        readings.put("processes", None if running is None else len(running))
-        if running is not None:
-            # With a single process no shares are needed; utilization costs more than the list.
-            busy = self._utilization(device, wall=wall) if len(running) > 1 else {}
+        """Read the processes, and their SM utilization since the previous pass."""
+        memory_by_pid: dict[int, int | None] | None = device.query(
+            _RUNNING_V3, _RUNNING_V3, convert=_memory_by_pid
+        )
+        if memory_by_pid is None and device.is_unsupported(_RUNNING_V3):
+            memory_by_pid = device.query(_RUNNING_V2, _RUNNING_V2, convert=_memory_by_pid)
+        readings.has_process_list = True
+        readings.set_value("processes", None if memory_by_pid is None else len(memory_by_pid))
+        if memory_by_pid is not None:
+            # The utilization of a single process is not needed, and costs more than the list.
+            sm_ratios = self._utilization(device, wall=wall) if len(memory_by_pid) > 1 else {}
             readings.processes = [
-                {"pid": pid, "memory": memory, "sm": busy.get(pid)}
-                for pid, memory in list(running.items())[:_MAX_PROCESSES]
+                {"pid": pid, "memory": memory, "sm": sm_ratios.get(pid)}
+                for pid, memory in list(memory_by_pid.items())[:_MAX_PROCESSES]
             ]
 
     def _utilization(self, device: NvmlDevice, *, wall: float) -> dict[int, float]:
         item = "processes.utilization"
         if not device.may_call(item, _UTILIZATION):
             return {}
-        # For the time 0 the driver returns the last, stale sample of every known process.
-        since = self._last or int((wall - _LONGEST_SAMPLE_SECONDS) * 1e6)
+        # For the time 0, the driver returns the last, possibly stale sample of each process.
+        since_microseconds = self._last or int((wall - _MAX_SAMPLE_SECONDS) * 1e6)
         try:
-            samples = device.call(_UTILIZATION, since)
+            samples = device.call(_UTILIZATION, since_microseconds)
         except CallFailedError as failure:
-            # No new sample: with some drivers success without samples, raised as an error by the binding.
+            # No new sample: some drivers return success without samples, which pynvml raises as an error.
             if failure.error not in {"success", "not_found"}:
                 device.fail(item, failure.call, failure.error)
             return {}
         ratios_by_pid: dict[int, list[float]] = {}
-        future = int((wall + _LONGEST_SAMPLE_SECONDS) * 1e6)
+        latest_microseconds = int((wall + _MAX_SAMPLE_SECONDS) * 1e6)
         for sample in samples:
-            if not since < sample.timeStamp <= future:
+            if not since_microseconds < sample.timeStamp <= latest_microseconds:
                 continue
             try:
                 ratios_by_pid.setdefault(sample.pid, []).append(ratio(sample.smUtil))
             except GarbageError:
                 device.library.count_error(_UTILIZATION, GARBAGE)
             self._last = max(self._last, sample.timeStamp)
-        if self._last > future:  # the wall clock was set back
+        if self._last > latest_microseconds:  # the wall clock was set back
             self._last = 0
         return {pid: sum(ratios) / len(ratios) for pid, ratios in ratios_by_pid.items() if ratios}
 
 
-def _memories(processes: Any) -> dict[int, int | None]:
+def _memory_by_pid(processes: Any) -> dict[int, int | None]:
     """Return memory by process id; None if the driver does not report memory (some MIG modes, vGPU)."""
     memory_by_pid: dict[int, int | None] = {}
     for process in processes:
-        if process.pid > _LARGEST_PID:
+        if process.pid > _MAX_PID:
             raise GarbageError(process.pid)
-        used = None if process.usedGpuMemory is None else size(process.usedGpuMemory)
-        previous = memory_by_pid.get(process.pid)
-        # On a MIG GPU a process is listed once per instance.
-        memory_by_pid[process.pid] = used if previous is None else previous + (used or 0)
+        memory_bytes = None if process.usedGpuMemory is None else size(process.usedGpuMemory)
+        earlier_bytes = memory_by_pid.get(process.pid)
+        # With MIG, a process is listed once per instance.
+        memory_by_pid[process.pid] = (
+            memory_bytes if earlier_bytes is None else earlier_bytes + (memory_bytes or 0)
+        )
     return memory_by_pid
 
 
 def sram_exceeded(device: NvmlDevice) -> int | None:
     """Return 1 if SRAM errors exceed the threshold for a replacement of the card; None if the driver reports no status."""
     structure = getattr(device.library.binding, "c_nvmlEccSramErrorStatus_v1_t", None)
-    if structure is None:  # the binding is older
+    if structure is None:  # pynvml is older than the function
         return None
     status = structure()
     answer = device.query("sram", "nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))

@@ -1,8 +1,8 @@
 """Queries of a GPU, each in a single row: call or field value, reading, and tier.
 
-Runs in the NVML child. `card_families.py`, `link_families.py` and `health_families.py` define the family of a reading.
-Readings are in base units; counters have NVML's units (nanoseconds, KiB); the sidecar converts and adds them. A query that
-costs more than microseconds, or that changes only by configuration, is in a slower tier.
+Runs in the NVML child. `card_families.py`, `link_families.py` and `health_families.py` define the family of each
+reading. Gauges are in base units; counters are in NVML's units (nanoseconds, KiB), and the sidecar converts them. A
+query is in a slower tier if it takes more than microseconds, or if its value rarely changes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from exporter.collectors.gpu.nvml.units import (
 
 
 class Tier(enum.Enum):
-    """Period of queries; the value is the number of seconds between two passes."""
+    """Group of queries with a common period; the value is the period in seconds."""
 
     FAST = 1.0
     CLOSE = 2.0
-    MEDIUM = 10.0  # the energy counter costs milliseconds of processor time
+    MEDIUM = 10.0  # among others the energy counter, which costs milliseconds of CPU time
     SLOW = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledReading:
-    """Reading with the labels after `gpu` and `uuid`."""
+    """Name of a reading, and its labels after `gpu` and `uuid`."""
 
     reading: str
     labels: Labels = ()
@@ -48,7 +48,7 @@ class LabelledReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OlderCall:
-    """Call for drivers without the present call."""
+    """Call for drivers that do not support the newer call."""
 
     call: str
     arguments: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class OlderCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallQuery:
-    """NVML function with one or more result values."""
+    """Query by an NVML function that returns one or more values."""
 
     tier: Tier
     call: str  # pynvml's function
@@ -67,34 +67,34 @@ class CallQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriverRange:
-    """Driver versions, both ends included."""
+class DriverVersions:
+    """Range of driver versions, both ends included."""
 
-    since: tuple[int, int]
-    until: tuple[int, int] = (1 << 30, 0)
+    first_version: tuple[int, int]
+    last_version: tuple[int, int] = (1 << 30, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldQuery:
-    """Field value of a whole GPU."""
+    """Query by a field value of the whole GPU."""
 
     tier: Tier
     field: int  # NVML's id
     target: LabelledReading
     convert: Convert = count
-    drivers: DriverRange | None = None  # drivers with this meaning of the id; None for all
+    drivers: DriverVersions | None = None  # driver versions in which the id has this meaning; None for all
 
 
 Query = CallQuery | FieldQuery
 
 
-def one(convert: Convert) -> Callable[[Any], Sequence[float]]:
-    """Return a conversion of a result with a single value."""
+def single_value(convert: Convert) -> Callable[[Any], Sequence[float]]:
+    """Return a conversion of a result that is a single value."""
     return lambda result: (convert(result),)
 
 
 MEMORY_V2 = 0x02000028
-"""Version of the structure with the driver's reserved memory."""
+"""Version of nvmlMemory_v2_t, which reports the memory reserved by the driver separately."""
 
 MEMORY = CallQuery(
     tier=Tier.FAST,
@@ -102,44 +102,50 @@ MEMORY = CallQuery(
     arguments=(MEMORY_V2,),
     targets=(LabelledReading(reading="memory_total_bytes"), LabelledReading(reading="memory_used_bytes")),
     convert=lambda info: (size(info.total), size(info.used)),
-    older=OlderCall(call="nvmlDeviceGetMemoryInfo"),  # counts the driver's reserve as used
+    older=OlderCall(call="nvmlDeviceGetMemoryInfo"),  # counts the reserved memory as used
 )
 
 
 def _clocks_event(
-    field: int, reason: str, *, since: tuple[int, int] | None = None, until: tuple[int, int] = (1 << 30, 0)
+    field: int,
+    reason: str,
+    *,
+    first_version: tuple[int, int] | None = None,
+    last_version: tuple[int, int] = (1 << 30, 0),
 ) -> FieldQuery:
     return FieldQuery(
         tier=Tier.FAST,
         field=field,
         target=LabelledReading(reading="clocks_event_nanoseconds", labels=(reason,)),
-        drivers=None if since is None else DriverRange(since=since, until=until),
+        drivers=None
+        if first_version is None
+        else DriverVersions(first_version=first_version, last_version=last_version),
     )
 
 
-def _ecc(kind: str, kind_number: int, location: str, location_number: int) -> CallQuery:
+def _ecc(error_kind: str, error_kind_number: int, location: str, location_number: int) -> CallQuery:
     volatile = 0  # since the driver was loaded
     return CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetMemoryErrorCounter",
-        arguments=(kind_number, volatile, location_number),
-        targets=(LabelledReading(reading="ecc_errors", labels=(kind, location)),),
-        convert=one(count),
+        arguments=(error_kind_number, volatile, location_number),
+        targets=(LabelledReading(reading="ecc_errors", labels=(error_kind, location)),),
+        convert=single_value(count),
     )
 
 
-def _pcie_link(reading: str, kind: str, call: str) -> CallQuery:
+def _pcie_link(reading: str, error_kind: str, call: str) -> CallQuery:
     return CallQuery(
         tier=Tier.SLOW,
         call=call,
-        targets=(LabelledReading(reading=reading, labels=(kind,)),),
-        convert=one(small),
+        targets=(LabelledReading(reading=reading, labels=(error_kind,)),),
+        convert=single_value(small),
     )
 
 
-def _pcie_error(field: int, kind: str) -> FieldQuery:
+def _pcie_error(field: int, error_kind: str) -> FieldQuery:
     return FieldQuery(
-        tier=Tier.SLOW, field=field, target=LabelledReading(reading="pcie_errors", labels=(kind,))
+        tier=Tier.SLOW, field=field, target=LabelledReading(reading="pcie_errors", labels=(error_kind,))
     )
 
 
@@ -158,7 +164,7 @@ QUERIES: tuple[Query, ...] = (
         tier=Tier.FAST,
         call="nvmlDeviceGetPowerUsage",
         targets=(LabelledReading(reading="power_watts"),),
-        convert=one(watts),
+        convert=single_value(watts),
     ),
     _clocks_event(74, "sw_power_cap"),
     _clocks_event(75, "thermal"),
@@ -166,22 +172,22 @@ QUERIES: tuple[Query, ...] = (
     _clocks_event(77, "board_limit"),
     _clocks_event(78, "low_utilization"),
     _clocks_event(79, "reliability"),
-    # Three counters were added in driver 575, under ids that were settings of power smoothing in 570. Between 580.65 and
-    # 580.82 NVIDIA returned these ids to power smoothing and moved the counters. On other drivers the ids
-    # are different metrics, so nothing is read before 575 and between the two.
+    # Driver 575 added three counters under ids that had been settings of power smoothing in driver 570. Driver 580.82 has
+    # the counters under new ids and the settings under the old ids again. The ids have these meanings only in the driver
+    # versions given here; other versions are not queried.
     # Source: NVML's change log (570 to 575, 575 to 580); pynvml 12.570, 12.575, 13.580.65, 13.580.82.
-    _clocks_event(251, "sw_thermal", since=(575, 0), until=(580, 65)),
-    _clocks_event(252, "hw_thermal", since=(575, 0), until=(580, 65)),
-    _clocks_event(253, "hw_power_brake", since=(575, 0), until=(580, 65)),
-    _clocks_event(269, "sw_thermal", since=(580, 82)),
-    _clocks_event(270, "hw_thermal", since=(580, 82)),
-    _clocks_event(271, "hw_power_brake", since=(580, 82)),
+    _clocks_event(251, "sw_thermal", first_version=(575, 0), last_version=(580, 65)),
+    _clocks_event(252, "hw_thermal", first_version=(575, 0), last_version=(580, 65)),
+    _clocks_event(253, "hw_power_brake", first_version=(575, 0), last_version=(580, 65)),
+    _clocks_event(269, "sw_thermal", first_version=(580, 82)),
+    _clocks_event(270, "hw_thermal", first_version=(580, 82)),
+    _clocks_event(271, "hw_power_brake", first_version=(580, 82)),
     CallQuery(
         tier=Tier.CLOSE,
         call="nvmlDeviceGetTemperatureV",
         arguments=(0,),
         targets=(LabelledReading(reading="temperature_celsius", labels=("gpu",)),),
-        convert=one(temperature),
+        convert=single_value(temperature),
         older=OlderCall(call="nvmlDeviceGetTemperature", arguments=(0,)),
     ),
     CallQuery(
@@ -189,14 +195,14 @@ QUERIES: tuple[Query, ...] = (
         call="nvmlDeviceGetClockInfo",
         arguments=(1,),
         targets=(LabelledReading(reading="clock_hertz", labels=("sm",)),),
-        convert=one(hertz),
+        convert=single_value(hertz),
     ),
     CallQuery(
         tier=Tier.CLOSE,
         call="nvmlDeviceGetClockInfo",
         arguments=(2,),
         targets=(LabelledReading(reading="clock_hertz", labels=("memory",)),),
-        convert=one(hertz),
+        convert=single_value(hertz),
     ),
     FieldQuery(
         tier=Tier.MEDIUM,
@@ -211,32 +217,32 @@ QUERIES: tuple[Query, ...] = (
         tier=Tier.MEDIUM,
         call="nvmlDeviceGetMarginTemperature",
         targets=(LabelledReading(reading="temperature_margin_celsius", labels=("nearest",)),),
-        convert=one(celsius),
+        convert=single_value(celsius),
     ),
     CallQuery(
         tier=Tier.MEDIUM,
         call="nvmlDeviceGetTotalEnergyConsumption",
         targets=(LabelledReading(reading=ENERGY),),
-        convert=one(count),
+        convert=single_value(count),
     ),
     CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetEnforcedPowerLimit",
         targets=(LabelledReading(reading="power_limit_watts", labels=("enforced",)),),
-        convert=one(watts),
+        convert=single_value(watts),
     ),
     CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetPowerManagementDefaultLimit",
         targets=(LabelledReading(reading="power_limit_watts", labels=("default",)),),
-        convert=one(watts),
+        convert=single_value(watts),
     ),
     CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetTemperatureThreshold",
         arguments=(1,),
         targets=(LabelledReading(reading="temperature_threshold_celsius", labels=("slowdown",)),),
-        convert=one(temperature),
+        convert=single_value(temperature),
     ),
     _ecc("corrected", 0, "dram", 2),
     _ecc("corrected", 0, "sram", 7),
@@ -261,43 +267,45 @@ QUERIES: tuple[Query, ...] = (
         tier=Tier.SLOW,
         call="nvmlDeviceGetPcieReplayCounter",
         targets=(LabelledReading(reading="pcie_replays"),),
-        convert=one(small),
+        convert=single_value(small),
     ),
     _pcie_error(173, "correctable"),
     _pcie_error(179, "non_fatal"),
     _pcie_error(180, "fatal"),
 )
-"""All queries of every GPU; processes, samples, GPM, NVLink and MIG have separate modules."""
+"""All queries of a GPU, except for processes, driver samples, GPM, NVLink and MIG, which have modules of their own."""
 
 
 def queries_of(driver_version: str) -> dict[Tier, tuple[Query, ...]]:
-    """Return the queries for a driver, by tier."""
+    """Return the queries that a driver version supports, by tier."""
     parts = driver_version.split(".")
     is_parsable = len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal()
     version = (int(parts[0]), int(parts[1])) if is_parsable else (0, 0)
 
     def fits(query: Query) -> bool:
         drivers = query.drivers if isinstance(query, FieldQuery) else None
-        return drivers is None or drivers.since <= version <= drivers.until
+        return drivers is None or drivers.first_version <= version <= drivers.last_version
 
     return {tier: tuple(query for query in QUERIES if query.tier is tier and fits(query)) for tier in Tier}
 
 
 def read(device: NvmlDevice, queries: Sequence[Query], readings: PassReadings) -> None:
-    """Make queries; a reading without a value now is None."""
+    """Execute queries and set their readings; a reading without a value is None."""
     fields = [query for query in queries if isinstance(query, FieldQuery)]
     values = device.read_fields({field.field: field.convert for field in fields})
     for field in fields:
-        readings.put(field.target.reading, values.get(field.field), *field.target.labels)
+        readings.set_value(field.target.reading, values.get(field.field), *field.target.labels)
     for query in queries:
         if isinstance(query, CallQuery):
-            answer = make(device, query)
+            answer = execute(device, query)
             for position, target in enumerate(query.targets):
-                readings.put(target.reading, None if answer is None else answer[position], *target.labels)
+                readings.set_value(
+                    target.reading, None if answer is None else answer[position], *target.labels
+                )
 
 
-def make(device: NvmlDevice, query: CallQuery) -> Sequence[float] | None:
-    """Query by the call, or by the call of older drivers; return the values, or None."""
+def execute(device: NvmlDevice, query: CallQuery) -> Sequence[float] | None:
+    """Execute a query, with the older call if the driver does not support the newer one; return the values, or None."""
     item = f"{query.call}{query.arguments or ''}"
     answer: Sequence[float] | None = device.query(item, query.call, *query.arguments, convert=query.convert)
     older = query.older

@@ -1,7 +1,7 @@
 """Readings of a pass over a GPU, as sent by the NVML child.
 
-A reading has a name and labels; None means absent. The messages contain readings of a slower tier only in the passes of
-that tier; the sidecar stores the latest reading.
+A reading has a name and a value by labels; None means absent. A message contains the readings of a slower tier only
+in the passes of this tier; the sidecar keeps the latest readings.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ from typing import Any
 Labels = tuple[str, ...]
 
 ENERGY = "energy_millijoules"
-"""The card's energy counter, which the sidecar treats separately."""
+"""Reading of the card's energy counter, which has a separate key in the message."""
 
 
 @dataclass(slots=True)
 class PassReadings:
-    """Readings of a pass over a GPU, in base units; counters as NVML returns them."""
+    """Readings of a pass over a GPU: gauges in base units, counters in NVML's units."""
 
     values: dict[str, dict[Labels, float | None]] = field(default_factory=dict)
-    replaced: dict[str, dict[Labels, float]] = field(default_factory=dict)  # with all their labels
+    complete_readings: dict[str, dict[Labels, float]] = field(default_factory=dict)  # for all labels
     power: dict[str, Any] | None = None  # fields of PowerBlock
     processes: list[dict[str, Any]] | None = None
-    read_processes: bool = False
+    has_process_list: bool = False
     instances: list[dict[str, Any]] | None = None
 
-    def put(self, reading: str, value: float | None, *labels: str) -> None:
-        """Set one reading."""
+    def set_value(self, reading: str, value: float | None, *labels: str) -> None:
+        """Set the value of a reading for one combination of labels."""
         self.values.setdefault(reading, {})[labels] = value
 
-    def replace(self, reading: str, values: Mapping[Labels, float]) -> None:
-        """Set a reading for all labels; labels that are not in `values` become absent."""
-        self.replaced[reading] = dict(values)
+    def set_all(self, reading: str, values: Mapping[Labels, float]) -> None:
+        """Set the values of a reading for all labels; a combination that is not in `values` becomes absent."""
+        self.complete_readings[reading] = dict(values)
 
     def get(self, reading: str) -> float | None:
-        """Return a reading without labels; None if absent or not read in this pass."""
+        """Return the value of a reading without labels; None if absent or not read in this pass."""
         return self.values.get(reading, {}).get(())
 
     def message(self) -> dict[str, Any]:
-        """Return the entry of the message."""
+        """Return the entry of the GPU in a message; moves the energy counter out of `values`."""
         energy = self.values.pop(ENERGY, {}).get(())
         entry: dict[str, Any] = {
             "values": {name: list(values.items()) for name, values in self.values.items()},
-            "replaced": {name: list(values.items()) for name, values in self.replaced.items()},
+            "replaced": {name: list(values.items()) for name, values in self.complete_readings.items()},
         }
         if energy is not None:
             entry["energy_millijoules"] = energy
         if self.power is not None:
             entry["power"] = self.power
-        if self.read_processes:
+        if self.has_process_list:
             entry["processes"] = self.processes
         if self.instances is not None:
             entry["instances"] = self.instances

@@ -1,8 +1,9 @@
-"""Sampler of all GPUs: due queries, presence of GPUs, and retries of lost GPUs.
+"""Sampler of all GPUs: readings of each pass, selection of GPUs, and retries of lost GPUs.
 
-Runs in the NVML child, on the sampling thread. Each pass returns a message with the readings: values in base units or raw
-counters, `null` for a reading that is absent now. Readings of a slower tier are in the messages of their passes only; the
-sidecar stores them. The slower tiers of different GPUs are due in different seconds.
+Runs in the NVML child, on the sampling thread. Each pass returns a message with the readings: values in base units or
+raw counters, `null` for a reading that has become absent. A message contains the readings of a slower tier only in
+the passes of this tier; the sidecar keeps the latest readings. The slower tiers of different GPUs are due in
+different seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from exporter.collectors.gpu.nvml.device import (
 from exporter.collectors.gpu.nvml.driver_samples import DriverSamples, Totals
 from exporter.collectors.gpu.nvml.events import NvmlEvents
 from exporter.collectors.gpu.nvml.gpm import Gpm
-from exporter.collectors.gpu.nvml.library import LIBRARY_DOWN, CallFailedError, NvmlLibrary
+from exporter.collectors.gpu.nvml.library import LIBRARY_DOWN_ERRORS, CallFailedError, NvmlLibrary
 from exporter.collectors.gpu.nvml.links import NvLinks
 from exporter.collectors.gpu.nvml.mig import Mig
 from exporter.collectors.gpu.nvml.processes import GpuProcesses, sram_exceeded
@@ -32,24 +33,24 @@ from exporter.collectors.gpu.nvml.queries import Query, Tier
 from exporter.collectors.gpu.nvml.readings import PassReadings
 from exporter.collectors.gpu.options import MAX_GPUS, GpuOptions, job_numbers
 
-RETRIES_BEFORE_NEW_PROCESS = 10
-"""Failed retries before the child is replaced: after a reset, a GPU may need a newly loaded NVML."""
+MAX_RETRIES = 10
+"""Number of failed retries after which the child is replaced: after a reset, a GPU may require a newly loaded NVML."""
 
 NO_PERMISSION = "no_permission"
-_STAGGER = 8
+_STAGGER_COUNT = 8
 
 
 class RestartError(DownError):
-    """Request to replace this process after an orderly shutdown of NVML."""
+    """Request to shut down NVML and to replace this process."""
 
 
 def _period(tier: Tier, options: GpuOptions) -> float:
-    """Return the period of a tier: shorter in proportion to a period below a second, never below that period."""
+    """Return the period of a tier: scaled if the configured period is below 1 s, and at least the configured period."""
     return max(options.period, tier.value * min(1.0, options.period))
 
 
 class AttachedGpu:
-    """Readers of an accessible GPU, with their state between passes."""
+    """Readers of a GPU that answers, with their state between passes."""
 
     def __init__(
         self,
@@ -61,13 +62,13 @@ class AttachedGpu:
     ) -> None:
         self.device = device
         self.mig = Mig(device)
-        self.identified = False  # True after the identity was sent to the sidecar
+        self.has_sent_identity = False  # True after the identity was sent to the sidecar
         self._options = options
         self._tiers = tiers
         self._periods = {tier: _period(tier, options) for tier in Tier}
         totals: Totals = {}
         self._samples = DriverSamples(device, self._periods[Tier.FAST], totals)
-        self._gpm = Gpm(device, totals, enabled=options.gpm)
+        self._gpm = Gpm(device, totals, is_enabled=options.gpm)
         self._links = NvLinks(device)
         self._processes = GpuProcesses()
         self._due = dict.fromkeys(Tier, now)
@@ -75,20 +76,20 @@ class AttachedGpu:
     def read(self, now: float, wall: float) -> PassReadings:
         """Read the due tiers and return the readings; raises DownError if this GPU or all GPUs are down."""
         device, readings = self.device, PassReadings()
-        device.now, device.attempted, device.answered, device.last_error = now, 0, 0, ""
+        device.pass_time, device.call_count, device.result_count, device.last_error = now, 0, 0, ""
         due_tiers = {tier for tier in Tier if self._is_due(tier, now)}
-        slow = Tier.SLOW in due_tiers or self.mig.changed
-        if slow:  # before the faster tiers, because NVLink and MIG depend on these readings
+        slow = Tier.SLOW in due_tiers or self.mig.is_outdated
+        if slow:  # before the faster tiers, which require the list of links and instances
             queries.read(device, self._tiers[Tier.SLOW], readings)
-            readings.put("sram_ecc_threshold_exceeded", sram_exceeded(device))
+            readings.set_value("sram_ecc_threshold_exceeded", sram_exceeded(device))
             self._links.read_slow(readings)
-            self.mig.find()
+            self.mig.list_instances()
         queries.read(device, self._tiers[Tier.FAST], readings)
-        # Processes are read in every pass: a run may last only a few seconds.
+        # Processes are read in every pass, because a run may take only a few seconds.
         self._processes.read(device, wall=wall, readings=readings)
         self._links.read_traffic(readings)
         self._samples.read_power(wall=wall, readings=readings)
-        self._gpm.read(readings, nvlink=self._links.present and not self._links.counted)
+        self._gpm.read(readings, nvlink=self._links.has_links and not self._links.has_traffic_counters)
         if Tier.CLOSE in due_tiers:
             queries.read(device, self._tiers[Tier.CLOSE], readings)
             if not self._gpm.counts_busy_seconds():
@@ -99,26 +100,26 @@ class AttachedGpu:
             self.mig.read(readings)
         if Tier.MEDIUM in due_tiers:
             queries.read(device, self._tiers[Tier.MEDIUM], readings)
-        if device.attempted and not device.answered:
+        if device.call_count and not device.result_count:
             self._probe(readings)
         return readings
 
     def _probe(self, readings: PassReadings) -> None:
-        """Raise DeviceDownError if all cheap calls fail: the GPU is lost, or the handle is stale."""
+        """Raise DeviceDownError if all calls of a cheap tier fail: the GPU is lost, or the handle is stale."""
         device = self.device
-        device.answered = 0
+        device.result_count = 0
         queries.read(device, self._tiers[Tier.CLOSE], readings)
-        if not device.answered:
+        if not device.result_count:
             raise DeviceDownError(device.last_error or "invalid_argument")
 
     def _is_due(self, tier: Tier, now: float) -> bool:
-        """Return True if a tier is due, and set the tier's next time."""
+        """Return True if a tier is due, and schedule its next pass."""
         due_at = self._due[tier]
-        if now < due_at - self._options.period / 4:  # tolerance for irregular passes
+        if now < due_at - self._options.period / 4:  # passes are not exactly periodic
             return False
         period = self._periods[tier]
-        if not self.identified and tier in {Tier.MEDIUM, Tier.SLOW}:
-            period *= (1 + self.device.index % _STAGGER) / _STAGGER
+        if not self.has_sent_identity and tier in {Tier.MEDIUM, Tier.SLOW}:
+            period *= (1 + self.device.index % _STAGGER_COUNT) / _STAGGER_COUNT
         self._due[tier] = max(due_at + period, now + self._options.period / 2)
         return True
 
@@ -130,11 +131,11 @@ class Slot:
     index: int  # NVML index
     number: int  # the job's number of the GPU; the NVML index if unknown
     uuid: str = ""  # empty before the first read
-    down: str = ""  # reason of the failure; "" if the GPU is up
+    failure: str = ""  # reason; "" if the GPU is up
     failures: int = 0  # failed attempts since the loss
     retry_at: float = 0.0  # time of the next attempt
-    attached: AttachedGpu | None = None  # None if the GPU is down
-    selected: bool = False  # True if the GPU is watched
+    attached_gpu: AttachedGpu | None = None  # None if the GPU is down
+    is_selected: bool = False  # True if the GPU is monitored
 
 
 class NvmlSampler:
@@ -142,10 +143,10 @@ class NvmlSampler:
 
     Args:
         library: The library of the sampling thread.
-        events: Receives Xids.
+        events: Counter of Xids.
         options: Selection of GPUs and period.
-        start: The sidecar's first message: visible GPUs, GPUs to skip, and calls to avoid.
-        progress: Called before each slow step.
+        start: The first message of the sidecar, with the visible GPUs, the GPUs to skip and the calls to avoid.
+        progress: Called before each step that may be slow.
     """
 
     def __init__(
@@ -186,36 +187,35 @@ class NvmlSampler:
         self._slots = [Slot(index, index) for index in range(count)]
         for slot in self._slots:
             self._attach(slot, now)
-        self._events.watch(self._library, self._devices())
+        self._events.register(self._library, self._devices())
         self._select(now)
         cuda_version = f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda else ""
         return {"kind": "machine", "driver_version": driver, "cuda_version": cuda_version}
 
     def sample(self, now: float, wall: float) -> dict[str, Any]:
         """Read all selected GPUs and return the message `sample`; raises LibraryDownError and RestartError."""
-        selected = [slot for slot in self._slots if slot.selected]
-        previous_reasons = [slot.down for slot in selected]
+        selected_slots = [slot for slot in self._slots if slot.is_selected]
+        previous_reasons = [slot.failure for slot in selected_slots]
         entries = []
-        started = self._library.seconds
-        for slot in selected:
+        start_seconds = self._library.seconds
+        for slot in selected_slots:
             seconds = self._library.seconds
             # A slow call on a previous GPU delays the readings of this GPU.
-            delay = seconds - started if seconds - started >= SLOW_CALL_SECONDS else 0.0
+            delay = seconds - start_seconds if seconds - start_seconds >= SLOW_CALL_SECONDS else 0.0
             entry = self._entry(slot, now + delay, wall + delay)
-            entries.append({**entry, "late": delay} if delay else entry)
+            entries.append({**entry, "delay": delay} if delay else entry)
             if self._library.seconds - seconds >= SLOW_CALL_SECONDS:
-                self._progress(
-                    f"GPU {slot.index}"
-                )  # resets the deadline before the next GPU, whose calls may be slow too
-        self._library.subject = None
-        self._events.watch(self._library, self._devices())
+                # Reset the supervisor's deadline, because the calls on the next GPU may be slow, too.
+                self._progress(f"GPU {slot.index}")
+        self._library.current_gpu = None
+        self._events.register(self._library, self._devices())
         new_reasons = [
-            slot.down
-            for slot, previous_reason in zip(selected, previous_reasons, strict=True)
+            slot.failure
+            for slot, previous_reason in zip(selected_slots, previous_reasons, strict=True)
             if not previous_reason
         ]
         if "unknown" in new_reasons and (
-            new_reasons.count("unknown") > 1 or all(slot.down for slot in selected)
+            new_reasons.count("unknown") > 1 or all(slot.failure for slot in selected_slots)
         ):
             raise LibraryDownError("unknown")
         message: dict[str, Any] = {"kind": "sample", "time": now, "gpus": entries}
@@ -226,101 +226,101 @@ class NvmlSampler:
         return message
 
     def reattach(self, index: int, calls: Iterable[str], now: float) -> None:
-        """Retry a skipped GPU after the hanging call has returned, and pause the slow `calls`."""
+        """Retry a skipped GPU, because its hanging call has returned, and pause the slow `calls`."""
         self._skip.discard(index)
         self._avoid.setdefault(index, set()).update(calls)
         for slot in self._slots:
-            if slot.index == index and slot.down == "hung":
+            if slot.index == index and slot.failure == "hung":
                 slot.retry_at = now
 
     def stop(self) -> None:
         """Shut NVML down."""
-        with suppress(CallFailedError):  # NVML was not initialised, or is unloaded
+        with suppress(CallFailedError):  # NVML is not initialised, or is unloaded
             self._library.call("nvmlShutdown")
 
     def _entry(self, slot: Slot, now: float, wall: float) -> dict[str, Any]:
         """Return the message entry of a GPU in this pass."""
-        self._library.subject = slot.index
-        if slot.down and now >= slot.retry_at:
+        self._library.current_gpu = slot.index
+        if slot.failure and now >= slot.retry_at:
             self._attach(slot, now)
         entry: dict[str, Any] = {"index": slot.index, "uuid": slot.uuid, "number": slot.number}
-        attached = slot.attached
-        if attached is not None:
+        attached_gpu = slot.attached_gpu
+        if attached_gpu is not None:
             try:
-                entry |= attached.read(now, wall).message()
-                if not attached.identified:
-                    entry["identity"] = attached.device.identity()
-                    attached.identified = True
+                entry |= attached_gpu.read(now, wall).message()
+                if not attached_gpu.has_sent_identity:
+                    entry["identity"] = attached_gpu.device.identity()
+                    attached_gpu.has_sent_identity = True
             except DeviceDownError as error:
                 self._lose(slot, error.reason, now)
         entry["xids"] = self._events.xids(slot.index)
-        if slot.down:
-            entry["down"] = slot.down
+        if slot.failure:
+            entry["failure"] = slot.failure
         return entry
 
     def _attach(self, slot: Slot, now: float) -> None:
         if slot.index in self._skip:
-            slot.down, slot.retry_at = "hung", float("inf")
+            slot.failure, slot.retry_at = "hung", float("inf")
             return
-        self._library.subject = slot.index
+        self._library.current_gpu = slot.index
         self._progress(f"GPU {slot.index}")
         try:
             handle = self._library.call("nvmlDeviceGetHandleByIndex", slot.index)
             uuid = self._library.call("nvmlDeviceGetUUID", handle)
         except CallFailedError as failure:
-            if failure.error in LIBRARY_DOWN:
+            if failure.error in LIBRARY_DOWN_ERRORS:
                 raise LibraryDownError(failure.error) from None
             if failure.error != NO_PERMISSION:
                 self._library.count_error(failure.call, failure.error)
             self._lose(slot, failure.error, now)
             return
         finally:
-            self._library.subject = None
-        slot.uuid, slot.down, slot.failures = str(uuid), "", 0
+            self._library.current_gpu = None
+        slot.uuid, slot.failure, slot.failures = str(uuid), "", 0
         avoid = self._avoid.get(slot.index, ())
         device = NvmlDevice(self._library, handle, index=slot.index, avoid=avoid)
-        device.now = now
-        slot.attached = AttachedGpu(device, self._options, self._tiers, now=now)
+        device.pass_time = now
+        slot.attached_gpu = AttachedGpu(device, self._options, self._tiers, now=now)
 
     def _lose(self, slot: Slot, reason: str, now: float) -> None:
-        slot.failures += slot.attached is None and slot.down != ""
-        slot.attached, slot.down = None, reason
+        slot.failures += slot.attached_gpu is None and slot.failure != ""
+        slot.attached_gpu, slot.failure = None, reason
         slot.retry_at = now + self._options.retry
-        if slot.failures >= RETRIES_BEFORE_NEW_PROCESS and reason != NO_PERMISSION:
+        if slot.failures >= MAX_RETRIES and reason != NO_PERMISSION:
             raise RestartError("gpu_lost")
 
     def _select(self, now: float) -> None:
-        """Choose the GPUs to watch, from the complete list."""
-        # A container may see more GPUs in NVML than are accessible; CUDA numbers the accessible GPUs.
-        accessible = [slot for slot in self._slots if slot.down != NO_PERMISSION] or self._slots
+        """Select the GPUs to monitor from the list of all GPUs."""
+        # In a container, NVML may list GPUs that are not accessible; CUDA numbers only accessible GPUs.
+        accessible = [slot for slot in self._slots if slot.failure != NO_PERMISSION] or self._slots
         uuids: dict[int, list[str]] = {}
         for position, slot in enumerate(accessible):
             uuids[position] = [slot.uuid]
-            if self._visible and "MIG-" in self._visible and slot.attached is not None:
+            if self._visible and "MIG-" in self._visible and slot.attached_gpu is not None:
                 try:
-                    slot.attached.mig.find()
-                    uuids[position] += slot.attached.mig.uuids()
+                    slot.attached_gpu.mig.list_instances()
+                    uuids[position] += slot.attached_gpu.mig.uuids()
                 except DeviceDownError as error:
                     self._lose(slot, error.reason, now)
         numbers = job_numbers(self._visible, uuids)
         if numbers is None or (not numbers and len(accessible) < len(self._slots)):
-            # The usable GPUs belong to the job, regardless of the variable.
+            # The accessible GPUs belong to the job, regardless of the variable.
             numbers = {position: position for position in range(len(accessible))}
         for position, number in numbers.items():
-            accessible[position].number, accessible[position].selected = number, True
+            accessible[position].number, accessible[position].is_selected = number, True
 
     def _check_device_count(self) -> None:
         try:
             count = self._library.call("nvmlDeviceGetCount")
         except CallFailedError as failure:
-            if failure.error in LIBRARY_DOWN:
+            if failure.error in LIBRARY_DOWN_ERRORS:
                 raise LibraryDownError(failure.error) from None
             return
         if min(count, MAX_GPUS) != len(self._slots):
             raise RestartError("devices_changed")
 
     def _cost(self) -> dict[str, Any]:
-        """Return the number, duration and errors of the calls; of the event thread, which blocks, only the errors."""
+        """Return number, duration and errors of the calls; for the event thread, whose calls block, only the errors."""
         errors = Counter(self._library.errors) + Counter(self._events.library.errors.copy())
         return {
             "calls": self._library.calls,
@@ -329,7 +329,7 @@ class NvmlSampler:
         }
 
     def _devices(self) -> list[NvmlDevice]:
-        return [slot.attached.device for slot in self._slots if slot.attached]
+        return [slot.attached_gpu.device for slot in self._slots if slot.attached_gpu]
 
     def _text(self, call: str) -> str:
         try:

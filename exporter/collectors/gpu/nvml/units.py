@@ -1,7 +1,8 @@
 """Conversion of NVML's numbers to base units, with bounds.
 
-Runs in the NVML child; pure. A failing driver returns all ones, and numbers of structures that were not filled. Each bound
-is above the hardware of the next years; a number out of bounds raises `GarbageError`.
+Runs in the NVML child and performs no I/O. A failing driver returns numbers with all bits set, or the content of
+uninitialised structures. A number outside the bounds raises `GarbageError`; the bounds allow for the hardware of the
+next years.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-BEYOND_COUNTING = (1 << 64) - (1 << 32)
-"""All ones, also as a float or after an addition; no real counter reaches this number."""
+ALL_BITS_SET = (1 << 64) - (1 << 32)
+"""Lower bound of numbers with all bits set, also after a conversion to float or a small addition."""
 
 Convert = Callable[[Any], Any]
-"""Converts a result of NVML; raises GarbageError."""
+"""Function that converts a result of NVML; raises GarbageError."""
 
 
 class GarbageError(ValueError):
@@ -31,25 +32,25 @@ def bounded(minimum: float, maximum: float, convert: Convert = lambda number: nu
     return checked
 
 
-count = bounded(0, BEYOND_COUNTING - 1)
+count = bounded(0, ALL_BITS_SET - 1)
 """A counter."""
 small = bounded(0, 0x7FFFFFFE)
-"""A number of things, a mode or a generation."""
+"""A small number, such as a count of items, a mode or a generation."""
 flag = bounded(0, 1)
 size = bounded(0, 1 << 50)
 """Bytes, below 1 PiB."""
 watts = bounded(0, 1e8, lambda milliwatts: milliwatts / 1000)
 hertz = bounded(0, 5e4, lambda megahertz: megahertz * 1e6)
 ratio = bounded(-0.5, 150, lambda percent: min(max(percent / 100, 0.0), 1.0))
-"""Averages of the driver exceed 100 % by a little."""
+"""From percent; averages of the driver exceed 100 % by a little."""
 celsius = bounded(-300, 300)
 """A temperature, or a difference of two."""
 byte_rate = bounded(0, 1e8, lambda mebibytes: mebibytes * (1 << 20))
-"""Bytes a second."""
+"""Bytes per second, from MiB per second."""
 
 
 def temperature(degrees: float) -> float:
-    """Return a temperature; -1 is all ones, which NVML returns without the sensor."""
+    """Return a temperature; -1 has all bits set and means that the sensor is missing."""
     if degrees == -1:
         raise GarbageError(degrees)
     return float(celsius(degrees))
