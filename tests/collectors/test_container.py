@@ -48,11 +48,11 @@ def test_a_job_in_another_container_is_recorded_until_it_is_killed(
 ) -> None:
     up = 'training_process_up{rank="0",run="r"}'
     wait_until(lambda: (sidecar.sample('training_steps_total{mode="train",rank="0",run="r"}') or 0) > 20)
-    alive = sidecar.sample(up)
+    wait_until(lambda: sidecar.sample(up) == 1)
     job.kill()
     wait_until(lambda: sidecar.sample(up) == 0)
 
-    assert alive == 1
+    assert sidecar.sample('training_feed_alive{rank="0",run="r"}') == 0
 
 
 def test_sources_that_the_container_hides_are_absent_with_a_reason_and_no_error(sidecar: Contained) -> None:

@@ -367,7 +367,7 @@ def test_measured_and_missing_sources_are_reported(tmp_path: Path) -> None:
     assert page.get("exporter_energy_crosscheck", device="GPU-a") == pytest.approx(0.8)
     assert page.get("exporter_energy_crosscheck", device="package0") is None
     labels = {"component": "gpu", "device": "GPU-a", "source": "nvml_counter", "name": "NVIDIA H100"}
-    assert page.get("exporter_energy_source_info", is_measured="true", **labels) == 1
+    assert page.get("exporter_energy_source_info", measured="true", **labels) == 1
 
 
 def test_a_restarted_counter_loses_no_energy_of_the_run(tmp_path: Path) -> None:
