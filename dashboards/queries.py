@@ -38,10 +38,10 @@ def expand(expression: str) -> str:
     Raises:
         KeyError: The expression contains an unknown selector.
     """
-    deduplicated = _MACHINE_SERIES.sub(
+    deduplicated_expression = _MACHINE_SERIES.sub(
         rf"max without ({TARGET_LABELS}) (\g<0>)", " ".join(expression.split())
     )
-    return _SELECTOR.sub(lambda match: SELECTORS[match[1]], deduplicated)
+    return _SELECTOR.sub(lambda match: SELECTORS[match[1]], deduplicated_expression)
 
 
 @dataclass(frozen=True, slots=True)

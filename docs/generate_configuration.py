@@ -2,7 +2,7 @@
 
     python docs/generate_configuration.py [DIRECTORY]   # `make docs`
 
-Constraints that JSON Schema cannot express (the range of a duration) are in the descriptions.
+Constraints that JSON Schema cannot express, such as the range of a duration, are part of the descriptions.
 """
 # ruff: noqa: INP001 - a script, not a package
 
@@ -58,8 +58,8 @@ def example() -> str:
     head = (
         f"# yaml-language-server: $schema={SCHEMA_FILE}",
         "#",
-        "# Every option of training-exporter with its default. The exporter needs no configuration; your own file",
-        "# holds only what differs. `--config.check` reports its mistakes.",
+        "# Every option of training-exporter with its default. A configuration file is optional and contains only the",
+        "# options that differ from the defaults. `--config.check` reports the mistakes of a file.",
     )
     return "".join(f"{line}\n" for line in (*head, *_lines(options_of(Configuration), "", set())))
 
@@ -76,10 +76,10 @@ def _description(option: Option) -> str:
     text = option.help
     base, _ = unwrap(option.hint)
     for member in get_args(base) if is_union(base) else (option.hint,):
-        kind, _ = unwrap(member)
-        item = get_args(kind)[0] if get_origin(kind) is frozenset else kind
+        member_type, _ = unwrap(member)
+        item = get_args(member_type)[0] if get_origin(member_type) is frozenset else member_type
         if choices(item):
-            text += f" {'One' if item is kind else 'Any'} of {', '.join(map(str, choices(item)))}."
+            text += f" {'One' if item is member_type else 'Any'} of {', '.join(map(str, choices(item)))}."
         elif limits(member):
             text += f" Allowed: {limits(member).removeprefix('of ')}."
     return f"{text} Needs a restart." if option.restart else text
@@ -94,8 +94,8 @@ def _mapping_schema(options: tuple[Option, ...]) -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {option.key: _option_schema(option) for option in options},
     }
-    required = [option.key for option in options if option.default is REQUIRED]
-    return schema | ({"required": required} if required else {})
+    required_keys = [option.key for option in options if option.default is REQUIRED]
+    return schema | ({"required": required_keys} if required_keys else {})
 
 
 def _option_schema(option: Option) -> dict[str, Any]:
@@ -130,21 +130,21 @@ def _type_schema(hint: Any) -> dict[str, Any]:
 # YAML --------------------------------------------------------------------------------------------------
 
 
-def _lines(options: Iterable[Option], indent: str, written: set[str]) -> Iterator[str]:
-    """Yield the lines of a mapping. Comments in `written` are not repeated, because all collectors share three options."""
+def _lines(options: Iterable[Option], indent: str, seen_comments: set[str]) -> Iterator[str]:
+    """Yield the lines of a mapping. Comments in `seen_comments` are not repeated, because all collectors share three options."""
     for option in options:
         if not indent:
             yield ""
-        yield from _comment(_description(option), indent, written)
+        yield from _comment(_description(option), indent, seen_comments)
         nested_options, item = _nested_options(option), _item_class(option.hint)
         if nested_options is not None:
             yield f"{indent}{option.key}:"
-            yield from _lines(nested_options, f"{indent}  ", written)
+            yield from _lines(nested_options, f"{indent}  ", seen_comments)
         elif item is not None:
             examples = [dataclasses.replace(entry, default=entry.example) for entry in options_of(item)]
             yield f"{indent}{option.key}: []"
             yield f"{indent}# {option.key}:"
-            for line in _as_item(_lines(examples, "\t", written), f"{indent}  "):
+            for line in _as_item(_lines(examples, "\t", seen_comments), f"{indent}  "):
                 yield f"{indent}# {line}"
         else:
             flow = yaml.safe_dump(
@@ -153,9 +153,9 @@ def _lines(options: Iterable[Option], indent: str, written: set[str]) -> Iterato
             yield f"{indent}{option.key}: {flow.strip()[1:-1]}"
 
 
-def _comment(text: str, indent: str, written: set[str]) -> Iterator[str]:
-    if text not in written:
-        written.add(text)
+def _comment(text: str, indent: str, seen_comments: set[str]) -> Iterator[str]:
+    if text not in seen_comments:
+        seen_comments.add(text)
         width = _WIDTH - len(indent) - 2
         for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
             yield f"{indent}# {line}"

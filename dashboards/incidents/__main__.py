@@ -67,7 +67,7 @@ class IncidentProcesses:
         """Execute the runs until the end of the scenario, or until `stop_event` is set.
 
         Raises:
-            SystemExit: A sidecar has ended before its time.
+            SystemExit: An exporter has exited before the end.
         """
         try:
             self._start()
@@ -79,14 +79,14 @@ class IncidentProcesses:
             self._stop_processes()
 
     def _wait_until(self, end_time: float) -> bool:
-        """Wait until a time, and return False if `stop_event` is set before; raises SystemExit if a sidecar has ended."""
+        """Wait until a time; return False if `stop_event` is set earlier. Raises SystemExit if an exporter has exited."""
         while (remaining_seconds := end_time - time.time()) > 0:
             if self.stop_event.wait(min(1.0, remaining_seconds)):
                 return False
             for node, process in self._exporters.items():
                 if process.poll() is not None:
                     log = self._directory / node / "exporter.log"
-                    message = f"the sidecar of {node} has ended with status {process.returncode}; see {log}"
+                    message = f"the exporter of {node} has exited with status {process.returncode}; see {log}"
                     raise SystemExit(message)
         return not self.stop_event.is_set()
 
@@ -125,7 +125,7 @@ class IncidentProcesses:
         with (self._directory / "ranks.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "dashboards.incidents.job", plan],
-                stdin=subprocess.PIPE,  # the rank ends when the pipe closes
+                stdin=subprocess.PIPE,  # the rank exits when the pipe is closed
                 stdout=log,
                 stderr=log,
                 env=_environment() | rank_environment,
@@ -168,7 +168,7 @@ class IncidentProcesses:
             )
 
     def _machine_description(self, node: str) -> dict[str, Any]:
-        """Return the description of a machine with eight H100, the load of their ranks, and the faults of the node's incidents."""
+        """Return the description of a machine with eight H100, with the load of the ranks and the faults of the incidents on the node."""
         machine: dict[str, Any] = yaml.safe_load(
             (MACHINE_DIRECTORY / "h100.yaml").read_text(encoding="utf-8")
         )

@@ -1,4 +1,4 @@
-"""A collector of the exporter in a registry of somebody else's."""
+"""Collectors of the exporter in a registry of prometheus_client."""
 
 import sys
 

@@ -6,7 +6,7 @@ from exporter.bridges import transformers
 size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **size))
 tokens = torch.randint(0, 64, (64, 8))
-dataset = [{"input_ids": each, "labels": each} for each in tokens]
+dataset = [{"input_ids": row, "labels": row} for row in tokens]
 arguments = TrainingArguments("output", max_steps=10, save_steps=5, report_to=[])
 # callbacks= is not needed under `training-exporter run`.
 Trainer(model, arguments, train_dataset=dataset, callbacks=[transformers.callback()]).train()

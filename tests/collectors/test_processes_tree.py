@@ -90,12 +90,16 @@ def test_a_restarted_rank_continues_counting(job: SimulatedJob, proc: Proc) -> N
     assert value_of(restarted, "training_process_up", "r", "0") == 1
 
 
-def test_another_process_with_the_same_pid_is_not_the_recording_process(job: SimulatedJob, proc: Proc) -> None:
+def test_another_process_with_the_same_pid_is_not_the_recording_process(
+    job: SimulatedJob, proc: Proc
+) -> None:
     for pid, rank in ((200, 1), (31_000, 2)):
         job.add_recording(proc.add(FakeProcess(pid, own_pid=7 if pid == 31_000 else None)), rank=rank)
     proc.processes[100].started_at += 3600.0  # started after the recording
     second = job.processes[1]
-    job.processes[1] = replace(second, process=second.process.replace(pid=7))  # a different pid in the snapshot
+    job.processes[1] = replace(
+        second, process=second.process.replace(pid=7)
+    )  # a different pid in the snapshot
 
     # A process in a container, seen from the host.
     assert labels_of(job.collect(), INSTANCES) == [("r", "2", "trainer")]
@@ -248,7 +252,9 @@ def test_no_counter_decreases(tmp_path: Path, events: list[tuple[str, int, float
 def test_cpu_time_before_the_sidecar_started_is_no_increase(job: SimulatedJob, proc: Proc) -> None:
     trainer = proc.processes[100]
     trainer.started_at, trainer.user = START - 3600.0, 500.0
-    job.processes[0] = replace(job.processes[0], process=job.processes[0].process.replace(started=START - 3590.0))
+    job.processes[0] = replace(
+        job.processes[0], process=job.processes[0].process.replace(started=START - 3590.0)
+    )
     first = job.collect()
     trainer.user = 502.0
 

@@ -71,7 +71,9 @@ def attribute_all(
     gpu, slices = new_attribution(), list[GpuSlice]()
     for listing_entry in lists:
         known_lives = {
-            pid: life if life.ended_at and life.ended_at <= listing_entry.time else ProcessLife(pid, life.started_at)
+            pid: life
+            if life.ended_at and life.ended_at <= listing_entry.time
+            else ProcessLife(pid, life.started_at)
             for pid, life in lives.items()
         }
         slices += divide_until(gpu, listing_entry.time, [listing_entry], known_lives, runs).slices

@@ -83,7 +83,9 @@ class DeviceEnergy:
             return 0.0
         joules: float | None = None
         if saved_record.register_joules is not None and reading.register_joules is not None:
-            saved_mark = RegisterReading(saved_record.register_joules, saved_record.read_at, saved_record.watts)
+            saved_mark = RegisterReading(
+                saved_record.register_joules, saved_record.read_at, saved_record.watts
+            )
             # The energy of the history is divided as usual, so the register at the start of the history is used.
             history_joules, mark_at = 0.0, reading.time
             if reading.history and reading.joules is not None:

@@ -224,7 +224,9 @@ class GpuAttribution:
             return
         self._settle(life.pid)
         self._claim_stored_slices(life, run_of, division)
-        for interval in self._take_free_intervals(life.started_at, self._divided_point.time) if points else ():
+        for interval in (
+            self._take_free_intervals(life.started_at, self._divided_point.time) if points else ()
+        ):
             division.slices.append(self._slice(life.pid, interval, points, run_of))
         self._holders[life.pid] = _Holder(life.pid, max(life.started_at, self._divided_point.time))
 
@@ -233,7 +235,11 @@ class GpuAttribution:
     ) -> None:
         """Add the energy of a reported process that exited before the next list."""
         life = process.life
-        if life.pid in self._settled_pids or life.ended_at is None or life.ended_at > self._divided_point.time:
+        if (
+            life.pid in self._settled_pids
+            or life.ended_at is None
+            or life.ended_at > self._divided_point.time
+        ):
             return
         self._settle(life.pid)
         list_times = [
@@ -261,7 +267,11 @@ class GpuAttribution:
         """Add the stored energy of unknown pids with the same lifetime, which are pids of a different namespace."""
         for holder in self._all_holders:
             is_within = life.ended_at is None or (holder.end or inf) <= life.ended_at + LIFE_TOLERANCE_SECONDS
-            if not run_of(holder.pid) and is_within and holder.begin >= life.started_at - LIFE_TOLERANCE_SECONDS:
+            if (
+                not run_of(holder.pid)
+                and is_within
+                and holder.begin >= life.started_at - LIFE_TOLERANCE_SECONDS
+            ):
                 division.slices += [
                     replace(part, run=run_of(life.pid), pids=(life.pid,)) for part in holder.stored_slices
                 ]

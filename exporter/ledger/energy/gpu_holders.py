@@ -201,7 +201,9 @@ def running_pids(job: Sequence[JobProcess]) -> set[int]:
 
 def _is_within(start: float, life: ProcessLife) -> bool:
     """Return True if a recording that started at *start* can belong to the process of a lifetime."""
-    return start >= life.started_at - START_TOLERANCE_SECONDS and (life.ended_at is None or start <= life.ended_at)
+    return start >= life.started_at - START_TOLERANCE_SECONDS and (
+        life.ended_at is None or start <= life.ended_at
+    )
 
 
 def _uuid_of(name: str, uuids: Mapping[int, str]) -> str:

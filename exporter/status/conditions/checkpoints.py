@@ -130,7 +130,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="TrainingCheckpointDiskFillingUpFast",
-        condition="less than 0.2 free, and none left in 14400 s at the pace of 1h",
+        condition="less than 0.2 of the space is free, and the trend of 1h reaches zero within 14400 s",
         severity=AlertSeverity.CRITICAL,
         sentence="{path} of run {run} has {share} left and will be full within four hours",
         remedy="delete old checkpoints",

@@ -59,7 +59,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="PcieWidthDegraded",
-        condition="fewer PCIe lanes than the card has, while it is busy",
+        condition="fewer PCIe lanes than the card supports, while the card is busy",
         sentence="{gpu} uses {width} of {max_width} PCIe lanes under load",
         remedy="check the slot's width (lspci -vv), then reseat the card or its riser",
         find=_width,

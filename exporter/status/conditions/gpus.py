@@ -276,7 +276,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="GpuRowRemapFailed",
-        condition="a memory row could not be replaced",
+        condition="remapping of a memory row failed",
         severity=AlertSeverity.CRITICAL,
         sentence="{gpu}: a memory row could not be remapped",
         remedy="replace the card",
@@ -284,7 +284,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="GpuRowRemapPending",
-        condition="a memory row waits for the next reset",
+        condition="remapping of a memory row is pending until the next reset",
         sentence="{gpu}: a memory row will be remapped at the next reset",
         remedy="reset the card when its job is over",
         find=_remap_pending,
@@ -292,7 +292,7 @@ CONDITIONS = (
     Condition(
         alert="GpuThermalThrottle",
         condition=(
-            "held back by heat more than 0.05 (hardware) or 0.1 (software, or either before driver 575) of the time"
+            "throttled by heat for more than 0.05 (hardware) or 0.1 (software, or either before driver 575) of the time"
         ),
         sentence="heat slows {gpu} {share} of the time ({reason})",
         remedy="check fans and air flow; until then lower the power limit: nvidia-smi -pl",
@@ -300,7 +300,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="GpuPowerBrake",
-        condition="braked from outside more than 0.01 of the time",
+        condition="throttled by the external power brake for more than 0.01 of the time",
         severity=AlertSeverity.CRITICAL,
         sentence="the power supply or the rack brakes {gpu} {share} of the time",
         remedy="inform the operators of the data centre, and move the job",

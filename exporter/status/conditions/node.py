@@ -111,7 +111,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="CgroupMemoryNearLimit",
-        condition="more than threshold:cgroup_memory:ratio of the limit, or past it in 3600 s at the pace of 30m",
+        condition="more than threshold:cgroup_memory:ratio of the limit, or the trend of 30m exceeds the limit within 3600 s",
         sentence="the job uses {share} of its memory limit{forecast}",
         remedy="use fewer workers or less prefetching, or raise the limit",
         find=_near_limit,
@@ -134,7 +134,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="CgroupCpuThrottled",
-        condition="stopped in more than 0.25 of the periods",
+        condition="throttled by the CPU limit in more than 0.25 of the periods",
         sentence="the CPU limit stops the job in {share} of the periods",
         remedy="raise or remove the CPU limit, or use fewer threads (OMP_NUM_THREADS)",
         find=_throttled,

@@ -126,7 +126,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="TrainingFeedLost",
-        condition="a living process silent for more than 120 s",
+        condition="a running process without a snapshot for more than 120 s",
         sentence="{ranks}: the process lives and reports nothing",
         remedy="check whether the process is stopped or holds the GIL, and the space of the feed directory",
         find=_lost,
@@ -148,7 +148,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="TrainingStraggler",
-        condition="the fastest rank's compute time below threshold:training_straggler:ratio of a rank's own",
+        condition="compute time of the fastest rank below threshold:training_straggler:ratio of the rank's compute time",
         sentence="{ranks}{cards} slow: {slowest} of compute time per step, the fastest rank {fastest}",
         remedy="check heat, clocks and power limit of the card, then the CPU of the node",
         find=_stragglers,

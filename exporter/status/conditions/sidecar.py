@@ -110,7 +110,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="ExporterCostHigh",
-        condition="more than 0.02 of a core, and 0.002 more for each living rank",
+        condition="more than 0.02 of a core, and 0.002 more for each running rank",
         sentence="the exporter uses {share} of a core for {ranks} ranks",
         remedy="lengthen the interval of the most expensive collector, or reduce the number of scrapers",
         find=_cost,
