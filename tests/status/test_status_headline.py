@@ -39,7 +39,7 @@ def headline_of(rows: Rows, history: History | None = None) -> Headline | None:
 
 def test_a_page_without_problems_has_no_headline() -> None:
     assert headline_of(JOB) is None
-    assert "Nothing needs attention" in status_page(JOB).words
+    assert "Nothing needs attention" in status_page(JOB).visible_text
 
 
 def test_the_headline_counts_urgent_problems_and_names_start_and_card() -> None:
@@ -105,7 +105,7 @@ def test_a_slow_rank_and_a_missing_gpu_are_in_the_box_of_their_card() -> None:
 
 
 def test_the_headline_precedes_the_state_of_the_exporter() -> None:
-    words = status_page(FAULTY_CARD).words
+    words = status_page(FAULTY_CARD).visible_text
 
     assert words.index("2 urgent problems") < words.index("Exporter ready")
 
@@ -143,4 +143,4 @@ def test_a_save_and_a_validation_may_take_longer_than_a_step() -> None:
 def test_a_run_with_a_late_step_is_amber() -> None:
     rows = JOB | RUNNING | {"training_last_progress_timestamp_seconds": run_sample(NOW - 90, rank="0")}
 
-    assert "night running no step for 90 s" in status_page(rows).words
+    assert "night running no step for 90 s" in status_page(rows).visible_text
