@@ -260,14 +260,14 @@ def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() 
     cards = [
         DeviceEnergy(
             EnergyReading(
-                "gpu", uuid, "nvml_counter", is_measured=True, joules=2500.0, watts=WATTS, at=5.0,
+                "gpu", uuid, "nvml_counter", is_measured=True, joules=2500.0, watts=WATTS, time=5.0,
                 history=tuple(history(5)),
             )
         )
         for uuid in ("GPU-b", "GPU-a")
     ]  # fmt: skip
     identity = ProcessIdentity("ab" * 16, 7, 1.1, "a", 0)
-    job = [JobProcess(identity, alive=False, gpus=GpuUse(("0",)), ended=4.9)]
+    job = [JobProcess(identity, alive=False, gpus=GpuUse(("0",)), ended_at=4.9)]
     lists = [*(listing(read_at, 7) for read_at in (2.0, 3.0, 4.0)), listing(5.0)]
     other_lists = [GpuListing("GPU-b", entry.time, ()) for entry in lists]
     snapshot = GpuSnapshot(
@@ -282,11 +282,11 @@ def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() 
     assert [card.gaps for card in cards] == [{}, {}]
 
 
-@pytest.mark.parametrize(("is_divided", "name"), [(False, "NVIDIA A100"), (True, "")])
-def test_a_process_on_a_mig_instance_does_not_have_the_peak_of_the_card(is_divided: bool, name: str) -> None:
+@pytest.mark.parametrize(("is_mig", "name"), [(False, "NVIDIA A100"), (True, "")])
+def test_a_process_on_a_mig_instance_does_not_have_the_peak_of_the_card(is_mig: bool, name: str) -> None:
     card = EnergyReading(
-        component="gpu", device="GPU-a", source="nvml_counter", is_measured=True, joules=1.0, watts=1.0, at=1.0,
-        name="NVIDIA A100", divided=is_divided,
+        component="gpu", device="GPU-a", source="nvml_counter", is_measured=True, joules=1.0, watts=1.0, time=1.0,
+        name="NVIDIA A100", is_mig=is_mig,
     )  # fmt: skip
     gpus = Gpus(use=lambda: listing(1.0, 7).processes, readings=lambda: (card,))
 
