@@ -36,8 +36,8 @@ from exporter import Stat, flush, log, training
 
 def stat_state(name: str, **labels: str) -> StatState:
     """Return the state of a Stat of this process after a flush."""
-    (found,) = _states(name, labels)
-    return found
+    (state,) = _states(name, labels)
+    return state
 
 
 def total(name: str, **labels: str) -> float:
@@ -58,16 +58,16 @@ def child(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program, or a script, that records into a feed directory."""
     feed.mkdir(exist_ok=True)
-    inherited = {
+    inherited_variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("EXPORTER_", "SLURM_", "TORCHELASTIC_")) and name not in {"RANK", "LOGLEVEL"}
     }
-    what = [str(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
+    program_arguments = [str(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
     completed = subprocess.run(
-        [sys.executable, "-W", "ignore", *what],
+        [sys.executable, "-W", "ignore", *program_arguments],
         env={
-            **inherited,
+            **inherited_variables,
             "EXPORTER_FEED_DIR": str(feed),
             "EXPORTER_FLUSH_SECONDS": "0.2",
             "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{TESTS}",
@@ -102,8 +102,8 @@ def run(
 
 def snapshots(feed: Path) -> list[Snapshot]:
     """The last snapshot of every process, in order of their beginning."""
-    found = [Decoder().decode(path.read_bytes()) for path in feed.glob("*.feed")]
-    return sorted(found, key=lambda snapshot: snapshot.process.started)
+    decoded = [Decoder().decode(path.read_bytes()) for path in feed.glob("*.feed")]
+    return sorted(decoded, key=lambda snapshot: snapshot.process.started)
 
 
 def single_reading(feed: Path, name: str = "train.loss") -> StatReading:
@@ -117,12 +117,14 @@ def page_of(feed: Path) -> str:
     """Return the page of a sidecar for a feed directory."""
     state = feed.parent / f"{feed.name}-state"
     state.mkdir(exist_ok=True)
-    passed = 0.0
+    elapsed_seconds = 0.0
     collector = JobCollector(
-        FeedReader(feed), StateStore(state, sidecar="test"), monotonic=lambda: time.monotonic() + passed
+        FeedReader(feed),
+        StateStore(state, sidecar="test"),
+        monotonic=lambda: time.monotonic() + elapsed_seconds,
     )
     collector.collect()
-    passed = 12.0  # without an exit status in time, the report of the job counts
+    elapsed_seconds = 12.0  # without an exit status in time, the report of the job counts
     page = Page()
     page.publish("feed", collector.collect())
     return page.render(Format.TEXT).decode()
@@ -130,12 +132,12 @@ def page_of(feed: Path) -> str:
 
 def series(page: str, name: str) -> dict[str, float]:
     """The series of a sample name: labels as they are written, value."""
-    found = {}
+    values = {}
     for line in page.splitlines():
         head, _, value = line.rpartition(" ")
         if head == name or head.startswith(f"{name}{{"):
-            found[head.removeprefix(name)] = float(value)
-    return found
+            values[head.removeprefix(name)] = float(value)
+    return values
 
 
 def sum_by_labels(page: str, name: str, **labels: str) -> float:

@@ -48,7 +48,7 @@ class KeepingExporter(BaseExporter):
         self.records: list[tuple[str, str, Any]] = []
         self.threads: set[str] = set()
 
-    def _keep(self, method: str, name: str = "", subject: Any = None) -> None:
+    def _record(self, method: str, name: str = "", subject: Any = None) -> None:
         self.calls.append(method)
         self.threads.add(threading.current_thread().name)
         self.gate.wait()
@@ -57,40 +57,40 @@ class KeepingExporter(BaseExporter):
         self.records.append((method, name, subject))
 
     def initialize(self) -> None:
-        self._keep("initialize")
+        self._record("initialize")
 
     def export_start(self, span: Any) -> None:
-        self._keep("start", span.name_str, span)
+        self._record("start", span.name_str, span)
 
     def export_stop(self, span: Any) -> None:
-        self._keep("stop", span.name_str, span)
+        self._record("stop", span.name_str, span)
 
     def export_event(self, event: Any, span: Any) -> None:
         del span
-        self._keep("event", event.name_str, event)
+        self._record("event", event.name_str, event)
 
     def export_error(self, event: Any, span: Any) -> None:
         del span
-        self._keep("error", event.error_message, event)
+        self._record("error", event.error_message, event)
 
     def export_telemetry_data_error(self, error: Any) -> None:
-        self._keep("telemetry_data_error", error.error_message, error)
+        self._record("telemetry_data_error", error.error_message, error)
 
     def close(self) -> None:
-        self._keep("close")
+        self._record("close")
 
     @property
-    def kept(self) -> list[tuple[str, str]]:
+    def named_records(self) -> list[tuple[str, str]]:
         """Method and name of each record."""
         return [record[:2] for record in self.records]
 
     def all_of(self, method: str) -> list[Any]:
         """Return the spans or events of a method."""
-        return [subject for kind, _, subject in self.records if kind == method]
+        return [subject for record_method, _, subject in self.records if record_method == method]
 
     def names(self, method: str = "start") -> list[str]:
         """Return the names of a method."""
-        return [name for kind, name, _ in self.records if kind == method]
+        return [name for record_method, name, _ in self.records if record_method == method]
 
     def attributes(self, event: str) -> list[dict[str, Any]]:
         """Return the attributes of all events of a name."""
@@ -127,8 +127,8 @@ def configured(
         **base,
     }
     if telemetry is not None:
-        usual = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 4, "log_every_n_train_iterations": 2}
-        settings["telemetry_config"] = one_logger.TrainingTelemetryConfig(**usual | telemetry)
+        defaults = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 4, "log_every_n_train_iterations": 2}
+        settings["telemetry_config"] = one_logger.TrainingTelemetryConfig(**defaults | telemetry)
     memory = KeepingExporter()
     builder = one_logger.TrainingTelemetryProvider.instance()
     builder.with_base_config(one_logger.OneLoggerConfig(**settings)).with_exporter(memory)

@@ -104,7 +104,7 @@ class Node(SidecarNode):
 
     def __init__(self, directory: Path, *, strangers: int = 0, windows: Sequence[Window] = WINDOWS) -> None:
         self.card, self.strangers = Card(), strangers
-        self.job = SimulatedTraining(began=MONOTONIC)
+        self.job = SimulatedTraining(start_seconds=MONOTONIC)
         self.process = make_process(started=EPOCH)
         ends = [(end, False, phase) for phase, _, end in windows]
         self.edges = sorted([*((begin, True, phase) for phase, begin, _ in windows), *ends])

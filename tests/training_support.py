@@ -33,54 +33,54 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 class SimulatedTraining:
     """A phase clock and a training state of their own, at times of choice."""
 
-    def __init__(self, began: float = 0.0) -> None:
-        self.clock = PhaseClock(began)
+    def __init__(self, start_seconds: float = 0.0) -> None:
+        self.clock = PhaseClock(start_seconds)
         self.numbers = Numbers()
         self.state = TrainingState(self.clock, self.numbers)
         self._open: list[tuple[BlockKind, StackEntry, float, float, float]] = []
         self._latest: TrainingReading | None = None
 
-    def enter(self, kind: BlockKind, at: float) -> None:
+    def enter(self, kind: BlockKind, seconds: float) -> None:
         """Enter a block; it may stay open."""
         entry = StackEntry()
         if kind in kinds.LOOPS:
-            self.clock.begin_training(at)
-            self.apply(LoopBegan(0, None, at, is_inferred=False))
+            self.clock.begin_training(seconds)
+            self.apply(LoopBegan(0, None, seconds, is_inferred=False))
         if kind in kinds.ITERATIONS:
-            self.clock.begin_training(at)
+            self.clock.begin_training(seconds)
             self.clock.iteration = entry
-        self.clock.enter(entry, kind.phase, at)
+        self.clock.enter(entry, kind.phase, seconds)
         work, waits = self.clock.work_seconds(), self.clock.wait_seconds()
         if kind in kinds.ITERATIONS:
             self.clock.iteration_work = work
-        self._open.append((kind, entry, at, work, waits))
+        self._open.append((kind, entry, seconds, work, waits))
 
-    def leave(self, at: float, *, failed: bool = False) -> None:
+    def leave(self, seconds: float, *, is_failed: bool = False) -> None:
         """Leave the innermost block."""
-        kind, entry, began, work, waits = self._open.pop()
-        self.clock.leave(entry, at)
+        kind, entry, start_seconds, work, waits = self._open.pop()
+        self.clock.leave(entry, seconds)
         if kind in kinds.ITERATIONS:
             self.clock.iteration = None
-            spent, waited = self.clock.work_seconds() - work, self.clock.wait_seconds() - waits
-            self.apply(IterationEnded(began, at, spent, waited, failed, None))
+            work_seconds, wait_seconds = self.clock.work_seconds() - work, self.clock.wait_seconds() - waits
+            self.apply(IterationEnded(start_seconds, seconds, work_seconds, wait_seconds, is_failed, None))
 
-    def block(self, kind: BlockKind, began: float, ended: float) -> None:
+    def block(self, kind: BlockKind, start_seconds: float, end_seconds: float) -> None:
         """Enter and leave a block."""
-        self.enter(kind, began)
-        self.leave(ended)
+        self.enter(kind, start_seconds)
+        self.leave(end_seconds)
 
     def apply(self, record: Record) -> None:
         """Apply a record."""
         self.state.apply([record])
 
-    def publish(self, until: float) -> list[StatReading]:
+    def publish(self, end_seconds: float) -> list[StatReading]:
         """Publish all series at a given time."""
-        self._latest = self.state.publish(until)
+        self._latest = self.state.publish(end_seconds)
         return self.state.families.readings()
 
-    def values(self, until: float, *, gauges: bool = True) -> dict[Key, Any]:
+    def values(self, end_seconds: float, *, gauges: bool = True) -> dict[Key, Any]:
         """Return all series published at a given time, with or without gauges."""
-        readings = self.publish(until)
+        readings = self.publish(end_seconds)
         return {
             key_of(reading): series_content(reading)
             for reading in readings
@@ -126,10 +126,10 @@ def published_value(name: str, **labels: str) -> Any:
 
 def values_by_label(name: str) -> dict[Any, Any]:
     """Return the nonzero values of a family by the value of its label, or by label values sorted by name."""
-    found = {labels: value for (family, labels), value in published().items() if family == name and value}
+    values = {labels: value for (family, labels), value in published().items() if family == name and value}
     return {
         labels[0][1] if len(labels) == 1 else tuple(text for _, text in labels): value
-        for labels, value in found.items()
+        for labels, value in values.items()
     }
 
 
@@ -155,7 +155,7 @@ def latest_reading() -> TrainingReading:
     return reading
 
 
-class _Held(deque[misuse.Misuse]):
+class _UncountedReports(deque[misuse.Misuse]):
     """Misuse that the recording thread does not take."""
 
     def __bool__(self) -> bool:
@@ -165,11 +165,11 @@ class _Held(deque[misuse.Misuse]):
 @contextmanager
 def reported() -> Iterator[deque[misuse.Misuse]]:
     """Collect misuse reported in the block: call, rule and expectation."""
-    before, misuse.REPORTS = misuse.REPORTS, _Held()
+    previous, misuse.REPORTS = misuse.REPORTS, _UncountedReports()
     try:
         yield misuse.REPORTS
     finally:
-        misuse.REPORTS = before
+        misuse.REPORTS = previous
 
 
 def run_python(
@@ -180,8 +180,10 @@ def run_python(
     feed.mkdir(mode=0o700, exist_ok=True)
     script = directory / "job.py"
     script.write_text(textwrap.dedent(code), encoding="utf-8")
-    inherited = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE"}}
-    ours = {
+    inherited_variables = {
+        key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE"}
+    }
+    exporter_variables = {
         "EXPORTER_FEED_DIR": str(feed),
         "PYTHONPATH": f"{PROJECT}{os.pathsep}{TESTS}",
         "EXPORTER_FLUSH_SECONDS": "0.2",
@@ -189,7 +191,7 @@ def run_python(
     return subprocess.run(
         [sys.executable, "-W", "error", script.name],
         cwd=directory,
-        env=inherited | ours | environment,
+        env=inherited_variables | exporter_variables | environment,
         capture_output=True,
         text=True,
         timeout=timeout * PATIENCE,

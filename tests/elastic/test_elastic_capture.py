@@ -54,40 +54,40 @@ def page(job: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return page_of(feed)
 
 
-def emitted(job: Any, kind: str) -> dict[tuple[str, str], list[float]]:
+def emitted(job: Any, role: str) -> dict[tuple[str, str], list[float]]:
     """The values of each pair, from the agent or from all workers."""
-    found: dict[tuple[str, str], list[float]] = {}
+    values_by_pair: dict[tuple[str, str], list[float]] = {}
     for process in job["processes"]:
-        for _, group, name, value in process["metrics"] if process["kind"] == kind else ():
-            found.setdefault((group, name), []).append(value)
-    return found
+        for _, group, name, value in process["metrics"] if process["kind"] == role else ():
+            values_by_pair.setdefault((group, name), []).append(value)
+    return values_by_pair
 
 
 def test_every_metric_of_the_agent_is_accounted_for(job: Any, page: str) -> None:
-    checked = 0
+    value_count = 0
     for (group, name), values in emitted(job, "agent").items():
         assert group == "torchelastic"
         count, total = len(values), sum(values)
-        checked += count
+        value_count += count
         if name.startswith("workers."):
-            what = name.removeprefix("workers.default.")
-            if what == "remaining_restarts":
+            field = name.removeprefix("workers.default.")
+            if field == "remaining_restarts":
                 assert sum_by_labels(page, "training_elastic_failure_restarts_total") == 1  # from 1 to 0
-            elif what == "flakiness":
+            elif field == "flakiness":
                 assert sum_by_labels(page, "training_elastic_flakiness_count") == count
                 assert sum_by_labels(page, "training_elastic_flakiness_sum") == total / 100
-            elif what == "run_total":
+            elif field == "run_total":
                 assert sum_by_labels(page, "training_elastic_runs_total") == total
-            elif what.startswith("run_"):
-                outcome = what.removeprefix("run_")
+            elif field.startswith("run_"):
+                outcome = field.removeprefix("run_")
                 assert sum_by_labels(page, "training_elastic_runs_total", outcome=outcome) == total
             else:
-                assert sum_by_labels(page, "training_elastic_worker_state_checks_total", state=what) == count
+                assert sum_by_labels(page, "training_elastic_worker_state_checks_total", state=field) == count
             continue
-        function, _, what = name.removesuffix(".ms").rpartition(".")
-        if what in {"success", "failure"}:
+        function, _, field = name.removesuffix(".ms").rpartition(".")
+        if field in {"success", "failure"}:
             calls = "training_elastic_function_calls_total"
-            assert sum_by_labels(page, calls, function=function, outcome=what) == count
+            assert sum_by_labels(page, calls, function=function, outcome=field) == count
         elif function.endswith("_rendezvous"):
             assert sum_by_labels(page, "training_elastic_rendezvous_seconds_count") == count
             assert sum_by_labels(page, "training_elastic_rendezvous_seconds_sum") == pytest.approx(
@@ -97,7 +97,7 @@ def test_every_metric_of_the_agent_is_accounted_for(job: Any, page: str) -> None
             seconds = "training_elastic_function_seconds"
             assert sum_by_labels(page, f"{seconds}_count", function=function) == count
             assert sum_by_labels(page, f"{seconds}_sum", function=function) == pytest.approx(total / 1000)
-    assert checked == 288
+    assert value_count == 288
     assert sum_by_labels(page, "training_elastic_restarts_total") == 1
 
 
@@ -110,21 +110,21 @@ def test_every_metric_of_the_workers_is_accounted_for(job: Any, page: str) -> No
         ("my_app", "__main__.step2.success"): ("my_app___main___step2_success", 1),
         ("my_app", "__main__.step2.duration.ms"): ("my_app___main___step2_duration_seconds", 1000),
     }
-    found = emitted(job, "worker")
+    values_by_pair = emitted(job, "worker")
 
-    assert found.keys() == families.keys()
-    for pair, (family, per) in families.items():
+    assert values_by_pair.keys() == families.keys()
+    for pair, (family, divisor) in families.items():
         assert sum_by_labels(page, f"{family}_count", rank="0") == 2
         assert sum_by_labels(page, f"{family}_count", rank="1") == 2
-        assert sum_by_labels(page, f"{family}_sum") == pytest.approx(sum(found[pair]) / per)
+        assert sum_by_labels(page, f"{family}_sum") == pytest.approx(sum(values_by_pair[pair]) / divisor)
 
 
 def test_every_event_is_accounted_for(job: Any, page: str) -> None:
     types: Counter[str] = Counter()
     for process in job["processes"]:
-        for each in process["events"]:
-            event = each["event"]
-            if each["destination"] == "dynamic_rendezvous":
+        for entry in process["events"]:
+            event = entry["event"]
+            if entry["destination"] == "dynamic_rendezvous":
                 types[f"torchelastic.rendezvous.{event['node_state']}"] += 1
             elif event["source"] == "AGENT":
                 types[event["name"].replace("worker", "agent", 1)] += 1
@@ -142,11 +142,11 @@ def test_every_event_is_accounted_for(job: Any, page: str) -> None:
 
 
 def test_agent_and_ranks_are_distinct_and_nothing_is_refused(page: str) -> None:
-    who = sorted(series(page, "training_rank_info"))
+    ranks = sorted(series(page, "training_rank_info"))
 
-    assert len(who) == 3
-    assert 'role="agent",run="run0"' in "".join(who)
-    assert 'rank="0"' in "".join(who)
-    assert 'rank="1"' in "".join(who)
+    assert len(ranks) == 3
+    assert 'role="agent",run="run0"' in "".join(ranks)
+    assert 'rank="0"' in "".join(ranks)
+    assert 'rank="1"' in "".join(ranks)
     assert series(page, "training_elastic_refused_total") == {}
     assert sum_by_labels(page, "training_feed_dropped_total") == 0

@@ -43,7 +43,7 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
     return importlib.import_module(TORCH)
 
 
-class Writing(logging.Handler):
+class LinesInMemory(logging.Handler):
     """Stores the written lines."""
 
     def __init__(self) -> None:
@@ -54,17 +54,17 @@ class Writing(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def destination(
+def add_destination(
     module: ModuleType, handler: logging.Handler, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> str:
     """A destination of a name that no logger has yet, in torch's registry or ours."""
     registry = importlib.import_module(f"{module.__name__}.handlers")
-    unused = f"{name}-{id(handler)}"
-    monkeypatch.setitem(registry._log_handlers, unused, handler)
-    return unused
+    unused_name = f"{name}-{id(handler)}"
+    monkeypatch.setitem(registry._log_handlers, unused_name, handler)
+    return unused_name
 
 
-def counted(type_: str, severity: str = "info") -> int:
+def count_of(type_: str, severity: str = "info") -> int:
     exporter.flush()
     return EVENTS.reading().counts.get((type_, severity), 0)  # the recording thread reads it again
 
@@ -73,10 +73,12 @@ def counted(type_: str, severity: str = "info") -> int:
 
 
 def test_every_public_name_of_the_torch_module_exists() -> None:
-    theirs = pytest.importorskip(TORCH, reason="torch is not installed")
-    imported = {"inspect", "logging", "os", "socket", "traceback", "Optional"}
+    torch_module = pytest.importorskip(TORCH, reason="torch is not installed")
+    imported_names = {"inspect", "logging", "os", "socket", "traceback", "Optional"}
 
-    assert {name for name in dir(theirs) if not name.startswith("_")} - imported <= set(dir(events))
+    assert {name for name in dir(torch_module) if not name.startswith("_")} - imported_names <= set(
+        dir(events)
+    )
 
 
 def test_events_of_both_kinds_survive_serializing(module: ModuleType) -> None:
@@ -114,8 +116,8 @@ def test_a_destination_observed_in_torch_keeps_its_single_handler(tmp_path: Path
 def test_an_event_is_written_by_the_one_handler_of_its_destination(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handler = Writing()
-    name = destination(module, handler, monkeypatch, "lines")
+    handler = LinesInMemory()
+    name = add_destination(module, handler, monkeypatch, "lines")
 
     module.record(module.Event("test", module.EventSource.AGENT, 5, {"a": 1}), name)
 
@@ -135,15 +137,15 @@ def test_an_unknown_destination_is_a_key_error(module: ModuleType) -> None:
 def test_a_rendezvous_event_has_its_source_where_a_handler_exists(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def report(state: str, **more: Any) -> None:
-        module.construct_and_record_rdzv_event("r", "m", module.NodeState[state], **more)
+    def report(state: str, **fields: Any) -> None:
+        module.construct_and_record_rdzv_event("r", "m", module.NodeState[state], **fields)
 
-    recorded: list[Any] = []
-    monkeypatch.setattr(module, "record_rdzv_event", recorded.append)
+    recorded_events: list[Any] = []
+    monkeypatch.setattr(module, "record_rdzv_event", recorded_events.append)
     report("RUNNING")
-    assert recorded == []
+    assert recorded_events == []
     registry = importlib.import_module(f"{module.__name__}.handlers")
-    monkeypatch.setitem(registry._log_handlers, "dynamic_rendezvous", Writing())
+    monkeypatch.setitem(registry._log_handlers, "dynamic_rendezvous", LinesInMemory())
 
     report("RUNNING")
     try:
@@ -151,7 +153,7 @@ def test_a_rendezvous_event_has_its_source_where_a_handler_exists(
     except ValueError:
         report("FAILED", name="mine", pid=3, hostname="h")
 
-    first, second = recorded
+    first, second = recorded_events
     assert first.name == "test_elastic_events.py:report"
     assert (second.name, second.pid, second.hostname) == ("test_elastic_events.py:mine", 3, "h")
     assert "ValueError: math domain error" in second.error_trace
@@ -210,20 +212,20 @@ def test_configure_replaces_handlers_and_accepts_several() -> None:
     assert (first.names, second.names, third.names) == ([], ["one"], ["one", "two"])
 
 
-@pytest.mark.parametrize("wrong", [5, object(), events.NullEventHandler, [events.NullEventHandler(), "x"]])
-def test_an_invalid_handler_is_refused_at_the_call(wrong: Any) -> None:
+@pytest.mark.parametrize("handler", [5, object(), events.NullEventHandler, [events.NullEventHandler(), "x"]])
+def test_an_invalid_handler_is_refused_at_the_call(handler: Any) -> None:
     with pytest.raises(TypeError, match="record"):
-        events.configure(wrong)
+        events.configure(handler)
 
 
 # Corrected defects -----------------------------------------------------------------------------------------------
 
 
 def test_an_event_without_a_timestamp_has_the_time_of_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    handler = Writing()
+    handler = LinesInMemory()
     event = events.Event("stamped", events.EventSource.WORKER)
 
-    events.record(event, destination(events, handler, monkeypatch, "stamped"))
+    events.record(event, add_destination(events, handler, monkeypatch, "stamped"))
 
     assert json.loads(handler.lines[0])["timestamp"] > 1_600_000_000_000
     assert event.timestamp == 0
@@ -242,7 +244,7 @@ STRANGE = [math.nan, object(), {1: {2}}, [b"x"], threading.Lock(), 1 << 80, "\ud
 
 
 @pytest.mark.parametrize(
-    "strange",
+    "fields",
     [
         *({"metadata": {"a": entry}} for entry in STRANGE),
         {"metadata": {Unprintable(): 1, 2: 3}},
@@ -256,18 +258,18 @@ STRANGE = [math.nan, object(), {1: {2}}, [b"x"], threading.Lock(), 1 << 80, "\ud
     ],
 )
 def test_an_event_with_invalid_fields_is_counted_delivered_and_written(
-    strange: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handler, received = Writing(), list[exporter.Event]()
-    event = events.Event(**{"name": "odd", "source": events.EventSource.WORKER, **strange})
+    handler, delivered = LinesInMemory(), list[exporter.Event]()
+    event = events.Event(**{"name": "odd", "source": events.EventSource.WORKER, **fields})
     type_ = str(event.name)
-    handle, before = exporter.events.register(received.append, types=type_), counted(type_)
+    handle, initial_count = exporter.events.register(delivered.append, types=type_), count_of(type_)
 
-    events.record(event, destination(events, handler, monkeypatch, "odd"))
+    events.record(event, add_destination(events, handler, monkeypatch, "odd"))
     handle.unregister()
 
-    assert counted(type_) == before + 1
-    assert [event.type for event in received] == [type_]
+    assert count_of(type_) == initial_count + 1
+    assert [event.type for event in delivered] == [type_]
     json.loads(handler.lines[0], parse_constant=pytest.fail)
 
 
@@ -321,15 +323,15 @@ status("SUCCEEDED", "AGENT")
 """
     child(tmp_path / "feed", program)
     page = page_of(tmp_path / "feed")
-    results, received = "training_elastic_worker_results_total", "training_events_total"
+    results, events_total = "training_elastic_worker_results_total", "training_events_total"
 
     assert 'role="agent",run="run7"' in page
     assert sum_by_labels(page, "training_elastic_worker_starts_total", worker_role="my.role") == 2
     assert sum_by_labels(page, results, result="failed", exit_code="-11") == 1
     assert sum_by_labels(page, results, result="failed", exit_code="unknown") == 1
     assert sum_by_labels(page, results, result="succeeded", exit_code="0") == 1
-    assert sum_by_labels(page, received, type="torchelastic.agent.status.SUCCEEDED") == 1
-    assert sum_by_labels(page, received, type="torchelastic.worker.status.FAILED", severity="error") == 2
+    assert sum_by_labels(page, events_total, type="torchelastic.agent.status.SUCCEEDED") == 1
+    assert sum_by_labels(page, events_total, type="torchelastic.worker.status.FAILED", severity="error") == 2
 
 
 def test_a_worker_that_records_such_events_stays_a_worker(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     api._default_metrics_handler = theirs.NullMetricHandler()
 
 
-class Keeping(metrics.MetricHandler):
+class MetricsInMemory(metrics.MetricHandler):
     """Stores the received metrics."""
 
     def __init__(self) -> None:
@@ -64,17 +64,17 @@ class Keeping(metrics.MetricHandler):
         return [entry.name for entry in self.data]
 
 
-def fresh(word: str = "value") -> str:
-    return f"{word}{next(_numbers)}"
+def new_name(prefix: str = "value") -> str:
+    return f"{prefix}{next(_numbers)}"
 
 
 # The same on both ---------------------------------------------------------------------------------------------
 
 
 def test_every_public_name_of_the_torch_module_exists() -> None:
-    theirs = pytest.importorskip(TORCH, reason="torch is not installed")
+    torch_module = pytest.importorskip(TORCH, reason="torch is not installed")
 
-    public = {name for name in dir(theirs) if not name.startswith("_") and name != "Optional"}
+    public = {name for name in dir(torch_module) if not name.startswith("_") and name != "Optional"}
     api = set(importlib.import_module(f"{TORCH}.api").__all__)
 
     assert public <= set(dir(metrics)) | {"api", "static_init"}
@@ -82,13 +82,13 @@ def test_every_public_name_of_the_torch_module_exists() -> None:
 
 
 def test_signatures_name_the_same_arguments_in_the_same_order() -> None:
-    theirs = pytest.importorskip(TORCH, reason="torch is not installed")
+    torch_module = pytest.importorskip(TORCH, reason="torch is not installed")
 
     for name in ("configure", "getStream", "put_metric", "publish_metric", "prof", "get_elapsed_time_ms"):
-        mine, torchs = (
-            list(inspect.signature(getattr(module, name)).parameters) for module in (metrics, theirs)
+        arguments, torch_arguments = (
+            list(inspect.signature(getattr(module, name)).parameters) for module in (metrics, torch_module)
         )
-        assert mine == torchs, name
+        assert arguments == torch_arguments, name
 
 
 def test_prof_records_success_and_duration_under_the_class_of_the_method(
@@ -103,7 +103,7 @@ def test_prof_records_success_and_duration_under_the_class_of_the_method(
         def func(self) -> str:
             return "result"
 
-    handler = Keeping()
+    handler = MetricsInMemory()
     module.configure(handler)
 
     assert Child().call() == "result"
@@ -122,7 +122,7 @@ def test_prof_records_a_failure_and_reraises(module: ModuleType, error: type[Bas
     def broken() -> None:
         raise error
 
-    handler = Keeping()
+    handler = MetricsInMemory()
     module.configure(handler, "g")
 
     with pytest.raises(error):
@@ -138,7 +138,7 @@ def free_function() -> None: ...
 def test_a_handler_receives_the_metric_and_a_group_handler_precedes_the_default(
     module: ModuleType,
 ) -> None:
-    default, first, second = Keeping(), Keeping(), Keeping()
+    default, first, second = MetricsInMemory(), MetricsInMemory(), MetricsInMemory()
     module.configure(default)
     module.configure(first, "g")
     module.configure(second, "g")  # replaces the first
@@ -151,7 +151,7 @@ def test_a_handler_receives_the_metric_and_a_group_handler_precedes_the_default(
 
 
 def test_a_replaced_get_stream_is_used(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    handler = Keeping()
+    handler = MetricsInMemory()
     stream = module.api.MetricStream("torchelastic", handler)
     monkeypatch.setattr(module.api, "getStream", lambda group: stream)
 
@@ -168,7 +168,7 @@ def test_the_console_handler_prints_one_line(module: ModuleType, capsys: pytest.
 
 
 def test_deprecated_names_warn_and_work(module: ModuleType) -> None:
-    handler = Keeping()
+    handler = MetricsInMemory()
     module.configure(handler, "g")
     with pytest.warns(FutureWarning):
         module.publish_metric("g", "x", 3)
@@ -182,16 +182,16 @@ def test_deprecated_names_warn_and_work(module: ModuleType) -> None:
 
 
 def test_a_metric_is_a_stat_of_its_group_and_name() -> None:
-    name = fresh("loss")
+    name = new_name("loss")
     metrics.put_metric(name, 0.5, "my_app")
     metrics.put_metric(name, 1, "my_app")
 
-    found = stat_state(f"my_app.{name}")
-    assert (found.count, found.sum) == (2, 1.5)
+    state = stat_state(f"my_app.{name}")
+    assert (state.count, state.sum) == (2, 1.5)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "stat", "unit", "recorded"),
+    ("name", "value", "stat", "unit", "sample"),
     [
         ("step_ms", 12, "step", "seconds", 0.012),
         ("step.duration.ms", 1500, "step.duration", "seconds", 1.5),
@@ -205,14 +205,14 @@ def test_a_metric_is_a_stat_of_its_group_and_name() -> None:
     ],
 )
 def test_units_become_part_of_the_name_and_milliseconds_become_seconds(
-    name: str, value: float, stat: str, unit: str | None, recorded: float
+    name: str, value: float, stat: str, unit: str | None, sample: float
 ) -> None:
-    group = fresh("units")
+    group = new_name("units")
     metrics.put_metric(name, value, group)
 
-    found = stat_state(f"{group}.{stat}".rstrip("."))
-    assert found.definition.unit == unit
-    assert found.sum == pytest.approx(recorded, rel=1e-12)
+    state = stat_state(f"{group}.{stat}".rstrip("."))
+    assert state.definition.unit == unit
+    assert state.sum == pytest.approx(sample, rel=1e-12)
 
 
 def test_names_with_reserved_prometheus_suffixes_pass_its_lint(tmp_path: Path) -> None:
@@ -225,9 +225,9 @@ def test_names_with_reserved_prometheus_suffixes_pass_its_lint(tmp_path: Path) -
         """,
     )
     page = page_of(tmp_path / "feed")
-    mine = [line for line in page.splitlines(keepends=True) if "my_app_" in line]
+    lines = [line for line in page.splitlines(keepends=True) if "my_app_" in line]
     completed = subprocess.run(
-        ["promtool", "check", "metrics"], input="".join(mine), capture_output=True, text=True, check=False
+        ["promtool", "check", "metrics"], input="".join(lines), capture_output=True, text=True, check=False
     )
 
     assert (completed.returncode, completed.stderr) == (0, "")
@@ -236,37 +236,37 @@ def test_names_with_reserved_prometheus_suffixes_pass_its_lint(tmp_path: Path) -
 
 
 def test_metrics_that_map_to_one_family_are_distinguished_by_group() -> None:
-    group, before = fresh("twin"), total("training.elastic.refused", reason="collision")
+    group, initial_total = new_name("twin"), total("training.elastic.refused", reason="collision")
     pairs = [("b_c", group), ("c", f"{group}_b"), ("x", f"{group}-q"), ("x", f"{group}_q"), ("b-c", group)]
-    for number, (name, of) in enumerate(pairs, 1):
-        metrics.put_metric(name, number, of)
-        metrics.put_metric(name, number, of)
+    for number, (name, pair_group) in enumerate(pairs, 1):
+        metrics.put_metric(name, number, pair_group)
+        metrics.put_metric(name, number, pair_group)
 
     assert stat_state(f"{group}.b_c").sum == 2
     assert stat_state(f"{group}.b_c", metric_group=f"{group}_b").sum == 4
     assert stat_state(f"{group}_q.x").sum == 6
     assert stat_state(f"{group}_q.x", metric_group=f"{group}_q").sum == 8
     assert stat_state(f"{group}.b_c", metric_group=group, metric_name="b-c").sum == 10
-    assert total("training.elastic.refused", reason="collision") == before
+    assert total("training.elastic.refused", reason="collision") == initial_total
 
 
 def test_reserved_names_are_refused_and_counted() -> None:
-    before = total("training.elastic.refused", reason="collision")
+    initial_total = total("training.elastic.refused", reason="collision")
     metrics.put_metric("utilization", 1, "gpu")
 
-    assert total("training.elastic.refused", reason="collision") == before + 1
+    assert total("training.elastic.refused", reason="collision") == initial_total + 1
 
 
 def test_names_beyond_the_limit_are_refused_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     stats = families.MetricStats()
     monkeypatch.setattr(families, "MAX_NAMES", 10)
-    before = total("training.elastic.refused", reason="too_many")
-    group = fresh("runaway")
+    initial_total = total("training.elastic.refused", reason="too_many")
+    group = new_name("runaway")
     for number in range(100):
         stats.record(group, f"n{number}", 1)
 
     assert len(registry.matching(f"{group}.*")) == 10
-    assert total("training.elastic.refused", reason="too_many") == before + 90
+    assert total("training.elastic.refused", reason="too_many") == initial_total + 90
 
 
 ANYTHING = st.text(max_size=200) | st.none() | st.integers() | st.floats() | st.lists(st.integers())
@@ -281,17 +281,17 @@ def test_no_name_group_or_value_raises(name: Any, group: Any, value: Any) -> Non
 @pytest.mark.parametrize("value", ["12", None, [1], float("nan"), 10**400, object(), 1 + 2j])
 @pytest.mark.parametrize("name", ["plain", "scaled_ms"])
 def test_a_value_that_is_not_a_number_is_counted_and_excluded(value: Any, name: str) -> None:
-    group = fresh("strange")
+    group = new_name("strange")
     metrics.put_metric(name, value, group)
     metrics.put_metric(name, 1000, group)
 
-    found = stat_state(f"{group}.{name.removesuffix('_ms')}")
-    assert (found.count, sum(found.reading().rejected.values())) == (1, 1)
+    state = stat_state(f"{group}.{name.removesuffix('_ms')}")
+    assert (state.count, sum(state.reading().rejected.values())) == (1, 1)
 
 
 def test_a_tensor_is_read_when_it_is_recorded() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    group, loss = fresh("tensors"), torch.tensor(0.5)
+    group, loss = new_name("tensors"), torch.tensor(0.5)
     metrics.put_metric("loss", loss, group)
     metrics.put_metric("loss_ms", loss * 4, group + "x")
     loss += 1
@@ -304,7 +304,7 @@ def test_a_tensor_is_read_when_it_is_recorded() -> None:
 
 
 def test_a_stream_uses_the_currently_configured_handlers() -> None:
-    stream, first, second = metrics.getStream("g"), Keeping(), Keeping()
+    stream, first, second = metrics.getStream("g"), MetricsInMemory(), MetricsInMemory()
     stream.add_value("before", 1)
     metrics.configure([first, second], "g")
     stream.add_value("meanwhile", 1)
@@ -316,10 +316,10 @@ def test_a_stream_uses_the_currently_configured_handlers() -> None:
     assert (first.names(), second.names()) == (["meanwhile"], ["meanwhile", "replaced"])
 
 
-@pytest.mark.parametrize("wrong", [5, "console", object(), Keeping, [Keeping(), 5]])
-def test_an_invalid_handler_is_refused_at_the_call(wrong: Any) -> None:
+@pytest.mark.parametrize("handler", [5, "console", object(), MetricsInMemory, [MetricsInMemory(), 5]])
+def test_an_invalid_handler_is_refused_at_the_call(handler: Any) -> None:
     with pytest.raises(TypeError, match="emit"):
-        metrics.configure(wrong)
+        metrics.configure(handler)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken sink"), SystemExit(3), RecursionError()])
@@ -328,20 +328,20 @@ def test_a_handler_that_raises_reaches_neither_the_caller_nor_the_next_handler(e
         def emit(self, metric_data: Any) -> None:
             raise error
 
-    last, before = Keeping(), total("training.elastic.refused", reason="handler")
-    metrics.configure([Raising(), last], "g")
+    next_handler, initial_total = MetricsInMemory(), total("training.elastic.refused", reason="handler")
+    metrics.configure([Raising(), next_handler], "g")
 
     @metrics.prof(group="g")
     def function() -> str:
         return "kept"
 
     assert function() == "kept"
-    assert [name.rpartition(".")[2] for name in last.names()] == ["success", "ms"]
-    assert total("training.elastic.refused", reason="handler") == before + 2
+    assert [name.rpartition(".")[2] for name in next_handler.names()] == ["success", "ms"]
+    assert total("training.elastic.refused", reason="handler") == initial_total + 2
 
 
 def test_a_handler_that_emits_does_not_get_its_own_metrics() -> None:
-    class Counting(Keeping):
+    class Counting(MetricsInMemory):
         def emit(self, metric_data: Any) -> None:
             super().emit(metric_data)
             metrics.put_metric("emitted", len(self.data), "g")
@@ -356,7 +356,7 @@ def test_a_handler_that_emits_does_not_get_its_own_metrics() -> None:
 def test_the_prometheus_handler_works_in_torchs_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = pytest.importorskip(TORCH, reason="torch is not installed")
     monkeypatch.setattr(bridge.CompatibilityHandlers, "is_installed", False)  # which would also record it
-    name = fresh("theirs")
+    name = new_name("theirs")
     theirs.configure(metrics.PrometheusMetricHandler(), "g")
     theirs.put_metric(name, 3, "g")
     del theirs.api._metrics_map["g"]
@@ -364,12 +364,12 @@ def test_the_prometheus_handler_works_in_torchs_own_module(monkeypatch: pytest.M
     assert stat_state(f"g.{name}").sum == 3
 
 
-def outcomes(handler: Keeping) -> list[str]:
+def outcomes(handler: MetricsInMemory) -> list[str]:
     return [name.rpartition(".")[2] for name in handler.names() if not name.endswith(".ms")]
 
 
 def test_a_coroutine_is_measured_to_its_end_and_its_cancellation_is_a_failure() -> None:
-    handler = Keeping()
+    handler = MetricsInMemory()
     metrics.configure(handler, "g")
 
     @metrics.prof(group="g")
@@ -388,7 +388,7 @@ def test_a_coroutine_is_measured_to_its_end_and_its_cancellation_is_a_failure() 
 
 
 def test_a_generator_is_measured_from_its_first_step_and_may_be_left_early() -> None:
-    handler = Keeping()
+    handler = MetricsInMemory()
     metrics.configure(handler, "g")
 
     @metrics.prof(group="g")
@@ -406,17 +406,17 @@ def test_a_generator_is_measured_from_its_first_step_and_may_be_left_early() -> 
 
 
 def test_concurrent_puts_lose_nothing_while_handlers_change() -> None:
-    name = fresh("threads")
+    name = new_name("threads")
 
-    def put() -> None:
+    def put_metrics() -> None:
         for _ in range(2000):
             metrics.put_metric(name, 1, "g")
 
-    threads = [threading.Thread(target=put) for _ in range(4)]
+    threads = [threading.Thread(target=put_metrics) for _ in range(4)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        metrics.configure(Keeping(), "g")
+        metrics.configure(MetricsInMemory(), "g")
         metrics.unconfigure("g")
     for thread in threads:
         thread.join()

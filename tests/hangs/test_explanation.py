@@ -35,8 +35,10 @@ def test_without_sequence_numbers_the_rank_outside_a_collective_comes_first() ->
 
 def test_ranks_are_compared_in_the_process_group_in_which_they_differ() -> None:
     late = RankStack(1, "load", "t.py:9", sequences={"default": 7, "tp": 3})
-    others = [RankStack(rank, "all_reduce", "t.py:1", sequences={"default": 7, "tp": 4}) for rank in (0, 2)]
-    explanation = explain([*others, late])
+    collective_stacks = [
+        RankStack(rank, "all_reduce", "t.py:1", sequences={"default": 7, "tp": 4}) for rank in (0, 2)
+    ]
+    explanation = explain([*collective_stacks, late])
 
     assert explanation.sentence() == (
         "Rank 1: load (t.py:9), 3 collectives of process group tp."
@@ -65,10 +67,10 @@ def test_ranks_in_one_line_with_different_phases_form_groups() -> None:
 @pytest.mark.parametrize(("phase", "waits"), [("grad_sync", True), ("forward", False)])
 def test_a_rank_waits_for_ranks_in_the_phase_that_synchronizes_gradients(phase: str, waits: bool) -> None:
     stack = ThreadStack("MainThread", (Frame("/job/t.py", 1, "train"),))
-    found = rank_stack(StackAnswer("1", "p", 7, 0.0, "night", 1, stack, phase=phase))
+    stack_of_rank = rank_stack(StackAnswer("1", "p", 7, 0.0, "night", 1, stack, phase=phase))
 
-    assert found is not None
-    assert found.in_collective is waits
+    assert stack_of_rank is not None
+    assert stack_of_rank.in_collective is waits
 
 
 def test_a_single_group_is_no_tie() -> None:
@@ -126,9 +128,9 @@ def test_a_stack_that_ends_in_the_autograd_engine_says_so() -> None:
 def test_ranges_of_ranks_name_each_rank_once(ranks: set[int]) -> None:
     text = ranks_text(sorted(ranks))
     shown, _, hidden = text.partition(", and ")
-    counted = 0
+    rank_count = 0
     for part in shown.split(", "):
         first, _, last = part.partition("-")
-        counted += int(last or first) - int(first) + 1
+        rank_count += int(last or first) - int(first) + 1
 
-    assert counted + int(hidden.split()[0] if hidden else 0) == len(ranks)
+    assert rank_count + int(hidden.split()[0] if hidden else 0) == len(ranks)

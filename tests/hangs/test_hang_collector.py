@@ -27,7 +27,7 @@ class Scene:
 
     directory: Path
     detail: Detail | None = Detail.FULL
-    now: float = 1000.0
+    clock_seconds: float = 1000.0
     runs: list[OverdueRun] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -37,12 +37,12 @@ class Scene:
             self.directory,
             lambda: self.runs,
             detail=self.detail,
-            monotonic=lambda: self.now,
-            clock=lambda: self.now,
+            monotonic=lambda: self.clock_seconds,
+            clock=lambda: self.clock_seconds,
         )
 
     def series(self, seconds: float = 0.0) -> set[tuple[str, str, str]]:
-        self.now += seconds
+        self.clock_seconds += seconds
         return {
             (sample.labels["rank"], sample.labels["function"], sample.labels["location"])
             for family in self.collector.collect()
@@ -54,7 +54,7 @@ class Scene:
         assert request is not None
         main = ThreadStack("MainThread", (Frame("/job/train.py", line, function),))
         response = StackAnswer(
-            request.id, process, 1, self.now, "llama", rank, main, sequences={"default": sequence}
+            request.id, process, 1, self.clock_seconds, "llama", rank, main, sequences={"default": sequence}
         )
         write_answer(str(self.directory), response)
 
@@ -71,9 +71,9 @@ def test_a_hang_is_explained_once_all_ranks_have_answered(
     scene.respond(FIRST, 0, "all_reduce", 88, 1234)
     scene.respond(SECOND, 1, "read_shard", 40, 1233)
     with caplog.at_level(logging.WARNING):
-        found = scene.series(1.0)
+        series = scene.series(1.0)
 
-    assert found == {("0", "all_reduce", "train.py:88"), ("1", "read_shard", "train.py:40")}
+    assert series == {("0", "all_reduce", "train.py:88"), ("1", "read_shard", "train.py:40")}
     assert [record.getMessage() for record in caplog.records] == [
         (
             "run llama hung for 101 s at step 1,204. Rank 1: read_shard (train.py:40), 1,233 collectives."
@@ -116,12 +116,12 @@ def test_a_second_hang_of_a_run_is_explained_again(scene: Scene, caplog: pytest.
     scene.series()
     scene.series(4.0)
     scene.series(4.0)
-    before = len(caplog.records)
+    initial_count = len(caplog.records)
     scene.runs = [replace(scene.runs[0], last_step_at=1003.0)]
     scene.series(1.0)
     scene.series(4.0)
 
-    assert (before, len(caplog.records)) == (1, 2)
+    assert (initial_count, len(caplog.records)) == (1, 2)
 
 
 def test_no_stack_is_requested_with_stacks_off(tmp_path: Path) -> None:

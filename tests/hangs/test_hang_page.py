@@ -53,8 +53,8 @@ def watched(tmp_path: Path, *command: str, configuration: str = CONFIGURATION) -
 
 def hanging(running: Sidecar) -> dict[str, tuple[str, str]]:
     """Return function and location by rank, from the page."""
-    found = re.findall(r"^training_hang_info\{(.*)\} 1", running.page, re.MULTILINE)
-    labels = [dict(re.findall(r'(\w+)="([^"]*)"', series)) for series in found]
+    matches = re.findall(r"^training_hang_info\{(.*)\} 1", running.page, re.MULTILINE)
+    labels = [dict(re.findall(r'(\w+)="([^"]*)"', series)) for series in matches]
     return {
         label_values["rank"]: (label_values["function"], label_values["location"]) for label_values in labels
     }
@@ -73,12 +73,12 @@ def explained_in_time(running: Sidecar, ranks: int) -> dict[str, tuple[str, str]
     """
     wait_until(lambda: state(running) == "hung")
     over_limit_at = time.monotonic()
-    found = wait_until(lambda: len(hanging(running)) == ranks and hanging(running))
+    waiting_ranks = wait_until(lambda: len(hanging(running)) == ranks and hanging(running))
     seconds = time.monotonic() - over_limit_at
     share = max(1.0, max(os.getloadavg()[:2]) / (os.cpu_count() or 1))
 
     assert seconds < 10.0 * share
-    return dict(found)
+    return dict(waiting_ranks)
 
 
 @needs("torch")
@@ -87,11 +87,11 @@ def test_the_odd_rank_of_a_gloo_job_is_on_the_page_in_the_log_and_in_the_events(
     with watched(
         tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=3", job, "1", "default"
     ) as running:
-        found = explained_in_time(running, 3)
+        waiting_ranks = explained_in_time(running, 3)
         page, log = running.request("/")[1], running.log
 
-    assert found["1"] == ("read_shard", "collective.py:16")
-    assert {found["0"][0], found["2"][0]} == {"all_reduce"}
+    assert waiting_ranks["1"] == ("read_shard", "collective.py:16")
+    assert {waiting_ranks["0"][0], waiting_ranks["2"][0]} == {"all_reduce"}
     assert "Rank 1: read_shard (collective.py:16)" in log
     assert "Rank 1: read_shard (collective.py:16)" in page
     assert re.search(
@@ -103,11 +103,11 @@ def test_the_odd_rank_of_a_gloo_job_is_on_the_page_in_the_log_and_in_the_events(
 def test_the_rank_whose_data_workers_were_killed_is_named_with_its_line(tmp_path: Path) -> None:
     job = str(JOBS / "dead_workers.py")
     with watched(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=3", job, "2") as running:
-        found = explained_in_time(running, 3)
+        waiting_ranks = explained_in_time(running, 3)
         log = running.log
 
-    assert found["2"] == (QUEUE_GET, "dead_workers.py:24")
-    assert {found["0"][0], found["1"][0]} == {"all_reduce"}
+    assert waiting_ranks["2"] == (QUEUE_GET, "dead_workers.py:24")
+    assert {waiting_ranks["0"][0], waiting_ranks["1"][0]} == {"all_reduce"}
     assert f"Rank 2: {QUEUE_GET} (dead_workers.py:24), data_loading" in log
 
 
@@ -143,14 +143,14 @@ def test_a_sidecar_in_another_pid_namespace_explains_answers_and_names_missing_e
 
 def test_a_hang_that_ends_by_itself_leaves_no_series(tmp_path: Path) -> None:
     with watched(tmp_path, str(JOBS / "stall.py"), "hang") as running:
-        found = wait_until(lambda: hanging(running))
+        waiting_ranks = wait_until(lambda: hanging(running))
         wait_until(lambda: "training.hang" in running.page)
         events = re.search(
             r'^training_events_total\{.*type="training.hang".*\} (.*)$', running.page, re.MULTILINE
         )
         wait_until(lambda: state(running) == "running" and not hanging(running))
 
-    assert found == {"0": ("wait_for_peer", "stall.py:13")}
+    assert waiting_ranks == {"0": ("wait_for_peer", "stall.py:13")}
     assert events is not None
     assert float(events[1]) == 1
 
@@ -160,32 +160,35 @@ def test_a_save_is_not_hung_before_five_times_the_limit(tmp_path: Path) -> None:
         wait_until(
             lambda: 'training_phase_active{phase="checkpoint_save_sync",rank="0",run="job"} 1' in running.page
         )
-        seen = set()
+        states = set()
         deadline = time.monotonic() + 2 * HANG_AFTER_SECONDS
         while time.monotonic() < deadline:
-            seen.add(state(running))
+            states.add(state(running))
             time.sleep(0.5)
 
-    assert seen <= {"running", "starting"}
+    assert states <= {"running", "starting"}
 
 
 def test_a_first_step_of_minutes_is_not_a_hang(tmp_path: Path) -> None:
     with watched(tmp_path, str(JOBS / "stall.py"), "first") as running:
         wait_until(lambda: state(running) == "starting")
         time.sleep(2 * HANG_AFTER_SECONDS)
-        found = state(running), hanging(running)
+        result = state(running), hanging(running)
 
-    assert found == ("starting", {})
+    assert result == ("starting", {})
 
 
 def test_stacks_can_be_switched_off(tmp_path: Path) -> None:
-    off = CONFIGURATION + "\n" + "hang: {stacks: off}\n"
+    configuration = CONFIGURATION + "\n" + "hang: {stacks: off}\n"
     with watched(
-        tmp_path, str(JOBS / "stall.py"), "hang", configuration=off.replace("hang: {interval: 500ms}\n", "")
+        tmp_path,
+        str(JOBS / "stall.py"),
+        "hang",
+        configuration=configuration.replace("hang: {interval: 500ms}\n", ""),
     ) as running:
         wait_until(lambda: state(running) == "hung")
         time.sleep(3)
-        found = hanging(running)
+        waiting_ranks = hanging(running)
 
-    assert found == {}
+    assert waiting_ranks == {}
     assert not (tmp_path / "feed" / "stacks.request").exists()

@@ -46,16 +46,16 @@ def test_an_answer_round_trips_and_is_private(tmp_path: Path) -> None:
 
 
 def test_a_long_answer_loses_threads_and_not_the_main_stack(tmp_path: Path) -> None:
-    long = Frame("/x/" + "d" * 250, 1, "f" * 250)
-    others = tuple([ThreadStack(f"t{number}", (long,) * 3) for number in range(20)])
-    response = replace(ANSWER, main=ThreadStack("MainThread", (long,) * 30), others=others)
+    long_frame = Frame("/x/" + "d" * 250, 1, "f" * 250)
+    threads = tuple([ThreadStack(f"t{number}", (long_frame,) * 3) for number in range(20)])
+    response = replace(ANSWER, main=ThreadStack("MainThread", (long_frame,) * 30), others=threads)
     write_answer(str(tmp_path), response)
-    found = read_answer(str(tmp_path), PROCESS)
+    answer = read_answer(str(tmp_path), PROCESS)
 
     assert (tmp_path / (PROCESS + STACKS)).stat().st_size <= MAX_ANSWER_BYTES
-    assert found is not None
-    assert found.main == response.main
-    assert len(found.others) < 20
+    assert answer is not None
+    assert answer.main == response.main
+    assert len(answer.others) < 20
 
 
 @pytest.mark.parametrize(

@@ -46,22 +46,22 @@ def stacks(feed: Path) -> dict[str, Any] | None:
     command = [sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={feed}"]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
     runs = json.loads(completed.stdout) if completed.returncode == 0 else [None]
-    found: dict[str, Any] | None = runs[0]
-    return found
+    run: dict[str, Any] | None = runs[0]
+    return run
 
 
-def explained(feed: Path, ranks: int, function: str) -> dict[str, Any]:
+def wait_for_groups(feed: Path, ranks: int, function: str) -> dict[str, Any]:
     """Wait until all ranks respond and the odd group waits in a function."""
-    found: dict[str, Any] = {}
+    output: dict[str, Any] = {}
 
     def holds() -> bool:
-        nonlocal found
-        found = stacks(feed) or {}
-        groups = found.get("groups", [])
+        nonlocal output
+        output = stacks(feed) or {}
+        groups = output.get("groups", [])
         return sum(len(group["ranks"]) for group in groups) == ranks and groups[0]["function"] == function
 
     wait_until(holds)
-    return found
+    return output
 
 
 @needs("torch")
@@ -72,9 +72,9 @@ def test_the_rank_outside_the_collective_is_named(tmp_path: Path, odd: int, grou
     with running(
         tmp_path / "feed", "-m", "torch.distributed.run", "--nproc-per-node=3", job, str(odd), group
     ):
-        found = explained(tmp_path / "feed", 3, "read_shard")
+        output = wait_for_groups(tmp_path / "feed", 3, "read_shard")
 
-    first, second = found["groups"]
+    first, second = output["groups"]
     assert first["ranks"] == [odd]
     assert first["location"] == "collective.py:16"
     assert first["phase"] == "data_loading"
@@ -85,53 +85,53 @@ def test_the_rank_outside_the_collective_is_named(tmp_path: Path, odd: int, grou
 
 def test_stacks_are_printed_before_the_first_step(tmp_path: Path) -> None:
     with running(tmp_path / "feed", str(JOBS / "stall.py"), "first"):
-        found = explained(tmp_path / "feed", 1, "wait_for_peer")
+        output = wait_for_groups(tmp_path / "feed", 1, "wait_for_peer")
 
-    assert found["step"] is None
-    assert found["groups"][0]["location"] == "stall.py:13"
+    assert output["step"] is None
+    assert output["groups"][0]["location"] == "stall.py:13"
 
 
 def test_a_lock_that_is_taken_twice_is_shown_with_its_line(tmp_path: Path) -> None:
     with running(tmp_path / "feed", str(JOBS / "deadlock.py")):
-        found = explained(tmp_path / "feed", 1, "save_state")
+        output = wait_for_groups(tmp_path / "feed", 1, "save_state")
 
-    assert found["groups"][0]["location"] == "deadlock.py:13"
+    assert output["groups"][0]["location"] == "deadlock.py:13"
 
 
 def test_a_process_that_is_stopped_is_silent_and_its_state_is_known(tmp_path: Path) -> None:
     feed = tmp_path / "feed"
     with running(feed, str(JOBS / "deadlock.py")) as process:
-        explained(feed, 1, "save_state")
+        wait_for_groups(feed, 1, "save_state")
         os.kill(process.pid, signal.SIGSTOP)
         wait_until(lambda: "T" in Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0])
-        found = stacks(feed)
+        output = stacks(feed)
 
-    assert found is not None
-    assert found["silent"] == {"0": "main thread stopped by a signal"}
+    assert output is not None
+    assert output["silent"] == {"0": "main thread stopped by a signal"}
 
 
 def test_a_c_call_that_holds_the_interpreter_lock_is_silent_and_runs(tmp_path: Path) -> None:
     feed = tmp_path / "feed"
     with running(feed, str(JOBS / "holds_lock.py")):
-        found: dict[str, Any] = {}
+        output: dict[str, Any] = {}
 
         def is_silent() -> bool:
-            nonlocal found
-            found = stacks(feed) or {}
-            return bool(found.get("silent"))
+            nonlocal output
+            output = stacks(feed) or {}
+            return bool(output.get("silent"))
 
         wait_until(is_silent)
 
-    assert found["silent"] == {"0": "main thread running; a C call may hold the interpreter lock"}
+    assert output["silent"] == {"0": "main thread running; a C call may hold the interpreter lock"}
 
 
 @needs("torch")
 def test_a_loader_whose_workers_are_stuck_is_shown_as_the_place(tmp_path: Path) -> None:
     with running(tmp_path / "feed", str(JOBS / "stuck_loader.py")):
-        found = explained(tmp_path / "feed", 1, LOADER)
+        output = wait_for_groups(tmp_path / "feed", 1, LOADER)
 
-    assert found["groups"][0]["location"].startswith("stuck_loader.py:")
-    assert found["groups"][0]["phase"] == "data_loading"
+    assert output["groups"][0]["location"].startswith("stuck_loader.py:")
+    assert output["groups"][0]["phase"] == "data_loading"
 
 
 def test_the_command_answers_within_three_seconds_and_names_a_missing_run(tmp_path: Path) -> None:

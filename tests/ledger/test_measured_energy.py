@@ -186,7 +186,7 @@ def test_phases_always_sum_to_the_energy_of_the_run(story: Sequence[tuple[str, f
 
 
 def test_overlapping_histories_of_snapshots_give_each_interval_once() -> None:
-    job = SimulatedTraining(began=0.0)
+    job = SimulatedTraining(start_seconds=0.0)
     intervals: tuple[PhaseInterval, ...] = ()
     for second in range(20):
         job.block(MODEL_FORWARD, second + 0.25, second + 0.5)

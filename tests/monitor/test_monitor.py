@@ -33,22 +33,22 @@ def monitor(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def ours() -> Any:
+def compatibility_module() -> Any:
     return module_of("exporter.monitor")
 
 
 @pytest.fixture
 def events(monitor: Any) -> Iterator[list[Any]]:
     """Arguments of a handler in C."""
-    received: list[Any] = []
-    handle = monitor.register_event_handler(received.append)
-    yield received
+    events: list[Any] = []
+    handle = monitor.register_event_handler(events.append)
+    yield events
     monitor.unregister_event_handler(handle)
 
 
-def of(received: list[Any], name: str) -> list[Any]:
+def events_of(events: list[Any], name: str) -> list[Any]:
     """Events of a single Stat."""
-    return [event for event in received if any(key.startswith(f"{name}.") for key in event.data)]
+    return [event for event in events if any(key.startswith(f"{name}.") for key in event.data)]
 
 
 # Behaviour held by the upstream tests (B1 to B8) ------------------------------------------------------------------------
@@ -70,34 +70,34 @@ def test_b5_a_closed_window_is_an_event(monitor: Any, events: list[Any]) -> None
     stat = monitor.Stat(
         "b5", (monitor.Aggregation.SUM, monitor.Aggregation.COUNT), dt.timedelta(milliseconds=1)
     )
-    assert of(events, "b5") == []
+    assert events_of(events, "b5") == []
     stat.add(1)
     time.sleep(0.002)
     stat.add(2)
 
-    assert len(of(events, "b5")) in {1, 2}
+    assert len(events_of(events, "b5")) in {1, 2}
     assert stat.count <= 1
 
 
 def test_b6_deleting_a_stat_closes_its_window(monitor: Any, events: list[Any]) -> None:
     stat = monitor.Stat("b6", (monitor.Aggregation.SUM, monitor.Aggregation.COUNT), 10 * HOUR)
     stat.add(1)
-    assert of(events, "b6") == []
+    assert events_of(events, "b6") == []
     del stat
 
-    (event,) = of(events, "b6")
+    (event,) = events_of(events, "b6")
     assert event.name == monitor.STAT_EVENT == "torch.monitor.Stat"
     assert event.timestamp.timestamp() > 0
     assert event.data == {"b6.sum": 1.0, "b6.count": 1.0}
 
 
 def test_b8_an_event_has_its_arguments_and_needs_no_handler(monitor: Any) -> None:
-    when = dt.datetime(2026, 1, 2, 3, 4, 5, 678)
+    timestamp = dt.datetime(2026, 1, 2, 3, 4, 5, 678)
     data = {"str": "a string", "float": 1234.0, "int": 1234}
-    event = monitor.Event(name="torch.monitor.TestEvent", timestamp=when, data=data)
+    event = monitor.Event(name="torch.monitor.TestEvent", timestamp=timestamp, data=data)
     monitor.log_event(event)
 
-    assert (event.name, event.timestamp, event.data) == ("torch.monitor.TestEvent", when, data)
+    assert (event.name, event.timestamp, event.data) == ("torch.monitor.TestEvent", timestamp, data)
 
 
 # Stat --------------------------------------------------------------------------------------------------------
@@ -114,9 +114,9 @@ def test_aggregations_are_any_collection_and_duplicates_count_once(monitor: Any,
     assert stat.get() == {high: 9.0, low: -6.0}
 
 
-@pytest.mark.parametrize("most", [0, -1, 1])
-def test_max_samples_of_zero_closes_after_the_first_sample(monitor: Any, most: int) -> None:
-    stat = monitor.Stat("c.room", [monitor.Aggregation.SUM], HOUR, max_samples=most)
+@pytest.mark.parametrize("max_samples", [0, -1, 1])
+def test_max_samples_of_zero_closes_after_the_first_sample(monitor: Any, max_samples: int) -> None:
+    stat = monitor.Stat("c.room", [monitor.Aggregation.SUM], HOUR, max_samples=max_samples)
     stat.add(1.5)
     stat.add(2.5)
 
@@ -139,23 +139,23 @@ def test_values_that_are_not_finite_propagate_as_in_torch(
     stat = monitor.Stat("c.nan", [kinds.MAX, kinds.MIN, kinds.SUM, kinds.MEAN, kinds.COUNT], HOUR, 3)
     for value in values:
         stat.add(value)
-    found = stat.get()
+    results = stat.get()
 
-    assert math.isnan(found[kinds.SUM])
-    assert math.isnan(found[kinds.MEAN])
-    assert found[kinds.COUNT] == 3.0
-    for kind, wanted in ((kinds.MAX, high), (kinds.MIN, low)):
-        assert math.isnan(found[kind]) if wanted is None else found[kind] == wanted
+    assert math.isnan(results[kinds.SUM])
+    assert math.isnan(results[kinds.MEAN])
+    assert results[kinds.COUNT] == 3.0
+    for kind, expected in ((kinds.MAX, high), (kinds.MIN, low)):
+        assert math.isnan(results[kind]) if expected is None else results[kind] == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "taken"), [(1, 1.0), (True, 1.0), (2**70, float(2**70)), (-0.0, 0.0), (2.5, 2.5)]
+    ("value", "sample"), [(1, 1.0), (True, 1.0), (2**70, float(2**70)), (-0.0, 0.0), (2.5, 2.5)]
 )
-def test_plain_numbers_are_converted_when_they_are_added(monitor: Any, value: Any, taken: float) -> None:
+def test_plain_numbers_are_converted_when_they_are_added(monitor: Any, value: Any, sample: float) -> None:
     stat = monitor.Stat("c.number", [monitor.Aggregation.SUM], HOUR, 1)
     stat.add(v=value)
 
-    assert stat.get() == {monitor.Aggregation.SUM: taken}
+    assert stat.get() == {monitor.Aggregation.SUM: sample}
 
 
 def test_a_tensor_of_one_element_is_read_when_it_is_added(monitor: Any) -> None:
@@ -187,9 +187,9 @@ def test_a_value_that_is_not_a_number_is_a_type_error(monitor: Any, value: objec
 
 def test_a_stat_has_no_other_attributes_and_cannot_be_copied(monitor: Any) -> None:
     stat = monitor.Stat("c.attributes", [], HOUR)
-    for way in (copy.copy, copy.deepcopy, pickle.dumps):
+    for copy_function in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError):
-            way(stat)
+            copy_function(stat)
     for name in ("name", "count", "extra"):
         with pytest.raises(AttributeError):
             setattr(stat, name, 1)
@@ -206,9 +206,9 @@ def test_a_stat_has_no_other_attributes_and_cannot_be_copied(monitor: Any) -> No
 def test_names_are_free_text_and_may_be_used_twice(monitor: Any, events: list[Any]) -> None:
     for name in ("", "tr\u00e4in loss/ms", "twice", "twice", "9 lives"):
         stat = monitor.Stat(name, [monitor.Aggregation.SUM], HOUR, 1)
-        before = len(events)
+        event_count = len(events)
         stat.add(1.0)
-        assert [event.data for event in events[before:]] == [{f"{name}.sum": 1.0}]
+        assert [event.data for event in events[event_count:]] == [{f"{name}.sum": 1.0}]
 
 
 def test_the_window_after_a_full_one_starts_with_zeros(monitor: Any) -> None:
@@ -270,8 +270,8 @@ def test_handlers_return_before_the_call_and_a_doubly_registered_one_is_called_t
     received: list[Any] = []
     event = monitor.Event("answered", dt.datetime.now(), {})
 
-    def handler(each: Any) -> None:
-        received.append(each)
+    def handler(received_event: Any) -> None:
+        received.append(received_event)
 
     handles = [monitor.register_event_handler(handler) for _ in range(2)]
     monitor.log_event(event)
@@ -298,45 +298,52 @@ def test_the_real_summary_writer_receives_only_windows_of_stats(monitor: Any, tm
         stat.add(value)
     monitor.unregister_event_handler(handle)
 
-    found = accumulator.EventAccumulator(str(tmp_path)).Reload()
-    scalars = {tag: [event.value for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    scalars = {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     assert scalars == {"board.sum": [10.0], "board.count": [5.0]}
 
 
-WHEN = dt.datetime(2026, 1, 1)
+TIMESTAMP = dt.datetime(2026, 1, 1)
 NO_DATA: list[Any] = [None, [("x", 1)], {"x": None}, {"x": [1]}, {"x": {}}, {1: 2}]
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong"),
+    ("name", "invalid_calls"),
     [
         ("Stat", [("c", argument, 5.0) for argument in ([1], ["sum"], "sum", [None], 3)]),
         ("Stat", [("c", [], argument) for argument in (5, "5", None)]),
         ("Stat", [("c", [], 5.0, 2.0), ("c", [], 5.0, None), ("c", []), (3, [], 5.0), (None, [], 5.0)]),
         (
             "Event",
-            [("a",), ("a", None, {}), ("a", 1.5, {}), ("a", "now", {}), (1, WHEN, {}), (None, WHEN, {})],
+            [
+                ("a",),
+                ("a", None, {}),
+                ("a", 1.5, {}),
+                ("a", "now", {}),
+                (1, TIMESTAMP, {}),
+                (None, TIMESTAMP, {}),
+            ],
         ),
-        ("Event", [("a", WHEN, value) for value in NO_DATA]),
+        ("Event", [("a", TIMESTAMP, value) for value in NO_DATA]),
         ("log_event", [(None,), (1,), ("a",), ({"name": "a"},)]),
         ("register_event_handler", [(1,), ("print",), ([],), (object(),)]),
         ("unregister_event_handler", [(1,), ("print",), (object(),)]),
     ],
 )
 def test_arguments_of_a_wrong_type_are_a_type_error(
-    monitor: Any, name: str, wrong: list[tuple[Any, ...]]
+    monitor: Any, name: str, invalid_calls: list[tuple[Any, ...]]
 ) -> None:
-    for arguments in wrong:
+    for arguments in invalid_calls:
         with pytest.raises(TypeError):
             getattr(monitor, name)(*arguments)
 
 
-def test_the_module_has_torchs_names(ours: Any) -> None:
+def test_the_module_has_torchs_names(compatibility_module: Any) -> None:
     torch_monitor = module_of("torch.monitor")
-    theirs = {name for name in dir(torch_monitor) if not name.startswith("_")} - {"TYPE_CHECKING"}
+    torch_names = {name for name in dir(torch_monitor) if not name.startswith("_")} - {"TYPE_CHECKING"}
 
-    assert theirs <= set(ours.__all__)
-    assert set(torch_monitor.Aggregation.__members__) == set(ours.Aggregation.__members__)
+    assert torch_names <= set(compatibility_module.__all__)
+    assert set(torch_monitor.Aggregation.__members__) == set(compatibility_module.Aggregation.__members__)
     for name in ("MEAN", "COUNT", "SUM", "MAX", "MIN"):
-        assert int(getattr(ours, name)) == int(getattr(torch_monitor, name))
-    assert all(hasattr(ours, name) for name in ours.__all__)
+        assert int(getattr(compatibility_module, name)) == int(getattr(torch_monitor, name))
+    assert all(hasattr(compatibility_module, name) for name in compatibility_module.__all__)

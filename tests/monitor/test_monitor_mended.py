@@ -81,21 +81,21 @@ def test_d13_d15_d22_exceptions_of_a_handler_are_isolated_and_unregistering_twic
     for _ in range(2):  # the second is harmless (D13)
         monitor.unregister_event_handler(handle)
 
-    lost = {pair: number for pair, number in EVENTS.reading().dropped.items() if "broken" in pair[0]}
-    assert [reason for _, reason in lost] == ["error"]
+    dropped = {pair: number for pair, number in EVENTS.reading().dropped.items() if "broken" in pair[0]}
+    assert [reason for _, reason in dropped] == ["error"]
 
 
 def test_d16_a_handler_can_log_and_its_events_follow() -> None:
     stat = Stat("d16", [Aggregation.COUNT], HOUR, 1)
-    seen: list[str] = []
+    handled: list[str] = []
 
     def handler(event: Event) -> None:
-        seen.append(event.name)
+        handled.append(event.name)
         if event.name == "d16.first":
             stat.add(1.0)
             log_event(Event("d16.second", dt.datetime.now(), {}))
             monitor.unregister_event_handler(monitor.register_event_handler(lambda _event: None))
-            seen.append(f"{stat.get()[Aggregation.COUNT]:g}")
+            handled.append(f"{stat.get()[Aggregation.COUNT]:g}")
         if event.name == "d16.second":
             monitor.unregister_event_handler(handle)
 
@@ -104,7 +104,7 @@ def test_d16_a_handler_can_log_and_its_events_follow() -> None:
     wait_until(lambda: not handle.is_registered)
     log_event(Event("d16.third", dt.datetime.now(), {}))
 
-    assert seen == ["d16.first", "1", monitor.STAT_EVENT, "d16.second"]
+    assert handled == ["d16.first", "1", monitor.STAT_EVENT, "d16.second"]
 
 
 # Handlers that run before the call returns ------------------------------------------------
@@ -134,24 +134,24 @@ print(sum(handle.delivered for handle in handles))
 
 @pytest.mark.timeout(90)
 def test_a_hanging_handler_delays_one_call_and_is_then_skipped_until_it_returns() -> None:
-    gate, seen = threading.Event(), list[str]()
+    gate, handled = threading.Event(), list[str]()
 
     def hanging(event: Event) -> None:
         gate.wait(30)
-        seen.append(event.name)
+        handled.append(event.name)
 
     handle = monitor.register_event_handler(hanging)
     start = time.monotonic()
     for number in range(50):
         log_event(Event(f"hangs.{number}", dt.datetime.now(), {}))
-    took = time.monotonic() - start
+    seconds = time.monotonic() - start
     gate.set()
-    wait_until(lambda: len(seen) == 50)
+    wait_until(lambda: len(handled) == 50)
     assert handle.drain(30)
     log_event(Event("hangs.no.more", dt.datetime.now(), {}))
 
-    assert seen[-1] == "hangs.no.more"
-    assert 4 <= took < 20
+    assert handled[-1] == "hangs.no.more"
+    assert 4 <= seconds < 20
     monitor.unregister_event_handler(handle)
 
 
@@ -227,8 +227,8 @@ STAT.add(1.5)
 
 def test_a_bool_stays_one_and_a_time_zone_is_kept() -> None:
     berlin = dt.timezone(dt.timedelta(hours=1))
-    when = dt.datetime(2026, 1, 1, tzinfo=berlin)
-    event = Event("a", when, {"ok": True})
+    timestamp = dt.datetime(2026, 1, 1, tzinfo=berlin)
+    event = Event("a", timestamp, {"ok": True})
 
     assert event.data["ok"] is True
     assert event.timestamp.utcoffset() == dt.timedelta(hours=1)
@@ -242,15 +242,17 @@ class Typed(Event):
         self.step = step
 
 
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-def test_an_event_of_a_subclass_is_copied_completely(again: Callable[[Typed], Typed]) -> None:
+@pytest.mark.parametrize(
+    "copy_event", [copy.copy, copy.deepcopy, lambda event: pickle.loads(pickle.dumps(event))]
+)
+def test_an_event_of_a_subclass_is_copied_completely(copy_event: Callable[[Typed], Typed]) -> None:
     event = Typed(7)
-    found = again(event)
+    copied = copy_event(event)
 
-    assert type(found) is Typed
-    assert (found.step, found.asdict()) == (7, event.asdict())
+    assert type(copied) is Typed
+    assert (copied.step, copied.asdict()) == (7, event.asdict())
     when = "datetime.datetime(2026, 1, 1, 0, 0)"
-    assert repr(found) == f"Typed(name='typed', timestamp={when}, data={{'step': 7}})"
+    assert repr(copied) == f"Typed(name='typed', timestamp={when}, data={{'step': 7}})"
 
 
 def test_events_of_this_module_and_of_the_exporter_share_handlers(received: list[Event]) -> None:
@@ -267,15 +269,16 @@ def test_events_of_this_module_and_of_the_exporter_share_handlers(received: list
 
 
 @pytest.mark.parametrize(
-    ("name", "taken"), [("face.loss", "face.loss"), ("face lr/ms", "face_lr_ms"), ("7 seas", "stat_7_seas")]
+    ("name", "recorded_name"),
+    [("face.loss", "face.loss"), ("face lr/ms", "face_lr_ms"), ("7 seas", "stat_7_seas")],
 )
-def test_stats_of_one_name_share_a_family(name: str, taken: str) -> None:
+def test_stats_of_one_name_share_a_family(name: str, recorded_name: str) -> None:
     first, second = Stat(name, [Aggregation.MEAN], HOUR, 2), Stat(name, [Aggregation.MAX], 60.0)
     for value in (1.0, 2.0, 30.0):
         first.add(value)
     second.add(5.0)
 
-    assert (stat_state(taken).count, stat_state(taken).sum) == (3, 8.0)
+    assert (stat_state(recorded_name).count, stat_state(recorded_name).sum) == (3, 8.0)
     assert (first.get()[Aggregation.MEAN], second.count) == (1.5, 1)
 
 
@@ -302,11 +305,11 @@ def test_nothing_is_lost_between_threads() -> None:
         thread.join()
     stat._close_if_due(at_end=True)
     monitor.unregister_event_handler(handle)
-    mine = [event.data for event in received if "face.threads.count" in event.data]
+    windows = [event.data for event in received if "face.threads.count" in event.data]
 
-    assert sum(float(data["face.threads.count"]) for data in mine) == 80_000
-    assert sum(float(data["face.threads.sum"]) for data in mine) == 80_000
-    assert len(mine) > 3
+    assert sum(float(data["face.threads.count"]) for data in windows) == 80_000
+    assert sum(float(data["face.threads.sum"]) for data in windows) == 80_000
+    assert len(windows) > 3
 
 
 def test_a_signal_handler_can_add_to_the_interrupted_stat(tmp_path: Path) -> None:

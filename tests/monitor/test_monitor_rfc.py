@@ -96,30 +96,30 @@ def test_the_example_of_a_reporting_loop() -> None:
     epoch.add(3.0)
     stats = collector.report()
     collector.reset()
-    after = collector.report()
+    report_after_reset = collector.report()
     unregister(handle)
 
     assert stats["rfc.batch.latency.mean"] == 50.0
     assert stats["rfc.batch.latency.count"] == 101
     assert (stats["rfc.batch.latency.p50"], stats["rfc.batch.latency.p95"]) == (50.0, 95.0)
     assert (stats["rfc.epoch.latency.mean"], stats["rfc.epoch.latency.stddev"]) == (3.0, 0.0)
-    assert after == {"rfc.batch.latency.count": 0.0}
+    assert report_after_reset == {"rfc.batch.latency.count": 0.0}
 
 
-class Keeping(StatCollector):
+class CollectorInMemory(StatCollector):
     """Stores received samples while enabled."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, float]] = []
+        self.samples: list[tuple[str, float]] = []
         self.gate = threading.Event()
 
     def handle(self, stat: Stat, v: float) -> None:
         self.gate.wait(10)
-        self.seen.append((stat.key, v))
+        self.samples.append((stat.key, v))
 
 
 def test_a_collector_receives_every_raw_sample_off_the_adding_thread() -> None:
-    collector = Keeping()
+    collector = CollectorInMemory()
     exporter.Stat("others.before").add(1.0)
     handle = register_stat_collector(collector)
     stat = Stat("rfc.raw", [StatType.SUM])
@@ -129,14 +129,14 @@ def test_a_collector_receives_every_raw_sample_off_the_adding_thread() -> None:
     exporter.Stat("others.plain").add(2.0)
     monitor.Stat("others.torch", [monitor.Aggregation.SUM], 60.0).add(3.0)
     put_metric("others", 4.0, "g")
-    took = time.monotonic() - start
+    seconds = time.monotonic() - start
     collector.gate.set()
     unregister(handle)
     stat.add(1000.0)
 
-    assert took < 5
-    others = [("g.others", 4.0), ("others.plain", 2.0), ("others.torch", 3.0)]
-    assert sorted(collector.seen) == [*others, *(("rfc.raw", float(value)) for value in range(100))]
+    assert seconds < 5
+    other_samples = [("g.others", 4.0), ("others.plain", 2.0), ("others.torch", 3.0)]
+    assert sorted(collector.samples) == [*other_samples, *(("rfc.raw", float(value)) for value in range(100))]
 
 
 def test_a_raising_collector_loses_only_its_own_samples() -> None:
@@ -155,8 +155,8 @@ def test_a_raising_collector_loses_only_its_own_samples() -> None:
         unregister(handle)
 
     assert report == {"rfc.broken.sum": 2.0}
-    (lost,) = [number for (name, _), number in EVENTS.reading().dropped.items() if name.endswith("Broken")]
-    assert lost >= 1
+    (dropped,) = [number for (name, _), number in EVENTS.reading().dropped.items() if name.endswith("Broken")]
+    assert dropped >= 1
 
 
 def test_a_forked_child_reports_its_own_samples(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_every_record_arrives_in_order_on_the_thread_of_the_exporter(sinks: list
     sink.telemetry_data_error("a gap")
 
     assert sink.flush(SOON)
-    assert exporter.kept == [
+    assert exporter.named_records == [
         ("initialize", ""),
         ("telemetry_data_error", "nothing yet"),
         ("start", "work"),
@@ -158,7 +158,7 @@ def test_d24_an_exporter_that_cannot_connect_is_retried_without_loss(sinks: list
 
     down.clear()
     assert sink.flush(SOON)
-    assert exporter.kept == [("initialize", ""), ("start", "work")]
+    assert exporter.named_records == [("initialize", ""), ("start", "work")]
 
 
 def test_a_hanging_exporter_loses_only_its_own_records_and_delays_no_other(sinks: list[Delivery]) -> None:
@@ -172,7 +172,7 @@ def test_a_hanging_exporter_loses_only_its_own_records_and_delays_no_other(sinks
         assert sink.queues[1].worker.drain(SOON)
 
     assert time.monotonic() - start < SOON
-    assert len(working.kept) == 101
+    assert len(working.named_records) == 101
     assert dropped("queue_full") - before == 90
     assert dropped("queue_full", "KeepingExporter-2") == before_second
 
@@ -212,7 +212,7 @@ def test_the_shutdown_skips_retry_pauses_of_an_unreachable_backend() -> None:
     sink.close(SOON)
 
     assert time.monotonic() - start < SOON
-    assert exporter.kept[-1] == ("close", "")
+    assert exporter.named_records[-1] == ("close", "")
 
 
 def test_pending_records_are_delivered_at_exit_without_a_reference_to_the_recorder() -> None:
@@ -223,7 +223,7 @@ def test_pending_records_are_delivered_at_exit_without_a_reference_to_the_record
     exporter.gate.set()
     delivery.close_all(SOON)
 
-    assert exporter.kept == [("initialize", ""), ("start", "work"), ("close", "")]
+    assert exporter.named_records == [("initialize", ""), ("start", "work"), ("close", "")]
 
 
 def test_its_families_are_admitted_to_the_page(sinks: list[Delivery]) -> None:
@@ -245,7 +245,7 @@ def test_a_buffering_exporter_is_flushed_when_its_queue_is_empty(
         written: tuple[int, ...] = ()
 
         def write_out(self) -> None:
-            self.written = (*self.written, len(self.kept) - 1)
+            self.written = (*self.written, len(self.named_records) - 1)
 
     exporter = Holding()
     sink = begun(sinks, exporter)
@@ -291,9 +291,9 @@ def test_d49_a_forked_child_exports_nothing_and_exits_at_once(sinks: list[Delive
         sink.start(Span.create("child"))
         quiet = sink.flush(0.1) and sink.queues[0].worker._queue.empty()
         sink.close()
-        os._exit(0 if quiet and len(exporter.kept) == 2 else 1)
+        os._exit(0 if quiet and len(exporter.named_records) == 2 else 1)
 
     assert os.waitpid(child, 0)[1] == 0
     sink.start(Span.create("again"))
     assert sink.flush(SOON)
-    assert [name for _, name in exporter.kept] == ["", "parent", "again"]
+    assert [name for _, name in exporter.named_records] == ["", "parent", "again"]

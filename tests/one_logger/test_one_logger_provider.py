@@ -164,7 +164,7 @@ def test_d15_a_block_that_raises_on_entry_does_not_affect_outer_blocks() -> None
                 with training_iteration():
                     pass
 
-    received = exported(keeping).kept
+    received = exported(keeping).named_records
     assert received.count(("stop", "application")) == received.count(("stop", "training_loop")) == 2
     assert received.count(("event", "training_metrics_update")) == 2  # of the one that was completed in each
 
@@ -250,7 +250,7 @@ def test_force_disabling_ends_the_export() -> None:
     with application():
         pass
 
-    assert exported(keeping).kept == [("initialize", "")]
+    assert exported(keeping).named_records == [("initialize", "")]
     assert not one_logger.OneLoggerProvider.instance().one_logger_enabled
 
 
@@ -263,7 +263,11 @@ def test_timed_span_exports_attributes_and_error() -> None:
         span.add_attribute("b", 2)
         _ = 1 / 0
 
-    assert exported(keeping).kept[1:] == [("start", "mine"), ("error", "Error in mine: "), ("stop", "mine")]
+    assert exported(keeping).named_records[1:] == [
+        ("start", "mine"),
+        ("error", "Error in mine: "),
+        ("stop", "mine"),
+    ]
     (start,), (stop,) = keeping.all_of("start"), keeping.all_of("stop")
     assert start.attributes.to_json() == {"a": 1}
     assert start.start_event.attributes.to_json()["s"] == 2
@@ -332,7 +336,7 @@ def test_the_methods_of_the_recorder_are_the_callbacks() -> None:
     recorder.close()
     with application():
         pass
-    assert exported(keeping).kept[-2:] == [("stop", "application"), ("close", "")]
+    assert exported(keeping).named_records[-2:] == [("stop", "application"), ("close", "")]
 
 
 def test_a_custom_recorder_has_a_span_tree_per_thread_and_task() -> None:

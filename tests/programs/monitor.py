@@ -40,11 +40,11 @@ def log_and_add_from_two_threads(path: str) -> None:
             thread.join()
         monitor.unregister_event_handler(handle)
     reading = EVENTS.reading()
-    ((handler, delivered),) = reading.delivered.items()
-    dropped = sum(number for (name, _), number in reading.dropped.items() if name == handler)
+    ((handler, delivered_events),) = reading.delivered.items()
+    dropped_events = sum(number for (name, _), number in reading.dropped.items() if name == handler)
     assert reading.counts["e", "info"] == 6000
-    logged = sum(reading.counts.values()) - sum(reading.suppressed.values())
-    assert delivered + dropped == logged
+    counted_events = sum(reading.counts.values()) - sum(reading.suppressed.values())
+    assert delivered_events + dropped_events == counted_events
 
 
 def fork_with_an_open_window() -> None:
@@ -70,19 +70,19 @@ def fork_while_a_collector_is_locked() -> None:
     register_stat_collector(collector)
     stat.add(1.0)
     assert collector.report() == {"forked.sum": 1.0}
-    locked, done = threading.Event(), threading.Event()
+    is_locked, release = threading.Event(), threading.Event()
 
     def hold() -> None:
         with collector._lock:
-            locked.set()
-            done.wait(30)
+            is_locked.set()
+            release.wait(30)
 
     threading.Thread(target=hold, daemon=True).start()
-    locked.wait(30)
+    is_locked.wait(30)
     child = os.fork()
     if child == 0:
         stat.add(5.0)
         print(collector.report(), flush=True)
         os._exit(0)
     os.waitpid(child, 0)
-    done.set()
+    release.set()

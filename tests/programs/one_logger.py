@@ -70,10 +70,10 @@ def fork_in_a_training_loop() -> None:
 def fork_while_threads_create_span_names() -> None:
     """Fork 30 times while three threads open spans of new names; each child opens a span of a new name."""
     configure()
-    numbers, done = itertools.count(), threading.Event()
+    numbers, stop = itertools.count(), threading.Event()
 
     def work() -> None:
-        while not done.is_set():
+        while not stop.is_set():
             with timed_span(f"name-{next(numbers)}"):
                 pass
 
@@ -93,7 +93,7 @@ def fork_while_threads_create_span_names() -> None:
                     os._exit(0)
                 assert os.waitpid(child, 0)[1] == 0, "the child hung"
         finally:
-            done.set()
+            stop.set()
             for thread in threads:
                 thread.join()
 
@@ -124,23 +124,23 @@ def open_spans_in_four_threads() -> None:
     assert failures == []
 
 
-def open_spans_with_few_descriptors(configured: bool, enabled: bool) -> None:
+def open_spans_with_few_descriptors(is_configured: bool, is_enabled: bool) -> None:
     """Open 2,000 iterations with only 40 free file descriptors."""
-    if configured:
-        configure(**({} if enabled else {"enable_for_current_rank": False}))
+    if is_configured:
+        configure(**({} if is_enabled else {"enable_for_current_rank": False}))
     with application(), training_loop(train_iterations_start=0):
         with training_iteration():
             pass
-        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 40, before + 40))
+        initial_descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        resource.setrlimit(resource.RLIMIT_NOFILE, (initial_descriptors + 40, initial_descriptors + 40))
         for number in range(2000):
             with training_iteration(), timed_span("mine"):
                 pass
             on_model_init_end()  # a misuse
             if number == 1500:
                 TrainingTelemetryProvider.instance().force_disable_logging()
-        after = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    assert after <= before + 10, (before, after)
+        final_descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    assert final_descriptors <= initial_descriptors + 10, (initial_descriptors, final_descriptors)
 
 
 def import_every_name() -> None:
@@ -170,6 +170,8 @@ def train_with_an_added_phase() -> None:
                 with training.phase("data_transfer"):
                     pass
     TRAINING.drain()
-    found = {(each.definition.name, each.definition.labels): each for each in TRAINING.series()}
-    print(found["training.phase_entries", (("phase", "data_transfer"),)].sum)
-    print([labels for name, labels in found if name == "training.misuse"])
+    readings = {
+        (reading.definition.name, reading.definition.labels): reading for reading in TRAINING.series()
+    }
+    print(readings["training.phase_entries", (("phase", "data_transfer"),)].sum)
+    print([labels for name, labels in readings if name == "training.misuse"])

@@ -45,7 +45,7 @@ def add_from_threads_and_read_windows() -> None:
     assert loss_windows[0].samples == 1
     assert not loss.get()
     assert len(busy_windows) >= 5
-    assert all(abs(ended / 0.5 - round(ended / 0.5)) < 1e-6 for ended in busy_windows)
+    assert all(abs(window_end / 0.5 - round(window_end / 0.5)) < 1e-6 for window_end in busy_windows)
     assert sum(window.samples for window in busy_windows.values()) <= busy.count
 
 
@@ -53,25 +53,25 @@ def change_rules_while_recording() -> None:
     """Change the recording rules of a feed directory, and wait until two Stats follow them."""
     directory = os.environ["EXPORTER_FEED_DIR"]
     loss = Stat("train.loss", ["mean"], window_seconds=0.5)
-    other = Stat("train.other", ["mean"], window_seconds=0.5)
+    other_stat = Stat("train.other", ["mean"], window_seconds=0.5)
 
-    def until(condition: Callable[[], bool]) -> None:
+    def add_until(condition: Callable[[], bool]) -> None:
         end = time.monotonic() + 60
         while not condition():
             loss.add(2.0)
-            other.add(1.0)
+            other_stat.add(1.0)
             time.sleep(0.02)
             assert time.monotonic() < end
 
-    until(lambda: set(loss.get()) == {Aggregation.MEAN})
+    add_until(lambda: set(loss.get()) == {Aggregation.MEAN})
     write_overrides(
         directory,
         [{"match": "train.l*", "aggregations": ["max", "p99"]}, {"match": "train.other", "enabled": False}],
     )
-    until(lambda: set(loss.get()) == {Aggregation.MAX, Aggregation.P99})
-    assert not other.enabled
+    add_until(lambda: set(loss.get()) == {Aggregation.MAX, Aggregation.P99})
+    assert not other_stat.enabled
     write_overrides(directory, [])
-    until(lambda: set(loss.get()) == {Aggregation.MEAN} and other.enabled)
+    add_until(lambda: set(loss.get()) == {Aggregation.MEAN} and other_stat.enabled)
 
 
 class _Unhashable(type):
@@ -146,8 +146,8 @@ def start_sidecars_that_fail() -> None:
         file.write("raise SystemExit(0)")
     sidecar = exporter.start_sidecar("--no.such.flag")
     assert sidecar is not None
-    until = time.monotonic() + 60
-    while os.path.exists(f"/proc/{sidecar.pid}") and time.monotonic() < until:  # noqa: PTH110
+    deadline = time.monotonic() + 60
+    while os.path.exists(f"/proc/{sidecar.pid}") and time.monotonic() < deadline:  # noqa: PTH110
         time.sleep(0.1)
     assert not os.path.exists(f"/proc/{sidecar.pid}")  # noqa: PTH110
 
@@ -217,10 +217,10 @@ def change_the_identity() -> None:
 
 def change_the_identity_while_the_feed_hangs() -> None:
     """Call `configure` while the recording thread hangs in a write of the feed."""
-    released, publish = threading.Event(), FeedWriter.publish
+    release, publish = threading.Event(), FeedWriter.publish
 
     def hang(self: FeedWriter, recording: Any) -> Any:
-        released.wait()
+        release.wait()
         return publish(self, recording)
 
     loss = Stat("train.loss", ["mean"])
@@ -231,7 +231,7 @@ def change_the_identity_while_the_feed_hangs() -> None:
     begin = time.monotonic()
     exporter.configure(run="second")
     assert time.monotonic() - begin < 1.5
-    released.set()
+    release.set()
     time.sleep(1.0)
     loss.add(1.0)
     loss.add(1.0)

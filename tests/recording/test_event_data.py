@@ -46,7 +46,7 @@ def events() -> Iterator[EventLog]:
 # Logged values ----------------------------------------------------------------------------------------------
 
 
-CONVERTED = [
+CONVERSIONS = [
     (2**64, "18446744073709551616"),
     (Path("/data/x"), "/data/x"),
     ([1, "a", None], "[1, 'a', None]"),
@@ -59,10 +59,10 @@ CONVERTED = [
 
 
 def test_log_converts_objects_to_plain_values(events: EventLog) -> None:
-    data: dict[str, Any] = {f"x{number}": value for number, (value, _) in enumerate(CONVERTED)}
+    data: dict[str, Any] = {f"x{number}": value for number, (value, _) in enumerate(CONVERSIONS)}
     events.log("a", **data)
 
-    assert list(events.recent()[0].data.values()) == [converted for _, converted in CONVERTED]
+    assert list(events.recent()[0].data.values()) == [datum for _, datum in CONVERSIONS]
     assert not events.reading().suppressed
 
 
@@ -109,8 +109,8 @@ def test_log_accepts_severities_of_logging_and_torch(events: EventLog) -> None:
     for severity in severities:
         events.log("a", severity=severity)
 
-    received = [event.severity for event in events.recent()]
-    assert received == ["warning", "critical", "error", "debug", "info", "info"]
+    logged_severities = [event.severity for event in events.recent()]
+    assert logged_severities == ["warning", "critical", "error", "debug", "info", "info"]
 
 
 class Hostile:
@@ -167,11 +167,11 @@ def test_any_event_is_one_printable_line_and_one_json_line(
 ) -> None:
     event = Event(type_, message, data=data, timestamp=timestamp)
     line = json_line(event)
-    parsed = json.loads(line, parse_constant=pytest.fail)
+    record = json.loads(line, parse_constant=pytest.fail)
 
     assert text_line(event).isprintable()
     assert line.count(b"\n") == 1
-    assert (parsed["type"], parsed["message"], parsed["data"].keys()) == (type_, message, data.keys())
+    assert (record["type"], record["message"], record["data"].keys()) == (type_, message, data.keys())
 
 
 # JSON lines --------------------------------------------------------------------------------------------------

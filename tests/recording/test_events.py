@@ -182,13 +182,13 @@ def test_payload_object_reaches_handlers_of_the_process_and_is_never_written(
             raise AssertionError("the model was written")
 
     model = Model()
-    found: list[Event] = []
-    events.register(found.append)
+    received: list[Event] = []
+    events.register(received.append)
     events.register(JsonLinesHandler(tmp_path / "events.jsonl"))
     events.log("epoch", payload=model, epoch=1)
     assert events.flush(5.0)
 
-    (event,) = found
+    (event,) = received
     assert event.payload is model
     assert copy.deepcopy(dataclasses.asdict(event)) == dataclasses.asdict(event)
     assert pickle.loads(pickle.dumps(event)).payload is None
@@ -335,18 +335,18 @@ def test_a_signal_handler_can_log_while_a_handler_thread_starts(
 ) -> None:
     recorder, start, signals = Recorder(), threading.Thread.start, [signal.SIGUSR1]
 
-    def interrupted(thread: threading.Thread) -> None:
+    def start_after_signal(thread: threading.Thread) -> None:
         if signals:
             signal.raise_signal(signals.pop())
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    before = signal.signal(signal.SIGUSR1, lambda *_: events.log("within"))
+    monkeypatch.setattr(threading.Thread, "start", start_after_signal)
+    old_handler = signal.signal(signal.SIGUSR1, lambda *_: events.log("within"))
     try:
         events.register(recorder)
         events.log("first")
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR1, old_handler)
     events.flush(5.0)
 
     assert [event.type for event in recorder.events] == ["within", "first"]

@@ -45,8 +45,8 @@ def test_all_hanging_parts_share_one_deadline_at_exit(tmp_path: Path) -> None:
         ] == [2]
 
 
-@pytest.mark.parametrize("disabled", ["0", "1"])
-def test_log_handler_that_hangs_does_not_delay_the_exit(tmp_path: Path, disabled: str) -> None:
+@pytest.mark.parametrize("exporter_disabled", ["0", "1"])
+def test_log_handler_that_hangs_does_not_delay_the_exit(tmp_path: Path, exporter_disabled: str) -> None:
     program = """
         import logging
 
@@ -63,7 +63,7 @@ def test_log_handler_that_hangs_does_not_delay_the_exit(tmp_path: Path, disabled
         time.sleep(0.5)
         print(time.monotonic(), flush=True)
     """
-    assert exits_within(2.0, tmp_path / "feed", program, EXPORTER_DISABLED=disabled)
+    assert exits_within(2.0, tmp_path / "feed", program, EXPORTER_DISABLED=exporter_disabled)
 
 
 def test_busy_daemon_threads_hardly_delay_the_exit(tmp_path: Path) -> None:

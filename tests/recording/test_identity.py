@@ -143,10 +143,10 @@ def test_a_second_live_trainer_of_a_rank_is_reported_once(feed: Path) -> None:
                 time.sleep(2)
     """
     completed = run(feed, program, EXPORTER_RUN="mine")
-    unnamed = run(feed, program)
+    unnamed_run = run(feed, program)
 
     assert completed.stdout.count("also records as rank 0 of run 'mine'") == 1
-    assert "also records" not in completed.stderr + unnamed.stdout + unnamed.stderr
+    assert "also records" not in completed.stderr + unnamed_run.stdout + unnamed_run.stderr
 
 
 def test_identity_comes_from_the_launcher_and_configure_restarts_the_totals(feed: Path) -> None:

@@ -18,7 +18,7 @@ FIRST_UUID, SECOND_UUID = (
 )
 
 
-def fake_torch(peaks: Mapping[int, int], *, initialized: bool = True) -> SimpleNamespace:
+def fake_torch(peaks: Mapping[int, int], *, is_initialized: bool = True) -> SimpleNamespace:
     """Return what is read of torch: GPUs by the peak of their reserved memory."""
 
     def stats(number: int) -> object:
@@ -27,7 +27,8 @@ def fake_torch(peaks: Mapping[int, int], *, initialized: bool = True) -> SimpleN
         return {"reserved_bytes": {"all": {"peak": peaks[number]}}}
 
     return SimpleNamespace(
-        cuda=SimpleNamespace(is_initialized=lambda: initialized), _C=SimpleNamespace(_cuda_memoryStats=stats)
+        cuda=SimpleNamespace(is_initialized=lambda: is_initialized),
+        _C=SimpleNamespace(_cuda_memoryStats=stats),
     )
 
 
@@ -70,7 +71,7 @@ def test_torch_shows_the_gpus_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_a_process_whose_torch_has_not_used_cuda_uses_no_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", fake_torch({0: 0}, initialized=False))
+    monkeypatch.setitem(sys.modules, "torch", fake_torch({0: 0}, is_initialized=False))
 
     assert ProcessGpus(str(tmp_path)).read({}, None).used is False
 
@@ -80,13 +81,13 @@ def test_an_allocation_is_found_at_the_next_look_and_at_the_end(
 ) -> None:
     gpus, peaks = ProcessGpus(str(tmp_path)), {0: 0, 1: 0}
     monkeypatch.setitem(sys.modules, "torch", fake_torch(peaks))
-    before = gpus.read({}, None)
+    unused_gpus = gpus.read({}, None)
     peaks[0] = 1
-    first = gpus.read({}, None)
+    used_gpus = gpus.read({}, None)
     peaks[1] = 1
     final_gpus = gpus.read({}, None, final=True)
 
-    assert [before.named, first.names, final_gpus.names] == [False, ("0",), ("0", "1")]
+    assert [unused_gpus.named, used_gpus.names, final_gpus.names] == [False, ("0",), ("0", "1")]
 
 
 @pytest.mark.parametrize(("uuid", "expected"), [(SECOND_UUID, SECOND_UUID), ("GPU-????????-????-????", "1")])

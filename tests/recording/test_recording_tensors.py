@@ -57,13 +57,13 @@ class Event:
     """CUDA event that the test completes."""
 
     def __init__(self) -> None:
-        self.done = False
+        self.is_done = False
 
     def record(self, stream: object) -> None:
-        self.done = False
+        self.is_done = False
 
     def query(self) -> bool:
-        return self.done
+        return self.is_done
 
 
 class CudaTensor:
@@ -122,11 +122,11 @@ def test_a_cuda_tensor_is_collected_by_a_later_call_without_waiting(cuda: Any) -
 
     tensors.add(CudaTensor(1.0))
     assert values == []
-    tensors._local.copies.pending[0].event.done = True
+    tensors._local.copies.pending[0].event.is_done = True
     tensors.add(CudaTensor(2.0))
 
     assert values == [1.0]
-    tensors._local.copies.pending[0].event.done = True
+    tensors._local.copies.pending[0].event.is_done = True
     tensors.collect()
     assert values == [1.0, 2.0]
     assert reasons == []
@@ -134,12 +134,12 @@ def test_a_cuda_tensor_is_collected_by_a_later_call_without_waiting(cuda: Any) -
 
 def test_a_tensor_that_cannot_be_copied_is_refused_with_a_reason(cuda: Any) -> None:
     tensors, values, reasons = reader()
-    sharded = CudaTensor(1.0)
-    sharded.placements = [SimpleNamespace(is_replicate=lambda: False)]  # type: ignore[attr-defined]  # as a DTensor's
+    sharded_tensor = CudaTensor(1.0)
+    sharded_tensor.placements = [SimpleNamespace(is_replicate=lambda: False)]  # type: ignore[attr-defined]  # as a DTensor's
 
     for value in range(SLOTS + 3):
         tensors.add(CudaTensor(float(value)))
-    tensors.add(sharded)
+    tensors.add(sharded_tensor)
     cuda.capturing = True
     tensors.add(CudaTensor(1.0))
 
@@ -204,8 +204,10 @@ def test_forked_child_does_not_count_the_tensors_in_flight_of_its_parent(tmp_pat
     run(tmp_path / "feed", program, PYTHONPATH=f"{REPOSITORY}:{TESTS}:{TESTS}/recording")
 
     parent, child = snapshots(tmp_path / "feed")
-    (of_parent,) = [stat.rejected for stat in parent.recording.stats if stat.definition.name == "train.loss"]
-    assert of_parent == {"thread_ended": 5}
+    (rejected_by_parent,) = [
+        stat.rejected for stat in parent.recording.stats if stat.definition.name == "train.loss"
+    ]
+    assert rejected_by_parent == {"thread_ended": 5}
     assert not any(reading.rejected for reading in child.recording.stats)
 
 

@@ -18,7 +18,7 @@ from exporter.recording.state import StatState
 from exporter.recording.values import Aggregation, StatReading
 from exporter.recording.windows import EXACT_SAMPLES, RELATIVE_ERROR, ExactSum, Quantiles, Window, WindowClock
 
-EVERY = frozenset(Aggregation)
+ALL_AGGREGATIONS = frozenset(Aggregation)
 MAX_FLOAT = 1.7976931348623157e308
 # squares of smaller numbers underflow, so that no formula gives their deviation
 moderate = st.floats(-1e100, 1e100).filter(lambda number: number == 0 or abs(number) > 1e-100)
@@ -93,7 +93,7 @@ def test_a_sum_in_batches_is_the_correctly_rounded_sum_of_all(batches: list[list
 @given(st.lists(st.lists(moderate, min_size=1, max_size=30), min_size=1, max_size=8))
 def test_a_merged_window_equals_the_sum_of_its_parts(parts: list[list[float]]) -> None:
     samples = [sample for part in parts for sample in part]
-    window = Window(EVERY)
+    window = Window(ALL_AGGREGATIONS)
     for part in parts:
         window.add(part, sorted(part))
     values = window.values()
@@ -111,7 +111,7 @@ def test_a_merged_window_equals_the_sum_of_its_parts(parts: list[list[float]]) -
 
 
 def test_a_value_beyond_the_range_of_floats_is_absent_not_infinite() -> None:
-    window = Window(EVERY)
+    window = Window(ALL_AGGREGATIONS)
     window.add([1e308] * 4, [1e308] * 4)
     values = window.values()
 
@@ -124,18 +124,18 @@ def test_a_value_beyond_the_range_of_floats_is_absent_not_infinite() -> None:
 RATIOS = (0.0, 0.01, 0.5, 0.9, 0.95, 0.99, 1.0)
 
 
-def bracket(ordered: list[float], ratio: float) -> tuple[float, float]:
-    position = ratio * (len(ordered) - 1)
-    return ordered[math.floor(position)], ordered[math.ceil(position)]
+def bracket(sorted_samples: list[float], ratio: float) -> tuple[float, float]:
+    position = ratio * (len(sorted_samples) - 1)
+    return sorted_samples[math.floor(position)], sorted_samples[math.ceil(position)]
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=60))
 def test_small_windows_answer_exactly_like_linear_interpolation(samples: list[float]) -> None:
-    ordered = sorted(samples)
+    sorted_samples = sorted(samples)
 
     for ratio, quantile in zip(RATIOS, Quantiles(samples).quantiles(RATIOS), strict=True):
-        low, high = bracket(ordered, ratio)
-        fraction = ratio * (len(ordered) - 1) % 1
+        low, high = bracket(sorted_samples, ratio)
+        fraction = ratio * (len(sorted_samples) - 1) % 1
         assert quantile == (low * (1 - fraction) + high * fraction if fraction else low)
 
 
@@ -151,11 +151,11 @@ def test_large_windows_answer_within_one_percent_of_the_neighbouring_samples(
     seeds: list[float], seed: int
 ) -> None:
     samples = random.Random(seed).choices(seeds, k=EXACT_SAMPLES + 500)
-    ordered = sorted(samples)
+    sorted_samples = sorted(samples)
     slack = RELATIVE_ERROR * 1.000001
 
     for ratio, quantile in zip(RATIOS, Quantiles(samples).quantiles(RATIOS), strict=True):
-        low, high = bracket(ordered, ratio)
+        low, high = bracket(sorted_samples, ratio)
         assert low - slack * abs(low) <= quantile <= high + slack * abs(high)
 
 

@@ -121,9 +121,9 @@ def test_names_become_families_with_the_unit_last_and_once() -> None:
     }
     assert families.samples == "training_batch_latency_window_samples"
     assert families.last_sample == "training_batch_latency_last_sample_timestamp_seconds"
-    carried = families_of(check_definition("step_seconds", ["p95"], unit="seconds"))
-    assert carried.main == "step_seconds"
-    assert dict(carried.windows) == {Aggregation.P95: "step_window_p95_seconds"}
+    unit_in_name = families_of(check_definition("step_seconds", ["p95"], unit="seconds"))
+    assert unit_in_name.main == "step_seconds"
+    assert dict(unit_in_name.windows) == {Aggregation.P95: "step_window_p95_seconds"}
 
 
 # Timing; `elastic/test_elastic_metrics.py` tests coroutines and generators of the same decorator ------------
@@ -157,18 +157,22 @@ def test_what_is_sent_and_thrown_into_an_asynchronous_generator_reaches_it() -> 
 
     @stat.time()
     async def echo() -> AsyncGenerator[object, object]:
-        sent: object = "first"
+        value: object = "first"
         while True:
             try:
-                sent = yield sent
+                value = yield value
             except KeyError:
-                sent = "thrown"
+                value = "thrown"
 
     async def use() -> list[object]:
-        each = echo()
-        yielded = [await each.__anext__(), await each.asend("sent"), await each.athrow(KeyError())]
-        await each.aclose()
-        return yielded
+        generator = echo()
+        values = [
+            await generator.__anext__(),
+            await generator.asend("sent"),
+            await generator.athrow(KeyError()),
+        ]
+        await generator.aclose()
+        return values
 
     assert asyncio.run(use()) == ["first", "sent", "thrown"]
     exporter.flush()
@@ -230,11 +234,11 @@ def test_each_count_window_reaches_the_handlers_of_stat_and_registry() -> None:
     stat, other_stat = (
         Stat(f"handlers.{n}", ["sum"], window_seconds=None, window_samples=20) for n in ("a", "b")
     )
-    delivered: list[WindowReading] = []
-    all_of_them: list[str] = []
+    stat_windows: list[WindowReading] = []
+    stat_names: list[str] = []
     handles = [
-        stat.on_window(lambda message, window: delivered.append(window) if message is stat else None),
-        registry.on_window(lambda message, _window: all_of_them.append(message.name), "handlers.*"),
+        stat.on_window(lambda source, window: stat_windows.append(window) if source is stat else None),
+        registry.on_window(lambda source, _window: stat_names.append(source.name), "handlers.*"),
     ]
     for number in range(100):
         stat.add(float(number))
@@ -247,24 +251,24 @@ def test_each_count_window_reaches_the_handlers_of_stat_and_registry() -> None:
         stat.add(1.0)
     assert exporter.flush()
 
-    sums = [window.values[Aggregation.SUM] for window in delivered]
+    sums = [window.values[Aggregation.SUM] for window in stat_windows]
     assert sums == [float(sum(range(start, start + 20))) for start in range(0, 100, 20)]
-    assert sorted(all_of_them) == [*["handlers.a"] * 5, "handlers.b"]
+    assert sorted(stat_names) == [*["handlers.a"] * 5, "handlers.b"]
     with pytest.raises(TypeError, match="a handler of windows must be"):
         registry.on_window(threading)  # type: ignore[arg-type]  # what is tested
 
 
 def test_each_time_window_with_samples_reaches_the_handlers() -> None:
     stat = Stat("handlers.timed", ["sum"], window_seconds=0.1)
-    message: list[float] = []
-    handle = stat.on_window(lambda _, window: message.append(window.values[Aggregation.SUM]))
+    sums: list[float] = []
+    handle = stat.on_window(lambda _, window: sums.append(window.values[Aggregation.SUM]))
     stat.add(2.0)
-    wait_until(lambda: message == [2.0])
+    wait_until(lambda: sums == [2.0])
     window_start = stat.window.started
     wait_until(lambda: stat.window.started > window_start)
     handle.unregister()
 
-    assert message == [2.0]
+    assert sums == [2.0]
 
 
 def test_windows_of_the_last_samples_before_exit_are_delivered(tmp_path: Path) -> None:
@@ -293,11 +297,11 @@ def test_the_later_rule_wins_per_field_and_an_invalid_rule_is_ignored() -> None:
             {"match": "train.loss", "enabled": "no"},
         ]
     )
-    changed, enabled = apply_rules(check_definition("train.loss", ["histogram"], unit="seconds"), rules)
+    definition, is_enabled = apply_rules(check_definition("train.loss", ["histogram"], unit="seconds"), rules)
 
-    assert changed.aggregations == {Aggregation.MEAN, Aggregation.P99}
-    assert (changed.window_seconds, changed.window_samples, changed.buckets) == (None, 5, ())
-    assert enabled
+    assert definition.aggregations == {Aggregation.MEAN, Aggregation.P99}
+    assert (definition.window_seconds, definition.window_samples, definition.buckets) == (None, 5, ())
+    assert is_enabled
     assert not apply_rules(check_definition("val.loss"), rules)[1]
     assert len(errors) == 4
     assert "not 'median'" in errors[0]

@@ -33,7 +33,7 @@ class Device:
     busy_until: float = 0.0
     capturing: bool = False
     broken: bool = False
-    recorded: int = 0
+    recorded_events: int = 0
     threads: set[int] = field(default_factory=set)
 
     def kernel(self, seconds: float, *, queueing: float = 0.001) -> None:
@@ -53,28 +53,28 @@ class Event:
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> None:
         assert enable_timing
-        self.at: float | None = None
+        self.completion_time: float | None = None
 
     def record(self, stream: Any = None) -> None:
         device = self.device
         if device.capturing or device.broken:
             raise RuntimeError("CUDA error: operation not permitted")
-        device.recorded += 1
+        device.recorded_events += 1
         device.threads.add(threading.get_ident())
-        self.at = max(device.busy_until, device.host)
+        self.completion_time = max(device.busy_until, device.host)
 
     def query(self) -> bool:
         assert not self.device.capturing
         if self.device.broken:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return self.at is not None and self.device.host >= self.at
+        return self.completion_time is not None and self.device.host >= self.completion_time
 
     def elapsed_time(self, end_event: Event) -> float:
         assert self.query(), "both events must be completed"
         assert end_event.query(), "both events must be completed"
-        assert self.at is not None
-        assert end_event.at is not None
-        return 1000 * (end_event.at - self.at)
+        assert self.completion_time is not None
+        assert end_event.completion_time is not None
+        return 1000 * (end_event.completion_time - self.completion_time)
 
     def synchronize(self) -> None:
         raise AssertionError("the job would wait for the GPU")
@@ -106,7 +106,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         yield device
 
 
-def a_step(device: Device, *, data: float = 0.010) -> None:
+def run_step(device: Device, *, data: float = 0.010) -> None:
     """10 ms of data loading, kernels of 20, 40 and 5 ms queued within a few ms, and a slow host."""
     with training.data_loading():
         device.host += data
@@ -138,21 +138,23 @@ def finish(device: Device) -> dict[Any, Any]:
 def test_phases_of_the_main_thread_have_device_time_instead_of_host_time(
     device: Device,
 ) -> None:
-    warm_up(lambda: a_step(device))
+    warm_up(lambda: run_step(device))
     for _ in range(5):
-        a_step(device)
+        run_step(device)
     totals = finish(device)
-    worker = threading.Thread(target=a_step, args=[device])
+    worker = threading.Thread(target=run_step, args=[device])
     worker.start()
     worker.join()
 
-    timed = totals["training.gpu_timed_steps", ()]
-    assert timed >= 5
-    per_step = {phase: seconds / timed for phase, seconds in values_by_label("training.phase_gpu").items()}
+    timed_step_count = totals["training.gpu_timed_steps", ()]
+    assert timed_step_count >= 5
+    per_step = {
+        phase: seconds / timed_step_count for phase, seconds in values_by_label("training.phase_gpu").items()
+    }
     assert per_step["forward"] == pytest.approx(0.020, rel=0.1)
     assert per_step["backward"] == pytest.approx(0.040, rel=0.1)
     assert per_step["optimizer"] == pytest.approx(0.005, rel=0.1)
-    assert totals["training.step_gpu_duration", ()] == timed
+    assert totals["training.step_gpu_duration", ()] == timed_step_count
     assert device.threads == {threading.get_ident()}
 
 
@@ -160,9 +162,9 @@ def test_phases_of_the_main_thread_have_device_time_instead_of_host_time(
 def test_data_loading_time_is_the_part_not_hidden_by_queued_work(
     device: Device, data: float, idle: float
 ) -> None:
-    warm_up(lambda: a_step(device, data=data))
+    warm_up(lambda: run_step(device, data=data))
     for _ in range(6):
-        a_step(device, data=data)
+        run_step(device, data=data)
     totals = finish(device)
     per_step = totals["training.gpu_idle_between_steps", ()] / totals["training.gpu_timed_steps", ()]
 
@@ -173,8 +175,8 @@ def test_data_loading_time_is_the_part_not_hidden_by_queued_work(
 def test_pending_device_events_are_read_later_without_waiting(device: Device) -> None:
     warm_up(lambda: None)
     initial = finish(device).get(("training.gpu_timed_steps", ()), 0)
-    a_step(device, data=0.0)
-    a_step(device, data=0.0)
+    run_step(device, data=0.0)
+    run_step(device, data=0.0)
     early = published_value("training.gpu_timed_steps") - initial
     finish(device)
 
@@ -185,12 +187,12 @@ def test_pending_device_events_are_read_later_without_waiting(device: Device) ->
 def test_no_cuda_call_is_made_during_graph_capture(device: Device) -> None:
     warm_up(lambda: None)
     device.capturing = True
-    initial = device.recorded
-    a_step(device)
-    recorded_inside = device.recorded
+    initial = device.recorded_events
+    run_step(device)
+    recorded_inside = device.recorded_events
     device.capturing = False
     for _ in range(3):
-        a_step(device)
+        run_step(device)
         device.host += 1.0
 
     assert recorded_inside == initial
@@ -198,16 +200,16 @@ def test_no_cuda_call_is_made_during_graph_capture(device: Device) -> None:
 
 
 def test_a_cuda_error_ends_the_timing_and_not_the_job(device: Device) -> None:
-    warm_up(lambda: a_step(device))
+    warm_up(lambda: run_step(device))
     device.broken = True
     for _ in range(3):
-        a_step(device)
+        run_step(device)
     device.broken = False
-    initial = device.recorded
+    initial = device.recorded_events
     published()
-    a_step(device)
+    run_step(device)
 
-    assert device.recorded == initial
+    assert device.recorded_events == initial
 
 
 def test_a_job_without_cuda_or_with_short_steps_is_not_timed(
@@ -215,15 +217,15 @@ def test_a_job_without_cuda_or_with_short_steps_is_not_timed(
 ) -> None:
     train(20)
     published()
-    a_step(device)
+    run_step(device)
     monkeypatch.setattr(sys.modules["torch"].cuda, "is_initialized", lambda: False)
-    warm_up(lambda: a_step(device))
+    warm_up(lambda: run_step(device))
 
-    assert device.recorded == 0
+    assert device.recorded_events == 0
 
 
 def test_validation_and_checkpoints_reported_by_callbacks_are_timed(device: Device) -> None:
-    warm_up(lambda: a_step(device))
+    warm_up(lambda: run_step(device))
     training.on_validation_start()
     device.kernel(0.5)
     training.on_validation_end()
@@ -298,16 +300,16 @@ def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, 
 
 
 @pytest.mark.parametrize(
-    ("share", "seconds", "timed"),
+    ("share", "seconds", "expected_count"),
     [("1", 0.1, 200), ("1", 0.5, 200), ("1", 0.01, 29), ("0", 0.5, 0), ("1e-9", 0.5, 1)],
     ids=["ten a second", "slow", "fast", "off", "too costly"],
 )
 def test_every_step_up_to_ten_a_second_is_timed_and_beyond_that_some(
-    device: Device, share: str, seconds: float, timed: int
+    device: Device, share: str, seconds: float, expected_count: int
 ) -> None:
-    totals = timed_steps(device, {"EXPORTER_GPU_TIME": share}, seconds=seconds, steps=200)
+    timed_count = timed_steps(device, {"EXPORTER_GPU_TIME": share}, seconds=seconds, steps=200)
 
-    assert totals == pytest.approx(timed, abs=1)
+    assert timed_count == pytest.approx(expected_count, abs=1)
 
 
 def test_the_cuda_stand_in_has_the_interface_of_torch() -> None:
@@ -316,10 +318,10 @@ def test_the_cuda_stand_in_has_the_interface_of_torch() -> None:
     assert callable(torch.cuda.is_initialized)
     assert callable(torch.cuda.is_current_stream_capturing)
     for name in ("record", "query", "elapsed_time", "synchronize"):
-        ours, theirs = (
+        stand_in, original = (
             inspect.signature(getattr(event_class, name)) for event_class in (Event, torch.cuda.Event)
         )
-        assert list(ours.parameters) == list(theirs.parameters)
+        assert list(stand_in.parameters) == list(original.parameters)
 
 
 @pytest.mark.gpu
@@ -335,12 +337,12 @@ def test_on_a_gpu_phase_times_match_a_synchronised_run() -> None:
 
     work(10)
     torch.cuda.synchronize()
-    truth = {}
+    expected_seconds = {}
     for name, times in (("forward", 10), ("backward", 20)):
         start = time.perf_counter()
         work(times)
         torch.cuda.synchronize()
-        truth[name] = time.perf_counter() - start
+        expected_seconds[name] = time.perf_counter() - start
     with fresh_recorder():
         warm_up(lambda: None)
         torch.cuda.set_sync_debug_mode("error")
@@ -356,10 +358,10 @@ def test_on_a_gpu_phase_times_match_a_synchronised_run() -> None:
         torch.cuda.synchronize()
         with training.training_iteration():
             pass
-        timed = published_value("training.gpu_timed_steps")
+        timed_step_count = published_value("training.gpu_timed_steps")
 
-        assert timed >= 10
-        for name, seconds in truth.items():
-            assert published_value("training.phase_gpu", phase=name) / timed == pytest.approx(
+        assert timed_step_count >= 10
+        for name, seconds in expected_seconds.items():
+            assert published_value("training.phase_gpu", phase=name) / timed_step_count == pytest.approx(
                 seconds, rel=0.15
             )

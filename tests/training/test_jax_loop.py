@@ -41,8 +41,8 @@ print("values", json.dumps(gauges()))
 
 def test_losses_of_a_jax_loop_are_those_of_its_own_log(tmp_path: Path) -> None:
     result = job(tmp_path, LOOP, {"JAX_PLATFORMS": "cpu"})
-    printed = [line for line in result.process.stdout.splitlines() if line.startswith("loss ")]
-    lines = [json.loads(line.removeprefix("loss ")) for line in printed]
+    loss_lines = [line for line in result.process.stdout.splitlines() if line.startswith("loss ")]
+    lines = [json.loads(line.removeprefix("loss ")) for line in loss_lines]
 
     assert [line[0] for line in lines] == [pytest.approx(line[1]) for line in lines]
     assert [line[2] for line in lines] == [[1], []] * 3

@@ -145,7 +145,7 @@ def test_a_block_object_can_be_entered_again_while_open() -> None:
 
 
 def test_time_before_the_first_step_is_init_and_afterwards_other() -> None:
-    job = SimulatedTraining(began=0.0)
+    job = SimulatedTraining(start_seconds=0.0)
     job.enter(kinds.TRAINING_ITERATION, 3.0)
     job.block(kinds.DATA_LOADING, 3.0, 4.0)
     job.block(kinds.MODEL_FORWARD, 4.5, 6.0)
@@ -158,7 +158,7 @@ def test_time_before_the_first_step_is_init_and_afterwards_other() -> None:
 
 
 def test_the_active_phase_is_the_innermost_with_the_time_of_its_begin() -> None:
-    job = SimulatedTraining(began=0.0)
+    job = SimulatedTraining(start_seconds=0.0)
     job.enter(kinds.TRAINING_ITERATION, 3.0)
     job.enter(kinds.DATA_LOADING, 4.0)
     inside = job.values(5.0)
@@ -176,7 +176,7 @@ def test_the_active_phase_is_the_innermost_with_the_time_of_its_begin() -> None:
 
 
 def test_a_phase_inside_the_same_phase_is_one_phase() -> None:
-    job = SimulatedTraining(began=0.0)
+    job = SimulatedTraining(start_seconds=0.0)
     job.enter(kinds.VALIDATION_LOOP, 1.0)
     job.block(kinds.VALIDATION_ITERATION, 2.0, 3.0)
     job.leave(5.0)
@@ -187,7 +187,7 @@ def test_a_phase_inside_the_same_phase_is_one_phase() -> None:
 
 
 def test_the_history_has_each_phase_of_the_last_seconds() -> None:
-    job = SimulatedTraining(began=0.0)
+    job = SimulatedTraining(start_seconds=0.0)
     job.enter(kinds.TRAINING_ITERATION, 10.0)
     job.block(kinds.MODEL_FORWARD, 10.25, 10.32)
     job.publish(17.25)
@@ -200,7 +200,7 @@ def test_the_history_has_each_phase_of_the_last_seconds() -> None:
 
 
 def test_the_history_of_a_thousand_changes_a_second_has_the_share_of_each_phase() -> None:
-    job = SimulatedTraining(began=0.0)
+    job = SimulatedTraining(start_seconds=0.0)
     for step in range(200):
         seconds_at = step / 100
         job.block(kinds.MODEL_FORWARD, seconds_at, seconds_at + 0.002)
@@ -214,7 +214,7 @@ def test_the_history_of_a_thousand_changes_a_second_has_the_share_of_each_phase(
 
 
 def test_the_history_is_bounded_in_time_and_complete_groups_stay_the_same_object() -> None:
-    job = SimulatedTraining(began=0.0)
+    job = SimulatedTraining(start_seconds=0.0)
     for step in range(2000):
         job.block(kinds.MODEL_FORWARD, step / 100, step / 100 + 0.005)
         if step == 1500:
@@ -242,7 +242,7 @@ def history(job: SimulatedTraining) -> list[tuple[float, float, str]]:
 
 
 def test_the_ideal_step_excludes_slow_steps_and_their_excess_is_counted() -> None:
-    job, now = SimulatedTraining(began=0.0), 1.0
+    job, now = SimulatedTraining(start_seconds=0.0), 1.0
     for number in range(60):
         length = 30.0 if number in {0, 40} else 2.0
         job.block(kinds.TRAINING_ITERATION, now, now + length)
@@ -287,12 +287,12 @@ def test_a_phase_that_does_not_exist_is_a_span_and_reported_once() -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
 def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum() -> None:
-    entered = 0
+    handler_calls = 0
 
     def handle(*_: object) -> None:
-        nonlocal entered
-        entered += 1
-        with training.checkpoint_save(entered), training.model_backward():
+        nonlocal handler_calls
+        handler_calls += 1
+        with training.checkpoint_save(handler_calls), training.model_backward():
             pass
 
     old_handler = signal.signal(signal.SIGALRM, handle)
@@ -311,7 +311,7 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum() -> None:
             signal.signal(signal.SIGALRM, old_handler)
         now, clock = time.monotonic(), TRAINING.clock
 
-        assert entered > 20
+        assert handler_calls > 20
         assert total(clock, now) == pytest.approx(now - clock.began, abs=1e-6)
         assert len(clock.stack) == 1
 
@@ -465,15 +465,15 @@ iterations = st.lists(
 def test_iterations_applied_together_count_as_iterations_applied_one_by_one(
     records: list[IterationEnded],
 ) -> None:
-    combined, single = SimulatedTraining(), SimulatedTraining()
-    combined.state.apply(records)
+    batched, single = SimulatedTraining(), SimulatedTraining()
+    batched.state.apply(records)
     for record in records:
         single.apply(record)
 
-    actual, expected = combined.values(400.0), single.values(400.0)
+    actual, expected = batched.values(400.0), single.values(400.0)
     assert actual.keys() == expected.keys()
     for key, value in actual.items():
         assert value == pytest.approx(expected[key]), key
-    assert combined.reading().step == single.reading().step
-    assert combined.reading().work_seconds == pytest.approx(single.reading().work_seconds)
-    assert combined.reading().failed_seconds == pytest.approx(single.reading().failed_seconds)
+    assert batched.reading().step == single.reading().step
+    assert batched.reading().work_seconds == pytest.approx(single.reading().work_seconds)
+    assert batched.reading().failed_seconds == pytest.approx(single.reading().failed_seconds)

@@ -57,8 +57,8 @@ def test_seconds_of_phases_in_succession_sum_to_the_wall_time() -> None:
     train_in_succession(200)
     end = TRAINING.clock.read()
 
-    passed = sum(end.seconds.values()) - sum(start.seconds.values())
-    assert passed == pytest.approx(end.time - start.time, abs=1e-6)
+    phase_seconds = sum(end.seconds.values()) - sum(start.seconds.values())
+    assert phase_seconds == pytest.approx(end.time - start.time, abs=1e-6)
     assert TRAINING.clock.stack == [TRAINING.clock.base]
 
 

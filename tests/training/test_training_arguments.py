@@ -54,21 +54,32 @@ class OddNumber(int):
     __float__ = __lt__ = refuse
 
 
-decorated: list[Any] = []
-decorated.append(decorated)
-ODD = [Odd(), OddText("x"), OddNumber(3), decorated, {}, [1], 10**400, 10**5000, "\ud800", np.array([1, 2])]
+recursive_list: list[Any] = []
+recursive_list.append(recursive_list)
+ODD = [
+    Odd(),
+    OddText("x"),
+    OddNumber(3),
+    recursive_list,
+    {},
+    [1],
+    10**400,
+    10**5000,
+    "\ud800",
+    np.array([1, 2]),
+]
 CALLS = [name for name in training.__all__ if name[0].islower() and name not in {"assert_that", "batches"}]
 
 
 def odd_arguments(name: str, odd: Any) -> Iterator[dict[str, Any]]:
     """Hostile arguments of a call: required ones, each optional one alone, and all together."""
     parameters = inspect.signature(getattr(training, name)).parameters.values()
-    needed = {parameter.name: odd for parameter in parameters if parameter.default is parameter.empty}
-    other_arguments = {parameter.name: odd for parameter in parameters if parameter.name not in needed}
+    required = {parameter.name: odd for parameter in parameters if parameter.default is parameter.empty}
+    other_arguments = {parameter.name: odd for parameter in parameters if parameter.name not in required}
     yield from (
-        needed,
-        needed | other_arguments,
-        *(needed | {parameter: odd} for parameter in other_arguments),
+        required,
+        required | other_arguments,
+        *(required | {parameter: odd} for parameter in other_arguments),
     )
 
 
@@ -93,24 +104,24 @@ def test_numbers_of_any_library_count(number: Any) -> None:
     assert not misuse_counts()
 
 
-@pytest.mark.parametrize("reports", [False, True])
+@pytest.mark.parametrize("is_configured", [False, True])
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
 def test_no_argument_raises_or_prevents_a_body_from_running(
-    odd: Any, reports: bool, capfd: pytest.CaptureFixture[str]
+    odd: Any, is_configured: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    if reports:
+    if is_configured:
         configured(telemetry={}, export=EXPORT_ALL)
-    entered = ran = 0
+    block_count = body_count = 0
     for name in CALLS:
         for arguments in odd_arguments(name, odd):
             block = getattr(training, name)(**arguments)
             if hasattr(block, "__exit__"):
-                entered += 1
+                block_count += 1
                 with block:
-                    ran += 1
+                    body_count += 1
     published()
 
-    assert ran == entered > 50
+    assert body_count == block_count > 50
     assert "defect" not in capfd.readouterr().err
 
 
@@ -153,35 +164,35 @@ calls = st.tuples(
 )
 
 
-def call(name: str, arguments: list[Any], entered: list[Any]) -> None:
+def call(name: str, arguments: list[Any], open_blocks: list[Any]) -> None:
     """Make a call; a returned block is entered and left."""
     if name in {"leave", "fail"}:
-        if entered:
+        if open_blocks:
             error = ValueError("x") if name == "fail" else None
-            assert not entered.pop().__exit__(error and ValueError, error, None)
+            assert not open_blocks.pop().__exit__(error and ValueError, error, None)
         return
     function = getattr(training, name)
     block = function(**dict(zip(inspect.signature(function).parameters, arguments, strict=False)))
     if hasattr(block, "__exit__") and not name.startswith("on_"):
         assert block.__enter__() is not None
-        entered.append(block)
+        open_blocks.append(block)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(calls, max_size=40), st.booleans())
 def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
-    sequence: list[Any], asynchronous: bool
+    sequence: list[Any], is_asynchronous: bool
 ) -> None:
     with unconfigured():
-        strategy = "async" if asynchronous else "sync"
+        strategy = "async" if is_asynchronous else "sync"
         memory = configured(telemetry={"save_checkpoint_strategy": strategy, "seq_length_or_fn": 8})
         training.on_app_start()
-        entered: list[Any] = []
+        open_blocks: list[Any] = []
 
         for name, arguments in sequence:
-            call(name, arguments, entered)
-        while entered:
-            entered.pop().__exit__(None, None, None)
+            call(name, arguments, open_blocks)
+        while open_blocks:
+            open_blocks.pop().__exit__(None, None, None)
         training.on_app_end()
         initial_steps = published_value("training.steps", mode="train") or 0
         exported(memory).records.clear()
@@ -193,7 +204,7 @@ def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
         assert [update["current_iteration"] for update in updates] == [11, 13, 14]
         assert updates[-1]["train_tokens"] == 5 * 4 * 8
         assert published_value("training.steps", mode="train") == initial_steps + 5
-        span_events = [handler for handler in memory.kept if handler[0] in {"start", "stop"}]
+        span_events = [record for record in memory.named_records if record[0] in {"start", "stop"}]
         assert (span_events[0], span_events[-1]) == (("start", "application"), ("stop", "application"))
         phases = [value for (name, _), value in published().items() if name == "training.phase"]
         assert all(value >= 0 for value in phases)
@@ -218,7 +229,7 @@ class OfRaisingMeta(metaclass=RaisingMeta):
 
 @pytest.mark.parametrize("make", [lambda: Unbound(), lambda: OfRaisingMeta()], ids=["proxy", "metaclass"])  # noqa: PLW0108  # pytest asks a class for more
 def test_values_whose_class_attribute_raises_never_raise(make: Any) -> None:
-    value, entered = make(), 0
+    value, body_count = make(), 0
     for block in (
         training.phase(value),
         training.background(value),
@@ -227,7 +238,7 @@ def test_values_whose_class_attribute_raises_never_raise(make: Any) -> None:
         training.span(value, value, value, more=value),
     ):
         with block:
-            entered += 1
+            body_count += 1
     training.record(loss=value, tokens=value, epoch=value, mode=value)
     training.record(loss=value, learning_rate=value)
     training.describe(model=value, world_size=value, other=value)
@@ -236,7 +247,7 @@ def test_values_whose_class_attribute_raises_never_raise(make: Any) -> None:
     training.step(value, seconds=value, mode=value)
     training.checkpoint_saved(value, kind=value, seconds=value)
 
-    assert entered == 5
+    assert body_count == 5
     assert misuse_counts()
 
 

@@ -323,15 +323,15 @@ def test_work_covered_by_a_save_is_committed_and_the_rest_is_uncommitted() -> No
         train(3, 0.004)
         with training.checkpoint_save(13):
             pass
-        saved = latest_reading()
+        reading_after_save = latest_reading()
         train(1, 0.004)
         with pytest.raises(OSError, match="full"), training.checkpoint_save(14):
             raise OSError("full")
         reading = latest_reading()
 
-    assert (saved.committed_step, saved.segments) == (13, ())
-    assert saved.committed_seconds == pytest.approx(saved.work_seconds)
-    assert (reading.committed_step, reading.committed_seconds) == (13, saved.committed_seconds)
+    assert (reading_after_save.committed_step, reading_after_save.segments) == (13, ())
+    assert reading_after_save.committed_seconds == pytest.approx(reading_after_save.work_seconds)
+    assert (reading.committed_step, reading.committed_seconds) == (13, reading_after_save.committed_seconds)
     assert [part[:3] for part in reading.segments] == [(1, 13, 13)]
     assert reading.segments[0][3] == pytest.approx(reading.work_seconds - reading.committed_seconds)
     assert values_by_label("training.checkpoints") == {("sync", "failed"): 1, ("sync", "ok"): 1}
@@ -400,7 +400,7 @@ def test_a_signal_handler_can_save_during_an_iteration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "finished", "failure"),
+    ("error", "is_finished", "failure"),
     [
         (None, True, ""),
         (SystemExit(0), True, ""),
@@ -414,14 +414,14 @@ def test_a_signal_handler_can_save_during_an_iteration() -> None:
     ],
 )
 def test_the_outcome_of_the_application_is_reported(
-    error: BaseException | None, finished: bool, failure: str
+    error: BaseException | None, is_finished: bool, failure: str
 ) -> None:
     application = training.application()
     application.__enter__()
     assert not application.__exit__(None if error is None else type(error), error, None)  # type: ignore[func-returns-value]  # it is to give nothing
 
     reading = latest_reading()
-    assert (reading.finished, reading.failure) == (finished, failure)
+    assert (reading.finished, reading.failure) == (is_finished, failure)
 
 
 def test_before_configuration_only_invalid_values_are_a_misuse() -> None:
@@ -451,11 +451,15 @@ def test_open_spans_accept_attributes_and_events() -> None:
                     pass
             assert not iteration.active
 
-    stopped = {span.name_str: span for span in exported(memory).all_of("stop")}
-    events = {name: [event.name for event in span.events] for name, span in stopped.items()}
-    assert stopped["application"].attributes.to_json()["colour"] == "green"
-    assert stopped["training_single_iteration"].attributes.to_json().keys() >= {"size", "more"}
-    assert stopped["training_single_iteration"].id == stopped["data_loading"].parent_span.id == identity
+    stopped_spans = {span.name_str: span for span in exported(memory).all_of("stop")}
+    events = {name: [event.name for event in span.events] for name, span in stopped_spans.items()}
+    assert stopped_spans["application"].attributes.to_json()["colour"] == "green"
+    assert stopped_spans["training_single_iteration"].attributes.to_json().keys() >= {"size", "more"}
+    assert (
+        stopped_spans["training_single_iteration"].id
+        == stopped_spans["data_loading"].parent_span.id
+        == identity
+    )
     assert "noticed" in events["training_loop"]
     assert "inside" in events["training_single_iteration"]
     assert {"noticed", "inside"} <= set(memory.names("event"))

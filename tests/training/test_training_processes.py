@@ -57,18 +57,18 @@ def test_a_forked_child_never_counts_values_of_its_parent(tmp_path: Path) -> Non
         tmp_path,
     )
 
-    own_snapshots = sorted(snapshots(tmp_path / "feed"), key=lambda each: each.process.pid)
-    steps = [total(reading, "training.steps", mode="train") for reading in own_snapshots]
-    compiled = [total(reading, "training.phase_entries", phase="compile") for reading in own_snapshots]
+    by_pid = sorted(snapshots(tmp_path / "feed"), key=lambda snapshot: snapshot.process.pid)
+    steps = [total(reading, "training.steps", mode="train") for reading in by_pid]
+    compile_entries = [total(reading, "training.phase_entries", phase="compile") for reading in by_pid]
     assert sorted(steps, key=str) == [6, None]
-    assert sorted(compiled, key=str) == [3, None]
+    assert sorted(compile_entries, key=str) == [3, None]
 
 
 @pytest.mark.timeout(60)
 def test_many_iterations_are_counted_exactly_in_constant_memory(
     tmp_path: Path,
 ) -> None:
-    printed = run(
+    growth_bytes = run(
         """
         import os
         import exporter
@@ -109,7 +109,7 @@ def test_many_iterations_are_counted_exactly_in_constant_memory(
     reading = snapshot.recording.training
     assert reading is not None
     assert (reading.finished, reading.step, reading.first_step) == (True, 50_015, 5)
-    assert int(printed) < 4 << 20
+    assert int(growth_bytes) < 4 << 20
 
 
 def test_a_new_identity_restarts_the_totals_while_blocks_stay_open(tmp_path: Path) -> None:
