@@ -24,7 +24,7 @@ local configured(rule, config) =
 
 {
   _config+:: {
-    links: { grafana: 'http://localhost:3000', runbook: 'http://localhost:20909/runbook' },
+    links: {},  // grafana: address of Grafana; runbook: address of the runbook
     thresholds: {},
   },
   prometheusAlerts+:: { groups+: groups(alertFiles) },

@@ -10,7 +10,7 @@ the causes add up to the cost of the run.
 
 from __future__ import annotations
 
-from dashboards.fleet import STATE_MAPPINGS
+from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import Panel, dashboard_link, value_mappings
 from dashboards.tables import Column, percent, table

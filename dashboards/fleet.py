@@ -6,18 +6,18 @@ cluster, so that the cost of a query does not depend on the number of ranks and 
 
 from __future__ import annotations
 
+from dashboards.alerts import firing_alerts
 from dashboards.board import RUNBOOK, Annotation, Board, Row
 from dashboards.compare import BASELINE, PERF_TAG, RUNS, comparison_panels
+from dashboards.fleet_runs import run_panels
 from dashboards.palette import (
     BAD,
     BLUE,
     CAUSES,
-    GOOD,
     NEUTRAL,
     ORANGE,
     PURPLE,
     VERMILION,
-    WARNING,
     colors_by_name,
     shades,
 )
@@ -25,14 +25,13 @@ from dashboards.panels import (
     Panel,
     dashboard_link,
     stat,
-    threshold_steps,
     time_series,
     value_mappings,
     warn_above,
     warn_below,
 )
 from dashboards.queries import Query, instant_query
-from dashboards.tables import Column, firing_alerts, percent, table
+from dashboards.tables import Column, percent, table
 
 UID = "training-fleet"
 
@@ -62,8 +61,8 @@ def board() -> Board:
         variables=(PERF_TAG, BASELINE, RUNS, RUNBOOK),
         rows=(
             Row("At a glance", _overview_panels()),
+            Row("Runs", run_panels()),
             Row("Alerts", _alert_panels()),
-            Row("Runs", _run_panels()),
             Row("Time and power of the cluster", _cluster_panels()),
             Row("Nodes", _node_panels()),
             Row("Comparison of runs that do the same work", comparison_panels(), collapsed=True),
@@ -169,106 +168,7 @@ def _alert_panels() -> tuple[Panel, ...]:
             ),
             w=24,
             h=7,
-        ),
-    )
-
-
-STATE_MAPPINGS = value_mappings(
-    {
-        "starting": ("starting", NEUTRAL),
-        "running": ("running", GOOD),
-        "stalled": ("stalled", WARNING),
-        "hung": ("hung", BAD),
-        "ending": ("ending", WARNING),
-        "stopped": ("stopped", WARNING),
-        "finished": ("finished", GOOD),
-        "failed": ("failed", BAD),
-        "lost": ("lost", BAD),
-    }
-)
-RUN_INFO = "max by (run, user, model) (run:training_run:info{@cluster})"
-RUN_INFO_WITH_STATE = f"{RUN_INFO} * on (run) group_left (state) (topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{{@cluster}}))) * 0 + 1) or on (run) {RUN_INFO}"
-ALERTS_BY_RUN = f'count by (run) (ALERTS{{@cluster, alertstate="firing", run!=""}}) or on (run) max by (run) ({RUN_INFO}) * 0'
-
-
-def _run_panels() -> tuple[Panel, ...]:
-    return (
-        table(
-            "All runs",
-            Column(
-                "run",
-                "Run",
-                links=(
-                    dashboard_link("training-run", "Run", run="${__value.raw}"),
-                    dashboard_link("training-ranks", "Ranks", run="${__value.raw}"),
-                    dashboard_link("training-energy", "Energy and cost", run="${__value.raw}"),
-                ),
-            ),
-            Column("state", "State", width=90, mappings=STATE_MAPPINGS),
-            Column(
-                "max by (run) (run:training_run_state:age_seconds{@cluster})",
-                "State age",
-                unit="s",
-                decimals=0,
-                width=70,
-            ),
-            Column(ALERTS_BY_RUN, "Alerts", decimals=0, width=90, thresholds=warn_above(1, 1)),
-            Column("user", "Owner", width=80),
-            Column("max by (run) (run:training_cost:sum{@cluster})", "Cost", decimals=2, width=70),
-            Column("model", "Model", width=90),
-            Column("max by (run) (run:training_ranks_up:sum{@cluster})", "Ranks", decimals=0, width=70),
-            Column(
-                "max by (run) (run:training_ranks_missing:sum{@cluster})",
-                "Missing ranks",
-                decimals=0,
-                width=80,
-                thresholds=warn_above(1, 1),
-            ),
-            Column(
-                "max by (run) (run:training_last_progress:age_seconds{@cluster})",
-                "Last step",
-                unit="s",
-                decimals=0,
-                width=90,
-                thresholds=warn_above(120, 300),
-            ),
-            percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 80, bar=(0, 1)),
-            Column("max by (run) (run:training_eta:seconds{@cluster})", "Time left", unit="dthms", width=85),
-            Column(
-                "max by (run) (run:training_tokens:rate5m{@cluster})",
-                "Tokens/s",
-                unit="locale",
-                decimals=0,
-                width=90,
-            ),
-            percent(
-                "max by (run) (run:training_straggler_score:min{@cluster})",
-                "Slowest rank",
-                80,
-                threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
-            ),
-            percent(
-                "max by (run) (run:training_waiting_for_data:max5m{@cluster})",
-                "Data wait",
-                90,
-                warn_above(0.05, 0.2),
-            ),
-            percent(
-                "max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})",
-                "Goodput, if saved",
-                90,
-                warn_below(0.9, 0.7),
-            ),
-            Column(
-                "max by (run) (run:training_restarts:increase1d{@cluster})",
-                "Restarts",
-                decimals=0,
-                width=80,
-                thresholds=warn_above(1, 4),
-            ),
-            row_query=RUN_INFO_WITH_STATE,
-            sort="Alerts",
-            h=8,
+            group_by=("run", "instance", "gpu"),
         ),
     )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dashboards.alerts import firing_alerts
 from dashboards.availability import NO_EXPORTER_UP, exporter_state
 from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Board, Row
-from dashboards.fleet import STATE_MAPPINGS
+from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
 from dashboards.palette import (
     BAD,
@@ -24,7 +25,7 @@ from dashboards.palette import (
 )
 from dashboards.panels import YES_NO, Panel, dashboard_link, stat, time_series, warn_above
 from dashboards.queries import Query, event_counts, instant_query
-from dashboards.tables import Column, firing_alerts, table
+from dashboards.tables import Column, table
 
 UID = "training-node"
 CPU_MODE_COLORS = {

@@ -72,11 +72,6 @@ def value_mappings(texts: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str
 
 
 YES_NO = value_mappings({1: ("yes", GOOD), 0: ("no", BAD)})
-SEVERITIES = value_mappings(
-    {"critical": ("critical", BAD), "warning": ("warning", WARNING), "info": ("info", NEUTRAL)}
-)
-
-
 SOFT_MAX = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
 """Smallest maximum of an axis by unit; a smaller maximum would enlarge noise to the height of the panel."""
 
@@ -134,7 +129,8 @@ def time_series(
         step_interpolation: Hold each value until the next value.
         color: Colour of series without an override; None for blue, or for a hash of the series name if no query has a colour.
         overrides: Overrides of series; these apply after the colours of the queries.
-        legend: `list` for a list below, `right` for a table on the right, or `hidden`.
+        legend: `list` for a list below, `right` for a table of the last values on the right, `means` for a table of the mean
+            values on the right (the last value of a run that has ended may be old), or `hidden`.
         thresholds: Thresholds, drawn as dashed lines.
         decimals: Number of decimals; None for automatic.
         use_soft_maximum: Use `SOFT_MAX` of the unit without a `maximum`.
@@ -154,10 +150,11 @@ def time_series(
         "stacking": {"group": "A", "mode": "normal" if stacked or bars else "none"},
         "thresholdsStyle": {"mode": "dashed" if thresholds else "off"},
     }
+    calculation = {"right": "lastNotNull", "means": "mean"}.get(legend)
     legend_options: Json = {
-        "calcs": ["lastNotNull"] if legend == "right" else [],
-        "displayMode": "table" if legend == "right" else "list",
-        "placement": "right" if legend == "right" else "bottom",
+        "calcs": [calculation] if calculation else [],
+        "displayMode": "table" if calculation else "list",
+        "placement": "right" if calculation else "bottom",
         "showLegend": legend != "hidden",
     }
     if log_scale:
@@ -205,6 +202,7 @@ def stat(
     text_mode: str = "value",
     color: Json | None = None,
     color_mode: str = "value",
+    overrides: Sequence[Override] = (),
 ) -> Panel:
     """Return a stat panel of values at the end of the time range; `text_mode` is `value`, `name` or `value_and_name`.
 
@@ -228,7 +226,7 @@ def stat(
         for query in queries
         if query.color
     ]
-    return build_panel("stat", title, queries, w, h, defaults, query_overrides, options)
+    return build_panel("stat", title, queries, w, h, defaults, [*query_overrides, *overrides], options)
 
 
 def bars(

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from exporter.training import phases
+
 SELECTORS = {
     "cluster": 'cluster=~"$cluster"',
     # Without `job`, because alerts from aggregations have no such label.
@@ -122,6 +124,41 @@ def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = Fa
 
 LAST_COMPUTE = "last_over_time(training_rank_compute_seconds{@run}[$__rate_interval])"
 """PromQL for the compute time of a step of each rank, from the last sample within `$__rate_interval`."""
+
+WORK_PHASES = "|".join(sorted(phases.WORK))
+SAVE_PHASES = "|".join(row.name for row in phases.PHASES.values() if row.badput == "checkpoint_save")
+"""Phases that are work, and phases of a save, as regular expressions."""
+OBSERVED_RATIO = (
+    "(clamp_max(max(rate(training_wall_seconds_total{@run}[5m])), 1) > 0"
+    ' and on () max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1)'
+)
+"""PromQL for the share of the last five minutes with samples: below 1 for a younger run, without a value after the end of a run."""
+
+
+COMPUTE_SECONDS = f"max by (rank) ({LAST_COMPUTE} > 0)"
+COMPUTE_SECONDS_BY_NODE = f"max by (instance, rank) ({LAST_COMPUTE} > 0)"
+MEAN_STEP_SECONDS = (
+    '(sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]))'
+    ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval])))'
+)
+SPEED_RATIO_BY_NODE = f"scalar(min({COMPUTE_SECONDS})) / {COMPUTE_SECONDS_BY_NODE}"
+"""PromQL for the speed of each rank relative to the fastest rank, by node and rank."""
+SLOWEST_RANK = (
+    f"bottomk(1, {SPEED_RATIO_BY_NODE}) * on (instance, rank) group_left (card)"
+    f' (label_replace({GPU_INDEX_BY_RANK}, "card", ", GPU $1", "gpu", "(.+)")'
+    f" or on (instance, rank) 0 * {COMPUTE_SECONDS_BY_NODE} + 1)"
+)
+SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{card}}"
+LOST_RATIO = (
+    '((max(training_run_state{@run, state="hung"}) == 1)'
+    f" or on () clamp_max((max({COMPUTE_SECONDS}) - avg({COMPUTE_SECONDS})) / {MEAN_STEP_SECONDS}, 1))"
+)
+"""PromQL for the share of the GPU time in which ranks wait for the slowest rank, by their compute times; 1 while the run hangs."""
+LOST_GPU_HOURS_PER_HOUR = f"{LOST_RATIO} * count(group by (uuid) ({GPU_UUID_BY_RANK}))"
+LOST_COST_PER_HOUR = (
+    f"3600 * sum by (currency) (rate(training_cost_total{{@run}}[5m])) / on () group_left () {OBSERVED_RATIO}"
+    f" * on () group_left () {LOST_RATIO}"
+)
 
 _REPORTING_RANKS = (
     "count by ({by}) (group by ({labels}) (training_process_up{{@run}}"

@@ -10,12 +10,10 @@ from dashboards.palette import BLUE, NEUTRAL, Override, fixed_color
 from dashboards.panels import (
     NO_THRESHOLDS,
     NO_VALUE,
-    SEVERITIES,
     Json,
     Panel,
     build_panel,
     field_defaults,
-    link,
     value_mappings,
 )
 from dashboards.queries import Query, table_query
@@ -116,10 +114,6 @@ def table(
     return panel
 
 
-RUNBOOK = link("Runbook", "${runbook}#${__value.raw}")
-"""Data link of an alert's name; the variable `runbook` contains the address from the rules."""
-
-
 ZERO_AS_DASH = value_mappings({0: (NO_VALUE, NEUTRAL)})
 
 
@@ -129,40 +123,6 @@ def placeholder_row(selection: str, label: str, text: str) -> str:
     The row keeps a table without matching series from being empty.
     """
     return f'max by ({label}) (label_replace(absent({selection}) * 0, "{label}", "{text}", "", ""))'
-
-
-def firing_alerts(selector: str, columns: Sequence[Column], w: int, h: int, unknown: str = "") -> Panel:
-    """Return the table of firing alerts, critical alerts first; if no alert fires, a row says so.
-
-    `unknown` is PromQL with a value while the exporters are down: alerts about their nodes cannot fire.
-    """
-    labels = ", ".join(["alertname", "severity", *(column.source for column in columns)])
-    no_alert = placeholder_row(f'ALERTS{{alertstate="firing", {selector}}}', "alertname", "no alert fires")
-    if unknown:
-        down = 'label_replace({}, "alertname", "unknown: exporter down", "", "")'.format(
-            f"{no_alert} and on () {unknown}"
-        )
-        no_alert = f"({no_alert} unless on () {unknown} or {down})"
-    return table(
-        "Firing alerts",
-        Column("severity", "Severity", width=90, mappings=SEVERITIES),
-        Column("alertname", "Alert", links=(RUNBOOK,)),
-        *columns,
-        Column(
-            f"time() - max by ({labels}) (ALERTS_FOR_STATE{{{selector}}})"
-            f' and on ({labels}) max by ({labels}) (ALERTS{{alertstate="firing", {selector}}})'
-            f" or {no_alert}",
-            "Active for",
-            unit="s",
-            decimals=0,
-            width=100,
-            mappings=ZERO_AS_DASH,
-        ),
-        sort="Severity",
-        descending=False,
-        w=w,
-        h=h,
-    )
 
 
 def hanging_ranks(w: int = 24) -> Panel:

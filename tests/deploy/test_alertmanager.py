@@ -90,6 +90,14 @@ def alertmanager(directory: Path, receiver: Receiver) -> Iterator[str]:
         yield address
 
 
+def post_alerts(address: str, alerts: list[dict[str, str]]) -> None:
+    """Send alerts with these labels to Alertmanager."""
+    body = json.dumps([{"labels": labels} for labels in alerts]).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://{address}/api/v2/alerts", body, headers)
+    urllib.request.urlopen(request, timeout=10).close()
+
+
 def test_a_lost_switch_pages_once_for_all_its_nodes_and_a_lost_run_separately(
     tmp_path: Path, receiver: Receiver
 ) -> None:
@@ -98,10 +106,7 @@ def test_a_lost_switch_pages_once_for_all_its_nodes_and_a_lost_run_separately(
     flaps = [{"alertname": "IbErrors", "severity": "warning", "instance": node} for node in nodes]
     hang = {"alertname": "TrainingHang", "severity": "critical", "run": "a"}
     with alertmanager(tmp_path, receiver) as address:
-        body = json.dumps([{"labels": labels} for labels in [*links, *flaps, hang]]).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"http://{address}/api/v2/alerts", body, headers)
-        urllib.request.urlopen(request, timeout=10).close()
+        post_alerts(address, [*links, *flaps, hang])
         wait_until(lambda: len(receiver.messages) >= 3, 30)
         time.sleep(2)
         received = [
@@ -113,6 +118,22 @@ def test_a_lost_switch_pages_once_for_all_its_nodes_and_a_lost_run_separately(
         ("/pager", "IbLinkDown", 64),
         ("/pager", "TrainingHang", 1),
     ]
+
+
+def test_a_broken_card_and_the_hang_of_its_run_page_once(tmp_path: Path, receiver: Receiver) -> None:
+    card = {"severity": "critical", "instance": "n1:20909", "gpu": "1", "uuid": "GPU-1", "run": "a"}
+    consequences = ("GpuEccUncorrected", "GpuRecoveryActionNeeded", "GpuXidCritical")
+    alerts = [card | {"alertname": name} for name in ("GpuLost", *consequences)]
+    alerts.append({"alertname": "TrainingHang", "severity": "critical", "run": "a"})
+    alerts.append(card | {"alertname": "GpuRowRemapPending", "severity": "warning"})
+    with alertmanager(tmp_path, receiver) as address:
+        post_alerts(address, alerts)
+        wait_until(lambda: receiver.messages, 60)
+        time.sleep(2)
+
+    [(path, received)] = receiver.messages
+    assert path == "/pager"
+    assert sorted(alert["labels"]["alertname"] for alert in received) == ["GpuLost", "TrainingHang"]
 
 
 def test_a_lost_gpu_pages_and_resolves_when_it_returns(tmp_path: Path, receiver: Receiver) -> None:
@@ -132,7 +153,7 @@ def test_a_lost_gpu_pages_and_resolves_when_it_returns(tmp_path: Path, receiver:
 
     assert path == "/pager"
     assert firing["labels"]["instance"] == exporter.address
-    assert firing["annotations"]["runbook_url"] == "http://localhost:20909/runbook#gpulost"
+    assert firing["annotations"]["runbook_url"] == f"http://{exporter.address}/runbook#gpulost"
     assert firing["annotations"]["summary"] == f"GPU 1 on {exporter.address} does not answer."
     assert xid["labels"]["xid"] == "79"
     assert resolved["labels"] == firing["labels"]

@@ -62,7 +62,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
         "Allocation retries and failures": "AB",
         "GPU time of a step": "AB",
     },
-    ("training-run", TOO_SHORT): {"Step time": "B"},
+    ("training-run", TOO_SHORT): {"Step time": "B", "Goodput, if saved": "A"},
 }
 """Queries that may return no data: (dashboard, reason) → panel → reference ids."""
 
@@ -80,12 +80,11 @@ def queries_without_data() -> set[tuple[str, str, str]]:
 ALL_TARGETS_UP = "min(min_over_time(up[8s]))"
 MOMENTARY_PANELS = {
     "Loss by step",  # the last row is not complete
-    "Time lost to the slowest rank",
+    "Cost of the slowest rank",
     "Mean SM activity",
     "Ranks by phase",
     "Slowest rank",
     "Waiting for data",
-    "Waiting for data, slowest rank",
     "Swap and page faults",  # single page faults of the test machine
 }
 """Panels with values that change every second; two servers scrape at different times."""

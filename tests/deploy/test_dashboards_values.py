@@ -23,6 +23,8 @@ def failures(
     dashboard: str = "training-run",
     query_id: str = "A",
     labels: str = "{}",
+    factor: int = 1,
+    comparison: str = "",
 ) -> str:
     """Return promtool's failure messages for a query of a panel, "" if all values match.
 
@@ -34,11 +36,14 @@ def failures(
         dashboard: UID of the dashboard.
         query_id: Reference of the query in the panel.
         labels: Labels of the expected series.
+        factor: Factor of the values before they are rounded.
+        comparison: Comparison that selects series, such as ` > 0`.
     """
     query = next(
         query for query in panel_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)
     )
-    expression = f"round({fill_variables(query.expression, SELECTED_VALUES | {'run': 'a'})})"
+    expression = fill_variables(query.expression, SELECTED_VALUES | {"run": "a"})
+    expression = f"round({factor} * ({expression})){comparison}"
     case = {
         "interval": "15s",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -137,3 +142,136 @@ def test_ranks_of_a_node_without_an_exporter_are_not_seen_rather_than_ended(tmp_
             tmp_path, "Ranks alive", series, minutes, dashboard="training-ranks", query_id=query_id
         )
         assert not messages, messages
+
+
+STATE = 'training_run_state{{run="a",instance="n1",state="{}"}}'
+
+
+@needs_promtool
+def test_the_state_of_a_run_names_its_critical_alerts(tmp_path: Path) -> None:
+    alert = 'ALERTS{{alertname="{}",alertstate="firing",severity="{}",run="a"}}'
+    series = {
+        STATE.format("running"): "1x60",
+        STATE.format("hung"): "0x60",
+        alert.format("GpuLost", "critical"): "_x20 1x40",
+        alert.format("GpuXidCritical", "critical"): "_x20 1x40",
+        alert.format("GpuStraggler", "warning"): "_x20 1x40",
+    }
+
+    healthy = failures(tmp_path, "State", series, {"4m": 0}, labels='{state="running"}')
+    critical = failures(
+        tmp_path, "State", series, {"10m": 10}, labels='{state="running", alerts=", 2 critical"}'
+    )
+    assert not healthy, healthy
+    assert not critical, critical
+
+
+@needs_promtool
+def test_the_state_of_a_silent_run_is_the_last_known_state_with_the_age_of_the_news(tmp_path: Path) -> None:
+    series = {STATE.format("running"): "1x20 stale", STATE.format("failed"): "0x20 stale"}
+    labels = '{state="running", age=", no news for $AGE from ", instance="n1"}'
+
+    for time, age in (("6m30s", "90 s"), ("12m", "7 min")):
+        messages = failures(tmp_path, "State", series, {time: 1}, labels=labels.replace("$AGE", age))
+        assert not messages, messages
+
+
+@needs_promtool
+def test_the_state_of_a_run_that_finished_before_its_target_is_a_warning(tmp_path: Path) -> None:
+    outcome = (
+        'training_run_outcome_info{run="a",outcome="finished",reason="inferred: the process exited normally"}'
+    )
+    series = {
+        STATE.format("finished"): "1x60",
+        outcome: "1x60",
+        'training_step{run="a"}': "562x20 5000x40",
+        'training_step_target{run="a"}': "5000x60",
+    }
+
+    early = failures(
+        tmp_path, "State", series, {"4m": 1}, labels='{state="finished", note=" early, at step 562 of 5000"}'
+    )
+    complete = failures(
+        tmp_path,
+        "State",
+        series,
+        {"10m": 0},
+        labels='{state="finished", note=": the process exited normally"}',
+    )
+    assert not early, early
+    assert not complete, complete
+
+
+@needs_promtool
+def test_goodput_falls_while_a_run_makes_no_step_before_the_exporter_decides(tmp_path: Path) -> None:
+    series = {
+        STATE.format("running"): "1x480",
+        'training_last_progress_timestamp_seconds{run="a",rank="0"}': "0+15x240 3600x240",
+        'training_step_longest_seconds{run="a"}': "1x480",
+        'training_phase_active{run="a",rank="0",phase="backward"}': "1x480",
+        'training_wall_seconds_total{run="a"}': "0+15x480",
+        'training_badput_seconds_total{run="a",cause="hang",instance="n1"}': "0x480",
+    }
+
+    messages = failures(tmp_path, "Goodput, if saved", series, {"60m": 100, "90m": 67}, factor=100)
+
+    assert not messages, messages
+
+
+@needs_promtool
+def test_the_rank_that_holds_up_a_hang_is_that_of_the_alert(tmp_path: Path) -> None:
+    place = 'function="read_shard",location="data.py:40",phase="data_loading"'
+    series = {
+        f'training_hang_info{{run="a",{place},instance="n2",rank="3"}}': "1x20",
+        'training_hang_info{run="a",function="all_reduce",location="train.py:8",phase="backward",instance="n1",rank="0"}': "1x20",
+        f'run_group:training_hang_odd:count{{run="a",{place}}}': "1x20",
+    }
+
+    messages = failures(
+        tmp_path,
+        "Rank that holds up a hang",
+        series,
+        {"4m": 1},
+        dashboard="training-ranks",
+        labels=f'{{{place},instance="n2",rank="3",odd="rank 3:"}}',
+    )
+
+    assert not messages, messages
+
+
+@needs_promtool
+def test_the_node_of_missing_ranks_is_named(tmp_path: Path) -> None:
+    series = {
+        RANK.format(name="process_up", node=1, rank=0, more=""): "1x60",
+        RANK.format(name="process_up", node=2, rank=1, more=""): f"1x20 {OUTAGE} 1x27",
+    }
+
+    messages = failures(
+        tmp_path,
+        "Nodes of the run",
+        series,
+        {"7m": 1},
+        dashboard="training-ranks",
+        query_id="C",
+        labels='{instance="n2"}',
+        comparison=" > 0",
+    )
+
+    assert not messages, messages
+
+
+@needs_promtool
+def test_the_state_of_a_run_counts_the_ranks_whose_exporter_is_down(tmp_path: Path) -> None:
+    series = {
+        STATE.format("running"): "1x60",
+        RANK.format(name="process_up", node=1, rank=0, more=""): "1x60",
+        RANK.format(name="process_up", node=2, rank=1, more=""): f"1x20 {OUTAGE} 1x27",
+        'training_world_size{run="a",instance="n1"}': "2x60",
+    }
+
+    during = failures(
+        tmp_path, "State", series, {"7m": 1}, labels='{state="running", missing=", 1 ranks missing"}'
+    )
+    after = failures(tmp_path, "State", series, {"12m": 0}, labels='{state="running"}')
+    assert not during, during
+    assert not after, after

@@ -29,13 +29,15 @@ from rules_support import (
     thresholds,
 )
 
-OF_TARGETS = frozenset({"cluster", "job", "instance"})
+from exporter.hangs.explanation import AUTOGRAD, COLLECTIVES
+
+TARGET_LABELS = frozenset({"cluster", "job", "instance"})
 """Labels added by Prometheus, and by an agent or federation."""
 
-COMPUTED = {
+COMPUTED_LABELS = {
     "alerts-energy.yml": {"uuid"},
     "alerts-gpu.yml": {"signal"},
-    "recording-gpu.yml": {"uuid"},
+    "recording-gpu.yml": {"uuid", "action"},
     "recording-training.yml": {"label_stage"},
 }
 """Labels created by label_replace in a rule, or by exporter.configure(labels=...) in a job."""
@@ -43,21 +45,25 @@ COMPUTED = {
 
 @pytest.mark.parametrize("rule", [*alerts(), *records()], ids=lambda rule: f"{rule.file}:{rule.name}")
 def test_a_rule_uses_only_existing_families_and_labels(rule: Rule) -> None:
-    names, matched = labels_by_name(), list(selectors(rule.expr))
-    labels = frozenset().union(*(names.get(rule.name, frozenset()) for rule in matched)) | OF_TARGETS
-    grouped = aggregation_labels(rule.expr) - labels - COMPUTED.get(rule.file, set())
+    names, rule_selectors = labels_by_name(), list(selectors(rule.expr))
+    labels = frozenset().union(*(names.get(selector.name, frozenset()) for selector in rule_selectors))
+    unknown_labels = (
+        aggregation_labels(rule.expr) - labels - TARGET_LABELS - COMPUTED_LABELS.get(rule.file, set())
+    )
 
-    assert matched, "no selector was found: the test reads the expression wrongly"
-    assert [rule.name for rule in matched if rule.name not in names] == []
-    assert [str(rule) for rule in matched if rule.labels - names[rule.name] - OF_TARGETS] == []
-    assert grouped == set()
+    assert rule_selectors, "no selector was found: the test reads the expression wrongly"
+    assert [selector.name for selector in rule_selectors if selector.name not in names] == []
+    assert [
+        str(selector) for selector in rule_selectors if selector.labels - names[selector.name] - TARGET_LABELS
+    ] == []
+    assert unknown_labels == set()
 
 
 @needs_promtool
 def test_promtool_accepts_the_rules() -> None:
-    received = promtool("check", "rules", "--lint=all", "--lint-fatal", *RULES)
+    completed_run = promtool("check", "rules", "--lint=all", "--lint-fatal", *RULES)
 
-    assert (received.returncode, received.stderr) == (0, "")
+    assert (completed_run.returncode, completed_run.stderr) == (0, "")
 
 
 @needs_promtool
@@ -67,59 +73,86 @@ def test_every_case_gives_the_expected_alerts(path: Path) -> None:
     if os.environ.get("UPDATE_GOLDEN") == "1":
         fill_annotations(path)
 
-    received = promtool("test", "rules", path)
+    completed_run = promtool("test", "rules", path)
 
-    assert received.returncode == 0, received.stdout + received.stderr
+    assert completed_run.returncode == 0, completed_run.stdout + completed_run.stderr
 
 
 @functools.cache
-def checks(kind: str) -> list[dict[str, Any]]:
-    """Every check of a kind in all cases."""
+def checks(test_type: str) -> list[dict[str, Any]]:
+    """Return the checks of a promtool test type in all cases."""
     cases = (case for path in CASES for case in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"])
-    return [check for case in cases for check in case.get(kind, [])]
+    return [check for case in cases for check in case.get(test_type, [])]
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda rule: rule.name)
 def test_an_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(alert: Rule) -> None:
-    matched = [check for check in checks("alert_rule_test") if check["alertname"] == alert.name]
+    alert_checks = [check for check in checks("alert_rule_test") if check["alertname"] == alert.name]
 
-    assert {bool(alert["exp_alerts"]) for alert in matched} == {True, False}
+    assert {bool(check["exp_alerts"]) for check in alert_checks} == {True, False}
 
 
 def test_a_recording_rule_has_a_case_with_its_value() -> None:
-    received = [check["expr"] for check in checks("promql_expr_test") if check["exp_samples"]]
-    valued = {selector.name for text in received for selector in selectors(text)}
+    expressions = [check["expr"] for check in checks("promql_expr_test") if check["exp_samples"]]
+    tested_names = {selector.name for expression in expressions for selector in selectors(expression)}
 
-    assert {record.name for record in records()} - valued == set()
+    assert {record.name for record in records()} - tested_names == set()
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda rule: rule.name)
 def test_an_alert_has_a_summary_and_a_runbook_link(alert: Rule) -> None:
     annotations = alert.body["annotations"]
-    page, anchor = linked("runbook", annotations["runbook_url"]).split("#")
+    page, anchor = resolve_link("runbook", annotations["runbook_url"]).split("#")
     section = headings()[anchor]
 
-    assert set(annotations) == {"summary", "description", "condition", "dashboard", "runbook_url"}
+    assert set(annotations) == {"title", "summary", "description", "condition", "dashboard", "runbook_url"}
     assert alert.body["labels"]["severity"] in {"info", "warning", "critical"}
-    assert re.fullmatch(r"https?://[^/]+/runbook", page)  # served by each exporter
+    assert page == SITE_LINKS["runbook"]
     assert anchor == alert.name.lower()
     for part in ("**Means.**", "**Check.**", "**Do.**"):
         assert part in section
-    address = linked("grafana", annotations["dashboard"])
-    match = re.fullmatch(r"https?://[^/]+/d/([\w-]+)(?:\?(.*))?", address)
+    address = resolve_link("grafana", annotations["dashboard"])
+    match = re.fullmatch(r"https://grafana/d/([\w-]+)(?:\?(.*))?", address)
     assert match is not None
     board = json.loads((ROOT / f"dashboards/json/{match[1]}.json").read_text(encoding="utf-8"))
     variables = {variable["name"] for variable in board["templating"]["list"]}
     assert set(re.findall(r"var-(\w+)=", match[2] or "")) <= variables
 
 
-def linked(site: str, text: str) -> str:
-    """An address resolved with the links of thresholds.yml."""
-    [links] = [rule.body["labels"] for rule in thresholds() if rule.name == "site:links:info"]
-    begins = '{{ with query "site:links:info" }}{{ . | first | label "SITE" }}{{ end }}'.replace("SITE", site)
+SITE_LINKS = {"grafana": "https://grafana", "runbook": "https://runbook"}
+"""Labels of `site:links:info` on an example site."""
 
-    assert text.startswith(begins)
-    return str(links[site]) + text.removeprefix(begins)
+
+def resolve_link(site: str, text: str) -> str:
+    """Return the address that a link annotation has on the example site."""
+    prefix = '{{ with query "site:links:info" }}{{ . | first | label "SITE" }}{{ end }}'.replace("SITE", site)
+
+    assert text.startswith(prefix)
+    return SITE_LINKS[site] + text.removeprefix(prefix)
+
+
+def test_the_default_links_name_no_host_of_the_developer() -> None:
+    [links] = [rule for rule in thresholds() if rule.name == "site:links:info"]
+
+    assert "labels" not in links.body
+    assert "localhost" not in links.expr
+
+
+def test_a_rate_of_a_clock_limit_above_one_is_not_reported() -> None:
+    """Such a rate is impossible: the counter of the card started again at a value other than 0."""
+    rate = re.compile(r"rate\(gpu_clocks_event_seconds_total\{[^}]*\}\[\w+\]\)( <= 1\.1)?")
+    limits = [limit for rule in rules() for limit in rate.findall(rule.expr)]
+
+    assert set(limits) == {" <= 1.1"}
+
+
+def test_the_rule_of_hanging_groups_has_the_collectives_of_the_stack_explanation() -> None:
+    [order] = [rule for rule in rules() if rule.name == "run_group:training_hang_order:count"]
+    match = re.search(r'function!~"\(\.\*\[\.\]\)\?\(([\w|]+)\)\|([^"]+)"', order.expr)
+
+    assert match is not None
+    assert set(match[1].split("|")) == COLLECTIVES
+    assert re.fullmatch(match[2], AUTOGRAD)
 
 
 TABLE = re.compile(r"(?<=<!-- alerts -->\n\n).*?(?=\n<!-- end of alerts -->)", re.DOTALL)
@@ -145,22 +178,22 @@ def test_the_table_of_the_runbook_matches_the_alerts() -> None:
 
 def test_a_rule_is_defined_once_and_a_record_named_by_level_metric_and_operation() -> None:
     names = [rule.name for rule in rules()]
-    recorded = [rule.name for rule in [*records(), *thresholds()]]
+    record_names = [rule.name for rule in [*records(), *thresholds()]]
 
     assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"[a-z_]+:[a-z_]+:\w+", name) for name in recorded)
+    assert all(re.fullmatch(r"[a-z_]+:[a-z_]+:\w+", name) for name in record_names)
 
 
 def test_every_threshold_is_used_and_named_in_the_condition_of_its_alert() -> None:
-    defined = {rule.name for rule in thresholds() if rule.name.startswith("threshold:")}
+    threshold_names = {rule.name for rule in thresholds() if rule.name.startswith("threshold:")}
     used_thresholds = {name for alert in alerts() for name in re.findall(r"threshold:[a-z_:]+", alert.expr)}
-    unnamed = [
+    unnamed_alerts = [
         alert.name
         for alert in alerts()
         for name in re.findall(r"scalar\((threshold:[a-z_:]+)\)", alert.expr)
         if name not in alert.body["annotations"]["condition"]
     ]
 
-    assert defined
-    assert used_thresholds == defined
-    assert unnamed == []
+    assert threshold_names
+    assert used_thresholds == threshold_names
+    assert unnamed_alerts == []

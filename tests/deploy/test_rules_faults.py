@@ -34,37 +34,37 @@ class Rank:
     """Rank of the job with its simulated clock."""
 
     process: ProcessIdentity
-    at: float
+    time: float  # end of the last block
     job: SimulatedTraining = field(init=False)
     sequence: int = 0
     stuck: bool = False  # the rank never leaves the block
 
     def __post_init__(self) -> None:
-        self.job = SimulatedTraining(self.at)
-        self.job.enter(kinds.TRAINING_LOOP, self.at)
-        self.job.publish(self.at)
+        self.job = SimulatedTraining(self.time)
+        self.job.enter(kinds.TRAINING_LOOP, self.time)
+        self.job.publish(self.time)
 
     def step(self, seconds: float = 5.0, compute: float = 4.0, loss: float = 2.5) -> None:
         """Complete a step: compute for the given time, then wait for the other ranks."""
-        begin, end = self.at, self.at + seconds
+        begin, end = self.time, self.time + seconds
         self.job.enter(kinds.TRAINING_ITERATION, begin)
         self.job.numbers.record("loss", "train", loss)
         self.job.block(SYNC, begin + compute, end)
         self.job.leave(end)
-        self.at = end
+        self.time = end
 
     def save(self, seconds: float = 5.0) -> None:
-        end, state = self.at + seconds, self.job.state
+        end, state = self.time + seconds, self.job.state
         steps = state.progress.steps
-        save = state.checkpoints.begin(steps, "sync", self.at, steps)
-        self.job.block(kinds.CHECKPOINT_SAVE, self.at, end)
+        save = state.checkpoints.begin(steps, "sync", self.time, steps)
+        self.job.block(kinds.CHECKPOINT_SAVE, self.time, end)
         state.checkpoints.succeed(save, end, end)
-        self.at = end
+        self.time = end
 
-    def enter(self, kind: kinds.BlockKind) -> None:
+    def enter(self, block_kind: kinds.BlockKind) -> None:
         """Start a block that never ends."""
         if not self.stuck:
-            self.job.enter(kind, self.at)
+            self.job.enter(block_kind, self.time)
         self.stuck = True
 
     def write(self, sidecar: Sidecar, now: float) -> None:
@@ -88,13 +88,13 @@ class World:
         self.series: dict[str, list[str]] = {}
         self.scrapes = 0
 
-    def go_on(self, act: Callable[[Rank], None]) -> None:
-        """Let a minute pass, in which every rank does this over and over, and scrape."""
+    def advance(self, action: Callable[[Rank], None]) -> None:
+        """Advance the clock by a minute in which each rank repeats an action, then scrape."""
         self.sidecar.clock.advance(INTERVAL)
         now = self.sidecar.clock.wall
         for rank in self.ranks if self.alive else ():
-            while rank.at < now - 10.0 and not rank.stuck:
-                act(rank)
+            while rank.time < now - 10.0 and not rank.stuck:
+                action(rank)
             rank.write(self.sidecar, now)
         self.scrape()
 
@@ -110,44 +110,46 @@ class World:
             samples |= self.hardware(node) if self.scrapable or node != "n1" else {}
         if self.scrapable:
             for rank in self.ranks:
-                up = f'training_process_up{{instance="n1",job="training",rank="{rank.process.rank}",run="r"}}'
-                samples[up] = float(self.alive)
+                name = (
+                    f'training_process_up{{instance="n1",job="training",rank="{rank.process.rank}",run="r"}}'
+                )
+                samples[name] = float(self.alive)
             samples.update(values(self.sidecar.collector.collect()))
         for name in samples.keys() - self.series.keys():
             self.series[name] = ["_"] * self.scrapes
-        for name, published in self.series.items():
+        for name, series in self.series.items():
             value = samples.get(name)
-            missing_value = "stale" if published and published[-1] not in {"_", "stale"} else "_"
-            published.append(missing_value if value is None else repr(value))
+            missing_value = "stale" if series and series[-1] not in {"_", "stale"} else "_"
+            series.append(missing_value if value is None else repr(value))
         self.scrapes += 1
 
     def hardware(self, node: str) -> dict[str, float]:
-        """Series of a node about the link to the switch; the first node also has two cards."""
-        of = f'instance="{node}",job="training"'
-        port = f'{of},device="mlx5_0",port="1"'
-        published = {
+        """Return the samples of a node's link to the switch; the first node also has two GPUs."""
+        target = f'instance="{node}",job="training"'
+        port = f'{target},device="mlx5_0",port="1"'
+        samples = {
             f"host_rdma_port_state{{{port}}}": 1.0 if self.switch_is_lost else 4.0,
             f"host_rdma_link_downed_total{{{port}}}": float(self.switch_is_lost),
         }
         if node == "n1":
-            published |= {f"gpu_nvml_up{{{of}}}": 1.0, f"gpu_devices_expected{{{of}}}": 2.0}
-            published[f"gpu_devices{{{of}}}"] = 2.0 - self.lost_cards
+            samples |= {f"gpu_nvml_up{{{target}}}": 1.0, f"gpu_devices_expected{{{target}}}": 2.0}
+            samples[f"gpu_devices{{{target}}}"] = 2.0 - self.lost_cards
             for card in (0, 1):
-                published[f'gpu_up{{{of},gpu="{card}",uuid="GPU-{card}"}}'] = float(card >= self.lost_cards)
+                samples[f'gpu_up{{{target},gpu="{card}",uuid="GPU-{card}"}}'] = float(card >= self.lost_cards)
             if self.lost_cards:
-                xid = f'{of},gpu="0",uuid="GPU-0",xid="79"'
-                published |= {
+                xid = f'{target},gpu="0",uuid="GPU-0",xid="79"'
+                samples |= {
                     f"gpu_xid_errors_total{{{xid}}}": 1.0,
                     f"gpu_xid_last_timestamp_seconds{{{xid}}}": float(FAULT * INTERVAL),
                 }
-        return published
+        return samples
 
     def firing(self, directory: Path) -> set[str]:
-        """Every alert that fired at any time."""
+        """Return the names of the alerts that fired at any time."""
         case = {
             "interval": f"{INTERVAL}s",
             "input_series": [
-                {"series": name, "values": " ".join(published)} for name, published in self.series.items()
+                {"series": name, "values": " ".join(series)} for name, series in self.series.items()
             ],
             "promql_expr_test": [
                 {
@@ -163,28 +165,28 @@ class World:
         completed = promtool("test", "rules", path)
         actual_text = (completed.stdout + completed.stderr).partition("got:")[2]
         assert actual_text, completed.stdout + completed.stderr
-        return {word.split('"')[1] for word in actual_text.split("alertname=")[1:]} - {"none"}
+        return {part.split('"')[1] for part in actual_text.split("alertname=")[1:]} - {"none"}
 
 
-QUERIED = {selector.name for rule in rules() for selector in selectors(rule.expr)}
+QUERIED_NAMES = {selector.name for rule in rules() for selector in selectors(rule.expr)}
 
 
 def values(metrics: list[Metric]) -> dict[str, float]:
-    """Series used by the rules, by their text."""
+    """Return the samples that the rules query, by series in promtool's notation."""
     samples = {}
     for metric in metrics:
         for sample in metric.samples:
-            if sample.name in QUERIED:
+            if sample.name in QUERIED_NAMES:
                 labels = {**sample.labels, "instance": "n1", "job": "training"}
-                inside = ",".join(f"{name}={json.dumps(text)}" for name, text in sorted(labels.items()))
-                samples[f"{sample.name}{{{inside}}}"] = float(sample.value)
+                matchers = ",".join(f"{name}={json.dumps(text)}" for name, text in sorted(labels.items()))
+                samples[f"{sample.name}{{{matchers}}}"] = float(sample.value)
     return samples
 
 
 def train(rank: Rank, *, seconds: float = 5.0, compute: float = 4.0, loss: float = 2.5) -> None:
-    """A step, and a save every ten minutes or so."""
+    """Complete a step, and save about every ten minutes."""
     rank.step(seconds, compute, loss)
-    if int(rank.at // seconds) % int(600 // seconds) == 0:
+    if int(rank.time // seconds) % int(600 // seconds) == 0:
         rank.save()
 
 
@@ -264,6 +266,6 @@ def test_a_fault_fires_only_the_expected_alerts(tmp_path: Path, fault: Fault) ->
     (tmp_path / "state").mkdir()
     world = World(tmp_path / "state")
     while world.scrapes <= END:
-        world.go_on(healthy(world) if world.scrapes < FAULT else fault(world))
+        world.advance(healthy(world) if world.scrapes < FAULT else fault(world))
 
     assert world.firing(tmp_path) == FAULTS[fault]

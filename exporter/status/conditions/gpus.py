@@ -316,7 +316,7 @@ CONDITIONS = (
     Condition(
         alert="GpuIdleWhileJobRuns",
         condition=(
-            "a run's GPU busy less than threshold:gpu_idle:ratio over 15m, none of the 15m in the start of the run"
+            "a run's GPU busy less than threshold:gpu_idle:ratio over 15m, and for 15m more; none of the time in the start of the run"
         ),
         sentence="{gpu} has been idle while its run trains ({share} busy)",
         remedy="release the card, or correct the launch (--nproc-per-node)",

@@ -1,0 +1,148 @@
+"""Table of the runs on the dashboard *Fleet*."""
+
+from __future__ import annotations
+
+from dashboards.alerts import (
+    CLOCK_TIME,
+    CRITICAL,
+    NO_PROGRESS,
+    NO_PROGRESS_ALERTS,
+    WARN,
+    title_mappings,
+    urgency,
+)
+from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
+from dashboards.panels import Panel, dashboard_link, threshold_steps, value_mappings, warn_above, warn_below
+from dashboards.tables import Column, percent, table
+
+RUN_VERDICTS = value_mappings(
+    {
+        NO_PROGRESS: ("no progress", BAD),
+        CRITICAL: ("critical", BAD),
+        WARN: ("warning", WARNING),
+        0: ("no alert", NEUTRAL),
+    }
+)
+STATE_MAPPINGS = value_mappings(
+    {
+        "starting": ("starting", NEUTRAL),
+        "running": ("running", GOOD),
+        "stalled": ("stalled", WARNING),
+        "hung": ("hung", BAD),
+        "ending": ("ending", WARNING),
+        "stopped": ("stopped", WARNING),
+        "finished": ("finished", GOOD),
+        "failed": ("failed", BAD),
+        "lost": ("lost", BAD),
+    }
+)
+RUN_INFO = "max by (run, user) (run:training_run:info{@cluster})"
+RUN_INFO_WITH_STATE = f"{RUN_INFO} * on (run) group_left (state) (topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{{@cluster}}))) * 0 + 1) or on (run) {RUN_INFO}"
+FIRING_ALERTS = 'ALERTS{{@cluster, alertstate="firing", {matcher}}}'
+STOPPED_SECONDS = 300
+"""Time without a step after which a live run counts as stopped."""
+
+
+def _run_verdict() -> str:
+    """Return PromQL for the urgency of each run: `NO_PROGRESS` for a stopped run, else that of the worst firing alert."""
+    no_progress = (
+        'max by (run) (run:training_run_state:info{@cluster, state=~"hung|failed|lost"}'
+        f" or run:training_last_progress:age_seconds{{@cluster}} >= {STOPPED_SECONDS}"
+        " and on (cluster, run) run:training_ranks_up:sum{@cluster} > 0)"
+    )
+    alerts = [
+        f"{value} + 0 * max by (run) ({FIRING_ALERTS.format(matcher=matcher)})"
+        for value, matcher in (
+            (NO_PROGRESS, f'run!="", alertname=~"{NO_PROGRESS_ALERTS}"'),
+            (CRITICAL, 'run!="", severity="critical"'),
+            (WARN, 'run!="", severity="warning"'),
+        )
+    ]
+    return " or on (run) ".join(
+        [f"{NO_PROGRESS} + 0 * {no_progress}", *alerts, f"0 * max by (run) ({RUN_INFO})"]
+    )
+
+
+def _worst_alert() -> str:
+    """Return PromQL for the most urgent alert of each run, as the label `alertname`."""
+    urgencies = urgency('@cluster, run!=""', "run, alertname")
+    return f"topk by (run) (1, {urgencies})"
+
+
+RUN_ROWS = (
+    f"({RUN_INFO_WITH_STATE}) * on (run) group_left (alertname) (0 * {_worst_alert()} + 1)"
+    f" or on (run) ({RUN_INFO_WITH_STATE})"
+)
+
+
+def run_panels() -> tuple[Panel, ...]:
+    """Return the table of all runs, runs without progress first."""
+    return (
+        table(
+            "All runs",
+            Column(
+                "run",
+                "Run",
+                links=(
+                    dashboard_link("training-run", "Run", run="${__value.raw}"),
+                    dashboard_link("training-ranks", "Ranks", run="${__value.raw}"),
+                    dashboard_link("training-energy", "Energy and cost", run="${__value.raw}"),
+                ),
+            ),
+            Column(_run_verdict(), "Verdict", decimals=0, width=110, mappings=RUN_VERDICTS),
+            Column("state", "State", width=90, mappings=STATE_MAPPINGS),
+            Column("alertname", "Worst alert", width=290, mappings=title_mappings()),
+            Column(
+                "1000 * (time() - max by (run) (run:training_run_state:age_seconds{@cluster}))",
+                "Since",
+                unit=CLOCK_TIME,
+                width=115,
+            ),
+            Column("user", "Owner", width=80),
+            Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", decimals=0, width=70),
+            Column(
+                "3600 * max by (run) (run:training_cost:rate5m{@cluster})",
+                "Cost per hour",
+                decimals=2,
+                width=80,
+            ),
+            Column("max by (run) (run:training_cost:sum{@cluster})", "Cost", decimals=2, width=70),
+            Column(
+                "max by (run) (run:training_ranks_missing:sum{@cluster})",
+                "Missing",
+                decimals=0,
+                width=80,
+                thresholds=warn_above(1, 1),
+            ),
+            Column(
+                "max by (run) (run:training_last_progress:age_seconds{@cluster})",
+                "Last step",
+                unit="s",
+                decimals=0,
+                width=90,
+                thresholds=warn_above(120, 300),
+            ),
+            percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 80, bar=(0, 1)),
+            percent(
+                "max by (run) (run:training_straggler_score:min{@cluster})",
+                "Slowest rank",
+                80,
+                threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
+            ),
+            percent(
+                "max by (run) (run:training_waiting_for_data:max5m{@cluster})",
+                "Data wait",
+                90,
+                warn_above(0.1, 0.2),
+            ),
+            percent(
+                "max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})",
+                "Goodput",
+                90,
+                warn_below(0.9, 0.7),
+            ),
+            row_query=RUN_ROWS,
+            sort="Verdict",
+            h=11,
+        ),
+    )

@@ -1,0 +1,305 @@
+"""First row of the dashboard *Run*: state, alerts, cost of the slowest rank, progress, failures and goodput."""
+
+from __future__ import annotations
+
+from dashboards.alerts import CLOCK_TIME, firing_alerts
+from dashboards.palette import (
+    BAD,
+    BLUE,
+    GOOD,
+    GREEN,
+    NEUTRAL,
+    ORANGE,
+    PALE,
+    WARNING,
+    Override,
+    colors_by_name,
+    fixed_color,
+)
+from dashboards.panels import (
+    Panel,
+    dashboard_link,
+    stat,
+    threshold_steps,
+    time_series,
+    warn_above,
+    warn_below,
+)
+from dashboards.queries import (
+    GPU_UUID_BY_RANK,
+    MEAN_STEP_SECONDS,
+    OBSERVED_RATIO,
+    SLOWEST_RANK,
+    SLOWEST_RANK_LEGEND,
+    WORK_PHASES,
+    Query,
+    blank_if_incomplete,
+    event_counts,
+    instant_query,
+)
+from dashboards.run_state import BAD_LEVEL, LOOKBACK, STATE_LEGEND, WARNING_LEVEL, state_query
+from dashboards.straggler import straggler_cost
+from dashboards.tables import Column
+
+RANKS_LINK = dashboard_link("training-ranks", "Ranks", run="${run}")
+GPUS_LINK = dashboard_link("training-gpus", "GPUs of this run", run="${run}")
+WALL_SECONDS = "max(training_wall_seconds_total{@run})"
+STEP_AGE_SECONDS = "(time() - max(training_last_progress_timestamp_seconds{@run}))"
+STEP_OVERDUE_SECONDS = (
+    f"({STEP_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
+    ' and on () max(training_run_state{@run, state="running"}) == 1'
+    f' and on () max(training_phase_active{{@run, phase=~"{WORK_PHASES}"}}) == 1 or on () vector(0))'
+)
+"""PromQL for the time without a step that the ledger still counts as work, until it decides whether the run hangs."""
+GOODPUT_IF_SAVED = (
+    "clamp_min(1 - (max(sum by (instance) (training_badput_seconds_total{@run}))"
+    f" + on () {STEP_OVERDUE_SECONDS}) / {WALL_SECONDS}, 0)"
+)
+YOUNG_RUN_SECONDS = 3600
+"""Wall time below which the start of a run, and not a fault, decides the goodput."""
+GPU_POWERS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {GPU_UUID_BY_RANK})"
+
+
+def overview_panels() -> tuple[Panel, ...]:
+    """Return the panels of the row *At a glance*."""
+    return (*_state_panels(), *_number_panels(), *_time_series_panels())
+
+
+def _state_panels() -> tuple[Panel, ...]:
+    """Return the panels about the state, the alerts and the progress."""
+    live_ranks = "count(max by (rank) (training_process_up{@run}) == 1)"
+    ended_run = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
+    state_since = f"max(last_over_time(training_run_state_since_timestamp_seconds{{@run}}[{LOOKBACK}]))"
+    return (
+        stat(
+            "State",
+            instant_query(state_query(), STATE_LEGEND),
+            unit="none",
+            text_mode="name",
+            thresholds=threshold_steps((None, GOOD), (WARNING_LEVEL, WARNING), (BAD_LEVEL, BAD)),
+            w=6,
+        ),
+        stat(
+            "In state since",
+            instant_query(f"{state_since} * 1000"),
+            unit=CLOCK_TIME,
+        ),
+        firing_alerts(
+            "@run",
+            (
+                Column("instance", "Node", width=80),
+                Column("rank", "Rank", width=65),
+                Column("gpu", "GPU", width=65),
+            ),
+            w=14,
+            h=8,
+        ),
+        stat(
+            "Ranks",
+            instant_query(f"{live_ranks} or vector(0)", "alive"),
+            instant_query("max(training_world_size{@run})", "of"),
+            instant_query(
+                f"clamp_min(max(training_world_size{{@run}}) - ({live_ranks} or vector(0)), 0) unless on () {ended_run}",
+                "missing",
+                BAD,
+            ),
+            unit="none",
+            text_mode="value_and_name",
+        ),
+        stat(
+            "Last step",
+            instant_query(STEP_AGE_SECONDS),
+            unit="s",
+            decimals=0,
+            thresholds=warn_above(60, 300),
+            w=3,
+        ),
+        stat(
+            "Step",
+            instant_query("max(training_step{@run})", "now"),
+            instant_query("max(training_step_target{@run})", "of"),
+            unit="locale",
+            text_mode="value_and_name",
+            w=3,
+        ),
+    )
+
+
+def _number_panels() -> tuple[Panel, ...]:
+    """Return the panels with single numbers about speed, failures, goodput and cost."""
+    is_young = f"{WALL_SECONDS} < {YOUNG_RUN_SECONDS}"
+    return (
+        stat(
+            "Slowest rank",
+            instant_query(SLOWEST_RANK, SLOWEST_RANK_LEGEND),
+            unit="percentunit",
+            decimals=0,
+            text_mode="value_and_name",
+            thresholds=warn_below(0.9, 0.75),
+            w=3,
+        ),
+        straggler_cost(),
+        stat(
+            "Waiting for data",
+            instant_query(
+                'topk(1, max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m])))'
+                f" / on () group_left () {OBSERVED_RATIO}",
+                "rank {{rank}} on {{instance}}",
+            ),
+            unit="percentunit",
+            decimals=0,
+            text_mode="value_and_name",
+            thresholds=warn_above(0.1, 0.2),
+            w=3,
+        ),
+        stat(
+            "Time left",
+            instant_query(
+                "clamp_min(max(training_step_target{@run}) - max(training_step{@run}), 0)"
+                f' / (max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0)'
+            ),
+            unit="dthms",
+            w=3,
+        ),
+        stat(
+            "Failures",
+            instant_query(
+                'sum(increase(training_checkpoints_total{@run, result="failed"}[$__range]))'
+                " or 0 * max(training_wall_seconds_total{@run})",
+                "failed saves",
+            ),
+            instant_query(
+                "sum(increase(training_restarts_total{@run}[$__range])) or 0 * max(training_wall_seconds_total{@run})",
+                "restarts",
+            ),
+            instant_query(
+                "sum(increase(training_nonfinite_total{@run}[$__range])) or 0 * max(training_wall_seconds_total{@run})",
+                "NaN",
+            ),
+            unit="none",
+            decimals=0,
+            text_mode="value_and_name",
+            thresholds=warn_above(1, 1),
+            w=4,
+        ),
+        stat(
+            "Goodput, if saved",
+            instant_query(f"{GOODPUT_IF_SAVED} unless on () {is_young}", "since the start"),
+            instant_query(f"{GOODPUT_IF_SAVED} and on () {is_young}", "in the first hour", NEUTRAL),
+            unit="percentunit",
+            decimals=1,
+            text_mode="value_and_name",
+            thresholds=warn_below(0.9, 0.7),
+            w=3,
+        ),
+        stat(
+            "Cost so far",
+            instant_query(
+                "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))", "{{currency}}"
+            ),
+            instant_query("sum(last_over_time(training_energy_joules_total{@run}[15m])) / 3.6e6", "kWh"),
+            unit="none",
+            decimals=2,
+            text_mode="value_and_name",
+            w=3,
+        ),
+    )
+
+
+def _time_series_panels() -> tuple[Panel, ...]:
+    nonfinite_bars: list[Override] = [
+        {
+            "matcher": {"id": "byFrameRefID", "options": "B"},
+            "properties": [
+                {"id": "color", "value": fixed_color(BAD)},
+                {"id": "custom.drawStyle", "value": "bars"},
+                {"id": "custom.fillOpacity", "value": 35},
+                {"id": "custom.lineWidth", "value": 0},
+                {"id": "custom.axisPlacement", "value": "hidden"},
+                {"id": "unit", "value": "bool"},
+                {"id": "min", "value": 0},
+                {"id": "max", "value": 1},
+            ],
+        }
+    ]
+    return (
+        time_series(
+            "Loss",
+            Query("max by (mode) (training_loss{@run})", "{{mode}}"),
+            Query(
+                f"max by (kind, value) ({event_counts('training_nonfinite_total{@run}', 'kind, value', starts_at_first_event=True)}) > bool 0 == 1",
+                "{{kind}} was {{value}}",
+            ),
+            unit="none",
+            minimum=None,
+            overrides=[
+                *colors_by_name({"train": BLUE, "validation": ORANGE, "test": GREEN}),
+                *nonfinite_bars,
+            ],
+            w=6,
+            h=8,
+        ),
+        time_series(
+            "Step time",
+            Query(MEAN_STEP_SECONDS, "mean", BLUE),
+            Query(MEAN_STEP_SECONDS.replace("]", "] offset 1h"), "one hour earlier", reference=True),
+            Query("max(training_step_longest_seconds{@run})", "longest of the last 100", PALE),
+            unit="s",
+            w=6,
+            log_scale=True,
+            links=(RANKS_LINK,),
+        ),
+        time_series(
+            "Throughput",
+            Query(
+                blank_if_incomplete('sum(rate(training_tokens_total{@run, mode="train"}[$__rate_interval]))'),
+                "tokens",
+                BLUE,
+            ),
+            Query(
+                blank_if_incomplete(
+                    'sum(rate(training_samples_total{@run, mode="train"}[$__rate_interval]))'
+                ),
+                "samples (right)",
+                ORANGE,
+                right_axis=True,
+            ),
+            unit="si:tokens/s",
+            overrides=[
+                {
+                    "matcher": {"id": "byName", "options": "samples (right)"},
+                    "properties": [{"id": "unit", "value": "si:samples/s"}],
+                }
+            ],
+            w=6,
+        ),
+        time_series(
+            "GPUs of the run",
+            Query(
+                f"avg(max by (uuid) (gpu_sm_activity_ratio) and on (uuid) {GPU_UUID_BY_RANK})",
+                "SM activity",
+                BLUE,
+            ),
+            Query(
+                blank_if_incomplete(
+                    f"sum({GPU_POWERS}) unless on () (count({GPU_POWERS}) < count(group by (uuid) ({GPU_UUID_BY_RANK})))"
+                ),
+                "power (right)",
+                ORANGE,
+                right_axis=True,
+            ),
+            unit="percentunit",
+            maximum=1,
+            w=6,
+            links=(GPUS_LINK,),
+            overrides=[
+                {
+                    "matcher": {"id": "byName", "options": "power (right)"},
+                    "properties": [
+                        {"id": "unit", "value": "watt"},
+                        {"id": "custom.axisSoftMax", "value": 100},
+                    ],
+                }
+            ],
+        ),
+    )

@@ -1,0 +1,90 @@
+"""PromQL for the state of a run in words: state, reason, firing alerts, and the age of the last sample."""
+
+from __future__ import annotations
+
+WARNING_LEVEL, BAD_LEVEL = 1, 10
+"""Levels from which a state is a warning or bad. A warning alert adds `WARNING_LEVEL`, a critical alert `BAD_LEVEL`."""
+LOOKBACK = "1h"
+"""Time after the last sample for which the last known state is shown."""
+STATE_LEGEND = "{{state}}{{note}}{{missing}}{{alerts}}{{age}}{{instance}}"
+
+_LAST_STEP = f"max(last_over_time(training_step{{@run}}[{LOOKBACK}]))"
+_STEP_TARGET = f"max(last_over_time(training_step_target{{@run}}[{LOOKBACK}]))"
+_SAMPLE_AGE_SECONDS = (
+    f"round(time() - max(max_over_time(timestamp(training_run_state{{@run}})[{LOOKBACK}:15s])))"
+)
+_CURRENT_STATES = 'training_run_state{{@run, state=~"{states}"}}'
+_LAST_STATES = f"last_over_time({_CURRENT_STATES}[{LOOKBACK}])"
+
+
+def state_query() -> str:
+    """Return PromQL for a series with the level of the run's state and the labels of `STATE_LEGEND`.
+
+    A run without a sample has its last known state, with the age of the last sample and the node.
+    """
+    levels = {0: "starting|running|finished", WARNING_LEVEL: "stalled|ending|stopped"}
+    silent_levels = {0: "finished", WARNING_LEVEL: "starting|running|stalled|ending|stopped"}
+    state = (
+        f"({_state_with_note(_CURRENT_STATES, levels)}) + on () group_left (missing) ({_missing_ranks()})"
+        f" + on () group_left (alerts) ({_alerts()})"
+    )
+    silent_state = f"({_state_with_note(_LAST_STATES, silent_levels)}) + on () group_left (age, instance) ({_age_and_node()})"
+    return f"({state}) or on () ({silent_state})"
+
+
+def _state_with_note(series: str, levels: dict[int, str]) -> str:
+    """Return PromQL for the level by state, and a note: the reason of the end, or the last step of an early end."""
+    all_levels = levels | {BAD_LEVEL: "hung|failed|lost"}
+    state = " or ".join(
+        f"{level} * max by (state) ({series.format(states=states)} == 1)"
+        for level, states in all_levels.items()
+    )
+    reason = (
+        "topk by (state) (1, max by (state, note) (label_replace(label_replace("
+        f"last_over_time(training_run_outcome_info{{@run}}[{LOOKBACK}]),"
+        ' "state", "$1", "outcome", "(.+)"), "note", ": $1", "reason", "(?:inferred: )?(.+)")))'
+    )
+    steps = (
+        f'count_values("step", {_LAST_STEP}) * on () group_left (target)'
+        f' count_values("target", {_STEP_TARGET} > {_LAST_STEP})'
+    )
+    early_end = (
+        f'label_replace(label_join({steps}, "steps", " of ", "step", "target"),'
+        ' "note", " early, at step $1", "steps", "(.+)")'
+    )
+    finished = f"max by (state) ({series.format(states='finished')} == 1)"
+    return (
+        f"{WARNING_LEVEL} * {finished} * on () group_left (note) {early_end}"
+        f" or on () (({state}) * on (state) group_left (note) ({reason} or on (state) 0 * ({state}) + 1))"
+    )
+
+
+def _missing_ranks() -> str:
+    """Return PromQL for the level of missing ranks of a live run, with their number as the label `missing`."""
+    live_ranks = "(count(max by (rank) (training_process_up{@run}) == 1) or vector(0))"
+    number = f"max(training_world_size{{@run}}) - {live_ranks} > 0"
+    is_live = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
+    text = f'label_replace(count_values("missing", {number}), "missing", ", $1 ranks missing", "missing", "(.+)")'
+    return f"{WARNING_LEVEL} * {text} and on () {is_live} or on () vector(0)"
+
+
+def _alerts() -> str:
+    """Return PromQL for the level of the run's firing alerts, with their number as the label `alerts`."""
+
+    def alerts(severity: str, text: str, level: int) -> str:
+        number = f'count(ALERTS{{alertstate="firing", severity="{severity}", @run}})'
+        return f'{level} * label_replace(count_values("alerts", {number}), "alerts", ", $1 {text}", "alerts", "(.+)")'
+
+    return f"{alerts('critical', 'critical', BAD_LEVEL)} or on () {alerts('warning', 'warning', WARNING_LEVEL)} or on () vector(0)"
+
+
+def _age_and_node() -> str:
+    """Return PromQL for a zero with the age of the last sample and the node as the labels `age` and `instance`."""
+
+    def age(condition: str, unit: str) -> str:
+        return f'label_replace(count_values("age", {condition}), "age", ", no news for $1 {unit} from ", "age", "(.+)")'
+
+    seconds = age(f"{_SAMPLE_AGE_SECONDS} < 120", "s")
+    minutes = age(f"floor({_SAMPLE_AGE_SECONDS} / 60) >= 2", "min")
+    node = f"topk(1, group by (instance) (last_over_time(training_run_state{{@run}}[{LOOKBACK}])))"
+    return f"0 * {node} * on () group_left (age) ({seconds} or on () {minutes})"

@@ -1,0 +1,27 @@
+"""Panel with the cost of the slowest rank, which *Run* and *Ranks* share."""
+
+from __future__ import annotations
+
+from dashboards.panels import Panel, stat
+from dashboards.queries import LOST_COST_PER_HOUR, LOST_GPU_HOURS_PER_HOUR, LOST_RATIO, instant_query
+
+
+def straggler_cost() -> Panel:
+    """Return the panel with the share of time, the GPU hours and the cost that waiting for the slowest rank takes."""
+    share_legend = "of the time"
+    return stat(
+        "Cost of the slowest rank",
+        instant_query(LOST_RATIO, share_legend),
+        instant_query(LOST_GPU_HOURS_PER_HOUR, "GPU hours/h"),
+        instant_query(LOST_COST_PER_HOUR, "{{currency}}/h"),
+        unit="none",
+        decimals=2,
+        text_mode="value_and_name",
+        overrides=[
+            {
+                "matcher": {"id": "byName", "options": share_legend},
+                "properties": [{"id": "unit", "value": "percentunit"}, {"id": "decimals", "value": 0}],
+            }
+        ],
+        w=5,
+    )
