@@ -172,7 +172,7 @@ class SidecarNode(EnergyNode):
         return self.sidecar.collector.work
 
 
-def a_gpu(joules: float | None, read_at: float, watts: float | None = None) -> EnergyReading:
+def gpu_reading(joules: float | None, read_at: float, watts: float | None = None) -> EnergyReading:
     return EnergyReading(
         *("gpu", "GPU-a", "nvml_counter"),
         is_measured=True,

@@ -23,17 +23,17 @@ REPOSITORY = PROJECT
 # Logs every received signal to the file of its argument; exits at SIGUSR2 or after a time limit.
 SIGNAL_LOGGING_JOB = """
 import os, signal, sys, time
-notes = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-ended = []
-def note(number, frame):
-    os.write(notes, (signal.Signals(number).name + "\\n").encode())
-    if number == signal.SIGUSR2:
-        ended.append(True)
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+has_ended = False
+def log_signal(number, frame):
+    global has_ended
+    os.write(log, (signal.Signals(number).name + "\\n").encode())
+    has_ended = has_ended or number == signal.SIGUSR2
 for number in (1, 2, 3, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGWINCH):
-    signal.signal(number, note)
-os.write(notes, b"ready\\n")
-until = time.monotonic() + 30
-while not ended and time.monotonic() < until:
+    signal.signal(number, log_signal)
+os.write(log, b"ready\\n")
+deadline = time.monotonic() + 30
+while not has_ended and time.monotonic() < deadline:
     time.sleep(0.02)
 """
 
@@ -74,9 +74,9 @@ def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> l
     return [sys.executable, "-m", "exporter", "run", *sidecar_flags, "--", *job]
 
 
-def signal_logging_job(notes: Path) -> list[str]:
+def signal_logging_job(log_file: Path) -> list[str]:
     """Return the command line of a job that logs its signals."""
-    return [sys.executable, "-c", SIGNAL_LOGGING_JOB, str(notes)]
+    return [sys.executable, "-c", SIGNAL_LOGGING_JOB, str(log_file)]
 
 
 def free_port() -> int:
@@ -151,7 +151,7 @@ def web_server(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterat
     """Run a server that responds with the result of a function of method, path and body; yields the address."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do(self) -> None:
+        def respond(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"] or 0))
             status, content = answer(self.command, self.path, body)
             self.send_response(status)
@@ -160,7 +160,7 @@ def web_server(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterat
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_PUT = do_POST = do_DELETE = do  # noqa: N815  # the names are http.server's
+        do_GET = do_PUT = do_POST = do_DELETE = respond  # noqa: N815  # http.server calls these names
 
         def log_message(self, format: str, *arguments: object) -> None: ...
 
@@ -194,7 +194,7 @@ def running_process(command: Sequence[str], feed: Path, **options: object) -> It
                 os.kill(pid, signal.SIGKILL)
 
 
-REGISTER = """
+REGISTRATION_PROGRAM = """
 import sys
 from pathlib import Path
 from exporter.feed import runs
@@ -207,7 +207,7 @@ registration.release()
 
 def start_run(feed: Path) -> subprocess.Popen[str]:
     """Start a process that is an active run until its input closes."""
-    return start(REGISTER, feed)
+    return start(REGISTRATION_PROGRAM, feed)
 
 
 def start(program: str, path: Path) -> subprocess.Popen[str]:
@@ -220,12 +220,13 @@ def start(program: str, path: Path) -> subprocess.Popen[str]:
 
 
 # Runs the supervision alone, with any program as the sidecar: FEED LINGER SIDECAR... -- JOB...
-SUPERVISE = """
+SUPERVISION_PROGRAM = """
 import os, sys
 from pathlib import Path
 from exporter.cli import run
-at = sys.argv.index("--")
-feed, linger, sidecar, job = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:at], sys.argv[at + 1:]
+separator = sys.argv.index("--")
+feed, linger = Path(sys.argv[1]), float(sys.argv[2])
+sidecar, job = sys.argv[3:separator], sys.argv[separator + 1:]
 plan = run.Plan(tuple(job), dict(os.environ), tuple(sidecar), feed, linger, run="r")
 sys.exit(run.supervise(plan))
 """
@@ -237,4 +238,4 @@ def supervise_command(
     feed: Path, job: Sequence[str], *, sidecar: Sequence[str] = JOINING_SIDECAR, linger_seconds: float = 0.0
 ) -> list[str]:
     """Return the command line of the supervision of `run` with a different program instead of the sidecar."""
-    return [sys.executable, "-c", SUPERVISE, str(feed), str(linger_seconds), *sidecar, "--", *job]
+    return [sys.executable, "-c", SUPERVISION_PROGRAM, str(feed), str(linger_seconds), *sidecar, "--", *job]

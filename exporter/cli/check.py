@@ -41,7 +41,7 @@ from exporter.ledger.energy.node_lock import NodeLock
 from exporter.version import __version__
 
 DESCRIPTION = """\
-Checks everything between a training process and Prometheus. Changes nothing. Exits with 1 if a check fails.
+Checks the path from a training process to Prometheus without changing a file. Exits with 1 if a check fails.
 
     training-exporter check
     training-exporter check --check.python=/opt/conda/bin/python
@@ -52,7 +52,7 @@ LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", 
 WIDTH, INDENT = 110, " " * 5
 MIN_FREE_BYTES = 4 << 20
 MAX_ENDED_PROCESSES = 3
-"""Number of ended processes with a line each, latest first; further processes are counted in one line."""
+"""Maximum number of ended processes that are reported separately, latest first; a single line counts the remaining processes."""
 # File systems on which record locks and renames depend on a server.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
 
@@ -61,14 +61,14 @@ def python(path: str, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
     """Check that an interpreter imports the installed package, as in a job: not from the current directory."""
     subject = f"python {path}"
     environment = {name: value for name, value in environ.items() if name != "PYTHONSTARTUP"}
-    interpreter = probe_interpreter(path, first="/", environment=environment)
+    interpreter = probe_interpreter(path, search_path="/", environment=environment)
     if not interpreter.python:
         yield CheckFinding(
             "FAIL", subject, interpreter.error, "set --check.python to an interpreter of Python 3.10 or later"
         )
     elif interpreter.is_own_package and not interpreter.error:
-        version, path_ = interpreter.version, interpreter.path
-        yield ok(subject, f"Python {interpreter.python} imports exporter {version} from {path_}")
+        version = interpreter.version
+        yield ok(subject, f"Python {interpreter.python} imports exporter {version} from {interpreter.path}")
     elif interpreter.path and not interpreter.is_own_package:
         yield fail(subject, diagnoses.SHADOWED.describe(python=path, path=interpreter.path))
     else:
@@ -157,7 +157,7 @@ def writers(configuration: Configuration) -> Iterator[CheckFinding]:
             "check that training-exporter is installed for the job's Python (--check.python=PATH), that the job has the same "
             "EXPORTER_FEED_DIR, and that the job creates a Stat"
         )
-        yield CheckFinding("warn", "writer", "no process has recorded anything here", remedy)
+        yield CheckFinding("warn", "writer", "no process has recorded in this feed directory", remedy)
     recording = {entry.snapshot.process.run for entry in scan.entries}
     for job in runs.jobs(feed):
         if job.silence is not None and job.run not in recording:
@@ -188,7 +188,7 @@ def _rivals(processes: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
             first = first_by_rank.setdefault((process.run, process.rank), process)
             if first is not process:
                 problem = f'process {process.pid} trains as rank {process.rank} of run "{process.run}"'
-                remedy = "set RANK for each process, or give one of the jobs another run name"
+                remedy = "set RANK for each process, or use a different run name for one of the jobs"
                 yield CheckFinding("warn", "writer", f"{problem}, and so does process {first.pid}", remedy)
 
 
@@ -199,20 +199,20 @@ def addresses(configuration: Configuration) -> Iterator[CheckFinding]:
 
 def state_directory(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check that totals are saved and so continue after a restart."""
-    chosen, subject = configuration.state.dir, "state directory"
-    path = chosen or _feed_directory_of(configuration)
+    configured_path, subject = configuration.state.dir, "state directory"
+    path = configured_path or _feed_directory_of(configuration)
     if path.is_dir():
         if os.access(path, os.W_OK | os.X_OK):
             yield ok(subject, f"{path} is writable")
         else:
-            remedy = "give the exporter's user write access; otherwise totals restart from 0"
+            remedy = "grant the exporter's user write access; without it, totals restart from 0"
             yield CheckFinding("FAIL", subject, f"{path} is not writable", remedy)
-    elif chosen is not None:  # otherwise reported by the check of the feed directory
+    elif configured_path is not None:  # otherwise reported by the check of the feed directory
         if os.access(path.parent, os.W_OK | os.X_OK) and not path.exists():
             yield ok(subject, f"{path} does not exist yet; the exporter creates it")
         else:
             yield CheckFinding(
-                "FAIL", subject, f"{path} is not a directory", "create it, or choose another --state.dir"
+                "FAIL", subject, f"{path} is not a directory", "create it, or choose a different --state.dir"
             )
 
 
@@ -308,7 +308,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def _consistent(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
-    """Return the findings without the "ok" about the driver's files if the running exporter cannot use NVML."""
+    """Return the findings without the "ok" about the driver's files if the running sidecar cannot use NVML."""
     findings = list(findings)
     nvidia = {finding.status for finding in findings if finding.subject == "nvidia"}
     return [
@@ -373,7 +373,7 @@ def _run_probe(subject: str, probe: Probe, result: queue.SimpleQueue[list[CheckF
     try:
         findings = list(probe())
     except OSError as error:
-        findings = [CheckFinding("FAIL", subject, str(error), "give this user read access")]
+        findings = [CheckFinding("FAIL", subject, str(error), "grant this user read access")]
     except Exception as error:  # noqa: BLE001  # one broken check must not hide the others
         findings = [
             CheckFinding("FAIL", subject, f"the check itself failed: {error!r}", "report this as a bug")

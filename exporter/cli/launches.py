@@ -16,8 +16,8 @@ MARGIN_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
 
-class Scraped(Protocol):
-    """Interface of the sidecar that `Lingering` needs."""
+class ScrapedSidecar(Protocol):
+    """Interface of the sidecar that `LingerPeriod` needs."""
 
     feed_passes: int
 
@@ -28,7 +28,7 @@ class Scraped(Protocol):
         """Read the feed as soon as possible."""
 
 
-class Lingering:
+class LingerPeriod:
     """Decides when an attached sidecar ends.
 
     The sidecar ends when no launch is active, the page has the job's final values, and a regular scraper has scraped them
@@ -37,7 +37,7 @@ class Lingering:
 
     def __init__(
         self,
-        sidecar: Scraped,
+        sidecar: ScrapedSidecar,
         *,
         is_active: Callable[[], bool],
         linger_seconds: float,
@@ -47,9 +47,9 @@ class Lingering:
         self._is_active = is_active
         self._linger_seconds = linger_seconds
         self._monotonic = monotonic
-        self._ended_at: float | None = None  # when the last launch disappeared
+        self._ended_at: float | None = None  # monotonic time at which the last launch disappeared
         self._required_passes = 0
-        self._awaited_scrape: float | None = None  # the awaited scrape; None until the page is final
+        self._final_scrape_at: float | None = None  # monotonic time; None until the page is final
 
     def wait_seconds(self) -> float:
         """Return the time until the next call of `is_over`."""
@@ -58,8 +58,8 @@ class Lingering:
     def is_over(self) -> bool:
         """Return True if the sidecar should end now."""
         now = self._monotonic()
-        if self._is_active():  # possibly a launch that joined while lingering
-            self._ended_at = self._awaited_scrape = None
+        if self._is_active():  # a launch may join during the linger period
+            self._ended_at = self._final_scrape_at = None
             return False
         next_scrape = self._sidecar.next_expected_scrape()
         if self._ended_at is None:
@@ -70,12 +70,12 @@ class Lingering:
                 _log.debug("no job is left, waiting for the next scrape")
         if next_scrape is None or now - self._ended_at >= self._linger_seconds:
             return True
-        if self._awaited_scrape is None:
+        if self._final_scrape_at is None:
             if (
                 self._sidecar.feed_passes < self._required_passes
                 and now - self._ended_at < LAST_PASSES_SECONDS
             ):
                 self._sidecar.collect_feed()
                 return False
-            self._awaited_scrape = next_scrape
-        return next_scrape > self._awaited_scrape or now >= self._awaited_scrape + MARGIN_SECONDS
+            self._final_scrape_at = next_scrape
+        return next_scrape > self._final_scrape_at or now >= self._final_scrape_at + MARGIN_SECONDS

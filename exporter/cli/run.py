@@ -181,7 +181,7 @@ def _job_configuration(flags: argparse.Namespace, environ: Mapping[str, str]) ->
 
 
 def supervise(plan: Plan) -> int:
-    """Run the job until its exit, and return its exit status or terminate by its signal."""
+    """Run the job until it exits; return the job's exit status, or terminate with the job's signal."""
     return child.end_as(Supervision(plan).run())
 
 

@@ -24,7 +24,7 @@ from exporter import diagnoses
 from exporter.cli.configuration import Configuration
 from exporter.cli.endpoints import StatusSources, sidecar_endpoints
 from exporter.cli.flags import EXIT_JOINED
-from exporter.cli.launches import Lingering
+from exporter.cli.launches import LingerPeriod
 from exporter.cli.logs import Logs
 from exporter.cli.reload import Reloader
 from exporter.cli.signals import ENDING, Signals
@@ -69,14 +69,14 @@ def serve(
     logs = Logs(level=configuration.log.level, form=configuration.log.format)
     try:
         sidecar = SidecarService(configuration, read=read, logs=logs)
-        lingering = None
+        linger_period = None
         if linger_seconds is not None:
             # Before the address is bound, because another sidecar may use the port.
             if not sidecar.acquire_feed():
                 _log.debug("another sidecar serves this feed directory")
                 return EXIT_JOINED
             is_active = partial(runs.any_active, sidecar.feed_directory, launcher=os.getppid())
-            lingering = Lingering(sidecar, is_active=is_active, linger_seconds=linger_seconds)
+            linger_period = LingerPeriod(sidecar, is_active=is_active, linger_seconds=linger_seconds)
         try:
             sidecar.start()
             # `freeze` excludes the loaded modules from garbage collection. A pass over the feed replaces thousands of objects
@@ -88,7 +88,7 @@ def serve(
             python = f"{platform.python_implementation()} {platform.python_version()}"
             fields = {"version": __version__, "python": python, "platform": platform.platform()}
             _log.info("started training-exporter", extra=fields | {"pid": os.getpid()})
-            _wait_for_end(sidecar, signals, lingering)
+            _wait_for_end(sidecar, signals, linger_period)
         finally:
             signals.ending = True
             sidecar.stop()
@@ -98,9 +98,9 @@ def serve(
         logs.finish()
 
 
-def _wait_for_end(sidecar: SidecarService, signals: Signals, lingering: Lingering | None) -> None:
+def _wait_for_end(sidecar: SidecarService, signals: Signals, linger_period: LingerPeriod | None) -> None:
     while True:
-        number = signals.wait(None if lingering is None else lingering.wait_seconds())
+        number = signals.wait(None if linger_period is None else linger_period.wait_seconds())
         if number in ENDING:
             _log.info("ending", extra={"signal": signal.Signals(number).name})
             return
@@ -108,13 +108,13 @@ def _wait_for_end(sidecar: SidecarService, signals: Signals, lingering: Lingerin
             sidecar.reload_soon()
         if number == signal.SIGUSR1:
             sidecar.toggle_gpus()
-        if lingering is not None and lingering.is_over():
+        if linger_period is not None and linger_period.is_over():
             _log.info("ending: no run is left")
             return
 
 
 class SidecarService:
-    """Sidecar: its parts and their lifecycle; `feed_passes` counts the published passes over the feed."""
+    """Parts of the sidecar and their lifecycle; `feed_passes` counts the published passes over the feed."""
 
     def __init__(
         self, configuration: Configuration, *, read: Callable[[], Configuration], logs: Logs
@@ -140,12 +140,12 @@ class SidecarService:
         self._wiring = Wiring(
             configuration, self._scheduler, jobs=self._jobs, state=state, feed_directory=self.feed_directory
         )
-        self._silent = SilentJobs(self.feed_directory, self._recording_processes)
+        self._silent_jobs = SilentJobs(self.feed_directory, self._recording_processes)
         self._status = StatusSources(
             page=self._page,
             history=History(),
             onsets=Onsets(),
-            silent=self._silent,
+            silent=self._silent_jobs,
             hangs=self._wiring.hangs,
             collectors=self._scheduler.statuses,
             configuration=lambda: self._reloader.current,
@@ -174,7 +174,7 @@ class SidecarService:
     def start(self) -> None:
         """Prepare the feed directory, bind the addresses, and start to collect; raises the errors of `serve`.
 
-        The addresses are bound before any file is written, so a second exporter on the same port changes no file.
+        The addresses are bound before any file is written, so a second sidecar on the same port changes no file.
         """
         self._page.watch("exporter.collectors", self._scheduler.families)
         self._page.watch("exporter.configuration", self._reloader.families)
@@ -187,7 +187,9 @@ class SidecarService:
         self._write_rules()
         self._wiring.apply(self._reloader.current)
         seconds = SILENT_INTERVAL_SECONDS
-        self._scheduler.add(self._silent, interval_seconds=seconds, deadline_seconds=seconds, lane=LOCAL_LANE)
+        self._scheduler.add(
+            self._silent_jobs, interval_seconds=seconds, deadline_seconds=seconds, lane=LOCAL_LANE
+        )
         self._scheduler.start()
 
     def stop(self) -> None:
@@ -263,7 +265,7 @@ class SidecarService:
         return None if self._jobs.is_loaded else "the state of earlier processes is still being read"
 
     def _missing_gpus(self) -> str | None:
-        """Return why required GPUs are missing, which makes the exporter unready but does not affect scrapes."""
+        """Return why required GPUs are missing, which makes the sidecar unready but does not affect scrapes."""
         gpus = self._wiring.gpu
         return None if gpus is None else gpus.not_ready()
 
@@ -278,7 +280,5 @@ def _prepare_state_directory(path: Path) -> None:
     try:
         path.mkdir(mode=0o700)
     except OSError as error:
-        message = (
-            f"the state directory cannot be created ({error.strerror}); choose another one with --state.dir"
-        )
+        message = f"the state directory cannot be created ({error.strerror}); choose a different directory with --state.dir"
         raise StateError(message, path=str(path)) from error

@@ -37,18 +37,18 @@ PACKAGE = Path(__file__).parents[1]
 _PROBE_PROGRAM = """
 import importlib.util, json, os, sys, sysconfig
 sys.path[0] = sys.argv[1]
-found = {"python": sys.version.split()[0], "site": sysconfig.get_path("purelib")}
+result = {"python": sys.version.split()[0], "site": sysconfig.get_path("purelib")}
 try:
     spec = importlib.util.find_spec("exporter")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    found["path"] = (spec.origin or (places or [""])[0]) if spec else None
-    found["is_own_package"] = any(os.path.exists(os.path.join(place, "feed", "runs.py")) for place in places)
-    if found["is_own_package"]:
+    locations = list(spec.submodule_search_locations or ()) if spec else []
+    result["path"] = (spec.origin or (locations or [""])[0]) if spec else None
+    result["is_own_package"] = any(os.path.exists(os.path.join(location, "feed", "runs.py")) for location in locations)
+    if result["is_own_package"]:
         from exporter.version import __version__
-        found["version"] = __version__
+        result["version"] = __version__
 except Exception as error:
-    found["error"] = f"{type(error).__name__}: {error}"
-print(json.dumps(found))
+    result["error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(result))
 """
 
 
@@ -85,7 +85,7 @@ class LaunchedProcess:
 
     @property
     def import_directory(self) -> str:
-        """Return the first directory of the module search path: the script's, otherwise the working directory."""
+        """Return the first directory of the module search path: the script's directory, otherwise the working directory."""
         arguments = iter(self.command[1:])
         for argument in arguments:
             if not argument.startswith("-"):
@@ -98,10 +98,10 @@ class LaunchedProcess:
 
 
 def probe_interpreter(
-    python: str, *, first: str, environment: Mapping[str, str], directory: str = "/"
+    python: str, *, search_path: str, environment: Mapping[str, str], directory: str = "/"
 ) -> Interpreter:
-    """Return the result of `import exporter` in an interpreter whose module search path starts with `first`."""
-    command = [python, "-c", _PROBE_PROGRAM, first]
+    """Return the result of `import exporter` in an interpreter whose module search path starts with `search_path`."""
+    command = [python, "-c", _PROBE_PROGRAM, search_path]
     try:
         result = subprocess.run(
             command,
@@ -194,8 +194,12 @@ def _may_write(directory: Path, pid: int) -> bool:
 
 
 def _check_interpreter(process: LaunchedProcess, python: str) -> Silence:
-    first, environment, directory = process.import_directory, process.environment, process.directory
-    interpreter = probe_interpreter(python, first=first, environment=environment, directory=directory)
+    interpreter = probe_interpreter(
+        python,
+        search_path=process.import_directory,
+        environment=process.environment,
+        directory=process.directory,
+    )
     if interpreter.is_own_package and not interpreter.error:
         return _silence("nothing_recorded", diagnoses.NOTHING_RECORDED.describe(python=python, calls=CALLS))
     if interpreter.path and not interpreter.is_own_package:

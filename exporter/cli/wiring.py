@@ -123,7 +123,7 @@ class Wiring:
                 readings=self._readings,
                 use=self._machine_use,
                 gpu_use=self._gpu_use,
-                alive_runs=self._alive,
+                alive_runs=self._active_runs,
                 work=lambda: jobs.work,
                 power=lambda after: {} if self.gpu is None else self.gpu.registry.power_samples(after),
                 listings=lambda: () if self.gpu is None else self.gpu.registry.listings(),
@@ -139,7 +139,7 @@ class Wiring:
         )
 
     def apply(self, configuration: Configuration) -> None:
-        """Schedule the enabled collectors; an unchanged collector keeps its series, its result and its running pass."""
+        """Schedule the enabled collectors; an unchanged collector continues to run and keeps the last result."""
         new_entries = {entry.name: entry for entry in self._entries(configuration)}
         self._energy.configure(configuration.energy)
         self._jobs.sessions.options = configuration.goodput
@@ -239,7 +239,7 @@ class Wiring:
         elif entry.name == ProcessMemoryCollector.name:
             sources = {"members": self._members}
         elif entry.name == CheckpointDirsCollector.name:
-            sources = {"runs": self._alive}
+            sources = {"runs": self._active_runs}
         return [entry.factory(**sources, **entry.options.own_options())]
 
     def _create_hangs(self, detail: Detail) -> Sequence[AnyCollector]:
@@ -281,11 +281,11 @@ class Wiring:
         if collector is not None:
             collector.start()
 
-    def _find(self, kind: type[_C]) -> _C | None:
+    def _find(self, collector_class: type[_C]) -> _C | None:
         """Return the running collector of a class; None if it is not scheduled."""
-        running = self._running.get(kind.name)
+        running = self._running.get(collector_class.name)
         collectors = () if running is None else running.collectors
-        return next((collector for collector in collectors if isinstance(collector, kind)), None)
+        return next((collector for collector in collectors if isinstance(collector, collector_class)), None)
 
     def _members(self) -> Sequence[Member]:
         processes = self._find(ProcessCollector)
@@ -305,10 +305,10 @@ class Wiring:
         rapl = self._find(RaplCollector)
         return (*(() if rapl is None else rapl.readings), *self._gpu_readings())
 
-    def _alive(self) -> Collection[str] | None:
+    def _active_runs(self) -> Collection[str] | None:
         processes = self._jobs.processes
         return None if processes is None else {entry.process.run for entry in processes if entry.alive}
 
     def _is_working(self) -> bool | None:
-        alive = self._alive()
-        return None if alive is None else bool(alive)
+        active_runs = self._active_runs()
+        return None if active_runs is None else bool(active_runs)

@@ -25,5 +25,5 @@ class Snapshot(Value):
 
     @property
     def ending(self) -> Ending | None:
-        """Exception that ended the process; None if there was none."""
+        """Exception that ended the process; None if no exception ended it."""
         return self.recording.ending

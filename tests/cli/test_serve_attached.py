@@ -14,7 +14,7 @@ from run_support import free_port, is_alive, is_ready, page, start_run
 from serve_support import environment, exporter, sidecar
 from waiting import PATIENCE, wait_until
 
-from exporter.cli.launches import Lingering
+from exporter.cli.launches import LingerPeriod
 
 
 @pytest.fixture
@@ -72,14 +72,14 @@ def test_the_sidecar_waits_slightly_longer_than_the_interval_for_the_final_scrap
     passes: int, moments: list[tuple[float, float, bool]]
 ) -> None:
     schedule = ScrapeSchedule()
-    lingering = Lingering(
+    linger_period = LingerPeriod(
         schedule, is_active=lambda: False, linger_seconds=30.0, monotonic=lambda: schedule.time
     )
-    lingering.is_over()
+    linger_period.is_over()
     schedule.feed_passes = passes
     outcomes = []
     for schedule.time, schedule.due, _ in moments:
-        outcomes.append(lingering.is_over())
+        outcomes.append(linger_period.is_over())
 
     assert outcomes == [is_over for _, _, is_over in moments]
 

@@ -336,12 +336,16 @@ def test_a_run_that_returns_after_days_continues_without_the_energy_of_the_gap(t
     node = observed_node(tmp_path, runs={"r": Run(cpus=4.0)})
     node.collect_after(10.0)
     run = node.runs.pop("r")
-    lingering = node.collect_after(100.0)
+    page_while_lingering = node.collect_after(100.0)
     final_page = [node.collect_after(100.0) for _ in range(10)][-1]
     node.runs["r"] = run
     node.collect_after(5.0)
 
-    assert [cpu_energy(lingering), cpu_energy(final_page), cpu_energy(node.collect_after(5.0))] == [
+    assert [
+        cpu_energy(page_while_lingering),
+        cpu_energy(final_page),
+        cpu_energy(node.collect_after(5.0)),
+    ] == [
         1000,
         None,
         1500,

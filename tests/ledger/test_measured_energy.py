@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from energy_support import EnergyNode, a_gpu, energy_of
+from energy_support import EnergyNode, energy_of, gpu_reading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Clock, Page
@@ -68,7 +68,7 @@ class SimulatedCard(EnergyNode):
         super().__init__(directory, clock=Clock(wall=EPOCH + 100.0))
 
     def readings(self) -> Sequence[EnergyReading]:
-        return (a_gpu(self.joules, self.clock.monotonic),)
+        return (gpu_reading(self.joules, self.clock.monotonic),)
 
     def work(self) -> WorkUse:
         return WorkUse((ProcessWork("r", 0, "p", dict(self.phases), "GPU-a", self.flushed_intervals),))

@@ -57,7 +57,7 @@ def training(process: ProcessIdentity, *, peak: float | None = None, **facts: st
     return snapshot.replace(recording=snapshot.recording.replace(training=reading))
 
 
-def a_gpu(uuid: str, name: str) -> EnergyReading:
+def gpu_reading(uuid: str, name: str) -> EnergyReading:
     return EnergyReading(
         "gpu", uuid, "nvml_counter", is_measured=True, joules=0.0, watts=0.0, time=0.0, name=name
     )
@@ -128,7 +128,7 @@ def test_the_peak_follows_device_and_data_type_of_the_rank(tmp_path: Path) -> No
         training(make_process(rank=2), precision="32-true"),
         training(make_process(rank=3)),
         uses=tuple(GpuProcessUse(100 + rank, str(rank), "GPU-a" if rank else "GPU-b") for rank in range(4)),
-        gpus=(a_gpu("GPU-a", H100), a_gpu("GPU-b", L4)),
+        gpus=(gpu_reading("GPU-a", H100), gpu_reading("GPU-b", L4)),
     )
 
     assert peaks_of(page) == {
@@ -141,7 +141,7 @@ def test_the_peak_follows_device_and_data_type_of_the_rank(tmp_path: Path) -> No
 def test_without_process_lists_equal_devices_give_the_peak(
     tmp_path: Path, other_device: str, known_peaks: int
 ) -> None:
-    gpus = (a_gpu("a", H100), a_gpu("b", other_device))
+    gpus = (gpu_reading("a", H100), gpu_reading("b", other_device))
 
     assert (
         len(peaks_of(page_with(tmp_path, training(make_process(), precision="bf16"), gpus=gpus)))
@@ -156,7 +156,7 @@ def test_reported_peaks_override_configured_ones_and_the_table(tmp_path: Path) -
         training(make_process(rank=0), precision="bf16", peak=1e15),
         training(make_process(rank=1), precision="bf16"),
         training(make_process(rank=2), precision="fp8"),
-        gpus=(a_gpu("a", H100),),
+        gpus=(gpu_reading("a", H100),),
         peaks=settings,
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from energy_support import EnergyNode, a_gpu
+from energy_support import EnergyNode, gpu_reading
 from ledger_support import Clock, Page, Sidecar
 
 from exporter.collectors.job import EnergyReading
@@ -49,7 +49,7 @@ class Node(EnergyNode):
     run = "llama"
 
     def readings(self) -> Sequence[EnergyReading]:
-        return (a_gpu(3000.0, self.clock.monotonic),)
+        return (gpu_reading(3000.0, self.clock.monotonic),)
 
 
 def test_energy_carbon_and_cost_continue(directory: Path) -> None:

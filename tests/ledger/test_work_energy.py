@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from energy_support import SidecarNode, a_gpu
+from energy_support import SidecarNode, gpu_reading
 from goodput_support import MonitoredJob, SimulatedJob, training_value
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,7 +45,7 @@ class Run:
         for phase, seconds in spent_seconds.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + seconds
         self.energy.begin_division([ProcessWork("r", 0, "p", dict(self.phases), "GPU-a")])
-        self.energy.add_energy(a_gpu(1.0, 0.0), "exclusive", joules, 10.0, EnergyOptions())
+        self.energy.add_energy(gpu_reading(1.0, 0.0), "exclusive", joules, 10.0, EnergyOptions())
         self.divided_joules += joules
 
     def restart(self) -> None:
@@ -161,7 +161,7 @@ class Machine(SidecarNode):
         return self.monitored.job
 
     def readings(self) -> Sequence[EnergyReading]:
-        return (a_gpu(self.joules, self.clock.monotonic),)
+        return (gpu_reading(self.joules, self.clock.monotonic),)
 
     def advance_and_collect(self, watts: float = 100.0) -> Page:
         """Advance the clock to the time of the job, and run a pass of the ledger and of the energy collector."""

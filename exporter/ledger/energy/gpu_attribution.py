@@ -33,7 +33,7 @@ FREE_INTERVAL_SECONDS = 60.0
 """Retention of times without a holder, equal to the retention of energy readings."""
 LIFE_TOLERANCE_SECONDS = 1.5
 """Tolerance when a lifetime from the feed is compared with the times of the driver's lists."""
-MAX_SETTLED = 4096
+MAX_SETTLED_PIDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class _Holder:
     pid: int
     begin: float
     end: float | None = None
-    sm: float | None = None
-    memory: int | None = None
+    sm_ratio: float | None = None
+    memory_bytes: int | None = None
     stored_slices: list[GpuSlice] = field(default_factory=list)  # of a process without a run
 
 
@@ -101,13 +101,12 @@ class GpuAttribution:
     def __init__(self, start: EnergyPoint) -> None:
         self._divided_point = start
         self._listed_at = start.time
-        self._lists: deque[float] = deque()  # times of the lists
+        self._list_times: deque[float] = deque()  # monotonic
         self._holders: dict[int, _Holder] = {}
-        self._past_holders: list[_Holder] = []  # ended intervals of processes that hold the GPU again
+        self._past_holders: list[_Holder] = []  # previous intervals of processes that hold the GPU again
         self._free_intervals: deque[_FreeInterval] = deque()
-        self._settled_pids: dict[
-            int, None
-        ] = {}  # listed processes, and reported processes whose energy is divided
+        # Listed processes, and reported processes whose energy is divided.
+        self._settled_pids: dict[int, None] = {}
 
     @property
     def pids(self) -> set[int]:
@@ -146,12 +145,12 @@ class GpuAttribution:
         for listing in listings:
             if listing.time > self._listed_at:
                 self._update(listing, lives)
-        if not self._lists and history:
+        if not self._list_times and history:
             self._listed_at = history[-1].time  # the driver has no process list
         division = Division(self._take_claimed_slices(run_of))
         points = self._points(history)
         for process in reported_processes:
-            is_hidden = not (process.is_listable and self._lists)
+            is_hidden = not (process.is_listable and self._list_times)
             if process.has_gpu_name and is_hidden and process.life.ended_at is None:
                 self._hold(process.life, points, run_of, division)
         for holder in self._holders.values():
@@ -162,7 +161,7 @@ class GpuAttribution:
             self._divide(points, min(self._horizon(), points[-1].time, phases_until), run_of, division)
             for process in reported_processes:
                 self._claim(process, points, run_of, division)
-        self._forget(run_of)
+        self._discard_divided(run_of)
         return division
 
     def _points(self, history: Sequence[EnergyPoint]) -> Sequence[EnergyPoint]:
@@ -205,16 +204,16 @@ class GpuAttribution:
                 began_at = self._listed_at if life is None else life.started_at
                 holder = self._holders[pid] = _Holder(pid, max(began_at, self._listed_at))
                 self._settle(pid)
-            holder.memory = use.memory_bytes
-            holder.sm = use.ratios.get("sm", holder.sm)
+            holder.memory_bytes = use.memory_bytes
+            holder.sm_ratio = use.ratios.get("sm", holder.sm_ratio)
         for pid, holder in self._holders.items():
             if pid > 0 and pid not in use_by_pid and holder.end is None:
                 life = lives.get(pid)
                 holder.end = listing.time if life is None or life.ended_at is None else life.ended_at
         self._listed_at = listing.time
-        self._lists.append(listing.time)
-        while self._lists[0] < listing.time - FREE_INTERVAL_SECONDS:
-            self._lists.popleft()
+        self._list_times.append(listing.time)
+        while self._list_times[0] < listing.time - FREE_INTERVAL_SECONDS:
+            self._list_times.popleft()
 
     def _hold(
         self, life: ProcessLife, points: Sequence[EnergyPoint], run_of: RunOf, division: Division
@@ -244,7 +243,7 @@ class GpuAttribution:
         self._settle(life.pid)
         list_times = [
             listed_at
-            for listed_at in self._lists
+            for listed_at in self._list_times
             if process.is_listable and life.started_at <= listed_at <= life.ended_at
         ]
         # A list without the process shows that the process had not used the GPU before.
@@ -347,10 +346,10 @@ class GpuAttribution:
 
     def _settle(self, pid: int) -> None:
         self._settled_pids[pid] = None
-        while len(self._settled_pids) > MAX_SETTLED:
+        while len(self._settled_pids) > MAX_SETTLED_PIDS:
             del self._settled_pids[next(iter(self._settled_pids))]
 
-    def _forget(self, run_of: RunOf) -> None:
+    def _discard_divided(self, run_of: RunOf) -> None:
         """Discard processes whose energy is divided, and old intervals without a holder."""
 
         def is_over(holder: _Holder) -> bool:
@@ -374,9 +373,9 @@ def _parts(owners: Mapping[str, Collection[_Holder]]) -> tuple[str, dict[str, fl
     """
     if len(owners) == 1:
         return EXCLUSIVE, dict.fromkeys(owners, 1.0)
-    busy = {owner: [holder.sm for holder in holders] for owner, holders in owners.items()}
-    memory = {owner: [holder.memory for holder in holders] for owner, holders in owners.items()}
-    for method, amounts in ((SM_SHARE, busy), (MEMORY_SHARE, memory)):
+    sm_ratios = {owner: [holder.sm_ratio for holder in holders] for owner, holders in owners.items()}
+    memory_bytes = {owner: [holder.memory_bytes for holder in holders] for owner, holders in owners.items()}
+    for method, amounts in ((SM_SHARE, sm_ratios), (MEMORY_SHARE, memory_bytes)):
         if any(amount is None for values in amounts.values() for amount in values):
             continue
         sums = {owner: float(sum(amount or 0 for amount in values)) for owner, values in amounts.items()}

@@ -29,7 +29,7 @@ _MIN_PREFIX_LENGTH = 5  # of a UUID: "GPU-" and a digit
 
 
 class GpuHolders:
-    """Runs and phases of processes by pid; an entry remains after the exit of the process.
+    """Runs and phases of processes by pid; an entry remains after the process exits.
 
     A process of the feed that is invisible in the sidecar's pid namespace has a negative number instead of a pid.
     """
@@ -42,7 +42,7 @@ class GpuHolders:
         self._pids: dict[str, int] = {}  # pid or negative number by id of the feed's process
         self._intervals: dict[str, tuple[PhaseInterval, ...]] = {}
         self._run_processes: dict[str, list[str]] = {}
-        self._numbers = 0
+        self._last_number = 0
         self._sees_pids = True  # False after a running process without a pid
 
     def update(
@@ -58,8 +58,8 @@ class GpuHolders:
         """Update from the feed, the process collector and the phases; *wall* is Unix time, *now* is monotonic."""
         self.running_pids = running_pids(job)
         self.lives = dict(lives)
-        present = {process.process.id for process in job}
-        self._pids = {process: pid for process, pid in self._pids.items() if process in present}
+        process_ids = {process.process.id for process in job}
+        self._pids = {process: pid for process, pid in self._pids.items() if process in process_ids}
         for job_process in job:
             if job_process.alive or (
                 job_process.ended_at is not None and job_process.ended_at > wall - BINDING_SECONDS
@@ -67,7 +67,7 @@ class GpuHolders:
                 self._bind(job_process, wall - now)
         for run in () if use is None else use.runs:
             for pid in run.pids:
-                self._note(pid, run.run)
+                self._set_run(pid, run.run)
         self._intervals = {
             job_process.process: job_process.intervals
             for job_process in work.processes
@@ -94,10 +94,10 @@ class GpuHolders:
             if process.alive:
                 self._sees_pids = False
         if pid is None:
-            self._numbers -= 1
-            pid = self._numbers
+            self._last_number -= 1
+            pid = self._last_number
         self._pids[identity.id] = pid
-        self._note(pid, identity.run)
+        self._set_run(pid, identity.run)
         self._processes[pid] = identity.id
         if pid < 0:
             self.lives[pid] = ProcessLife(pid, start, exited_at)
@@ -160,7 +160,7 @@ class GpuHolders:
         return limit
 
     def intervals(self, part: GpuSlice) -> list[tuple[PhaseInterval, ...]]:
-        """Return the phase intervals of the processes of a part, extended to the begin and the end of the part."""
+        """Return the phase intervals of the processes of a part, extended to the start and the end of the part."""
         phases = []
         for pid in part.pids:
             reported_intervals = self._intervals.get(self._process_of(pid, part.run), ())
@@ -185,7 +185,7 @@ class GpuHolders:
         processes = self._run_processes.get(run, ())
         return processes[0] if len(processes) == 1 else ""
 
-    def _note(self, pid: int, run: str) -> None:
+    def _set_run(self, pid: int, run: str) -> None:
         self._runs.pop(pid, None)  # last in the order of the dictionary
         self._runs[pid] = run
         while len(self._runs) > MAX_PIDS:
@@ -207,7 +207,7 @@ def _is_within(start: float, life: ProcessLife) -> bool:
 
 
 def _uuid_of(name: str, uuids: Mapping[int, str]) -> str:
-    """Return the UUID of a GPU by NVML's number or a prefix of the UUID; "" for an unknown GPU and a MIG instance."""
+    """Return the UUID of a GPU by NVML index or by a prefix of the UUID; "" for an unknown GPU and a MIG instance."""
     if name.isdecimal():
         return uuids.get(int(name), "")
     matches = [uuid for uuid in uuids.values() if len(name) >= _MIN_PREFIX_LENGTH and uuid.startswith(name)]
