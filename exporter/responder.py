@@ -9,6 +9,7 @@ from collections.abc import Callable
 from os import getpid
 from time import monotonic, time
 
+from exporter.feed.entries import FileStamp
 from exporter.feed.stacks import (
     StackAnswer,
     StackRequest,
@@ -64,7 +65,7 @@ class StackResponder:
         self._progress = progress
         self._log_hang = log_hang
         self._next_check = 0.0
-        self._request_stamp: tuple[str, int, int] | None = None
+        self._request_stamp: FileStamp | None = None
         self._answered_id = ""
         self._logged_hang = ""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, compress, pairwise
 from typing import Any, TypeVar
@@ -98,17 +99,17 @@ class Decoder:
     def decode(self, data: bytes, room: int = ROOM_BYTES) -> Snapshot:
         """Return the snapshot of a file, within *room* bytes of memory; raises only `FeedFormatError`."""
         try:
-            process_id, sequence, (definitions, windows, totals) = _sections(data)
-            section_hash = _hash(definitions)
-            if section_hash != self._definitions_hash or process_id != self._identity.id:
+            file = _feed_file(data)
+            section_hash = _hash(file.definitions)
+            if section_hash != self._definitions_hash or file.process_id != self._identity.id:
                 self._forget()
-                _parse(definitions, lambda body: self._take_definitions(body, process_id, room))
+                _parse(file.definitions, lambda body: self._take_definitions(body, file.process_id, room))
                 self._definitions_hash = section_hash
-            section_hash = _hash(windows)
+            section_hash = _hash(file.windows)
             if section_hash != self._windows_hash:
-                _parse(windows, self._take_windows)
+                _parse(file.windows, self._take_windows)
                 self._windows_hash = section_hash
-            return _parse(totals, lambda body: self._snapshot(body, sequence, room))
+            return _parse(file.totals, lambda body: self._snapshot(body, file.sequence, room))
         except FeedFormatError:
             self._forget()
             raise
@@ -171,7 +172,19 @@ def _hash(section: bytes) -> bytes:
     return blake2b(section, digest_size=16).digest()
 
 
-def _sections(data: bytes) -> tuple[str, int, list[bytes]]:
+@dataclass(frozen=True, slots=True)
+class FeedFile:
+    """Fields of a feed file's header, and its sections."""
+
+    process_id: str
+    sequence: int
+    definitions: bytes
+    windows: bytes
+    totals: bytes
+
+
+def _feed_file(data: bytes) -> FeedFile:
+    """Return the sections of a feed file; raises `FeedFormatError` for any damage."""
     if data[: len(MAGIC)] != MAGIC[: len(data)]:
         raise FeedFormatError("not a feed file", reason="magic")
     if len(data) < HEADER.size:
@@ -196,7 +209,8 @@ def _sections(data: bytes) -> tuple[str, int, list[bytes]]:
     if flags or not 1 <= sequence <= MAX_COUNT:
         refuse(f"flags {flags} and sequence {sequence}")
     ends = list(accumulate(lengths, initial=HEADER.size))
-    return process_id.hex(), sequence, [data[start:end] for start, end in pairwise(ends)]
+    sections = (data[start:end] for start, end in pairwise(ends))
+    return FeedFile(process_id.hex(), sequence, *sections)
 
 
 def _parse(section: bytes, convert: Callable[[dict[str, Any]], ParsedT]) -> ParsedT:

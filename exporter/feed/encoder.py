@@ -169,25 +169,22 @@ class _Column:
         return ",".join(texts).encode()
 
 
+_fields = cache(fields)
+
+
 def _body(value: Any, *omitted: str) -> dict[str, object]:
     """Return the fields of a contract type that differ from their default values."""
     body: dict[str, object] = {}
-    for name, default, has_factory in _defaults(value.__class__):
+    for field in _fields(value.__class__):
+        name = field.name
         item = getattr(value, name)
-        if item == default or name in omitted or (has_factory and not item):
+        is_default = item == field.default or (field.default_factory is not MISSING and not item)
+        if is_default or name in omitted:
             continue
         json_value = _to_json(item)
         if json_value is not None or item is None:
             body[name] = json_value
     return body
-
-
-@cache
-def _defaults(kind: type) -> tuple[tuple[str, object, bool], ...]:
-    """Return name and default of each field of a contract type, and whether the field has a default factory."""
-    return tuple(
-        [(field.name, field.default, field.default_factory is not MISSING) for field in fields(kind)]
-    )
 
 
 def _to_json(item: Any) -> Any:

@@ -30,11 +30,26 @@ class ForeignEntry(Value):
 
 
 @value_class
+class FileStamp(Value):
+    """Identity of one version of a file: it changes when the file is replaced or written."""
+
+    path: str
+    inode: int
+    modified_at_nanoseconds: int
+    size_bytes: int
+
+
+@value_class
 class TrustedEntry(Value):
     """Entry of a trusted user."""
 
     path: str
     status: os.stat_result
+
+    def stamp(self) -> FileStamp:
+        """Return the identity of the file's version."""
+        status = self.status
+        return FileStamp(self.path, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 def is_shared(directory: str) -> bool:

@@ -14,7 +14,7 @@ from json import dumps, loads
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
 from exporter.feed.directory import check_directory, is_trusted, own_uid, refusal
-from exporter.feed.entries import TrustedEntry, newest_entry, own_entry
+from exporter.feed.entries import FileStamp, newest_entry, own_entry
 from exporter.feed.files import OVERRIDES, OWN_MODE, SHARED_MODE, read_file, replace_file
 
 Rule = Mapping[str, object]
@@ -62,21 +62,17 @@ class OverridesReader:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = directory
         self._path = os.path.join(directory, OVERRIDES)
-        self._stamp: tuple[str, int, int, int] | None = None
+        self._stamp: FileStamp | None = None
 
     def changed_rules(self) -> tuple[Rule, ...] | None:
         """Return the rules if the file has changed since the last call, otherwise None; raises once per change."""
         # Compared before the file is read, so that the next call notices a later write.
         entry = newest_entry(self._path)
-        stamp = None if entry is None else _stamp(entry)
+        stamp = None if entry is None else entry.stamp()
         if stamp == self._stamp:
             return None
         self._stamp = stamp
         return read_overrides(self._directory) or ()
-
-
-def _stamp(entry: TrustedEntry) -> tuple[str, int, int, int]:
-    return entry.path, entry.status.st_ino, entry.status.st_mtime_ns, entry.status.st_size
 
 
 def _read(path: str) -> tuple[Rule, ...] | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from exporter.errors import FeedFormatError
 from exporter.feed.directory import own_uid
-from exporter.feed.entries import newest_entry, own_entry
+from exporter.feed.entries import FileStamp, newest_entry, own_entry
 from exporter.feed.files import FEED, OWN_MODE, SHARED_MODE, STACKS, is_process_id, open_regular, replace_file
 from exporter.recording.stacks import (
     MAX_FRAMES,
@@ -72,10 +72,10 @@ def write_request(directory: str, request: StackRequest, *, is_shared: bool) -> 
     replace_file(path, data, temporary=f"{path}.{os.getpid()}.tmp", mode=mode)
 
 
-def request_stamp(directory: str) -> tuple[str, int, int] | None:
-    """Return path, inode and modification time of the request, or None."""
+def request_stamp(directory: str) -> FileStamp | None:
+    """Return the stamp of the request's file, or None."""
     entry = newest_entry(os.path.join(directory, REQUEST))
-    return None if entry is None else (entry.path, entry.status.st_ino, entry.status.st_mtime_ns)
+    return None if entry is None else entry.stamp()
 
 
 def read_request(directory: str) -> StackRequest | None:

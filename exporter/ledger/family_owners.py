@@ -15,7 +15,7 @@ from operator import is_
 
 from exporter.ledger.families import IDENTITY_LABELS, bridges, elastic, model, training
 from exporter.ledger.families.training_family import TrainingFamily
-from exporter.ledger.totals import ProcessTotals, Shape, StatPlan, shape_of
+from exporter.ledger.totals import ProcessTotals, StatPlan, StatShape, shape_of
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.values import StatDefinition, families_of
 
@@ -30,7 +30,7 @@ class FamilyOwner:
     """Owner of a family, the sample names and the window gauges: all Stats of a shape."""
 
     main: str
-    shape: Shape
+    shape: StatShape
     first: StatDefinition  # of the first Stat, for help
     label_names: tuple[str, ...] = ()  # union of the labels of all Stats, sorted
 

@@ -191,7 +191,8 @@ def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Fam
         precedence = Precedence.TOTAL
         text = first.help or f"Stat {first.name}."
         if first.kind != "gauge":
-            kind = "counter" if first.kind == "counter" else "histogram" if owner.shape[0] else "summary"
+            distribution = "histogram" if owner.shape.is_histogram else "summary"
+            kind = "counter" if first.kind == "counter" else distribution
     elif aggregation is not None:
         precedence = Precedence.WINDOW
         aggregation_help = AGGREGATIONS[aggregation].help

@@ -37,13 +37,20 @@ from exporter.recording.values import (
 SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 """Main family and labels: the identity of a Stat over restarts and code versions."""
 
-Shape = tuple[bool, str | None, tuple[float, ...], str]
-"""Histogram or not, unit, bucket bounds, kind: readings of the same shape can be added."""
-
 Key = TypeVar("Key", str, int, tuple[str, str])
 
 STEP_TIME_TOLERANCE_SECONDS = 0.01
 """Tolerance below which two reported times belong to the same step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatShape:
+    """Properties of a Stat's definition that decide whether two readings can be added: equal shapes can."""
+
+    is_histogram: bool
+    unit: str | None
+    buckets: tuple[float, ...]
+    kind: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,13 +61,17 @@ class StatPlan:
     families: StatFamilies
     names: frozenset[str]
     key: SeriesKey
-    shape: Shape
+    shape: StatShape
 
 
-def shape_of(definition: StatDefinition) -> Shape:
+def shape_of(definition: StatDefinition) -> StatShape:
     """Return the shape of a definition."""
-    histogram = Aggregation.HISTOGRAM in definition.aggregations
-    return histogram, definition.unit, definition.buckets, definition.kind
+    return StatShape(
+        is_histogram=Aggregation.HISTOGRAM in definition.aggregations,
+        unit=definition.unit,
+        buckets=definition.buckets,
+        kind=definition.kind,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from exporter.recording.handle import Handle
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
 from exporter.recording.value_class import Value, value_class
+from exporter.recording.values import EventsReading
 from exporter.recording.worker import Counter
 
 MAX_TYPES = 100
@@ -225,8 +226,8 @@ class KindTable:
             for kind in list(self._kinds.values()):
                 kind.obey(list(self._rules.values()), recording=self.is_recording)
 
-    def _counts(self) -> tuple[dict[Pair, int], dict[Pair, float], dict[Pair, int]]:
-        """Return the counts, the times of the latest events, and the counts of undelivered events."""
+    def _counts(self) -> EventsReading:
+        """Return the counts of the kinds, without those of the handlers."""
         counts: dict[Pair, int] = {}
         last_times: dict[Pair, float] = {}
         suppressed: dict[Pair, int] = {}
@@ -239,7 +240,7 @@ class KindTable:
             for reason, counter in kind.suppressed_events.items():
                 if number := counter.read():
                     suppressed[kind.label, reason] = suppressed.get((kind.label, reason), 0) + number
-        return counts, last_times, suppressed
+        return EventsReading(counts=counts, last=last_times, suppressed=suppressed)
 
     def _refuse(self, type: str, part: str) -> None:
         """Count an omitted part of an event, and log it once per type."""

@@ -275,7 +275,7 @@ class EventLog(KindTable):
             delivered, dropped = dict(self._delivered_events), dict(self._dropped_events)
             for handle in (*self._leaving, *self.active):
                 self._add_up(handle, delivered, dropped)
-            return EventsReading(*self._counts(), delivered, dropped)
+            return self._counts().replace(delivered=delivered, dropped=dropped)
 
     def reset(self) -> None:
         """Count from zero under another identity."""

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from exporter.collectors.gpu.nvml import child
@@ -87,6 +88,15 @@ class Clock:
             pass
 
 
+@dataclass(frozen=True, slots=True)
+class GpmSample:
+    """Sample of the performance counters, of a GPU or of an instance."""
+
+    moment: float
+    gpu: ReplayedGpu
+    instance: int | None  # id of the GPU instance; None for the whole GPU
+
+
 class ReplayLibrary:
     """Replacement for `pynvml.nvmlLib` that replays a machine; the timeline starts at `origin`."""
 
@@ -98,7 +108,7 @@ class ReplayLibrary:
         self._clock = clock
         self._origin = origin
         self._initialised_at: float | None = None
-        self._samples: dict[int, tuple[float, ReplayedGpu, int | None] | None] = {}
+        self._samples: dict[int, GpmSample | None] = {}  # by address; None before the first sample
         self._events = ReplayedEvents(self._machine)
         self._next_address = _OTHER_BASE
 
@@ -301,20 +311,22 @@ class ReplayLibrary:
     def _gpm_sample(self, asked: Asked, sample: Any) -> None:
         if not asked.gpu.description["gpm"] or asked.maybe("mig_mode"):
             raise ReplayedError("not_supported")
-        self._samples[_address(sample)] = (asked.moment, asked.gpu, None)
+        self._samples[_address(sample)] = GpmSample(asked.moment, asked.gpu, None)
 
     def _gpm_sample_instance(self, asked: Asked, instance: Any, sample: Any) -> None:
         if not any(each["gi"] == number(instance) for each in asked.gpu.instances(asked.moment)):
             raise ReplayedError("not_found")
-        self._samples[_address(sample)] = (asked.moment, asked.gpu, number(instance))
+        self._samples[_address(sample)] = GpmSample(asked.moment, asked.gpu, number(instance))
 
     def _gpm_metrics(self, request: Any) -> None:
         metrics = behind(request)
         check_version(metrics, 1)
         earlier, later = (self._samples.get(_address(each)) for each in (metrics.sample1, metrics.sample2))
-        if earlier is None or later is None or earlier[1:] != later[1:]:
+        if earlier is None or later is None:
             raise ReplayedError("invalid_argument")
-        begin, end, gpu = earlier[0], later[0], earlier[1]
+        if (earlier.gpu, earlier.instance) != (later.gpu, later.instance):
+            raise ReplayedError("invalid_argument")
+        begin, end, gpu = earlier.moment, later.moment, earlier.gpu
         asked = [metrics.metrics[place] for place in range(metrics.numMetrics)]
         newest = self._description["newest_metric"]
         if newest is not None and any(each.metricId > newest for each in asked):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -39,25 +40,37 @@ _LINKS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class InlineAssets:
+    """Style sheet and scripts that the page contains."""
+
+    style_sheet: str
+    library: str  # script that draws the plots
+    script: str  # the page's own script
+
+
 @lru_cache(maxsize=1)
-def _assets() -> tuple[str, str, str]:
+def _inline_assets() -> InlineAssets:
     library_style, style, library, script = (
         (_FOLDER / name).read_text(encoding="utf-8")
         for name in ("uPlot.min.css", "page.css", "uPlot.iife.min.js", "live.js")
     )
-    return library_style + style, library, script
+    return InlineAssets(library_style + style, library, script)
 
 
 @lru_cache(maxsize=1)
 def policy() -> str:
     """Return the Content-Security-Policy, which allows only the page's own style, scripts and address."""
-    style, *scripts = (
-        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in _assets()
-    )
+    assets = _inline_assets()
+    style, library, script = map(_source_hash, (assets.style_sheet, assets.library, assets.script))
     return (
-        f"default-src 'none'; style-src {style}; script-src {' '.join(scripts)}; connect-src 'self'; img-src data:; "
+        f"default-src 'none'; style-src {style}; script-src {library} {script}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
+
+
+def _source_hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 @lru_cache(maxsize=1)
@@ -97,12 +110,12 @@ def _utc(timestamp: float) -> str:
 
 def style() -> str:
     """Return the style sheet of the page."""
-    return _assets()[0]
+    return _inline_assets().style_sheet
 
 
 def render(view: View, onsets: Onsets) -> bytes:
     """Render the status page as UTF-8."""
-    style_sheet, library, script = _assets()
+    assets = _inline_assets()
     current = findings(view)
     groups = concern_groups(view, current, onsets)
     remarks = (
@@ -110,9 +123,9 @@ def render(view: View, onsets: Onsets) -> bytes:
     )
     text = _template().render(
         exporter=view.exporter,
-        style=style_sheet,
-        library=library,
-        script=script,
+        style=assets.style_sheet,
+        library=assets.library,
+        script=assets.script,
         headline=headline(view, current, onsets),
         concern_groups=groups[:MAX_ROWS],
         conditions=sum(bool(condition.alert) for condition in CONDITIONS),

@@ -99,6 +99,16 @@ class Increase:
     last: float
 
 
+@dataclass(frozen=True, slots=True)
+class TrackPoint:
+    """Number of a track at a time; None is a gap."""
+
+    monotonic_seconds: float
+    unix_seconds: float
+    number: float | None
+    divisor: float | None  # number of the divisor's track; the monotonic time without a divisor
+
+
 class History:
     """Ring buffer of tracks, with a point about every `interval_seconds` over the last `retention_seconds`."""
 
@@ -157,7 +167,7 @@ class History:
 
     def levels(self, *track: str, seconds: float = math.inf) -> Line:
         """Return the numbers of a gauge over the last `seconds`."""
-        return [(at, value) for _, at, value, _ in self._points(track, None, seconds)]
+        return [(point.unix_seconds, point.number) for point in self._points(track, None, seconds)]
 
     def rates(self, *track: str, divisor: str | None = None, seconds: float = RECENT_SECONDS) -> Line:
         """Return the increase over `seconds` before each point, per second or per unit of the counter `divisor`.
@@ -175,8 +185,7 @@ class History:
 
     def rate(self, *track: str, seconds: float) -> float | None:
         """Return the increase per second over the last `seconds`; after a decrease, the counter restarted at 0."""
-        points = self._points(track, None, seconds)
-        present = [(now, value) for now, _, value, _ in points if value is not None]
+        present = self._present(track, seconds)
         if len(present) < 2:
             return None
         increase = sum(
@@ -186,7 +195,7 @@ class History:
 
     def usual_rate(self, *track: str) -> float | None:
         """Return the median five-minute rate in the hour that ended 15 minutes ago; None if that hour is not recorded."""
-        present = [(now, value) for now, _, value, _ in self._points(track) if value is not None]
+        present = self._present(track)
         rates: list[float] = []
         start = 0
         for now, value in present:
@@ -201,13 +210,17 @@ class History:
 
     def mean(self, *track: str, seconds: float) -> float | None:
         """Return the mean of a gauge over the last `seconds`."""
-        values = [value for _, _, value, _ in self._points(track, None, seconds) if value is not None]
+        values = [value for _, value in self._present(track, seconds)]
         return sum(values) / len(values) if values else None
 
     def predicted(self, *track: str, seconds: float, ahead_seconds: float) -> float | None:
         """Return the linear prediction of a gauge in `ahead_seconds`, from the last `seconds`; None with fewer than two points."""
         points = self._points(track, None, seconds)
-        present = [(time_ - points[-1][1], value) for _, time_, value, _ in points if value is not None]
+        present = [
+            (point.unix_seconds - points[-1].unix_seconds, point.number)
+            for point in points
+            if point.number is not None
+        ]
         if len(present) < 2:
             return None
         mean_time = sum(time_ for time_, _ in present) / len(present)
@@ -225,20 +238,31 @@ class History:
         count, times = 0.0, []
         points = self._points(track, existence or None, seconds, owners=1)
         before: float | None = None
-        for index, (_, time_, number, _) in enumerate(points):
+        for index, point in enumerate(points):
+            number = point.number
             if number is None:
                 continue
-            is_initial = before is None and (not index or (bool(existence) and points[index - 1][3] is None))
+            is_initial = before is None and (
+                not index or (bool(existence) and points[index - 1].divisor is None)
+            )
             increment = number if before is None or number < before else number - before
             if not is_initial and increment > 0:
                 count += increment
-                times.append(time_)
+                times.append(point.unix_seconds)
             before = number
         return Increase(count, times[0], times[-1]) if times else None
 
+    def _present(self, track: Track, seconds: float = math.inf) -> list[tuple[float, float]]:
+        """Return monotonic time and number of the points of the last `seconds`, without gaps."""
+        return [
+            (point.monotonic_seconds, point.number)
+            for point in self._points(track, None, seconds)
+            if point.number is not None
+        ]
+
     def _points(
         self, track: Track, divisor: str | None = None, seconds: float = math.inf, owners: int | None = None
-    ) -> list[_Point]:
+    ) -> list[TrackPoint]:
         """Return the points of the last `seconds`, and at least the last two; `owners` limits the owner labels of `divisor`."""
         with self._lock:
             end = None if owners is None else 1 + owners
@@ -253,42 +277,38 @@ class History:
                 divisors = units[first:] if units else [math.nan] * len(times)
         values = [None if math.isnan(number) else number for number in selected]
         return [
-            (now, at, number, None if math.isnan(unit) else unit)
-            for (now, at), number, unit in zip(times, values, divisors, strict=True)
+            TrackPoint(now, unix_seconds, number, None if math.isnan(unit) else unit)
+            for (now, unix_seconds), number, unit in zip(times, values, divisors, strict=True)
         ]
-
-
-_Point = tuple[float, float, float | None, float | None]
-"""Monotonic time, Unix time, number, and value of the divisor."""
 
 
 def _increase(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None or after < before else after - before
 
 
-def _rate(first: _Point, last: _Point) -> float | None:
-    increase, divisor = _increase(first[2], last[2]), _increase(first[3], last[3])
+def _rate(first: TrackPoint, last: TrackPoint) -> float | None:
+    increase, divisor = _increase(first.number, last.number), _increase(first.divisor, last.divisor)
     return None if increase is None or not divisor else increase / divisor
 
 
-def _rates(points: Sequence[_Point], seconds: float) -> list[tuple[float, float | None]]:
+def _rates(points: Sequence[TrackPoint], seconds: float) -> list[tuple[float, float | None]]:
     line: list[tuple[float, float | None]] = []
     start = 0
     for index, point in enumerate(points):
-        if point[2] is None or (index and _increase(points[index - 1][2], point[2]) is None):
+        if point.number is None or (index and _increase(points[index - 1].number, point.number) is None):
             start = index
-        while start < index - 1 and points[start][0] < point[0] - seconds:
+        while start < index - 1 and points[start].monotonic_seconds < point.monotonic_seconds - seconds:
             start += 1
         if index:
-            line.append((point[1], _rate(points[start], point) if start < index else None))
+            line.append((point.unix_seconds, _rate(points[start], point) if start < index else None))
     return line
 
 
 def _tracks(readings: Readings) -> Iterator[tuple[Track, float]]:
-    for labels, count, seconds in readings.means("training_step_duration_seconds", mode="train"):
-        yield ("steps", labels["run"]), count
-        if seconds is not None:
-            yield ("step seconds", labels["run"]), seconds
+    for steps in readings.observations("training_step_duration_seconds", mode="train"):
+        yield ("steps", steps.labels["run"]), steps.count
+        if steps.sum is not None:
+            yield ("step seconds", steps.labels["run"]), steps.sum
     for source in _SOURCES:
         for labels, value in readings.rows(source.family, **source.labels):
             yield (source.track, *(labels.get(name, "") for name in source.owner_labels)), value

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
 from exporter.families import visible_name
 
 Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """Number and sum of the observations of a histogram or summary."""
+
+    labels: Labels
+    count: float
+    sum: float | None  # None after a negative observation
 
 
 class Readings:
@@ -46,11 +56,11 @@ class Readings:
         values = [value for _, value in self.rows(name, **labels)]
         return sum(values) if values else None
 
-    def means(self, name: str, **labels: str) -> Iterator[tuple[Labels, float, float | None]]:
-        """Yield labels, count and sum (None if absent) of a histogram or summary."""
+    def observations(self, name: str, **labels: str) -> Iterator[Observations]:
+        """Yield the observations of the matching series of a histogram or summary."""
         sums = {
             frozenset(sample_labels.items()): value
             for sample_labels, value in self.rows(name, "_sum", **labels)
         }
         for sample_labels, count in self.rows(name, "_count", **labels):
-            yield sample_labels, count, sums.get(frozenset(sample_labels.items()))
+            yield Observations(sample_labels, count, sums.get(frozenset(sample_labels.items())))

@@ -17,7 +17,7 @@ from weakref import ref
 
 from exporter.recording.value_class import Value, value_class
 from exporter.training.durations import CELLS
-from exporter.training.history import PhaseHistory
+from exporter.training.history import HistoryReading, PhaseHistory
 from exporter.training.phases import PHASES, Phase
 
 INIT, OTHER = "init", "other"
@@ -100,9 +100,7 @@ class ClockReading(Value):
     seconds: dict[str, float]
     work: float
     open_work: float  # work of the open iteration
-    history_until: float
-    history_phases: tuple[str, ...]
-    intervals: tuple[tuple[int, ...], ...]
+    history: HistoryReading
 
 
 class PhaseClock:
@@ -332,7 +330,7 @@ class PhaseClock:
             has_iteration = self.iteration is not None
             work, history = self.work_seconds(), self.history
             now = monotonic() if end_time is None else end_time
-            intervals = history.read(active.name, now)
+            history_reading = history.read(active.name, now)
             if self.last == version or attempt == 99:
                 break
         elapsed = max(now - version, 0.0)
@@ -340,7 +338,7 @@ class PhaseClock:
         work += elapsed if active.row.work else 0.0
         open_work = max(work - start_work, 0.0) if has_iteration else 0.0
         positive_seconds = {name: value for name, value in seconds.items() if value > 0}
-        return ClockReading(now, active.name, active_since, positive_seconds, work, open_work, *intervals)
+        return ClockReading(now, active.name, active_since, positive_seconds, work, open_work, history_reading)
 
 
 def is_over(task: Any) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from math import floor
 from typing import Protocol
 
+from exporter.recording.value_class import Value, value_class
 from exporter.training.phases import PHASES
 
 BINS_PER_SECOND = 50
@@ -18,6 +19,15 @@ GROUP_BINS = 50
 """Bins of a group of intervals; a complete group never changes and is encoded once."""
 NAMES = tuple(PHASES)
 _INDEXES = {name: index for index, name in enumerate(NAMES)}
+
+
+@value_class
+class HistoryReading(Value):
+    """Copy of the history."""
+
+    until: float  # end of the history, monotonic seconds
+    phases: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]  # alternating phase indexes and microseconds, oldest first
 
 
 class PhaseSeconds(Protocol):
@@ -86,8 +96,8 @@ class PhaseHistory:
         # A single statement without a call, so that the recording thread sees either the old groups or the new groups.
         self._groups, self._intervals, self._group_end = complete_groups, [], self._bin + GROUP_BINS
 
-    def read(self, active: str, now: float) -> tuple[float, tuple[str, ...], tuple[tuple[int, ...], ...]]:
-        """Return the end of the history, the phases, and groups of alternating phase indexes and microseconds.
+    def read(self, active: str, now: float) -> HistoryReading:
+        """Return the history up to now.
 
         *active* is the present phase, which fills the bins since the latest phase change.
         """
@@ -96,4 +106,4 @@ class PhaseHistory:
         end_bin = max(floor(now * BINS_PER_SECOND), self._bin)
         if end_bin > self._bin:
             intervals += (_INDEXES[active], (end_bin - self._bin) * 1_000_000 // BINS_PER_SECOND)
-        return end_bin / BINS_PER_SECOND, NAMES, (*groups, intervals)
+        return HistoryReading(end_bin / BINS_PER_SECOND, NAMES, (*groups, intervals))

@@ -19,12 +19,12 @@ MIN_FREE_CHECKPOINTS = 2.0
 
 def _hanging(view: View) -> Iterator[Match]:
     for name in view.runs:
-        means = view.readings.means("training_checkpoint_duration_seconds", run=name, part="total")
-        totals = [(count, seconds) for _, count, seconds in means if seconds is not None]
-        count = sum(saves for saves, _ in totals)
+        rows = view.readings.observations("training_checkpoint_duration_seconds", run=name, part="total")
+        saves = [(row.count, row.sum) for row in rows if row.sum is not None]
+        count = sum(number for number, _ in saves)
         if not count:
             continue
-        mean_seconds = sum(seconds for _, seconds in totals) / count
+        mean_seconds = sum(seconds for _, seconds in saves) / count
         limit_seconds = max(CHECKPOINT_HANG_RATIO * mean_seconds, MIN_HANG_SECONDS)
         ranks = {
             rank.rank: rank.phase_since

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.numbers import duration, ranges
@@ -19,14 +20,23 @@ LONG_PHASES = frozenset(
 )
 
 
-def _by_run(view: View, is_affected: Callable[[Rank], bool]) -> Iterator[tuple[str, str, list[Rank]]]:
-    """Yield each run with affected ranks: the run, the text that names the ranks, and the ranks."""
+@dataclass(frozen=True, slots=True)
+class AffectedRanks:
+    """Ranks of a run that a condition affects."""
+
+    run: str
+    title: str  # text that names the ranks
+    ranks: list[Rank]
+
+
+def _affected_ranks(view: View, is_affected: Callable[[Rank], bool]) -> Iterator[AffectedRanks]:
+    """Yield the affected ranks of each run that has any."""
     ranks_by_run: dict[str, list[Rank]] = {}
     for rank in view.ranks:
         if rank.run and is_affected(rank):
             ranks_by_run.setdefault(rank.run, []).append(rank)
     for run, ranks in ranks_by_run.items():
-        yield run, _ranks_text(ranks), ranks
+        yield AffectedRanks(run, _ranks_text(ranks), ranks)
 
 
 def _ranks_text(ranks: list[Rank]) -> str:
@@ -38,12 +48,12 @@ def _ranks_text(ranks: list[Rank]) -> str:
 
 def _ended(view: View) -> Iterator[Match]:
     running = {rank.run for rank in view.ranks if rank.alive and rank.rank}
-    for run, name, ranks in _by_run(
+    for affected in _affected_ranks(
         view, lambda rank: rank.alive == 0 and bool(rank.rank) and rank.run in running
     ):
-        if not view.runs[run].is_ended:
-            since = min((rank.updated_at for rank in ranks if rank.updated_at is not None), default=None)
-            yield Match((run,), {"ranks": name}, since=since)
+        if not view.runs[affected.run].is_ended:
+            since = min((rank.updated_at for rank in affected.ranks if rank.updated_at is not None), default=None)
+            yield Match((affected.run,), {"ranks": affected.title}, since=since)
 
 
 def _silent_seconds(rank: Rank, view: View) -> float:
@@ -51,15 +61,20 @@ def _silent_seconds(rank: Rank, view: View) -> float:
 
 
 def _silent(view: View) -> Iterator[Match]:
-    for run, name, ranks in _by_run(
+    for affected in _affected_ranks(
         view, lambda rank: STOPPED_SECONDS < _silent_seconds(rank, view) <= LOST_SECONDS
     ):
-        yield Match((run,), {"ranks": name}, since=min(rank.updated_at or 0.0 for rank in ranks))
+        yield _silent_match(affected)
 
 
 def _lost(view: View) -> Iterator[Match]:
-    for run, name, ranks in _by_run(view, lambda rank: _silent_seconds(rank, view) > LOST_SECONDS):
-        yield Match((run,), {"ranks": name}, since=min(rank.updated_at or 0.0 for rank in ranks))
+    for affected in _affected_ranks(view, lambda rank: _silent_seconds(rank, view) > LOST_SECONDS):
+        yield _silent_match(affected)
+
+
+def _silent_match(affected: AffectedRanks) -> Match:
+    since = min(rank.updated_at or 0.0 for rank in affected.ranks)
+    return Match((affected.run,), {"ranks": affected.title}, since=since)
 
 
 def _stuck(view: View) -> Iterator[Match]:
@@ -68,7 +83,7 @@ def _stuck(view: View) -> Iterator[Match]:
             return None
         return rank.phase_since if rank.phase in LONG_PHASES else rank.progress
 
-    for run, name, ranks in _by_run(
+    for affected in _affected_ranks(
         view,
         lambda rank: (
             rank.phase in LONG_PHASES | {"validation"}
@@ -76,24 +91,24 @@ def _stuck(view: View) -> Iterator[Match]:
             and view.exporter.now - since > STUCK_SECONDS
         ),
     ):
-        phases = ", ".join(sorted({rank.phase for rank in ranks}))
-        first = min(since for rank in ranks if (since := start(rank)) is not None)
-        yield Match((run,), {"ranks": name, "phases": phases}, since=first)
+        phases = ", ".join(sorted({rank.phase for rank in affected.ranks}))
+        first = min(since for rank in affected.ranks if (since := start(rank)) is not None)
+        yield Match((affected.run,), {"ranks": affected.title, "phases": phases}, since=first)
 
 
 def _stragglers(view: View) -> Iterator[Match]:
-    for run, name, ranks in _by_run(view, lambda rank: rank.is_slow):
-        slowest = max(rank.compute_seconds or 0.0 for rank in ranks)
-        fastest = min(view.runs[run].fastest_seconds.values(), default=None)
-        cards = sorted({rank.gpu for rank in ranks if rank.gpu})
+    for affected in _affected_ranks(view, lambda rank: rank.is_slow):
+        slowest = max(rank.compute_seconds or 0.0 for rank in affected.ranks)
+        fastest = min(view.runs[affected.run].fastest_seconds.values(), default=None)
+        cards = sorted({rank.gpu for rank in affected.ranks if rank.gpu})
         facts = {
-            "ranks": name,
+            "ranks": affected.title,
             "cards": f" (GPU {', '.join(cards)})" if cards else "",
             "slowest": duration(slowest),
             "fastest": duration(fastest),
         }
-        uuids = {rank.uuid for rank in ranks}
-        yield Match((run,), facts, card=uuids.pop() if len(uuids) == 1 else "")
+        uuids = {rank.uuid for rank in affected.ranks}
+        yield Match((affected.run,), facts, card=uuids.pop() if len(uuids) == 1 else "")
 
 
 def _rivals(view: View) -> Iterator[Match]:
