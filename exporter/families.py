@@ -157,9 +157,9 @@ class _LazyMetric(Metric):
 
 
 def _distribution(
-    name: str, kind: FamilyType, labels: dict[str, str], value: Distribution
+    name: str, type_: FamilyType, labels: dict[str, str], value: Distribution
 ) -> Iterator[Sample]:
-    if kind == "histogram":
+    if type_ == "histogram":
         for bound, count in (*value.buckets, (float("inf"), value.count)):
             yield Sample(f"{name}_bucket", {**labels, "le": _go_number(bound)}, count)
     count_sample = DistributionSample(f"{name}_count", labels, value.count)
@@ -240,7 +240,7 @@ class AnyCollector(Protocol):
 
     @property
     def name(self) -> str:
-        """Value of the label `collector` and key in the configuration; lower case, stable."""
+        """Return the value of the label `collector`, which is also the key in the configuration; lower case, stable."""
 
     def collect(self) -> Iterable[Metric]:
         """Read the source once; the call may block."""
@@ -251,7 +251,7 @@ class Collector(AnyCollector, Protocol):
 
     @property
     def specs(self) -> tuple[FamilySpec, ...]:
-        """Every family with a fixed name that the collector can publish."""
+        """Return every family with a fixed name that the collector can publish."""
 
     def collect(self) -> Collected:
         """Read the source once; failures are part of the result."""

@@ -137,7 +137,7 @@ class VirtualClock(Clock):
     def delay(self, seconds: float) -> None:
         self._seconds += seconds
 
-    def work(self, seconds: float, since: float) -> None:
+    def work(self, seconds: float, start: float) -> None:
         self._call_seconds += seconds
 
     def now_with_calls(self) -> float:

@@ -118,10 +118,10 @@ class Page:
     def __init__(self, *, max_series: int = 15_000) -> None:
         self._max_series = max_series
         self._lock = threading.Lock()  # guards the next two attributes; held for a lookup only
-        self._published: dict[str, PublishedBlock] = {}
-        self._watched: dict[str, Callable[[], Iterable[Metric]]] = {}
+        self._published_blocks: dict[str, PublishedBlock] = {}
+        self._watched_sources: dict[str, Callable[[], Iterable[Metric]]] = {}
         self._rendering = threading.RLock()  # held by the scrape that renders; guards the rest
-        self._dropped: Counter[tuple[str, Reason]] = Counter()
+        self._dropped_series: Counter[tuple[str, Reason]] = Counter()
         self._failing: set[str] = set()
         self._blocks: dict[str, RenderedBlock] = {}
         self._quotas: Quotas = {}
@@ -129,23 +129,25 @@ class Page:
 
     def publish(self, name: str, families: Iterable[Metric], *, early: bool = False) -> None:
         """Replace the families of a publisher; `early` renders them now, so that a scrape only joins texts."""
-        new = tuple(families)
+        block_families = tuple(families)
         if early:
-            block = PublishedBlock(new, _render_early(new, self._published.get(name)))
+            block = PublishedBlock(
+                block_families, _render_early(block_families, self._published_blocks.get(name))
+            )
         else:
-            block = PublishedBlock(new, [None] * len(new))
+            block = PublishedBlock(block_families, [None] * len(block_families))
         with self._lock:
-            self._published[name] = block
+            self._published_blocks[name] = block
 
     def withdraw(self, name: str) -> None:
         """Remove the families of a publisher from the page; an unknown publisher is ignored."""
         with self._lock:
-            self._published.pop(name, None)
+            self._published_blocks.pop(name, None)
 
     def watch(self, name: str, families: Callable[[], Iterable[Metric]]) -> None:
         """Add a block that is collected at each scrape, on any thread; the block is absent if the call raises."""
         with self._lock:
-            self._watched[name] = families
+            self._watched_sources[name] = families
 
     def render(self, form: Format, names: Iterable[str] = ()) -> bytes:
         """Return the body of a scrape.
@@ -154,12 +156,12 @@ class Page:
         the body has all families.
         """
         texts = [family.text for block in self._render_blocks() for family in block.families]
-        if selected := frozenset(names):
-            prefixes = tuple(name[:-1] for name in selected if name.endswith("*"))
+        if wanted_names := frozenset(names):
+            prefixes = tuple(name[:-1] for name in wanted_names if name.endswith("*"))
             texts = [
                 text
                 for text in texts
-                if text.names & selected or any(name.startswith(prefixes) for name in text.names)
+                if text.names & wanted_names or any(name.startswith(prefixes) for name in text.names)
             ]
         end = b"# EOF\n" if form is Format.OPENMETRICS else b""
         return b"".join([*(text.body(form) for text in texts), end])
@@ -171,7 +173,7 @@ class Page:
     def offered(self) -> list[Metric]:
         """Return all published families without rendering them."""
         with self._lock:
-            return [metric for block in self._published.values() for metric in block.families]
+            return [metric for block in self._published_blocks.values() for metric in block.families]
 
     def families(self) -> Families:
         """Return the metrics of the page itself, for a watched block."""
@@ -179,7 +181,7 @@ class Page:
             return (
                 SERIES.family({(): self._series}),
                 SERIES_LIMIT.family({(): self._max_series}),
-                SERIES_DROPPED.family(dict(sorted(self._dropped.items()))),
+                SERIES_DROPPED.family(dict(sorted(self._dropped_series.items()))),
             )
 
     # Rendering -------------------------------------------------------------------------------------------------------
@@ -188,28 +190,28 @@ class Page:
         """Render the changed blocks and return all blocks, watched blocks last."""
         with self._rendering:
             with self._lock:
-                published, watched = dict(self._published), dict(self._watched)
-            collected = {
-                f"watched {name}": self._collect(name, call) for name, call in sorted(watched.items())
+                published_blocks, watched_sources = dict(self._published_blocks), dict(self._watched_sources)
+            collected_blocks = {
+                f"watched {name}": self._collect(name, call) for name, call in sorted(watched_sources.items())
             }
             # The first block with a name keeps the name, and watched blocks precede all others.
-            blocks, previous = {**collected, **published}, self._blocks
-            quotas = self._compute_quotas(collected.values(), published.values())
-            changed = quotas != self._quotas or list(blocks) != list(previous)
+            blocks, previous = {**collected_blocks, **published_blocks}, self._blocks
+            quotas = self._compute_quotas(collected_blocks.values(), published_blocks.values())
+            has_changed = quotas != self._quotas or list(blocks) != list(previous)
             self._quotas, self._blocks = quotas, {}
-            occupied: set[str] = set()
+            occupied_names: set[str] = set()
             for name, block in blocks.items():
-                rendered = previous.get(name)
-                if changed or rendered is None or rendered.block is not block:
-                    rendered = self._render_block(block, occupied, quotas, rendered)
+                rendered_block = previous.get(name)
+                if has_changed or rendered_block is None or rendered_block.block is not block:
+                    rendered_block = self._render_block(block, occupied_names, quotas, rendered_block)
                     # Later blocks may lose or gain names.
-                    changed = changed or rendered.names != previous[name].names
-                occupied |= rendered.names
-                self._blocks[name] = rendered
+                    has_changed = has_changed or rendered_block.names != previous[name].names
+                occupied_names |= rendered_block.names
+                self._blocks[name] = rendered_block
             self._series = sum(
                 family.text.series for block in self._blocks.values() for family in block.families
             )
-            return [self._blocks[name] for name in [*sorted(published), *collected]]
+            return [self._blocks[name] for name in [*sorted(published_blocks), *collected_blocks]]
 
     def _collect(self, name: str, families: Callable[[], Iterable[Metric]]) -> PublishedBlock:
         """Return a watched block; an empty block if the call raises."""
@@ -223,7 +225,7 @@ class Page:
         return PublishedBlock(collected, [None] * len(collected))
 
     def _render_block(
-        self, block: PublishedBlock, occupied: set[str], quotas: Quotas, previous: RenderedBlock | None
+        self, block: PublishedBlock, occupied_names: set[str], quotas: Quotas, previous: RenderedBlock | None
     ) -> RenderedBlock:
         # An unchanged family keeps its text: most of the exporter's own families, at every scrape.
         old_families = (
@@ -240,11 +242,11 @@ class Page:
                     old = old_families.get(cut.name)
                     if old is None:
                         text = write(cut)
-                    elif not old.text.dropped and (old.metric is cut or old.metric == cut):
+                    elif not old.text.dropped_counts and (old.metric is cut or old.metric == cut):
                         text = old.text
                     else:
                         text = write(cut, old.text)
-                if not (text.names.isdisjoint(occupied) and text.names.isdisjoint(names)):
+                if not (text.names.isdisjoint(occupied_names) and text.names.isdisjoint(names)):
                     raise RefusedError("duplicate")  # noqa: TRY301 - counted like a refusal of `write`
             except RefusedError as refused:
                 self._count(name, refused.reason, len(metric.samples))
@@ -253,7 +255,7 @@ class Page:
                 self._count(name, "name", 1)
                 continue
             self._count(name, "cap", len(metric.samples) - len(cut.samples))
-            for reason, series in text.dropped.items():
+            for reason, series in text.dropped_counts.items():
                 self._count(name, reason, series)
             names |= text.names
             families.append(RenderedFamily(cut, text))
@@ -262,19 +264,19 @@ class Page:
     def _count(self, family: str, reason: Reason, series: int) -> None:
         if not series:
             return
-        if len({name for name, _ in self._dropped} - {family}) >= MAX_COUNTED_FAMILIES:
+        if len({name for name, _ in self._dropped_series} - {family}) >= MAX_COUNTED_FAMILIES:
             family = "<other>"
-        if (family, reason) not in self._dropped and len(self._dropped) < MAX_LOGGED_LOSSES:
+        if (family, reason) not in self._dropped_series and len(self._dropped_series) < MAX_LOGGED_LOSSES:
             _LOG.warning("%d series of %s are left out of the page, reason: %s", series, family, reason)
-        self._dropped[family, reason] += series
+        self._dropped_series[family, reason] += series
 
     def _compute_quotas(
-        self, watched: Iterable[PublishedBlock], published: Iterable[PublishedBlock]
+        self, watched_blocks: Iterable[PublishedBlock], published_blocks: Iterable[PublishedBlock]
     ) -> Quotas:
         """Return quotas if the series exceed the cap; a tier has the capacity that earlier tiers leave."""
         blocks = [
-            *((True, block.families) for block in watched),
-            *((False, block.families) for block in published),
+            *((True, block.families) for block in watched_blocks),
+            *((False, block.families) for block in published_blocks),
         ]
         if sum(len(metric.samples) for _, families in blocks for metric in families) <= self._max_series:
             return {}
@@ -343,8 +345,8 @@ def _render_early(families: Families, previous: PublishedBlock | None) -> list[W
         }
     texts: list[Written | None] = []
     for metric in families:
-        old, text = old_families.get(metric.name, (None, None))
-        if text is None or text.dropped or not (old is metric or old == metric):
+        old_metric, text = old_families.get(metric.name, (None, None))
+        if text is None or text.dropped_counts or not (old_metric is metric or old_metric == metric):
             try:
                 text = write(metric, text)
             except (RefusedError, AttributeError, TypeError):  # reported at the next scrape
@@ -357,7 +359,7 @@ def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
     """Return a family cut to its quotas; a histogram or summary is shown completely or not at all."""
     is_own = ("", name) in quotas
     capacities: dict[str, float] = {}
-    kept = []
+    kept_samples = []
     for _, group in itertools.groupby(
         metric.samples, lambda sample: [label for label in sample.labels.items() if label[0] != "le"]
     ):
@@ -365,11 +367,11 @@ def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
         run = "" if is_own else samples[0].labels.get("run", "")
         capacity = capacities.get(run, quotas.get((run, name), math.inf))
         fits = len(samples) <= capacity
-        kept += samples if fits else []
+        kept_samples += samples if fits else []
         # After a group that does not fit, a smaller group must not appear and disappear.
         capacities[run] = capacity - len(samples) if fits else 0
-    if len(kept) == len(metric.samples):
+    if len(kept_samples) == len(metric.samples):
         return metric
     cut = copy.copy(metric)
-    cut.samples = kept
+    cut.samples = kept_samples
     return cut

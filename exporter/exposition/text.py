@@ -80,7 +80,7 @@ class Written:
     text: Mapping[Format, str]  # metadata and sample lines in each text format
     series: int  # number of sample lines in the plain text format
     names: frozenset[str]  # names that other families of the page must not have
-    dropped: Counter[Reason]  # number of series left out, by reason
+    dropped_counts: Counter[Reason]  # number of series left out, by reason
     metric: Metric
     samples: Sequence[Sample]  # samples in the text
 
@@ -123,8 +123,8 @@ def write(metric: Metric, previous: Written | None = None) -> Written:
     samples = _without_decreasing_sums(metric) if metric.type == "histogram" else metric.samples
     expected = {name + suffix for suffix in rules.suffixes}
     lines = {}
-    kept: list[Sample] = []
-    dropped: Counter[Reason] = Counter()
+    kept_samples: list[Sample] = []
+    dropped_counts: Counter[Reason] = Counter()
     invalid: dict[_SeriesKey, Reason] = {}
     orders: dict[tuple[str, ...], list[str]] = {}
     for sample in samples:
@@ -145,30 +145,30 @@ def write(metric: Metric, previous: Written | None = None) -> Written:
             if not rules.minimum <= value <= rules.maximum:
                 raise RefusedError("value")  # noqa: TRY301  # the handler below also handles Python's own errors
             lines[series] = f"{series} {_text_of(value)}\n"
-            kept.append(sample)
+            kept_samples.append(sample)
         except (
             RefusedError,
             AttributeError,
             TypeError,
         ) as error:  # not a sample, or labels that are not text
-            refused = error if isinstance(error, RefusedError) else RefusedError("labels")
+            refusal = error if isinstance(error, RefusedError) else RefusedError("labels")
             if metric.type in ("histogram", "summary"):
                 key = _series_key(sample)
                 if key is None:
-                    raise refused from None
-                invalid.setdefault(key, refused.reason)
+                    raise refusal from None
+                invalid.setdefault(key, refusal.reason)
             else:
-                dropped[refused.reason] += 1
+                dropped_counts[refusal.reason] += 1
     if invalid:  # a distribution without one of its samples would be wrong
-        dropped.update(invalid[key] for sample in samples if (key := _series_key(sample)) in invalid)
-        is_valid = [_series_key(sample) not in invalid for sample in kept]
+        dropped_counts.update(invalid[key] for sample in samples if (key := _series_key(sample)) in invalid)
+        is_valid = [_series_key(sample) not in invalid for sample in kept_samples]
         lines = dict(itertools.compress(lines.items(), is_valid))
-        kept = list(itertools.compress(kept, is_valid))
-        if not kept:
+        kept_samples = list(itertools.compress(kept_samples, is_valid))
+        if not kept_samples:
             raise RefusedError(next(iter(invalid.values())))
     names = frozenset({name, *expected, *([f"{name}_created"] if rules.minimum == 0.0 else [])})
-    texts = _texts(metric, rules, lines, kept)
-    return Written(texts, len(lines), names, dropped, metric, kept)
+    texts = _texts(metric, rules, lines, kept_samples)
+    return Written(texts, len(lines), names, dropped_counts, metric, kept_samples)
 
 
 def _update_lines(metric: Metric, rules: TypeRules, previous: Written) -> Mapping[str, str] | None:
@@ -179,15 +179,15 @@ def _update_lines(metric: Metric, rules: TypeRules, previous: Written) -> Mappin
         metric.name,
     ):
         return None
-    if previous.dropped or len(previous.samples) != len(metric.samples):
+    if previous.dropped_counts or len(previous.samples) != len(metric.samples):
         return None
     lines = {}
     old_lines = previous.text[Format.TEXT].split("\n")[2:-1]  # after the two lines of metadata
-    for line, old, new in zip(old_lines, previous.samples, metric.samples, strict=True):
-        value = new.value if type(new.value) is float else _number(new.value)
+    for line, old_sample, new_sample in zip(old_lines, previous.samples, metric.samples, strict=True):
+        value = new_sample.value if type(new_sample.value) is float else _number(new_sample.value)
         if (
-            new.labels is not old.labels
-            or new.name != old.name
+            new_sample.labels is not old_sample.labels
+            or new_sample.name != old_sample.name
             or not rules.minimum <= value <= rules.maximum
         ):
             return None
@@ -234,10 +234,10 @@ def _texts(
                 for line, sample in zip(lines.values(), samples, strict=True)
                 if sample.name == f"{name}_bucket" or _series_key(sample) in complete
             )
-    text_name, quoted = name + rules.suffix, text.replace('"', r"\"")
+    text_name, quoted_text = name + rules.suffix, text.replace('"', r"\"")
     return {
         Format.TEXT: f"# HELP {text_name} {text}\n# TYPE {text_name} {rules.text}\n{body}",
-        Format.OPENMETRICS: f"# HELP {name} {quoted}\n# TYPE {name} {type_}\n{unit}{openmetrics_body}",
+        Format.OPENMETRICS: f"# HELP {name} {quoted_text}\n# TYPE {name} {type_}\n{unit}{openmetrics_body}",
     }
 
 

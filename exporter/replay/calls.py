@@ -55,8 +55,8 @@ TEXTS = {
 
 VOLATILE = 0
 MEMORY_ERRORS = {
-    (kind, VOLATILE, location): f"ecc_{word}_{place}"
-    for kind, word in enumerate(("corrected", "uncorrected"))
+    (kind, VOLATILE, location): f"ecc_{error}_{place}"
+    for kind, error in enumerate(("corrected", "uncorrected"))
     for location, place in ((2, "dram"), (7, "sram"))
 }
 """Counters since the driver was loaded, by type of error, counter and location; the exporter reads no lifetime counters."""
@@ -103,8 +103,22 @@ SUMMABLE_FIELDS = frozenset({138, 139})
 _THERMAL = ("throttle_sw_thermal", "throttle_hw_thermal", "throttle_hw_power_brake")
 _SMOOTHING = "power_smoothing"
 
-SAMPLES = {0: ("power", 0.02, 119), 1: ("utilization", 0.2, 71), 2: ("memory_utilization", 0.2, 71)}
-"""The driver's sample buffers by kind: reading, seconds between samples, capacity."""
+
+@dataclass(frozen=True, slots=True)
+class SampleBuffer:
+    """Ring buffer of the driver with the samples of a reading."""
+
+    reading: str
+    interval_seconds: float
+    capacity: int
+
+
+SAMPLE_BUFFERS = {
+    0: SampleBuffer("power", 0.02, 119),
+    1: SampleBuffer("utilization", 0.2, 71),
+    2: SampleBuffer("memory_utilization", 0.2, 71),
+}
+"""Sample buffers by NVML's kind of samples."""
 
 READINGS = tuple(
     dict.fromkeys(
@@ -143,7 +157,7 @@ class ReplayedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CallContext:
     """Arguments common to all calls on a GPU: the GPU, the time and the driver version."""
 
     gpu: ReplayedGpu
@@ -153,7 +167,7 @@ class Asked:
 
     def maybe(self, name: str) -> float | None:
         """Return the current value of a reading; None if the GPU does not support the reading."""
-        return self.gpu.readings.at(name, self.moment)
+        return self.gpu.readings.value_at(name, self.moment)
 
     def reading(self, name: str) -> float:
         """Return the current value of a reading; raises ReplayedError if the GPU does not support the reading."""
@@ -164,22 +178,22 @@ class Asked:
 
 
 Call = Callable[..., None]
-"""Replayed function: receives the call's context and the arguments after the handle; raises RefusedError."""
+"""Replayed function: receives the context and the arguments after the handle; raises ReplayedError."""
 
 
-def number(argument: Any) -> int:
+def to_int(argument: Any) -> int:
     """Return the number in an argument that was passed by value."""
     return int(getattr(argument, "value", argument))
 
 
-def behind(reference: Any) -> Any:
+def target_of(reference: Any) -> Any:
     """Return the object behind a `byref()` reference."""
-    return reference._obj  # noqa: SLF001 - the only way to it
+    return reference._obj  # noqa: SLF001 - ctypes offers no public attribute for the object
 
 
-def put(reference: Any, value: float) -> None:
+def write_number(reference: Any, value: float) -> None:
     """Write a value to the target of a `byref()` reference."""
-    target = behind(reference)
+    target = target_of(reference)
     target.value = value if isinstance(target.value, float) else int(value)
 
 
@@ -190,102 +204,102 @@ def check_version(structure: Any, version: int) -> None:
 
 
 def _one_number(reading: str) -> Call:
-    return lambda asked, result: put(result, asked.reading(reading))
+    return lambda context, result: write_number(result, context.reading(reading))
 
 
 def _by_number(readings: tuple[str, ...]) -> Call:
-    def call(asked: Asked, which: Any, result: Any) -> None:
-        if not 0 <= number(which) < len(readings) or not readings[number(which)]:
+    def call(context: CallContext, which: Any, result: Any) -> None:
+        if not 0 <= to_int(which) < len(readings) or not readings[to_int(which)]:
             raise ReplayedError("not_supported")
-        put(result, asked.reading(readings[number(which)]))
+        write_number(result, context.reading(readings[to_int(which)]))
 
     return call
 
 
 def _several(readings: tuple[str, ...]) -> Call:
-    def call(asked: Asked, *results: Any) -> None:
-        first = asked.reading(readings[0])
+    def call(context: CallContext, *results: Any) -> None:
+        first = context.reading(readings[0])
         for reading, result in zip(readings, results, strict=True):
-            value = asked.maybe(reading)
-            put(result, first if value is None else value)
+            value = context.maybe(reading)
+            write_number(result, first if value is None else value)
 
     return call
 
 
 def _text(key: str) -> Call:
-    def call(asked: Asked, buffer: Any, length: Any) -> None:
-        value: str | None = asked.gpu.description[key]
+    def call(context: CallContext, buffer: Any, length: Any) -> None:
+        value: str | None = context.gpu.description[key]
         if value is None:
             raise ReplayedError("not_supported")
-        encoded = value.encode("latin-1", "replace")
-        if len(encoded) >= number(length):
+        text = value.encode("latin-1", "replace")
+        if len(text) >= to_int(length):
             raise ReplayedError("insufficient_size")
-        buffer.value = encoded
+        buffer.value = text
 
     return call
 
 
 def _structure(version: int | None, members: dict[str, str]) -> Call:
-    def call(asked: Asked, result: Any) -> None:
-        filled = behind(result)
+    def call(context: CallContext, result: Any) -> None:
+        structure = target_of(result)
         if version is not None:
-            check_version(filled, version)
-        asked.reading(next(iter(members.values())))
+            check_version(structure, version)
+        context.reading(next(iter(members.values())))
         for member, reading in members.items():
-            setattr(filled, member, int(asked.maybe(reading) or 0))
+            setattr(structure, member, int(context.maybe(reading) or 0))
 
     return call
 
 
-def _memory(asked: Asked, result: Any) -> None:
+def _memory(context: CallContext, result: Any) -> None:
     """Fill version 1 of the structure, in which memory reserved by the driver counts as used."""
-    info, total = behind(result), int(asked.reading("memory_total"))
-    taken = int((asked.maybe("memory_used") or 0) + (asked.maybe("memory_reserved") or 0))
-    info.total, info.used, info.free = total, taken, max(0, total - taken)
+    info, total = target_of(result), int(context.reading("memory_total"))
+    used_bytes = int((context.maybe("memory_used") or 0) + (context.maybe("memory_reserved") or 0))
+    info.total, info.used, info.free = total, used_bytes, max(0, total - used_bytes)
 
 
-def _memory_v2(asked: Asked, result: Any) -> None:
-    info = behind(result)
+def _memory_v2(context: CallContext, result: Any) -> None:
+    info = target_of(result)
     check_version(info, 0x02000028)
-    _memory(asked, result)
-    info.used, info.reserved = (int(asked.maybe(f"memory_{each}") or 0) for each in ("used", "reserved"))
+    _memory(context, result)
+    info.used, info.reserved = (int(context.maybe(f"memory_{part}") or 0) for part in ("used", "reserved"))
 
 
-def _capability(asked: Asked, major: Any, minor: Any) -> None:
-    first, _, second = asked.gpu.description["compute_capability"].partition(".")
-    put(major, int(first))
-    put(minor, int(second or 0))
+def _capability(context: CallContext, major: Any, minor: Any) -> None:
+    first, _, second = context.gpu.description["compute_capability"].partition(".")
+    write_number(major, int(first))
+    write_number(minor, int(second or 0))
 
 
-def _pci_info(asked: Asked, result: Any) -> None:
-    info = behind(result)
-    info.bus = 0x10 + asked.gpu.index
+def _pci_info(context: CallContext, result: Any) -> None:
+    info = target_of(result)
+    info.bus = 0x10 + context.gpu.index
     info.busId = f"00000000:{info.bus:02X}:00.0".encode()
 
 
-def _nvlink_state(asked: Asked, link: Any, result: Any) -> None:
-    links = asked.maybe("nvlinks") or 0
-    if not 0 <= number(link) < links:
+def _nvlink_state(context: CallContext, link: Any, result: Any) -> None:
+    links = context.maybe("nvlinks") or 0
+    if not 0 <= to_int(link) < links:
         raise ReplayedError("invalid_argument" if links else "not_supported")
-    active = asked.maybe("nvlinks_active")
-    put(result, int(number(link) < (links if active is None else active)))
+    active = context.maybe("nvlinks_active")
+    write_number(result, int(to_int(link) < (links if active is None else active)))
 
 
-def _memory_errors(asked: Asked, *arguments: Any) -> None:
+def _memory_errors(context: CallContext, *arguments: Any) -> None:
     *which, result = arguments
-    kind, counter, location = map(number, which)
-    if (kind, counter, location) not in MEMORY_ERRORS:
+    error_type, counter, location = map(to_int, which)
+    if (error_type, counter, location) not in MEMORY_ERRORS:
         raise ReplayedError("not_supported")
-    put(result, asked.reading(MEMORY_ERRORS[kind, counter, location]))
+    write_number(result, context.reading(MEMORY_ERRORS[error_type, counter, location]))
 
 
-def _field_values(asked: Asked, count: Any, array: Any) -> None:
+def _field_values(context: CallContext, count: Any, array: Any) -> None:
     """Fill the field values; the call succeeds, and each field has its own result code."""
-    readings = fields_of_driver(asked.driver)
-    for value in behind(array)[: number(count)]:
-        value.timestamp = int(asked.wall * 1e6)
+    readings = fields_of_driver(context.driver)
+    for value in target_of(array)[: to_int(count)]:
+        value.timestamp = int(context.wall * 1e6)
         field = value.fieldId
-        found = _field(asked, readings, field, value.scopeId)
+        found = _field(context, readings, field, value.scopeId)
         value.nvmlReturn = 3 if found is None else 0
         if found is None:
             continue
@@ -297,16 +311,16 @@ def _field_values(asked: Asked, count: Any, array: Any) -> None:
             value.valueType, value.value.ullVal = 3, int(found)
 
 
-def _field(asked: Asked, readings: dict[int, str], field: int, scope: int) -> float | None:
-    described = asked.maybe(f"field.{field}")
-    if described is not None:
-        return described
+def _field(context: CallContext, readings: dict[int, str], field: int, scope: int) -> float | None:
+    value = context.maybe(f"field.{field}")
+    if value is not None:
+        return value
     if field not in LINK_FIELDS:
-        return asked.maybe(readings[field]) if field in readings else None
-    active = asked.maybe("nvlinks_active")
+        return context.maybe(readings[field]) if field in readings else None
+    active = context.maybe("nvlinks_active")
     if active is None:
-        active = asked.maybe("nvlinks") or 0
-    value = asked.maybe(LINK_FIELDS[field])
+        active = context.maybe("nvlinks") or 0
+    value = context.maybe(LINK_FIELDS[field])
     if value is None:
         return None
     if scope == SUM_OF_LINKS:
@@ -314,55 +328,55 @@ def _field(asked: Asked, readings: dict[int, str], field: int, scope: int) -> fl
     return value if scope < active else None
 
 
-def _processes(asked: Asked, count: Any, array: Any) -> None:
+def _processes(context: CallContext, count: Any, array: Any) -> None:
     """Fill the array of processes; an error if the array is too small."""
-    running = asked.gpu.processes(asked.moment)
-    space = behind(count).value
-    put(count, len(running))
+    running = context.gpu.processes(context.moment)
+    space = target_of(count).value
+    write_number(count, len(running))
     if running and (array is None or space < len(running)):
         raise ReplayedError("insufficient_size")
     for place, process in enumerate(running):
-        used = process["memory"]
+        used_bytes = process["memory"]
         array[place].pid = process["pid"]
-        array[place].usedGpuMemory = 0xFFFFFFFFFFFFFFFF if used is None else used
+        array[place].usedGpuMemory = 0xFFFFFFFFFFFFFFFF if used_bytes is None else used_bytes
 
 
-def _process_utilization(asked: Asked, array: Any, count: Any, since: Any) -> None:
+def _process_utilization(context: CallContext, array: Any, count: Any, since: Any) -> None:
     """Fill the utilization samples of processes; for the time 0 only the oldest."""
-    times = _times(asked.wall, number(since), 1.0, 72)
-    times = times if number(since) else times[:1]
-    running = [process for process in asked.gpu.processes(asked.moment) if process["sm"] is not None]
-    found = [(time, process) for time in times for process in running]
-    if not found:
+    times = _times(context.wall, to_int(since), 1.0, 72)
+    times = times if to_int(since) else times[:1]
+    running = [process for process in context.gpu.processes(context.moment) if process["sm"] is not None]
+    samples = [(time, process) for time in times for process in running]
+    if not samples:
         raise ReplayedError("not_found")
-    space = behind(count).value
-    put(count, len(found))
-    if array is None or space < len(found):
+    space = target_of(count).value
+    write_number(count, len(samples))
+    if array is None or space < len(samples):
         raise ReplayedError("insufficient_size")
-    for place, (time, process) in enumerate(found):
-        level = asked.gpu.readings.load.at(asked.moment - (asked.wall - time / 1e6))
+    for place, (time, process) in enumerate(samples):
+        level = context.gpu.readings.load.level_at(context.moment - (context.wall - time / 1e6))
         array[place].pid = process["pid"]
         array[place].timeStamp = time
         array[place].smUtil = int(process["sm"] * level)
 
 
-def _samples(asked: Asked, kind: Any, since: Any, value_type: Any, count: Any, array: Any) -> None:
+def _samples(context: CallContext, kind: Any, since: Any, value_type: Any, count: Any, array: Any) -> None:
     """Fill the driver's samples; a first call without an array returns their number."""
-    reading, seconds, length = SAMPLES.get(number(kind), ("", 1.0, 0))
-    if not reading or not asked.maybe("sample_buffers"):
+    buffer = SAMPLE_BUFFERS.get(to_int(kind))
+    if buffer is None or not context.maybe("sample_buffers"):
         raise ReplayedError("not_supported")
-    asked.reading(reading)
-    times = _times(asked.wall, number(since), seconds, length)
+    context.reading(buffer.reading)
+    times = _times(context.wall, to_int(since), buffer.interval_seconds, buffer.capacity)
     if not times:
         raise ReplayedError("not_found")
-    put(value_type, 1)  # unsigned int
+    write_number(value_type, 1)  # unsigned int
     if array is not None:
         times = times[: len(array)]
         for place, time in enumerate(times):
-            then = asked.moment - (asked.wall - time / 1e6)
+            moment = context.moment - (context.wall - time / 1e6)
             array[place].timeStamp = time
-            array[place].sampleValue.uiVal = int(asked.gpu.readings.at(reading, then) or 0)
-    put(count, len(times))
+            array[place].sampleValue.uiVal = int(context.gpu.readings.value_at(buffer.reading, moment) or 0)
+    write_number(count, len(times))
 
 
 def _times(wall: float, since: int, seconds: float, length: int) -> list[int]:
@@ -379,7 +393,7 @@ CALLS: dict[str, Call] = {
     **{symbol: _several(readings) for symbol, readings in SEVERAL.items()},
     **{symbol: _text(key) for symbol, key in TEXTS.items()},
     **{symbol: _structure(*parts) for symbol, parts in STRUCTURES.items()},
-    "nvmlDeviceGetMinorNumber": lambda asked, result: put(result, asked.gpu.index),
+    "nvmlDeviceGetMinorNumber": lambda context, result: write_number(result, context.gpu.index),
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetMemoryInfo_v2": _memory_v2,
     "nvmlDeviceGetCudaComputeCapability": _capability,

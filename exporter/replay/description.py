@@ -35,7 +35,7 @@ class Signal:
     bits: Literal[16, 32, 64] | None = None
 
     def problems(self) -> Problems:
-        """Yield parts that do not fit together."""
+        """Yield a width without a counter."""
         if self.bits is not None and self.counter_from is None:
             yield "bits", "only a counter has a width; add counter_from"
 
@@ -83,9 +83,9 @@ class GpuProcess:
     sm: Annotated[float, Range(0)] | None = None
 
     def problems(self) -> Problems:
-        """Yield a missing id, and two of them."""
+        """Yield a missing id, or an id and a file."""
         if (self.pid is None) == (self.pid_file is None):
-            yield "pid", "or pid_file is needed, and only one of them"
+            yield "pid", "or pid_file is required, and not both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +150,15 @@ class TimelineEntry:
     def problems(self) -> Problems:
         """Yield functions and errors that NVML does not have, and an end before the start."""
         if self.until is not None and self.until <= self.at:
-            yield "until", f"is over before it begins, at {self.at:g}s"
+            yield "until", f"is not after the start, {self.at:g}s"
         for name in ("errors", "hang", "delay", "crash"):
             for symbol in getattr(self, name):
                 if symbol not in SYMBOLS and not (symbol == EVERY_CALL and name in {"errors", "hang"}):
                     yield name, f'no function "{symbol}" is replayed, {_nearest(symbol)}'
         for symbol, error in self.errors.items():
             if error.lower() not in CODES and error.lower() != "success":
-                known = [known.upper() for known in (*CODES, "success")]
-                yield "errors", f'{symbol}: no error "{error}", {suggest(error.upper(), known)}'
+                codes = [code.upper() for code in (*CODES, "success")]
+                yield "errors", f'{symbol}: no error "{error}", {suggest(error.upper(), codes)}'
         yield from _unknown_readings("set", self.set)
         yield from _number_keys(self)
 
@@ -189,38 +189,38 @@ class MachineDescription:
                 yield "costs", f'no function "{key}" is replayed, {_nearest(key)}'
         for place, group in enumerate(self.gpus):
             if group.model not in self.models:
-                about = f'no model "{group.model}", {suggest(group.model, self.models)}'
-                yield "gpus", f"[{place}].model: {about}"
+                message = f'no model "{group.model}", {suggest(group.model, self.models)}'
+                yield "gpus", f"[{place}].model: {message}"
         count = sum(group.count for group in self.gpus)
         if count > MAX_GPUS:
-            yield "gpus", f"are {count}, of which no more than {MAX_GPUS} are watched"
+            yield "gpus", f"are {count}; at most {MAX_GPUS} are watched"
         for place, entry in enumerate(self.timeline):
             for index in entry.gpus:
                 if index >= count:
-                    yield "timeline", f"[{place}].gpus: there is no GPU {index}, only {count} of them"
+                    yield "timeline", f"[{place}].gpus: no GPU {index}; the machine has {count}"
 
     def plain(self) -> dict[str, Any]:
         """Return the description for the NVML child, in JSON types only."""
-        plain = dataclasses.asdict(self)
-        plain["gpus"] = []
+        machine = dataclasses.asdict(self)
+        machine["gpus"] = []
         for group in self.gpus:
             for _ in range(group.count):
-                plain["gpus"].append(_plain_gpu(self.models[group.model], group, len(plain["gpus"])))
-        del plain["models"], plain["description"]
-        return plain
+                machine["gpus"].append(_plain_gpu(self.models[group.model], group, len(machine["gpus"])))
+        del machine["models"], machine["description"]
+        return machine
 
 
 def _plain_gpu(model: Model, group: GpuGroup, index: int) -> dict[str, Any]:
-    plain, own = dataclasses.asdict(model), dataclasses.asdict(group)
+    gpu, changes = dataclasses.asdict(model), dataclasses.asdict(group)
     numbers = {name: number for number, name in ARCHITECTURES.items()}
-    plain["values"].update(own["values"], architecture=numbers[plain.pop("architecture")])
-    plain["uuid"] = group.uuid or f"GPU-00000000-0000-0000-0000-{index:012x}"
+    gpu["values"].update(changes["values"], architecture=numbers[gpu.pop("architecture")])
+    gpu["uuid"] = group.uuid or f"GPU-00000000-0000-0000-0000-{index:012x}"
     if group.processes is not None:
-        plain["processes"] = own["processes"]
-    for process in plain["processes"]:
+        gpu["processes"] = changes["processes"]
+    for process in gpu["processes"]:
         if process["pid"] is not None:
             process["pid"] += 0 if group.processes is not None and group.count == 1 else index
-    return plain
+    return gpu
 
 
 def _unknown_readings(key: str, readings: Numbers) -> Problems:
@@ -229,14 +229,14 @@ def _unknown_readings(key: str, readings: Numbers) -> Problems:
             yield key, f'no reading "{name}", {suggest(name, READINGS)}'
 
 
-def _number_keys(described: Model | TimelineEntry) -> Problems:
+def _number_keys(section: Model | TimelineEntry) -> Problems:
     for name in ("fields", "gpm"):
-        found = getattr(described, name)
-        for key in found if isinstance(found, Mapping) else ():  # not a mapping: invalid or UNCHANGED
+        numbers = getattr(section, name)
+        for key in numbers if isinstance(numbers, Mapping) else ():  # not a mapping: invalid or UNCHANGED
             if not key.isdecimal():
                 yield name, f'"{key}" is no id; ids are numbers in quotes'
 
 
 def _nearest(symbol: str) -> str:
     near = difflib.get_close_matches(symbol, SYMBOLS, 1, 0.6)
-    return f'did you mean "{near[0]}"?' if near else "see docs/replay.md for those that are"
+    return f'did you mean "{near[0]}"?' if near else "docs/replay.md lists the replayed functions"

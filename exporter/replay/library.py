@@ -18,7 +18,16 @@ from exporter.collectors.gpu.nvml import child
 from exporter.collectors.gpu.nvml.events import XID
 from exporter.collectors.gpu.nvml.gpm import MIN_INTERVAL_SECONDS
 from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
-from exporter.replay.calls import CALLS, SAMPLES, Asked, ReplayedError, behind, check_version, number, put
+from exporter.replay.calls import (
+    CALLS,
+    SAMPLE_BUFFERS,
+    CallContext,
+    ReplayedError,
+    check_version,
+    target_of,
+    to_int,
+    write_number,
+)
 from exporter.replay.machine import EVERY_CALL, ReplayedEvents, ReplayedGpu, ReplayedMachine
 
 _GPU_BASE = 0x1000
@@ -28,7 +37,7 @@ _MAX_INSTANCES = 7
 _OTHER_BASE = 0x10000000
 _LOOK_SECONDS = 0.05
 
-_OTHERS = "*"
+_OTHER_CALLS = "*"
 """Key of the cost of every call without a cost in the description."""
 
 
@@ -62,7 +71,11 @@ SYMBOLS = frozenset({*CALLS, *_OF_LIBRARY, *_OF_GPU, "nvmlErrorString"})
 """Every function of NVML that a replay has."""
 
 COST_KEYS = frozenset(
-    {*SYMBOLS, _OTHERS, *(f"nvmlDeviceGetSamples/{name}" for name, _, _ in SAMPLES.values())}
+    {
+        *SYMBOLS,
+        _OTHER_CALLS,
+        *(f"nvmlDeviceGetSamples/{buffer.reading}" for buffer in SAMPLE_BUFFERS.values()),
+    }
 )
 """Keys of a description's costs, in addition to field ids."""
 
@@ -71,20 +84,20 @@ class Clock:
     """Clock of a replay: the machine's time."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
     def wall(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
         return time.time()
 
     def delay(self, seconds: float) -> None:
         """Sleep, like a slow call."""
         time.sleep(seconds)
 
-    def work(self, seconds: float, since: float) -> None:
-        """Use CPU time until this thread has used `seconds` of CPU time since the thread time `since`."""
-        while time.thread_time() - since < seconds:
+    def work(self, seconds: float, start: float) -> None:
+        """Use CPU time until this thread has used `seconds` of CPU time since the thread time `start`."""
+        while time.thread_time() - start < seconds:
             pass
 
 
@@ -116,7 +129,7 @@ class ReplayLibrary:
         if symbol not in SYMBOLS or symbol in self._description["missing"]:
             raise AttributeError(symbol)
         if symbol == "nvmlErrorString":
-            return lambda code: f"NVML error {number(code)}".encode()
+            return lambda code: f"NVML error {to_int(code)}".encode()
 
         # A plain function: pynvml sets attributes on some.
         def call(*arguments: Any) -> int:
@@ -137,15 +150,17 @@ class ReplayLibrary:
         return self._clock.now() - self._origin
 
     def _cost(self, symbol: str, arguments: tuple[Any, ...]) -> float:
-        others = self._costs.get(_OTHERS, 0.0)
+        default_cost = self._costs.get(_OTHER_CALLS, 0.0)
         if symbol == "nvmlDeviceGetFieldValues":
-            asked = behind(arguments[2])[: number(arguments[1])]
-            return sum(self._costs.get(str(value.fieldId), others) for value in asked)
+            values = target_of(arguments[2])[: to_int(arguments[1])]
+            return sum(self._costs.get(str(value.fieldId), default_cost) for value in values)
         if symbol == "nvmlDeviceGetSamples":
             # Called twice by the binding: for the number, and for the samples.
-            name = SAMPLES.get(number(arguments[1]), ("",))[0]
-            return 0.0 if arguments[5] is None else self._costs.get(f"{symbol}/{name}", others)
-        return self._costs.get(symbol, others)
+            buffer = SAMPLE_BUFFERS.get(to_int(arguments[1]))
+            if arguments[5] is None or buffer is None:
+                return 0.0
+            return self._costs.get(f"{symbol}/{buffer.reading}", default_cost)
+        return self._costs.get(symbol, default_cost)
 
     def _answer(self, symbol: str, arguments: tuple[Any, ...]) -> None:
         if not self._description["library"]:
@@ -157,7 +172,7 @@ class ReplayLibrary:
             index = gpu.index
         elif symbol == "nvmlDeviceGetHandleByIndex_v2":  # this function has an index instead of a handle
             present = self._machine.present(self._moment)
-            place = number(arguments[0])
+            place = to_int(arguments[0])
             index = present[place].index if 0 <= place < len(present) else None
         self._suffer(symbol, index)
         if symbol != "nvmlInitWithFlags":
@@ -169,22 +184,22 @@ class ReplayLibrary:
             getattr(self, f"_{_OF_LIBRARY[symbol]}")(*arguments)
             return
         moment = self._moment
-        asked = Asked(gpu, moment, self._clock.wall(), self._machine.driver(moment))
+        context = CallContext(gpu, moment, self._clock.wall(), self._machine.driver(moment))
         if instance is not None:
-            self._on_instance(symbol, instance, asked, arguments[1])
+            self._on_instance(symbol, instance, context, arguments[1])
         elif symbol in CALLS:
-            CALLS[symbol](asked, *arguments[1:])
+            CALLS[symbol](context, *arguments[1:])
         else:
-            getattr(self, f"_{_OF_GPU[symbol]}")(asked, *arguments[1:])
+            getattr(self, f"_{_OF_GPU[symbol]}")(context, *arguments[1:])
 
     def _suffer(self, symbol: str, index: int | None) -> None:
         """Apply the faults of the timeline to a call: crash, hang, delay or error."""
-        for fault in self._machine.under_way(index, self._moment):
+        for fault in self._machine.active_faults(index, self._moment):
             entry = fault.entry
             if symbol in entry["crash"]:
                 os.kill(os.getpid(), signal.SIGSEGV)
             if symbol in entry["hang"] or (EVERY_CALL in entry["hang"] and index is not None):
-                while self._moment < fault.until:
+                while self._moment < fault.end:
                     time.sleep(_LOOK_SECONDS)
             if symbol in entry["delay"]:
                 self._clock.delay(entry["delay"][symbol])
@@ -223,53 +238,56 @@ class ReplayLibrary:
 
     def _cuda_version(self, result: Any) -> None:
         major, _, minor = self._description["cuda"].partition(".")
-        put(result, int(major) * 1000 + int(minor or 0) * 10)
+        write_number(result, int(major) * 1000 + int(minor or 0) * 10)
 
     def _count(self, result: Any) -> None:
-        put(result, len(self._machine.present(self._moment)))
+        write_number(result, len(self._machine.present(self._moment)))
 
     def _handle(self, place: Any, result: Any) -> None:
         present = self._machine.present(self._moment)
-        if not 0 <= number(place) < len(present):
+        if not 0 <= to_int(place) < len(present):
             raise ReplayedError("invalid_argument")
-        _point(result, _GPU_BASE + present[number(place)].index)
+        _point(result, _GPU_BASE + present[to_int(place)].index)
 
     # Instances of a divided GPU.
 
-    def _instance_count(self, asked: Asked, result: Any) -> None:
-        asked.reading("mig_mode")
-        put(result, max(_MAX_INSTANCES, len(asked.gpu.instances(asked.moment))))
+    def _instance_count(self, context: CallContext, result: Any) -> None:
+        context.reading("mig_mode")
+        write_number(result, max(_MAX_INSTANCES, len(context.gpu.instances(context.moment))))
 
-    def _instance_handle(self, asked: Asked, place: Any, result: Any) -> None:
-        there = asked.gpu.instances(asked.moment)
-        if not 0 <= number(place) < len(there):
+    def _instance_handle(self, context: CallContext, place: Any, result: Any) -> None:
+        instances = context.gpu.instances(context.moment)
+        if not 0 <= to_int(place) < len(instances):
             raise ReplayedError("not_found")
-        which = asked.gpu.all_instances.index(there[number(place)])
-        _point(result, _INSTANCE_BASE + asked.gpu.index * _INSTANCES_PER_GPU + which)
+        position = context.gpu.all_instances.index(instances[to_int(place)])
+        _point(result, _INSTANCE_BASE + context.gpu.index * _INSTANCES_PER_GPU + position)
 
-    def _on_instance(self, symbol: str, instance: dict[str, Any], asked: Asked, result: Any) -> None:
-        gpu, numbers = asked.gpu, {"nvmlDeviceGetGpuInstanceId": "gi", "nvmlDeviceGetComputeInstanceId": "ci"}
-        if instance not in gpu.instances(asked.moment):
+    def _on_instance(self, symbol: str, instance: dict[str, Any], context: CallContext, result: Any) -> None:
+        gpu, numbers = (
+            context.gpu,
+            {"nvmlDeviceGetGpuInstanceId": "gi", "nvmlDeviceGetComputeInstanceId": "ci"},
+        )
+        if instance not in gpu.instances(context.moment):
             raise ReplayedError("invalid_argument")  # the instance was destroyed
         if symbol in numbers:
-            put(result, instance[numbers[symbol]])
+            write_number(result, instance[numbers[symbol]])
         elif symbol == "nvmlDeviceGetUUID":
             own = f"{gpu.index:02x}{instance['gi']:x}{instance['ci']:x}"
-            which = gpu.all_instances.index(instance)
-            made = which - len(gpu.description["mig"]) + 1  # later instances have their own UUIDs
-            first = f"{made:08x}" if made > 0 else gpu.description["uuid"][4:12]
+            position = gpu.all_instances.index(instance)
+            later_count = position - len(gpu.description["mig"]) + 1  # later instances have their own UUIDs
+            first = f"{later_count:08x}" if later_count > 0 else gpu.description["uuid"][4:12]
             result.value = f"MIG-{first}{gpu.description['uuid'][12:-4]}{own}".encode()
         elif symbol == "nvmlDeviceGetName":
             result.value = f"{gpu.description['name']} MIG {instance['profile']}".encode()
         elif symbol == "nvmlDeviceGetMemoryInfo_v2":
-            info = behind(result)
+            info = target_of(result)
             info.total = instance["memory"]
-            info.used = int(info.total * min(0.9, 0.1 + 0.6 * gpu.readings.load.at(asked.moment)))
+            info.used = int(info.total * min(0.9, 0.1 + 0.6 * gpu.readings.load.level_at(context.moment)))
             info.free = info.total - info.used
         else:
             raise ReplayedError("not_supported")
 
-    def _of_instances(self, _asked: Asked, _result: Any) -> None:
+    def _of_instances(self, _context: CallContext, _result: Any) -> None:
         raise ReplayedError("invalid_argument")  # of a whole GPU
 
     # Events.
@@ -277,20 +295,21 @@ class ReplayLibrary:
     def _create_set(self, result: Any) -> None:
         self._new_address(result)
 
-    def _register(self, asked: Asked, mask: Any, event_set: Any) -> None:
-        if number(mask) & ~int(asked.reading("event_types")):
+    def _register(self, context: CallContext, mask: Any, event_set: Any) -> None:
+        if to_int(mask) & ~int(context.reading("event_types")):
             raise ReplayedError("not_supported")
-        self._events.register(asked.gpu, asked.moment, event_set=_address(event_set))
+        self._events.register(context.gpu, context.moment, event_set=_address(event_set))
 
     def _wait(self, event_set: Any, result: Any, milliseconds: Any) -> None:
-        end = time.monotonic() + number(milliseconds) / 1000
+        end = time.monotonic() + to_int(milliseconds) / 1000
         address = _address(event_set)
         while True:
-            happened = self._events.next(address, self._moment)
-            if happened is not None:
-                event = behind(result)
-                event.device = ctypes.cast(_GPU_BASE + happened[0].index, type(event.device))
-                event.eventType, event.eventData = XID, happened[1]
+            delivered = self._events.next(address, self._moment)
+            if delivered is not None:
+                gpu, xid = delivered
+                event = target_of(result)
+                event.device = ctypes.cast(_GPU_BASE + gpu.index, type(event.device))
+                event.eventType, event.eventData = XID, xid
                 return
             if self._events.broken_since(address, self._moment) is not None:
                 raise ReplayedError("gpu_is_lost")
@@ -300,38 +319,42 @@ class ReplayLibrary:
 
     # Performance counters.
 
-    def _gpm_support(self, asked: Asked, result: Any) -> None:
-        support = behind(result)
+    def _gpm_support(self, context: CallContext, result: Any) -> None:
+        support = target_of(result)
         check_version(support, 1)
-        support.isSupportedDevice = int(bool(asked.gpu.description["gpm"]))
+        support.isSupportedDevice = int(bool(context.gpu.description["gpm"]))
 
     def _gpm_allocate(self, result: Any) -> None:
         self._samples[self._new_address(result)] = None
 
-    def _gpm_sample(self, asked: Asked, sample: Any) -> None:
-        if not asked.gpu.description["gpm"] or asked.maybe("mig_mode"):
+    def _gpm_sample(self, context: CallContext, sample: Any) -> None:
+        if not context.gpu.description["gpm"] or context.maybe("mig_mode"):
             raise ReplayedError("not_supported")
-        self._samples[_address(sample)] = GpmSample(asked.moment, asked.gpu, None)
+        self._samples[_address(sample)] = GpmSample(context.moment, context.gpu, None)
 
-    def _gpm_sample_instance(self, asked: Asked, instance: Any, sample: Any) -> None:
-        if not any(each["gi"] == number(instance) for each in asked.gpu.instances(asked.moment)):
+    def _gpm_sample_instance(self, context: CallContext, instance: Any, sample: Any) -> None:
+        if not any(
+            candidate["gi"] == to_int(instance) for candidate in context.gpu.instances(context.moment)
+        ):
             raise ReplayedError("not_found")
-        self._samples[_address(sample)] = GpmSample(asked.moment, asked.gpu, number(instance))
+        self._samples[_address(sample)] = GpmSample(context.moment, context.gpu, to_int(instance))
 
     def _gpm_metrics(self, request: Any) -> None:
-        metrics = behind(request)
+        metrics = target_of(request)
         check_version(metrics, 1)
-        earlier, later = (self._samples.get(_address(each)) for each in (metrics.sample1, metrics.sample2))
+        earlier, later = (
+            self._samples.get(_address(sample)) for sample in (metrics.sample1, metrics.sample2)
+        )
         if earlier is None or later is None:
             raise ReplayedError("invalid_argument")
         if (earlier.gpu, earlier.instance) != (later.gpu, later.instance):
             raise ReplayedError("invalid_argument")
         begin, end, gpu = earlier.moment, later.moment, earlier.gpu
-        asked = [metrics.metrics[place] for place in range(metrics.numMetrics)]
+        metric_requests = [metrics.metrics[place] for place in range(metrics.numMetrics)]
         newest = self._description["newest_metric"]
-        if newest is not None and any(each.metricId > newest for each in asked):
+        if newest is not None and any(metric.metricId > newest for metric in metric_requests):
             raise ReplayedError("invalid_argument")
-        for metric in asked:
+        for metric in metric_requests:
             value = gpu.readings.mean(f"gpm.{metric.metricId}", begin, max(end, begin + 1e-6))
             metric.nvmlReturn = SUCCESS if value is not None else CODES["not_supported"]
             if value is not None:
@@ -353,11 +376,11 @@ def install(binding: Any, replay: dict[str, Any], *, clock: Clock, origin: float
     The timeline starts at `origin`.
     """
     binding.nvmlLib = ReplayLibrary(replay, clock=clock, origin=origin)
-    binding._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - else functions of an earlier one would go on answering
+    binding._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - the cache would keep functions of an earlier replay
 
 
 def run() -> None:
-    """Be the NVML child of a sidecar that replays; does not return."""
+    """Run the NVML child of a sidecar that replays; does not return."""
     child.run(_install)
 
 

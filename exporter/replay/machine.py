@@ -7,6 +7,7 @@ Used in the NVML child, by the replay library. All values depend only on the des
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import cos, inf, nan, pi, sin
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ _RIPPLE_SECONDS = 3.1
 _SHIFT_SECONDS = 1.7
 """Seconds by which the load of each GPU runs ahead of the previous GPU's load."""
 
-_WORDS = {"nan": nan, "infinity": inf}
+_NAMED_VALUES = {"nan": nan, "infinity": inf}
 
 
 class LoadCurve:
@@ -29,7 +30,7 @@ class LoadCurve:
         self._ripple = description["ripple"]
         self._shift = shift
 
-    def at(self, moment: float) -> float:
+    def level_at(self, moment: float) -> float:
         """Return the load at a time."""
         place = (moment + self._shift) % self._cycle
         for seconds, level in self._steps:
@@ -40,9 +41,9 @@ class LoadCurve:
 
     def total(self, moment: float) -> float:
         """Return the integral of the load over the seconds since the start."""
-        return self._until(moment + self._shift) - self._until(self._shift)
+        return self._total_until(moment + self._shift) - self._total_until(self._shift)
 
-    def _until(self, moment: float) -> float:
+    def _total_until(self, moment: float) -> float:
         cycles, place = divmod(moment, self._cycle)
         total = 0.0
         for seconds, level in self._steps:
@@ -61,27 +62,36 @@ class LoadCurve:
         return float(min(self._ripple, level, 1 - level))
 
 
+@dataclass(frozen=True, slots=True)
+class ValueChange:
+    """Value of a reading from a start until an end."""
+
+    start: float
+    end: float
+    value: Any
+
+
 class ReadingCurves:
     """Readings of a GPU over time: None (not supported), a number, a word, or a signal."""
 
     def __init__(self, description: Mapping[str, Any], load: LoadCurve) -> None:
         self.load = load
-        # (start, end, value) by name; of the changes in effect the latest start wins.
-        self._changes = {name: [(-inf, inf, value)] for name, value in description.items()}
+        # by name; of the changes in effect the latest start wins
+        self._changes = {name: [ValueChange(-inf, inf, value)] for name, value in description.items()}
 
-    def change(self, name: str, at: float, until: float, value: Any) -> None:
-        """Change a reading from `at` until `until`; afterwards the previous value applies."""
-        self._changes.setdefault(name, []).append((at, until, value))
+    def change(self, name: str, start: float, end: float, value: Any) -> None:
+        """Change a reading from `start` until `end`; afterwards the previous value applies."""
+        self._changes.setdefault(name, []).append(ValueChange(start, end, value))
 
-    def at(self, name: str, moment: float) -> float | None:
+    def value_at(self, name: str, moment: float) -> float | None:
         """Return a reading at a time; None if the GPU does not support the reading."""
         since, value = self._current(name, moment)
         if not isinstance(value, dict):
-            number: float | None = _WORDS[value] if isinstance(value, str) else value
+            number: float | None = _NAMED_VALUES[value] if isinstance(value, str) else value
             return number
         if value["counter_from"] is None:
-            return _between(value, self.load.at(moment))
-        grown = _between(value, self.load.total(moment) - self.load.total(since), moment - since)
+            return _level_between(value, self.load.level_at(moment))
+        grown = _level_between(value, self.load.total(moment) - self.load.total(since), moment - since)
         total = int(value["counter_from"] + grown)
         return total % (1 << value["bits"]) if value["bits"] else total
 
@@ -89,17 +99,19 @@ class ReadingCurves:
         """Return the mean of a level between two times; for a counter the number at the end."""
         _, value = self._current(name, end)
         if not isinstance(value, dict) or value["counter_from"] is not None:
-            return self.at(name, end)
-        return _between(value, (self.load.total(end) - self.load.total(begin)) / (end - begin))
+            return self.value_at(name, end)
+        return _level_between(value, (self.load.total(end) - self.load.total(begin)) / (end - begin))
 
     def _current(self, name: str, moment: float) -> tuple[float, Any]:
         """Return the value in effect, and the time since which the value applies."""
-        found = [(at, value) for at, until, value in self._changes.get(name, ()) if at <= moment < until]
-        at, value = max(reversed(found), key=lambda change: change[0], default=(0.0, None))
-        return max(at, 0.0), value
+        changes = [change for change in self._changes.get(name, ()) if change.start <= moment < change.end]
+        if not changes:
+            return 0.0, None
+        latest = max(reversed(changes), key=lambda change: change.start)
+        return max(latest.start, 0.0), latest.value
 
 
-def _between(signal: dict[str, Any], load: float, seconds: float = 1.0) -> float:
+def _level_between(signal: dict[str, Any], load: float, seconds: float = 1.0) -> float:
     busy = signal["idle"] if signal["busy"] is None else signal["busy"]
     return float(signal["idle"] * seconds + (busy - signal["idle"]) * load)
 
@@ -109,8 +121,8 @@ class Fault:
 
     def __init__(self, entry: dict[str, Any]) -> None:
         self.entry = entry  # as described
-        self.at: float = entry["at"]
-        self.until: float = inf if entry["until"] is None else entry["until"]
+        self.start: float = entry["at"]
+        self.end: float = inf if entry["until"] is None else entry["until"]
         # NVML's names of errors by call.
         self.errors = {call: name.lower() for call, name in entry["errors"].items()}
         if entry["lost"]:
@@ -130,29 +142,35 @@ class ReplayedGpu:
         self.description = description  # of the model, with the GPU's uuid
         load = LoadCurve(description["load"], shift=index * _SHIFT_SECONDS)
         # NVML's values by name; field values are `field.<id>`, GPM metrics `gpm.<id>`.
-        self.readings = ReadingCurves(dict(named(description["values"], description)), load)
+        self.readings = ReadingCurves(dict(all_readings(description["values"], description)), load)
         self.faults = [fault for fault in faults if fault.is_of(index)]
         # All compute instances of the whole timeline.
         self.all_instances: list[dict[str, Any]] = list(description["mig"])
         for fault in self.faults:
-            new = [each for each in fault.entry["mig"] or () if each not in self.all_instances]
-            self.all_instances += new
-            for name, value in named(fault.entry["set"], fault.entry):
-                self.readings.change(name, fault.at, fault.until, value)
+            new_instances = [
+                instance for instance in fault.entry["mig"] or () if instance not in self.all_instances
+            ]
+            self.all_instances += new_instances
+            for name, value in all_readings(fault.entry["set"], fault.entry):
+                self.readings.change(name, fault.start, fault.end, value)
 
     def instances(self, moment: float) -> list[dict[str, Any]]:
         """Return the compute instances of the GPU; empty unless MIG is enabled."""
-        return self._listed("mig", moment) if self.readings.at("mig_mode", moment) == 1 else []
+        return (
+            self._instances_or_processes("mig", moment)
+            if self.readings.value_at("mig_mode", moment) == 1
+            else []
+        )
 
     def processes(self, moment: float) -> list[dict[str, Any]]:
         """Return the compute processes of the GPU; a process with a file that has no id is absent."""
-        listed = self._listed("processes", moment)
-        found = [each | {"pid": each["pid"] or _read_pid(each["pid_file"])} for each in listed]
-        return [each for each in found if each["pid"]]
+        entries = self._instances_or_processes("processes", moment)
+        processes = [entry | {"pid": entry["pid"] or _read_pid(entry["pid_file"])} for entry in entries]
+        return [process for process in processes if process["pid"]]
 
-    def _listed(self, name: str, moment: float) -> list[dict[str, Any]]:
+    def _instances_or_processes(self, name: str, moment: float) -> list[dict[str, Any]]:
         for fault in reversed(self.faults):
-            if fault.entry[name] is not None and fault.at <= moment < fault.until:
+            if fault.entry[name] is not None and fault.start <= moment < fault.end:
                 return list(fault.entry[name])
         return list(self.description[name])
 
@@ -169,15 +187,15 @@ class ReplayedMachine:
 
     def __init__(self, description: dict[str, Any]) -> None:
         self.description = description  # see `description.MachineDescription.plain`
-        self.faults = [Fault(each) for each in description["timeline"]]  # in the order of the timeline
-        # All that ever are there.
-        self.gpus = [ReplayedGpu(place, each, self.faults) for place, each in enumerate(description["gpus"])]
+        self.faults = [Fault(entry) for entry in description["timeline"]]  # in the order of the timeline
+        # All GPUs of the timeline, also while they are removed.
+        self.gpus = [ReplayedGpu(index, gpu, self.faults) for index, gpu in enumerate(description["gpus"])]
 
     def driver(self, moment: float) -> str:
         """Return the version of the loaded driver."""
         version: str = self.description["driver"]
         for fault in self.faults:
-            if fault.entry["driver"] is not None and fault.at <= moment:
+            if fault.entry["driver"] is not None and fault.start <= moment:
                 version = fault.entry["driver"]
         return version
 
@@ -186,13 +204,13 @@ class ReplayedMachine:
         return [
             gpu
             for gpu in self.gpus
-            if not any(fault.entry["removed"] for fault in self.under_way(gpu.index, moment))
+            if not any(fault.entry["removed"] for fault in self.active_faults(gpu.index, moment))
         ]
 
-    def under_way(self, index: int | None, moment: float) -> Iterator[Fault]:
+    def active_faults(self, index: int | None, moment: float) -> Iterator[Fault]:
         """Yield the active faults of a GPU, or of calls without a GPU, latest first."""
         for fault in reversed(self.faults):
-            if fault.at <= moment < fault.until and fault.is_of(index):
+            if fault.start <= moment < fault.end and fault.is_of(index):
                 yield fault
 
 
@@ -205,39 +223,40 @@ class ReplayedEvents:
 
     def __init__(self, machine: ReplayedMachine) -> None:
         self._machine = machine
-        self._registered: dict[int, list[tuple[ReplayedGpu, float]]] = {}  # by set, since when
-        self._reported: set[tuple[int, int, int]] = set()
+        self._registrations: dict[int, list[tuple[ReplayedGpu, float]]] = {}  # GPU and time, by event set
+        # index of the GPU, of the fault and of the Xid in the fault
+        self._delivered_xids: set[tuple[int, int, int]] = set()
 
     def register(self, gpu: ReplayedGpu, moment: float, *, event_set: int) -> None:
         """Register for the Xids of a GPU from now on."""
-        self._registered.setdefault(event_set, []).append((gpu, moment))
+        self._registrations.setdefault(event_set, []).append((gpu, moment))
 
     def next(self, event_set: int, moment: float) -> tuple[ReplayedGpu, int] | None:
         """Return the next undelivered Xid with the GPU, or None."""
         broken = self.broken_since(event_set, moment)
         end = moment if broken is None else broken
-        for gpu, since in self._registered.get(event_set, ()):
-            for place, fault in enumerate(gpu.faults):
-                for which, xid in enumerate(fault.xids if since <= fault.at <= end else ()):
-                    key = (gpu.index, place, which)
-                    if key not in self._reported:
-                        self._reported.add(key)
+        for gpu, since in self._registrations.get(event_set, ()):
+            for fault_index, fault in enumerate(gpu.faults):
+                for xid_index, xid in enumerate(fault.xids if since <= fault.start <= end else ()):
+                    key = (gpu.index, fault_index, xid_index)
+                    if key not in self._delivered_xids:
+                        self._delivered_xids.add(key)
                         return gpu, xid
         return None
 
     def broken_since(self, event_set: int, moment: float) -> float | None:
         """Return the time at which the first GPU of a set was lost; None if all are present."""
-        since = [
-            each.at
-            for gpu, _ in self._registered.get(event_set, ())
-            for each in self._machine.under_way(gpu.index, moment)
-            if each.entry["removed"] or each.errors.get(EVERY_CALL) == "gpu_is_lost"
+        lost_at = [
+            fault.start
+            for gpu, _ in self._registrations.get(event_set, ())
+            for fault in self._machine.active_faults(gpu.index, moment)
+            if fault.entry["removed"] or fault.errors.get(EVERY_CALL) == "gpu_is_lost"
         ]
-        return min(since, default=None)
+        return min(lost_at, default=None)
 
 
-def named(values: Mapping[str, Any], numbered: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def all_readings(values: Mapping[str, Any], description: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield all readings of a description: named readings, field values and performance counters."""
     yield from values.items()
-    for kind, prefix in (("fields", "field"), ("gpm", "gpm")):
-        yield from ((f"{prefix}.{number}", value) for number, value in numbered[kind].items())
+    for key, prefix in (("fields", "field"), ("gpm", "gpm")):
+        yield from ((f"{prefix}.{number}", value) for number, value in description[key].items())

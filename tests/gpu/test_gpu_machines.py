@@ -63,7 +63,7 @@ def test_the_integral_of_a_replayed_load_never_falls() -> None:
 
     for earlier, later in itertools.pairwise(totals):
         assert -1e-9 <= later - earlier <= 0.1 + 1e-9
-    assert totals[-1] == pytest.approx(sum(load.at(index / 10) for index in range(1000)) / 10, rel=0.02)
+    assert totals[-1] == pytest.approx(sum(load.level_at(index / 10) for index in range(1000)) / 10, rel=0.02)
 
 
 def test_every_reading_of_the_child_has_its_family() -> None:
