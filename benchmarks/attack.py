@@ -41,7 +41,7 @@ SECONDS = 5.0 if QUICK else 20.0
 RECOVERY_SECONDS = 3.0 if QUICK else 10.0
 USER, PASSWORD = "prometheus", "correct horse"
 LOGIN = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-WHOLE = f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: {LOGIN}\r\n\r\n".encode()
+SCRAPE_REQUEST = f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: {LOGIN}\r\n\r\n".encode()
 Attack = Callable[[int, float], None]
 """Takes the port, and the monotonic time at which it ends."""
 
@@ -54,44 +54,44 @@ class Victim:
         pid: Process id of the server.
         port: Port on 127.0.0.1.
         feed: Feed directory of the exporter; None for node_exporter.
-        memory: Resident mebibytes, read ten times a second.
-        peak: Highest resident mebibytes since the start of the server.
-        slowest: Seconds of the slowest scrape.
+        memory_mib: Resident mebibytes, read ten times a second.
+        peak_mib: Highest resident mebibytes since the start of the server.
+        slowest_seconds: Seconds of the slowest scrape.
         scrapes: Number of scrapes.
-        failed: Number of scrapes without status 200 within 10 s.
-        killed: True if the memory exceeded the limit.
+        failed_scrapes: Number of scrapes without status 200 within 10 s.
+        is_killed: True if the memory exceeded the limit.
     """
 
     pid: int
     port: int
     feed: Path | None
-    memory: list[float] = field(default_factory=list)
-    peak: float = 0.0
-    slowest: float = 0.0
+    memory_mib: list[float] = field(default_factory=list)
+    peak_mib: float = 0.0
+    slowest_seconds: float = 0.0
     scrapes: int = 0
-    failed: int = 0
-    killed: bool = False
+    failed_scrapes: int = 0
+    is_killed: bool = False
 
-    def watch(self, over: threading.Event) -> None:
+    def watch(self, stop: threading.Event) -> None:
         """Sample the memory, and kill the server above the limit."""
-        while not over.wait(0.1):
+        while not stop.wait(0.1):
             with contextlib.suppress(OSError, ValueError, IndexError):  # the server was killed
                 pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
-                self.memory.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+                self.memory_mib.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
                 status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
-                self.peak = int(status.partition("VmHWM:")[2].split()[0]) / 2**10
-                if self.memory[-1] > LIMIT_MIB:
-                    self.killed = True
+                self.peak_mib = int(status.partition("VmHWM:")[2].split()[0]) / 2**10
+                if self.memory_mib[-1] > LIMIT_MIB:
+                    self.is_killed = True
                     os.kill(self.pid, 9)
 
-    def scrape(self, over: threading.Event) -> None:
+    def scrape(self, stop: threading.Event) -> None:
         """Scrape once a second."""
-        while not over.wait(1.0):
-            began = time.monotonic()
+        while not stop.wait(1.0):
+            started = time.monotonic()
             status = request(self.port, "/metrics", LOGIN)
-            self.slowest = max(self.slowest, time.monotonic() - began)
+            self.slowest_seconds = max(self.slowest_seconds, time.monotonic() - started)
             self.scrapes += 1
-            self.failed += status != 200
+            self.failed_scrapes += status != 200
 
 
 def request(port: int, path: str, login: str = LOGIN, timeout: float = 10.0, **headers: str) -> int:
@@ -109,7 +109,7 @@ def request(port: int, path: str, login: str = LOGIN, timeout: float = 10.0, **h
         client.close()
 
 
-def family(port: int, prefix: str) -> int:
+def count_samples(port: int, prefix: str) -> int:
     """Return the number of samples whose names begin with a prefix."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     client.request("GET", "/metrics", headers={"Authorization": LOGIN})
@@ -131,10 +131,10 @@ def name_patterns(port: int, end: float) -> None:
     """Request the page with filters of 15 KB, each different."""
 
     def member(number: int) -> None:
-        turn = 0
+        attempt = 0
         while time.monotonic() < end:
-            turn += 1
-            names = "&".join(f"name[]=*{number}x{turn}x{each}{'[a-z]*' * 25}" for each in range(90))
+            attempt += 1
+            names = "&".join(f"name[]=*{number}x{attempt}x{index}{'[a-z]*' * 25}" for index in range(90))
             request(port, f"/metrics?{names}")
 
     crowd(member, 8)
@@ -144,10 +144,10 @@ def abandoned_filters(port: int, end: float) -> None:
     """Request the page with different filters, and disconnect after 50 ms."""
 
     def member(number: int) -> None:
-        turn = 0
+        attempt = 0
         while time.monotonic() < end:
-            turn += 1
-            path = f"/metrics?name[]=x{number}x{turn}&collect[]=cpu"
+            attempt += 1
+            path = f"/metrics?name[]=x{number}x{attempt}&collect[]=cpu"
             request(port, path, timeout=0.05, **{"X-Prometheus-Scrape-Timeout-Seconds": "0.05"})
 
     crowd(member, 32)
@@ -156,38 +156,38 @@ def abandoned_filters(port: int, end: float) -> None:
 def readers_that_do_not_read(port: int, end: float) -> None:
     """Request the page on 300 connections without reading the response; repeat every five seconds."""
     while time.monotonic() < end:
-        held = [connection(port, WHOLE) for _ in range(300)]
+        sockets = [connection(port, SCRAPE_REQUEST) for _ in range(300)]
         time.sleep(max(0.0, min(5.0, end - time.monotonic())))
-        close(held)
+        close(sockets)
 
 
 def two_thousand_readers_that_do_not_read(port: int, end: float) -> None:
     """Request the page on 2,000 connections without reading the response."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
-    held: list[socket.socket] = []
-    while time.monotonic() < end and len(held) < 2000:
-        held.append(connection(port, WHOLE))
+    sockets: list[socket.socket] = []
+    while time.monotonic() < end and len(sockets) < 2000:
+        sockets.append(connection(port, SCRAPE_REQUEST))
     time.sleep(max(0.0, end - time.monotonic()))
-    close(held)
+    close(sockets)
 
 
 def silence(port: int, end: float) -> None:
     """Open a thousand connections and send half a request, or no data."""
     while time.monotonic() < end:
-        held = [connection(port, WHOLE[:20] if number % 2 else b"") for number in range(1000)]
+        sockets = [connection(port, SCRAPE_REQUEST[:20] if number % 2 else b"") for number in range(1000)]
         time.sleep(max(0.0, min(5.0, end - time.monotonic())))
-        close(held)
+        close(sockets)
 
 
 def guesses(port: int, end: float) -> None:
     """Try passwords on eight connections."""
 
     def member(number: int) -> None:
-        turn = 0
+        attempt = 0
         while time.monotonic() < end:
-            turn += 1
-            guess = base64.b64encode(f"{USER}:{number}-{turn}".encode()).decode()
+            attempt += 1
+            guess = base64.b64encode(f"{USER}:{number}-{attempt}".encode()).decode()
             request(port, "/metrics", f"Basic {guess}")
 
     crowd(member, 8)
@@ -210,21 +210,21 @@ def nonsense(port: int, end: float) -> None:
     crowd(member, 20)
 
 
-def connection(port: int, sent: bytes) -> socket.socket:
+def connection(port: int, data: bytes) -> socket.socket:
     """Open a connection with a small receive window and send as many bytes as the server accepts."""
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    made.settimeout(2.0)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(2.0)
     with contextlib.suppress(OSError):
-        made.connect(("127.0.0.1", port))
-        made.sendall(sent)
-    return made
+        client.connect(("127.0.0.1", port))
+        client.sendall(data)
+    return client
 
 
-def close(held: list[socket.socket]) -> None:
+def close(sockets: list[socket.socket]) -> None:
     """Close connections."""
-    for each in held:
-        each.close()
+    for client in sockets:
+        client.close()
 
 
 HTTP: dict[str, Attack] = {
@@ -281,7 +281,7 @@ def feed_file(
 
 def leave_labels_and_buckets(feed: Path) -> None:
     """Leave 60 files with 2,000 labels and 30,000 buckets each."""
-    labels = [[f"l{each:05}", "x" * 20] for each in range(2000)]
+    labels = [[f"l{index:05}", "x" * 20] for index in range(2000)]
     stat = {"name": "s", "aggregations": ["histogram"], "labels": labels, "buckets": list(range(30_000))}
     for number in range(60):
         (feed / f"{number:032x}.feed").write_bytes(feed_file(number, stat))
@@ -314,8 +314,8 @@ def leave_foreign_entries(feed: Path) -> None:
         (feed / f"{name}.json").write_text('{"version": 1, "rules": [{"match": "*", "enabled": false}]}')
     for name in ("stacks", f"stacks-{uid}"):
         (feed / f"{name}.request").write_text("{}")
-    for each in feed.iterdir():
-        os.chown(each, 12345, 12345)
+    for entry in feed.iterdir():
+        os.chown(entry, 12345, 12345)
 
 
 def leave_many_stats(feed: Path) -> None:
@@ -349,105 +349,140 @@ FILES: dict[str, Callable[[Path], None]] = {
 """Files that exist before the exporter starts, beside an honest job with a histogram."""
 
 
-def nothing(feed: Path) -> None:
+def leave_no_files(feed: Path) -> None:
     """Leave no files."""
 
 
 @contextlib.contextmanager
-def victim(kind: str, prepare: Callable[[Path], None] = nothing) -> Iterator[Victim]:
+def victim(program: str, prepare: Callable[[Path], None] = leave_no_files) -> Iterator[Victim]:
     """Start a server with a password; the server is watched and scraped until the block ends."""
     with tempfile.TemporaryDirectory() as place, feed_directory() as feed:
         prepare(feed)
         web = Path(place, "web.config.yml")
         secret = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(10)).decode()
         web.write_text(f"basic_auth_users:\n  {USER}: {secret}\n", encoding="utf-8")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
         address = f"--web.listen-address=127.0.0.1:{port}"
-        if kind == "exporter":
+        if program == "exporter":
             command: list[str | Path] = [sys.executable, "-m", "exporter", f"--feed.dir={feed}"]
-            until = "listening|Listening"
+            ready_pattern = "listening|Listening"
         else:
-            command, until = [kind], "Listening on|TLS is"
-        with child([*command, address, f"--web.config.file={web}"], until=until) as (process, _):
-            found = Victim(process.pid, port, feed if kind == "exporter" else None)
+            command, ready_pattern = [program], "Listening on|TLS is"
+        with child([*command, address, f"--web.config.file={web}"], ready_pattern=ready_pattern) as (
+            process,
+            _,
+        ):
+            server = Victim(process.pid, port, feed if program == "exporter" else None)
             while request(port, "/metrics") != 200:
                 time.sleep(0.1)
-            over = threading.Event()
-            watchers = [threading.Thread(target=each, args=(over,)) for each in (found.watch, found.scrape)]
+            stop = threading.Event()
+            watchers = [
+                threading.Thread(target=method, args=(stop,)) for method in (server.watch, server.scrape)
+            ]
             for watcher in watchers:
                 watcher.start()
             try:
                 time.sleep(2.0)
-                yield found
+                yield server
             finally:
-                over.set()
+                stop.set()
                 for watcher in watchers:
                     watcher.join()
 
 
-def row(what: str, found: Victim, before: float) -> bool:
+def report_row(attack: str, server: Victim, memory_before_mib: float) -> bool:
     """Print a row; returns True if the server kept all bounds."""
-    peak, after = max(found.peak, *found.memory), found.memory[-1]
-    end = "killed at the limit" if found.killed else f"{after:.0f} MiB"
-    served = f"{found.scrapes - found.failed} of {found.scrapes}"
-    who = "exporter" if found.feed else "node_exporter"
-    print(
-        f"| {what} | {who} | {before:.0f} MiB | {peak:.0f} MiB | {end} | {served} | {found.slowest:.2f} s |",
-        flush=True,
-    )
-    bounded = not found.feed or (peak <= PEAK_MIB and found.slowest <= SLOWEST_SECONDS)
-    return not found.killed and not found.failed and bounded
+    peak_mib, memory_after_mib = max(server.peak_mib, *server.memory_mib), server.memory_mib[-1]
+    cells = [
+        attack,
+        "exporter" if server.feed else "node_exporter",
+        f"{memory_before_mib:.0f} MiB",
+        f"{peak_mib:.0f} MiB",
+        "killed at the limit" if server.is_killed else f"{memory_after_mib:.0f} MiB",
+        f"{server.scrapes - server.failed_scrapes} of {server.scrapes}",
+        f"{server.slowest_seconds:.2f} s",
+    ]
+    print(f"| {' | '.join(cells)} |", flush=True)
+    is_within_bounds = peak_mib <= PEAK_MIB and server.slowest_seconds <= SLOWEST_SECONDS
+    return not server.is_killed and not server.failed_scrapes and (is_within_bounds or not server.feed)
+
+
+def attack_over_http(name: str, attack: Attack, peer: str | None) -> bool:
+    """Attack the exporter and the peer; returns True if the exporter kept all bounds."""
+    has_held = True
+    for program in ("exporter", *([peer] if peer else [])):
+        with victim(program) as server:
+            memory_before_mib = server.memory_mib[-1]
+            attack(server.port, time.monotonic() + SECONDS)
+            time.sleep(RECOVERY_SECONDS)
+        is_row_good = report_row(name, server, memory_before_mib)
+        has_held = has_held and (is_row_good or program != "exporter")
+    return has_held
+
+
+def attack_with_files(name: str, prepare: Callable[[Path], None]) -> bool:
+    """Start the exporter with hostile files and an honest job; returns True if the exporter kept all bounds."""
+    if prepare is leave_foreign_entries and os.geteuid() != 0:
+        print(f"| {name} | skipped: only root can make files of another user |")
+        return True
+    with victim("exporter", prepare) as server:
+        memory_before_mib = server.memory_mib[-1]
+        with job(HONEST, server):
+            started = time.monotonic()
+            while not (samples := count_samples(server.port, "mine_count")):
+                if time.monotonic() > started + 60:
+                    break
+                time.sleep(0.1)
+            delay_seconds = time.monotonic() - started
+            time.sleep(SECONDS)
+    outcome = f"honest total after {delay_seconds:.1f} s" if samples else "no honest total"
+    is_row_good = report_row(f"{name} ({outcome})", server, memory_before_mib)
+    return is_row_good and samples > 0 and delay_seconds <= TOTAL_SECONDS
+
+
+def attack_with_job(name: str, empty_files: int, program: str) -> bool:
+    """Run a hostile job beside the exporter; returns True if the exporter kept all bounds."""
+    with victim("exporter") as server:
+        assert server.feed is not None
+        for number in range(empty_files):
+            (server.feed / f"{number:032x}.feed").touch()
+        memory_before_mib = server.memory_mib[-1]
+        with job(program, server):
+            time.sleep(SECONDS)
+            samples = count_samples(server.port, "mine")
+        time.sleep(RECOVERY_SECONDS)
+    return report_row(f"{name} ({samples} of its series on the page)", server, memory_before_mib)
+
+
+@contextlib.contextmanager
+def job(program: str, server: Victim) -> Iterator[None]:
+    """Run a training process that records into the feed of a server."""
+    source = f"import time, exporter\nprint('ready', flush=True)\n{program}"
+    with child([sys.executable, "-c", source], ready_pattern="ready", EXPORTER_FEED_DIR=str(server.feed)):
+        yield
 
 
 def main() -> int:
     """Run the attacks."""
-    given = [each for each in sys.argv[1:] if not each.startswith("-")]
-    peer = given[0] if given else shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
-    only = [each.removeprefix("--only=") for each in sys.argv[1:] if each.startswith("--only=")]
+    programs = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    options = [argument for argument in sys.argv[1:] if argument.startswith("--only=")]
+    selection = [option.removeprefix("--only=") for option in options]
+    peer = (
+        programs[0] if programs else shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+    )
 
-    def chosen(what: str) -> bool:
-        return not only or any(each in what for each in only)
+    def is_selected(name: str) -> bool:
+        return not selection or any(part in name for part in selection)
 
-    held = True
     print("| attack | server | before | at most | after | scrapes answered | slowest |")
     print("|---|---|---:|---:|---:|---:|---:|")
-    for what, attack in filter(lambda each: chosen(each[0]), HTTP.items()):
-        for kind in ("exporter", *([peer] if peer else [])):
-            with victim(kind) as found:
-                before = found.memory[-1]
-                attack(found.port, time.monotonic() + SECONDS)
-                time.sleep(RECOVERY_SECONDS)
-            stood = row(what, found, before)
-            held = held and (stood or kind != "exporter")
-    for what, prepare in filter(lambda each: chosen(each[0]), FILES.items()):
-        if prepare is leave_foreign_entries and os.geteuid() != 0:
-            print(f"| {what} | skipped: only root can make files of another user |")
-            continue
-        with victim("exporter", prepare) as found:
-            before = found.memory[-1]
-            program = f"import time, exporter\nprint('ready', flush=True)\n{HONEST}"
-            with child([sys.executable, "-c", program], until="ready", EXPORTER_FEED_DIR=str(found.feed)):
-                began = time.monotonic()
-                while not (shown := family(found.port, "mine_count")) and time.monotonic() < began + 60:
-                    time.sleep(0.1)
-                delay = time.monotonic() - began
-                time.sleep(SECONDS)
-        total = f"honest total after {delay:.1f} s" if shown else "no honest total"
-        held = row(f"{what} ({total})", found, before) and shown > 0 and delay <= TOTAL_SECONDS and held
-    for what, (files, job) in filter(lambda each: chosen(each[0]), JOBS.items()):
-        with victim("exporter") as found:
-            assert found.feed is not None
-            for number in range(files):
-                (found.feed / f"{number:032x}.feed").touch()
-            before = found.memory[-1]
-            program = f"import time, exporter\nprint('ready', flush=True)\n{job}"
-            with child([sys.executable, "-c", program], until="ready", EXPORTER_FEED_DIR=str(found.feed)):
-                time.sleep(SECONDS)
-                shown = family(found.port, "mine")
-            time.sleep(RECOVERY_SECONDS)
-        held = row(f"{what} ({shown} series of it served)", found, before) and held
-    return 0 if held else 1
+    results = [attack_over_http(name, attack, peer) for name, attack in HTTP.items() if is_selected(name)]
+    results += [attack_with_files(name, prepare) for name, prepare in FILES.items() if is_selected(name)]
+    results += [
+        attack_with_job(name, *hostile_job) for name, hostile_job in JOBS.items() if is_selected(name)
+    ]
+    return 0 if all(results) else 1
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ PHASES = {
 }
 
 
-def cut() -> list[Window]:
+def windows_of_20_ms() -> list[Window]:
     """Return phases of 20 ms: the fifths of the phases of 100 ms."""
     return [
         (phase, begin + (end - begin) * part / 5, begin + (end - begin) * (part + 1) / 5)
@@ -59,24 +59,24 @@ def counters(offset: float) -> tuple[list[float], list[float]]:
     """Return the updates of the energy counter in NVML: times and joules."""
     samples = TRACE["power_samples_watts"]
     times, sums = [samples[0][0]], [0.0]
-    for (before, _), (at, watts) in itertools.pairwise(samples):
-        times.append(at)
-        sums.append(sums[-1] + watts * (at - before))
+    for (previous_time, _), (time_, watts) in itertools.pairwise(samples):
+        times.append(time_)
+        sums.append(sums[-1] + watts * (time_ - previous_time))
     moves = [0.1 * number + offset - 1.0 for number in range(210)]
-    return moves, [sums[min(bisect.bisect(times, at), len(sums) - 1)] for at in moves]
+    return moves, [sums[min(bisect.bisect(times, time_), len(sums) - 1)] for time_ in moves]
 
 
-def zeus(of: Sequence[Window], *, approximate: bool) -> tuple[dict[str, float], float]:
+def zeus(windows: Sequence[Window], *, approximate: bool) -> tuple[dict[str, float], float]:
     """Return the mean power by phase from windows of zeus, and the share of windows without energy."""
     energy: Any = importlib.import_module("zeus.monitor.energy")
-    found, seconds, zeros = defaultdict[str, float](float), defaultdict[str, float](float), []
+    joules_by_phase, seconds, are_zero = defaultdict[str, float](float), defaultdict[str, float](float), []
     instant = TRACE["field_186_and_power_usage_watts"]
     for offset in range(10):
-        moves, sums = counters(offset / 100)
+        updates, sums = counters(offset / 100)
         clock = SimpleNamespace(now=0.0)
         gpus = SimpleNamespace(
             supports_get_total_energy_consumption=lambda _: True,
-            get_total_energy_consumption=lambda _: 1000 * sums[bisect.bisect(moves, clock.now) - 1],  # noqa: B023
+            get_total_energy_consumption=lambda _: 1000 * sums[bisect.bisect(updates, clock.now) - 1],  # noqa: B023
             get_instant_power_usage=lambda _: (
                 1000 * next(watts for at, watts, _ in reversed(instant) if at <= clock.now)  # noqa: B023
             ),
@@ -87,27 +87,30 @@ def zeus(of: Sequence[Window], *, approximate: bool) -> tuple[dict[str, float], 
             "measurement_states": {}, "gpu_indices": [0], "cpu_indices": [], "soc_is_present": False, "gpus": gpus,
             "approx_instant_energy": approximate, "power_monitor": None, "log_file": None, "sync_with": [],
         }  # fmt: skip
-        for phase, begin, end in of:
+        for phase, begin, end in windows:
             clock.now = begin
             monitor.begin_window(phase, sync_execution=False)
             clock.now = end
-            told = monitor.end_window(phase, sync_execution=False).gpu_energy[0]
-            found[phase] += told
+            joules_read = monitor.end_window(phase, sync_execution=False).gpu_energy[0]
+            joules_by_phase[phase] += joules_read
             seconds[phase] += end - begin
-            zeros.append(told == 0.0)
-    return {phase: found[phase] / seconds[phase] for phase in found}, statistics.mean(zeros)
+            are_zero.append(joules_read == 0.0)
+    return {phase: joules_by_phase[phase] / seconds[phase] for phase in joules_by_phase}, statistics.mean(
+        are_zero
+    )
 
 
-def ours(of: Sequence[Window]) -> tuple[dict[str, float], float]:
+def sidecar_power(windows: Sequence[Window]) -> tuple[dict[str, float], float]:
     """Return the mean power by phase from the sidecar, and the error of the sum."""
     seconds = defaultdict[str, float](float)
-    for phase, begin, end in of:
+    for phase, begin, end in windows:
         seconds[phase] += end - begin
     with tempfile.TemporaryDirectory() as directory:
-        page = Node(Path(directory), windows=of).play()
-    measured = joules(page, "training_phase_energy_joules_total", method="power_samples")
-    counted = counter_at(END) - counter_at(BEGIN)
-    return {phase: measured[phase] / seconds[phase] for phase in seconds}, energy_of(page) / counted - 1
+        page = Node(Path(directory), windows=windows).play()
+    joules_by_phase = joules(page, "training_phase_energy_joules_total", method="power_samples")
+    counter_joules = counter_at(END) - counter_at(BEGIN)
+    watts = {phase: joules_by_phase[phase] / seconds[phase] for phase in seconds}
+    return watts, energy_of(page) / counter_joules - 1
 
 
 def phase_seconds() -> tuple[float, bool]:
@@ -127,16 +130,16 @@ def phase_seconds() -> tuple[float, bool]:
         )
     timer = GpuTimer({"EXPORTER_GPU_TIME": "1"}, clock=itertools.count(0.0, 1.0).__next__)
     timer.decide(threading.get_ident(), 1.0)
-    took = []
+    durations = []
     for _ in range(200):
         timer.begin(TRAINING_ITERATION, "iteration")
-        began = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(50):
             timer.begin(MODEL_FORWARD, "forward")
             timer.end(MODEL_FORWARD)
-        took.append((time.perf_counter() - began) / 50)
+        durations.append((time.perf_counter() - started) / 50)
         timer.end(TRAINING_ITERATION)
-    return statistics.median(took), card
+    return statistics.median(durations), card
 
 
 def main() -> None:
@@ -144,32 +147,34 @@ def main() -> None:
     warnings.simplefilter("ignore")
     has_zeus = importlib.util.find_spec("zeus") is not None
     rows, details = [], dict[str, Mapping[str, float]]()
-    for length, of in ((400, WINDOWS), (100, WINDOWS), (40, WINDOWS), (20, cut())):
+    for length, windows in ((400, WINDOWS), (100, WINDOWS), (40, WINDOWS), (20, windows_of_20_ms())):
         kinds = PHASES[100 if length == 20 else length]
-        watts, error = ours(of)
-        told = {"training-exporter": watts}
+        watts, error = sidecar_power(windows)
+        watts_by_tool = {"training-exporter": watts}
         if has_zeus:
-            chosen = [each for each in of if each[0] in kinds]
-            told["zeus"], zeros = zeus(chosen, approximate=False)
-            told["zeus, approx_instant_energy"], _ = zeus(chosen, approximate=True)
+            selected_windows = [window for window in windows if window[0] in kinds]
+            watts_by_tool["zeus"], zeros = zeus(selected_windows, approximate=False)
+            watts_by_tool["zeus, approx_instant_energy"], _ = zeus(selected_windows, approximate=True)
             details[f"{length} ms, share of zeus' windows that read 0"] = {"": round(zeros, 3)}
-        off = {}
-        for who, by_phase in told.items():
-            mean = {what: round(by_phase[phase], 1) for phase, what in kinds.items()}
-            details[f"{length} ms, {who}, watts"] = mean
-            off[who] = max(abs(watts / TRUE_WATTS[what] - 1) for what, watts in mean.items())
+        errors = {}
+        for tool, by_phase in watts_by_tool.items():
+            mean = {load: round(by_phase[phase], 1) for phase, load in kinds.items()}
+            details[f"{length} ms, {tool}, watts"] = mean
+            errors[tool] = max(abs(watts / TRUE_WATTS[load] - 1) for load, watts in mean.items())
         budget = 0.05 if length >= 100 else None
-        peers = {who: round(value, 3) for who, value in off.items() if who != "training-exporter"}
-        what = f"power of phases of {length} ms, the larger relative error"
-        rows.append(Row(what, round(off["training-exporter"], 3), budget, peers))
+        peers = {tool: round(value, 3) for tool, value in errors.items() if tool != "training-exporter"}
+        title = f"power of phases of {length} ms, the larger relative error"
+        rows.append(Row(title, round(errors["training-exporter"], 3), "", budget, peers))
     rows.append(
-        Row("energy of all phases against the energy counter, relative error", abs(round(error, 5)), 0.003)
+        Row(
+            "energy of all phases against the energy counter, relative error", abs(round(error, 5)), "", 0.003
+        )
     )
     seconds, card = phase_seconds()
-    what = (
-        f"a phase timed on the GPU, us of the job's thread{'' if card else ', without the events themselves'}"
+    title = (
+        f"time of the job's thread for a phase timed on the GPU{'' if card else ', without the CUDA events'}"
     )
-    rows.append(Row(what, round(1e6 * seconds, 2), 10.0))
+    rows.append(Row(title, round(1e6 * seconds, 2), "µs", 10.0))
     report(rows, **details)
 
 

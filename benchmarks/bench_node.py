@@ -33,12 +33,12 @@ CHANGED_SECONDS, CLIENT_SCRAPES = 10.1, 3 if QUICK else 12
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
 
-def be_rank() -> None:
+def run_rank() -> None:
     """Record steps and Stats as a rank of the job, until SIGKILL."""
     import exporter
     from exporter import training
 
-    made = [
+    stats = [
         exporter.Stat(
             f"bench.part{number}",
             ["mean", "p95", "histogram" if number % 5 == 0 else "max"],
@@ -55,9 +55,9 @@ def be_rank() -> None:
                     with phase():
                         time.sleep(0.06)
                 training.record(loss=2.0, grad_norm=1.0, learning_rate=1e-4, samples=8, tokens=16_384)
-            now = time.time()
-            for stat in made:
-                stat.add(0.1 + now % 1.0)
+            unix_seconds = time.time()
+            for stat in stats:
+                stat.add(0.1 + unix_seconds % 1.0)
 
 
 def scrape(url: str) -> bytes:
@@ -82,9 +82,9 @@ def scrape_ms(url: str, pid: int) -> float:
     """Return the median processor time of a server for a scrape, without the server's background work."""
     times = []
     for _ in range(20):
-        before = process_seconds(pid)
+        cpu_before = process_seconds(pid)
         scrape(url)
-        times.append(process_seconds(pid) - before)
+        times.append(process_seconds(pid) - cpu_before)
     return round(statistics.median(times) * 1e3, 2)
 
 
@@ -93,16 +93,19 @@ def node_exporter_ms() -> dict[str, float]:
     program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     if program is None:
         return {}
-    with child([program, "--web.listen-address=127.0.0.1:29100"], until="[Ll]istening") as (process, _):
+    with child([program, "--web.listen-address=127.0.0.1:29100"], ready_pattern="[Ll]istening") as (
+        process,
+        _,
+    ):
         time.sleep(0.5)
         return {"node_exporter, fewer series": scrape_ms("http://127.0.0.1:29100", process.pid)}
 
 
 def client_seconds(url: str) -> float:
     """Return the time in which a client receives the page."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     scrape(url)
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 def client_rows(directory: Path) -> list[Row]:
@@ -112,23 +115,29 @@ def client_rows(directory: Path) -> list[Row]:
         return []
     flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={directory}", "--gpu.replay=h100"]
     with (
-        child([sys.executable, "-m", "exporter", *flags], until=r"http://127\.0\.0\.1:\d+") as (_, url),
-        child([program, "--web.listen-address=127.0.0.1:29101"], until="[Ll]istening"),
+        child([sys.executable, "-m", "exporter", *flags], ready_pattern=r"http://127\.0\.0\.1:\d+") as (
+            _,
+            url,
+        ),
+        child([program, "--web.listen-address=127.0.0.1:29101"], ready_pattern="[Ll]istening"),
     ):
         time.sleep(CHANGED_SECONDS)
-        ours, peers = [], []
+        own_seconds, peer_seconds = [], []
         for _ in range(CLIENT_SCRAPES):
             time.sleep(CHANGED_SECONDS)  # all blocks have changed
-            ours.append(client_seconds(url))
-            peers.append(client_seconds("http://127.0.0.1:29101"))
-    ratio = statistics.median(ours) / statistics.median(peers)
-    milliseconds = {"node_exporter, ms": round(statistics.median(peers) * 1e3, 2)}
+            own_seconds.append(client_seconds(url))
+            peer_seconds.append(client_seconds("http://127.0.0.1:29101"))
+    ratio = statistics.median(own_seconds) / statistics.median(peer_seconds)
+    notes = [
+        f"{name} {statistics.median(seconds) * 1e3:.2f} ms"
+        for name, seconds in (("training-exporter", own_seconds), ("node_exporter", peer_seconds))
+    ]
     return [
         Row(
-            "client's time of a scrape of 800 series, ratio to node_exporter",
+            "client's time of a scrape of 800 series over node_exporter's",
             round(ratio, 2),
-            0.35,
-            milliseconds,
+            budget=0.35,
+            notes=notes,
         )
     ]
 
@@ -143,7 +152,7 @@ def observe_ns() -> float:
 def nvml_child(parent: int) -> int:
     """Return the process id of the sidecar's child."""
     children = Path(f"/proc/{parent}/task").glob("*/children")
-    return next(int(pid) for each in children for pid in each.read_text(encoding="ascii").split())
+    return next(int(pid) for path in children for pid in path.read_text(encoding="ascii").split())
 
 
 def measure(directory: Path, stack: ExitStack) -> tuple[list[Row], dict[str, int]]:
@@ -153,7 +162,7 @@ def measure(directory: Path, stack: ExitStack) -> tuple[list[Row], dict[str, int
         stack.enter_context(
             child(
                 [sys.executable, __file__, "rank"],
-                until="ready",
+                ready_pattern="ready",
                 RANK=str(rank),
                 LOCAL_RANK=str(rank),
                 **feed,
@@ -161,33 +170,35 @@ def measure(directory: Path, stack: ExitStack) -> tuple[list[Row], dict[str, int
         )
     flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={directory}", "--gpu.replay=h100"]
     server, url = stack.enter_context(
-        child([sys.executable, "-m", "exporter", *flags], until=r"http://127\.0\.0\.1:\d+")
+        child([sys.executable, "-m", "exporter", *flags], ready_pattern=r"http://127\.0\.0\.1:\d+")
     )
     time.sleep(SCRAPE_SECONDS)
     scrape_regularly(url, SCRAPES_BEFORE)
     pids = {"sidecar": server.pid, "child": nvml_child(server.pid)}
-    used, began = {name: process_seconds(pid) for name, pid in pids.items()}, time.monotonic()
+    cpu_before, started = {name: process_seconds(pid) for name, pid in pids.items()}, time.monotonic()
     scrape_regularly(url, SCRAPES // 2)
     speed = observe_ns()
     page = scrape_regularly(url, SCRAPES - SCRAPES // 2).decode()
-    wall = time.monotonic() - began
-    percent = {name: round((process_seconds(pid) - used[name]) / wall * 100, 3) for name, pid in pids.items()}
+    wall = time.monotonic() - started
+    percent = {
+        name: round((process_seconds(pid) - cpu_before[name]) / wall * 100, 3) for name, pid in pids.items()
+    }
     lines = [line for line in page.splitlines() if line and not line.startswith("#")]
     fixed = [line for line in lines if not line.startswith("bench_")]
     prefixes = Counter(re.split("[_{ ]", line)[0] for line in fixed)
     scale = BUDGET_OBSERVE_NS / speed
-    peers = {"not scaled": percent["sidecar"], "Histogram.observe, ns": speed}
+    notes = [f"not scaled {percent['sidecar']:.3g} % of a core", f"Histogram.observe {speed:.0f} ns"]
     return [
-        Row("sidecar, % of a core, scaled", round(percent["sidecar"] * scale, 3), 1.5, peers),
-        Row("sidecar, MiB", memory_mib(pids["sidecar"]), 64.0),
-        Row("NVML child, % of a core a card, scaled", round(percent["child"] * scale / GPUS, 3), 0.25),
-        Row("NVML child, MiB", memory_mib(pids["child"]), 48.0),
-        Row("series without the user's Stats", float(len(fixed)), 1800.0),
+        Row("sidecar, scaled", round(percent["sidecar"] * scale, 3), "% of a core", 1.5, notes=notes),
+        Row("memory of the sidecar", memory_mib(pids["sidecar"]), "MiB", 64.0),
+        Row("NVML child, scaled", round(percent["child"] * scale / GPUS, 3), "% of a core a card", 0.25),
+        Row("memory of the NVML child", memory_mib(pids["child"]), "MiB", 48.0),
+        Row("series without the user's Stats", float(len(fixed)), budget=1800.0),
         Row(
-            f"server time of a scrape of {len(lines)} series, ms",
+            f"server time of a scrape of {len(lines)} series",
             scrape_ms(url, server.pid),
-            None,
-            node_exporter_ms(),
+            "ms",
+            peers=node_exporter_ms(),
         ),
     ], dict(prefixes)
 
@@ -202,6 +213,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        be_rank()
+        run_rank()
     else:
         main()

@@ -28,10 +28,10 @@ from report import QUICK, REPOSITORY, Row, feed_directory, report, take_turns, t
 ROUNDS = 7 if QUICK else 25
 LOOPS = 20_000 if QUICK else 100_000
 SHARE_SECONDS = 5 if QUICK else 20
-MILLION = 200_000 if QUICK else 1_000_000
+MANY_ITERATIONS = 200_000 if QUICK else 1_000_000
 THREAD = "exporter-recording"
 TURN_STEPS = 20
-NOW = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None)
+TIMESTAMP = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None)
 DATA = {"loss": 0.5, "step": 100, "path": "/checkpoints/100"}
 
 
@@ -55,50 +55,56 @@ def values() -> list[Row]:
     if has("torch"):
         import torch.monitor
 
-        some = [torch.monitor.Aggregation.MEAN, torch.monitor.Aggregation.MAX]
-        adds["torch.monitor"] = torch.monitor.Stat("bench", some, dt.timedelta(seconds=60)).add
+        aggregations = [torch.monitor.Aggregation.MEAN, torch.monitor.Aggregation.MAX]
+        adds["torch.monitor"] = torch.monitor.Stat("bench", aggregations, dt.timedelta(seconds=60)).add
     if importlib.util.find_spec("opentelemetry") and importlib.util.find_spec("opentelemetry.sdk"):
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
         meter = MeterProvider(metric_readers=[InMemoryMetricReader()]).get_meter("bench")
         adds["OpenTelemetry"] = meter.create_histogram("b").record
-    found = timed_calls(adds, between=exporter.flush)
-    ours = found.pop("Stat.add")
+    nanoseconds = timed_calls(adds, after_round=exporter.flush)
+    own_nanoseconds = nanoseconds.pop("Stat.add")
     rows = [
         Row(
             "Stat.add as a share of prometheus_client's observe",
-            share(ours, found["prometheus_client"]),
-            0.05,
+            share(own_nanoseconds, nanoseconds["prometheus_client"]),
+            budget=0.05,
         )
     ]
-    if "torch.monitor" in found:
-        rows.append(Row("Stat.add as a share of torch.monitor's", share(ours, found["torch.monitor"]), 0.2))
-    return [Row("Stat.add, ns", ours, None, found), *rows]
+    if "torch.monitor" in nanoseconds:
+        rows.append(
+            Row(
+                "Stat.add as a share of torch.monitor's",
+                share(own_nanoseconds, nanoseconds["torch.monitor"]),
+                budget=0.2,
+            )
+        )
+    return [Row("Stat.add", own_nanoseconds, "ns", peers=nanoseconds), *rows]
 
 
 def timed_calls(
-    calls: dict[str, Callable[[float], object]], between: Callable[[], object]
+    calls: dict[str, Callable[[float], object]], after_round: Callable[[], object]
 ) -> dict[str, float]:
     """Time `call(0.01)` of each function, interleaved; returns the medians in nanoseconds, without an empty loop."""
-    every: dict[str, list[float]] = {name: [] for name in ("", *calls)}
+    times_by_name: dict[str, list[float]] = {name: [] for name in ("", *calls)}
     for _ in range(ROUNDS):
-        for name, times in every.items():
+        for name, times in times_by_name.items():
             statement = "call(0.01)" if name else "pass"
             timer = timeit.Timer(statement, globals={"call": calls.get(name)}, timer=time.thread_time)
             times.append(timer.timeit(LOOPS) / LOOPS * 1e9)
-        between()
-    medians = {name: statistics.median(times) for name, times in every.items()}
+        after_round()
+    medians = {name: statistics.median(times) for name, times in times_by_name.items()}
     empty = medians.pop("")
     return {name: round(median - empty, 1) for name, median in medians.items()}
 
 
-def share(ours: float, theirs: float) -> float:
+def share(own: float, peer: float) -> float:
     """Return a time as a share of the time of a peer."""
-    return round(ours / theirs, 3) if theirs else 0.0
+    return round(own / peer, 3) if peer else 0.0
 
 
-def faces() -> list[Row]:
+def compatibility_modules() -> list[Row]:
     """Measure events, and the compatibility modules of torch.monitor and torchelastic with the originals."""
     if not has("torch"):
         return []
@@ -109,11 +115,13 @@ def faces() -> list[Row]:
     import exporter.elastic.metrics as our_metrics
     import exporter.monitor
 
-    theirs, ours = (module.Event("bench.made", NOW, DATA) for module in (torch.monitor, exporter.monitor))
+    peer_event, own_event = (
+        module.Event("bench.made", TIMESTAMP, DATA) for module in (torch.monitor, exporter.monitor)
+    )
     handler = torch.monitor.register_event_handler(deque(maxlen=16).append)
     contenders: dict[str, Callable[[], object]] = {
-        "exporter.monitor.log_event": partial(exporter.monitor.log_event, ours),
-        "torch.monitor.log_event": partial(torch.monitor.log_event, theirs),
+        "exporter.monitor.log_event": partial(exporter.monitor.log_event, own_event),
+        "torch.monitor.log_event": partial(torch.monitor.log_event, peer_event),
         "exporter put_metric": partial(our_metrics.put_metric, "bench_loss", 0.5),
         "torchelastic put_metric": partial(torch_metrics.put_metric, "bench_loss", 0.5),
         "exporter.log": partial(
@@ -123,23 +131,23 @@ def faces() -> list[Row]:
     }
     for number in range(500):  # without influence on the cost of `enabled`
         exporter.events.limit(f"bench.rule{number}.*", sample=0.5)
-    found = take_turns(contenders, rounds=ROUNDS, loops=LOOPS // 10, between=exporter.flush)
+    nanoseconds = take_turns(contenders, rounds=ROUNDS, loops=LOOPS // 10, after_round=exporter.flush)
     torch.monitor.unregister_event_handler(handler)
     return [
         Row(
-            "exporter.monitor.log_event, ns",
-            found["exporter.monitor.log_event"],
-            None,
-            {"torch.monitor with one handler in C": found["torch.monitor.log_event"]},
+            "exporter.monitor.log_event",
+            nanoseconds["exporter.monitor.log_event"],
+            "ns",
+            peers={"torch.monitor with one handler in C": nanoseconds["torch.monitor.log_event"]},
         ),
         Row(
-            "elastic put_metric, ns",
-            found["exporter put_metric"],
-            None,
-            {"torchelastic": found["torchelastic put_metric"]},
+            "elastic put_metric",
+            nanoseconds["exporter put_metric"],
+            "ns",
+            peers={"torchelastic": nanoseconds["torchelastic put_metric"]},
         ),
-        Row("exporter.log with three data, ns", found["exporter.log"]),
-        Row("exporter.events.enabled, ns", found["exporter.events.enabled"], 100.0),
+        Row("exporter.log with three data", nanoseconds["exporter.log"], "ns"),
+        Row("exporter.events.enabled", nanoseconds["exporter.events.enabled"], "ns", 100.0),
     ]
 
 
@@ -203,41 +211,48 @@ def cpu_microseconds(
     """Return the CPU time of all threads per call, recording included: the median of rounds in turns."""
     import exporter
 
-    found: dict[str, list[float]] = {name: [] for name in contenders}
+    microseconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(ROUNDS):
         for name, call in contenders.items():
             exporter.flush()
-            began = time.process_time()
+            started = time.process_time()
             number = loops.get(name, PEER_LOOPS)
             for _ in range(number):
                 call()
             exporter.flush()
-            found[name].append((time.process_time() - began) / number * 1e6)
-    return {name: round(statistics.median(each), 2) for name, each in found.items()}
+            microseconds[name].append((time.process_time() - started) / number * 1e6)
+    return {name: round(statistics.median(times), 2) for name, times in microseconds.items()}
 
 
 def iterations() -> list[Row]:
     """Measure a bare and a fully instrumented iteration, and the cost after a million iterations."""
     peers, ours = peer_iteration(), our_iterations()
     full_iteration = ours["full"]
-    found = cpu_microseconds(ours | peers, dict.fromkeys(ours, 10_000))  # a flush costs as much as 1,000
-    bare, full = found.pop("bare"), found.pop("full")
-    peer = next(iter(found.values()), None)
-    parts, part = [], MILLION // 10
+    microseconds = cpu_microseconds(
+        ours | peers, dict.fromkeys(ours, 10_000)
+    )  # a flush costs as much as 1,000
+    bare, full = microseconds.pop("bare"), microseconds.pop("full")
+    peer = next(iter(microseconds.values()), None)
+    tenths, tenth = [], MANY_ITERATIONS // 10
     for _ in range(10):
-        began = time.thread_time()
-        for _ in range(part):
+        started = time.thread_time()
+        for _ in range(tenth):
             full_iteration()
-        parts.append(time.thread_time() - began)
+        tenths.append(time.thread_time() - started)
     return [
-        Row("bare iteration, µs", bare, None if peer is None else round(peer / 20, 2), found),
+        Row("bare iteration", bare, "µs", None if peer is None else round(peer / 20, 2), microseconds),
         Row(
-            "iteration with 4 phases and 3 values, µs",
+            "iteration with 4 phases and 3 values",
             full,
+            "µs",
             None if peer is None else round(peer * 0.15, 2),
-            found,
+            microseconds,
         ),
-        Row(f"the last tenth of {MILLION} iterations over the first", round(parts[-1] / parts[0], 2), 1.3),
+        Row(
+            f"the last tenth of {MANY_ITERATIONS} iterations over the first",
+            round(tenths[-1] / tenths[0], 2),
+            budget=1.3,
+        ),
     ]
 
 
@@ -253,19 +268,20 @@ def recording_thread() -> list[Row]:
 
     def percent(call: Callable[[], object], per_second: float) -> float:
         exporter.flush()
-        began, used, number = time.perf_counter(), thread_seconds(THREAD), 0
-        while time.perf_counter() - began < SHARE_SECONDS:
+        started, cpu_before, number = time.perf_counter(), thread_seconds(THREAD), 0
+        while time.perf_counter() - started < SHARE_SECONDS:
             call()
             number += 1
-            time.sleep(max(began + number / per_second - time.perf_counter(), 0))
-        return round((thread_seconds(THREAD) - used) / (time.perf_counter() - began) * 100, 3)
+            time.sleep(max(started + number / per_second - time.perf_counter(), 0))
+        return round((thread_seconds(THREAD) - cpu_before) / (time.perf_counter() - started) * 100, 3)
 
-    def row(what: str, call: Callable[[], object], per_second: float) -> Row:
-        before = observe_ns()
-        measured = percent(call, per_second)
-        scale = (before + observe_ns()) / 2
-        peers = {f"not scaled by observe's {scale:.0f} ns": measured}
-        return Row(f"recording thread at {what}, % of a core", round(measured * 600 / scale, 3), 0.2, peers)
+    def row(rate: str, call: Callable[[], object], per_second: float) -> Row:
+        observe_before = observe_ns()
+        own_percent = percent(call, per_second)
+        scale = (observe_before + observe_ns()) / 2
+        notes = [f"not scaled {own_percent:.3g} % of a core", f"Histogram.observe {scale:.0f} ns"]
+        scaled_percent = round(own_percent * 600 / scale, 3)
+        return Row(f"recording thread at {rate}, scaled", scaled_percent, "% of a core", 0.2, notes=notes)
 
     full = our_iterations()["full"]
     return [row("1,000 samples/s", record_all, 20.0), row("100 iterations/s", full, 100.0)]
@@ -285,29 +301,34 @@ def stacks() -> list[Row]:
     from exporter.responder import StackResponder
 
     full_iteration = our_iterations()["full"]
-    with_responder = RECORDER._tasks
-    without = tuple(task for task in with_responder if not isinstance(task, StackResponder))
-    ratios, bare = [], []
+    tasks_with_responder = RECORDER._tasks
+    tasks_without_responder = tuple(
+        task for task in tasks_with_responder if not isinstance(task, StackResponder)
+    )
+    ratios, without_responder = [], []
     for _ in range(STACK_RUNS):
-        used, iterations_of = {True: 0.0, False: 0.0}, {True: 0, False: 0}
+        cpu_seconds, iterations_of = {True: 0.0, False: 0.0}, {True: 0, False: 0}
         for second in range(2 * STACK_SECONDS):
-            on = second % 2 == 0
-            RECORDER._tasks = with_responder if on else without
+            is_with_responder = second % 2 == 0
+            RECORDER._tasks = tasks_with_responder if is_with_responder else tasks_without_responder
             exporter.flush()
-            began, cpu, number = time.perf_counter(), time.process_time(), 0
-            while time.perf_counter() - began < 1.0:
+            started, cpu_before, number = time.perf_counter(), time.process_time(), 0
+            while time.perf_counter() - started < 1.0:
                 full_iteration()
                 number += 1
-                time.sleep(max(began + number / 100.0 - time.perf_counter(), 0))
-            used[on] += time.process_time() - cpu
-            iterations_of[on] += number
-        per_iteration = {on: used[on] / iterations_of[on] * 1e6 for on in used}
+                time.sleep(max(started + number / 100.0 - time.perf_counter(), 0))
+            cpu_seconds[is_with_responder] += time.process_time() - cpu_before
+            iterations_of[is_with_responder] += number
+        per_iteration = {
+            is_with_responder: cpu_seconds[is_with_responder] / iterations_of[is_with_responder] * 1e6
+            for is_with_responder in cpu_seconds
+        }
         ratios.append(per_iteration[True] / per_iteration[False])
-        bare.append(per_iteration[False])
-    RECORDER._tasks = with_responder
+        without_responder.append(per_iteration[False])
+    RECORDER._tasks = tasks_with_responder
     title = "CPU time of a job at 100 iterations/s, with stack requests over without"
-    peers = {"without, µs an iteration": round(statistics.median(bare), 1)}
-    return [Row(title, round(statistics.median(ratios), 3), 1.02, peers)]
+    notes = [f"without {statistics.median(without_responder):.1f} µs an iteration"]
+    return [Row(title, round(statistics.median(ratios), 3), budget=1.02, notes=notes)]
 
 
 def lossless() -> list[Row]:
@@ -315,14 +336,14 @@ def lossless() -> list[Row]:
     import exporter
 
     stat = exporter.Stat("bench.million", ["mean", "max", "p50", "p99", "histogram"], unit="seconds")
-    sent, began = 0, time.perf_counter()
-    while sent < 3_000_000:
-        time.sleep(max(began + sent / 1e6 - time.perf_counter(), 0))
+    added, started = 0, time.perf_counter()
+    while added < 3_000_000:
+        time.sleep(max(started + added / 1e6 - time.perf_counter(), 0))
         for _ in range(1_000):
             stat.add(0.01)
-        sent += 1_000
+        added += 1_000
     exporter.flush()
-    return [Row("lost of 3 million adds at a million per second", float(sent - stat.count), 0.0)]
+    return [Row("lost of 3 million adds at a million per second", float(added - stat.count), budget=0.0)]
 
 
 IMPORT = """
@@ -344,27 +365,27 @@ def imports() -> list[Row]:
 
     modules = [f"exporter.{name}" for name in COMPATIBILITY_MODULES]
     names = {"ours": [exporter.__name__, *modules], "prometheus_client": ["prometheus_client"]}
-    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    figures: dict[str, list[list[float]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as bytecode:
         environment = {"PYTHONPATH": str(REPOSITORY), "PYTHONPYCACHEPREFIX": bytecode}
         for _ in range(5 if QUICK else 10):
             for name, modules in names.items():
-                done = subprocess.run(
+                process = subprocess.run(
                     [sys.executable, "-c", IMPORT, *modules],
                     env=environment,
                     capture_output=True,
                     text=True,
                     check=True,
                 )
-                found[name].append([float(word) for word in done.stdout.split()])
+                figures[name].append([float(word) for word in process.stdout.split()])
     # The first run compiles.
-    times = {name: statistics.median(each[0] for each in runs[1:]) for name, runs in found.items()}
-    sizes = {name: round(statistics.median(each[1] for each in runs[1:]), 1) for name, runs in found.items()}
+    times = {name: statistics.median(run[0] for run in runs[1:]) for name, runs in figures.items()}
+    sizes = {name: round(statistics.median(run[1] for run in runs[1:]), 1) for name, runs in figures.items()}
     ratio = round(times["ours"] / times["prometheus_client"], 2)
-    theirs = {"prometheus_client, ms": round(times["prometheus_client"], 1)}
+    notes = [f"prometheus_client {times['prometheus_client']:.1f} ms"]
     return [
-        Row("import of every compatibility module over prometheus_client's", ratio, 1.5, theirs),
-        Row("import, MiB", sizes.pop("ours"), 8.0, sizes),
+        Row("import of every compatibility module over prometheus_client's", ratio, budget=1.5, notes=notes),
+        Row("import of every compatibility module", sizes.pop("ours"), "MiB", 8.0, sizes),
     ]
 
 
@@ -380,17 +401,17 @@ class Hooks:
         exporter.bridges.install()
         loaders = torch.utils.data.dataloader
         places = [(loaders._BaseDataLoaderIter, "__next__"), (torch.autograd, "backward")]
-        self._patched = [(owner, name, getattr(owner, name)) for owner, name in places]
+        self._patched_functions = [(owner, name, getattr(owner, name)) for owner, name in places]
         self._registries = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
-        self._registered = [dict(each) for each in self._registries]
+        self._registered_hooks = [dict(each) for each in self._registries]
 
-    def switch(self, *, on: bool) -> None:
+    def switch(self, *, enabled: bool) -> None:
         """Install the hooks, or restore the functions without hooks."""
-        for owner, name, patched in self._patched:
-            setattr(owner, name, patched if on else patched.__wrapped__)
-        for registry, registered in zip(self._registries, self._registered, strict=True):
+        for owner, name, function in self._patched_functions:
+            setattr(owner, name, function if enabled else function.__wrapped__)
+        for registry, hooks in zip(self._registries, self._registered_hooks, strict=True):
             registry.clear()
-            registry.update(registered if on else {})
+            registry.update(hooks if enabled else {})
 
 
 def loop(modules: int) -> None:
@@ -409,20 +430,22 @@ def loop(modules: int) -> None:
     data = torch.utils.data.DataLoader(torch.randn(8 * batches, 32, 64), batch_size=8)
     hooks = Hooks()
     times: dict[bool, list[float]] = {True: [], False: []}
-    began, on = 0.0, True
+    started, is_bridged = 0.0, True
     for number, batch in enumerate(data):
         if number % TURN_STEPS > 1:  # the first step after a switch contains both
-            times[on].append(time.thread_time() - began)
+            times[is_bridged].append(time.thread_time() - started)
         if number % TURN_STEPS == 0:
-            on = not on
-            hooks.switch(on=on)
-        began = time.thread_time()
+            is_bridged = not is_bridged
+            hooks.switch(enabled=is_bridged)
+        started = time.thread_time()
         model.train()
         optimizer.zero_grad()
         model(batch).pow(2).mean().backward()
         optimizer.step()
-    bare, bridged = (statistics.median(times[each][50:]) * 1e6 for each in (False, True))
-    print(bare, bridged)
+    bare_step, bridged_step = (
+        statistics.median(times[is_bridged_step][50:]) * 1e6 for is_bridged_step in (False, True)
+    )
+    print(bare_step, bridged_step)
 
 
 def observe_ns() -> float:
@@ -430,13 +453,13 @@ def observe_ns() -> float:
     import prometheus_client
 
     observe = prometheus_client.Histogram("scale", "scale", registry=None).observe
-    found = []
+    nanoseconds = []
     for _ in range(5):
-        began = time.thread_time()
+        started = time.thread_time()
         for _ in range(20_000):
             observe(0.1)
-        found.append((time.thread_time() - began) / 20_000 * 1e9)
-    return min(found)
+        nanoseconds.append((time.thread_time() - started) / 20_000 * 1e9)
+    return min(nanoseconds)
 
 
 def bridges() -> list[Row]:
@@ -445,30 +468,41 @@ def bridges() -> list[Row]:
         return []
     rows = []
     for modules in (1, 200):
-        added, bare, scales = [], [], []
+        added_microseconds, bare_microseconds, scales = [], [], []
         for _ in range(3 if QUICK else 7):
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, __file__, "loop", str(modules), *(["--quick"] if QUICK else [])],
                 env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
                 capture_output=True,
                 text=True,
                 check=True,
             )
-            off, on = map(float, done.stdout.split()[-2:])
+            bare_step, bridged_step = map(float, process.stdout.split()[-2:])
             scales.append(observe_ns())
-            added.append(on - off)
-            bare.append(off)
+            added_microseconds.append(bridged_step - bare_step)
+            bare_microseconds.append(bare_step)
         scale = statistics.median(scales)
-        peers = {"the bare step": round(statistics.median(bare), 1), "observe, ns": round(scale)}
-        title = f"bridge of a plain torch loop, {modules} module{'s' * (modules > 1)}, µs a step, scaled"
-        rows.append(Row(title, round(statistics.median(added) * 600 / scale, 1), 25.0, peers))
+        scaled_microseconds = round(statistics.median(added_microseconds) * 600 / scale, 1)
+        peers = {"the bare step": round(statistics.median(bare_microseconds), 1)}
+        title = f"bridge of a plain torch loop of {modules} module{'s' * (modules > 1)}, scaled"
+        notes = [f"Histogram.observe {scale:.0f} ns"]
+        rows.append(Row(title, scaled_microseconds, "µs a step", 25.0, peers, notes))
     return rows
 
 
 def main() -> None:
     with feed_directory() as directory:
         os.environ["EXPORTER_FEED_DIR"] = str(directory)
-        parts = (values, faces, iterations, recording_thread, stacks, lossless, imports, bridges)
+        parts = (
+            values,
+            compatibility_modules,
+            iterations,
+            recording_thread,
+            stacks,
+            lossless,
+            imports,
+            bridges,
+        )
         rows = [row for part in parts for row in part()]
         import exporter
 

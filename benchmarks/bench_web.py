@@ -30,7 +30,7 @@ SERIES = 500
 FAMILIES = 25  # a family of a real page has about twenty series
 ROUNDS = 2 if QUICK else 5
 SEQUENTIAL = 50 if QUICK else 300
-CLIENTS, EACH = 64, 3 if QUICK else 10
+CLIENTS, SCRAPES_OF_A_CLIENT = 64, 3 if QUICK else 10
 TIMEOUT_SECONDS = 10.0  # Prometheus' default
 REQUEST = (
     b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
@@ -40,7 +40,7 @@ REQUEST = (
 
 def families(first: float) -> list[Metric]:
     """Return the families of the page, with values from a first number on."""
-    made = []
+    metrics = []
     for number in range(FAMILIES):
         spec = Family(
             name=f"training_bench_{number}_seconds",
@@ -53,11 +53,11 @@ def families(first: float) -> list[Metric]:
             ("default", str(index % 8), f"GPU-{index:012d}"): first + index
             for index in range(SERIES // FAMILIES)
         }
-        made.append(spec.family(samples))
-    return made
+        metrics.append(spec.family(samples))
+    return metrics
 
 
-class Ready:
+class FixedRegistry:
     """Registry of existing families."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
@@ -71,35 +71,35 @@ class Ready:
 def exposition() -> list[Row]:
     """Measure the rendering of an unchanged page and of a page in which all values changed."""
     pages = [families(0.1 + number) for number in range(4)]
-    unchanged, changing = Page(), Page()
-    unchanged.publish("block", pages[0])
+    unchanged_page, changed_page = Page(), Page()
+    unchanged_page.publish("block", pages[0])
 
-    def change(turn: int) -> bytes:
-        changing.publish("block", pages[turn % 4])
-        return changing.render(Format.TEXT)
+    def change(round_number: int) -> bytes:
+        changed_page.publish("block", pages[round_number % 4])
+        return changed_page.render(Format.TEXT)
 
     contenders: dict[str, Callable[[int], object]] = {
-        "unchanged": lambda _: unchanged.render(Format.TEXT),
+        "unchanged": lambda _: unchanged_page.render(Format.TEXT),
         "changed": change,
-        "prometheus_client": lambda turn: generate_latest(Ready(pages[turn % 4])),
+        "prometheus_client": lambda round_number: generate_latest(FixedRegistry(pages[round_number % 4])),
     }
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(50 if QUICK else 300):
+    for round_number in range(50 if QUICK else 300):
         for name, render in contenders.items():
-            began = time.perf_counter()
-            render(turn)
-            times[name].append(time.perf_counter() - began)
-    found = {name: round(statistics.median(each) * 1e3, 3) for name, each in times.items()}
-    theirs = {"prometheus_client": found["prometheus_client"]}
+            started = time.perf_counter()
+            render(round_number)
+            times[name].append(time.perf_counter() - started)
+    milliseconds = {name: round(statistics.median(seconds) * 1e3, 3) for name, seconds in times.items()}
+    peers = {"prometheus_client": milliseconds["prometheus_client"]}
     return [
-        Row("page of 500 series, nothing changed, ms", found["unchanged"], 1.0, theirs),
-        Row("page of 500 series, everything changed, ms", found["changed"], 10.0, theirs),
+        Row("page of 500 series, nothing changed", milliseconds["unchanged"], "ms", 1.0, peers),
+        Row("page of 500 series, everything changed", milliseconds["changed"], "ms", 10.0, peers),
     ]
 
 
-def serve(kind: str) -> None:
+def serve(server: str) -> None:
     """Serve until SIGKILL, in a separate process, and print the port."""
-    if kind == "exporter":
+    if server == "exporter":
         page = Page()
         page.publish("block", families(0.1))
         server = Server([MetricsEndpoint(page.render)], listen=["127.0.0.1:0"])
@@ -110,7 +110,7 @@ def serve(kind: str) -> None:
         import prometheus_client
 
         registry = prometheus_client.CollectorRegistry()
-        registry.register(Ready(families(0.1)))
+        registry.register(FixedRegistry(families(0.1)))
         port = str(prometheus_client.start_http_server(0, "127.0.0.1", registry)[0].server_port)
     print(f"port {port}", flush=True)
     time.sleep(3600)
@@ -118,14 +118,14 @@ def serve(kind: str) -> None:
 
 async def scrape(port: int) -> float:
     """Scrape once on a new connection; returns the duration in seconds."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     writer.write(REQUEST)
-    received = await reader.read(-1)
+    response = await reader.read(-1)
     writer.close()
-    if b" 200 " not in received[:20]:
-        raise RuntimeError(received[:200])
-    return time.perf_counter() - began
+    if b" 200 " not in response[:20]:
+        raise RuntimeError(response[:200])
+    return time.perf_counter() - started
 
 
 async def one_by_one(port: int) -> list[float]:
@@ -136,20 +136,20 @@ async def one_by_one(port: int) -> list[float]:
 async def crowd(port: int) -> tuple[list[float], int]:
     """Scrape with all clients, each again after a response; returns the durations and the number of failed scrapes."""
     times: list[float] = []
-    failed = 0
+    failures = 0
 
     async def client() -> None:
-        nonlocal failed
-        for _ in range(EACH):
+        nonlocal failures
+        for _ in range(SCRAPES_OF_A_CLIENT):
             attempt = asyncio.wait_for(scrape(port), TIMEOUT_SECONDS)
             (outcome,) = await asyncio.gather(attempt, return_exceptions=True)
             if isinstance(outcome, float):
                 times.append(outcome)
             else:
-                failed += 1
+                failures += 1
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
-    return times, failed
+    return times, failures
 
 
 def http() -> list[Row]:
@@ -157,28 +157,31 @@ def http() -> list[Row]:
     server_ms: dict[str, list[float]] = {"exporter": [], "prometheus_client": []}
     crowds: dict[str, list[float]] = {name: [] for name in server_ms}
     failures = dict.fromkeys(server_ms, 0)
-    for turn in range(ROUNDS):
+    for round_number in range(ROUNDS):
         for name, times in server_ms.items():
-            with child([sys.executable, __file__, "serve", name], until=r"port \d+") as (process, told):
-                port = int(told.split()[1])
+            with child([sys.executable, __file__, "serve", name], ready_pattern=r"port \d+") as (
+                process,
+                port_line,
+            ):
+                port = int(port_line.split()[1])
                 asyncio.run(scrape(port))
-                before = process_seconds(process.pid)
+                cpu_before = process_seconds(process.pid)
                 asyncio.run(one_by_one(port))
-                times.append((process_seconds(process.pid) - before) / SEQUENTIAL * 1e3)
+                times.append((process_seconds(process.pid) - cpu_before) / SEQUENTIAL * 1e3)
                 # A single round of the peer, whose backlog of 5 connections delays clients by half a minute.
-                if name == "exporter" or turn == 0:
-                    found, failed = asyncio.run(crowd(port))
-                    crowds[name] += found
-                    failures[name] += failed
+                if name == "exporter" or round_number == 0:
+                    durations, failed_scrapes = asyncio.run(crowd(port))
+                    crowds[name] += durations
+                    failures[name] += failed_scrapes
     cpu = {name: round(statistics.median(times), 3) for name, times in server_ms.items()}
     p99 = {
         name: round(sorted(times)[int(len(times) * 0.99)] * 1e3, 1) for name, times in crowds.items() if times
     }
-    theirs = "prometheus_client"
+    peer = "prometheus_client"
     return [
-        Row("server time of a scrape, nothing changed, ms", cpu["exporter"], 1.0, {theirs: cpu[theirs]}),
-        Row("64 at once, p99, ms", p99["exporter"], 150.0, {theirs: p99.get(theirs, 0.0)}),
-        Row("64 at once, failed", float(failures["exporter"]), 0.0, {theirs: float(failures[theirs])}),
+        Row("server time of a scrape, nothing changed", cpu["exporter"], "ms", 1.0, {peer: cpu[peer]}),
+        Row("64 at once, p99", p99["exporter"], "ms", 150.0, {peer: p99.get(peer, 0.0)}),
+        Row("64 at once, failed", float(failures["exporter"]), "", 0.0, {peer: float(failures[peer])}),
     ]
 
 

@@ -1,6 +1,6 @@
 """Simulated fleet on one machine: recorded nodes, a Prometheus agent, VictoriaMetrics, and vmalert with the deployed rules.
 
-The page of the real sidecar for a job of eight ranks on the described machine h100 is recorded twice. Values that changed between
+The page of the real sidecar for a job of eight ranks on the describe_run machine h100 is recorded twice. Values that changed between
 the recordings continue to change, with other names of run, rank and GPU; a run has eight nodes. A single process serves all nodes.
 The real Prometheus in agent mode scrapes the nodes every 15 s and writes to VictoriaMetrics, on which vmalert evaluates
 deploy/prometheus/rules (Debian's packages). Measured for each number of nodes: series and samples, memory and CPU time of each
@@ -32,14 +32,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from report import QUICK, REPOSITORY, child, described, feed_directory
+from report import QUICK, REPOSITORY, child, describe_run, feed_directory
 
 NODES = (2, 4, 8) if QUICK else (100, 300, 1000, 2000)
-COMPUTED = 10_000
+COMPUTED_NODES = 10_000
 RANKS = NODES_OF_A_RUN = 8
 SCRAPE_SECONDS = 15
-APART_SECONDS = 10.0
-WATCHED_SECONDS = 30 if QUICK else 60
+PAGE_INTERVAL_SECONDS = 10.0
+MEASURED_SECONDS = 30 if QUICK else 60
 QUERY_TRIES = 3
 PER_NODE = re.compile(r"training_(energy|carbon|cost|productive_energy|wasted_energy|process|rank|gpu)")
 """Families without a rank on every node; all further families with a run come from the first node of the run."""
@@ -64,7 +64,7 @@ def be_rank() -> None:
                 training.record(loss=2.0, grad_norm=1.0, learning_rate=1e-4, samples=8, tokens=16_384)
 
 
-def recorded() -> tuple[str, str]:
+def record_pages() -> tuple[str, str]:
     """Return two pages of a node."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(feed_directory())
@@ -74,15 +74,17 @@ def recorded() -> tuple[str, str]:
             sys.executable, "-m", "exporter", "--web.listen-address=127.0.0.1:0", f"--feed.dir={directory}",
             "--gpu.replay=h100", f"--config.file={options}",
         ]  # fmt: skip
-        _, url = stack.enter_context(child(command, until=r"http://127\.0\.0\.1:\d+"))
+        _, url = stack.enter_context(child(command, ready_pattern=r"http://127\.0\.0\.1:\d+"))
         for rank in range(RANKS):
-            own = {"EXPORTER_FEED_DIR": str(directory), "EXPORTER_RUN": "RUN", "RANK": str(rank)}
-            own |= {"WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank)}
-            stack.enter_context(child([sys.executable, __file__, "rank"], until="ready", **own))
+            environment = {"EXPORTER_FEED_DIR": str(directory), "EXPORTER_RUN": "RUN", "RANK": str(rank)}
+            environment |= {"WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank)}
+            stack.enter_context(
+                child([sys.executable, __file__, "rank"], ready_pattern="ready", **environment)
+            )
         time.sleep(30)
-        first = ask(f"{url}/metrics")
-        time.sleep(APART_SECONDS)
-        return first, ask(f"{url}/metrics")
+        first = fetch(f"{url}/metrics")
+        time.sleep(PAGE_INTERVAL_SECONDS)
+        return first, fetch(f"{url}/metrics")
 
 
 class Shape:
@@ -93,41 +95,48 @@ class Shape:
         first: True for the node of rank 0, which has the families of the whole run.
     """
 
-    def __init__(self, pages: tuple[str, str], *, first: bool) -> None:
-        before = {found["series"]: float(found["value"]) for found in LINE.finditer(pages[0])}
+    def __init__(self, pages: tuple[str, str], *, has_rank_zero: bool) -> None:
+        earlier_values = {match["series"]: float(match["value"]) for match in LINE.finditer(pages[0])}
         self.lines: list[str] = []
-        self.moving: list[tuple[str, float, float]] = []
+        self.changing_series: list[tuple[str, float, float]] = []
         for line in pages[1].splitlines():
-            found = LINE.match(line)
-            if found is None:
+            match = LINE.match(line)
+            if match is None:
                 self.lines.append(line)
                 continue
-            series, value = found["series"], float(found["value"])
-            if not first and 'run="' in series and 'rank="' not in series and not PER_NODE.match(series):
+            series, value = match["series"], float(match["value"])
+            if (
+                not has_rank_zero
+                and 'run="' in series
+                and 'rank="' not in series
+                and not PER_NODE.match(series)
+            ):
                 continue
             series = re.sub(r'rank="(\d)"', r'rank="<\1>"', series.replace('run="RUN"', 'run="run-<run>"'))
             series = re.sub(r"GPU-[0-9a-f]{8}-", "GPU-<node>-", series)
-            speed = (value - before.get(found["series"], value)) / APART_SECONDS
+            speed = (value - earlier_values.get(match["series"], value)) / PAGE_INTERVAL_SECONDS
             if speed:
-                self.moving.append((series, value, speed))
+                self.changing_series.append((series, value, speed))
             else:
-                self.lines.append(f"{series} {found['value']}")
+                self.lines.append(f"{series} {match['value']}")
 
     @property
     def series(self) -> int:
         """Return the number of series of a node."""
-        return len(self.moving) + sum(not line.startswith("#") for line in self.lines)
+        return len(self.changing_series) + sum(not line.startswith("#") for line in self.lines)
 
     @lru_cache(maxsize=2)  # noqa: B019 - two live as long as the process
-    def at(self, second: int) -> str:
+    def page_at(self, second: int) -> str:
         """Return the page of a node at a number of seconds after the recording."""
-        moved = [f"{series} {value + speed * second!r}" for series, value, speed in self.moving]
-        return "\n".join([*self.lines, *moved, ""])
+        changing_lines = [
+            f"{series} {value + speed * second!r}" for series, value, speed in self.changing_series
+        ]
+        return "\n".join([*self.lines, *changing_lines, ""])
 
     def page(self, node: int, second: int) -> str:
         """Return the page of this node."""
         run, place = divmod(node, NODES_OF_A_RUN)
-        text = self.at(second).replace("<run>", str(run)).replace("<node>", f"{node:08x}")
+        text = self.page_at(second).replace("<run>", str(run)).replace("<node>", f"{node:08x}")
         for rank in range(RANKS):
             text = text.replace(f'"<{rank}>"', f'"{rank + place * RANKS}"')
         return text
@@ -136,8 +145,8 @@ class Shape:
 def play(directory: Path) -> None:
     """Serve all nodes, at /<number>, until SIGKILL; accept alerts, as Alertmanager would."""
     pages = (directory / "first").read_text(), (directory / "second").read_text()
-    shapes = Shape(pages, first=True), Shape(pages, first=False)
-    began = time.monotonic()
+    shapes = Shape(pages, has_rank_zero=True), Shape(pages, has_rank_zero=False)
+    started = time.monotonic()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -147,10 +156,10 @@ def play(directory: Path) -> None:
                     await reader.readexactly(int(length[1]))
                 else:
                     node = int(head.split(b" ", 2)[1].strip(b"/"))
-                    second = int(time.monotonic() - began)
+                    second = int(time.monotonic() - started)
                     body = shapes[node % NODES_OF_A_RUN > 0].page(node, second).encode()
-                kind = b"Content-Type: text/plain; version=0.0.4\r\n"
-                writer.write(b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n" % (kind, len(body)))
+                content_type = b"Content-Type: text/plain; version=0.0.4\r\n"
+                writer.write(b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n" % (content_type, len(body)))
                 writer.write(body)
                 await writer.drain()
         writer.close()
@@ -163,7 +172,7 @@ def play(directory: Path) -> None:
     asyncio.run(serve())
 
 
-def ask(url: str, **parameters: object) -> str:
+def fetch(url: str, **parameters: object) -> str:
     """Return the body of a response."""
     address = f"{url}?{urllib.parse.urlencode(parameters)}" if parameters else url
     with urllib.request.urlopen(address, timeout=120) as answer:
@@ -173,12 +182,12 @@ def ask(url: str, **parameters: object) -> str:
 
 def numbers(url: str) -> dict[str, float]:
     """Return the own metrics of an engine, summed by name."""
-    found: dict[str, float] = {}
-    for line in LINE.finditer(ask(f"{url}/metrics")):
+    metrics: dict[str, float] = {}
+    for line in LINE.finditer(fetch(f"{url}/metrics")):
         name = line["series"].partition("{")[0]
         with contextlib.suppress(ValueError):
-            found[name] = found.get(name, 0.0) + float(line["value"])
-    return found
+            metrics[name] = metrics.get(name, 0.0) + float(line["value"])
+    return metrics
 
 
 @contextlib.contextmanager
@@ -195,7 +204,7 @@ def engine(log: Path, *command: str) -> Iterator[tuple[int, str]]:
         deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError):
-                ask(f"http://{listen}/metrics")
+                fetch(f"http://{listen}/metrics")
                 break
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{command[0]} does not answer: {log.read_text()[-2000:]}")
@@ -219,7 +228,7 @@ class Fleet:
         for name, text in zip(("first", "second"), pages, strict=True):
             (work / name).write_text(text)
         player, self.player = stack.enter_context(
-            child([sys.executable, __file__, "play", work], until=r"http://127\.0\.0\.1:\d+")
+            child([sys.executable, __file__, "play", work], ready_pattern=r"http://127\.0\.0\.1:\d+")
         )
         store, self.store = stack.enter_context(
             engine(work / "store.log", "victoria-metrics", f"-storageDataPath={work}/store", "-httpListenAddr=LISTEN",
@@ -268,60 +277,62 @@ class Fleet:
         (self.work / "targets.new").replace(self.work / "targets.json")
         # Steady state begins after a scrape of each target and an evaluation of the slowest group of rules.
         time.sleep(2 * SCRAPE_SECONDS + 30)
-        seconds = {name: sum(each.cpu_times()[:2]) for name, each in self.engines.items()}
-        before = {"agent": numbers(self.agent), "alerts": numbers(self.alerts)}
-        began = time.monotonic()
-        time.sleep(WATCHED_SECONDS)
-        passed = time.monotonic() - began
-        after = {"agent": numbers(self.agent), "alerts": numbers(self.alerts)}
+        seconds = {name: sum(process.cpu_times()[:2]) for name, process in self.engines.items()}
+        before_metrics = {"agent": numbers(self.agent), "alerts": numbers(self.alerts)}
+        started = time.monotonic()
+        time.sleep(MEASURED_SECONDS)
+        elapsed_seconds = time.monotonic() - started
+        after_metrics = {"agent": numbers(self.agent), "alerts": numbers(self.alerts)}
 
-        def grown(where: str, name: str) -> float:
-            return after[where].get(name, 0.0) - before[where].get(name, 0.0)
+        def grown(engine: str, name: str) -> float:
+            return after_metrics[engine].get(name, 0.0) - before_metrics[engine].get(name, 0.0)
 
-        found: dict[str, float] = {
+        figures: dict[str, float] = {
             "nodes": nodes,
             "nodes scraped": self.count('up{job="training"} == 1'),
-            "series": after["agent"]["prometheus_agent_active_series"],
-            "samples a second": grown("agent", "prometheus_agent_samples_appended_total") / passed,
-            "remote write, MB/s": grown("agent", "prometheus_remote_storage_bytes_total") / passed / 1e6,
+            "series": after_metrics["agent"]["prometheus_agent_active_series"],
+            "samples a second": grown("agent", "prometheus_agent_samples_appended_total") / elapsed_seconds,
+            "remote write, MB/s": grown("agent", "prometheus_remote_storage_bytes_total")
+            / elapsed_seconds
+            / 1e6,
             "records": self.count('{__name__=~".+:.+"}'),
         }
-        for name, each in self.engines.items():
+        for name, process in self.engines.items():
             if name != "player":
-                found[f"{name}, cores"] = (sum(each.cpu_times()[:2]) - seconds[name]) / passed
-                found[f"{name}, GiB"] = each.memory_info().rss / 2**30
+                figures[f"{name}, cores"] = (sum(process.cpu_times()[:2]) - seconds[name]) / elapsed_seconds
+                figures[f"{name}, GiB"] = process.memory_info().rss / 2**30
         evaluations = grown("alerts", "vmalert_iteration_total") or 1.0
-        groups = len(json.loads(ask(f"{self.alerts}/api/v1/rules"))["data"]["groups"])
+        groups = len(json.loads(fetch(f"{self.alerts}/api/v1/rules"))["data"]["groups"])
         spent = grown("alerts", "vmalert_iteration_duration_seconds_sum")
-        found["all rules once, s"] = spent / evaluations * groups
-        found["Fleet, all queries, s"] = sum(self.query_seconds("fleet"))
-        found["Run, all queries, s"] = sum(self.query_seconds("run"))
-        return found
+        figures["all rules once, s"] = spent / evaluations * groups
+        figures["Fleet, all queries, s"] = sum(self.query_seconds("fleet"))
+        figures["Run, all queries, s"] = sum(self.query_seconds("run"))
+        return figures
 
     def count(self, selector: str) -> float:
         """Return the number of series of a selector."""
-        result = json.loads(ask(f"{self.store}/api/v1/query", query=f"count({selector})"))["data"]["result"]
+        result = json.loads(fetch(f"{self.store}/api/v1/query", query=f"count({selector})"))["data"]["result"]
         return float(result[0]["value"][1]) if result else 0.0
 
     def query_seconds(self, board: str) -> Iterator[float]:
         """Return the duration of each query of a dashboard over the last hour: the best of three."""
         end = time.time()
         for text, instant in expressions(board):
-            asked: dict[str, object] = {"query": text, "time": end}
+            parameters: dict[str, object] = {"query": text, "time": end}
             if not instant:
-                asked = {"query": text, "start": end - 3600, "end": end, "step": SCRAPE_SECONDS}
-            took = []
+                parameters = {"query": text, "start": end - 3600, "end": end, "step": SCRAPE_SECONDS}
+            durations = []
             for _ in range(QUERY_TRIES):
-                began = time.perf_counter()
-                ask(f"{self.store}/api/v1/query{'' if instant else '_range'}", **asked)
-                took.append(time.perf_counter() - began)
-            yield min(took)
+                started = time.perf_counter()
+                fetch(f"{self.store}/api/v1/query{'' if instant else '_range'}", **parameters)
+                durations.append(time.perf_counter() - started)
+            yield min(durations)
 
 
 def expressions(board: str) -> list[tuple[str, bool]]:
     """Return the queries of a dashboard as Grafana sends them, each with True for an instant query."""
     values = {"run": "run-0", "__rate_interval": "1m", "__interval": "15s", "__range": "1h"}
-    found = []
+    queries = []
 
     def walk(panels: Sequence[dict[str, Any]]) -> None:
         for panel in panels:
@@ -332,13 +343,13 @@ def expressions(board: str) -> list[tuple[str, bool]]:
                     lambda name: values.get(name[1] or name[2], ".+"),
                     target["expr"],
                 )
-                found.append((text, bool(target.get("instant"))))
+                queries.append((text, bool(target.get("instant"))))
 
     walk(json.loads((REPOSITORY / f"dashboards/json/training-{board}.json").read_text())["panels"])
-    return found
+    return queries
 
 
-def computed(stages: Sequence[dict[str, float]]) -> dict[str, float]:
+def extrapolate(stages: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the values of a line through the points at ten thousand nodes, without queries, which wait for the rules here."""
     nodes = [stage["nodes"] for stage in stages]
     lines = {
@@ -346,8 +357,8 @@ def computed(stages: Sequence[dict[str, float]]) -> dict[str, float]:
         for name in stages[0]
         if name not in {"nodes", "nodes scraped"} and "queries" not in name
     }
-    return {"nodes": COMPUTED} | {
-        name: line.intercept + line.slope * COMPUTED for name, line in lines.items()
+    return {"nodes": COMPUTED_NODES} | {
+        name: line.intercept + line.slope * COMPUTED_NODES for name, line in lines.items()
     }
 
 
@@ -355,31 +366,34 @@ def main() -> None:
     """Measure and print."""
     if missing := [name for name in ("prometheus", "victoria-metrics", "vmalert") if not shutil.which(name)]:
         raise SystemExit(f"not installed: {', '.join(missing)} (scripts/install-system-packages)")
-    asked = [int(each) for each in sys.argv[1:] if each.isdigit()] or NODES
-    pages = recorded()
+    node_counts = [int(argument) for argument in sys.argv[1:] if argument.isdigit()] or NODES
+    pages = record_pages()
     stages: list[dict[str, float]] = []
     with contextlib.ExitStack() as stack:
         fleet = Fleet(stack, pages)
-        for nodes in asked:
+        for nodes in node_counts:
             stages.append(fleet.stage(nodes))
             print(json.dumps(stages[-1]), file=sys.stderr)
             # Two cores are full if nodes are missed, or if the next stage has no room.
-            used = sum(each.memory_info().rss for each in fleet.engines.values())
-            if stages[-1]["nodes scraped"] < nodes or used * 2 > psutil.virtual_memory().available:
+            memory_bytes = sum(argument.memory_info().rss for argument in fleet.engines.values())
+            if stages[-1]["nodes scraped"] < nodes or memory_bytes * 2 > psutil.virtual_memory().available:
                 break
     usual = stages[0]["records"] / stages[0]["nodes"]
-    whole = [
+    complete_stages = [
         stage
         for stage in stages
         if stage["nodes scraped"] == stage["nodes"] and stage["records"] > 0.9 * usual * stage["nodes"]
     ]
-    series = {"first of a run": Shape(pages, first=True).series, "others": Shape(pages, first=False).series}
-    found = {
+    series = {
+        "first of a run": Shape(pages, has_rank_zero=True).series,
+        "others": Shape(pages, has_rank_zero=False).series,
+    }
+    result = {
         "series of a node": series,
         "measured": stages,
-        "computed": computed(whole) if len(whole) > 1 else {},
+        "computed": extrapolate(complete_stages) if len(complete_stages) > 1 else {},
     }
-    print(json.dumps({**described(), **found}, indent=1))
+    print(json.dumps({**describe_run(), **result}, indent=1))
 
 
 if __name__ == "__main__":

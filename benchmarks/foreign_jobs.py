@@ -1,6 +1,6 @@
 """Runs foreign jobs unnamed and unchanged under `training-exporter run`, and compares /metrics with the log of the job.
 
-Each job of `benchmarks/foreign` keeps a log of its steps. A job whose framework is not installed here gets a virtual
+Each job of `benchmarks/foreign` keeps a log of its steps. A job whose framework is not installed here receives a virtual
 environment. Prints a table; a number that is neither the job's nor absent for a declared reason is printed as wrong, and
 the exit status is then 1.
 
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from foreign_run import SOURCES, ForeignJob, Measured, measure
+from foreign_run import SOURCES, ForeignJob, JobResult, measure
 
 TORCH = "torch==2.13.0"
 TORCHRUN = ("{python}", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -182,17 +182,17 @@ def versions(job: ForeignJob, python: str) -> str:
     look = (
         "import sys, importlib.metadata as m; print(', '.join(f'{n} {m.version(n)}' for n in sys.argv[1:]))"
     )
-    done = subprocess.run([python, "-c", look, *job.packages], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    process = subprocess.run([python, "-c", look, *job.packages], capture_output=True, text=True, check=False)
+    return process.stdout.strip()
 
 
-def row(measured: Measured, version: str) -> str:
+def table_row(result: JobResult, version: str) -> str:
     """Return a row of the table."""
-    verdicts = measured.verdicts()
-    cells = [measured.job.name, version]
-    for kind in ("exact", "absent", "wrong"):
-        names = [name for name, verdict in verdicts.items() if verdict.startswith(kind)]
-        details = [f"{name} ({verdicts[name][7:]})" if kind == "wrong" else name for name in names]
+    verdicts = result.verdicts()
+    cells = [result.job.name, version]
+    for outcome in ("exact", "absent", "wrong"):
+        names = [name for name, verdict in verdicts.items() if verdict.startswith(outcome)]
+        details = [f"{name} ({verdicts[name][7:]})" if outcome == "wrong" else name for name in names]
         cells.append(", ".join(details) or "none")
     return f"| {' | '.join(cells)} |"
 
@@ -203,26 +203,26 @@ def main() -> int:
     parser.add_argument("--venvs", type=Path, default=Path(tempfile.gettempdir()) / "foreign-jobs")
     parser.add_argument("--pages", type=Path, help="directory for the last page of each job")
     parser.add_argument("names", nargs="*", metavar="NAME")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     print("| job | versions | exact | absent | wrong |\n|---|---|---|---|---|", flush=True)
-    wrong = False
+    has_failed = False
     for job in JOBS:
-        if given.names and job.name not in given.names:
+        if arguments.names and job.name not in arguments.names:
             continue
         try:
-            python = interpreter(job, given.venvs)
+            python = interpreter(job, arguments.venvs)
             with tempfile.TemporaryDirectory() as directory:
-                measured = measure(job, python, Path(directory))
+                result = measure(job, python, Path(directory))
         except (OSError, subprocess.SubprocessError) as error:
             print(f"{job.name} could not run: {error}", flush=True)
-            wrong = True
+            has_failed = True
             continue
-        if given.pages is not None:
-            told = f"{measured.page}\n{measured.output}\n{measured.own}\n{measured.shown}\n{measured.states}"
-            (given.pages / f"{job.name}.txt").write_text(told)
-        print(row(measured, versions(job, python)), flush=True)
-        wrong = wrong or any(each.startswith("wrong") for each in measured.verdicts().values())
-    return int(wrong)
+        if arguments.pages is not None:
+            report = f"{result.page}\n{result.output}\n{result.log_numbers}\n{result.page_numbers}\n{result.states}"
+            (arguments.pages / f"{job.name}.txt").write_text(report)
+        print(table_row(result, versions(job, python)), flush=True)
+        has_failed = has_failed or any(verdict.startswith("wrong") for verdict in result.verdicts().values())
+    return int(has_failed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Foreign jobs under `training-exporter run`: the numbers of the job's own log beside the numbers of /metrics."""
+"""Foreign jobs under `training-exporter run`: the numbers of the log of the job beside the numbers of /metrics."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ WORK_RATIO = 0.35
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignJob:
-    """A job, the command that starts it, and the quantities that have no series.
+    """Job with its command line and the quantities that have no series.
 
     Attributes:
         command: Command line; `{python}` is the interpreter.
         packages: Distributions whose versions the table shows.
         venv: Name of the virtual environment; empty for jobs whose framework the tests install.
         requirements: Requirements that pip installs into the virtual environment.
-        without_dependencies: Packages that pip installs without the dependencies, which ask for another torch.
+        without_dependencies: Packages that pip installs without dependencies, because these require a different torch.
         absent: The reason for each quantity that is not published.
         status: Exit status of the job.
     """
@@ -53,7 +53,7 @@ class ForeignJob:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Quantities of a job, from its own log or from /metrics; None for a quantity without a series."""
+    """Quantities of a job, from the log of the job or from /metrics; None for a quantity without a series."""
 
     state: str | None
     steps: float | None
@@ -65,51 +65,53 @@ class Numbers:
     interruptions: float | None
 
 
-QUANTITIES = tuple(each.name for each in dataclasses.fields(Numbers))
+QUANTITIES = tuple(field_.name for field_ in dataclasses.fields(Numbers))
 MOVING_STATES = {"starting", "running", "ending"}
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A finished job.
+class JobResult:
+    """Result of a finished job.
 
     Attributes:
-        states: Every state that a page showed.
-        runs: Every run that the last page has.
+        states: States on any page.
+        runs: Runs on the last page.
         output: Output of `run` and of the job.
         page: The last page.
     """
 
     job: ForeignJob
-    own: Numbers
-    shown: Numbers
+    log_numbers: Numbers
+    page_numbers: Numbers
     states: set[str]
     runs: set[str]
     output: str
     page: str
 
     def verdicts(self) -> Mapping[str, str]:
-        """Return `exact`, `absent` or `wrong: SHOWN for OWN` for each quantity."""
+        """Return `exact`, `absent` or `wrong: PAGE for LOG` for each quantity."""
         return {name: self._verdict(name) for name in QUANTITIES}
 
     def _verdict(self, name: str) -> str:
-        own, shown = getattr(self.own, name), getattr(self.shown, name)
-        if shown is None and name in self.job.absent:
+        log_value, page_value = getattr(self.log_numbers, name), getattr(self.page_numbers, name)
+        if page_value is None and name in self.job.absent:
             return "absent"
-        if name == "state" and (len(self.runs) != 1 or self.states - MOVING_STATES != {own}):
-            return f"wrong: {sorted(self.states)} of {sorted(self.runs)} for {own}"
-        if shown is not None and own is not None and _agree(name, own, shown):
+        if name == "state" and (len(self.runs) != 1 or self.states - MOVING_STATES != {log_value}):
+            return f"wrong: {sorted(self.states)} of {sorted(self.runs)} for {log_value}"
+        if page_value is not None and log_value is not None and _agree(name, log_value, page_value):
             return "exact"
-        return f"wrong: {shown} for {own}"
+        return f"wrong: {page_value} for {log_value}"
 
 
-def _agree(name: str, own: Any, shown: Any) -> bool:
+def _agree(name: str, log_value: Any, page_value: Any) -> bool:
     if name == "productive":
-        return bool(abs(own - shown) <= WORK_RATIO * own)
-    return bool(abs(own - shown) <= 1e-4 * max(abs(own), 1e-3)) if name == "loss" else bool(own == shown)
+        return bool(abs(log_value - page_value) <= WORK_RATIO * log_value)
+    if name == "loss":
+        return bool(abs(log_value - page_value) <= 1e-4 * max(abs(log_value), 1e-3))
+    return bool(log_value == page_value)
 
 
-def measure(job: ForeignJob, python: str, directory: Path) -> Measured:
+def measure(job: ForeignJob, python: str, directory: Path) -> JobResult:
     """Run a job in an empty directory under `run`, scrape until the end, and return the numbers of both sides."""
     port, pages = _free_port(), []
     flags = [
@@ -118,7 +120,7 @@ def measure(job: ForeignJob, python: str, directory: Path) -> Measured:
         f"--config.file={CONFIG}",
     ]
     flags += [f"--web.listen-address=127.0.0.1:{port}", "--run.linger=30s"]
-    command = [each.replace("{python}", python) for each in job.command]
+    command = [field_.replace("{python}", python) for field_ in job.command]
     with (directory / "output").open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "exporter", "run", *flags, "--", *command],
@@ -128,24 +130,25 @@ def measure(job: ForeignJob, python: str, directory: Path) -> Measured:
             stderr=output,
             start_new_session=True,
         )
-        until = time.monotonic() + LIMIT_SECONDS
-        while process.poll() is None and time.monotonic() < until:
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
             pages.append(_page(port))
             time.sleep(POLL_SECONDS)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         status = process.wait()
-    text, found = (directory / "output").read_text(errors="replace"), [page for page in pages if page]
-    if status != job.status or not found:
-        raise OSError(f"exit status {status}: {text[-3000:]}")
-    return Measured(
+    output_text = (directory / "output").read_text(errors="replace")
+    complete_pages = [page for page in pages if page]
+    if status != job.status or not complete_pages:
+        raise OSError(f"exit status {status}: {output_text[-3000:]}")
+    return JobResult(
         job=job,
-        own=_own(directory / "own.jsonl", status),
-        shown=_shown(found),
-        states={state for page in found if (state := _state(page)) is not None},
-        runs=set(re.findall(r'^training_run_info\{.*\brun="([^"]+)"', found[-1], re.MULTILINE)),
-        output=text,
-        page=found[-1],
+        log_numbers=_log_numbers(directory / "own.jsonl", status),
+        page_numbers=_page_numbers(complete_pages),
+        states={state for page in complete_pages if (state := _state(page)) is not None},
+        runs=set(re.findall(r'^training_run_info\{.*\brun="([^"]+)"', complete_pages[-1], re.MULTILINE)),
+        output=output_text,
+        page=complete_pages[-1],
     )
 
 
@@ -154,7 +157,7 @@ def _environment(python: str, directory: Path) -> Mapping[str, str]:
         (name, value) for name, value in os.environ.items() if not name.startswith(("EXPORTER_", "SLURM_"))
     )
     return dict(foreign) | {
-        "PYTHONPATH": str(ROOT),  # with the description of the package that lies beside it: the entry points
+        "PYTHONPATH": str(ROOT),  # with the metadata of the package, which has the entry points
         "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
         "JOB_DIRECTORY": str(directory),
         "JOB_SOURCES": str(SOURCES),
@@ -163,11 +166,11 @@ def _environment(python: str, directory: Path) -> Mapping[str, str]:
     }
 
 
-def _own(path: Path, status: int) -> Numbers:
+def _log_numbers(path: Path, status: int) -> Numbers:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
     crashes = [line for line in lines if line["event"] == "crash"]
-    lost = [
+    lost_steps = [
         step
         for crash in crashes
         for step in steps
@@ -180,12 +183,12 @@ def _own(path: Path, status: int) -> Numbers:
         samples=sum(line["samples"] for line in steps),
         epochs=sum(line["event"] == "epoch" for line in lines),
         checkpoints=sum(line["event"] == "save" for line in lines),
-        productive=sum(line["seconds"] for line in steps) - sum(line["seconds"] for line in lost),
+        productive=sum(line["seconds"] for line in steps) - sum(line["seconds"] for line in lost_steps),
         interruptions=len(crashes) + int(status != 0),
     )
 
 
-def _shown(pages: Sequence[str]) -> Numbers:
+def _page_numbers(pages: Sequence[str]) -> Numbers:
     last = pages[-1]
     losses = [value for page in pages for value in _samples(page, "training_loss", mode="train")]
     return Numbers(
@@ -206,13 +209,15 @@ def _state(page: str) -> str | None:
 
 def _samples(page: str, name: str, **labels: str) -> list[float]:
     lines = (line for line in page.splitlines() if line.startswith(f"{name}{{"))
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    return [float(line.rpartition(" ")[2]) for line in lines if all(each in line for each in wanted)]
+    required_labels = [f'{label}="{value}"' for label, value in labels.items()]
+    return [
+        float(line.rpartition(" ")[2]) for line in lines if all(label in line for label in required_labels)
+    ]
 
 
 def _sum(page: str, name: str, **labels: str) -> float | None:
-    found = _samples(page, name, **labels)
-    return sum(found) if found else None
+    values = _samples(page, name, **labels)
+    return sum(values) if values else None
 
 
 def _page(port: int) -> str:

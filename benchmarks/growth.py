@@ -23,9 +23,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from report import QUICK, REPOSITORY, child, described, feed_directory, memory_mib, process_seconds
+from report import QUICK, REPOSITORY, child, describe_run, feed_directory, memory_mib, process_seconds
 
-WATCHED_SECONDS = 6.0 if QUICK else 15.0
+MEASURED_SECONDS = 6.0 if QUICK else 15.0
 RANKS = (1, 4, 16) if QUICK else (1, 4, 16, 64)
 STATS = (5, 20) if QUICK else (15, 50, 150, 500, 1500)
 PROCESSES = (1, 10, 100) if QUICK else (1, 10, 100, 1000, 2000)
@@ -92,29 +92,29 @@ def sidecar(feed: Path, **environment: str) -> Iterator[tuple[int, str]]:
         f"--state.dir={feed}", "--gpu.replay=no-gpu", f"--config.file={feed}/config.yaml",
     ]  # fmt: skip
     (feed / "config.yaml").write_text("exposition: {max_series: 100000}\n")
-    with child(command, until=r"http://127\.0\.0\.1:\d+", **environment) as (process, address):
+    with child(command, ready_pattern=r"http://127\.0\.0\.1:\d+", **environment) as (process, address):
         yield process.pid, f"{address}/metrics"
 
 
-def watched(pid: int, url: str) -> dict[str, float]:
+def steady_costs(pid: int, url: str) -> dict[str, float]:
     """Return the costs of a sidecar in steady state, scraped as by Prometheus."""
     for _ in range(2):
         page(url)
-        time.sleep(WATCHED_SECONDS / 3)
-    before, began, took = process_seconds(pid), time.monotonic(), []
-    while time.monotonic() < began + WATCHED_SECONDS:
-        time.sleep(WATCHED_SECONDS / 3)
-        asked = time.perf_counter()
+        time.sleep(MEASURED_SECONDS / 3)
+    cpu_before, started, durations = process_seconds(pid), time.monotonic(), []
+    while time.monotonic() < started + MEASURED_SECONDS:
+        time.sleep(MEASURED_SECONDS / 3)
+        request_started = time.perf_counter()
         body = page(url)
-        took.append(time.perf_counter() - asked)
-    percent = (process_seconds(pid) - before) / (time.monotonic() - began) * 100
+        durations.append(time.perf_counter() - request_started)
+    percent = (process_seconds(pid) - cpu_before) / (time.monotonic() - started) * 100
     series = sum(not line.startswith(b"#") for line in body.splitlines())
     return {
         "% of a core": round(percent, 2),
         "MiB": memory_mib(pid),
         "series": series,
         "KiB of a scrape": len(body) // 1024,
-        "ms of a scrape": round(min(took) * 1000, 1),
+        "ms of a scrape": round(min(durations) * 1000, 1),
     }
 
 
@@ -122,25 +122,25 @@ def page(url: str) -> bytes:
     """Return the page, after waiting for a sidecar that is starting."""
     while True:
         with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(url, timeout=60) as answer:
-            found: bytes = answer.read()
-            return found
+            body: bytes = answer.read()
+            return body
         time.sleep(0.2)
 
 
-def of_ranks(count: int, stats: int) -> dict[str, float]:
+def costs_of_ranks(count: int, stats: int) -> dict[str, float]:
     """Return the costs of the sidecar for a number of ranks with a number of Stats each."""
     with feed_directory() as feed:
         os.environ.update(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN="growth")
-        ranks = (partial(be_rank, each, count, stats) for each in range(count))
+        ranks = (partial(be_rank, rank, count, stats) for rank in range(count))
         with children(*ranks), sidecar(feed) as (pid, url):
             while page(url).count(b"training_process_up{") < count:
                 time.sleep(0.5)
-            return watched(pid, url)
+            return steady_costs(pid, url)
 
 
 def ranks() -> dict[str, Any]:
     """Measure the curve of the ranks of a node."""
-    points = [{"ranks": count, **of_ranks(count, 0)} for count in RANKS]
+    points = [{"ranks": count, **costs_of_ranks(count, 0)} for count in RANKS]
     return {"title": "Ranks of a node", "points": points}
 
 
@@ -148,9 +148,9 @@ def series() -> dict[str, Any]:
     """Measure the curve of the series of a node, and the same series in prometheus_client's multiprocess mode."""
     points = []
     for count in STATS:
-        found = of_ranks(RANKS_OF_SERIES, count)
+        costs = costs_of_ranks(RANKS_OF_SERIES, count)
         peer = multiprocess(RANKS_OF_SERIES, count)
-        points.append({"series": found.pop("series"), **found, "prometheus_client, ms of a scrape": peer})
+        points.append({"series": costs.pop("series"), **costs, "prometheus_client, ms of a scrape": peer})
     return {"title": f"Series of a node, of {RANKS_OF_SERIES} ranks with ever more Stats", "points": points}
 
 
@@ -174,12 +174,12 @@ def multiprocess(ranks: int, stats: int) -> float:
 
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # no type information
-        took = []
+        durations = []
         for _ in range(3):
-            began = time.perf_counter()
+            started = time.perf_counter()
             generate_latest(registry)
-            took.append(time.perf_counter() - began)
-        return round(min(took) * 1000, 1)
+            durations.append(time.perf_counter() - started)
+        return round(min(durations) * 1000, 1)
 
 
 def processes() -> dict[str, Any]:
@@ -197,15 +197,15 @@ def processes() -> dict[str, Any]:
             with children(rank_with_children), sidecar(feed) as (pid, url):
                 while b"training_process_up{" not in page(url):
                     time.sleep(0.5)
-                points.append({"processes": count, **watched(pid, url)})
+                points.append({"processes": count, **steady_costs(pid, url)})
     return {"title": "Processes of a job", "points": points}
 
 
 def runs() -> dict[str, Any]:
-    """Measure the curve of ended runs, one after another, in a state directory."""
+    """Measure the curve of runs that ended in sequence, in a state directory."""
     points = []
 
-    def one(number: int) -> None:
+    def record_run(number: int) -> None:
         os.environ["EXPORTER_RUN"] = f"run-{number}"
         from exporter import flush, training
 
@@ -216,14 +216,14 @@ def runs() -> dict[str, Any]:
     with feed_directory() as feed:
         os.environ["EXPORTER_FEED_DIR"] = str(feed)
         with sidecar(feed) as (pid, url):
-            done = 0
+            recorded_runs = 0
             for count in RUNS:
-                while done < count:
-                    os.waitpid(forked(one, done), 0)
-                    done += 1
+                while recorded_runs < count:
+                    os.waitpid(forked(record_run, recorded_runs), 0)
+                    recorded_runs += 1
                     time.sleep(0.02)
                 state = sum(path.stat().st_size for path in (feed / "ledger").iterdir()) // 1024
-                points.append({"runs": count, **watched(pid, url), "KiB of state": state})
+                points.append({"runs": count, **steady_costs(pid, url), "KiB of state": state})
     return {"title": "Runs through one state file, within minutes", "points": points}
 
 
@@ -234,51 +234,53 @@ def iterations() -> dict[str, Any]:
         os.environ["EXPORTER_FEED_DIR"] = str(stack.enter_context(feed_directory()))
         from exporter import flush, shutdown, training
 
-        def ours() -> None:
+        def own_iteration() -> None:
             with training.training_iteration():
                 training.record(loss=2.0)
 
         stack.callback(shutdown)
         stack.enter_context(training.training_loop(train_iterations_start=0))
-        for before, count in pairwise((0, *ITERATIONS)):
-            spent = each(ours, count - before, between=flush)
+        for previous_count, count in pairwise((0, *ITERATIONS)):
+            spent = microseconds_of_call(own_iteration, count - previous_count, after_batch=flush)
             points.append({"iterations": count, "µs each": spent, "MiB": memory_mib(os.getpid())})
     from bench_recording import peer_iteration
 
     for name, call in peer_iteration().items():
-        for point, (before, count) in zip(points, pairwise((0, *ITERATIONS)), strict=True):
+        for point, (previous_count, count) in zip(points, pairwise((0, *ITERATIONS)), strict=True):
             if count <= PEER_ITERATIONS:
-                point[f"{name}, µs each"] = each(call, count - before)
+                point[f"{name}, µs each"] = microseconds_of_call(call, count - previous_count)
     return {"title": "Instrumented iterations of a process whose recording thread keeps up", "points": points}
 
 
-def each(call: Callable[[], object], times: int, between: Callable[[], object] = lambda: None) -> float:
+def microseconds_of_call(
+    call: Callable[[], object], times: int, after_batch: Callable[[], object] = lambda: None
+) -> float:
     """Return the CPU microseconds of a call on this thread; another function runs every 500 calls, outside the measured time."""
-    spent = 0.0
+    cpu_seconds = 0.0
     for _ in range(0, times, 500):
-        began = time.thread_time()
+        started = time.thread_time()
         for _ in range(500):
             call()
-        spent += time.thread_time() - began
-        between()
-    return round(spent / times * 1e6, 2)
+        cpu_seconds += time.thread_time() - started
+        after_batch()
+    return round(cpu_seconds / times * 1e6, 2)
 
 
 def verdicts(points: Sequence[dict[str, float]]) -> dict[str, str]:
     """Return the growth of each figure with the first figure: flat, linear at most, or more than linear from a point on."""
     across, *names = points[0]
-    found = {}
+    growths = {}
     for name in names:
         pairs = [(point[across], max(point[name], 1e-9)) for point in points if name in point]
         steps = [
-            (x, math.log(after / before) / math.log(x / last))
-            for (last, before), (x, after) in pairwise(pairs)
+            (x, math.log(current / previous) / math.log(x / last))
+            for (last, previous), (x, current) in pairwise(pairs)
         ]
         steep = [x for x, exponent in steps if exponent > LINEAR]
-        whole = math.log(pairs[-1][1] / pairs[0][1]) / math.log(pairs[-1][0] / pairs[0][0])
-        more = f"more than linear at {steep[0]:,.0f}" if steep else "linear at most"
-        found[name] = "flat" if whole <= FLAT else more
-    return found
+        total_exponent = math.log(pairs[-1][1] / pairs[0][1]) / math.log(pairs[-1][0] / pairs[0][0])
+        growth = f"more than linear at {steep[0]:,.0f}" if steep else "linear at most"
+        growths[name] = "flat" if total_exponent <= FLAT else growth
+    return growths
 
 
 def draw(curves: Sequence[dict[str, Any]]) -> None:
@@ -291,13 +293,13 @@ def draw(curves: Sequence[dict[str, Any]]) -> None:
     pyplot = import_module("matplotlib.pyplot")
     for curve in curves:
         names = list(curve["points"][0])
-        across, measured = names[0], [name for name in names[1:] if name != "series"]
+        across, figures = names[0], [name for name in names[1:] if name != "series"]
         figure, axes = pyplot.subplots(
-            1, len(measured), figsize=(3.2 * len(measured), 2.6), layout="constrained"
+            1, len(figures), figsize=(3.2 * len(figures), 2.6), layout="constrained"
         )
-        for axis, name in zip(axes if len(measured) > 1 else [axes], measured, strict=True):
-            known = [point for point in curve["points"] if name in point]
-            axis.plot([p[across] for p in known], [p[name] for p in known], marker="o")
+        for axis, name in zip(axes if len(figures) > 1 else [axes], figures, strict=True):
+            points = [point for point in curve["points"] if name in point]
+            axis.plot([p[across] for p in points], [p[name] for p in points], marker="o")
             axis.set(xlabel=across, title=name, xscale="log", ylim=(0, None))
             axis.grid(alpha=0.3)
         figure.savefig(REPOSITORY / f"docs/images/growth-{across}.svg", metadata={"Date": None})
@@ -306,18 +308,25 @@ def draw(curves: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     """Measure, print, and draw if requested."""
     # A separate process for each curve, so that imports of a curve do not count in the next curve.
-    if name := next((each for each in sys.argv[1:] if not each.startswith("-")), ""):
+    if name := next(
+        (
+            microseconds_of_call
+            for microseconds_of_call in sys.argv[1:]
+            if not microseconds_of_call.startswith("-")
+        ),
+        "",
+    ):
         curve = globals()[name]()
         print(json.dumps({**curve, "verdicts": verdicts(curve["points"])}))
         return
     curves = []
     for subject in ("ranks", "series", "processes", "runs", "iterations"):
         quick = ["--quick"] if QUICK else []
-        with os.popen(" ".join([sys.executable, __file__, subject, *quick])) as told:
-            curves.append(json.loads(told.read()))
+        with os.popen(" ".join([sys.executable, __file__, subject, *quick])) as output:
+            curves.append(json.loads(output.read()))
     if "--pictures" in sys.argv:
         draw(curves)
-    print(json.dumps({**described(), "curves": curves}, indent=1, ensure_ascii=False))
+    print(json.dumps({**describe_run(), "curves": curves}, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -48,13 +48,13 @@ from exporter.training.spans import Span, TelemetryDataError  # noqa: E402
 
 PEER = "nv_one_logger"
 PACKAGES = {PEER, "api", "core", "exporter", "internal", "recorder", "training_telemetry"}
-ADAPTED = ("exporter.training.", "exporter.one_logger.")
+PATCHED_CLOCK_PREFIXES = ("exporter.training.", "exporter.one_logger.")
 
 
 class Private(type):
     """Private name of one-logger; every use fails."""
 
-    def __call__(cls, *_given: object, **_named: object) -> Any:
+    def __call__(cls, *_arguments: object, **_keywords: object) -> Any:
         raise NotImplementedError(f"{cls.__name__} is private to one-logger")
 
     def __getattr__(cls, name: str) -> Any:
@@ -66,7 +66,7 @@ class Private(type):
 class Instances:
     """Providers of this process, with the method by which the tests reset them."""
 
-    def pop(self, *_given: object) -> None:
+    def pop(self, *_arguments: object) -> None:
         provider.forget()
         TRAINING.after_fork()
 
@@ -78,7 +78,7 @@ class SingletonMeta(type):
     _instances = Instances()
 
 
-class Swapped(ModuleType):
+class ReplacementModule(ModuleType):
     """Module of one-logger, with the names of `exporter.one_logger`."""
 
     __path__: list[str] = []  # noqa: RUF012  # of every package
@@ -89,12 +89,12 @@ class Swapped(ModuleType):
         return metadata.entry_points
 
     @entry_points.setter
-    def entry_points(self, replaced: Any) -> None:
-        def called(group: str) -> Any:
-            found = replaced()
-            return found.get(group, []) if hasattr(found, "get") else found
+    def entry_points(self, replacement: Any) -> None:
+        def entry_points_of_group(group: str) -> Any:
+            entries = replacement()
+            return entries.get(group, []) if hasattr(entries, "get") else entries
 
-        metadata.entry_points = called  # type: ignore[assignment]  # as a test would
+        metadata.entry_points = entry_points_of_group  # type: ignore[assignment]  # as a test would
 
     @entry_points.deleter
     def entry_points(self) -> None:
@@ -105,10 +105,10 @@ class Swapped(ModuleType):
             raise AttributeError(name)
         if name == "SingletonMeta":
             return SingletonMeta
-        found = getattr(one_logger, name, None) if name in one_logger.__all__ else None
-        if found is None and self.__name__.rpartition(".")[2] in PACKAGES:
+        attribute = getattr(one_logger, name, None) if name in one_logger.__all__ else None
+        if attribute is None and self.__name__.rpartition(".")[2] in PACKAGES:
             raise AttributeError(name)  # a module
-        return Private(name, (), {}) if found is None else found
+        return Private(name, (), {}) if attribute is None else attribute
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -120,7 +120,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: Any) -> ModuleType:
-        return Swapped(spec.name)
+        return ReplacementModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing."""
@@ -130,29 +130,32 @@ def restore_clocks() -> None:
     """Restore the real clocks in all modules that do not measure the training."""
     time.monotonic = _MONOTONIC
     for name, module in list(sys.modules.items()):
-        if name.startswith("exporter.") and not name.startswith(ADAPTED):
-            for each, swapped, real in (("time", _wall, _WALL), ("monotonic", _monotonic, _MONOTONIC)):
-                if vars(module).get(each) is swapped:
-                    setattr(module, each, real)
+        if name.startswith("exporter.") and not name.startswith(PATCHED_CLOCK_PREFIXES):
+            for clock_name, patched_clock, real_clock in (
+                ("time", _wall, _WALL),
+                ("monotonic", _monotonic, _MONOTONIC),
+            ):
+                if vars(module).get(clock_name) is patched_clock:
+                    setattr(module, clock_name, real_clock)
 
 
 def call_exporters_directly() -> None:
     """Call exporters on the calling thread, with the span itself."""
 
-    def itself(span: Span, _exported_parent: Span | None) -> Span:
+    def return_original(span: Span, _exported_parent: Span | None) -> Span:
         return span
 
     def start_exporters(self: Delivery) -> None:
         for queue in self.queues:
             queue.exporter.initialize()
 
-    def put(self: Delivery, method: str, *arguments: Any) -> None:
+    def export(self: Delivery, method: str, *arguments: Any) -> None:
         for queue in self.queues:
             call = ExportCall(method, arguments)
             if method == "export_telemetry_data_error" and not queue._has_delivered:
                 (error,) = arguments
-                kind = TelemetryDataError.ErrorType.NO_TELEMETRY_DATA
-                error = TelemetryDataError(error.timestamp, kind, error.error_message, error.attributes)
+                error_type = TelemetryDataError.ErrorType.NO_TELEMETRY_DATA
+                error = TelemetryDataError(error.timestamp, error_type, error.error_message, error.attributes)
                 call = ExportCall(method, (error,))
             getattr(queue.exporter, method)(*call.arguments)
             queue._has_delivered = True
@@ -161,22 +164,22 @@ def call_exporters_directly() -> None:
         for queue in self.queues:
             queue.exporter.close()
 
-    Span.copy_at_start = Span.snapshot_copy = itself  # type: ignore[method-assign,assignment]
-    Delivery.start_exporters, Delivery._queue_call = start_exporters, put  # type: ignore[method-assign]
+    Span.copy_at_start = Span.snapshot_copy = return_original  # type: ignore[method-assign,assignment]
+    Delivery.start_exporters, Delivery._queue_call = start_exporters, export  # type: ignore[method-assign]
     Delivery.close = Delivery.close_exporters = close  # type: ignore[method-assign]
     Delivery.flush = lambda self, timeout_seconds=0.0: True  # type: ignore[method-assign]
 
 
 def show_private_attributes() -> None:
     """Add the private names of the tests that have an equivalent."""
-    shown: dict[type, dict[str, Any]] = {
-        DefaultRecorder: {"_exporters": lambda self: [each.exporter for each in self.delivery.queues]},
+    properties: dict[type, dict[str, Any]] = {
+        DefaultRecorder: {"_exporters": lambda self: [queue.exporter for queue in self.delivery.queues]},
         TrainingRecorder: {"_spans": lambda self: {span.id: span for span in self._active()}},
         FileExporter: {"_filepath": lambda self: self._path},
     }
-    for kind, attributes in shown.items():
+    for class_, attributes in properties.items():
         for name, get in attributes.items():
-            setattr(kind, name, property(get, lambda _self, _value: None))
+            setattr(class_, name, property(get, lambda _self, _value: None))
     find = lambda self, name: self.get_active_spans_by_name(name)[0]  # noqa: E731
     TrainingRecorder._get_active_span = find  # type: ignore[attr-defined]
     LinesFile.close = lambda self: None  # type: ignore[attr-defined]
@@ -189,8 +192,8 @@ def swap_pydantics_error() -> None:
         module.ValidationError = one_logger.OneLoggerError  # type: ignore[attr-defined]
 
 
-FAILED: set[str] = set()
-PASSED: set[str] = set()
+FAILED_TESTS: set[str] = set()
+PASSED_TESTS: set[str] = set()
 
 
 def pytest_runtest_setup() -> None:
@@ -199,14 +202,14 @@ def pytest_runtest_setup() -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.failed:
-        FAILED.add(report.nodeid)
+        FAILED_TESTS.add(report.nodeid)
     elif report.when == "call" and report.passed:
-        PASSED.add(report.nodeid)
+        PASSED_TESTS.add(report.nodeid)
 
 
 def pytest_sessionfinish() -> None:
-    found = {"failed": sorted(FAILED), "passed": sorted(PASSED - FAILED)}
-    Path(os.environ["SUITE_OUTCOME"]).write_text(json.dumps(found), encoding="utf-8")
+    outcome = {"failed": sorted(FAILED_TESTS), "passed": sorted(PASSED_TESTS - FAILED_TESTS)}
+    Path(os.environ["SUITE_OUTCOME"]).write_text(json.dumps(outcome), encoding="utf-8")
 
 
 sys.meta_path.insert(0, Finder())

@@ -1,38 +1,47 @@
 """Generator of docs/BENCHMARKS.md and of the tables in README and docs/operations.md, from the results of the benchmarks.
 
 `python benchmarks/page.py` runs the four benchmarks and growth, or the named benchmarks (including fleet, which runs for twenty
-minutes on a quiet machine), then writes the documents and benchmarks/results.json. With `--check`, exits with status 1 if a
-document differs from results.json.
+minutes on a quiet machine), then writes the documents and benchmarks/results.json. `--quick` shortens each benchmark. With
+`--check`, exits with status 1 if a document differs from results.json.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from report import REPOSITORY
+from report import QUICK, REPOSITORY
 
 RESULTS = REPOSITORY / "benchmarks/results.json"
 NAMES = ("bench_recording", "bench_web", "bench_node", "bench_energy")
 GROWTH, FLEET = "growth", "fleet"
-BUDGETS_OBSERVE_NS = 600
+BUDGET_OBSERVE_NS = 600
 
-SHOWN = {
-    "Stat.add, ns": "`Stat.add`",
-    "iteration with 4 phases and 3 values, µs": "an iteration with four phases, loss, tokens and gradient norm",
-    "recording thread at 1,000 samples/s, % of a core": "recording thread, 1,000 samples/s over 50 Stats",
-    "recording thread at 100 iterations/s, % of a core": "recording thread, 100 instrumented iterations/s",
+COSTS_OF_THE_SIDECAR = {
+    "sidecar, scaled": "CPU of the sidecar: 8 GPUs (replayed), 8 ranks of 50 Stats, a scrape every 15 s",
+    "memory of the sidecar": "memory of the sidecar",
+    "NVML child, scaled": "CPU of the NVML child for each GPU, with the call costs of an H100",
+    "memory of the NVML child": "memory of the NVML child",
+}
+"""Rows of docs/operations.md, and the last rows of the README, with the names there."""
+
+README_ROWS = {
+    "Stat.add": "`Stat.add`",
+    "iteration with 4 phases and 3 values": "an iteration with four phases, loss, tokens and gradient norm",
+    "recording thread at 1,000 samples/s, scaled": "recording thread, 1,000 samples/s over 50 Stats",
+    "recording thread at 100 iterations/s, scaled": "recording thread, 100 instrumented iterations/s",
     "lost of 3 million adds at a million per second": "values lost of three million, added within three seconds",
-    "import, MiB": "import of all modules that a job can import",
-    "server time of a scrape, nothing changed, ms": "server time of a scrape, 500 series",
-    "64 at once, p99, ms": "64 scrapers at once, the slowest of a hundred",
-    "sidecar, % of a core": "sidecar, 8 GPUs (replayed), 8 ranks of 50 Stats, scraped every 15 s",
-    "sidecar, MiB": "memory of this sidecar",
-    "NVML child, % of a core a card": "NVML child of this sidecar for each GPU, with the call costs of an H100",
+    "import of every compatibility module": "import of all modules that a job can import",
+    "server time of a scrape, nothing changed": "server time of a scrape, 500 series",
+    "client's time of a scrape of 800 series over node_exporter's": (
+        "time that a client waits for a scrape of 800 series, as a share of node_exporter's"
+    ),
+    "64 at once, p99": "64 scrapers at once, the slowest of a hundred",
+    **COSTS_OF_THE_SIDECAR,
 }
 """Rows of the README, with the names there."""
 
@@ -42,27 +51,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def split(what: str) -> tuple[str, str]:
-    """Return the name and the unit of a row; the unit may be empty."""
-    name, comma, unit = what.rpartition(", ")
-    return (name, unit) if comma and len(unit) < 20 else (what, "")
-
-
-def with_unit(value: float, unit: str) -> str:
-    """Return a number with its unit."""
-    text = number(value)
-    return f"{text} {unit}".strip() if not unit.startswith("%") else f"{text} {unit}"
-
-
-def row(name: str, each: dict[str, Any], *, budget: bool) -> str:
-    """Return a line of a table."""
-    unit = split(each["what"])[1]
-    peers = ", ".join(f"{peer} {with_unit(value, unit)}" for peer, value in each["peers"].items() if value)
-    cells = [name, with_unit(each["measured"], unit)]
-    if budget:
-        limit = each["budget"]
-        cells.append("" if limit is None else number(limit) + ("" if each["holds"] else " (missed)"))
-    return "| " + " | ".join([*cells, peers]) + " |"
+def table_row(name: str, result: dict[str, Any], *, has_budget: bool) -> str:
+    """Return a line of a table: name, value, budget if requested, peers and notes."""
+    unit = result["unit"]
+    peers = [f"{peer} {number(value)} {unit}".strip() for peer, value in result["peers"].items() if value]
+    cells = [name, f"{number(result['value'])} {unit}".strip()]
+    if has_budget:
+        budget = result["budget"]
+        cells.append("" if budget is None else number(budget) + ("" if result["holds"] else " (missed)"))
+    return "| " + " | ".join([*cells, ", ".join([*peers, *result["notes"]])]) + " |"
 
 
 def page(results: dict[str, Any]) -> str:
@@ -71,28 +68,24 @@ def page(results: dict[str, Any]) -> str:
         "# Benchmarks",
         "",
         "Results of the last `make bench`, with the peers in the same run. Compare within a row: the machine is shared, and in some",
-        "hours half as fast as in others. Rows above the budget are marked as missed.",
+        "hours half as fast as in others. Rows above the budget are marked as missed. Budgets apply to a machine on which",
+        f"`Histogram.observe` of prometheus_client takes {BUDGET_OBSERVE_NS} ns. A *scaled* value is multiplied by {BUDGET_OBSERVE_NS} ns and",
+        "divided by the time of `Histogram.observe` in the same run.",
     ]
-    if "bench_recording" in results:
-        observe = results["bench_recording"]["budgets"][0]["peers"]["prometheus_client"]
-        parts += [
-            "",
-            f"`Histogram.observe` of prometheus_client cost {number(observe)} ns in this run, and {BUDGETS_OBSERVE_NS} ns on the machine",
-            f"for which the budgets are set: this machine was slower by a factor of {observe / BUDGETS_OBSERVE_NS:.1f}.",
-        ]
     for name in NAMES:
         if name not in results:
             continue
-        each = results[name]
+        result = results[name]
+        quick = "; quick run" if result.get("quick") else ""
         parts += [
             "",
             f"## `python benchmarks/{name}.py`",
             "",
-            f"{each['machine']}; CPython {each['python']}; commit {each['commit']}.",
+            f"{result['machine']}; CPython {result['python']}; commit {result['commit']}{quick}.",
             "",
-            "| figure | measured | budget | peers |",
+            "| figure | measured | budget | peers and notes |",
             "|---|---|---|---|",
-            *(row(split(line["what"])[0], line, budget=True) for line in each["budgets"]),
+            *(table_row(line["figure"], line, has_budget=True) for line in result["budgets"]),
         ]
     if GROWTH in results:
         parts += [
@@ -102,21 +95,21 @@ def page(results: dict[str, Any]) -> str:
             "Growth of the costs with the load: the sidecar is scraped every five seconds.",
             "",
         ]
-        parts += [line for curve in results[GROWTH]["curves"] for line in grown(curve)]
+        parts += [line for curve in results[GROWTH]["curves"] for line in curve_section(curve)]
     return "\n".join([*parts, ""]).replace("\n\n\n", "\n\n")
 
 
-def grown(curve: dict[str, Any]) -> list[str]:
+def curve_section(curve: dict[str, Any]) -> list[str]:
     """Return the table and the picture of a curve."""
     names = list(curve["points"][0])
     rows = [
         " | ".join(number(point[name]) if name in point else "" for name in names)
         for point in curve["points"]
     ]
-    told = "; ".join(f"{name}: {verdict}" for name, verdict in curve["verdicts"].items())
+    verdicts = "; ".join(f"{name}: {verdict}" for name, verdict in curve["verdicts"].items())
     picture = f"![{curve['title']}](images/growth-{names[0]}.svg)"
     head = [f"### {curve['title']}", "", "| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    return [*head, *(f"| {row} |" for row in rows), "", f"Growth of {told}.", "", picture, ""]
+    return [*head, *(f"| {row} |" for row in rows), "", f"Growth of {verdicts}.", "", picture, ""]
 
 
 def fleet(result: dict[str, Any]) -> str:
@@ -134,31 +127,49 @@ def fleet(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def table(results: dict[str, Any]) -> str:
-    """Return the table of the README."""
-    rows = {line["what"]: line for name in NAMES if name in results for line in results[name]["budgets"]}
+def table(results: dict[str, Any], names: Mapping[str, str]) -> str:
+    """Return a table of figures with other names; raises SystemExit for a figure that no benchmark has reported."""
+    rows = {line["figure"]: line for name in NAMES if name in results for line in results[name]["budgets"]}
+    if missing := [figure for figure in names if figure not in rows]:
+        raise SystemExit(f"results.json has no figure {', '.join(missing)}; run python benchmarks/page.py")
     return "\n".join(
         [
-            "| figure | measured | peers, same run |",
+            "| figure | measured | peers and notes, same run |",
             "|---|---|---|",
-            *(row(name, rows[what], budget=False) for what, name in SHOWN.items() if what in rows),
+            *(table_row(name, rows[figure], has_budget=False) for figure, name in names.items()),
         ]
     )
 
 
-def marked(path: Path, text: str) -> str:
-    """Return a document with the text between the marks."""
-    place = re.compile(r"(?<=<!-- benchmarks -->\n\n).*?(?=\n\n<!-- end of benchmarks -->)", re.DOTALL)
-    return place.sub(lambda _: text, path.read_text(encoding="utf-8"))
+def replace_region(document: str, region: str, text: str) -> str:
+    """Return a document with the text between the marks of a region; raises SystemExit without the marks."""
+    start, end = f"<!-- benchmarks: {region} -->\n\n", f"\n\n<!-- end of benchmarks: {region} -->"
+    head, start_mark, rest = document.partition(start)
+    _, end_mark, tail = rest.partition(end)
+    if not start_mark or not end_mark:
+        raise SystemExit(f"no region {region!r} in a document that has results")
+    return head + start + text + end + tail
 
 
 def documents(results: dict[str, Any]) -> dict[Path, str]:
     """Return the content of each document by path."""
     readme, operations = REPOSITORY / "README.md", REPOSITORY / "docs/operations.md"
-    found = {REPOSITORY / "docs/BENCHMARKS.md": page(results), readme: marked(readme, table(results))}
+    operations_text = operations.read_text(encoding="utf-8")
+    operations_text = replace_region(operations_text, "sidecar", table(results, COSTS_OF_THE_SIDECAR))
     if FLEET in results:
-        found[operations] = marked(operations, fleet(results[FLEET]))
-    return found
+        operations_text = replace_region(operations_text, "fleet", fleet(results[FLEET]))
+    return {
+        REPOSITORY / "docs/BENCHMARKS.md": page(results),
+        readme: replace_region(readme.read_text(encoding="utf-8"), "costs", table(results, README_ROWS)),
+        operations: operations_text,
+    }
+
+
+def run_benchmark(name: str) -> subprocess.CompletedProcess[str]:
+    """Run a benchmark and return the finished process, with the JSON document on standard output."""
+    options = ["--pictures", *(["--quick"] if QUICK else [])]
+    command = [sys.executable, str(REPOSITORY / f"benchmarks/{name}.py"), *options]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
 
 
 def main() -> int:
@@ -171,13 +182,14 @@ def main() -> int:
         print("\n".join(f"{path.name}: run python benchmarks/page.py" for path in stale))
         return 1 if stale else 0
     status = 0
-    for name in sys.argv[1:] or (*NAMES, GROWTH):
-        command = [sys.executable, str(REPOSITORY / f"benchmarks/{name}.py"), "--pictures"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        print(done.stdout)
-        results[name] = json.loads(done.stdout)
-        status = status or done.returncode
-    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    names = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    for name in names or (*NAMES, GROWTH):
+        process = run_benchmark(name)
+        print(process.stdout)
+        results[name] = json.loads(process.stdout)
+        status = status or process.returncode
+        # After each benchmark, so that a later failure loses no result.
+        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for path, text in documents(results).items():
         path.write_text(text, encoding="utf-8")
     return status

@@ -31,21 +31,25 @@ class Row:
     """Measured figure with its budget.
 
     Attributes:
-        what: Name and unit of the figure.
-        measured: Value in that unit.
+        figure: Name of the figure.
+        value: Measured value.
+        unit: Unit of the value, the budget and the peers; "" for a ratio or a number.
         budget: Highest allowed value; None without a budget.
-        peers: Values of other tools, measured in the same run.
+        peers: Values of other tools by name, measured in the same run.
+        notes: Further values of the run, each with its unit.
     """
 
-    what: str
-    measured: float
+    figure: str
+    value: float
+    unit: str = ""
     budget: float | None = None
     peers: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
-def described() -> dict[str, object]:
-    """Return machine, Python and commit, for comparisons between runs."""
-    found = subprocess.run(
+def describe_run() -> dict[str, object]:
+    """Return machine, Python, commit and length of the run, for comparisons between runs."""
+    version = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=REPOSITORY,
         capture_output=True,
@@ -55,16 +59,17 @@ def described() -> dict[str, object]:
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "commit": found.stdout.strip() or "unknown",
+        "commit": version.stdout.strip() or "unknown",
         "benchmark": Path(sys.argv[0]).name,
+        "quick": QUICK,
     }
 
 
 def report(rows: Sequence[Row], **details: object) -> None:
     """Print the rows and the description of the run; exit with status 1 if a budget is exceeded."""
-    budgets = [{**asdict(row), "holds": row.budget is None or row.measured <= row.budget} for row in rows]
-    print(json.dumps({**described(), "budgets": budgets, **details}, indent=1))
-    sys.exit(0 if all(each["holds"] for each in budgets) else 1)
+    budgets = [{**asdict(row), "holds": row.budget is None or row.value <= row.budget} for row in rows]
+    print(json.dumps({**describe_run(), "budgets": budgets, **details}, indent=1))
+    sys.exit(0 if all(row["holds"] for row in budgets) else 1)
 
 
 def take_turns(
@@ -73,27 +78,27 @@ def take_turns(
     rounds: int,
     loops: int,
     clock: Callable[[], float] = time.thread_time,
-    between: Callable[[], object] = lambda: None,
+    after_round: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """Time calls of the contenders, interleaved; returns the medians of the rounds in nanoseconds, without an empty loop.
+    """Measure calls of the contenders, interleaved; returns the medians of the rounds in nanoseconds, without an empty loop.
 
     Args:
         contenders: Functions by name.
         rounds: Number of rounds; each round times every contender.
         loops: Calls of a contender in a round.
         clock: Clock in seconds; by default the CPU time of this thread, which other programs hardly affect.
-        between: Function that is called after each round, outside the measured time.
+        after_round: Function that is called after each round, outside the measured time.
     """
-    every = {"": lambda: None, **contenders}
-    times: dict[str, list[float]] = {name: [] for name in every}
+    contenders_and_loop = {"": lambda: None, **contenders}
+    times: dict[str, list[float]] = {name: [] for name in contenders_and_loop}
     for _ in range(rounds):
-        for name, call in every.items():
-            began = clock()
+        for name, call in contenders_and_loop.items():
+            started = clock()
             for _ in range(loops):
                 call()
-            times[name].append((clock() - began) / loops * 1e9)
-        between()
-    medians = {name: statistics.median(found) for name, found in times.items()}
+            times[name].append((clock() - started) / loops * 1e9)
+        after_round()
+    medians = {name: statistics.median(durations) for name, durations in times.items()}
     empty = medians.pop("")
     return {name: round(max(0.0, median - empty), 1) for name, median in medians.items()}
 
@@ -101,17 +106,17 @@ def take_turns(
 @contextlib.contextmanager
 def feed_directory() -> Iterator[Path]:
     """Create a feed directory, in shared memory if available, as for the default directory."""
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    directory = tempfile.mkdtemp(prefix="exporter-bench-", dir=shared)
+    memory_directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    directory = tempfile.mkdtemp(prefix="exporter-bench-", dir=memory_directory)
     yield Path(directory)
     shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def child(
-    command: Sequence[str | Path], *, until: str, **environment: str
+    command: Sequence[str | Path], *, ready_pattern: str, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a process during the block; yields the process and the output that matched *until*."""
+    """Run a process during the block; yields the process and the output that matched *ready_pattern*."""
     process = subprocess.Popen(
         command,
         cwd=REPOSITORY,
@@ -124,10 +129,10 @@ def child(
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if found := re.search(until, line):
+            if ready_line := re.search(ready_pattern, line):
                 # A process whose output is not read blocks when the pipe is full.
                 threading.Thread(target=deque, args=(process.stdout, 0), daemon=True).start()
-                yield process, found.group()
+                yield process, ready_line.group()
                 return
         raise RuntimeError(f"{command} ended before it was ready")
     finally:

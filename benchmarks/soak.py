@@ -44,28 +44,28 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from report import REPOSITORY
 
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 RANKS, STEPS_A_SECOND = 4, 20
 RUN = "soak"
 # A kill loses what was recorded since the last snapshot, which is written once a second.
-UNWRITTEN = 1.5
+UNWRITTEN_SECONDS = 1.5
 LEVEL_MIB, LEVEL_MIB_PER_HOUR, LEVEL_COUNT = 4.0, 20.0, 3
-KINDS = ("ends", "raises", "killed", "stopped", "clock", "ends")
+ENDINGS = ("ends", "raises", "killed", "stopped", "clock", "ends")
 SAMPLES = 4
 FEED_BYTES = 4 << 20
 
 
 def duration(text: str) -> float:
     """Return the seconds of `30s`, `20m` or `8h`."""
-    return float(text[:-1]) * SECONDS[text[-1]]
+    return float(text[:-1]) * UNIT_SECONDS[text[-1]]
 
 
 def be_rank(diary: Path, seconds: float, end: str) -> None:
     """Train for a number of seconds as a rank, write each finished step into the diary, and end in the given way."""
-    began = time.monotonic()
-    stop = began + seconds
+    started = time.monotonic()
+    stop = started + seconds
     if end == "clock":
-        step_clock(began + seconds / 2, random.choice((-90.0, 90.0)))
+        step_clock(started + seconds / 2, random.choice((-90.0, 90.0)))
     from exporter import training
 
     # Unbuffered: what a killed attempt has done is in its diary.
@@ -81,15 +81,15 @@ def be_rank(diary: Path, seconds: float, end: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def step_clock(when: float, seconds: float) -> None:
+def step_clock(start: float, seconds: float) -> None:
     """Make the wall clock of this process step at a monotonic time, as after a correction of the system clock."""
-    true, true_ns = time.time, time.time_ns
+    system_time, system_time_ns = time.time, time.time_ns
 
     def stepped() -> float:
-        return seconds if time.monotonic() > when else 0.0
+        return seconds if time.monotonic() > start else 0.0
 
-    time.time = lambda: true() + stepped()
-    time.time_ns = lambda: true_ns() + int(stepped() * 1e9)
+    time.time = lambda: system_time() + stepped()
+    time.time_ns = lambda: system_time_ns() + int(stepped() * 1e9)
 
 
 @dataclass
@@ -104,13 +104,13 @@ class Rank:
     stopped_until: float = 0.0
     ending: str = ""
 
-    def tend(self, now: float, feed: Path, dice: random.Random, *, again: bool) -> None:
+    def tend(self, monotonic_now: float, feed: Path, dice: random.Random, *, may_start: bool) -> None:
         """Start an attempt if none runs, continue a stopped attempt after a delay, and count a killed attempt."""
         if self.process is None:
-            if again:
-                self.begin(feed, dice)
+            if may_start:
+                self.start_attempt(feed, dice)
         elif self.stopped_until:
-            if now > self.stopped_until:
+            if monotonic_now > self.stopped_until:
                 self.process.send_signal(signal.SIGCONT)
                 self.stopped_until = 0.0
         elif (status := self.process.poll()) is not None:
@@ -118,11 +118,11 @@ class Rank:
             self.process = None
         elif self.ending == "stopped" and dice.random() < 0.05:
             self.process.send_signal(signal.SIGSTOP)
-            self.stopped_until, self.ending = now + dice.uniform(2, 6), ""
+            self.stopped_until, self.ending = monotonic_now + dice.uniform(2, 6), ""
 
-    def begin(self, feed: Path, dice: random.Random) -> None:
+    def start_attempt(self, feed: Path, dice: random.Random) -> None:
         """Start an attempt."""
-        self.ending = dice.choice(KINDS)
+        self.ending = dice.choice(ENDINGS)
         self.attempts += 1
         self.process = subprocess.Popen(
             [sys.executable, __file__, "rank", self.diary, str(dice.uniform(3, 12)), self.ending],
@@ -154,44 +154,49 @@ class Rank:
 class Life:
     """Measurements of a process over its lifetime."""
 
-    what: str
+    title: str
     times: list[float] = field(default_factory=list)
-    memory: list[float] = field(default_factory=list)
+    memory_mib: list[float] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
 
-    def look(self, process: psutil.Process, now: float) -> None:
+    def measure(self, process: psutil.Process, now: float) -> None:
         """Add a measurement."""
         with contextlib.suppress(psutil.Error):
             rss, files, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
             self.times.append(now)
-            self.memory.append(rss / 2**20)
+            self.memory_mib.append(rss / 2**20)
             self.files.append(files)
             self.threads.append(threads)
 
-    def half(self, values: Sequence[float]) -> Sequence[float]:
+    def second_half(self, values: Sequence[float]) -> Sequence[float]:
         """Return the second half of the values; the first half is the warm-up."""
         return values[len(values) // 2 :]
 
     def growth(self, counts: Sequence[float]) -> float:
         """Return the growth of the minimum from the third quarter of the lifetime to the last; peaks are temporary."""
-        late = self.half(counts)
-        return min(self.half(late)) - min(late[: len(late) // 2])
+        late = self.second_half(counts)
+        return min(self.second_half(late)) - min(late[: len(late) // 2])
 
     def level(self) -> tuple[bool, str]:
         """Return True for a constant level, and a description. Lifetimes below a minute are too short for a verdict."""
         if not self.times or self.times[-1] - self.times[0] < 60:
             return True, ""
-        slope = statistics.linear_regression(self.half(self.times), self.half(self.memory)).slope * 3600
-        spread = max(self.half(self.memory)) - min(self.half(self.memory))
+        slope = (
+            statistics.linear_regression(
+                self.second_half(self.times), self.second_half(self.memory_mib)
+            ).slope
+            * 3600
+        )
+        spread = max(self.second_half(self.memory_mib)) - min(self.second_half(self.memory_mib))
         files, threads = self.growth(self.files), self.growth(self.threads)
         if self.times[-1] - self.times[0] < 300:  # the slope of a few minutes is that of the warm-up
-            memory_is_level = self.growth(self.memory) < LEVEL_MIB
+            is_memory_level = self.growth(self.memory_mib) < LEVEL_MIB
         else:  # an allocator takes up to 2 MiB at once
-            memory_is_level = slope < LEVEL_MIB_PER_HOUR or spread < 2
-        holds = memory_is_level and max(files, threads) <= LEVEL_COUNT + RANKS
+            is_memory_level = slope < LEVEL_MIB_PER_HOUR or spread < 2
+        holds = is_memory_level and max(files, threads) <= LEVEL_COUNT + RANKS
         return holds, (
-            f"{self.what}: {self.times[-1] - self.times[0]:.0f} s, {self.memory[-1]:.1f} MiB, {slope:+.1f} MiB/h, "
+            f"{self.title}: {self.times[-1] - self.times[0]:.0f} s, {self.memory_mib[-1]:.1f} MiB, {slope:+.1f} MiB/h, "
             f"descriptors {min(self.files)} to {max(self.files)}, threads {min(self.threads)} to {max(self.threads)}"
         )
 
@@ -205,9 +210,9 @@ class Node:
         self.lives: list[Life] = []
         self.sidecar: subprocess.Popen[bytes] | None = None
         self.prometheus: subprocess.Popen[bytes] | None = None
-        self.restarts = self.scrapes = self.failed = self.filled = 0
+        self.restarts = self.scrapes = self.failed_scrapes = self.fillings = 0
         self.full_until = 0.0
-        self.slowest = 0.0
+        self.slowest_seconds = 0.0
         (directory / "state").mkdir()
 
     def start_sidecar(self) -> None:
@@ -248,10 +253,10 @@ class Node:
 
     def scrape(self) -> None:
         """Scrape in addition to Prometheus, and record the duration."""
-        began = time.monotonic()
+        started = time.monotonic()
         self.scrapes += 1
-        self.failed += not self.page()
-        self.slowest = max(self.slowest, time.monotonic() - began)
+        self.failed_scrapes += not self.page()
+        self.slowest_seconds = max(self.slowest_seconds, time.monotonic() - started)
 
     def child(self) -> psutil.Process | None:
         """Return the NVML child, if running."""
@@ -259,21 +264,21 @@ class Node:
             return next(iter(psutil.Process(self.sidecar.pid).children()), None)  # type: ignore[union-attr]
         return None
 
-    def look(self, now: float) -> None:
+    def measure(self, now: float) -> None:
         """Measure sidecar and child."""
         if self.sidecar is None or self.sidecar.poll() is not None:
             raise SystemExit(f"the sidecar ended by itself, with {self.sidecar and self.sidecar.returncode}")
-        self.lives[-1].look(psutil.Process(self.sidecar.pid), now)
+        self.lives[-1].measure(psutil.Process(self.sidecar.pid), now)
         if child := self.child():
             name = f"NVML child {child.pid}"
-            life = next((each for each in self.lives if each.what == name), None) or Life(name)
+            life = next((life for life in self.lives if life.title == name), None) or Life(name)
             if life not in self.lives:
                 self.lives.insert(0, life)
-            life.look(child, now)
+            life.measure(child, now)
 
     def fill(self, now: float) -> None:
         """Fill the feed directory for some seconds."""
-        self.filled += 1
+        self.fillings += 1
         self.full_until = now + 3
         with contextlib.suppress(OSError), (self.feed / "stuffing").open("wb", buffering=0) as stuffing:
             while stuffing.write(bytes(1 << 12)):
@@ -293,23 +298,26 @@ class Node:
         self.restarts += 1
         self.start_sidecar()
 
-    def backwards(self) -> list[str]:
+    def decreased_counters(self) -> list[str]:
         """Return the counters of the training that decreased in Prometheus.
 
         Counters of processes restart at 0 with the sidecar, and `increase()` handles the reset.
         """
         names = [
             name
-            for name in self.ask("label/__name__/values")
+            for name in self.query_prometheus("label/__name__/values")
             if re.fullmatch(r"training_(?!process_).+_(total|count|sum)", name)
         ]
-        asked = ((name, self.ask("query", query=f"resets({name}[1d]) > 0")["result"]) for name in names)
-        return [f"{name}{series['metric']}" for name, result in asked for series in result]
+        results = (
+            (name, self.query_prometheus("query", query=f"resets({name}[1d]) > 0")["result"])
+            for name in names
+        )
+        return [f"{name}{series['metric']}" for name, result in results for series in result]
 
-    def ask(self, what: str, **parameters: str) -> Any:
+    def query_prometheus(self, endpoint: str, **parameters: str) -> Any:
         """Query Prometheus."""
         address = (
-            f"http://127.0.0.1:{self.prometheus_port}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+            f"http://127.0.0.1:{self.prometheus_port}/api/v1/{endpoint}?{urllib.parse.urlencode(parameters)}"
         )
         with urllib.request.urlopen(address, timeout=60) as answer:
             return json.load(answer)["data"]
@@ -318,11 +326,11 @@ class Node:
         """Return steps and samples by rank, from the same page."""
         steps: dict[str, float] = {}
         samples: dict[str, float] = {}
-        found = {"training_steps_total": steps, "training_samples_total": samples}
+        totals = {"training_steps_total": steps, "training_samples_total": samples}
         for family in text_string_to_metric_families(self.page()):
             for sample in family.samples:
-                if sample.name in found and sample.labels.get("mode", "train") == "train":
-                    found[sample.name][sample.labels["rank"]] = sample.value
+                if sample.name in totals and sample.labels.get("mode", "train") == "train":
+                    totals[sample.name][sample.labels["rank"]] = sample.value
         return steps, samples
 
     def end(self) -> list[str]:
@@ -340,12 +348,12 @@ class Node:
 
 def free_port() -> int:
     """Return a free port."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
-def wait_until(condition: object, what: str, seconds: float = 60.0) -> None:
+def wait_until(condition: object, subject: str, seconds: float = 60.0) -> None:
     """Wait for a condition.
 
     Raises:
@@ -354,7 +362,7 @@ def wait_until(condition: object, what: str, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         if time.monotonic() > end:
-            raise SystemExit(f"waited {seconds:.0f} s for {what}")
+            raise SystemExit(f"waited {seconds:.0f} s for {subject}")
         time.sleep(0.2)
 
 
@@ -363,21 +371,21 @@ def directories() -> Iterator[tuple[Path, Path, bool]]:
     """Yield a directory on disk, the feed directory in shared memory, and True if the latter is a mounted file system."""
     with (
         tempfile.TemporaryDirectory(prefix="soak-") as disk,
-        tempfile.TemporaryDirectory(prefix="soak-", dir="/dev/shm") as shared,
+        tempfile.TemporaryDirectory(prefix="soak-", dir="/dev/shm") as memory,
     ):
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={FEED_BYTES},mode=700", "tmpfs", shared]
-        own = subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode == 0
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={FEED_BYTES},mode=700", "tmpfs", memory]
+        is_mounted = subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode == 0
         try:
-            yield Path(disk), Path(shared), own
+            yield Path(disk), Path(memory), is_mounted
         finally:
-            if own:
-                subprocess.run(["umount", "--lazy", shared], check=True)
+            if is_mounted:
+                subprocess.run(["umount", "--lazy", memory], check=True)
 
 
 def soak(seconds: float, seed: int) -> list[str]:
     """Run the node, and return the violated invariants."""
     dice = random.Random(seed)
-    found: list[str] = []
+    violations: list[str] = []
     with directories() as (disk, feed, may_fill):
         if not may_fill:
             print("the feed directory is not filled: no right to mount a file system of its own")
@@ -387,44 +395,46 @@ def soak(seconds: float, seed: int) -> list[str]:
             node.start_sidecar()
             if shutil.which("prometheus"):
                 node.start_prometheus()
-            began = time.monotonic()
-            while (now := time.monotonic()) < began + seconds:
+            started = time.monotonic()
+            while (monotonic_now := time.monotonic()) < started + seconds:
                 for rank in ranks:
-                    rank.tend(now, feed, dice, again=dice.random() < 0.5)
+                    rank.tend(monotonic_now, feed, dice, may_start=dice.random() < 0.5)
                 if dice.random() < 0.3:
                     node.scrape()
-                node.look(now)
+                node.measure(monotonic_now)
                 event = dice.random()
                 if event < 0.2 / 60:
                     node.kill_sidecar()
                 elif event < 0.6 / 60 and (child := node.child()):
                     child.kill()
                 elif event < 0.8 / 60 and may_fill and not node.full_until:
-                    node.fill(now)
-                node.make_room(now)
+                    node.fill(monotonic_now)
+                node.make_room(monotonic_now)
                 time.sleep(0.2)
             node.make_room(math.inf)
             for rank in ranks:
                 if rank.stopped_until and rank.process:
                     rank.process.send_signal(signal.SIGCONT)
                 rank.kill()
-            found += compare(node, ranks)
+            violations += compare(node, ranks)
         finally:
             for rank in ranks:
                 rank.kill()
-            found += node.end()
-    return found
+            violations += node.end()
+    return violations
 
 
 def compare(node: Node, ranks: Sequence[Rank]) -> list[str]:
     """Compare the page, Prometheus and the processes with the diaries; print the report."""
-    found = []
-    told = {rank.number: rank.steps() for rank in ranks}
+    violations = []
+    steps_by_rank = {rank.number: rank.steps() for rank in ranks}
 
     def due() -> bool:
         shown, _ = node.totals()
         return all(
-            shown.get(str(rank.number), 0) >= told[rank.number] - lost(rank, node.filled) for rank in ranks
+            shown.get(str(rank.number), 0)
+            >= steps_by_rank[rank.number] - possible_losses(rank, node.fillings)
+            for rank in ranks
         )
 
     with contextlib.suppress(SystemExit):
@@ -435,36 +445,42 @@ def compare(node: Node, ranks: Sequence[Rank]) -> list[str]:
     shown, samples = node.totals()
     print("rank  attempts  killed  steps in its diary  on /metrics  samples")
     for rank in ranks:
-        steps, seen = shown.get(str(rank.number), 0.0), samples.get(str(rank.number), 0.0)
-        written = told[rank.number]
-        print(f"{rank.number:4}  {rank.attempts:8}  {rank.kills:6}  {written:18}  {steps:11.0f}  {seen:7.0f}")
-        if not written - lost(rank, node.filled) <= steps <= written + rank.kills:
-            found.append(f"rank {rank.number}: {written} steps in the diary, {steps:.0f} on /metrics")
-        if abs(seen - SAMPLES * steps) > SAMPLES * rank.kills:
-            found.append(f"rank {rank.number}: {seen:.0f} samples for {steps:.0f} steps of {SAMPLES}")
-    print(f"sidecar killed {node.restarts} times, the feed directory full {node.filled} times; {node.scrapes} scrapes beside Prometheus, {node.failed} failed, "
-          f"the slowest {node.slowest * 1000:.0f} ms")  # fmt: skip
+        steps, samples_of_rank = shown.get(str(rank.number), 0.0), samples.get(str(rank.number), 0.0)
+        diary_steps = steps_by_rank[rank.number]
+        print(
+            f"{rank.number:4}  {rank.attempts:8}  {rank.kills:6}  {diary_steps:18}  {steps:11.0f}  {samples_of_rank:7.0f}"
+        )
+        if not diary_steps - possible_losses(rank, node.fillings) <= steps <= diary_steps + rank.kills:
+            violations.append(
+                f"rank {rank.number}: {diary_steps} steps in the diary, {steps:.0f} on /metrics"
+            )
+        if abs(samples_of_rank - SAMPLES * steps) > SAMPLES * rank.kills:
+            violations.append(
+                f"rank {rank.number}: {samples_of_rank:.0f} samples for {steps:.0f} steps of {SAMPLES}"
+            )
+    print(f"sidecar killed {node.restarts} times, the feed directory full {node.fillings} times; {node.scrapes} scrapes beside Prometheus, {node.failed_scrapes} failed, "
+          f"the slowest {node.slowest_seconds * 1000:.0f} ms")  # fmt: skip
     print(f"{len(files)} files in the feed directory after {sum(rank.attempts for rank in ranks)} processes")
     if len(files) > 2 * RANKS + 8:
-        found.append(f"the feed directory grows: {sorted(files)}")
-    if node.failed:
-        found.append(f"{node.failed} scrapes failed")
+        violations.append(f"the feed directory grows: {sorted(files)}")
+    if node.failed_scrapes:
+        violations.append(f"{node.failed_scrapes} scrapes failed")
     if node.prometheus is not None:
-        back = node.backwards()
-        print(f"counters that stepped back in Prometheus: {len(back)}")
-        found += [f"stepped back: {name}" for name in back]
+        decreased = node.decreased_counters()
+        print(f"counters that stepped back in Prometheus: {len(decreased)}")
+        violations += [f"stepped back: {name}" for name in decreased]
     for life in node.lives:
         holds, text = life.level()
         if text:
             print(text)
         if not holds:
-            found.append(f"grows: {text}")
-    return found
+            violations.append(f"grows: {text}")
+    return violations
 
 
-def lost(rank: Rank, filled: int) -> float:
+def possible_losses(rank: Rank, fillings: int) -> float:
     """Return the number of steps that may be missing: unwritten steps of killed attempts and of a full directory."""
-    return (rank.kills * UNWRITTEN + filled * (UNWRITTEN + 3)) * STEPS_A_SECOND
+    return (rank.kills * UNWRITTEN_SECONDS + fillings * (UNWRITTEN_SECONDS + 3)) * STEPS_A_SECOND
 
 
 def main() -> int:
@@ -475,9 +491,9 @@ def main() -> int:
     seconds = duration(os.environ.get("SOAK", "20m"))
     seed = int(os.environ.get("SEED") or random.randrange(10_000))
     print(f"{seconds:.0f} s, seed {seed}", flush=True)
-    found = soak(seconds, seed)
-    print("\n".join(["does not hold:", *found]) if found else "everything holds")
-    return 1 if found else 0
+    violations = soak(seconds, seed)
+    print("\n".join(["does not hold:", *violations]) if violations else "everything holds")
+    return 1 if violations else 0
 
 
 if __name__ == "__main__":

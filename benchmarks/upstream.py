@@ -65,45 +65,49 @@ def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.
     )
 
 
-def run_torch_file(checkout: Path, name: str, least: int, folder: Path) -> bool:
+def run_torch_file(checkout: Path, name: str, min_passed: int, folder: Path) -> bool:
     """Run one test file of PyTorch with its imports changed, and print the result."""
     text = (checkout / name).read_text(encoding="utf-8")
-    for theirs, ours in TORCH_MODULES.items():
-        text = re.sub(rf"{re.escape(theirs)}(?=[\w.]* import|\.(metrics|events)\.)", ours, text)
+    for original, replacement in TORCH_MODULES.items():
+        text = re.sub(rf"{re.escape(original)}(?=[\w.]* import|\.(metrics|events)\.)", replacement, text)
     (folder / "test_upstream.py").write_text(text, encoding="utf-8")
     (folder / "conftest.py").write_text(TORCH_CONFTEST, encoding="utf-8")
-    done = run_pytest(folder)
-    passed = sum(map(int, re.findall(r"(\d+) passed", done.stdout)))
-    succeeded = done.returncode == 0 and passed >= least
-    print(f"{name}: {passed} passed", "" if succeeded else f"\n{done.stdout[-5000:]}")
-    return succeeded
+    process = run_pytest(folder)
+    passed_tests = sum(map(int, re.findall(r"(\d+) passed", process.stdout)))
+    has_succeeded = process.returncode == 0 and passed_tests >= min_passed
+    print(f"{name}: {passed_tests} passed", "" if has_succeeded else f"\n{process.stdout[-5000:]}")
+    return has_succeeded
 
 
 def run_one_logger_suite(checkout: Path, suite: str, folder: Path) -> bool:
     """Run one suite of one-logger and print each test that differs from the list of expected failures."""
-    listed = ONE_LOGGER["suites"][suite]
-    shutil.copytree(checkout / listed["folder"], folder / "tests")
+    expectations = ONE_LOGGER["suites"][suite]
+    shutil.copytree(checkout / expectations["folder"], folder / "tests")
     outcome = folder / "outcome.json"
-    done = run_pytest(
+    process = run_pytest(
         folder / "tests",
         *("--rootdir", str(folder / "tests"), "-p", "one_logger_suite_plugin", "--timeout=60"),
         *("-o", "python_files=test_*.py integration_test.py"),
-        *(f"--ignore-glob=*/{name}" for name in listed["left_out"]),
+        *(f"--ignore-glob=*/{name}" for name in expectations["left_out"]),
         SUITE_OUTCOME=str(outcome),
     )
     if not outcome.exists():
-        print(f"{suite}: the suite did not finish\n{done.stdout[-5000:]}{done.stderr[-5000:]}")
+        print(f"{suite}: the suite did not finish\n{process.stdout[-5000:]}{process.stderr[-5000:]}")
         return False
-    found = json.loads(outcome.read_text(encoding="utf-8"))
-    failed = {name.removeprefix(listed["prefix"]) for name in found["failed"]}
-    expected = {name for names in listed["fail"].values() for name in names}
-    total = len(found["passed"]) + len(failed)
-    print(f"{suite}: {len(found['passed'])} of {total} tests passed ({listed['tests']} expected)")
-    for name in sorted(failed - expected):
+    results = json.loads(outcome.read_text(encoding="utf-8"))
+    failed_tests = {name.removeprefix(expectations["prefix"]) for name in results["failed"]}
+    expected = {name for names in expectations["fail"].values() for name in names}
+    total = len(results["passed"]) + len(failed_tests)
+    print(f"{suite}: {len(results['passed'])} of {total} tests passed ({expectations['tests']} expected)")
+    for name in sorted(failed_tests - expected):
         print(f"  failed unexpectedly: {name}")
-    for name in sorted(expected - failed):
+    for name in sorted(expected - failed_tests):
         print(f"  passed unexpectedly: {name}")
-    return failed == expected and total == listed["tests"] and len(found["passed"]) >= listed["asked"]
+    return (
+        failed_tests == expected
+        and total == expectations["tests"]
+        and len(results["passed"]) >= expectations["asked"]
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -111,9 +115,9 @@ def main(arguments: list[str]) -> int:
     checkout = Path(arguments[0] if arguments else "").resolve()
     results = []
     if all((checkout / name).is_file() for name in TORCH_TESTS):
-        for name, least in TORCH_TESTS.items():
+        for name, min_passed in TORCH_TESTS.items():
             with tempfile.TemporaryDirectory() as folder:
-                results.append(run_torch_file(checkout, name, least, Path(folder)))
+                results.append(run_torch_file(checkout, name, min_passed, Path(folder)))
     elif (checkout / "nv_one_logger").is_dir():
         for suite in ONE_LOGGER["suites"]:
             with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,7 @@ import torch
 from own_log import DIRECTORY, SECONDS, begin_step, end_job, end_step, log
 from torch.utils.data import DataLoader, TensorDataset
 
-ACCUMULATED = 4
+ACCUMULATED_BATCHES = 4
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -20,15 +20,15 @@ for _ in range(3):
         time.sleep(SECONDS)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
-        scaler.scale(loss / ACCUMULATED).backward()
+        scaler.scale(loss / ACCUMULATED_BATCHES).backward()
         losses.append(loss.item())
-        if (index + 1) % ACCUMULATED == 0:
+        if (index + 1) % ACCUMULATED_BATCHES == 0:
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            end_step(sum(losses) / ACCUMULATED, 4 * ACCUMULATED)
+            end_step(sum(losses) / ACCUMULATED_BATCHES, 4 * ACCUMULATED_BATCHES)
             losses = []
             begin_step()
     log("epoch")

@@ -7,7 +7,7 @@ import torch
 from own_log import DIRECTORY, SECONDS, begin_step, end_job, end_step, log
 from torch.utils.data import DataLoader, TensorDataset
 
-ACCUMULATED = 2
+ACCUMULATED_BATCHES = 2
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 engine, *_ = deepspeed.initialize(
@@ -15,7 +15,7 @@ engine, *_ = deepspeed.initialize(
     optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
     config={
         "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": ACCUMULATED,
+        "gradient_accumulation_steps": ACCUMULATED_BATCHES,
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": 1},
         "zero_allow_untested_optimizer": True,
@@ -31,8 +31,8 @@ for inputs, targets in loader:
     engine.backward(loss)
     engine.step()
     losses.append(loss.item())
-    if len(losses) == ACCUMULATED:
-        end_step(sum(losses) / ACCUMULATED, 4 * ACCUMULATED)
+    if len(losses) == ACCUMULATED_BATCHES:
+        end_step(sum(losses) / ACCUMULATED_BATCHES, 4 * ACCUMULATED_BATCHES)
         losses = []
         begin_step()
 log("epoch")

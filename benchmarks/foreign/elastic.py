@@ -15,14 +15,14 @@ dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
 torch.manual_seed(0)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-checkpoint, done = DIRECTORY / "last.pt", 0
+checkpoint, completed_steps = DIRECTORY / "last.pt", 0
 if checkpoint.exists():
     state = torch.load(checkpoint)
     model.module.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    done = state["step"]
+    completed_steps = state["step"]
 dist.barrier()
-while done < 30:
+while completed_steps < 30:
     begin_step()
     inputs, targets = torch.randn(4, 8), torch.randn(4, 1)
     time.sleep(SECONDS)
@@ -30,19 +30,23 @@ while done < 30:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    done += 1
+    completed_steps += 1
     if rank == 0:
-        end_step(loss.item(), len(inputs), step=done)
-    if rank == 0 and done % 10 == 0:
-        state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": done}
+        end_step(loss.item(), len(inputs), step=completed_steps)
+    if rank == 0 and completed_steps % 10 == 0:
+        state = {
+            "model": model.module.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "step": completed_steps,
+        }
         torch.save(state, checkpoint)
         log("save")
     dist.barrier()
-    if attempt == 0 and done == 14:
+    if attempt == 0 and completed_steps == 14:
         if rank == 1:
             time.sleep(1.0)
             sys.exit(1)
-        log("crash", step=done, saved=10)
+        log("crash", step=completed_steps, saved=10)
         time.sleep(60)  # until torchrun ends this rank, too
 dist.destroy_process_group()
 if rank == 0:

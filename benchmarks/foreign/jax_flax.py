@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from own_log import SECONDS, begin_step, end_job, end_step
 
-INSTRUMENTED = "instrumented" in sys.argv
-if INSTRUMENTED:
+IS_INSTRUMENTED = "instrumented" in sys.argv
+if IS_INSTRUMENTED:
     from exporter import training
 
 model = nn.Dense(1)
@@ -22,9 +22,9 @@ state = transform.init(parameters)
 
 @jax.jit
 def update(parameters, state):
-    loss, gradients = jax.value_and_grad(lambda each: jnp.mean((model.apply(each, inputs) - targets) ** 2))(
-        parameters
-    )
+    loss, gradients = jax.value_and_grad(
+        lambda weights: jnp.mean((model.apply(weights, inputs) - targets) ** 2)
+    )(parameters)
     changes, state = transform.update(gradients, state)
     return optax.apply_updates(parameters, changes), state, loss
 
@@ -34,11 +34,11 @@ begin_step()
 for _ in range(40):
     time.sleep(SECONDS)
     parameters, state, loss = update(parameters, state)
-    if INSTRUMENTED:
+    if IS_INSTRUMENTED:
         training.step()
         training.record(loss=loss, samples=len(inputs))
     end_step(float(loss), len(inputs))
     begin_step()
-if not INSTRUMENTED:
+if not IS_INSTRUMENTED:
     time.sleep(25)  # `run` prints its message after 20 s
 end_job()

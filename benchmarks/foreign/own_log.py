@@ -11,7 +11,7 @@ from pathlib import Path
 SECONDS = 0.05
 """Time that each forward pass sleeps, so that durations can be compared."""
 LAST_SECONDS = 3.0
-"""Time that a job takes after the last step, as if it wrote its results."""
+"""Time between the last step and the end of the job, as for writing results."""
 
 DIRECTORY = Path(os.environ.get("JOB_DIRECTORY", "."))
 """Directory of the log and of the checkpoints."""

@@ -6,7 +6,7 @@ import transformers
 from own_log import SECONDS, begin_step, end_step, log
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-WORDS = [
+VOCABULARY = [
     "the",
     "a",
     "cat",
@@ -28,11 +28,11 @@ WORDS = [
 
 def tokenizer():
     special = ["<pad>", "<eos>", "<unk>"]
-    vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    vocabulary = {token: number for number, token in enumerate([*special, *VOCABULARY])}
+    tokenizer_of_words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer_of_words.pre_tokenizer = pre_tokenizers.Whitespace()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+        tokenizer_object=tokenizer_of_words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
 
 
@@ -56,19 +56,19 @@ def model():
 class Log(transformers.TrainerCallback):
     """The log of a Trainer that logs each step."""
 
-    def on_step_begin(self, args, state, control, **others):
+    def on_step_begin(self, args, state, control, **kwargs):
         begin_step()
         time.sleep(SECONDS)
 
-    def on_log(self, args, state, control, logs=None, **others):
+    def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" in logs:
             samples = args.per_device_train_batch_size * args.gradient_accumulation_steps
             end_step(logs["loss"], samples)
 
-    def on_epoch_end(self, args, state, control, **others):
+    def on_epoch_end(self, args, state, control, **kwargs):
         log("epoch")
 
-    def on_save(self, args, state, control, **others):
+    def on_save(self, args, state, control, **kwargs):
         log("save")
 
 

@@ -6,8 +6,8 @@ from tiny_language_model import ARGUMENTS, Log, model, tokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 
-def length(completions, **others):
-    return [float(len(each)) for each in completions]
+def length(completions, **kwargs):
+    return [float(len(completion)) for completion in completions]
 
 
 prompts = Dataset.from_list([{"prompt": f"the {noun}"} for noun in ("cat", "dog") for _ in range(20)])

@@ -7,8 +7,8 @@ import numpy
 import xgboost
 from own_log import SECONDS, begin_step, end_job, end_step
 
-INSTRUMENTED = "instrumented" in sys.argv
-if INSTRUMENTED:
+IS_INSTRUMENTED = "instrumented" in sys.argv
+if IS_INSTRUMENTED:
     from exporter import training
 
 
@@ -20,7 +20,7 @@ class Log(xgboost.callback.TrainingCallback):
     def after_iteration(self, model, epoch, evals_log):
         time.sleep(SECONDS)
         loss = evals_log["train"]["rmse"][-1]
-        if INSTRUMENTED:
+        if IS_INSTRUMENTED:
             training.step()
             training.record(loss=loss, samples=200)
         end_step(loss, 200)
@@ -36,6 +36,6 @@ xgboost.train(
     callbacks=[Log()],
     verbose_eval=False,
 )
-if not INSTRUMENTED:
+if not IS_INSTRUMENTED:
     time.sleep(25)  # `run` prints its message after 20 s
 end_job()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from bridges_support import needs
-from foreign_jobs import JOBS, row
+from foreign_jobs import JOBS, table_row
 from foreign_run import measure
 from places import PROJECT
 
@@ -31,9 +31,9 @@ LIBRARIES = {
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs(LIBRARIES[name])) for name in LIBRARIES])
 def test_the_page_has_the_numbers_of_the_job_s_own_log(name: str, tmp_path: Path) -> None:
     job = next(each for each in JOBS if each.name == name)
-    measured = measure(job, sys.executable, tmp_path)
+    result = measure(job, sys.executable, tmp_path)
 
-    assert set(measured.verdicts().values()) <= {"exact", "absent"}, row(measured, "")
+    assert set(result.verdicts().values()) <= {"exact", "absent"}, table_row(result, "")
 
 
 def test_the_document_lists_every_job() -> None:
