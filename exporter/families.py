@@ -170,16 +170,49 @@ def _distribution(
 
 
 def with_values(metric: Metric, values: Iterable[float]) -> Metric:
-    """Return a gauge, counter or info with new values for the same series, in the same order.
-
-    The samples share their label dictionaries with *metric*, by which the text writer recognizes the series.
-    """
+    """Return a gauge, counter or info with new values for the same series, in the same order."""
     new_metric = Metric(metric.name, metric.documentation, metric.type, metric.unit)
     new_metric.samples = [
         Sample(sample.name, sample.labels, value)
         for sample, value in zip(metric.samples, values, strict=True)
     ]
     return new_metric
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFamily:
+    """Family of the last pass with its values."""
+
+    values: Mapping[tuple[str, ...], float]
+    metric: Metric
+
+
+class FamilyCache:
+    """Families of the last pass, for collectors whose values rarely change.
+
+    A family without a new value is the same object, so that the page neither compares nor renders its samples.
+    """
+
+    def __init__(self) -> None:
+        self._families: dict[str, CachedFamily] = {}
+
+    def values(self, spec: FamilySpec) -> Mapping[tuple[str, ...], float] | None:
+        """Return the values of the last pass by label values; None if the family was absent."""
+        cached = self._families.get(spec.name)
+        return None if cached is None else cached.values
+
+    def family(self, spec: FamilySpec, values: Mapping[tuple[str, ...], float]) -> Metric | None:
+        """Return the family with these values, which must not change any more; None without values."""
+        cached = self._families.get(spec.name)
+        if not values:
+            self._families.pop(spec.name, None)
+            return None
+        if cached is None or [*cached.values] != [*values]:
+            cached = self._families[spec.name] = CachedFamily(values, spec.family(values))
+        elif cached.values != values:
+            metric = with_values(cached.metric, values.values())
+            cached = self._families[spec.name] = CachedFamily(values, metric)
+        return cached.metric
 
 
 def visible_name(metric: Metric) -> str:

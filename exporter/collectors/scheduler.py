@@ -22,7 +22,7 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from exporter.collectors.status import CollectorStatus, status_families
+from exporter.collectors.status import CollectorStatus, StatusFamilies
 from exporter.collectors.task import CollectorTask
 from exporter.errors import CollectError, StartError
 from exporter.families import AnyCollector, Collected
@@ -71,6 +71,7 @@ class Scheduler:
         self._origin = time.monotonic()
         self._tasks: dict[str, CollectorTask] = {}  # by name, including removed collectors
         self._lanes: dict[str, Lane] = {}
+        self._status_families = StatusFamilies()
         self._watchdog = threading.Thread(target=self._watch, name="exporter-watchdog", daemon=True)
         self._is_started = False
         self._stopping = threading.Event()
@@ -164,7 +165,9 @@ class Scheduler:
         """Return the families about the collectors."""
         with self._lock:
             now = time.monotonic()
-            return status_families((task.status(now), task.totals) for task in self._scheduled_tasks())
+            return self._status_families.families(
+                (task.status(now), task.totals) for task in self._scheduled_tasks()
+            )
 
     def _scheduled_tasks(self) -> list[CollectorTask]:
         return [task for _, task in sorted(self._tasks.items()) if task.collector is not None]

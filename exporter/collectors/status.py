@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from exporter.families import Collected, FamilySpec
+from prometheus_client.core import Metric
+
+from exporter.families import FamilyCache, FamilySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +113,28 @@ ERRORS = FamilySpec(
 SPECS = (SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, TIMEOUTS, INTERVAL, UNSUPPORTED, ERRORS)
 
 
-def status_families(statuses: Iterable[tuple[CollectorStatus, CollectorTotals]]) -> Collected:
-    """Return the `exporter_collector_*` families."""
-    collected = Collected()
-    for status, totals in statuses:
-        for spec, value in (
-            (SUCCESS, None if status.success is None else int(status.success)),
-            (LAST_DURATION, status.duration_seconds),
-            (DURATION, totals.duration_seconds),
-            (LAST_SUCCESS, totals.last_success),
-            (TIMEOUTS, totals.timeouts),
-            (INTERVAL, status.interval_seconds),
-            (UNSUPPORTED, len(status.unsupported) or None),
-        ):
-            collected.add(spec, value, status.name)
-        for reason, count in sorted(totals.errors.items()):
-            collected.add(ERRORS, count, status.name, reason)
-    return collected
+class StatusFamilies:
+    """Families `exporter_collector_*`, from scrape to scrape."""
+
+    def __init__(self) -> None:
+        self._cache = FamilyCache()
+
+    def families(self, statuses: Iterable[tuple[CollectorStatus, CollectorTotals]]) -> list[Metric]:
+        """Return the families of the collectors."""
+        block: dict[str, dict[tuple[str, ...], float]] = {spec.name: {} for spec in SPECS}
+        for status, totals in statuses:
+            for spec, value in (
+                (SUCCESS, None if status.success is None else int(status.success)),
+                (LAST_DURATION, status.duration_seconds),
+                (DURATION, totals.duration_seconds),
+                (LAST_SUCCESS, totals.last_success),
+                (TIMEOUTS, totals.timeouts),
+                (INTERVAL, status.interval_seconds),
+                (UNSUPPORTED, len(status.unsupported) or None),
+            ):
+                if value is not None:
+                    block[spec.name][(status.name,)] = value
+            for reason, count in sorted(totals.errors.items()):
+                block[ERRORS.name][status.name, reason] = count
+        families = (self._cache.family(spec, block[spec.name]) for spec in SPECS)
+        return [family for family in families if family is not None]

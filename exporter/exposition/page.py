@@ -242,7 +242,7 @@ class Page:
                     old = old_families.get(cut.name)
                     if old is None:
                         text = write(cut)
-                    elif not old.text.dropped_counts and (old.metric is cut or old.metric == cut):
+                    elif not old.text.dropped_counts and _is_unchanged(old.metric, cut):
                         text = old.text
                     else:
                         text = write(cut, old.text)
@@ -346,13 +346,21 @@ def _render_early(families: Families, previous: PublishedBlock | None) -> list[W
     texts: list[Written | None] = []
     for metric in families:
         old_metric, text = old_families.get(metric.name, (None, None))
-        if text is None or text.dropped_counts or not (old_metric is metric or old_metric == metric):
+        if text is None or text.dropped_counts or not _is_unchanged(old_metric, metric):
             try:
                 text = write(metric, text)
             except (RefusedError, AttributeError, TypeError):  # reported at the next scrape
                 text = None
         texts.append(text)
     return texts
+
+
+def _is_unchanged(old: Metric | None, new: Metric) -> bool:
+    """Return True if a family equals the family of the last pass."""
+    try:
+        return old is new or old == new
+    except Exception:  # noqa: BLE001 - labels of a third-party collector, which `write` refuses
+        return False
 
 
 def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:

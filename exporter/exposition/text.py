@@ -150,6 +150,7 @@ def write(metric: Metric, previous: Written | None = None) -> Written:
             RefusedError,
             AttributeError,
             TypeError,
+            ValueError,
         ) as error:  # not a sample, or labels that are not text
             refusal = error if isinstance(error, RefusedError) else RefusedError("labels")
             if metric.type in ("histogram", "summary"):
@@ -183,16 +184,23 @@ def _update_lines(metric: Metric, rules: TypeRules, previous: Written) -> Mappin
         return None
     lines = {}
     old_lines = previous.text[Format.TEXT].split("\n")[2:-1]  # after the two lines of metadata
-    for line, old_sample, new_sample in zip(old_lines, previous.samples, metric.samples, strict=True):
-        value = new_sample.value if type(new_sample.value) is float else _number(new_sample.value)
-        if (
-            new_sample.labels is not old_sample.labels
-            or new_sample.name != old_sample.name
-            or not rules.minimum <= value <= rules.maximum
-        ):
-            return None
-        series = line.rpartition(" ")[0]
-        lines[series] = f"{series} {_text_of(value)}\n"
+    try:
+        for line, old_sample, new_sample in zip(old_lines, previous.samples, metric.samples, strict=True):
+            value = new_sample.value if type(new_sample.value) is float else _number(new_sample.value)
+            if (
+                new_sample.labels != old_sample.labels
+                or new_sample.name != old_sample.name
+                or not rules.minimum <= value <= rules.maximum
+            ):
+                return None
+            series = line.rpartition(" ")[0]
+            lines[series] = f"{series} {_text_of(value)}\n"
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+    ):  # labels of a third-party collector that cannot be compared
+        return None
     return lines
 
 

@@ -82,10 +82,10 @@ class ConnectionGuard:
 
     def evict(self) -> bool:
         """Close the connection with the lowest priority; returns False if all responses are being rendered or read."""
-        stalled = time.monotonic() - self._limits.stalled_seconds
+        stalled_before = time.monotonic() - self._limits.stalled_seconds
         for state in (ConnectionState.WRITING, ConnectionState.INCOMPLETE, ConnectionState.IDLE):
-            for member, since in self._members[state].items():
-                if state is ConnectionState.WRITING and since > stalled:
+            for member, progress_at in self._members[state].items():
+                if state is ConnectionState.WRITING and progress_at > stalled_before:
                     break
                 self._end(member)
                 return True

@@ -167,7 +167,7 @@ class HttpConnection:
         if self._method != b"HEAD" and response.body:
             parts.append(response.body)
         if persistent:
-            pipelined = self._parser.trailing_data[0]
+            pipelined_data = self._parser.trailing_data[0]
             self._parser, self._method = self._new_parser(), b""
-            self.feed(pipelined)
+            self.feed(pipelined_data)
         return parts, persistent

@@ -91,9 +91,9 @@ def _check(password: bytes, expected: str) -> bool:
 
 def _credentials(authorization: str | None) -> tuple[str, bytes]:
     """Return user and password of a `Basic` Authorization header; empty for other schemes."""
-    scheme, _, encoded = (authorization or "").partition(" ")
+    scheme, _, encoded_credentials = (authorization or "").partition(" ")
     try:
-        user, _, password = base64.b64decode(encoded, validate=True).partition(b":")
+        user, _, password = base64.b64decode(encoded_credentials, validate=True).partition(b":")
         return (user.decode(), password) if scheme.lower() == "basic" else ("", b"")
     except (binascii.Error, ValueError):
         return "", b""

@@ -40,11 +40,11 @@ class Router:
             if endpoint is None:
                 response = text_response(404, f"not found; the metrics are at {METRICS}")
             elif request.method not in endpoint.methods:
-                allowed = ", ".join(endpoint.methods)
+                allowed_methods = ", ".join(endpoint.methods)
                 response = text_response(
                     405,
-                    f"{request.method} is not allowed; allowed methods: {allowed}",
-                    {"Allow": allowed},
+                    f"{request.method} is not allowed; allowed methods: {allowed_methods}",
+                    {"Allow": allowed_methods},
                     close=True,
                 )
             else:

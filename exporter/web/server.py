@@ -31,7 +31,7 @@ from exporter.web.routes import Router
 
 _log = logging.getLogger(__name__)
 
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_EXHAUSTION_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Server:
@@ -126,17 +126,17 @@ class Server:
             serving.set()  # a failed start must not wait forever
 
     async def _serve(self, serving: threading.Event) -> None:
-        loop, stopping = asyncio.get_running_loop(), asyncio.Event()
-        self._wake = lambda: loop.call_soon_threadsafe(stopping.set)
-        accepting = [loop.create_task(self._accept(listener)) for listener in self._listeners]
-        stopped = loop.create_task(stopping.wait())
+        loop, stop_event = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(stop_event.set)
+        accept_tasks = [loop.create_task(self._accept(listener)) for listener in self._listeners]
+        stop_task = loop.create_task(stop_event.wait())
         serving.set()
-        await asyncio.wait([stopped, *accepting], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([stop_task, *accept_tasks], return_when=asyncio.FIRST_COMPLETED)
         self._state.is_closing = True
-        for task in (stopped, *accepting):
+        for task in (stop_task, *accept_tasks):
             task.cancel()
         # The event loop must release the listeners before they are closed.
-        results = await asyncio.gather(*accepting, return_exceptions=True)
+        results = await asyncio.gather(*accept_tasks, return_exceptions=True)
         self._close_listeners()
         await self._drain(
             ConnectionState.INCOMPLETE, ConnectionState.IDLE, seconds=self._limits.drain_seconds
@@ -156,7 +156,7 @@ class Server:
                 continue  # the peer closed before the accept
             except OSError as error:
                 errors["accept"] += 1
-                has_evicted = error.errno in _EXHAUSTED and guard.evict()
+                has_evicted = error.errno in _EXHAUSTION_ERRORS and guard.evict()
                 # An eviction frees a descriptor soon: after a tenth of the pause, the next peer can be accepted.
                 await asyncio.sleep(pause_seconds / 10 if has_evicted else pause_seconds)
                 continue

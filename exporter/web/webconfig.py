@@ -86,8 +86,8 @@ class TlsServerConfig:
     def problems(self) -> Iterable[tuple[str, str]]:
         """Yield (field, message) for unknown and conflicting values."""
         if self.client_auth_type not in CLIENT_AUTH_TYPES:
-            allowed = ", ".join(filter(None, CLIENT_AUTH_TYPES))
-            yield "client_auth_type", f"{self.client_auth_type} is not one of {allowed}"
+            allowed_types = ", ".join(filter(None, CLIENT_AUTH_TYPES))
+            yield "client_auth_type", f"{self.client_auth_type} is not one of {allowed_types}"
         for suite in set(self.cipher_suites) - set(CIPHER_SUITES):
             yield "cipher_suites", f"{suite} is not one of {', '.join(CIPHER_SUITES)}"
         verifies = self.verify_mode != ssl.CERT_NONE

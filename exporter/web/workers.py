@@ -38,10 +38,10 @@ class Workers:
     def __init__(self, name: str, threads: int = 1, *, max_waiting: int = 64) -> None:
         self._name = name
         self._threads = threads
-        self._started = self._idle = 0
+        self._thread_count = self._idle_threads = 0
         self._max_waiting = max_waiting
         self._jobs: dict[Hashable, _Job] = {}  # queued or running
-        self._queued: dict[Hashable, _Job] = {}  # queued
+        self._queue: dict[Hashable, _Job] = {}  # queued
         self._started_jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     async def run(self, key: Hashable, work: Callable[[], T], deadline: float) -> T:
@@ -52,9 +52,9 @@ class Workers:
         """
         job = self._jobs.get(key)
         if job is None:
-            if len(self._queued) >= self._max_waiting:
+            if len(self._queue) >= self._max_waiting:
                 raise BusyError
-            job = self._jobs[key] = self._queued[key] = _Job(key, work)
+            job = self._jobs[key] = self._queue[key] = _Job(key, work)
         job.waiters += 1
         try:
             self._start_jobs()
@@ -63,8 +63,8 @@ class Workers:
             await asyncio.wait([job.result], timeout=timeout)
         finally:
             job.waiters -= 1
-            if not job.waiters and self._queued.get(key) is job:
-                del self._queued[key], self._jobs[key]
+            if not job.waiters and self._queue.get(key) is job:
+                del self._queue[key], self._jobs[key]
         if not job.result.done():
             raise LateError
         result: T = job.result.result()
@@ -72,18 +72,18 @@ class Workers:
 
     def stop(self) -> None:
         """End the threads after their current work; a hung thread is abandoned."""
-        for _ in range(self._started):
+        for _ in range(self._thread_count):
             self._started_jobs.put(None)
 
     def _start_jobs(self) -> None:
-        while self._queued and (self._idle or self._started < self._threads):
-            if self._idle:
-                self._idle -= 1
+        while self._queue and (self._idle_threads or self._thread_count < self._threads):
+            if self._idle_threads:
+                self._idle_threads -= 1
             else:
-                name = f"{self._name}-{self._started}"
+                name = f"{self._name}-{self._thread_count}"
                 threading.Thread(target=self._work, name=name, daemon=True).start()
-                self._started += 1
-            self._started_jobs.put(self._queued.pop(next(iter(self._queued))))
+                self._thread_count += 1
+            self._started_jobs.put(self._queue.pop(next(iter(self._queue))))
 
     def _work(self) -> None:
         while (job := self._started_jobs.get()) is not None:
@@ -99,7 +99,7 @@ class Workers:
             del job, result, error  # a page must not stay in memory between jobs
 
     def _finish(self, job: _Job, result: object, error: Exception | None) -> None:
-        self._idle += 1
+        self._idle_threads += 1
         del self._jobs[job.key]
         if error is None:
             job.result.set_result(result)

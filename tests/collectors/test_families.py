@@ -13,7 +13,7 @@ import pytest
 
 import exporter
 from exporter.collectors.catalogue import CATALOGUE
-from exporter.families import FamilySpec
+from exporter.families import FamilyCache, FamilySpec
 
 VALID: dict[str, Any] = {
     "name": "host_wait_seconds_total",
@@ -54,6 +54,33 @@ def test_a_specification_that_contradicts_itself_is_refused(changes: dict[str, A
 def test_a_specification_is_written_with_keywords_only() -> None:
     with pytest.raises(TypeError):
         FamilySpec("host_load1", "gauge", "Load.")  # type: ignore[call-arg]
+
+
+def test_a_cached_family_is_the_same_object_while_no_value_changes() -> None:
+    cache, spec = FamilyCache(), FamilySpec(**GOOD)
+    first = cache.family(spec, {("sda",): 1.0})
+
+    assert cache.family(spec, {("sda",): 1.0}) is first
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{("sda",): 2.0}, {("sdb",): 1.0}, {("sda",): 1.0, ("sdb",): 1.0}, {("sdb",): 1.0, ("sda",): 1.0}],
+)
+def test_a_cached_family_has_the_values_of_the_last_pass(values: dict[tuple[str, ...], float]) -> None:
+    cache, spec = FamilyCache(), FamilySpec(**GOOD)
+    cache.family(spec, {("sda",): 1.0})
+
+    assert cache.family(spec, values) == spec.family(values)
+    assert cache.values(spec) == values
+
+
+def test_a_family_without_values_is_absent_and_leaves_the_cache() -> None:
+    cache, spec = FamilyCache(), FamilySpec(**GOOD)
+    cache.family(spec, {("sda",): 1.0})
+
+    assert cache.family(spec, {}) is None
+    assert cache.values(spec) is None
 
 
 def sidecar_modules() -> list[ModuleType]:

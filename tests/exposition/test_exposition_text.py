@@ -125,6 +125,45 @@ def test_new_values_of_the_same_series_are_written_as_in_a_new_family(
 
 @FORMS
 @settings(deadline=None)
+@given(families=valid_families(), number=(st.floats() | st.integers(-2, 2**70)).filter(bool))
+def test_new_values_with_equal_labels_are_written_as_in_a_new_family(
+    form: Format, families: list[Metric], number: float
+) -> None:
+    changed = [with_values(family, [number] * len(family.samples)) for family in families]
+    for family in changed:
+        family.samples = [Sample(sample.name, dict(sample.labels), sample.value) for sample in family.samples]
+    page = page_of(*families)
+    page.render(form)
+    page.publish("block", changed)
+
+    assert page.render(form) == page_of(*changed).render(form)
+
+
+class Array:
+    """Label value of a third-party collector whose comparison has no truth value, as with NumPy."""
+
+    def __eq__(self, other: object) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value of an array is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]  # as with NumPy
+
+
+def test_a_label_that_cannot_be_compared_is_dropped_alone() -> None:
+    page = page_of(gauge("cards", {"0": 1.0, "1": 2.0}))
+    page.render(Format.TEXT)
+    later = gauge("cards", {"0": 3.0, "1": 4.0})
+    later.samples[0] = Sample("cards", {"rank": Array()}, 3.0)  # type: ignore[dict-item]  # not text
+    page.publish("block", [later])
+
+    assert read(page.render(Format.TEXT), Format.TEXT) == {("cards", (("rank", "1"),)): 4.0}
+    assert dropped(page, "cards", "labels") == 1.0
+
+
+@FORMS
+@settings(deadline=None)
 @given(families=valid_families())
 def test_the_official_parser_reads_back_what_was_published(form: Format, families: list[Metric]) -> None:
     values = read(page_of(*families).render(form), form)

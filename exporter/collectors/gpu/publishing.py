@@ -6,16 +6,13 @@ Runs in the sidecar, under the registry's lock: families are computed from a `Gp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-from prometheus_client.core import Metric
 
 from exporter.collectors.gpu.counters import REASONS
 from exporter.collectors.gpu.families import GPU_FAMILIES
 from exporter.collectors.gpu.family import GPU, GpuFamily
 from exporter.collectors.gpu.state import GpuRegistry, GpuState, Labels
-from exporter.families import Collected, FamilySpec, with_values
+from exporter.families import Collected, FamilyCache, FamilySpec
 
 NVML_UP = FamilySpec(
     name="gpu_nvml_up",
@@ -199,24 +196,14 @@ Samples = dict[Labels, float]
 """Values of a family by label values."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedFamily:
-    """Family of the previous pass: values and metric."""
-
-    samples: Samples
-    metric: Metric
-
-
 class GpuBlock:
     """Publisher of the families of all GPUs, which reuses the families of the previous pass.
 
-    Most readings are older than a pass, which happens every second. A family without a new reading is therefore not
-    computed again, and a family without a new value is returned as the same object, which the page does not render
-    again.
+    A pass comes every second, and most readings are older: a family without a new reading keeps the values of the last pass.
     """
 
     def __init__(self) -> None:
-        self._previous_families: dict[str, PublishedFamily] = {}
+        self._cache = FamilyCache()
 
     def families(
         self, registry: GpuRegistry, reason: str, restarts: Mapping[str, int], *, expected: int | None = None
@@ -254,39 +241,26 @@ class GpuBlock:
         }
         available_gpus = [gpu for gpu in gpus if gpu.failure == ""]
         updated_readings = registry.take_changes()
+        values: dict[str, Mapping[Labels, float]] = dict(block)
         for family in GPU_FAMILIES:
-            block[family.spec.name] = self._readings(family, available_gpus, updated_readings)
+            values[family.spec.name] = self._readings(family, available_gpus, updated_readings)
         collected = Collected()
-        collected += filter(None, [self._family(spec, block[spec.name]) for spec in SPECS])
+        collected += filter(None, [self._cache.family(spec, values[spec.name]) for spec in SPECS])
         return collected
 
     def _readings(
         self, family: GpuFamily, gpus: Sequence[GpuState], updated_readings: set[str] | None
-    ) -> Samples:
+    ) -> Mapping[Labels, float]:
         """Return the values of a family; the values of the previous pass if no reading of the family is in *updated_readings*."""
-        previous = self._previous_families.get(family.spec.name)
+        previous = self._cache.values(family.spec)
         if previous is not None and updated_readings is not None:
             readings = {source.reading for source in family.sources}
             if readings.isdisjoint(updated_readings):
-                return previous.samples
+                return previous
         samples: Samples = {}
         for gpu in gpus:
             _add_readings(samples, gpu, family)
         return samples
-
-    def _family(self, spec: FamilySpec, samples: Samples) -> Metric | None:
-        """Return a family; the same object as in the previous pass if no value has changed; None without samples."""
-        previous = self._previous_families.get(spec.name)
-        if not samples:
-            self._previous_families.pop(spec.name, None)
-            return None
-        if previous is None or previous.samples != samples:
-            if previous is not None and [*previous.samples] == [*samples]:  # the same series
-                metric = with_values(previous.metric, samples.values())
-            else:
-                metric = spec.family(samples)
-            previous = self._previous_families[spec.name] = PublishedFamily(samples, metric)
-        return previous.metric
 
 
 def _add_status(block: dict[str, Samples], gpu: GpuState, machine: Mapping[str, Any]) -> None:

@@ -92,6 +92,7 @@ class NvmlDevice:
         self.result_count = 0  # calls and field values with a result, in this pass
         self.last_error = ""  # of this pass; "" without a failed call
         self._reprobe_seconds = reprobe_seconds
+        self._architecture = 0  # 0 before the first result
         self._retry_times: dict[str, float] = {}  # time of the next attempt, by unsupported query
         self._paused_until = dict.fromkeys(avoid, MAX_PAUSE_SECONDS)  # end of the pause, by call
         self._avoids_calls = bool(self._paused_until)
@@ -197,9 +198,11 @@ class NvmlDevice:
         self.last_error = error
 
     def architecture(self) -> int:
-        """Return NVML's number of the architecture; 0 if unknown."""
-        number = self.query("architecture", "nvmlDeviceGetArchitecture")
-        return number if number in ARCHITECTURES else 0
+        """Return the NVML number of the architecture, read once; 0 if unknown."""
+        if not self._architecture:
+            number = self.query("architecture", "nvmlDeviceGetArchitecture")
+            self._architecture = number if number in ARCHITECTURES else 0
+        return self._architecture
 
     def identity(self) -> dict[str, str]:
         """Return model and identity as label values; unknown values are empty."""

@@ -94,8 +94,8 @@ class GpmMetrics:
             self._is_supported = answer is not None and bool(answer.isSupportedDevice)
         return self._is_supported and device.may_call(self._item, self._call)
 
-    def read(self, *requests: Sequence[GpmRow]) -> dict[int, float] | None:
-        """Take a sample and compute the metrics since the previous sample, with an NVML call for each request.
+    def read(self, rows: Sequence[GpmRow]) -> dict[int, float] | None:
+        """Take a sample and compute the metrics since the previous sample.
 
         Returns:
             The metrics that have a value, by id; None for the first sample, and less than 100 ms after the previous sample.
@@ -118,11 +118,7 @@ class GpmMetrics:
         if previous_at is None:
             return None
         self.seconds = device.pass_time - previous_at
-        return {
-            number: value
-            for request in requests
-            for number, value in self._compute([row.metric for row in request]).items()
-        }
+        return self._compute([row.metric for row in rows])
 
     def discard(self) -> None:
         """Discard the previous sample."""
@@ -183,8 +179,7 @@ class Gpm:
         if not self._is_enabled:
             return
         rates = (*PCIE, *NVLINK) if nvlink else PCIE
-        # Separate requests, because some drivers do not support the rates.
-        values = self._metrics.read((BUSY_ROW, *ACTIVITY), rates)
+        values = self._metrics.read((BUSY_ROW, *ACTIVITY, *rates))
         if values is None:
             return  # keep the last readings
         for row in ACTIVITY:

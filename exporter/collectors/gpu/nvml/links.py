@@ -6,6 +6,7 @@ returns "not supported" for fields that active links support, so support is trac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exporter.collectors.gpu.nvml.device import BLACKWELL, SUM_OF_LINKS, NvmlDevice
@@ -23,17 +24,21 @@ class TrafficField:
 
     field: int
     reading: str
+    direction: str
 
 
-# The fifth generation has counters under both ids; the counters under the old ids remain 0.
-_TRANSMIT = (
-    TrafficField(field=138, reading="nvlink_transmit_kibibytes"),
-    TrafficField(field=202, reading="nvlink_transmit_bytes"),
+# The fifth generation has counters under both pairs of ids; the counters under the old ids remain 0.
+_TRAFFIC = (
+    (
+        TrafficField(field=138, reading="nvlink_transmit_kibibytes", direction="transmit"),
+        TrafficField(field=139, reading="nvlink_receive_kibibytes", direction="receive"),
+    ),
+    (
+        TrafficField(field=202, reading="nvlink_transmit_bytes", direction="transmit"),
+        TrafficField(field=204, reading="nvlink_receive_bytes", direction="receive"),
+    ),
 )
-_RECEIVE = (
-    TrafficField(field=139, reading="nvlink_receive_kibibytes"),
-    TrafficField(field=204, reading="nvlink_receive_bytes"),
-)
+"""Fields of both directions, before and from the fifth generation."""
 
 _SUMMED_ERRORS = {38: "crc_flit", 45: "crc_data", 160: "ecc"}
 """Fields that are sums over the links on all drivers."""
@@ -70,15 +75,15 @@ class NvLinks:
         if not self.has_links:
             return
         is_newest_first = self._device.architecture() >= BLACKWELL
-        self.has_traffic_counters = False
-        for sources in (_TRANSMIT, _RECEIVE):
-            has_value = False
-            for source in sources[::-1] if is_newest_first else sources:
-                # The fields count the same bytes in different ways: use only the first field with a value.
-                byte_counts = {} if has_value else self._bytes(source.field)
-                readings.set_all(source.reading, byte_counts)
-                has_value |= bool(byte_counts)
-            self.has_traffic_counters |= has_value
+        counted_directions: set[str] = set()
+        for pair in _TRAFFIC[::-1] if is_newest_first else _TRAFFIC:
+            # The fields count the same bytes in different ways: use only the first field of a direction with a value.
+            fields = [source for source in pair if source.direction not in counted_directions]
+            byte_counts = self._bytes([source.field for source in fields])
+            for source in pair:
+                readings.set_all(source.reading, byte_counts.get(source.field, {}))
+            counted_directions |= {source.direction for source in fields if byte_counts[source.field]}
+        self.has_traffic_counters = bool(counted_directions)
 
     def read_slow(self, readings: PassReadings) -> None:
         """Read the link states and errors."""
@@ -115,15 +120,19 @@ class NvLinks:
             errors.update((("", error_kind), number) for error_kind, number in totals.items())
         return errors
 
-    def _bytes(self, field: int) -> dict[Labels, float]:
-        """Return the sum over the links if the driver supports it, otherwise the values by link."""
-        sum_of_links = (field, SUM_OF_LINKS)
-        total = self._device.counts((sum_of_links,)).get(sum_of_links)
-        if total is not None:
-            return {("",): total}
-        if not self._device.is_unsupported(f"field.{field}.{SUM_OF_LINKS}"):
-            return {}  # the sum failed in this pass only; values by link would belong to a different counter
-        return self._by_link(field, self._active)
+    def _bytes(self, fields: Sequence[int]) -> dict[int, dict[Labels, float]]:
+        """Return the sum over the links of each field if the driver supports it, otherwise the values by link."""
+        sums = self._device.counts([(field, SUM_OF_LINKS) for field in fields])
+        byte_counts: dict[int, dict[Labels, float]] = {}
+        for field in fields:
+            total = sums.get((field, SUM_OF_LINKS))
+            if total is not None:
+                byte_counts[field] = {("",): total}
+            elif self._device.is_unsupported(f"field.{field}.{SUM_OF_LINKS}"):
+                byte_counts[field] = self._by_link(field, self._active)
+            else:
+                byte_counts[field] = {}  # the sum failed in this pass only; values by link would belong to a different counter
+        return byte_counts
 
     def _by_link(self, field: int, links: list[int]) -> dict[Labels, float]:
         counts = self._device.counts([(field, link) for link in links])
