@@ -21,8 +21,9 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from prometheus_client.core import Metric
 
@@ -83,29 +84,49 @@ class _Tier(enum.Enum):
     WINDOWS = "gauges of windows"
 
 
+@dataclass(frozen=True)
+class BlockText:
+    """Texts of the families of a block, and the names that these families occupy."""
+
+    families: tuple[Written, ...]
+    names: frozenset[str]
+    _bodies: dict[Format, bytes] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @cached_property
+    def series(self) -> int:
+        """Number of series in the plain text format."""
+        return sum(family.series for family in self.families)
+
+    def body(self, form: Format) -> bytes:
+        """Return the texts in a format, joined on first use: most blocks are older than the last scrape."""
+        body = self._bodies.get(form)
+        if body is None:
+            body = self._bodies[form] = b"".join([family.body(form) for family in self.families])
+        return body
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedBlock:
     """Families of one publisher, with the text of families that were rendered early."""
 
     families: Families
-    texts: Sequence[Written | None]  # in the order of the families; None to render at the next scrape
+    early: Sequence[Written | None]  # in the order of the families; None to render at the next scrape
+    complete: BlockText | None = None  # if each family was rendered early, without a dropped series
 
-
-@dataclass(frozen=True, slots=True)
-class RenderedFamily:
-    """Family cut to its quota, with its text."""
-
-    metric: Metric
-    text: Written
+    @property
+    def series(self) -> int:
+        """Number of series that the block offers."""
+        if self.complete is not None:
+            return self.complete.series
+        return sum(len(metric.samples) for metric in self.families)
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedBlock:
-    """Published block, its families on the page, and the names that these families occupy."""
+    """Published block and its text on the page."""
 
     block: PublishedBlock
-    families: tuple[RenderedFamily, ...]
-    names: frozenset[str]
+    text: BlockText
 
 
 class Page:
@@ -129,13 +150,11 @@ class Page:
 
     def publish(self, name: str, families: Iterable[Metric], *, early: bool = False) -> None:
         """Replace the families of a publisher; `early` renders them now, so that a scrape only joins texts."""
-        block_families = tuple(families)
+        new_families = tuple(families)
         if early:
-            block = PublishedBlock(
-                block_families, _render_early(block_families, self._published_blocks.get(name))
-            )
+            block = _render_early(new_families, self._published_blocks.get(name))
         else:
-            block = PublishedBlock(block_families, [None] * len(block_families))
+            block = PublishedBlock(new_families, [None] * len(new_families))
         with self._lock:
             self._published_blocks[name] = block
 
@@ -155,16 +174,18 @@ class Page:
         `names` selects families by the name of the family or of a sample; a trailing `*` matches any suffix. Without names,
         the body has all families.
         """
-        texts = [family.text for block in self._render_blocks() for family in block.families]
+        blocks = self._render_blocks()
         if wanted_names := frozenset(names):
             prefixes = tuple(name[:-1] for name in wanted_names if name.endswith("*"))
-            texts = [
-                text
-                for text in texts
-                if text.names & wanted_names or any(name.startswith(prefixes) for name in text.names)
+            bodies = [
+                family.body(form)
+                for block in blocks
+                for family in block.families
+                if family.names & wanted_names or any(name.startswith(prefixes) for name in family.names)
             ]
-        end = b"# EOF\n" if form is Format.OPENMETRICS else b""
-        return b"".join([*(text.body(form) for text in texts), end])
+        else:
+            bodies = [block.body(form) for block in blocks]
+        return b"".join([*bodies, b"# EOF\n" if form is Format.OPENMETRICS else b""])
 
     def snapshot(self) -> list[Metric]:
         """Return all families that a scrape would contain now."""
@@ -186,8 +207,8 @@ class Page:
 
     # Rendering -------------------------------------------------------------------------------------------------------
 
-    def _render_blocks(self) -> list[RenderedBlock]:
-        """Render the changed blocks and return all blocks, watched blocks last."""
+    def _render_blocks(self) -> list[BlockText]:
+        """Render the changed blocks and return the texts of all blocks, watched blocks last."""
         with self._rendering:
             with self._lock:
                 published_blocks, watched_sources = dict(self._published_blocks), dict(self._watched_sources)
@@ -205,13 +226,11 @@ class Page:
                 if has_changed or rendered_block is None or rendered_block.block is not block:
                     rendered_block = self._render_block(block, occupied_names, quotas, rendered_block)
                     # Later blocks may lose or gain names.
-                    has_changed = has_changed or rendered_block.names != previous[name].names
-                occupied_names |= rendered_block.names
+                    has_changed = has_changed or rendered_block.text.names != previous[name].text.names
+                occupied_names |= rendered_block.text.names
                 self._blocks[name] = rendered_block
-            self._series = sum(
-                family.text.series for block in self._blocks.values() for family in block.families
-            )
-            return [self._blocks[name] for name in [*sorted(published_blocks), *collected_blocks]]
+            self._series = sum(block.text.series for block in self._blocks.values())
+            return [self._blocks[name].text for name in [*sorted(published_blocks), *collected_blocks]]
 
     def _collect(self, name: str, families: Callable[[], Iterable[Metric]]) -> PublishedBlock:
         """Return a watched block; an empty block if the call raises."""
@@ -227,13 +246,16 @@ class Page:
     def _render_block(
         self, block: PublishedBlock, occupied_names: set[str], quotas: Quotas, previous: RenderedBlock | None
     ) -> RenderedBlock:
+        complete = block.complete
+        if complete is not None and not quotas and complete.names.isdisjoint(occupied_names):
+            return RenderedBlock(block, complete)
         # An unchanged family keeps its text: most of the exporter's own families, at every scrape.
         old_families = (
-            {} if previous is None else {family.metric.name: family for family in previous.families}
+            {} if previous is None else {family.metric.name: family for family in previous.text.families}
         )
         names: set[str] = set()
         families = []
-        for metric, early in zip(block.families, block.texts, strict=True):
+        for metric, early in zip(block.families, block.early, strict=True):
             name = visible_name(metric)
             try:
                 cut = _cut(metric, name, quotas) if quotas else metric
@@ -242,10 +264,10 @@ class Page:
                     old = old_families.get(cut.name)
                     if old is None:
                         text = write(cut)
-                    elif not old.text.dropped_counts and _is_unchanged(old.metric, cut):
-                        text = old.text
+                    elif not old.dropped_counts and _is_unchanged(old.metric, cut):
+                        text = old
                     else:
-                        text = write(cut, old.text)
+                        text = write(cut, old)
                 if not (text.names.isdisjoint(occupied_names) and text.names.isdisjoint(names)):
                     raise RefusedError("duplicate")  # noqa: TRY301 - counted like a refusal of `write`
             except RefusedError as refused:
@@ -258,8 +280,8 @@ class Page:
             for reason, series in text.dropped_counts.items():
                 self._count(name, reason, series)
             names |= text.names
-            families.append(RenderedFamily(cut, text))
-        return RenderedBlock(block, tuple(families), frozenset(names))
+            families.append(text)
+        return RenderedBlock(block, BlockText(tuple(families), frozenset(names)))
 
     def _count(self, family: str, reason: Reason, series: int) -> None:
         if not series:
@@ -271,15 +293,15 @@ class Page:
         self._dropped_series[family, reason] += series
 
     def _compute_quotas(
-        self, watched_blocks: Iterable[PublishedBlock], published_blocks: Iterable[PublishedBlock]
+        self, watched_blocks: Collection[PublishedBlock], published_blocks: Collection[PublishedBlock]
     ) -> Quotas:
         """Return quotas if the series exceed the cap; a tier has the capacity that earlier tiers leave."""
+        if sum(block.series for block in (*watched_blocks, *published_blocks)) <= self._max_series:
+            return {}
         blocks = [
             *((True, block.families) for block in watched_blocks),
             *((False, block.families) for block in published_blocks),
         ]
-        if sum(len(metric.samples) for _, families in blocks for metric in families) <= self._max_series:
-            return {}
         # Number of series by tier, run and family.
         tiers: dict[_Tier, dict[str, Counter[str]]] = {tier: {} for tier in _Tier}
         for is_watched, metric in (
@@ -335,24 +357,24 @@ def allocate(demands: Mapping[str, int], capacity: int) -> dict[str, int]:
     return quotas
 
 
-def _render_early(families: Families, previous: PublishedBlock | None) -> list[Written | None]:
-    """Return the text of each family, reusing the texts of unchanged families; None for a family that `write` refuses."""
-    old_families = {}
-    if previous is not None:
-        old_families = {
-            metric.name: (metric, text)
-            for metric, text in zip(previous.families, previous.texts, strict=True)
-        }
+def _render_early(families: Families, previous: PublishedBlock | None) -> PublishedBlock:
+    """Return a block with the text of each family that `write` accepts; unchanged families keep their text."""
+    old_texts = (
+        {} if previous is None else {text.metric.name: text for text in previous.early if text is not None}
+    )
     texts: list[Written | None] = []
     for metric in families:
-        old_metric, text = old_families.get(metric.name, (None, None))
-        if text is None or text.dropped_counts or not _is_unchanged(old_metric, metric):
+        text = old_texts.get(metric.name)
+        if text is None or text.dropped_counts or not _is_unchanged(text.metric, metric):
             try:
                 text = write(metric, text)
             except (RefusedError, AttributeError, TypeError):  # reported at the next scrape
                 text = None
         texts.append(text)
-    return texts
+    written = tuple(text for text in texts if text is not None and not text.dropped_counts)
+    names = frozenset().union(*(text.names for text in written))
+    is_complete = len(written) == len(families) and len(names) == sum(len(text.names) for text in written)
+    return PublishedBlock(families, texts, BlockText(written, names) if is_complete else None)
 
 
 def _is_unchanged(old: Metric | None, new: Metric) -> bool:
