@@ -97,9 +97,9 @@ def exposition() -> list[Row]:
     ]
 
 
-def serve(server: str) -> None:
+def serve(library: str) -> None:
     """Serve until SIGKILL, in a separate process, and print the port."""
-    if server == "exporter":
+    if library == "exporter":
         page = Page()
         page.publish("block", families(0.1))
         server = Server([MetricsEndpoint(page.render)], listen=["127.0.0.1:0"])

@@ -191,7 +191,7 @@ def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Fam
         precedence = Precedence.TOTAL
         text = first.help or f"Stat {first.name}."
         if first.kind != "gauge":
-            distribution = "histogram" if owner.shape.is_histogram else "summary"
+            distribution: FamilyType = "histogram" if owner.shape.is_histogram else "summary"
             kind = "counter" if first.kind == "counter" else distribution
     elif aggregation is not None:
         precedence = Precedence.WINDOW
