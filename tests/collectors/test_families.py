@@ -57,7 +57,7 @@ def test_a_specification_is_written_with_keywords_only() -> None:
 
 
 def test_a_cached_family_is_the_same_object_while_no_value_changes() -> None:
-    cache, spec = FamilyCache(), FamilySpec(**GOOD)
+    cache, spec = FamilyCache(), FamilySpec(**VALID)
     first = cache.family(spec, {("sda",): 1.0})
 
     assert cache.family(spec, {("sda",): 1.0}) is first
@@ -68,7 +68,7 @@ def test_a_cached_family_is_the_same_object_while_no_value_changes() -> None:
     [{("sda",): 2.0}, {("sdb",): 1.0}, {("sda",): 1.0, ("sdb",): 1.0}, {("sdb",): 1.0, ("sda",): 1.0}],
 )
 def test_a_cached_family_has_the_values_of_the_last_pass(values: dict[tuple[str, ...], float]) -> None:
-    cache, spec = FamilyCache(), FamilySpec(**GOOD)
+    cache, spec = FamilyCache(), FamilySpec(**VALID)
     cache.family(spec, {("sda",): 1.0})
 
     assert cache.family(spec, values) == spec.family(values)
@@ -76,7 +76,7 @@ def test_a_cached_family_has_the_values_of_the_last_pass(values: dict[tuple[str,
 
 
 def test_a_family_without_values_is_absent_and_leaves_the_cache() -> None:
-    cache, spec = FamilyCache(), FamilySpec(**GOOD)
+    cache, spec = FamilyCache(), FamilySpec(**VALID)
     cache.family(spec, {("sda",): 1.0})
 
     assert cache.family(spec, {}) is None
