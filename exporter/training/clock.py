@@ -338,7 +338,9 @@ class PhaseClock:
         work += elapsed if active.row.work else 0.0
         open_work = max(work - start_work, 0.0) if has_iteration else 0.0
         positive_seconds = {name: value for name, value in seconds.items() if value > 0}
-        return ClockReading(now, active.name, active_since, positive_seconds, work, open_work, history_reading)
+        return ClockReading(
+            now, active.name, active_since, positive_seconds, work, open_work, history_reading
+        )
 
 
 def is_over(task: Any) -> bool:

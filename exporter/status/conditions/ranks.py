@@ -52,7 +52,9 @@ def _ended(view: View) -> Iterator[Match]:
         view, lambda rank: rank.alive == 0 and bool(rank.rank) and rank.run in running
     ):
         if not view.runs[affected.run].is_ended:
-            since = min((rank.updated_at for rank in affected.ranks if rank.updated_at is not None), default=None)
+            since = min(
+                (rank.updated_at for rank in affected.ranks if rank.updated_at is not None), default=None
+            )
             yield Match((affected.run,), {"ranks": affected.title}, since=since)
 
 
