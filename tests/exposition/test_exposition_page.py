@@ -245,8 +245,11 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
         threading.Thread(target=scrape, args=(form,))
         for form in (Format.TEXT, Format.OPENMETRICS, Format.OPENMETRICS)
     ]
-    for thread in (*publishers, *scrapers):
-        thread.start()
+    for publisher in publishers:
+        publisher.start()
+    wait_until(page.offered)  # scrapes of an empty page may be over before the first block is published
+    for scraper in scrapers:
+        scraper.start()
     wait_until(lambda: not any(scraper.is_alive() for scraper in scrapers))
     stop.set()
     for thread in publishers:
