@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 600
-DIFFERENT = 3
+TIMEOUT_SECONDS = 600
+STATUS_DIFFERENT = 3
 """Exit status of a replay with differences; an unhandled exception gives 1."""
 LEFT_OUT = {"node_name", "one_logger_training_telemetry_version"}
 SCHEMA = "one-logger-golden/1"
 TOLERANCE = {"float_relative": 1e-6, "timestamp_sec_absolute": 1e-5, "msec_absolute": 1}
-QUIET = "disable_quietly_and_report_metric_error"
+QUIET_STRATEGY = "disable_quietly_and_report_metric_error"
 
 
 class Clock:
@@ -46,11 +46,11 @@ class Clock:
         self.offset = 0.0
 
     def wall(self) -> float:
-        """Unix time."""
+        """Return the Unix time in seconds."""
         return self._wall + self.now + self.offset
 
     def monotonic(self) -> float:
-        """Monotonic time, and the performance counter's."""
+        """Return the monotonic time in seconds, which is also the performance counter."""
         return self._monotonic + self.now
 
     def install(self) -> None:
@@ -65,9 +65,9 @@ class Replay:
     """Replay of one vector in this process.
 
     Args:
-        vector: The vector.
-        clock: The fake clock.
-        tolerance: Tolerances of the file.
+        vector: Vector to replay.
+        clock: Fake clock.
+        tolerance: Tolerances of the file by kind of value.
     """
 
     def __init__(self, vector: Mapping[str, Any], clock: Clock, tolerance: Mapping[str, float]) -> None:
@@ -82,8 +82,8 @@ class Replay:
         self.tolerance = tolerance
         self.problems: list[str] = []
         self.values: dict[str, Any] = {}  # of `set_value`
-        self.returned: list[dict[str, Any]] = []  # values that the callables of each configuration return
-        self.entered: list[tuple[str, Any]] = []
+        self.callable_values: list[dict[str, Any]] = []  # that the callables of each configuration return
+        self.open_blocks: list[tuple[str, Any]] = []
         self.step = 0
 
     def run(self) -> Iterator[str]:
@@ -92,10 +92,10 @@ class Replay:
 
         self._configure()
         exporter.flush(timeout_seconds=60)
-        before = self._misuse()  # of the configuration
-        for step, (now, call, arguments) in enumerate(self.vector["steps"]):
+        previous_misuse = self._misuse()  # of the configuration
+        for step, (seconds, call, arguments) in enumerate(self.vector["steps"]):
             self.step = step
-            self.clock.now = now
+            self.clock.now = seconds
             try:
                 self._do(call, arguments)
             except Exception as error:  # every exception is a difference
@@ -104,9 +104,9 @@ class Replay:
                 yield f"step {self.step} {call}: was not flushed"
             misuse = self._misuse()
             expected = 1 if self.step in self.vector.get("misuse", ()) else 0
-            if misuse - before != expected:
-                yield f"step {self.step} {call}: {misuse - before:g} misuses, expected {expected}"
-            before = misuse
+            if misuse - previous_misuse != expected:
+                yield f"step {self.step} {call}: {misuse - previous_misuse:g} misuses, expected {expected}"
+            previous_misuse = misuse
             yield from self._compare(call)
         yield from self.problems
 
@@ -115,7 +115,7 @@ class Replay:
         self.variables = set(config.pop("variables", ()))
         telemetry = config.pop("telemetry", None)
         strategy = config.pop("error_handling_strategy", None)
-        if strategy == QUIET:
+        if strategy == QUIET_STRATEGY:
             config["error_handling_strategy"] = one_logger.OneLoggerErrorHandlingStrategy(strategy)
         if telemetry is not None:
             config["telemetry_config"] = self._telemetry(telemetry)
@@ -125,22 +125,22 @@ class Replay:
         provider = one_logger.TrainingTelemetryProvider.instance()
         provider.with_base_config(settings).with_exporter(_exporter(self)).configure_provider()
 
-    def _telemetry(self, given: Mapping[str, Any]) -> Any:
-        kind = self.one_logger.TrainingTelemetryConfig
-        return kind(**self._fields(given, kind))
+    def _telemetry(self, fields: Mapping[str, Any]) -> Any:
+        config_class = self.one_logger.TrainingTelemetryConfig
+        return config_class(**self._fields(fields, config_class))
 
-    def _fields(self, given: Mapping[str, Any], kind: type) -> dict[str, Any]:
-        """Return fields by the names of the class, and variables as callables, also if they have no value yet."""
+    def _fields(self, values: Mapping[str, Any], config_class: type) -> dict[str, Any]:
+        """Return fields by the names of the class, with callables for variables."""
         fields: dict[str, Any] = {}
-        returned: dict[str, Any] = {}
-        self.returned.append(returned)
-        for name in sorted({*given, *self.variables}):
-            varies = hasattr(kind, f"{name}_or_fn")
-            if name in self.variables and varies:
-                returned[name] = given.get(name, self.values.get(name))
-                fields[f"{name}_or_fn"] = lambda name=name: returned[name]
-            elif name in given:
-                fields[f"{name}_or_fn" if varies else name] = given[name]
+        callable_values: dict[str, Any] = {}
+        self.callable_values.append(callable_values)
+        for name in sorted({*values, *self.variables}):
+            has_callable_form = hasattr(config_class, f"{name}_or_fn")
+            if name in self.variables and has_callable_form:
+                callable_values[name] = values.get(name, self.values.get(name))
+                fields[f"{name}_or_fn"] = lambda name=name: callable_values[name]
+            elif name in values:
+                fields[f"{name}_or_fn" if has_callable_form else name] = values[name]
         return fields
 
     def _do(self, call: str, arguments: dict[str, Any]) -> None:
@@ -151,26 +151,28 @@ class Replay:
             span = block.__enter__()
             if span is None:
                 self.problems.append(f"step {self.step} {name}: returned None")
-            self.entered.append((name, block))
+            self.open_blocks.append((name, block))
         elif call == "cm_exit":
-            self._exit(arguments["name"], raising=arguments.get("raise", False))
+            self._exit(arguments["name"], is_raising=arguments.get("raise", False))
         elif call == "set_training_telemetry_config":
             settings = self._telemetry(arguments)
             self.one_logger.TrainingTelemetryProvider.instance().set_training_telemetry_config(settings)
         elif call == "set_value":
-            for values in (self.values, *self.returned):
+            for values in (self.values, *self.callable_values):
                 values.update(arguments)
         elif call == "set_wall_offset":
             self.clock.offset = arguments["sec"]
         else:
             getattr(training, call)(**arguments)
 
-    def _exit(self, name: str, *, raising: bool) -> None:
-        places = [place for place, (entered, _) in enumerate(self.entered) if entered == name]
-        if not places:
+    def _exit(self, name: str, *, is_raising: bool) -> None:
+        positions = [
+            position for position, (block_name, _) in enumerate(self.open_blocks) if block_name == name
+        ]
+        if not positions:
             return
-        _, block = self.entered.pop(places[-1])
-        if not raising:
+        _, block = self.open_blocks.pop(positions[-1])
+        if not is_raising:
             block.__exit__(None, None, None)
             return
         error = RuntimeError("of the body")
@@ -205,11 +207,16 @@ def _exporter(replay: Replay) -> object:
                 "span_start",
                 span=span.name_str,
                 parent=None if parent is None else parent.name_str,
-                attributes=_plain(span.attributes),
+                attributes=_json_attributes(span.attributes),
             )
 
         def export_event(self, event: Any, span: Any) -> None:
-            self._keep("event", event=event.name_str, span=span.name_str, attributes=_plain(event.attributes))
+            self._keep(
+                "event",
+                event=event.name_str,
+                span=span.name_str,
+                attributes=_json_attributes(event.attributes),
+            )
 
         def export_stop(self, span: Any) -> None:
             self._keep("span_stop", span=span.name_str, duration_msec=span.duration_msec())
@@ -230,9 +237,9 @@ def _exporter(replay: Replay) -> object:
     return Memory()
 
 
-def _plain(attributes: Any) -> dict[str, Any]:
-    found = json.loads(json.dumps(attributes.to_json()))
-    return {name: value for name, value in found.items() if name not in LEFT_OUT}
+def _json_attributes(attributes: Any) -> dict[str, Any]:
+    values = json.loads(json.dumps(attributes.to_json()))
+    return {name: value for name, value in values.items() if name not in LEFT_OUT}
 
 
 def _subject(record: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -251,52 +258,56 @@ def mismatches(
     expected: list[dict[str, Any]], actual: list[dict[str, Any]], tolerance: Mapping[str, float]
 ) -> list[str]:
     """Compare records, in any order within a step."""
-    missing, extra, found = list(expected), [], []
+    missing, extra, problems = list(expected), [], []
     for record in actual:
-        match = next((each for each in missing if not list(differences(each, record, tolerance))), None)
+        match = next(
+            (candidate for candidate in missing if not list(differences(candidate, record, tolerance))), None
+        )
         if match is None:
             extra.append(record)
         else:
             missing.remove(match)
     for record in missing:
-        where = record["step"], _subject(record)
-        near = next((record for record in extra if (record["step"], _subject(record)) == where), None)
-        if near is None:
-            found.append(f"missing {record}")
+        key = record["step"], _subject(record)
+        similar = next((record for record in extra if (record["step"], _subject(record)) == key), None)
+        if similar is None:
+            problems.append(f"missing {record}")
             continue
-        extra.remove(near)
-        found += [f"{_subject(record)}: {difference}" for difference in differences(record, near, tolerance)]
-    return found + [f"superfluous {record}" for record in extra]
+        extra.remove(similar)
+        problems += [
+            f"{_subject(record)}: {difference}" for difference in differences(record, similar, tolerance)
+        ]
+    return problems + [f"superfluous {record}" for record in extra]
 
 
 def differences(
-    expected: Mapping[str, Any], found: Mapping[str, Any], tolerance: Mapping[str, float]
+    expected: Mapping[str, Any], actual: Mapping[str, Any], tolerance: Mapping[str, float]
 ) -> Iterator[str]:
     """Compare two records, attribute by attribute."""
-    for name in sorted({*expected, *found}):
-        if name == "attributes" and name in expected and name in found:
-            yield from differences(expected[name], found[name], tolerance)
+    for name in sorted({*expected, *actual}):
+        if name == "attributes" and name in expected and name in actual:
+            yield from differences(expected[name], actual[name], tolerance)
         elif name not in expected:
-            yield f"{name} is {found[name]!r}, expected to be absent"
-        elif name not in found:
+            yield f"{name} is {actual[name]!r}, expected to be absent"
+        elif name not in actual:
             yield f"{name} is absent, expected {expected[name]!r}"
-        elif not same(name, expected[name], found[name], tolerance):
-            yield f"{name} is {found[name]!r}, expected {expected[name]!r}"
+        elif not is_equal(name, expected[name], actual[name], tolerance):
+            yield f"{name} is {actual[name]!r}, expected {expected[name]!r}"
 
 
-def same(name: str, expected: Any, found: Any, tolerance: Mapping[str, float]) -> bool:
+def is_equal(name: str, expected: Any, actual: Any, tolerance: Mapping[str, float]) -> bool:
     """Compare two values; integers exactly, also with a float."""
-    if isinstance(expected, bool) or isinstance(found, bool):
-        return expected is found
-    if not isinstance(expected, int | float) or not isinstance(found, int | float):
-        return bool(expected == found)
+    if isinstance(expected, bool) or isinstance(actual, bool):
+        return expected is actual
+    if not isinstance(expected, int | float) or not isinstance(actual, int | float):
+        return bool(expected == actual)
     if name.endswith("timestamp_sec"):
-        return abs(expected - found) <= tolerance["timestamp_sec_absolute"]
+        return abs(expected - actual) <= tolerance["timestamp_sec_absolute"]
     if name in {"timestamp_msec", "duration_msec"}:
-        return abs(expected - found) <= tolerance["msec_absolute"]
+        return abs(expected - actual) <= tolerance["msec_absolute"]
     if isinstance(expected, int):
-        return expected == found
-    return abs(expected - found) <= tolerance["float_relative"] * max(1, abs(expected), abs(found))
+        return expected == actual
+    return abs(expected - actual) <= tolerance["float_relative"] * max(1, abs(expected), abs(actual))
 
 
 def replay_one(path: str, number: int) -> int:
@@ -309,7 +320,7 @@ def replay_one(path: str, number: int) -> int:
     problems = list(Replay(content["vectors"][number], clock, tolerance).run())
     for problem in problems:
         print(f"  {problem}")
-    return DIFFERENT if problems else 0
+    return STATUS_DIFFERENT if problems else 0
 
 
 def replay_all(paths: list[str]) -> int:
@@ -325,10 +336,10 @@ def replay_all(paths: list[str]) -> int:
             print(f"{path}: not of the schema {SCHEMA}")
             return 2
         contents[path] = content
-    failed = total = 0
+    different_count = vector_count = 0
     for path, content in contents.items():
         for number, vector in enumerate(content["vectors"]):
-            total += 1
+            vector_count += 1
             problems = replay_apart(path, number)
             print(
                 f"{vector.get('id', number)}: {'DIFFERENT' if problems else 'same'}",
@@ -336,33 +347,33 @@ def replay_all(paths: list[str]) -> int:
                 sep="\n",
                 end="",
             )
-            failed += bool(problems)
-    print(f"{total - failed} of {total} vectors are the same")
-    return 1 if failed or not total else 0
+            different_count += bool(problems)
+    print(f"{vector_count - different_count} of {vector_count} vectors are the same")
+    return 1 if different_count or not vector_count else 0
 
 
 def replay_apart(path: str, number: int) -> str:
     """Replay one vector of a file in a separate process, and return the differences as lines."""
-    inherited = {
+    inherited_variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("EXPORTER_") and name not in {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"}
     }
-    path_of_modules = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    module_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory(prefix="replay-") as feed:
-        environment = {"EXPORTER_FEED_DIR": feed, "EXPORTER_RUN": "replay", "PYTHONPATH": path_of_modules}
+        environment = {"EXPORTER_FEED_DIR": feed, "EXPORTER_RUN": "replay", "PYTHONPATH": module_path}
         try:
             completed = subprocess.run(
                 [sys.executable, __file__, "--vector", path, str(number)],
-                env=inherited | environment,
+                env=inherited_variables | environment,
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=SECONDS,
+                timeout=TIMEOUT_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            return f"  no end within {SECONDS} seconds\n"
-    if completed.returncode in {0, DIFFERENT}:
+            return f"  no end within {TIMEOUT_SECONDS} seconds\n"
+    if completed.returncode in {0, STATUS_DIFFERENT}:
         return completed.stdout
     return f"{completed.stdout}  ended with status {completed.returncode}:\n{completed.stderr}"
 

@@ -1,4 +1,4 @@
-"""Settings of training telemetry: callables and invalid values; the peer test holds fields and defaults."""
+"""Settings of training telemetry: callables and invalid values (`test_one_logger_peer.py` has fields and defaults)."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def test_each_callable_field_has_an_attribute_with_its_present_value() -> None:
 
 
 def test_d39_a_callable_is_not_called_before_its_value_is_needed() -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     def world_size() -> int:
-        asked.append(1)
+        calls.append(1)
         return 8
 
     config = OneLoggerConfig(**APPLICATION | {"world_size_or_fn": world_size})
-    assert asked == []
+    assert calls == []
     assert config.world_size == 8
-    assert asked == [1]
+    assert calls == [1]
 
 
 @pytest.mark.parametrize(
-    ("field", "ask", "rules"),
+    ("field", "read_value", "rules"),
     [
         ("global_batch_size_or_fn", lambda: 0, ["callable_value"]),
         ("global_batch_size_or_fn", lambda: "many", ["callable_value"]),
@@ -67,20 +67,20 @@ def test_d39_a_callable_is_not_called_before_its_value_is_needed() -> None:
     ],
 )
 def test_a_callable_that_raises_or_returns_an_invalid_value_is_reported(
-    field: str, ask: Callable[[], Any], rules: list[str]
+    field: str, read_value: Callable[[], Any], rules: list[str]
 ) -> None:
-    config = TrainingTelemetryConfig(**TRAINING | {field: ask})
+    config = TrainingTelemetryConfig(**TRAINING | {field: read_value})
 
-    with reported() as found:
+    with reported() as reports:
         assert config.present(field) is None
 
-    assert [(record.call, record.rule) for record in found] == [
+    assert [(record.call, record.rule) for record in reports] == [
         (f"TrainingTelemetryConfig.{field}", rule) for rule in rules
     ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "field", "value"),
+    ("config_class", "field", "value"),
     [
         (OneLoggerConfig, "application_name", "  "),
         (OneLoggerConfig, "application_name", 5),
@@ -101,12 +101,12 @@ def test_a_callable_that_raises_or_returns_an_invalid_value_is_reported(
     ],
 )
 def test_an_invalid_value_is_refused_with_the_name_of_the_field(
-    kind: type[Settings], field: str, value: Any
+    config_class: type[Settings], field: str, value: Any
 ) -> None:
-    given = (APPLICATION if kind is OneLoggerConfig else TRAINING) | {field: value}
+    fields = (APPLICATION if config_class is OneLoggerConfig else TRAINING) | {field: value}
 
-    with pytest.raises(OneLoggerError, match=f"{kind.__name__}: {field.removesuffix('_or_fn')} "):
-        kind(**given)
+    with pytest.raises(OneLoggerError, match=f"{config_class.__name__}: {field.removesuffix('_or_fn')} "):
+        config_class(**fields)
 
 
 def test_throughput_needs_the_flops_of_a_sample() -> None:
@@ -115,14 +115,14 @@ def test_throughput_needs_the_flops_of_a_sample() -> None:
 
 
 def test_d38_an_unknown_field_is_reported_with_the_known_fields() -> None:
-    with reported() as found:
+    with reported() as reports:
         config = TrainingTelemetryConfig(**TRAINING, world_size_or_fn=5)
         config.perf_tags_or_fn = "typo"
 
-    assert [(record.call, record.rule) for record in found] == [
+    assert [(record.call, record.rule) for record in reports] == [
         ("TrainingTelemetryConfig", "unknown_field")
     ] * 2
-    expected = found[0].expected
+    expected = reports[0].expected
     assert "'world_size_or_fn'" in expected
     assert "seq_length_or_fn" in expected
 
@@ -139,8 +139,8 @@ def test_only_an_explicit_choice_propagates() -> None:
     propagate = OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS
 
     assert not OneLoggerConfig(**APPLICATION).propagates
-    for chosen in (propagate, "propagate_exceptions"):
-        assert OneLoggerConfig(**APPLICATION, error_handling_strategy=chosen).model_copy().propagates
+    for strategy in (propagate, "propagate_exceptions"):
+        assert OneLoggerConfig(**APPLICATION, error_handling_strategy=strategy).model_copy().propagates
 
 
 def test_a_later_assignment_to_a_field_is_validated() -> None:

@@ -19,14 +19,16 @@ from exporter.one_logger.figures import CheckpointFigures
 pytestmark = pytest.mark.usefixtures("unconfigured_process")
 
 
-@pytest.mark.parametrize("known", ["disabled", "before configuration"])
-def test_d22_d23_every_block_returns_a_span_and_runs_its_body(known: str) -> None:
-    if known == "disabled":
+@pytest.mark.parametrize("setup", ["disabled", "before configuration"])
+def test_d22_d23_every_block_returns_a_span_and_runs_its_body(setup: str) -> None:
+    if setup == "disabled":
         configured(telemetry={}, enable_for_current_rank=False)
     bodies = 0
 
-    standard = "application model_init training_iteration validation_loop validation_iteration testing_loop"
-    blocks: list[Any] = [getattr(training, word)() for word in standard.split()]
+    standard_blocks = (
+        "application model_init training_iteration validation_loop validation_iteration testing_loop"
+    )
+    blocks: list[Any] = [getattr(training, name)() for name in standard_blocks.split()]
     blocks += [training.testing_iteration(), training.checkpoint_load(), training.checkpoint_save(1)]
     blocks += [training.training_loop(train_iterations_start=0), one_logger.timed_span("custom")]
     blocks += [training.span("another"), training.phase("compile")]
@@ -51,11 +53,11 @@ def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
             training.on_save_checkpoint_end()
         latest_reading()
         gc.collect()
-        kept = sum(type(candidate) is CheckpointFigures for candidate in gc.get_objects())
+        save_count = sum(type(candidate) is CheckpointFigures for candidate in gc.get_objects())
         training.on_save_checkpoint_success(0)
         training.on_save_checkpoint_success(1499)
 
-    assert kept <= 1001
+    assert save_count <= 1001
     assert misuse_counts() == {("on_save_checkpoint_success", "unknown_step"): 1}
 
 
@@ -84,42 +86,42 @@ def test_a_span_that_ends_also_ends_the_spans_entered_inside() -> None:
     assert misuse_counts() == {("span('inner')", "not_open"): 1}
 
 
-def begun(memory: KeepingExporter, name: str) -> Any:
+def started_span(memory: KeepingExporter, name: str) -> Any:
     (span,) = [span for span in exported(memory).all_of("start") if span.name_str == name]
     return span
 
 
-NO_TARGETS = [[8], "8", math.nan, math.inf, True, lambda: 1 / 0, lambda: [8]]
+INVALID_TARGETS = [[8], "8", math.nan, math.inf, True, lambda: 1 / 0, lambda: [8]]
 
 
-@pytest.mark.parametrize("target", NO_TARGETS, ids=lambda target: type(target).__name__)
+@pytest.mark.parametrize("target", INVALID_TARGETS, ids=lambda target: type(target).__name__)
 def test_d19_an_invalid_target_is_a_misuse_and_the_loop_is_exported_without_it(target: Any) -> None:
     memory = configured(telemetry={"seq_length_or_fn": 16})
 
     with training.application(), training.training_loop(0, None, target, target):
         train(1)
 
-    loop = begun(memory, "training_loop")
+    loop = started_span(memory, "training_loop")
     assert loop.attributes.to_json() == {"train_iterations_start": 0, "train_samples_start": 0}
     assert sum(misuse_counts().values()) == 2
     assert len(exported(memory).attributes("training_metrics_update")) == 1
 
 
 @pytest.mark.parametrize(
-    ("target", "told_"), [(1e5, 100_000), (100, 100), (0, 0), (-1, -1), (10**400, 10**400)]
+    ("target", "expected"), [(1e5, 100_000), (100, 100), (0, 0), (-1, -1), (10**400, 10**400)]
 )
-@pytest.mark.parametrize("stated", ["called", "configured"])
-def test_a_target_is_exported_as_configured(target: float, told_: int, stated: str) -> None:
+@pytest.mark.parametrize("source", ["called", "configured"])
+def test_a_target_is_exported_as_configured(target: float, expected: int, source: str) -> None:
     names = ("train_iterations_target_or_fn", "train_samples_target_or_fn")
-    memory = configured(telemetry={} if stated == "called" else dict.fromkeys(names, target))
-    given = (target, target) if stated == "called" else ()
+    memory = configured(telemetry={} if source == "called" else dict.fromkeys(names, target))
+    arguments = (target, target) if source == "called" else ()
 
-    with training.application(), training.training_loop(0, None, *given):
+    with training.application(), training.training_loop(0, None, *arguments):
         train(1)
 
-    loop = begun(memory, "training_loop")
+    loop = started_span(memory, "training_loop")
     attributes = loop.attributes.to_json()
-    assert (attributes["train_iterations_target"], attributes["train_samples_target"]) == (told_, told_)
+    assert (attributes["train_iterations_target"], attributes["train_samples_target"]) == (expected, expected)
     assert misuse_counts() == {}
 
 
@@ -135,7 +137,7 @@ def test_d19_throughput_leaves_out_a_target_of_no_end() -> None:
     with training.application(), training.training_loop(0, None, None, -1):
         train(1)
 
-    loop = begun(memory, "training_loop")
+    loop = started_span(memory, "training_loop")
     assert not {name for name in loop.attributes if name.endswith("target")}
     assert misuse_counts() == {}
 
@@ -154,26 +156,26 @@ def test_d18_disabled_saves_are_no_misuse_and_no_parent() -> None:
     training.on_save_checkpoint_start(3)
 
     assert misuse_counts() == {}
-    assert begun(memory, "validation_loop").parent_span.name_str == "training_loop"
+    assert started_span(memory, "validation_loop").parent_span.name_str == "training_loop"
     assert exported(memory).names() == ["application", "training_loop", "validation_loop"]
 
 
 def test_d39_each_callable_is_called_at_most_once_per_iteration() -> None:
-    asked: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
 
-    def ask(name: str, value: Any) -> Any:
-        return lambda: (asked.update([name]), value)[1]
+    def counting_callable(name: str, value: Any) -> Any:
+        return lambda: (calls.update([name]), value)[1]
 
-    given: dict[str, Any] = {"global_batch_size": 32, "seq_length": 128, "flops_per_sample": 1000}
-    given["is_log_throughput_enabled"] = True
-    telemetry = {f"{name}_or_fn": ask(name, value) for name, value in given.items()}
-    configured(telemetry=telemetry, world_size_or_fn=ask("world_size", 4))
+    values: dict[str, Any] = {"global_batch_size": 32, "seq_length": 128, "flops_per_sample": 1000}
+    values["is_log_throughput_enabled"] = True
+    telemetry = {f"{name}_or_fn": counting_callable(name, value) for name, value in values.items()}
+    configured(telemetry=telemetry, world_size_or_fn=counting_callable("world_size", 4))
     with training.application(), training.training_loop(train_iterations_start=0):
-        before = Counter(asked)
+        initial_calls = Counter(calls)
         train(100)
-        during = asked - before
+        loop_calls = calls - initial_calls
 
-    assert during == dict.fromkeys([*given, "world_size"], 100)
+    assert loop_calls == dict.fromkeys([*values, "world_size"], 100)
 
 
 def test_d41_families_have_samples_of_the_rank_and_events_those_of_the_job() -> None:

@@ -1,4 +1,4 @@
-"""The way of records to the exporters: threads, queues, pauses, losses, the end of the process and forks."""
+"""Delivery of records to exporters: threads, queues, retries, dropped records, exits and forks."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ SOON = 10.0
 
 @pytest.fixture
 def sinks() -> Iterator[list[Delivery]]:
-    made: list[Delivery] = []
-    yield made
-    for sink in made:
+    started_sinks: list[Delivery] = []
+    yield started_sinks
+    for sink in started_sinks:
         for queue in sink.queues:
             getattr(queue.exporter, "gate", threading.Event()).set()
         sink.close()
 
 
-def begun(sinks: list[Delivery], *exporters: Any, **options: Any) -> Delivery:
+def start_delivery(sinks: list[Delivery], *exporters: Any, **options: Any) -> Delivery:
     sink = Delivery(exporters, **options)
     sinks.append(sink)
     sink.start_exporters()
@@ -57,13 +57,13 @@ def total(name: str, **labels: str) -> float:
     )
 
 
-def dropped(reason: str, exporter: str = "KeepingExporter") -> float:
+def dropped_count(reason: str, exporter: str = "KeepingExporter") -> float:
     return total("training.span.exporter.dropped", exporter=exporter, reason=reason)
 
 
 def test_every_record_arrives_in_order_on_the_thread_of_the_exporter(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
-    sink = begun(sinks, exporter)
+    sink = start_delivery(sinks, exporter)
     span = Span.create("work")
 
     sink.telemetry_data_error("nothing yet")
@@ -85,14 +85,14 @@ def test_every_record_arrives_in_order_on_the_thread_of_the_exporter(sinks: list
         ("telemetry_data_error", "a gap"),
     ]
     kinds = [error.error_type.value for error in exporter.all_of("telemetry_data_error")]
-    assert kinds == ["no_telemetry_data", "incomplete_telemetry_data"]  # True once a record has arrived
+    assert kinds == ["no_telemetry_data", "incomplete_telemetry_data"]  # before and after the first record
     assert exporter.threads == {"exporter-spans-KeepingExporter"}
 
 
 def test_a_delivered_record_does_not_change(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
     exporter.gate.clear()
-    sink = begun(sinks, exporter)
+    sink = start_delivery(sinks, exporter)
     span = Span.create("work")
 
     sink.start(span)
@@ -101,21 +101,21 @@ def test_a_delivered_record_does_not_change(sinks: list[Delivery]) -> None:
     exporter.gate.set()
 
     assert sink.flush(SOON)
-    (seen,) = exporter.all_of("start")
-    assert (seen.id, seen.active, seen.attributes.to_json()) == (span.id, True, {})
+    (started_span,) = exporter.all_of("start")
+    assert (started_span.id, started_span.active, started_span.attributes.to_json()) == (span.id, True, {})
 
 
 def test_d29_a_flaky_backend_loses_nothing(sinks: list[Delivery]) -> None:
     calls = iter(range(10_000))
     exporter = KeepingExporter(lambda *_: next(calls) % 3 == 1)
-    sink = begun(sinks, exporter, first_pause_seconds=0.001)
-    before = dropped("failed")
+    sink = start_delivery(sinks, exporter, first_pause_seconds=0.001)
+    initial_count = dropped_count("failed")
     for number in range(100):
         sink.start(Span.create(f"span-{number}"))
 
     assert sink.flush(SOON)
     assert exporter.names() == [f"span-{n}" for n in range(100)]
-    assert dropped("failed") == before
+    assert dropped_count("failed") == initial_count
 
 
 class MuteError(Exception):
@@ -124,7 +124,7 @@ class MuteError(Exception):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("never"), SystemExit(1), MuteError()], ids=lambda each: type(each).__name__
+    "error", [ValueError("never"), SystemExit(1), MuteError()], ids=lambda error: type(error).__name__
 )
 def test_d29_a_repeatedly_refused_record_is_dropped_and_reported(
     sinks: list[Delivery], error: BaseException
@@ -134,29 +134,29 @@ def test_d29_a_repeatedly_refused_record_is_dropped_and_reported(
         return [total(f"training.span.exporter.{name}", exporter="KeepingExporter") for name in names]
 
     exporter = KeepingExporter(lambda _, name: name == "poison", error)
-    sink = begun(sinks, exporter, first_pause_seconds=0.001)
-    before, dropped_before = counts(), dropped("failed")
-    for each in ("good", "poison", "better"):
-        sink.start(Span.create(each))
+    sink = start_delivery(sinks, exporter, first_pause_seconds=0.001)
+    initial_counts, initial_dropped = counts(), dropped_count("failed")
+    for span_name in ("good", "poison", "better"):
+        sink.start(Span.create(span_name))
 
     assert sink.flush(SOON)
     assert exporter.names() == ["good", "better"]
-    (received,) = exporter.all_of("telemetry_data_error")
-    assert received.error_message == "1 earlier records were dropped"
-    assert received.error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
-    assert dropped("failed") == dropped_before + 1
-    assert counts() == [before[0] + 2, before[1] + delivery.ATTEMPTS]
+    (data_error,) = exporter.all_of("telemetry_data_error")
+    assert data_error.error_message == "1 earlier records were dropped"
+    assert data_error.error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
+    assert dropped_count("failed") == initial_dropped + 1
+    assert counts() == [initial_counts[0] + 2, initial_counts[1] + delivery.ATTEMPTS]
 
 
 def test_d24_an_exporter_that_cannot_connect_is_retried_without_loss(sinks: list[Delivery]) -> None:
-    down = threading.Event()
-    down.set()
-    exporter = KeepingExporter(lambda method, _: method == "initialize" and down.is_set())
-    sink = begun(sinks, exporter, first_pause_seconds=0.001)
+    is_down = threading.Event()
+    is_down.set()
+    exporter = KeepingExporter(lambda method, _: method == "initialize" and is_down.is_set())
+    sink = start_delivery(sinks, exporter, first_pause_seconds=0.001)
     sink.start(Span.create("work"))
     assert not sink.flush(0.2)
 
-    down.clear()
+    is_down.clear()
     assert sink.flush(SOON)
     assert exporter.named_records == [("initialize", ""), ("start", "work")]
 
@@ -164,8 +164,11 @@ def test_d24_an_exporter_that_cannot_connect_is_retried_without_loss(sinks: list
 def test_a_hanging_exporter_loses_only_its_own_records_and_delays_no_other(sinks: list[Delivery]) -> None:
     hanging, working = KeepingExporter(), KeepingExporter()
     hanging.gate.clear()
-    sink = begun(sinks, hanging, working, bound=10)
-    before, before_second = dropped("queue_full"), dropped("queue_full", "KeepingExporter-2")
+    sink = start_delivery(sinks, hanging, working, bound=10)
+    initial_count, second_initial_count = (
+        dropped_count("queue_full"),
+        dropped_count("queue_full", "KeepingExporter-2"),
+    )
     start = time.monotonic()
     for number in range(100):
         sink.start(Span.create(f"span-{number}"))
@@ -173,8 +176,8 @@ def test_a_hanging_exporter_loses_only_its_own_records_and_delays_no_other(sinks
 
     assert time.monotonic() - start < SOON
     assert len(working.named_records) == 101
-    assert dropped("queue_full") - before == 90
-    assert dropped("queue_full", "KeepingExporter-2") == before_second
+    assert dropped_count("queue_full") - initial_count == 90
+    assert dropped_count("queue_full", "KeepingExporter-2") == second_initial_count
 
     hanging.gate.set()
     assert sink.flush(SOON)
@@ -190,14 +193,14 @@ def test_d34_the_shutdown_is_bounded_and_undelivered_records_are_counted() -> No
     sink.start_exporters()
     for number in range(5):
         sink.start(Span.create(f"span-{number}"))
-    before = dropped("exit")
+    initial_count = dropped_count("exit")
     start = time.monotonic()
     sink.close(0.2)
 
     assert time.monotonic() - start < SOON
-    assert dropped("exit") - before >= 5
+    assert dropped_count("exit") - initial_count >= 5
     sink.start(Span.create("too late"))
-    assert dropped("exit") - before >= 6
+    assert dropped_count("exit") - initial_count >= 6
     exporter.gate.set()
 
 
@@ -227,15 +230,15 @@ def test_pending_records_are_delivered_at_exit_without_a_reference_to_the_record
 
 
 def test_its_families_are_admitted_to_the_page(sinks: list[Delivery]) -> None:
-    begun(sinks, KeepingExporter())
-    made = {
+    start_delivery(sinks, KeepingExporter())
+    definitions = {
         f"{state.definition.name.replace('.', '_')}_total": state.definition
         for state in REGISTRY.states()
         if state.definition.name.startswith("training.span.exporter.")
     }
 
-    assert set(made) == {spec.name for spec in SPAN_EXPORTERS}
-    assert all(fits(definition, TRAINING_FAMILIES[name]) for name, definition in made.items())
+    assert set(definitions) == {spec.name for spec in SPAN_EXPORTERS}
+    assert all(fits(definition, TRAINING_FAMILIES[name]) for name, definition in definitions.items())
 
 
 def test_a_buffering_exporter_is_flushed_when_its_queue_is_empty(
@@ -248,7 +251,7 @@ def test_a_buffering_exporter_is_flushed_when_its_queue_is_empty(
             self.written = (*self.written, len(self.named_records) - 1)
 
     exporter = Holding()
-    sink = begun(sinks, exporter)
+    sink = start_delivery(sinks, exporter)
     for number in range(FLUSHED_TOGETHER * 2 + 3):
         sink.start(Span.create(f"span-{number}"))
 
@@ -259,7 +262,7 @@ def test_a_buffering_exporter_is_flushed_when_its_queue_is_empty(
 
 def test_the_parent_of_a_record_is_the_nearest_exported_span(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
-    sink = begun(sinks, exporter, filter=SpanFilter.default())
+    sink = start_delivery(sinks, exporter, filter=SpanFilter.default())
     loop = Span.create(StandardTrainingJobSpanName.TRAINING_LOOP)
     iteration = Span.create(StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION, loop)
     save = Span.create(StandardTrainingJobSpanName.CHECKPOINT_SAVE_SYNC, iteration)
@@ -268,8 +271,8 @@ def test_the_parent_of_a_record_is_the_nearest_exported_span(sinks: list[Deliver
 
     assert sink.flush(SOON)
     assert exporter.names() == ["training_loop", "checkpoint_save_sync"]
-    found = exporter.all_of("start")[1]
-    assert (found.exported_parent.id, found.parent_span.id) == (loop.id, iteration.id)
+    exported_save = exporter.all_of("start")[1]
+    assert (exported_save.exported_parent.id, exported_save.parent_span.id) == (loop.id, iteration.id)
 
 
 def test_a_filter_beside_all_spans_and_a_mode_that_is_none_are_refused() -> None:
@@ -283,15 +286,15 @@ def test_a_filter_beside_all_spans_and_a_mode_that_is_none_are_refused() -> None
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_d49_a_forked_child_exports_nothing_and_exits_at_once(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
-    sink = begun(sinks, exporter)
+    sink = start_delivery(sinks, exporter)
     sink.start(Span.create("parent"))
     assert sink.flush(SOON)
     child = os.fork()
     if child == 0:
         sink.start(Span.create("child"))
-        quiet = sink.flush(0.1) and sink.queues[0].worker._queue.empty()
+        is_quiet = sink.flush(0.1) and sink.queues[0].worker._queue.empty()
         sink.close()
-        os._exit(0 if quiet and len(exporter.named_records) == 2 else 1)
+        os._exit(0 if is_quiet and len(exporter.named_records) == 2 else 1)
 
     assert os.waitpid(child, 0)[1] == 0
     sink.start(Span.create("again"))

@@ -34,25 +34,25 @@ VECTORS = {
 
 
 def test_every_module_of_the_table_exists() -> None:
-    part = TEXT.split("## Modules")[1].split("## Exporters")[0]
-    modules = re.findall(r"`(exporter\.[a-z_.]+)`", part)
+    table = TEXT.split("## Modules")[1].split("## Exporters")[0]
+    modules = re.findall(r"`(exporter\.[a-z_.]+)`", table)
 
     assert len(modules) >= 5
     assert [module for module in modules if not find_spec(module)] == []
 
 
-@pytest.mark.parametrize("kind", [OneLoggerConfig, TrainingTelemetryConfig, LoggerConfig])
-def test_every_field_is_in_the_tables_of_settings(kind: type[Settings]) -> None:
-    part = TEXT.split("## Settings")[1].split("## Beyond")[0]
-    words = set(re.findall(r"\w+", part))
+@pytest.mark.parametrize("config_class", [OneLoggerConfig, TrainingTelemetryConfig, LoggerConfig])
+def test_every_field_is_in_the_tables_of_settings(config_class: type[Settings]) -> None:
+    tables = TEXT.split("## Settings")[1].split("## Beyond")[0]
+    documented_names = set(re.findall(r"\w+", tables))
 
-    assert {name for name, _ in kind.fields()} <= words
+    assert {name for name, _ in config_class.fields()} <= documented_names
 
 
 def test_each_of_the_fifty_defects_is_shown_by_tests_that_exist() -> None:
     assert list(ROWS) == [f"D{number}" for number in range(1, 51)]
-    for row, (_, _, shown) in ROWS.items():
-        tests, vectors = re.findall(r"`(test_\w+)`", shown), re.findall(r"vector `([\w-]+)`", shown)
+    for row, (_, _, evidence) in ROWS.items():
+        tests, vectors = re.findall(r"`(test_\w+)`", evidence), re.findall(r"vector `([\w-]+)`", evidence)
 
         assert tests or vectors, row
         assert set(tests) <= TESTS, row

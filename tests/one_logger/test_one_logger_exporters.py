@@ -69,8 +69,8 @@ def test_records_have_the_shapes_of_one_logger_and_a_parent(tmp_path: Path) -> N
     assert [record["count"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert start["attributes"] == {"size": 2**70, "bad": "nan", "a.b": [1, 2]}
     assert inner["parent_id"] == start["id"] == event["span_id"] == stop["id"]
-    ours = {"rank", "node_name"}
-    assert set(start) - ours == {"type", "id", "name", "attributes", "start_event", "count", "pid"}
+    identity_fields = {"rank", "node_name"}
+    assert set(start) - identity_fields == {"type", "id", "name", "attributes", "start_event", "count", "pid"}
     assert set(inner) >= {"start_event", "stop_event"}
     assert event["event"]["name"] == "update"
     assert event["event"]["attributes"].items() >= {"loss": 0.5}.items()
@@ -207,34 +207,34 @@ def test_a_custom_exporter_needs_no_decorator_and_can_override_any_method() -> N
         def _write(self, json_dict: dict[str, Any]) -> None:
             self.records.append(json_dict)
 
-    mine = Mine()
-    export_sample(mine)
+    exporter = Mine()
+    export_sample(exporter)
 
-    assert len(mine.records) == 6
+    assert len(exporter.records) == 6
 
 
 def test_configuration_in_code_precedes_files_and_packages(tmp_path: Path) -> None:
     file = tmp_path / "exporters.json"
-    listed = [
+    file_entries = [
         {"class_name": "FileExporter", "config": {"file_path": "a.json", "backups": 2}},
         {"class_name": "a.b.Other", "enabled": False},
     ]
-    file.write_text(json.dumps({"exporters": listed}), encoding="ascii")
+    file.write_text(json.dumps({"exporters": file_entries}), encoding="ascii")
     package = SimpleNamespace(
         get_default_config=lambda: {"class_name": "Package", "config": {"x": 1}, "enabled": True}
     )
-    entry: Any = SimpleNamespace(name="p", load=lambda: package)
-    manager = ExporterConfigManager(packages=[entry])
+    entry_point: Any = SimpleNamespace(name="p", load=lambda: package)
+    manager = ExporterConfigManager(packages=[entry_point])
 
     assert manager.generate_export_config() == [ExporterConfig("Package", {"x": 1})]
-    found = manager.generate_export_config(
+    configs = manager.generate_export_config(
         [{"class_name": "FileExporter", "config": {"file_path": str(tmp_path / "t.json")}}], str(file)
     )
-    assert found == [
+    assert configs == [
         ExporterConfig("FileExporter", {"file_path": str(tmp_path / "t.json"), "backups": 2}),
         ExporterConfig("a.b.Other", {}, enabled=False),
     ]
-    assert [type(exporter) for exporter in manager.create_exporters_from_config(found)] == [FileExporter]
+    assert [type(exporter) for exporter in manager.create_exporters_from_config(configs)] == [FileExporter]
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])
@@ -258,32 +258,32 @@ def test_an_unreadable_file_is_reported_and_ignored(text: str, tmp_path: Path) -
     file.write_text(text, encoding="ascii")
     manager = ExporterConfigManager(packages=[])
 
-    with reported() as found:
+    with reported() as reports:
         assert manager.generate_export_config(config_file_path=file) == []
 
-    assert {record.call for record in found} == {"with_export_config"}
+    assert {record.call for record in reports} == {"with_export_config"}
 
 
 def test_a_package_or_class_that_cannot_be_loaded_is_reported_and_ignored(tmp_path: Path) -> None:
     group, file = "nv_one_logger.exporter_configs", {"file_path": str(tmp_path / "t.json")}
-    points = [
+    entry_points = [
         EntryPoint("broken", "no_such_module:Config", group),
         EntryPoint("ours", "exporter.one_logger:ExporterConfig", group),
     ]
-    asked = [
+    configs = [
         ExporterConfig("no.such.Class"),
         ExporterConfig("NoModule"),
         ExporterConfig("FileExporter", {"no_such_argument": 1}),
         ExporterConfig("exporter.one_logger.exporters.FileExporter", file),
         ExporterConfig("nv_one_logger.exporter.file_exporter.FileExporter", file),  # written for one-logger
     ]
-    with reported() as found:
-        manager = ExporterConfigManager(packages=points)
-        made = manager.create_exporters_from_config(asked)
+    with reported() as reports:
+        manager = ExporterConfigManager(packages=entry_points)
+        exporters = manager.create_exporters_from_config(configs)
 
     assert manager.entry_point_exporter_configs == {"ours": ExporterConfig}
-    assert [record.rule for record in found] == ["package", "exporter", "exporter", "exporter"]
-    assert [type(exporter) for exporter in made] == [FileExporter, FileExporter]
+    assert [record.rule for record in reports] == ["package", "exporter", "exporter", "exporter"]
+    assert [type(exporter) for exporter in exporters] == [FileExporter, FileExporter]
 
 
 def test_d33_opentelemetry_gets_each_span_and_event_once_under_the_applications_name() -> None:
@@ -324,11 +324,11 @@ def test_d33_spans_refused_by_opentelemetry_are_retried() -> None:
     from exporter.one_logger.otel.exporter.otel_exporter import OTelExporter
 
     class Flaky(InMemorySpanExporter):  # type: ignore[misc]  # the SDK is not looked at when types are checked
-        refused = 0
+        calls = 0
 
         def export(self, spans: Any) -> Any:
-            self.refused += 1
-            return super().export(spans) if self.refused % 3 == 0 else SpanExportResult.FAILURE
+            self.calls += 1
+            return super().export(spans) if self.calls % 3 == 0 else SpanExportResult.FAILURE
 
     memory = Flaky()
     sink = Delivery([OTelExporter(memory)], first_pause_seconds=0.001)
@@ -342,37 +342,39 @@ def test_d33_spans_refused_by_opentelemetry_are_retried() -> None:
     open_span = Span.create("open")
     sink.start(open_span)
     sink.flush(SOON)
-    memory.refused = 2
+    memory.calls = 2
     sink.close(SOON)
 
     assert [span.name for span in memory.get_finished_spans()] == [*(f"span-{n}" for n in range(20)), "open"]
 
 
 def test_d34_weights_and_biases_gets_attributes_as_metrics_and_errors_too() -> None:
-    logged: list[dict[str, Any]] = []
-    finished: list[bool] = []
+    records: list[dict[str, Any]] = []
+    finish_calls: list[bool] = []
     run = SimpleNamespace(
-        log=lambda metrics, commit: logged.append(metrics),
-        finish=lambda quiet: finished.append(quiet),  # noqa: PLW0108  # by keyword
+        log=lambda metrics, commit: records.append(metrics),
+        finish=lambda quiet: finish_calls.append(quiet),  # noqa: PLW0108  # by keyword
     )
     export_sample(wandb.WandBExporterAsync(wandb.Config("team"), begin=lambda config: run))
 
-    metrics = {name: value for record in logged for name, value in record.items()}
+    metrics = {name: value for record in records for name, value in record.items()}
     assert metrics["outer.update.loss"] == 0.5
     assert metrics["outer.error.exception_type"] == "ZeroDivisionError"
     assert metrics["inner.duration_msec"] >= 0
     assert metrics["telemetry_data_error"] == "INCOMPLETE_TELEMETRY_DATA"
-    assert all("app_last_log_time" in record for record in logged)
-    assert finished == [True]
+    assert all("app_last_log_time" in record for record in records)
+    assert finish_calls == [True]
 
 
 def test_the_names_of_metrics_are_the_jobs_choice() -> None:
-    logged: list[dict[str, Any]] = []
-    run = SimpleNamespace(log=lambda metrics, commit: logged.append(metrics), finish=lambda quiet: None)
-    flat = wandb.WandBExporter({"entity": "team"}, wandb.FlatMetricNamingStrategy(), begin=lambda config: run)
-    slashed = wandb.HierarchicalMetricNamingStrategy(separator="/")
-    export_sample(flat)
+    records: list[dict[str, Any]] = []
+    run = SimpleNamespace(log=lambda metrics, commit: records.append(metrics), finish=lambda quiet: None)
+    flat_exporter = wandb.WandBExporter(
+        {"entity": "team"}, wandb.FlatMetricNamingStrategy(), begin=lambda config: run
+    )
+    hierarchical_strategy = wandb.HierarchicalMetricNamingStrategy(separator="/")
+    export_sample(flat_exporter)
 
-    assert any("loss" in record for record in logged)
+    assert any("loss" in record for record in records)
     span, event = Span.create("s"), Event.create("e", Attributes({"a": 1}))
-    assert slashed.from_event_attribute(span, event, event.attributes["a"]) == "s/e/a"
+    assert hierarchical_strategy.from_event_attribute(span, event, event.attributes["a"]) == "s/e/a"

@@ -16,7 +16,7 @@ GOLDEN = DATA / "one-logger-golden.json"
 CONTENT: dict[str, Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
-def file_of(path: Path, vector: dict[str, Any]) -> str:
+def write_vector(path: Path, vector: dict[str, Any]) -> str:
     path.write_text(json.dumps({**CONTENT, "vectors": [vector]}), encoding="utf-8")
     return str(path)
 
@@ -25,7 +25,7 @@ def file_of(path: Path, vector: dict[str, Any]) -> str:
 def test_a_job_is_recorded_as_in_its_golden_vector(
     vector: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = replay_one_logger.replay_all([file_of(tmp_path / "one.json", vector)])
+    status = replay_one_logger.replay_all([write_vector(tmp_path / "one.json", vector)])
 
     assert status == 0, capsys.readouterr().out
 
@@ -46,7 +46,7 @@ def test_the_replay_detects_every_kind_of_difference(
     vector = copy.deepcopy(next(vector for vector in CONTENT["vectors"] if vector["id"] == "fresh-n1"))
     damage(vector)
 
-    status = replay_one_logger.replay_all([file_of(tmp_path / "one.json", vector)])
+    status = replay_one_logger.replay_all([write_vector(tmp_path / "one.json", vector)])
 
     assert status == 1
     assert "0 of 1 vectors are the same" in capsys.readouterr().out

@@ -90,19 +90,21 @@ def records(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("made", [TRAINER, HOOKED], ids=["OneLoggerPTLTrainer", "hook_trainer_cls"])
-def test_a_trainer_is_recorded_with_its_sanity_check_and_saves(made: str, tmp_path: Path) -> None:
-    completed = run_python(JOB + made + RUN, tmp_path, timeout=200)
+@pytest.mark.parametrize("trainer_code", [TRAINER, HOOKED], ids=["OneLoggerPTLTrainer", "hook_trainer_cls"])
+def test_a_trainer_is_recorded_with_its_sanity_check_and_saves(trainer_code: str, tmp_path: Path) -> None:
+    completed = run_python(JOB + trainer_code + RUN, tmp_path, timeout=200)
     assert completed.returncode == 0, completed.stderr
 
-    found = records(tmp_path)
-    ended = Counter(record["name"] for record in found if record["type"] in {"stop", "complete"})
-    events = Counter(record["event"]["name"] for record in found if record["type"] == "event")
-    assert ended["application"] == ended["model_initialization"] == ended["training_loop"] == 1
+    all_records = records(tmp_path)
+    ended_spans = Counter(record["name"] for record in all_records if record["type"] in {"stop", "complete"})
+    events = Counter(record["event"]["name"] for record in all_records if record["type"] == "event")
     assert (
-        ended["validation_loop"] == events["validation_metrics_update"] == 2
+        ended_spans["application"] == ended_spans["model_initialization"] == ended_spans["training_loop"] == 1
+    )
+    assert (
+        ended_spans["validation_loop"] == events["validation_metrics_update"] == 2
     )  # one batch of the sanity check
-    assert ended["testing_loop"] == events["testing_metrics_update"] == 1
+    assert ended_spans["testing_loop"] == events["testing_metrics_update"] == 1
     assert events["training_metrics_update"] == 2  # optimizer steps of four batches
-    assert ended["checkpoint_save_sync"] == events["sync_checkpoint_metrics_update"] == 2
+    assert ended_spans["checkpoint_save_sync"] == events["sync_checkpoint_metrics_update"] == 2
     assert events["save_checkpoint_success"] == 1

@@ -46,16 +46,16 @@ FORMS = {
     "from .nv_one_logger import x": "from .nv_one_logger import x",
     "import nv_one_loggers": "import nv_one_loggers",
 }
-"""Source text before and after."""
+"""Source text after migration by source text before."""
 
 
-@pytest.mark.parametrize(("before", "after"), FORMS.items())
+@pytest.mark.parametrize(("source", "expected"), FORMS.items())
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-def test_every_form_of_import_is_rewritten(before: str, after: str, line_end: str) -> None:
-    found = migrate.migrate(before.replace("\n", line_end).encode())
+def test_every_form_of_import_is_rewritten(source: str, expected: str, line_end: str) -> None:
+    migration = migrate.migrate(source.replace("\n", line_end).encode())
 
-    assert found.new_source.decode() == after.replace("\n", line_end)
-    assert found.problems == ()
+    assert migration.new_source.decode() == expected.replace("\n", line_end)
+    assert migration.problems == ()
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_the_command_prints_a_diff_and_changes_files_only_with_write(tmp_path: P
     script.parent.mkdir()
     script.write_text(JOB, encoding="utf-8")
 
-    shown = run_command("-m", "exporter.one_logger.migrate", "deep", cwd=tmp_path)
+    completed = run_command("-m", "exporter.one_logger.migrate", "deep", cwd=tmp_path)
 
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert "+import exporter.one_logger.training_telemetry.api.callbacks as CB\n" in shown.stdout
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert "+import exporter.one_logger.training_telemetry.api.callbacks as CB\n" in completed.stdout
     assert script.read_text(encoding="utf-8") == JOB
 
 
@@ -120,9 +120,9 @@ def test_a_migrated_job_records_through_this_module_alone(tmp_path: Path) -> Non
         run_command("-m", "exporter.one_logger.migrate", "--write", "train.py", cwd=tmp_path).returncode == 0
     )
 
-    done = run_command("train.py", cwd=tmp_path)
+    completed = run_command("train.py", cwd=tmp_path)
 
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     records = (tmp_path / "t.jsonl").read_text(encoding="ascii")
     assert "training_metrics_update" in records
     assert "application" in records
@@ -131,11 +131,13 @@ def test_a_migrated_job_records_through_this_module_alone(tmp_path: Path) -> Non
 def test_a_file_that_is_not_python_is_listed_and_kept(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text("print 'nv_one_logger'", encoding="ascii")
 
-    done = run_command("-m", "exporter.one_logger.migrate", "--write", "old.py", "missing.py", cwd=tmp_path)
+    completed = run_command(
+        "-m", "exporter.one_logger.migrate", "--write", "old.py", "missing.py", cwd=tmp_path
+    )
 
-    assert done.returncode == 1
-    assert done.stderr.startswith("old.py: ")
-    assert "missing.py: " in done.stderr
+    assert completed.returncode == 1
+    assert completed.stderr.startswith("old.py: ")
+    assert "missing.py: " in completed.stderr
 
 
 def test_modules_offer_the_same_objects_as_the_package() -> None:

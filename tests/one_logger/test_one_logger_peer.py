@@ -1,4 +1,4 @@
-"""Comparison with the real one-logger: same job, same record shapes, and its exporters work here."""
+"""Comparison with the real one-logger: names, records of the same job, and exporters of one-logger."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MODULES = (
 )
 """Public modules of one-logger, without the top-level name."""
 
-THEIRS = """
+PEER_IMPORTS = """
 from nv_one_logger.api.config import OneLoggerConfig
 from nv_one_logger.api.timed_span import timed_span
 from nv_one_logger.core.attributes import Attributes
@@ -121,38 +121,40 @@ def main():
 main()
 """
 
-OURS = THEIRS.replace("nv_one_logger", "exporter.one_logger")
+MIGRATED_IMPORTS = PEER_IMPORTS.replace("nv_one_logger", "exporter.one_logger")
 """The job with only the top-level name of its imports changed."""
 
 
 def shapes(path: Path) -> list[tuple[str, str, list[str], set[str]]]:
-    found = []
+    shapes_in_order = []
     for line in path.read_text(encoding="ascii").splitlines():
         record: dict[str, Any] = json.loads(line)
         event = record.get("event", {})
         attributes = record.get("attributes", event.get("attributes", {}))
         keys = set(record) - {"parent_id", "rank", "node_name", "application_name"}
-        found.append((record["type"], record.get("name", event.get("name")), sorted(attributes), keys))
-    return found
+        shapes_in_order.append(
+            (record["type"], record.get("name", event.get("name")), sorted(attributes), keys)
+        )
+    return shapes_in_order
 
 
 def test_the_same_job_with_only_its_imports_changed_writes_the_same_records(tmp_path: Path) -> None:
-    """All that does not depend on the clock."""
-    received: dict[str, list[Any]] = {}
-    for name, imports in (("theirs", THEIRS), ("ours", OURS)):
+    """Compare all attributes except those that depend on the clock."""
+    attributes_by_source: dict[str, list[Any]] = {}
+    for name, imports in (("theirs", PEER_IMPORTS), ("ours", MIGRATED_IMPORTS)):
         (tmp_path / name).mkdir()
         completed = run_python(imports + JOB, tmp_path / name)
         assert completed.returncode == 0, completed.stderr
         lines = (tmp_path / name / "telemetry.json").read_text(encoding="ascii").splitlines()
-        received[name] = [steady(json.loads(line)) for line in lines]
+        attributes_by_source[name] = [stable_attributes(json.loads(line)) for line in lines]
     theirs, ours = (shapes(tmp_path / name / "telemetry.json") for name in ("theirs", "ours"))
 
     assert len(ours) == 38
     assert ours == theirs
-    assert received["ours"] == received["theirs"]
+    assert attributes_by_source["ours"] == attributes_by_source["theirs"]
 
 
-def steady(record: dict[str, Any]) -> dict[str, Any]:
+def stable_attributes(record: dict[str, Any]) -> dict[str, Any]:
     event = record.get("event", {})
     attributes = record.get("attributes", {}) | event.get("attributes", {})
     varies = ("_sec", "_msec", "throughput", "version", "traceback", "error_message", "interval")
@@ -164,7 +166,9 @@ def steady(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_an_exporter_of_one_logger_works_here(tmp_path: Path) -> None:
-    job = OURS.replace("exporter.one_logger.exporter.file_exporter", "nv_one_logger.exporter.file_exporter")
+    job = MIGRATED_IMPORTS.replace(
+        "exporter.one_logger.exporter.file_exporter", "nv_one_logger.exporter.file_exporter"
+    )
     completed = run_python(job + JOB, tmp_path)
 
     assert completed.returncode == 0, completed.stderr
@@ -188,7 +192,7 @@ def test_the_reader_of_one_logger_parses_our_log_lines() -> None:
 
 
 def test_a_custom_exporter_that_declares_its_overrides_works_here(tmp_path: Path) -> None:
-    """One-logger insists on `@override`, which insists on the names of parameters."""
+    """Define an exporter with the `@override` that one-logger requires; `@override` compares the names of parameters."""
     methods = {
         "initialize": "",
         "export_start": "span",
@@ -199,11 +203,11 @@ def test_a_custom_exporter_that_declares_its_overrides_works_here(tmp_path: Path
         "close": "",
     }
     body = "".join(
-        f"    @override\n    def {name}(self, {taken}): super().{name}({taken})\n"
-        for name, taken in methods.items()
+        f"    @override\n    def {name}(self, {parameters}): super().{name}({parameters})\n"
+        for name, parameters in methods.items()
     )
-    own = f"from overrides import override\nclass Own(FileExporter):\n{body}"
-    completed = run_python(OURS + own + JOB.replace("FileExporter(", "Own("), tmp_path)
+    exporter_code = f"from overrides import override\nclass Own(FileExporter):\n{body}"
+    completed = run_python(MIGRATED_IMPORTS + exporter_code + JOB.replace("FileExporter(", "Own("), tmp_path)
 
     assert completed.returncode == 0, completed.stderr
     assert len(shapes(tmp_path / "telemetry.json")) == 38
@@ -211,7 +215,7 @@ def test_a_custom_exporter_that_declares_its_overrides_works_here(tmp_path: Path
 
 PACKAGES = ("nv_one_logger.api", "nv_one_logger.training_telemetry.api", "nv_one_logger.exporter")
 """Modules whose names are re-exported."""
-CALLED_OTHERWISE = {
+DIFFERENT_SIGNATURES = {
     *("LoggerConfig", "OneLoggerConfig", "TrainingTelemetryConfig"),  # by the names of their fields
     *("OneLoggerProvider", "TrainingTelemetryProvider", "OneLoggerError", "ExportError"),
     *("TracingTimestamp", "TrainingRecorder"),
@@ -223,34 +227,34 @@ CALLED_OTHERWISE = {
 def test_every_public_name_of_each_module_of_the_peer_is_in_ours_with_the_same_arguments_and_methods(
     module: str,
 ) -> None:
-    theirs = f"nv_one_logger.{module}"
-    there = pytest.importorskip(theirs, exc_type=ImportError)
-    here = importlib.import_module(f"exporter.one_logger.{module}")
-    own = {
+    peer_name = f"nv_one_logger.{module}"
+    peer_module = pytest.importorskip(peer_name, exc_type=ImportError)
+    own_module = importlib.import_module(f"exporter.one_logger.{module}")
+    peer_members = {
         name: value
-        for name, value in vars(there).items()
+        for name, value in vars(peer_module).items()
         if not name.startswith("_")
         and (inspect.isclass(value) or inspect.isfunction(value))
         and str(getattr(value, "__module__", "")).startswith("nv_one_logger")
-        and (value.__module__ == theirs or theirs in PACKAGES)
+        and (value.__module__ == peer_name or peer_name in PACKAGES)
     }
 
-    assert set(own) <= set(getattr(here, "__all__", ()))
+    assert set(peer_members) <= set(getattr(own_module, "__all__", ()))
     if module.split(".", maxsplit=1)[0] not in {"otel", "wandb"}:
-        assert set(own) <= set(one_logger.__all__)
-    for name, kind in own.items():
-        mine = getattr(here, name)
-        if name not in CALLED_OTHERWISE:
-            expected = list(inspect.signature(kind).parameters)
+        assert set(peer_members) <= set(one_logger.__all__)
+    for name, peer_member in peer_members.items():
+        own_member = getattr(own_module, name)
+        if name not in DIFFERENT_SIGNATURES:
+            expected = list(inspect.signature(peer_member).parameters)
             assert [
-                parameter for parameter in inspect.signature(mine).parameters if parameter in expected
+                parameter for parameter in inspect.signature(own_member).parameters if parameter in expected
             ] == expected, name
-        fields = inspect.get_annotations(mine) if inspect.isclass(mine) else ()
-        for each, value in vars(kind).items():
-            if not each.startswith(("_", "model_", "validate_", "apply_")) and (
+        fields = inspect.get_annotations(own_member) if inspect.isclass(own_member) else ()
+        for attribute, value in vars(peer_member).items():
+            if not attribute.startswith(("_", "model_", "validate_", "apply_")) and (
                 inspect.isfunction(value) or isinstance(value, (property, classmethod, staticmethod))
             ):
-                assert hasattr(mine, each) or each in fields, f"{name}.{each}"
+                assert hasattr(own_member, attribute) or attribute in fields, f"{name}.{attribute}"
 
 
 ATTRIBUTES = importlib.import_module("nv_one_logger.training_telemetry.api.attributes")
@@ -260,39 +264,46 @@ ATTRIBUTES = importlib.import_module("nv_one_logger.training_telemetry.api.attri
     "name", [name for name, kind in vars(ATTRIBUTES).items() if getattr(kind, "create", None)]
 )
 def test_attribute_classes_have_the_same_constructors_and_fields(name: str) -> None:
-    there, here = getattr(ATTRIBUTES, name), getattr(one_logger, name)
-    parameters = inspect.signature(there.create).parameters
+    peer_class, own_class = getattr(ATTRIBUTES, name), getattr(one_logger, name)
+    parameters = inspect.signature(peer_class.create).parameters
     samples = {"str": "x", "bool": True, "CheckPointStrategy": "sync", "custom_metadata": {"k": 1}}
     values: dict[str, Any] = {}
-    for each, parameter in parameters.items():
-        usable = [value for part, value in samples.items() if part in f"{each} {parameter.annotation}"]
-        values[each] = usable[-1] if usable else 1
+    for argument, parameter in parameters.items():
+        usable = [value for part, value in samples.items() if part in f"{argument} {parameter.annotation}"]
+        values[argument] = usable[-1] if usable else 1
 
-    ours, theirs = here.create(**values), there.create(**values)
-    assert here.create(*values.values()).to_json() == ours.to_json() == theirs.to_json()
-    for each in [name for name, value in vars(there).items() if isinstance(value, property)]:
-        own, expected = getattr(ours, each), getattr(theirs, each)
-        if each == "app_type":
+    ours, theirs = own_class.create(**values), peer_class.create(**values)
+    assert own_class.create(*values.values()).to_json() == ours.to_json() == theirs.to_json()
+    for field in [name for name, value in vars(peer_class).items() if isinstance(value, property)]:
+        own_value, expected = getattr(ours, field), getattr(theirs, field)
+        if field == "app_type":
             expected = "training"  # absent in the original
-        assert getattr(own, "value", own) == getattr(expected, "value", expected), each
+        assert getattr(own_value, "value", own_value) == getattr(expected, "value", expected), field
 
 
-OTHERWISE = {"error_handling_strategy", "logger_config", "log_file_path_for_info", "log_file_path_for_err"}
+DIFFERENT_DEFAULTS = {
+    "error_handling_strategy",
+    "logger_config",
+    "log_file_path_for_info",
+    "log_file_path_for_err",
+}
 """Fields with different defaults; docs/one-logger.md gives the reasons."""
 
 
 @pytest.mark.parametrize("name", ["OneLoggerConfig", "LoggerConfig", "TrainingTelemetryConfig"])
 def test_configurations_have_the_fields_and_defaults_of_one_logger(name: str) -> None:
     module = "training_telemetry.api.config" if name == "TrainingTelemetryConfig" else "api.config"
-    there = getattr(importlib.import_module(f"nv_one_logger.{module}"), name).model_fields
-    here = dict(getattr(one_logger, name).fields())
+    peer_fields = getattr(importlib.import_module(f"nv_one_logger.{module}"), name).model_fields
+    own_fields = dict(getattr(one_logger, name).fields())
 
-    assert set(here) == set(there)
-    required = {name for name, field in here.items() if field.default is REQUIRED}
-    assert required == {name for name, field in there.items() if field.is_required()}
-    for each in set(here) - required - OTHERWISE:
-        ours, theirs = here[each].default, there[each].default
-        assert getattr(ours, "value", ours) == getattr(theirs, "value", theirs), each
+    assert set(own_fields) == set(peer_fields)
+    required = {name for name, field in own_fields.items() if field.default is REQUIRED}
+    assert required == {name for name, field in peer_fields.items() if field.is_required()}
+    for field_name in set(own_fields) - required - DIFFERENT_DEFAULTS:
+        own_default, peer_default = own_fields[field_name].default, peer_fields[field_name].default
+        assert getattr(own_default, "value", own_default) == getattr(peer_default, "value", peer_default), (
+            field_name
+        )
 
 
 def test_summaries_and_window_timers_give_the_figures_of_one_logger() -> None:
@@ -300,7 +311,7 @@ def test_summaries_and_window_timers_give_the_figures_of_one_logger() -> None:
     from nv_one_logger.core.internal.multi_window_timer import MultiWindowTimer
     from nv_one_logger.core.time import TracingTimestamp
 
-    made: list[tuple[Any, Any]] = []
+    pairs: list[tuple[Any, Any]] = []
     for summary, timer, timestamp in (
         (MetricSummarizer(), MultiWindowTimer(), TracingTimestamp),
         (one_logger.MetricSummarizer(), one_logger.MultiWindowTimer(), one_logger.TracingTimestamp),
@@ -310,13 +321,13 @@ def test_summaries_and_window_timers_give_the_figures_of_one_logger() -> None:
         for start, stop in ((0.0, 3.0), (5.0, 6.0)):
             timer.start(timestamp(start, start))
             timer.stop(timestamp(stop, stop))
-        made += [(summary, timer)]
+        pairs += [(summary, timer)]
 
-    (summary, timer), (our_summary, our_timer) = made
+    (summary, timer), (our_summary, our_timer) = pairs
     for theirs, ours in ((summary, our_summary), (timer, our_timer)):
-        for name, found in vars(ours).items():
-            if not isinstance(found, one_logger.TracingTimestamp):
-                assert found == getattr(theirs, name), name
+        for name, figure in vars(ours).items():
+            if not isinstance(figure, one_logger.TracingTimestamp):
+                assert figure == getattr(theirs, name), name
     our_timer.reset()
     assert our_timer == one_logger.MultiWindowTimer()
 
@@ -328,7 +339,9 @@ def test_configuration_objects_of_one_logger_are_accepted(tmp_path: Path) -> Non
 
     from exporter.one_logger import OneLoggerConfig, TrainingTelemetryConfig, TrainingTelemetryProvider
 
-    theirs = Theirs(perf_tag_or_fn="p", global_batch_size_or_fn=lambda: 8, save_checkpoint_strategy="async")
+    peer_config = Theirs(
+        perf_tag_or_fn="p", global_batch_size_or_fn=lambda: 8, save_checkpoint_strategy="async"
+    )
     with unconfigured():
         (
             TrainingTelemetryProvider.instance()
@@ -337,9 +350,9 @@ def test_configuration_objects_of_one_logger_are_accepted(tmp_path: Path) -> Non
             )
             .configure_provider()
         )
-        TrainingTelemetryProvider.instance().set_training_telemetry_config(theirs)
-        found = TrainingTelemetryProvider.instance().config.telemetry_config
+        TrainingTelemetryProvider.instance().set_training_telemetry_config(peer_config)
+        accepted_config = TrainingTelemetryProvider.instance().config.telemetry_config
 
-    assert isinstance(found, TrainingTelemetryConfig)
-    assert found.global_batch_size == 8
-    assert found.save_checkpoint_strategy == "async"
+    assert isinstance(accepted_config, TrainingTelemetryConfig)
+    assert accepted_config.global_batch_size == 8
+    assert accepted_config.save_checkpoint_strategy == "async"

@@ -12,7 +12,7 @@ from programs import code_of
 from programs import one_logger as programs
 from training_support import run_python
 
-ADDED = (
+ADDITIONS = (
     (
         "phases.py",
         '        Phase("optimizer"',
@@ -30,7 +30,7 @@ ADDED = (
 
 def test_phase_added_to_the_table_has_blocks_and_leaves_the_names_of_one_logger_alone(tmp_path: Path) -> None:
     shutil.copytree(PROJECT / "exporter", tmp_path / "exporter", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, place, text in ADDED:
+    for name, place, text in ADDITIONS:
         file = tmp_path / "exporter" / "training" / name
         file.write_text(file.read_text("utf-8").replace(place, text + place, 1), "utf-8")
     path = os.pathsep.join(map(str, (tmp_path, TESTS)))

@@ -1,4 +1,4 @@
-"""Whole processes with training telemetry: examples, ends of all kinds, forks, descriptors, a bare interpreter."""
+"""Processes with training telemetry: examples, exits, crashes, forks, descriptors and a bare interpreter."""
 
 from __future__ import annotations
 
@@ -98,12 +98,14 @@ def run(code: str, directory: Path, *, status: int = 0, **options: Any) -> None:
 def test_d50_the_job_of_the_seed_page_runs_with_only_its_imports_changed(tmp_path: Path) -> None:
     run(SEED_PAGE, tmp_path)
 
-    found = records(tmp_path, "training_telemetry.json")
-    names = [record.get("name") or record["event"]["name"] for record in found]
+    all_records = records(tmp_path, "training_telemetry.json")
+    names = [record.get("name") or record["event"]["name"] for record in all_records]
     assert names[0] == names[-1] == "application"
     assert names.count("training_metrics_update") == 3
     assert {"training_loop", "my_custom_span", "my_event"} <= set(names)
-    loop = next(record for record in found if record["type"] == "stop" and record["name"] == "training_loop")
+    loop = next(
+        record for record in all_records if record["type"] == "stop" and record["name"] == "training_loop"
+    )
     assert loop["attributes"]["my_custom_attribute"] == "my_custom_value"
     assert {path.name for path in tmp_path.iterdir()} == {"feed", "job.py", "training_telemetry.json"}
 
@@ -173,9 +175,9 @@ def test_a_killed_job_leaves_complete_lines(tmp_path: Path) -> None:
 def test_d49_a_forked_worker_writes_nothing_as_its_parent(tmp_path: Path) -> None:
     run(code_of(programs.fork_in_a_training_loop), tmp_path)
 
-    found = records(tmp_path)
-    assert len({record["pid"] for record in found}) == 1
-    assert [record["count"] for record in found] == list(range(1, len(found) + 1))
+    all_records = records(tmp_path)
+    assert len({record["pid"] for record in all_records}) == 1
+    assert [record["count"] for record in all_records] == list(range(1, len(all_records) + 1))
     assert "of the child" not in spans(tmp_path, "complete", "start")
     assert "of the parent" in spans(tmp_path, "complete", "start")
 
@@ -200,9 +202,9 @@ def test_a_child_of_multiprocessing_can_configure_itself(tmp_path: Path) -> None
     """
     run(HEAD + body, tmp_path)
 
-    found = records(tmp_path)
-    assert len({record["pid"] for record in found}) == 2
-    assert sum(record["type"] in {"complete", "stop"} for record in found) == 2
+    all_records = records(tmp_path)
+    assert len({record["pid"] for record in all_records}) == 2
+    assert sum(record["type"] in {"complete", "stop"} for record in all_records) == 2
 
 
 def test_d49_four_threads_are_all_counted_and_none_fails(tmp_path: Path) -> None:
@@ -213,9 +215,9 @@ def test_d49_four_threads_are_all_counted_and_none_fails(tmp_path: Path) -> None
     assert len({record["id"] for record in ends}) == 2000
 
 
-@pytest.mark.parametrize(("configured", "enabled"), [(False, True), (True, False), (True, True)])
-def test_d44_no_state_opens_descriptors(configured: bool, enabled: bool, tmp_path: Path) -> None:
-    run(code_of(programs.open_spans_with_few_descriptors, configured, enabled), tmp_path)
+@pytest.mark.parametrize(("is_configured", "is_enabled"), [(False, True), (True, False), (True, True)])
+def test_d44_no_state_opens_descriptors(is_configured: bool, is_enabled: bool, tmp_path: Path) -> None:
+    run(code_of(programs.open_spans_with_few_descriptors, is_configured, is_enabled), tmp_path)
 
 
 def test_records_have_the_configured_identity(tmp_path: Path) -> None:
@@ -229,9 +231,9 @@ def test_records_have_the_configured_identity(tmp_path: Path) -> None:
     """
     run(HEAD + body, tmp_path)
 
-    found = records(tmp_path, "mine-5.json")
-    assert {record["rank"] for record in found} == {5}
-    first = next(record for record in found if record["type"] == "event")
+    all_records = records(tmp_path, "mine-5.json")
+    assert {record["rank"] for record in all_records} == {5}
+    first = next(record for record in all_records if record["type"] == "event")
     assert first["event"]["attributes"]["rank"] == 5
 
 

@@ -27,7 +27,7 @@ from exporter.training import application, training_iteration, training_loop, va
 pytestmark = pytest.mark.usefixtures("unconfigured_process")
 
 SOON = 10.0
-PROPAGATES = one_logger.OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS
+PROPAGATE = one_logger.OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS
 
 
 def provider() -> one_logger.TrainingTelemetryProvider:
@@ -36,9 +36,9 @@ def provider() -> one_logger.TrainingTelemetryProvider:
 
 def test_the_provider_is_a_singleton_and_not_callable() -> None:
     assert provider() is provider()
-    for kind in (one_logger.TrainingTelemetryProvider, one_logger.OneLoggerProvider):
+    for provider_class in (one_logger.TrainingTelemetryProvider, one_logger.OneLoggerProvider):
         with pytest.raises(TypeError, match=r"Use \w+\.instance\(\) instead"):
-            kind()
+            provider_class()
 
 
 def test_the_configuration_is_readable() -> None:
@@ -48,12 +48,12 @@ def test_the_configuration_is_readable() -> None:
 
     configured(telemetry={})
 
-    found = current()
-    assert found is not None
+    observer = current()
+    assert observer is not None
     assert provider().one_logger_ready
     assert one_logger.OneLoggerProvider.instance().one_logger_enabled
     assert provider().config.application_name == "test"
-    assert provider().config.telemetry_config == found.training
+    assert provider().config.telemetry_config == observer.training
     assert isinstance(provider().recorder, one_logger.TrainingRecorder)
     assert (
         one_logger.get_recorder() is provider().recorder is one_logger.OneLoggerProvider.instance().recorder
@@ -82,16 +82,16 @@ def test_a_configuration_can_come_from_overrides_alone() -> None:
 
 
 def test_d40_training_overrides_without_a_training_configuration_are_refused_clearly() -> None:
-    built = provider().with_base_config(one_logger.OneLoggerConfig(**APPLICATION))
-    built.with_config_override({"telemetry_config": {"seq_length_or_fn": 5}})
+    builder = provider().with_base_config(one_logger.OneLoggerConfig(**APPLICATION))
+    builder.with_config_override({"telemetry_config": {"seq_length_or_fn": 5}})
 
     with pytest.raises(OneLoggerError, match="needs perf_tag_or_fn, global_batch_size_or_fn"):
-        built.configure_provider()
+        builder.configure_provider()
     assert current() is None
 
 
 @pytest.mark.parametrize(
-    ("call", "arguments", "words"),
+    ("call", "arguments", "message"),
     [
         ("with_base_config", ({"application_name": "a"},), "expects a OneLoggerConfig"),
         ("with_config_override", (5,), "expects a mapping of fields"),
@@ -103,9 +103,9 @@ def test_d40_training_overrides_without_a_training_configuration_are_refused_cle
     ],
 )
 def test_an_invalid_configuration_object_is_refused_clearly(
-    call: str, arguments: tuple[Any, ...], words: str
+    call: str, arguments: tuple[Any, ...], message: str
 ) -> None:
-    with pytest.raises(OneLoggerError, match=words):
+    with pytest.raises(OneLoggerError, match=message):
         getattr(provider(), call)(*arguments)
 
 
@@ -125,35 +125,35 @@ def test_s8_s13_a_late_configuration_is_a_misuse_without_effect(
     call: str, arguments: tuple[Any, ...], rule: str
 ) -> None:
     configured(telemetry={})
-    before, config = current(), provider().config
+    observer, config = current(), provider().config
 
-    with reported() as found:
+    with reported() as reports:
         getattr(provider(), call)(*arguments)
         one_logger.OneLoggerProvider.instance().configure(config, one_logger.DefaultRecorder())
 
-    received = [(call, rule), ("OneLoggerProvider.configure", "configured_twice")]
-    assert [(record.call, record.rule) for record in found] == received
-    assert (current(), provider().config) == (before, config)
+    expected = [(call, rule), ("OneLoggerProvider.configure", "configured_twice")]
+    assert [(record.call, record.rule) for record in reports] == expected
+    assert (current(), provider().config) == (observer, config)
 
 
 def test_the_propagating_strategy_raises_at_the_call_and_bodies_still_run() -> None:
-    configured(telemetry={}, error_handling_strategy=PROPAGATES)
+    configured(telemetry={}, error_handling_strategy=PROPAGATE)
     with pytest.raises(OneLoggerError, match="on_train_end"):
         training.on_train_end()
-    ran = []
+    finished_bodies = []
     with application():
         with contextlib.suppress(OneLoggerError), application():
-            ran.append("second application")
+            finished_bodies.append("second application")
         with training_loop(train_iterations_start=0), training_iteration():
-            ran.append("iteration")
+            finished_bodies.append("iteration")
     with pytest.raises(OneLoggerError):
         one_logger.get_recorder().stop(None)  # type: ignore[arg-type]  # what one-logger gives where it is off
 
-    assert "iteration" in ran
+    assert "iteration" in finished_bodies
 
 
 def test_d15_a_block_that_raises_on_entry_does_not_affect_outer_blocks() -> None:
-    keeping = configured(telemetry={}, error_handling_strategy=PROPAGATES)
+    memory = configured(telemetry={}, error_handling_strategy=PROPAGATE)
     for _ in range(2):
         with application():
             with pytest.raises(OneLoggerError, match="application"), application():
@@ -164,9 +164,9 @@ def test_d15_a_block_that_raises_on_entry_does_not_affect_outer_blocks() -> None
                 with training_iteration():
                     pass
 
-    received = exported(keeping).named_records
-    assert received.count(("stop", "application")) == received.count(("stop", "training_loop")) == 2
-    assert received.count(("event", "training_metrics_update")) == 2  # of the one that was completed in each
+    records = exported(memory).named_records
+    assert records.count(("stop", "application")) == records.count(("stop", "training_loop")) == 2
+    assert records.count(("event", "training_metrics_update")) == 2  # of the one that was completed in each
 
 
 def test_a_later_training_configuration_is_merged() -> None:
@@ -192,12 +192,12 @@ def test_a_later_training_configuration_is_merged() -> None:
     ],
 )
 def test_d32_every_mode_can_be_reached_through_the_provider(export: tuple[Any, ...], expected: str) -> None:
-    keeping = configured(export=export)
+    memory = configured(export=export)
 
     with application(), timed_span("a"), training_iteration(), timed_span("b"):
         pass
 
-    assert exported(keeping).names() == expected.split()
+    assert exported(memory).names() == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_d32_every_mode_can_be_reached_through_the_provider(export: tuple[Any, .
     ],
 )
 def test_d37_each_switch_switches_its_event(field: str, event: str) -> None:
-    keeping = configured(telemetry={field: lambda: False, "log_every_n_train_iterations": 1})
+    memory = configured(telemetry={field: lambda: False, "log_every_n_train_iterations": 1})
     with application(), training_loop(train_iterations_start=0):
         with training_iteration():
             pass
@@ -217,7 +217,7 @@ def test_d37_each_switch_switches_its_event(field: str, event: str) -> None:
             pass
 
     updates = {"training_metrics_update", "validation_metrics_update", "testing_metrics_update"}
-    assert updates & set(exported(keeping).names("event")) == updates - {event}
+    assert updates & set(exported(memory).names("event")) == updates - {event}
 
 
 def test_exporters_can_come_from_a_configuration(tmp_path: Path) -> None:
@@ -234,28 +234,28 @@ def test_exporters_can_come_from_a_configuration(tmp_path: Path) -> None:
 
 def test_a_disabled_rank_exports_nothing_and_opens_nothing(tmp_path: Path) -> None:
     logs = one_logger.LoggerConfig(log_file_path_for_err=tmp_path / "err")
-    keeping = configured(enable_for_current_rank=False, logger_config=logs)
+    memory = configured(enable_for_current_rank=False, logger_config=logs)
 
     with application() as span:
         span.add_attribute("a", 1)
 
     assert exporter.flush(SOON)
-    assert keeping.calls == []
+    assert memory.calls == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_force_disabling_ends_the_export() -> None:
-    keeping = configured()
+    memory = configured()
     provider().force_disable_logging()
     with application():
         pass
 
-    assert exported(keeping).named_records == [("initialize", "")]
+    assert exported(memory).named_records == [("initialize", "")]
     assert not one_logger.OneLoggerProvider.instance().one_logger_enabled
 
 
 def test_timed_span_exports_attributes_and_error() -> None:
-    keeping = configured()
+    memory = configured()
     with (
         contextlib.suppress(ZeroDivisionError),
         timed_span("mine", one_logger.Attributes({"a": 1}), one_logger.Attributes({"s": 2})) as span,
@@ -263,57 +263,57 @@ def test_timed_span_exports_attributes_and_error() -> None:
         span.add_attribute("b", 2)
         _ = 1 / 0
 
-    assert exported(keeping).named_records[1:] == [
+    assert exported(memory).named_records[1:] == [
         ("start", "mine"),
         ("error", "Error in mine: "),
         ("stop", "mine"),
     ]
-    (start,), (stop,) = keeping.all_of("start"), keeping.all_of("stop")
+    (start,), (stop,) = memory.all_of("start"), memory.all_of("stop")
     assert start.attributes.to_json() == {"a": 1}
     assert start.start_event.attributes.to_json()["s"] == 2
     assert stop.attributes.to_json()["b"] == 2
 
 
 def test_d47_timed_span_takes_any_name_and_decorates_functions() -> None:
-    keeping = configured()
+    memory = configured()
 
     @timed_span("custom")
     def work(depth: int) -> int:
         return depth if depth == 0 else work(depth - 1)
 
     assert work(2) == 0
-    starts = exported(keeping).all_of("start")
+    starts = exported(memory).all_of("start")
     assert [span.name_str for span in starts] == ["custom"] * 3
     assert starts[2].parent_span.id == starts[1].id
 
 
 def test_manual_and_standard_spans_form_one_tree() -> None:
-    keeping, recorder = configured(telemetry={}), provider().recorder
+    memory, recorder = configured(telemetry={}), provider().recorder
     with application(), training_loop(train_iterations_start=0) as loop:
-        mine = recorder.start("mine", parent_span=None)
+        manual_span = recorder.start("mine", parent_span=None)
         assert recorder.get_active_spans_by_name(one_logger.StandardTrainingJobSpanName.TRAINING_LOOP) == [
             loop
         ]
-        recorder.event(mine, one_logger.Event.create("e"))
-        recorder.stop(mine)
+        recorder.event(manual_span, one_logger.Event.create("e"))
+        recorder.stop(manual_span)
         recorder.stop(recorder.start("of the loop", parent_span=loop))
 
-    parents = {span.name_str: span.parent_span for span in exported(keeping).all_of("start")}
+    parents = {span.name_str: span.parent_span for span in exported(memory).all_of("start")}
     assert parents["mine"].id == parents["of the loop"].id == loop.id
     assert parents["training_loop"].name_str == "application"
 
 
 def test_the_initialization_record_identifies_the_job() -> None:
-    keeping = configured()
+    memory = configured()
     with application():
         pass
 
-    (received,) = exported(keeping).attributes("one_logger_initialization")
-    assert received["one_logger_training_telemetry_version"] == "2.3.1"
+    (attributes,) = exported(memory).attributes("one_logger_initialization")
+    assert attributes["one_logger_training_telemetry_version"] == "2.3.1"
 
 
 def test_the_methods_of_the_recorder_are_the_callbacks() -> None:
-    keeping, recorder = configured(telemetry={}), provider().recorder
+    memory, recorder = configured(telemetry={}), provider().recorder
     pairs = ["distributed_init", "model_init", "dataloader_init", "load_checkpoint", "optimizer_init"]
     recorder.on_app_start(one_logger.TracingTimestamp.now())
     for name in (*pairs, "testing", "validation", "training_single_iteration", "validation_single_iteration"):
@@ -331,17 +331,17 @@ def test_the_methods_of_the_recorder_are_the_callbacks() -> None:
     recorder.on_app_end()
 
     assert event.name == "sync_checkpoint_metrics_update"
-    assert len(exported(keeping).names("start")) == len(keeping.names("stop")) == 10
-    assert "save_checkpoint_success" in keeping.names("event")
+    assert len(exported(memory).names("start")) == len(memory.names("stop")) == 10
+    assert "save_checkpoint_success" in memory.names("event")
     recorder.close()
     with application():
         pass
-    assert exported(keeping).named_records[-2:] == [("stop", "application"), ("close", "")]
+    assert exported(memory).named_records[-2:] == [("stop", "application"), ("close", "")]
 
 
 def test_a_custom_recorder_has_a_span_tree_per_thread_and_task() -> None:
-    keeping = KeepingExporter()
-    recorder = one_logger.DefaultRecorder([keeping])
+    memory = KeepingExporter()
+    recorder = one_logger.DefaultRecorder([memory])
     one_logger.OneLoggerProvider.instance().configure(one_logger.OneLoggerConfig(**APPLICATION), recorder)
 
     async def task(name: str) -> None:
@@ -361,7 +361,7 @@ def test_a_custom_recorder_has_a_span_tree_per_thread_and_task() -> None:
 
     parents = {
         span.name_str: span.parent_span and span.parent_span.name_str
-        for span in exported(keeping).all_of("start")
+        for span in exported(memory).all_of("start")
     }
     assert parents == {
         "root": None,
@@ -378,27 +378,27 @@ def test_d14_a_recorder_that_is_used_wrongly_raises_nothing() -> None:
     recorder = one_logger.DefaultRecorder([KeepingExporter()])
     span = recorder.start("work")
     recorder.stop(span)
-    with reported() as found:
+    with reported() as reports:
         recorder.stop(span)
         recorder.stop(None)  # type: ignore[arg-type]  # what one-logger gives where it is off
-        recorder.event(None, one_logger.Event.create("e"))  # type: ignore[arg-type]  # likewise
-        recorder.error(None, "bad")  # type: ignore[arg-type]  # likewise
+        recorder.event(None, one_logger.Event.create("e"))  # type: ignore[arg-type]  # None as a span
+        recorder.error(None, "bad")  # type: ignore[arg-type]  # None as a span
         recorder.close()
         recorder.close()
         recorder.stop(recorder.start("after"))
 
-    assert [record.rule for record in found] == ["no_such_span"] * 4 + ["closed", "closed"]
+    assert [record.rule for record in reports] == ["no_such_span"] * 4 + ["closed", "closed"]
 
 
 def test_closing_a_recorder_ends_open_spans_innermost_first() -> None:
-    keeping = KeepingExporter()
-    recorder = one_logger.DefaultRecorder([keeping])
+    memory = KeepingExporter()
+    recorder = one_logger.DefaultRecorder([memory])
     for name in ("outer", "inner"):
         recorder.start(name)
     assert [span.name for span in recorder.get_active_spans_by_name("inner")] == ["inner"]
     recorder.close()
 
-    assert keeping.names("stop") == ["inner", "outer"]
+    assert memory.names("stop") == ["inner", "outer"]
 
 
 def test_a_raising_custom_recorder_does_not_affect_the_job() -> None:
@@ -407,10 +407,10 @@ def test_a_raising_custom_recorder_does_not_affect_the_job() -> None:
             raise RuntimeError("broken")
 
     one_logger.OneLoggerProvider.instance().configure(one_logger.OneLoggerConfig(**APPLICATION), Broken())
-    with reported() as found, timed_span("work") as span:
+    with reported() as reports, timed_span("work") as span:
         span.add_attribute("a", 1)
 
-    assert [record.rule for record in found] == ["recorder_raised"]
+    assert [record.rule for record in reports] == ["recorder_raised"]
 
 
 @pytest.fixture
@@ -427,31 +427,31 @@ def _default_notices() -> Iterator[None]:
 @pytest.mark.usefixtures("_default_notices")
 def test_d36_a_log_file_exists_only_if_configured_and_has_the_notices(tmp_path: Path) -> None:
     paths = {"log_file_path_for_info": tmp_path / "info", "log_file_path_for_err": tmp_path / "no" / "err"}
-    with reported() as found:
+    with reported() as reports:
         configured(logger_config=one_logger.LoggerConfig(log_level="ERROR", **paths))
     log_once(f"{tmp_path}", "a notice")
     NOTICES.flush()
 
-    assert [record.rule for record in found] == ["log_file"]
+    assert [record.rule for record in reports] == ["log_file"]
     assert (tmp_path / "info").read_text(encoding="utf-8") == "exporter - WARNING - a notice\n"
     assert NOTICES.is_quiet
 
 
 def test_with_base_config_twice_raises_where_propagation_was_chosen_explicitly() -> None:
-    chosen = one_logger.OneLoggerConfig(**APPLICATION, error_handling_strategy=PROPAGATES)
-    provider().with_base_config(chosen)
+    config = one_logger.OneLoggerConfig(**APPLICATION, error_handling_strategy=PROPAGATE)
+    provider().with_base_config(config)
 
     with pytest.raises(OneLoggerError, match="with_base_config"):
         provider().with_base_config(one_logger.OneLoggerConfig(**APPLICATION))
 
 
 def test_the_end_of_the_application_closes_the_exporters_and_another_start_opens_them_again() -> None:
-    keeping = configured()
+    memory = configured()
     for _ in range(2):
         with application():
             pass
 
-    steps = [name for name in exported(keeping).calls if name in {"initialize", "start", "stop", "close"}]
+    steps = [name for name in exported(memory).calls if name in {"initialize", "start", "stop", "close"}]
     assert steps == ["initialize", "start", "stop", "close"] * 2
 
 
@@ -478,9 +478,9 @@ def test_the_session_of_the_process_is_the_tag_of_a_configuration_without_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("EXPORTER_SESSION", "pretraining-7")
-    keeping = configured(session_tag_or_fn="")
+    memory = configured(session_tag_or_fn="")
     with application():
         pass
 
-    (event,) = exported(keeping).attributes("one_logger_initialization")
+    (event,) = exported(memory).attributes("one_logger_initialization")
     assert event["session_tag"] == "pretraining-7"

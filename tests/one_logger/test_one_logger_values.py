@@ -41,7 +41,7 @@ def raised(error: Exception) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("value", "kept"),
+    ("value", "expected"),
     [
         ("a", "a"),
         (True, True),
@@ -59,27 +59,27 @@ def raised(error: Exception) -> Exception:
         (Rude(), "<Rude>"),
     ],
 )
-def test_any_attribute_value_becomes_exportable(value: Any, kept: Any) -> None:
-    found = Attribute("name", value).value
+def test_any_attribute_value_becomes_exportable(value: Any, expected: Any) -> None:
+    converted = Attribute("name", value).value
 
-    assert found == kept
-    assert type(found) is type(kept)
+    assert converted == expected
+    assert type(converted) is type(expected)
 
 
 def test_numpy_numbers_become_python_numbers() -> None:
     numpy = pytest.importorskip("numpy")
 
-    found = [to_attribute(number) for number in (numpy.int64(3), numpy.float32(0.5), numpy.bool_(True))]
+    converted = [to_attribute(number) for number in (numpy.int64(3), numpy.float32(0.5), numpy.bool_(True))]
 
-    assert found == [3, 0.5, True]
-    assert [type(number) for number in found] == [int, float, bool]
+    assert converted == [3, 0.5, True]
+    assert [type(number) for number in converted] == [int, float, bool]
 
 
 def test_attributes_keep_their_types() -> None:
-    given = {"bool": True, "int": 3, "float": 0.5, "str": "a"}
-    attributes = Attributes(given)
+    values = {"bool": True, "int": 3, "float": 0.5, "str": "a"}
+    attributes = Attributes(values)
 
-    assert {kind: getattr(attributes, f"get_{kind}_value")(kind) for kind in given} == given
+    assert {name: getattr(attributes, f"get_{name}_value")(name) for name in values} == values
     assert attributes.get_float_value("int") == 3
     assert attributes.get_int_value("missing") is None
     with pytest.raises(OneLoggerError, match="must be an integer"):
@@ -114,14 +114,14 @@ def test_names_print_as_their_values() -> None:
 
 
 def test_an_event_owns_its_attributes() -> None:
-    shared = Attributes({"a": 1})
-    first = Event.create("first", shared, TracingTimestamp(10.0, 1.0))
-    shared.add("a", 2)
-    second = Event.create("second", shared, TracingTimestamp(20.0, 2.0))
+    attributes = Attributes({"a": 1})
+    first = Event.create("first", attributes, TracingTimestamp(10.0, 1.0))
+    attributes.add("a", 2)
+    second = Event.create("second", attributes, TracingTimestamp(20.0, 2.0))
 
     assert first.attributes.to_json() == {"a": 1, "timestamp_msec": 10_000}
     assert second.attributes.to_json() == {"a": 2, "timestamp_msec": 20_000}
-    assert shared.to_json() == {"a": 2}
+    assert attributes.to_json() == {"a": 2}
 
 
 class SilentError(Exception):
@@ -136,51 +136,51 @@ class SilentError(Exception):
     [(KeyError(), "KeyError()"), (ValueError("why"), "why"), (SilentError(), "SilentError")],
 )
 def test_an_error_names_its_exception_also_without_a_message(error: Exception, message: str) -> None:
-    received = ErrorEvent.create("it failed", raised(error)).attributes.to_json()
+    attributes = ErrorEvent.create("it failed", raised(error)).attributes.to_json()
 
-    assert received["exception_type"] == type(error).__name__
-    assert received["exception_message"] == message
-    assert "raise error" in received["exception_traceback"]
+    assert attributes["exception_type"] == type(error).__name__
+    assert attributes["exception_message"] == message
+    assert "raise error" in attributes["exception_traceback"]
 
 
 def test_a_span_with_events_of_every_kind_survives_json() -> None:
-    at, kind = TracingTimestamp(1.5, 1.5), TelemetryDataError.ErrorType.NO_TELEMETRY_DATA
+    timestamp, error_type = TracingTimestamp(1.5, 1.5), TelemetryDataError.ErrorType.NO_TELEMETRY_DATA
     span = Span.create("work", None, Attributes({"a": 1}), None, TracingTimestamp(1.0, 1.0))
-    span.add_event(Event.create("inside", Attributes({"a": [1, 2]}), at))
-    span.add_event(ErrorEvent(at, "bad", "ValueError", "text", "trace"))
-    span.add_event(TelemetryDataError(at, kind, "nothing"))
+    span.add_event(Event.create("inside", Attributes({"a": [1, 2]}), timestamp))
+    span.add_event(ErrorEvent(timestamp, "bad", "ValueError", "text", "trace"))
+    span.add_event(TelemetryDataError(timestamp, error_type, "nothing"))
     span.stop(None, TracingTimestamp(2.0, 3.5))
 
-    found = Span.from_json(json.loads(json.dumps(span.to_json())))
+    decoded = Span.from_json(json.loads(json.dumps(span.to_json())))
 
-    assert (found.id, found.name, found.duration_msec()) == (span.id, "work", 2500)
-    assert [(type(event), hash(event), event) for event in found.events] == [
+    assert (decoded.id, decoded.name, decoded.duration_msec()) == (span.id, "work", 2500)
+    assert [(type(event), hash(event), event) for event in decoded.events] == [
         (type(event), hash(event), event) for event in span.events
     ]
-    assert found.attributes.to_json() == span.attributes.to_json()
+    assert decoded.attributes.to_json() == span.attributes.to_json()
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(2.4999999999999996, 2500), (0.0004, 0), (0.0006, 1), (-1.0, 0)]
+    ("seconds", "expected"), [(2.4999999999999996, 2500), (0.0004, 0), (0.0006, 1), (-1.0, 0)]
 )
-def test_d11_a_duration_is_rounded_and_never_negative(seconds: float, shown: int) -> None:
+def test_d11_a_duration_is_rounded_and_never_negative(seconds: float, expected: int) -> None:
     span = Span.create("work", start_time=TracingTimestamp(100.0, 0.0))
     with pytest.raises(OneLoggerError, match="has not ended"):
         span.duration_msec()
 
     span.stop(stop_time=TracingTimestamp(50.0, seconds))  # the wall clock was set back
 
-    assert span.duration_msec() == shown
+    assert span.duration_msec() == expected
 
 
 def test_an_event_of_a_span_that_has_ended_is_a_misuse_and_raises_nothing() -> None:
     span = Span.create("work")
     span.stop()
 
-    with reported() as found:
+    with reported() as reports:
         span.add_event(Event.create("late"))
 
-    assert [(record.call, record.rule) for record in found] == [("Span.add_event", "stopped_span")]
+    assert [(record.call, record.rule) for record in reports] == [("Span.add_event", "stopped_span")]
     assert [event.name for event in span.events] == ["span_start", "span_stop"]
 
 
@@ -198,17 +198,17 @@ def test_attributes_may_be_set_while_another_thread_reads_them() -> None:
     span = Span.create(
         "work", span_attributes=standard_attributes.TestingMetricsUpdateAttributes.create(1, 1)
     )
-    done = threading.Event()
+    stop = threading.Event()
 
     def write() -> None:
         for number in range(20_000):
             span.add_attribute(f"a{number % 997}", number)
-        done.set()
+        stop.set()
 
     writer = threading.Thread(target=write)
     writer.start()
     reads = 0
-    while not done.is_set():
+    while not stop.is_set():
         assert type(span.snapshot_copy(None).attributes) is standard_attributes.TestingMetricsUpdateAttributes
         reads += 1
     writer.join()
@@ -221,26 +221,26 @@ def test_a_past_time_is_accepted_and_a_far_future_time_becomes_now() -> None:
     now = TracingTimestamp.now()
     past = TracingTimestamp.for_timestamp(now.seconds_since_epoch - 90_000)
 
-    soon = TracingTimestamp.for_timestamp(now.seconds_since_epoch + 500)
+    near_future = TracingTimestamp.for_timestamp(now.seconds_since_epoch + 500)
 
     assert past.perf_counter_seconds == pytest.approx(now.perf_counter_seconds - 90_000, abs=5)
-    assert soon.seconds_since_epoch == now.seconds_since_epoch + 500
-    for ahead in (now.seconds_since_epoch + 1000, math.inf, math.nan):
-        found = TracingTimestamp.for_timestamp(ahead)
-        assert found.seconds_since_epoch == pytest.approx(now.seconds_since_epoch, abs=5)
+    assert near_future.seconds_since_epoch == now.seconds_since_epoch + 500
+    for unix_seconds in (now.seconds_since_epoch + 1000, math.inf, math.nan):
+        timestamp = TracingTimestamp.for_timestamp(unix_seconds)
+        assert timestamp.seconds_since_epoch == pytest.approx(now.seconds_since_epoch, abs=5)
     assert TracingTimestamp.for_timestamp(2e10, 60.0, False) == TracingTimestamp(2e10, 60.0)
 
 
 def test_a_timer_that_is_used_out_of_order_is_reported_and_goes_on() -> None:
     timer = Timer()
-    with reported() as found:
+    with reported() as reports:
         timer.stop()
         timer.start()
         timer.start()
 
     assert timer.stop(reset=True) >= 0.0
     assert not timer.running
-    assert [record.rule for record in found] == ["not_running", "running"]
+    assert [record.rule for record in reports] == ["not_running", "running"]
 
 
 def test_classes_support_the_operations_of_the_original() -> None:
