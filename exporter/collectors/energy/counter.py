@@ -26,7 +26,7 @@ class EnergyCounter:
     """
 
     def __init__(self, *, range_joules: float = 0.0, max_watts: float = MAX_WATTS) -> None:
-        self.joules = 0.0  # since counting began; never falls
+        self.joules = 0.0  # since the first reading; never decreases
         self.watts: float | None = None  # mean power between the last two readings
         self.register: float | None = None  # last reading
         self.time = 0.0  # monotonic time of the last reading
@@ -46,7 +46,7 @@ class EnergyCounter:
             return None
         if seconds == 0:
             return 0.0
-        increase_joules = self._increase_joules(register - self.register, register, seconds)
+        increase_joules = self._measure_increase(register - self.register, register, seconds)
         if increase_joules is None:
             self.joules += (self.watts or 0.0) * seconds
         else:
@@ -59,7 +59,7 @@ class EnergyCounter:
         """Discard the last reading; the total remains."""
         self.register = None
 
-    def _increase_joules(self, step: float, register: float, seconds: float) -> float | None:
+    def _measure_increase(self, step: float, register: float, seconds: float) -> float | None:
         """Return the energy since the last reading; None if the value of the register is implausible."""
         has_fallen = step < 0
         increase_joules = step + self.range_joules if has_fallen else step

@@ -66,8 +66,8 @@ class GpuEnergy:
     _counter: MonotonicCounter | None = None
     _integral: float = 0.0  # joules, over all children
     _base_joules: float = 0.0  # of the counter, at the last reading
-    _integral_at_base: float = 0.0
-    _raw_integral: float = 0.0  # of the present child
+    _integral_at_base: float = 0.0  # at the same reading
+    _raw_integral: float = 0.0  # joules, of the present child
     _child: int | None = None
     _counter_time: float = 0.0  # monotonic time of the counter's last accepted reading
     _has_outage: bool = False  # since the last reading of the counter
@@ -140,7 +140,7 @@ class GpuEnergy:
         self._publish_counter()
 
     def reading(
-        self, *, uuid: str, number: int, name: str, watts: float | None, answers: bool
+        self, *, uuid: str, number: int, name: str, watts: float | None, is_up: bool
     ) -> EnergyReading:
         """Return the total energy; `joules` is None if the GPU is down or no reading has been accepted."""
         has_counter = self._counter is not None
@@ -149,7 +149,7 @@ class GpuEnergy:
             device=uuid,
             source=COUNTER_SOURCE if has_counter else INTEGRAL_SOURCE,
             is_measured=True,
-            joules=self.total_joules if answers else None,
+            joules=self.total_joules if is_up else None,
             watts=watts,
             time=self.time,
             name=name,

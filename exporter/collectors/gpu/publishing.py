@@ -239,11 +239,11 @@ class GpuBlock:
         block[CHILD_RESTARTS.name] = {
             (restart_reason,): number for restart_reason, number in sorted(restarts.items())
         }
-        available_gpus = [gpu for gpu in gpus if gpu.failure == ""]
+        gpus_up = [gpu for gpu in gpus if gpu.failure == ""]
         updated_readings = registry.take_changes()
         values: dict[str, Mapping[Labels, float]] = dict(block)
         for family in GPU_FAMILIES:
-            values[family.spec.name] = self._readings(family, available_gpus, updated_readings)
+            values[family.spec.name] = self._readings(family, gpus_up, updated_readings)
         collected = Collected()
         collected += filter(None, [self._cache.family(spec, values[spec.name]) for spec in SPECS])
         return collected

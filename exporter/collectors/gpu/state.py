@@ -108,7 +108,7 @@ class GpuState:
             number=self.number,
             name=self.identity.get("name", ""),
             watts=self.value("power_watts"),
-            answers=self.failure == "",
+            is_up=self.failure == "",
         )
         return replace(reading, is_mig=bool(self.instances))
 

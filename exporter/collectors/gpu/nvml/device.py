@@ -172,7 +172,7 @@ class NvmlDevice:
     def by_kind(self, kinds: Mapping[int, str]) -> dict[str, int]:
         """Read field values that count the kinds of an event; return the counts by kind."""
         numbers = self.counts(kinds)
-        return {value_type: numbers[field] for field, value_type in kinds.items() if field in numbers}
+        return {event_kind: numbers[field] for field, event_kind in kinds.items() if field in numbers}
 
     def is_unsupported(self, item: str) -> bool:
         """Return True if the GPU did not support or permit a query at a recent attempt."""

@@ -22,8 +22,8 @@ _MAX_DELAY_MICROSECONDS = 500_000
 _CALL = "nvmlDeviceGetSamples"
 _POWER, _UTILIZATION = 0, 1
 
-# A pass reads up to a hundred samples, and each attribute access on a structure of pynvml takes microseconds: parse the bytes.
-# Layout of nvmlSample_t (time and value) by NVML's type code of the value.
+# Layout of nvmlSample_t (time and value) by NVML's type code of the value. The bytes are parsed because a pass reads up to a
+# hundred samples, and each attribute access on a structure of pynvml takes microseconds.
 _LAYOUTS = {value_type: struct.Struct(f"=Q{letter}") for value_type, letter in enumerate("dIQQqiH")}
 
 Totals = dict[str, float]
@@ -40,9 +40,8 @@ class SampleRing:
 
     def __init__(self, gap_seconds: float = MAX_GAP_SECONDS) -> None:
         self.integral = 0.0  # of the values over time, in value-seconds, since the first sample
-        self.last: int | None = (
-            None  # time of the newest sample on the driver's clock; None before the first sample
-        )
+        # Time of the newest sample on the driver's clock; None before the first sample.
+        self.last: int | None = None
         self._gap = int(gap_seconds * 1e6)
 
     def take(
@@ -60,7 +59,7 @@ class SampleRing:
             self.last = None  # the wall clock was set back
         new_samples = sorted(sample for sample in samples if (self.last or 0) < sample[0] <= future)
         if self.last is None:
-            # The first buffer contains only samples from before the start of this child; they are returned but not integrated.
+            # All samples are older than this child: they are returned, but not integrated.
             self.last = wall_microseconds
             return [sample for sample in new_samples if sample[0] > wall_microseconds - self._gap]
         for time, value in new_samples:
@@ -118,20 +117,26 @@ class DriverSamples:
         readings.set_value(BUSY, None if new_samples is None else self._totals[BUSY])
 
     def _read(
-        self, ring: SampleRing, value_type: int, convert: Convert, *, wall: float, instantaneous: float | None
+        self,
+        ring: SampleRing,
+        sample_type: int,
+        convert: Convert,
+        *,
+        wall: float,
+        instantaneous: float | None,
     ) -> list[Sample] | None:
-        samples = self._drain(value_type, ring.last or 0, convert)
+        samples = self._drain(sample_type, ring.last or 0, convert)
         if samples is None and instantaneous is None:
             return None
         return ring.take(samples or [], wall_microseconds=int(wall * 1e6), instantaneous=instantaneous)
 
-    def _drain(self, value_type: int, last: int, convert: Convert) -> list[Sample] | None:
+    def _drain(self, sample_type: int, last: int, convert: Convert) -> list[Sample] | None:
         """Return the samples after a time; None without a buffer, and if all samples are garbage."""
-        device, item = self._device, f"samples.{value_type}"
+        device, item = self._device, f"samples.{sample_type}"
         if not device.may_call(item, _CALL):
             return None
         try:
-            value_type, samples = device.call(_CALL, value_type, last)
+            value_type, samples = device.call(_CALL, sample_type, last)
         except CallFailedError as failure:
             if failure.error == "not_found":  # no new samples
                 return []

@@ -1,8 +1,9 @@
-"""GPU performance monitoring (GPM), from Hopper on: activity of SMs, tensor cores and memory, bytes over PCIe and NVLink.
+"""GPU performance monitoring (GPM): activity of SMs, tensor cores and memory, bytes over PCIe and NVLink.
 
-Runs in the NVML child, on the sampling thread. NVML computes a metric from two samples that are at least 100 ms
-apart. The previous sample is kept, so that no call sleeps and a metric covers the whole time since the previous pass.
-Only one thread may sample: two simultaneous calls of `nvmlGpmSampleGet`, even for different GPUs, panic the driver.
+GPM is available from Hopper on. This module runs in the NVML child, on the sampling thread. NVML computes a metric
+from two samples that are at least 100 ms apart. The previous sample is kept, so that no call sleeps and a metric
+covers the whole time since the previous pass. Only one thread may sample: two simultaneous calls of
+`nvmlGpmSampleGet`, even for different GPUs, panic the driver.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class GpmMetrics:
         try:
             if self._previous_sample is None:
                 self._previous_sample = device.library.call("nvmlGpmSampleAlloc")
+            # The older buffer is reused for the new sample.
             device.call(self._call, *self._arguments, self._previous_sample)
         except CallFailedError as failure:
             self._sampled_at = None

@@ -33,7 +33,7 @@ class Tier(enum.Enum):
     """Group of queries with a common period; the value is the period in seconds."""
 
     FAST = 1.0
-    CLOSE = 2.0
+    FREQUENT = 2.0
     MEDIUM = 10.0  # among others the energy counter, which costs milliseconds of CPU time
     SLOW = 60.0
 
@@ -183,7 +183,7 @@ QUERIES: tuple[Query, ...] = (
     _clocks_event(270, "hw_thermal", first_version=(580, 82)),
     _clocks_event(271, "hw_power_brake", first_version=(580, 82)),
     CallQuery(
-        tier=Tier.CLOSE,
+        tier=Tier.FREQUENT,
         call="nvmlDeviceGetTemperatureV",
         arguments=(0,),
         targets=(LabelledReading(reading="temperature_celsius", labels=("gpu",)),),
@@ -191,14 +191,14 @@ QUERIES: tuple[Query, ...] = (
         older=OlderCall(call="nvmlDeviceGetTemperature", arguments=(0,)),
     ),
     CallQuery(
-        tier=Tier.CLOSE,
+        tier=Tier.FREQUENT,
         call="nvmlDeviceGetClockInfo",
         arguments=(1,),
         targets=(LabelledReading(reading="clock_hertz", labels=("sm",)),),
         convert=single_value(hertz),
     ),
     CallQuery(
-        tier=Tier.CLOSE,
+        tier=Tier.FREQUENT,
         call="nvmlDeviceGetClockInfo",
         arguments=(2,),
         targets=(LabelledReading(reading="clock_hertz", labels=("memory",)),),

@@ -78,8 +78,8 @@ class AttachedGpu:
         device, readings = self.device, PassReadings()
         device.pass_time, device.call_count, device.result_count, device.last_error = now, 0, 0, ""
         due_tiers = {tier for tier in Tier if self._is_due(tier, now)}
-        slow = Tier.SLOW in due_tiers or self.mig.is_outdated
-        if slow:  # before the faster tiers, which require the list of links and instances
+        is_slow_due = Tier.SLOW in due_tiers or self.mig.is_outdated
+        if is_slow_due:  # before the faster tiers, which require the list of links and instances
             queries.read(device, self._tiers[Tier.SLOW], readings)
             readings.set_value("sram_ecc_threshold_exceeded", sram_exceeded(device))
             self._links.read_slow(readings)
@@ -90,13 +90,13 @@ class AttachedGpu:
         self._links.read_traffic(readings)
         self._samples.read_power(wall=wall, readings=readings)
         self._gpm.read(readings, nvlink=self._links.has_links and not self._links.has_traffic_counters)
-        if Tier.CLOSE in due_tiers:
-            queries.read(device, self._tiers[Tier.CLOSE], readings)
+        if Tier.FREQUENT in due_tiers:
+            queries.read(device, self._tiers[Tier.FREQUENT], readings)
             if not self._gpm.counts_busy_seconds():
                 self._samples.read_utilization(wall=wall, readings=readings)
             if self._options.gpm:
                 self.mig.sample()
-        if slow or Tier.CLOSE in due_tiers:
+        if is_slow_due or Tier.FREQUENT in due_tiers:
             self.mig.read(readings)
         if Tier.MEDIUM in due_tiers:
             queries.read(device, self._tiers[Tier.MEDIUM], readings)
@@ -108,7 +108,7 @@ class AttachedGpu:
         """Raise DeviceDownError if all calls of a cheap tier fail: the GPU is lost, or the handle is stale."""
         device = self.device
         device.result_count = 0
-        queries.read(device, self._tiers[Tier.CLOSE], readings)
+        queries.read(device, self._tiers[Tier.FREQUENT], readings)
         if not device.result_count:
             raise DeviceDownError(device.last_error or "invalid_argument")
 
@@ -132,7 +132,7 @@ class Slot:
     number: int  # the job's number of the GPU; the NVML index if unknown
     uuid: str = ""  # empty before the first read
     failure: str = ""  # reason; "" if the GPU is up
-    failures: int = 0  # failed attempts since the loss
+    failed_attempts: int = 0  # failed attempts since the loss
     retry_at: float = 0.0  # time of the next attempt
     attached_gpu: AttachedGpu | None = None  # None if the GPU is down
     is_selected: bool = False  # True if the GPU is monitored
@@ -276,17 +276,17 @@ class NvmlSampler:
             return
         finally:
             self._library.current_gpu = None
-        slot.uuid, slot.failure, slot.failures = str(uuid), "", 0
+        slot.uuid, slot.failure, slot.failed_attempts = str(uuid), "", 0
         avoid = self._avoid.get(slot.index, ())
         device = NvmlDevice(self._library, handle, index=slot.index, avoid=avoid)
         device.pass_time = now
         slot.attached_gpu = AttachedGpu(device, self._options, self._tiers, now=now)
 
     def _lose(self, slot: Slot, reason: str, now: float) -> None:
-        slot.failures += slot.attached_gpu is None and slot.failure != ""
+        slot.failed_attempts += slot.attached_gpu is None and slot.failure != ""
         slot.attached_gpu, slot.failure = None, reason
         slot.retry_at = now + self._options.retry
-        if slot.failures >= MAX_RETRIES and reason != NO_PERMISSION:
+        if slot.failed_attempts >= MAX_RETRIES and reason != NO_PERMISSION:
             raise RestartError("gpu_lost")
 
     def _select(self, now: float) -> None:
