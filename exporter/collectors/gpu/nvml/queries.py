@@ -151,7 +151,7 @@ def _pcie_error(field: int, error_kind: str) -> FieldQuery:
 
 QUERIES: tuple[Query, ...] = (
     CallQuery(
-        tier=Tier.CLOSE,
+        tier=Tier.FREQUENT,
         call="nvmlDeviceGetUtilizationRates",
         targets=(
             LabelledReading(reading="utilization_ratio"),
