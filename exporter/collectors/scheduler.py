@@ -1,12 +1,11 @@
 """Scheduler of the collectors, with intervals, deadlines and daemon threads.
 
 A pass is one call of a collector; a block is the set of families that a pass returns. A lane is a thread that runs
-collectors in
-sequence: collectors of /proc and /sys share a lane, and a collector that can hang in a server or a driver has its own. A
-watchdog reports passes that exceed the deadline, starts a new thread for the other collectors of the lane, and
-withdraws blocks older than `max(3 intervals, interval + deadline)`, so that the page has a gap instead of a stale
-value. A collector is never called before its previous call has returned, even if the collector was removed and added
-again.
+collectors in sequence. Collectors of /proc and /sys share a lane, and a collector that can hang in a server or a driver
+has its own. A watchdog reports passes that exceed the deadline, starts a new thread for the other collectors of the
+lane, and withdraws blocks older than `max(3 intervals, interval + deadline)`, so that the page has a gap instead of a
+stale value. A collector is never called before its previous call has returned, even if the collector was removed and
+added again.
 """
 
 from __future__ import annotations

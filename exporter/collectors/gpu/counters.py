@@ -25,9 +25,7 @@ class CounterRule:
     scale: float = 1.0  # factor from the raw unit to the unit of the family
     max_per_second: float | None = None  # highest possible rate in the unit of the family; None for no limit
     starts_at_zero: bool = False  # True if the total starts at 0, False if at the first raw number
-    restarts_with_child: bool = (
-        False  # True for counters of the NVML child, which start at 0 in each child process
-    )
+    restarts_with_child: bool = False  # True for counters that start at 0 in each NVML child
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +45,7 @@ class MonotonicCounter:
     resets: dict[str, int] = field(default_factory=dict)  # corrections by reason
     _last: RawReading | None = None
     _suspect: RawReading | None = None
-    _doubts: int = (
-        0  # consecutive numbers that are plausible neither after the last number nor after the suspect
-    )
+    _doubts: int = 0  # consecutive numbers that continue neither the last number nor the suspect
     _child: int | None = None
 
     def advance(self, raw: float, time: float, child: int) -> float:

@@ -34,7 +34,5 @@ class GpuFamily:
 
     spec: FamilySpec  # labels: `gpu`, `uuid`, then the reading's labels
     sources: tuple[ReadingSource, ...]
-    by_link: bool = (
-        False  # True if the first label of a reading is an NVLink; the family is the sum over links
-    )
+    by_link: bool = False  # True for a sum over NVLinks: the first label of a reading is the link
     rare: frozenset[str] = frozenset()  # values of the last label whose series are omitted while 0

@@ -99,9 +99,7 @@ class Supervisor:
         self._child_number = 0
         self._start_due: float | None = 0.0  # time of the next start; None for no start
         self._hung_since: float | None = None
-        self._sampled_at = (
-            0.0  # of any child: until the deadline, the readings of a predecessor are published
-        )
+        self._sampled_at = 0.0  # of any child: a predecessor's readings are published until the deadline
         self._reason = STARTING
         self._is_detached = False  # _detached and _stopping are set by other threads
         self._stopping = False
@@ -280,9 +278,8 @@ class Supervisor:
 
     def _process(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
         kind = message["kind"]
-        if (
-            kind == "slow"
-        ):  # from the pipe thread, and therefore no sign that the sampling thread is responsive
+        # The pipe thread sends `slow`, so that the message does not show that the sampling thread is responsive.
+        if kind == "slow":
             child.slow_call = SlowCall(message["gpu"], str(message["call"]))
             return
         child.last_message_at = now

@@ -169,10 +169,8 @@ def _add_mount(collected: Collected, mount: Mount, result: StatvfsResult) -> Non
         collected.add(FILES_FREE, files_free(result), *labels)
     elif result is None:
         raise CollectError(f"{mount.label} ({mount.fstype}): {NOT_RETURNED}", reason="hanging")
-    elif result.errno in (
-        errno.EACCES,
-        errno.EPERM,
-    ):  # a FUSE filesystem denies access to other users, root included
+    elif result.errno in (errno.EACCES, errno.EPERM):
+        # A FUSE filesystem denies access to all other users, including root.
         collected.unsupported.append(f"{mount.label} ({mount.fstype}): {result.strerror}")
     else:
         raise failure(mount.label, result)

@@ -131,9 +131,8 @@ class NvLinks:
             elif self._device.is_unsupported(f"field.{field}.{SUM_OF_LINKS}"):
                 byte_counts[field] = self._by_link(field, self._active)
             else:
-                byte_counts[
-                    field
-                ] = {}  # the sum failed in this pass only; values by link would belong to a different counter
+                # The sum failed in this pass only. Values by link would belong to a different counter.
+                byte_counts[field] = {}
         return byte_counts
 
     def _by_link(self, field: int, links: list[int]) -> dict[Labels, float]:

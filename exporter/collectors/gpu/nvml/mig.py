@@ -91,10 +91,8 @@ class Mig:
                     "ci": instance.query("ci", "nvmlDeviceGetComputeInstanceId", convert=small),
                 }
                 name = instance.query("name", "nvmlDeviceGetName", convert=str) or ""
-            except (
-                DeviceDownError
-            ):  # the instance was destroyed; calls on the whole GPU show whether the GPU is down
-                continue
+            except DeviceDownError:
+                continue  # the instance was destroyed; calls on the whole GPU show whether the GPU is down
             if None not in labels.values():
                 yield ListedInstance(instance, {**labels, "profile": name.partition(" MIG ")[2][:32]})
 

@@ -134,11 +134,11 @@ def _ecc(error_kind: str, error_kind_number: int, location: str, location_number
     )
 
 
-def _pcie_link(reading: str, error_kind: str, call: str) -> CallQuery:
+def _pcie_link(reading: str, label: str, call: str) -> CallQuery:
     return CallQuery(
         tier=Tier.SLOW,
         call=call,
-        targets=(LabelledReading(reading=reading, labels=(error_kind,)),),
+        targets=(LabelledReading(reading=reading, labels=(label,)),),
         convert=single_value(small),
     )
 
