@@ -352,7 +352,7 @@ def all_panels(model: dict[str, Any]) -> list[Json]:
 
 TEXT_DIRECTORY = Path(__file__).resolve().parent / "text"
 DEFAULT_GAP_TEXT = (
-    "the exporter or its source was down. No line spans a gap, and a rate next to a gap is too low."
+    "The exporter or its source was down. No line spans a gap, and a rate next to a gap is too low."
 )
 PARAGRAPH_LABELS = ("**Bad:** ", "**Action:** ", "**A gap or no data:** ", "**Empty:** ")
 
