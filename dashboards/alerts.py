@@ -103,7 +103,7 @@ def firing_alerts(
     return table(
         "Firing alerts",
         Column(with_title(rows), "Urgency", decimals=0, width=100, mappings=URGENCIES),
-        Column("alertname", "Alert", width=170, links=(RUNBOOK,)),
+        Column("alertname", "Alert", width=200, links=(RUNBOOK,)),
         Column("title", "What happened", mappings=title_mappings()),
         *columns,
         Column(

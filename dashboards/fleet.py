@@ -167,7 +167,7 @@ def _alert_panels() -> tuple[Panel, ...]:
                 Column("gpu", "GPU", width=80),
             ),
             w=24,
-            h=7,
+            h=9,
             group_by=("run", "instance", "gpu"),
         ),
     )

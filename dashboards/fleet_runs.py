@@ -91,7 +91,7 @@ def run_panels() -> tuple[Panel, ...]:
             ),
             Column(_run_verdict(), "Verdict", decimals=0, width=110, mappings=RUN_VERDICTS),
             Column("state", "State", width=90, mappings=STATE_MAPPINGS),
-            Column("alertname", "Worst alert", width=290, mappings=title_mappings()),
+            Column("alertname", "Worst alert", width=265, mappings=title_mappings()),
             Column(
                 "1000 * (time() - max by (run) (run:training_run_state:age_seconds{@cluster}))",
                 "Since",
@@ -102,7 +102,7 @@ def run_panels() -> tuple[Panel, ...]:
             Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", decimals=0, width=70),
             Column(
                 "3600 * max by (run) (run:training_cost:rate5m{@cluster})",
-                "Cost per hour",
+                "Cost/h",
                 decimals=2,
                 width=80,
             ),
@@ -125,7 +125,7 @@ def run_panels() -> tuple[Panel, ...]:
             percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 80, bar=(0, 1)),
             percent(
                 "max by (run) (run:training_straggler_score:min{@cluster})",
-                "Slowest rank",
+                "Slowest",
                 80,
                 threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
             ),
@@ -143,6 +143,6 @@ def run_panels() -> tuple[Panel, ...]:
             ),
             row_query=RUN_ROWS,
             sort="Verdict",
-            h=11,
+            h=12,
         ),
     )

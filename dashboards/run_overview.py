@@ -96,7 +96,7 @@ def _state_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Ranks",
-            instant_query(f"{live_ranks} or vector(0)", "alive"),
+            instant_query(f"{live_ranks} or 0 * max(training_run_state{{@run}})", "alive"),
             instant_query("max(training_world_size{@run})", "of"),
             instant_query(
                 f"clamp_min(max(training_world_size{{@run}}) - ({live_ranks} or vector(0)), 0) unless on () {ended_run}",

@@ -8,11 +8,11 @@ from dashboards.queries import LOST_COST_PER_HOUR, LOST_GPU_HOURS_PER_HOUR, LOST
 
 def straggler_cost() -> Panel:
     """Return the panel with the share of time, the GPU hours and the cost that waiting for the slowest rank takes."""
-    share_legend = "of the time"
+    share_legend = "time"
     return stat(
         "Cost of the slowest rank",
         instant_query(LOST_RATIO, share_legend),
-        instant_query(LOST_GPU_HOURS_PER_HOUR, "GPU hours/h"),
+        instant_query(LOST_GPU_HOURS_PER_HOUR, "GPU h/h"),
         instant_query(LOST_COST_PER_HOUR, "{{currency}}/h"),
         unit="none",
         decimals=2,
