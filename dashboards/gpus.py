@@ -84,12 +84,13 @@ def board() -> Board:
 
 
 def _overview_panels() -> tuple[Panel, ...]:
+    exporters = "min by (instance) (up{@node})"
     runs_in_trouble = f"group by (run) (({GPUS_WITH_RANK}) and on (instance, gpu) {problem_counts()} > 0)"
     return (
         stat(
             "Exporters",
-            instant_query("count(up{@node} == 1) or vector(0)", "up"),
-            instant_query("count(up{@node} == 0) or 0 * count(up{@node})", "down", BAD),
+            instant_query(f"count({exporters} == 1) or vector(0)", "up"),
+            instant_query(f"count({exporters} == 0) or 0 * count({exporters})", "down", BAD),
             unit="none",
             text_mode="value_and_name",
             w=4,
