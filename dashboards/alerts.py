@@ -86,7 +86,7 @@ def firing_alerts(
     rows = f"topk by ({group_labels}) (1, {urgencies})" if group_by else urgencies
     no_alert = placeholder_row(f'ALERTS{{alertstate="firing", {selector}}}', "alertname", "no alert fires")
     if unknown:
-        down = f'label_replace({no_alert} and on () {unknown}, "alertname", "unknown: exporter down", "", "")'
+        down = f'label_replace({no_alert} and on () {unknown}, "alertname", "node unknown", "", "")'
         no_alert = f"({no_alert} unless on () {unknown} or {down})"
 
     def with_title(expression: str) -> str:

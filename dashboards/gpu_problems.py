@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dashboards.alerts import CLOCK_TIME
 from dashboards.availability import EXPORTER_DOWN_SINCE, NOT_SCRAPED_SINCE, last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
@@ -155,7 +156,7 @@ def current_problems() -> Panel:
         Column(
             f"{rows} * 1000 or on () {no_problem}",
             "Since",
-            unit="dateTimeAsIsoNoDateIfToday",
+            unit=CLOCK_TIME,
             width=170,
             mappings=value_mappings({0: ("before this time range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
         ),

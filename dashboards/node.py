@@ -128,7 +128,7 @@ def _overview_panels() -> tuple[Panel, ...]:
                 Column("rank", "Rank", width=70),
                 Column("gpu", "GPU", width=70),
             ),
-            w=11,
+            w=14,
             h=7,
             unknown=NO_EXPORTER_UP,
         ),
@@ -205,7 +205,7 @@ def _runs_table() -> Panel:
         row_query=f"{state} or on (run) {runs_here}",
         sort="State age",
         descending=False,
-        w=13,
+        w=10,
         h=7,
     )
 

@@ -202,9 +202,7 @@ def test_the_mean_sm_activity_covers_gpus_that_a_run_holds(tmp_path: Path) -> No
     assert_panel(tmp_path, "training-gpus", panel, activity, {"{}": 50}, factor=100)
 
 
-@pytest.mark.parametrize(
-    ("exporter", "text"), [(DOWN_AT_5_MIN, "unknown: exporter down"), ("1x60", "no alert fires")]
-)
+@pytest.mark.parametrize(("exporter", "text"), [(DOWN_AT_5_MIN, "node unknown"), ("1x60", "no alert fires")])
 def test_without_an_exporter_the_alerts_of_a_node_are_unknown(
     tmp_path: Path, exporter: str, text: str
 ) -> None:
