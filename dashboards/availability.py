@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.palette import BAD, GOOD
-from dashboards.panels import Panel, stat
+from dashboards.panels import Panel, stat, threshold_steps
 from dashboards.queries import instant_query
 
 
@@ -21,16 +21,31 @@ NO_EXPORTER_UP = "absent(up{@node} == 1)"
 """PromQL with a value if no exporter of the selected nodes is up: nothing is known about the nodes."""
 
 
+_STATES = (
+    ("down for", EXPORTER_DOWN_SINCE, BAD),
+    ("not scraped for", NOT_SCRAPED_SINCE, BAD),
+    ("up for", EXPORTER_UP_SINCE, GOOD),
+)
+
+
 def exporter_state(w: int = 5) -> Panel:
     """Return the tile with the time for which the exporter of a node has been up or down."""
+    durations = (
+        f'label_replace(time() - ({since}), "state", "{state}", "", "")' for state, since, _ in _STATES
+    )
     return stat(
         "Exporter",
-        instant_query(f"time() - ({EXPORTER_DOWN_SINCE})", "down for", BAD),
-        instant_query(f"time() - ({NOT_SCRAPED_SINCE})", "not scraped for", BAD),
-        instant_query(f"time() - ({EXPORTER_UP_SINCE})", "up for", GOOD),
+        instant_query(" or ".join(durations), "{{state}}"),
         unit="s",
         decimals=0,
         text_mode="value_and_name",
         color_mode="background",
+        overrides=[
+            {
+                "matcher": {"id": "byName", "options": state},
+                "properties": [{"id": "thresholds", "value": threshold_steps((None, color))}],
+            }
+            for state, _, color in _STATES
+        ],
         w=w,
     )

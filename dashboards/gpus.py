@@ -61,6 +61,9 @@ GPU_VARIABLE = Variable(
     description="Index of the GPU in CUDA_VISIBLE_DEVICES of the job; without that variable, the index in NVML.",
 )
 
+MAX_FAILURES = 6
+"""Maximum number of exporters, of drivers and of GPUs in the timeline of failures."""
+
 
 def board() -> Board:
     """Return the dashboard of the GPUs of runs or nodes."""
@@ -146,24 +149,28 @@ def _overview_panels() -> tuple[Panel, ...]:
         current_problems(),
         state_timeline(
             "Exporters, drivers and GPUs with a failure",
-            Query("min(up{@node}) * min(gpu_up{@gpu})", "all exporters and GPUs"),
-            Query(
-                "min by (instance) (up{@node}) and on (instance) topk(6, 1 -"
-                " avg by (instance) (avg_over_time(up{@node}[$__range] @ end())) > 0)",
-                "{{instance}} exporter",
-            ),
-            Query(
-                "max by (instance) (gpu_nvml_up{@node}) and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0"
-                " and on (instance) min by (instance) (min_over_time(gpu_nvml_up{@node}[$__range] @ end())) == 0",
-                "{{instance}} driver",
-            ),
-            Query(
-                "max by (instance, gpu) (gpu_up{@gpu}) and on (instance, gpu) topk(6, 1 -"
-                " avg by (instance, gpu) (avg_over_time(gpu_up{@gpu}[$__range] @ end())) > 0)",
-                LEGEND,
-            ),
+            Query(_failures(), "{{subject}}"),
             mappings=value_mappings({1: ("up", GOOD), 0: ("down", BAD)}),
             w=24,
             h=6,
         ),
+    )
+
+
+def _failures() -> str:
+    """Return PromQL for the state of all selected nodes, and of the exporters, drivers and GPUs that failed in the time range."""
+
+    def failed(series: str, labels: str) -> str:
+        downtime = f"1 - avg by ({labels}) (avg_over_time({series}[$__range] @ end())) > 0"
+        return f"min by ({labels}) ({series}) and on ({labels}) topk({MAX_FAILURES}, {downtime})"
+
+    has_gpus = "max by (instance) (gpu_devices_expected{@node}) > 0"
+    drivers = f"{failed('gpu_nvml_up{@node}', 'instance')} and on (instance) {has_gpus}"
+    return " or ".join(
+        (
+            'label_replace(min(up{@node}) * min(gpu_up{@gpu}), "subject", "all exporters and GPUs", "", "")',
+            f'label_replace({failed("up{@node}", "instance")}, "subject", "$1 exporter", "instance", "(.+)")',
+            f'label_replace({drivers}, "subject", "$1 driver", "instance", "(.+)")',
+            f'label_join({failed("gpu_up{@gpu}", "instance, gpu")}, "subject", " GPU ", "instance", "gpu")',
+        )
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dashboards.alerts import firing_alerts
 from dashboards.availability import NO_EXPORTER_UP, exporter_state
 from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Board, Row
+from dashboards.exporter_health import exporter_panels
 from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
 from dashboards.palette import (
@@ -23,8 +24,8 @@ from dashboards.palette import (
     VERMILION,
     colors_by_name,
 )
-from dashboards.panels import YES_NO, Panel, dashboard_link, stat, time_series, warn_above
-from dashboards.queries import Query, event_counts, instant_query
+from dashboards.panels import Panel, dashboard_link, stat, time_series, warn_above
+from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
 
 UID = "training-node"
@@ -56,7 +57,7 @@ def board() -> Board:
             Row("Network", network_panels()),
             Row("Job processes", process_panels()),
             Row("Optional: RDMA, NFS and Lustre", shared_storage_panels(), collapsed=True),
-            Row("The exporter itself", _exporter_panels(), collapsed=True),
+            Row("The exporter itself", exporter_panels(), collapsed=True),
         ),
         annotations=(ALERTS_OF_NODE,),
     )
@@ -299,108 +300,6 @@ def _memory_panels() -> tuple[Panel, ...]:
                 BLUE,
             ),
             unit="Bps",
-            w=8,
-        ),
-    )
-
-
-def _exporter_panels() -> tuple[Panel, ...]:
-    """Return the panels about the exporter: collectors, feeds, dropped data and CPU time."""
-    return (
-        table(
-            "Collectors",
-            Column("collector", "Collector"),
-            Column(
-                "min by (collector) (exporter_collector_success{@node})", "Success", width=90, mappings=YES_NO
-            ),
-            Column(
-                "max by (collector) (time() - exporter_collector_last_success_timestamp_seconds{@node})",
-                "Age",
-                unit="s",
-                decimals=1,
-                width=90,
-            ),
-            Column(
-                "max by (collector) (exporter_collector_last_duration_seconds{@node})",
-                "Last pass",
-                unit="s",
-                width=110,
-            ),
-            Column(
-                "max by (collector) (exporter_collector_errors_total{@node})"
-                " or max by (collector) (exporter_collector_success{@node}) * 0",
-                "Errors",
-                width=90,
-                thresholds=warn_above(1),
-            ),
-            Column(
-                "max by (collector) (exporter_collector_timeouts_total{@node})"
-                " or max by (collector) (exporter_collector_success{@node}) * 0",
-                "Timeouts",
-                width=100,
-                thresholds=warn_above(1),
-            ),
-            sort="Success",
-            descending=False,
-            w=24,
-        ),
-        time_series(
-            "Age of the feed",
-            Query(
-                "max by (run, rank) (timestamp(training_feed_last_update_timestamp_seconds{@node})"
-                " - training_feed_last_update_timestamp_seconds{@node})",
-                "{{run}} rank {{rank}}",
-            ),
-            unit="s",
-            thresholds=warn_above(30),
-            legend="hidden",
-            w=12,
-        ),
-        time_series(
-            "Samples and files lost",
-            Query(
-                f"label_replace({event_counts('training_feed_dropped_total{@node}', 'reason', starts_at_first_event=True)} > 0,"
-                ' "loss", "$1", "reason", "(.*)")'
-                f" or label_replace({event_counts('exporter_feed_refused_total{@node}', 'reason', starts_at_first_event=True)} > 0,"
-                ' "loss", "refused: $1", "reason", "(.*)")'
-                ' or label_replace(0 * max(exporter_series{@node}), "loss", "none", "", "")',
-                "{{loss}}",
-            ),
-            unit="none",
-            bars=True,
-            w=12,
-        ),
-        time_series(
-            "Series and dropped series",
-            Query("max(exporter_series{@node})", "series", BLUE),
-            Query("max(exporter_series_limit{@node})", "limit", reference=True),
-            Query(
-                f"{event_counts('exporter_series_dropped_total{@node}')} or 0 * max(exporter_series{{@node}})",
-                "dropped",
-                VERMILION,
-            ),
-            unit="none",
-            w=8,
-        ),
-        time_series(
-            "CPU of the exporter",
-            Query("max(rate(process_cpu_seconds_total{@node}[$__rate_interval]))", "exporter", BLUE),
-            Query(
-                "max(rate(exporter_nvml_child_cpu_seconds_total{@node}[$__rate_interval]))", "NVML", ORANGE
-            ),
-            unit="percentunit",
-            w=8,
-        ),
-        time_series(
-            "NVML errors",
-            Query(
-                f"label_replace({event_counts('exporter_nvml_errors_total{@node}', 'call, error', starts_at_first_event=True)} > 0,"
-                ' "failure", "$1", "error", "(.*)")'
-                ' or label_replace(0 * max(exporter_series{@node}), "failure", "none", "", "")',
-                "{{call}} {{failure}}",
-            ),
-            unit="none",
-            bars=True,
             w=8,
         ),
     )

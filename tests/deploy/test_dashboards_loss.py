@@ -212,21 +212,30 @@ def test_without_an_exporter_the_alerts_of_a_node_are_unknown(
 
 
 @pytest.mark.parametrize(
-    ("query_id", "exporter", "expected"),
-    [
-        ("A", DOWN_AT_5_MIN, {'{instance="n1"}': 600}),
-        ("A", "1x60", {}),
-        ("C", "1x60", {'{instance="n1"}': 893}),
-        ("C", DOWN_AT_5_MIN, {}),
-        ("B", "1x20 stale", {'{instance="n1"}': 600}),
-    ],
+    ("exporter", "state", "seconds"),
+    [(DOWN_AT_5_MIN, "down for", 600), ("1x60", "up for", 893), ("1x20 stale", "not scraped for", 600)],
 )
 def test_the_exporter_is_up_from_its_start_or_down_from_its_last_scrape(
-    tmp_path: Path, query_id: str, exporter: str, expected: dict[str, float]
+    tmp_path: Path, exporter: str, state: str, seconds: int
 ) -> None:
     series = {
         'up{job="training",instance="n1"}': exporter,
         'process_start_time_seconds{job="training",instance="n1"}': "7x60",
     }
 
-    assert_panel(tmp_path, "training-node", "Exporter", series, expected, query_id=query_id)
+    labels = f'{{instance="n1",state="{state}"}}'
+    assert_panel(tmp_path, "training-node", "Exporter", series, {labels: seconds})
+
+
+def test_the_timeline_has_only_exporters_and_gpus_that_failed(tmp_path: Path) -> None:
+    series = WITH_DEAD_EXPORTER | {
+        GPU.format(name="up", gpu=gpu, labels=',job="training"'): values
+        for gpu, values in ((0, "1x60"), (1, "1x20 0x40"))
+    }
+
+    expected = {
+        '{subject="all exporters and GPUs"}': 0.0,
+        '{instance="n1",subject="n1 exporter"}': 0.0,
+        '{instance="n1",gpu="1",subject="n1 GPU 1"}': 0.0,
+    }
+    assert_panel(tmp_path, "training-gpus", "Exporters, drivers and GPUs with a failure", series, expected)

@@ -39,7 +39,6 @@ NOT_RECORDED = "the job of the scenario does not record it"
 REPLAYED = "a replayed GPU has replayed processes, which are not the ranks of the job"
 NO_LIMIT = "the tests do not run in a container with this limit"
 NO_MIG = "the GPUs of node-2 are not in MIG mode; a separate test covers node-4"
-NO_FAILURE = "no driver of the scenario fails, and the exporter of node-1 is up"
 TOO_SHORT = "the query needs data from a longer time than the scenario"
 
 MACHINE_DASHBOARD = "training-node"
@@ -49,8 +48,6 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", NO_HARDWARE): {"Power of nodes": "B"},
     ("training-energy", TOO_SHORT): {"Source of each number": "B"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
-    ("training-gpus", NO_FAILURE): {"Exporters, drivers and GPUs with a failure": "C"},
-    ("training-node", NO_FAILURE): {"Exporter": "AB"},
     ("training-gpus", NO_MIG): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
     ("training-node", NO_LIMIT): {
         "CPU of the container, and its limit": "B",

@@ -1,0 +1,110 @@
+"""Panels of the dashboard *Node* about the exporter itself: collectors, feeds, dropped data and CPU time."""
+
+from __future__ import annotations
+
+from dashboards.palette import BLUE, ORANGE, VERMILION
+from dashboards.panels import YES_NO, Panel, time_series, warn_above
+from dashboards.queries import Query, event_counts
+from dashboards.tables import Column, table
+
+
+def exporter_panels() -> tuple[Panel, ...]:
+    """Return the panels about the exporter: collectors, feeds, dropped data and CPU time."""
+    return (
+        table(
+            "Collectors",
+            Column("collector", "Collector"),
+            Column(
+                "min by (collector) (exporter_collector_success{@node})", "Success", width=90, mappings=YES_NO
+            ),
+            Column(
+                "max by (collector) (time() - exporter_collector_last_success_timestamp_seconds{@node})",
+                "Age",
+                unit="s",
+                decimals=1,
+                width=90,
+            ),
+            Column(
+                "max by (collector) (exporter_collector_last_duration_seconds{@node})",
+                "Last pass",
+                unit="s",
+                width=110,
+            ),
+            Column(
+                "max by (collector) (exporter_collector_errors_total{@node})"
+                " or max by (collector) (exporter_collector_success{@node}) * 0",
+                "Errors",
+                width=90,
+                thresholds=warn_above(1),
+            ),
+            Column(
+                "max by (collector) (exporter_collector_timeouts_total{@node})"
+                " or max by (collector) (exporter_collector_success{@node}) * 0",
+                "Timeouts",
+                width=100,
+                thresholds=warn_above(1),
+            ),
+            sort="Success",
+            descending=False,
+            w=24,
+        ),
+        time_series(
+            "Age of the feed",
+            Query(
+                "max by (run, rank) (timestamp(training_feed_last_update_timestamp_seconds{@node})"
+                " - training_feed_last_update_timestamp_seconds{@node})",
+                "{{run}} rank {{rank}}",
+            ),
+            unit="s",
+            thresholds=warn_above(30),
+            legend="hidden",
+            w=12,
+        ),
+        time_series(
+            "Samples and files lost",
+            Query(
+                f"label_replace({event_counts('training_feed_dropped_total{@node}', 'reason', starts_at_first_event=True)} > 0,"
+                ' "loss", "$1", "reason", "(.*)")'
+                f" or label_replace({event_counts('exporter_feed_refused_total{@node}', 'reason', starts_at_first_event=True)} > 0,"
+                ' "loss", "refused: $1", "reason", "(.*)")'
+                ' or label_replace(0 * max(exporter_series{@node}), "loss", "none", "", "")',
+                "{{loss}}",
+            ),
+            unit="none",
+            bars=True,
+            w=12,
+        ),
+        time_series(
+            "Series and dropped series",
+            Query("max(exporter_series{@node})", "series", BLUE),
+            Query("max(exporter_series_limit{@node})", "limit", reference=True),
+            Query(
+                f"{event_counts('exporter_series_dropped_total{@node}')} or 0 * max(exporter_series{{@node}})",
+                "dropped",
+                VERMILION,
+            ),
+            unit="none",
+            w=8,
+        ),
+        time_series(
+            "CPU of the exporter",
+            Query("max(rate(process_cpu_seconds_total{@node}[$__rate_interval]))", "exporter", BLUE),
+            Query(
+                "max(rate(exporter_nvml_child_cpu_seconds_total{@node}[$__rate_interval]))", "NVML", ORANGE
+            ),
+            unit="percentunit",
+            w=8,
+        ),
+        time_series(
+            "NVML errors",
+            Query(
+                f"label_replace({event_counts('exporter_nvml_errors_total{@node}', 'call, error', starts_at_first_event=True)} > 0,"
+                ' "failure", "$1", "error", "(.*)")'
+                ' or label_replace(0 * max(exporter_series{@node}), "failure", "none", "", "")',
+                "{{call}} {{failure}}",
+            ),
+            unit="none",
+            bars=True,
+            w=8,
+        ),
+    )
