@@ -209,10 +209,10 @@ class GpuRegistry:
         """Return the number of corrections of counters by reason, over all GPUs."""
         corrections: Tally[str] = Tally()
         for gpu in (*self.gpus.values(), *self._removed_gpus.values()):
-            corrections.update(gpu.energy.resets)
-            for by_label in gpu.counters.values():
-                for counter in by_label.values():
-                    corrections.update(counter.resets)
+            counters = [counter for by_label in gpu.counters.values() for counter in by_label.values()]
+            # Called every second for hundreds of counters, nearly all of which were never corrected.
+            for resets in filter(None, [gpu.energy.resets, *[counter.resets for counter in counters]]):
+                corrections.update(resets)
         return corrections
 
     def new_energy_gaps(self) -> list[tuple[int, float]]:
