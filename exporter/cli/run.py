@@ -389,7 +389,7 @@ def _register(plan: Plan) -> Registration | None:
     """Register the run in the feed directory; prints the error and returns None if the directory is unusable."""
     try:
         prepare_directory(plan.feed_directory)
-        runs.forget_ends(plan.feed_directory)
+        runs.remove_old_ends(plan.feed_directory)
         if runs.owner(plan.feed_directory) is None and (plan.rules or has_overrides(plan.feed_directory)):
             # Written before the job's first value, which determines whether a Stat has a histogram.
             write_overrides(plan.feed_directory, plan.rules)

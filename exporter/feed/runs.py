@@ -163,7 +163,7 @@ def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
 
 
 def ends(feed_directory: Path) -> list[End]:
-    """Return the exit status of all ended jobs; unreadable files are ignored."""
+    """Return the exit statuses of all ended jobs; unreadable files are ignored."""
     exit_statuses = []
     for path, body in _documents(feed_directory, END_SUFFIX):
         with contextlib.suppress(LookupError, TypeError, ValueError):
@@ -206,7 +206,7 @@ def write_worker_end(feed_directory: Path, *, pid: int, status: int, launch: str
         replace_file(os.fspath(path), json.dumps(end).encode(), temporary=f"{path}.tmp", mode=0o644)
 
 
-def forget_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time) -> None:
+def remove_old_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time) -> None:
     """Remove old exit statuses, and descriptions of jobs without a launch; called by the owner of the directory."""
     for path in _files(feed_directory, END_SUFFIX, JOB_SUFFIX):
         with contextlib.suppress(OSError):

@@ -63,7 +63,7 @@ class FeedWriter:
         self._max_stats = 1 << 30  # as many as fit
         self._stem = os.path.join(self.directory, identity.id)
         self._encoder = Encoder()
-        self._writing = threading.Lock()
+        self._write_lock = threading.Lock()
         self._lock: RecordLock | None = None
         self._sequence = 0
         self.dropped_counts: dict[str, int] = {}  # lost snapshots and omitted Stats by reason
@@ -76,20 +76,20 @@ class FeedWriter:
 
     def publish(self, recording: Recording) -> bool:
         """Replace the last snapshot with a snapshot of this recording; returns False if the write failed. Never raises."""
-        if self._is_closed or self._pid != os.getpid() or not self._writing.acquire(timeout=BUSY_SECONDS):
+        if self._is_closed or self._pid != os.getpid() or not self._write_lock.acquire(timeout=BUSY_SECONDS):
             return False  # the other thread may still complete its write
         try:
             self._write(recording)
         except (OSError, FeedDirectoryError, FeedFormatError, MemoryError) as error:
             self.problem = f"{type(error).__name__}: {error}"
             self.dropped_counts["write_failed"] = self.dropped_counts.get("write_failed", 0) + 1
-            self._mark(is_outdated=True)
+            self._set_outdated(is_outdated=True)
             return False
         finally:
-            self._writing.release()
+            self._write_lock.release()
         if self.problem is not None:
             self.problem = None
-            self._mark(is_outdated=False)
+            self._set_outdated(is_outdated=False)
         if self.identity.trains and self.identity.run_given and self.identity.rank is not None:
             self._search_rival()
         return True
@@ -99,7 +99,7 @@ class FeedWriter:
         self._is_closed = True
         self._drop_lock()
 
-    def _mark(self, *, is_outdated: bool) -> None:
+    def _set_outdated(self, *, is_outdated: bool) -> None:
         with suppress(OSError):
             if self._lock is not None:
                 self._lock.mark(is_outdated=is_outdated)

@@ -237,7 +237,7 @@ class JobCollector:
         collected.add(feed.OWNER, int(self._ranks.is_owner))
         collected.add(feed.STATE_ERRORS, self._state.errors, "failed")
         collected.add(feed.STATE_ERRORS, self._state.damaged_files, "damaged")
-        collected.add(feed.SUPPRESSED, self._ranks.suppressed)
+        collected.add(feed.SUPPRESSED, self._ranks.suppressed_count)
         for foreign in filter(None, (*self._feed.foreign, self._state.foreign_directory)):
             collected.add(feed.FOREIGN, 1, Path(foreign.path).name)
             if foreign.path not in self._logged_foreign:

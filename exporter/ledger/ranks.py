@@ -27,7 +27,7 @@ from exporter.ledger.totals import GapRules, Moment, ProcessTotals, RankKey, Wor
 STATE_KIND = "rank"
 MAX_EXITED_PROCESSES = 2
 """Maximum number of exited processes without a feed file that keep a record, per slot."""
-MAX_IDS = 32
+MAX_FOLDED_IDS = 32
 """Maximum number of stored ids of processes that are part of a base, per rank."""
 RETENTION_SECONDS = 60.0
 """Retention of an exited rank in memory."""
@@ -106,7 +106,7 @@ class RankTotals:
         for slot in self.slots.values():
             for process_id in slot.fold(MAX_EXITED_PROCESSES, present):
                 self.folded_ids[process_id] = None
-        while len(self.folded_ids) > MAX_IDS and next(iter(self.folded_ids)) not in present:
+        while len(self.folded_ids) > MAX_FOLDED_IDS and next(iter(self.folded_ids)) not in present:
             del self.folded_ids[next(iter(self.folded_ids))]
 
     def _prefer_training(self) -> None:
@@ -130,7 +130,7 @@ class RankTotals:
 
 
 def _update_process(process: ProcessTotals, entry: FeedEntry, now: Moment) -> None:
-    known_from_file_only = process.snapshot is None
+    is_known_from_file_only = process.snapshot is None
     process.missed_passes, process.last_seen_monotonic, process.age_seconds = (
         0,
         now.monotonic,
@@ -138,13 +138,13 @@ def _update_process(process: ProcessTotals, entry: FeedEntry, now: Moment) -> No
     )
     process.is_outdated = entry.is_outdated
     process.identity = entry.snapshot.process  # rank and role may have changed
-    if known_from_file_only or entry.snapshot.sequence > process.sequence:
+    if is_known_from_file_only or entry.snapshot.sequence > process.sequence:
         process.snapshot = entry.snapshot
     if entry.is_alive:
         process.exited_at = process.outcome = None  # the lock was temporarily invisible
     elif process.is_alive:
         # A process that is known only from the state file exited while no sidecar was running.
-        process.record_exit(now.wall - (entry.age_seconds if known_from_file_only else 0.0), now)
+        process.record_exit(now.wall - (entry.age_seconds if is_known_from_file_only else 0.0), now)
     process.note_progress(now)
 
 
@@ -165,7 +165,7 @@ class Ranks:
         return iter(self._ranks.values())
 
     @property
-    def suppressed(self) -> int:
+    def suppressed_count(self) -> int:
         """Number of ranks with suppressed totals."""
         return sum(not rank.is_saved for rank in self)
 

@@ -155,9 +155,9 @@ def test_an_exit_record_is_removed_after_a_day(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     path = tmp_path / "runs" / "2-b.ended"
     path.write_text(json.dumps({"pid": 2, "status": -9, "at": 5.0}))
-    runs.forget_ends(tmp_path)
+    runs.remove_old_ends(tmp_path)
     existed_before = path.exists()
-    runs.forget_ends(tmp_path, clock=lambda: path.stat().st_mtime + runs.END_RETENTION_SECONDS + 1)
+    runs.remove_old_ends(tmp_path, clock=lambda: path.stat().st_mtime + runs.END_RETENTION_SECONDS + 1)
 
     assert existed_before
     assert not path.exists()

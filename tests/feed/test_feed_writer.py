@@ -217,11 +217,11 @@ def test_an_encoding_error_is_counted_and_not_raised(tmp_path: Path) -> None:
 def test_a_hanging_write_delays_no_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "BUSY_SECONDS", 0.01)
     writer = FeedWriter(tmp_path, new_identity())
-    writer._writing.acquire()
+    writer._write_lock.acquire()
 
     assert not writer.publish(new_recording())
     writer.close()
-    writer._writing.release()
+    writer._write_lock.release()
     assert not list(tmp_path.iterdir())
 
 

@@ -53,7 +53,7 @@ class Sources:
     work: Callable[[], WorkUse] = WorkUse
     power: PowerSource = lambda _after: {}  # power samples after the given times
     listings: Callable[[], Sequence[GpuListing]] = tuple  # of the last minute
-    uuids: Callable[[], Mapping[int, str]] = dict  # of the GPUs by NVML's index
+    uuids: Callable[[], Mapping[int, str]] = dict  # of the GPUs by NVML index
     lives: Callable[[Collection[int]], Mapping[int, ProcessLife]] = lambda _pids: {}  # by pid
     job: Callable[[], Sequence[JobProcess] | None] = lambda: None  # processes in the feed
 
@@ -81,7 +81,7 @@ class _Run:
     counters: RunEnergy
     is_loaded: bool = False  # the saved counters are included
     is_saved: bool = False  # the counters may be shown
-    spans_restart: bool = False  # the run lived at the last pass of the previous sidecar
+    spans_restart: bool = False  # the run was alive at the last pass of the previous sidecar
 
 
 class EnergyCollector:

@@ -23,7 +23,7 @@ from exporter.training.phases import PHASES, WORK
 
 DOWNTIME_LAG_SECONDS = 60.0
 """Delay before downtime is counted: the next process starts up to this long before the first snapshot."""
-MAX_IDS = 64
+MAX_PROCESS_IDS = 64
 """Maximum number of stored ids of counted processes; a stored process is not counted again."""
 
 CAUSE_OF_PHASE: Mapping[str, str] = {
@@ -108,7 +108,7 @@ class Goodput:
         previous, self.attempt = self.attempt, attempt
         started_at = attempt.started_at
         if previous is not None:
-            self.process_ids = [*self.process_ids, previous.process][-MAX_IDS:]
+            self.process_ids = [*self.process_ids, previous.process][-MAX_PROCESS_IDS:]
             previous_end = started_at if previous.ended_at is None else previous.ended_at
             gap_seconds = max(0.0, started_at - previous_end, self.counted_gap_seconds)
             # A process that did not train, such as an evaluation, completes no task.

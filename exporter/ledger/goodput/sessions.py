@@ -125,7 +125,7 @@ class Sessions:
                 session.follow_end(session_pass, linger_seconds=rules.linger_seconds)
                 self._save(session)
         self._held_ids = frozenset(self._needed_ids(leading_processes, now))
-        self._forget(now)
+        self._release_ended(now)
 
     def _bind(self, process: ProcessTotals, endings: Endings, now: Moment) -> None:
         """Bind a process to a session, once the session is known."""
@@ -228,15 +228,17 @@ class Sessions:
             if is_open or not session.is_saved:
                 yield process_id
 
-    def _forget(self, now: Moment) -> None:
+    def _release_ended(self, now: Moment) -> None:
         for key, session in list(self._sessions.items()):
             attempt = session.goodput.attempt
             is_over = session.is_saved and attempt is not None and attempt.ended_at is not None
             if is_over and self._is_shared and not session.is_released:
                 self._state.release(key)
                 session.is_released = True
-            lingers = session.exited_at is None or now.monotonic - session.exited_at <= self._linger_seconds
-            if (is_over and not lingers) or (
+            is_lingering = (
+                session.exited_at is None or now.monotonic - session.exited_at <= self._linger_seconds
+            )
+            if (is_over and not is_lingering) or (
                 not session.is_loaded and key not in self._key_by_process.values()
             ):
                 self._release(key)
