@@ -24,7 +24,10 @@ from dashboards.scenario.cluster import BASELINE, RUN, Cluster
 
 WIDE_PIXELS, NARROW_PIXELS = 1600, 1000
 SCRAPE_INTERVAL = "5s"
-"""Scrape interval in the settings of the data source; a longer interval than that of the scenario widens `$__rate_interval`."""
+"""Scrape interval in the settings of the data source.
+
+The scenario scrapes more often. With its own interval, `$__rate_interval` would cover too few seconds for smooth rates.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ PICTURE_SETTINGS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draw all dashboards; returns 1 if a picture failed, 2 if dashrender is missing."""
+    """Draw all dashboards and return the exit status: 1 if a picture failed, 2 if dashrender is missing."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.pictures", description=__doc__)
     parser.add_argument(
         "--dashrender",
@@ -75,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     directory = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))
     try:
         with Cluster(directory, Timeline(seconds=options.seconds)) as cluster:
-            cluster.wait()
+            cluster.wait_until_end()
             time.sleep(1)
             return _draw_all(options, cluster.url, cluster.start_time)
     finally:

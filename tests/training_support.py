@@ -27,11 +27,11 @@ from exporter.training.recorder import TRAINING
 from exporter.training.records import IterationEnded, LoopBegan, Record
 from exporter.training.state import TrainingState
 
-Key = tuple[str, tuple[tuple[str, str], ...]]
+SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class SimulatedTraining:
-    """A phase clock and a training state of their own, at times of choice."""
+    """Phase clock and training state that tests drive with explicit times."""
 
     def __init__(self, start_seconds: float = 0.0) -> None:
         self.clock = PhaseClock(start_seconds)
@@ -41,7 +41,7 @@ class SimulatedTraining:
         self._latest: TrainingReading | None = None
 
     def enter(self, kind: BlockKind, seconds: float) -> None:
-        """Enter a block; it may stay open."""
+        """Enter a block. A test need not leave it."""
         entry = StackEntry()
         if kind in kinds.LOOPS:
             self.clock.begin_training(seconds)
@@ -64,7 +64,7 @@ class SimulatedTraining:
             work_seconds, wait_seconds = self.clock.work_seconds() - work, self.clock.wait_seconds() - waits
             self.apply(IterationEnded(start_seconds, seconds, work_seconds, wait_seconds, is_failed, None))
 
-    def block(self, kind: BlockKind, start_seconds: float, end_seconds: float) -> None:
+    def run_block(self, kind: BlockKind, start_seconds: float, end_seconds: float) -> None:
         """Enter and leave a block."""
         self.enter(kind, start_seconds)
         self.leave(end_seconds)
@@ -78,7 +78,7 @@ class SimulatedTraining:
         self._latest = self.state.publish(end_seconds)
         return self.state.families.readings()
 
-    def values(self, end_seconds: float, *, gauges: bool = True) -> dict[Key, Any]:
+    def values(self, end_seconds: float, *, gauges: bool = True) -> dict[SeriesKey, Any]:
         """Return all series published at a given time, with or without gauges."""
         readings = self.publish(end_seconds)
         return {
@@ -93,7 +93,7 @@ class SimulatedTraining:
         return self._latest
 
 
-def key_of(reading: StatReading) -> Key:
+def key_of(reading: StatReading) -> SeriesKey:
     """Return the name and labels of a series."""
     return reading.definition.name, reading.definition.labels
 
@@ -107,8 +107,8 @@ def series_content(reading: StatReading) -> Any:
     return (reading.count, reading.sum, *reading.bucket_counts)
 
 
-def published() -> dict[Key, Any]:
-    """Return the published value of this process: total of a counter, value of a gauge, count of a histogram."""
+def published_values() -> dict[SeriesKey, Any]:
+    """Return the published values of this process: the total of a counter, the value of a gauge, the count of a histogram."""
     TRAINING.drain()
     readings = TRAINING.series()
     return {
@@ -120,13 +120,19 @@ def published() -> dict[Key, Any]:
 
 
 def published_value(name: str, **labels: str) -> Any:
-    """Return a published value; None if absent."""
-    return published().get((name, tuple(sorted(labels.items()))))
+    """Return a published value, or None if the series is absent."""
+    return published_values().get((name, tuple(sorted(labels.items()))))
 
 
 def values_by_label(name: str) -> dict[Any, Any]:
-    """Return the nonzero values of a family by the value of its label, or by label values sorted by name."""
-    values = {labels: value for (family, labels), value in published().items() if family == name and value}
+    """Return the nonzero values of a family.
+
+    The values are keyed by the label value, or by a tuple of the label values, sorted by label name, if the family has several
+    labels.
+    """
+    values = {
+        labels: value for (family, labels), value in published_values().items() if family == name and value
+    }
     return {
         labels[0][1] if len(labels) == 1 else tuple(text for _, text in labels): value
         for labels, value in values.items()
@@ -139,7 +145,7 @@ def misuse_counts() -> dict[tuple[str, str], float]:
 
 
 def train(steps: int = 1, seconds: float = 0.0) -> None:
-    """Train some iterations of a duration."""
+    """Run `steps` training iterations that last `seconds` each."""
     for _ in range(steps):
         with training.training_iteration():
             if seconds:
@@ -147,7 +153,7 @@ def train(steps: int = 1, seconds: float = 0.0) -> None:
 
 
 def latest_reading() -> TrainingReading:
-    """Return the present reading of this process."""
+    """Publish the series of this process and return its current reading."""
     TRAINING.drain()
     TRAINING.series()
     reading = TRAINING.reading()
@@ -155,17 +161,17 @@ def latest_reading() -> TrainingReading:
     return reading
 
 
-class _UncountedReports(deque[misuse.Misuse]):
-    """Misuse that the recording thread does not take."""
+class _UndrainedDeque(deque[misuse.Misuse]):
+    """Deque that seems empty to the recording thread, which therefore leaves its items."""
 
     def __bool__(self) -> bool:
         return False
 
 
 @contextmanager
-def reported() -> Iterator[deque[misuse.Misuse]]:
+def collect_misuse() -> Iterator[deque[misuse.Misuse]]:
     """Collect misuse reported in the block: call, rule and expectation."""
-    previous, misuse.REPORTS = misuse.REPORTS, _UncountedReports()
+    previous, misuse.REPORTS = misuse.REPORTS, _UndrainedDeque()
     try:
         yield misuse.REPORTS
     finally:
@@ -201,7 +207,7 @@ def run_python(
 
 @contextmanager
 def fresh_recorder() -> Iterator[None]:
-    """Run a block with the recorder in its initial state."""
+    """Reset the training recorder and the rank claims of this process before and after a block."""
     _reset()
     try:
         yield

@@ -1,8 +1,9 @@
-"""Incidents of training runs over 24 minutes, with a scrape interval of 15 seconds and the rules of `deploy/prometheus/rules`.
+"""Prometheus data set of training runs with incidents, over 24 minutes.
 
-The exporters, the ranks and Prometheus are real processes; the GPUs are replayed. Fourteen nodes execute a healthy run of 64
-ranks and ten small runs with one incident each. `python -m dashboards.incidents --out DIR` executes the runs and stores the
-data; `--serve` starts a Prometheus server with the stored data, for pictures of the dashboards.
+The data set uses a scrape interval of 15 seconds and the rules in `deploy/prometheus/rules`. The exporters, the ranks and
+Prometheus are real processes; the GPUs are replayed. Fourteen nodes execute a healthy run of 64 ranks, nine small runs with
+one incident each, and a small run that ends normally. `python -m dashboards.incidents --out DIR` executes the runs and stores
+the data. `--serve` starts a Prometheus server with the stored data, for pictures of the dashboards.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ import enum
 from dataclasses import dataclass
 
 
-class Incident(enum.Enum):
-    """Incident of a run; the value is the name of the run."""
+class RunScenario(enum.Enum):
+    """Run of the data set with its incident, if any. The value is the name of the run."""
 
-    NONE = "healthy"
+    HEALTHY = "healthy"  # nothing happens
     STRAGGLER = "straggler"  # heat throttles the GPU of one rank
     XID = "xid-ecc"  # Xid 48 with uncorrected ECC errors
-    LOST_CARD = "lost-card"  # Xid 79 and a lost GPU
-    LOADER = "loader-stall"  # the ranks wait for data for 60 % of the time
-    NAN = "nan-loss"  # the loss is NaN for half a minute
-    SAVES = "failing-saves"  # every checkpoint fails
+    LOST_GPU = "lost-card"  # Xid 79 and a lost GPU
+    SLOW_LOADER = "loader-stall"  # the ranks wait for data for 60 % of the time
+    NAN_LOSS = "nan-loss"  # the loss is NaN for half a minute
+    FAILING_SAVES = "failing-saves"  # every checkpoint after the start of the incidents fails
     HANG = "hang"  # one rank hangs in the forward pass
-    KILL = "killed"  # a rank is killed, and all ranks restart
-    EXPORTER = "exporter-down"  # the exporter of a node is down for a minute
-    FINISHED = "finished"  # the run ends normally
+    RANK_KILLED = "killed"  # a rank is killed, and all ranks restart
+    EXPORTER_DOWN = "exporter-down"  # the exporter of a node is down for a minute
+    FINISHED = "finished"  # the run ends normally before the end of the scenario
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class EventTimes:
     """Times of events in seconds since the start of the scenario."""
 
     incident: float = 480.0  # start of all incidents
@@ -39,14 +40,14 @@ class Times:
     end: float = 1440.0  # end of the scenario
 
 
-TIMES = Times()
+TIMES = EventTimes()
 
 
 @dataclass(frozen=True, slots=True)
-class RunPart:
+class NodeRanks:
     """Ranks of a run on one node."""
 
-    incident: Incident
+    scenario: RunScenario
     node: str
     ranks: range
     first_gpu: int = 0  # index of the first rank's GPU; the next ranks have the next GPUs
@@ -54,25 +55,28 @@ class RunPart:
     @property
     def run(self) -> str:
         """Name of the run."""
-        return self.incident.value
+        return self.scenario.value
 
 
-RUN_PARTS = (
-    *(RunPart(Incident.NONE, f"gpu-{index + 1:02d}", range(8 * index, 8 * index + 8)) for index in range(8)),
-    RunPart(Incident.STRAGGLER, "gpu-09", range(4)),
-    RunPart(Incident.XID, "gpu-09", range(2), 4),
-    RunPart(Incident.LOST_CARD, "gpu-10", range(2)),
-    RunPart(Incident.LOADER, "gpu-10", range(2), 4),
-    RunPart(Incident.NAN, "gpu-11", range(2)),
-    RunPart(Incident.SAVES, "gpu-11", range(2), 4),
-    RunPart(Incident.HANG, "gpu-12", range(2)),
-    RunPart(Incident.KILL, "gpu-12", range(2), 4),
-    RunPart(Incident.EXPORTER, "gpu-13", range(2)),
-    RunPart(Incident.FINISHED, "gpu-13", range(2), 4),
-    RunPart(Incident.EXPORTER, "gpu-14", range(2, 4)),
+NODE_RANKS = (
+    *(
+        NodeRanks(RunScenario.HEALTHY, f"gpu-{index + 1:02d}", range(8 * index, 8 * index + 8))
+        for index in range(8)
+    ),
+    NodeRanks(RunScenario.STRAGGLER, "gpu-09", range(4)),
+    NodeRanks(RunScenario.XID, "gpu-09", range(2), 4),
+    NodeRanks(RunScenario.LOST_GPU, "gpu-10", range(2)),
+    NodeRanks(RunScenario.SLOW_LOADER, "gpu-10", range(2), 4),
+    NodeRanks(RunScenario.NAN_LOSS, "gpu-11", range(2)),
+    NodeRanks(RunScenario.FAILING_SAVES, "gpu-11", range(2), 4),
+    NodeRanks(RunScenario.HANG, "gpu-12", range(2)),
+    NodeRanks(RunScenario.RANK_KILLED, "gpu-12", range(2), 4),
+    NodeRanks(RunScenario.EXPORTER_DOWN, "gpu-13", range(2)),
+    NodeRanks(RunScenario.FINISHED, "gpu-13", range(2), 4),
+    NodeRanks(RunScenario.EXPORTER_DOWN, "gpu-14", range(2, 4)),
 )
 
 
-def world_size(incident: Incident) -> int:
+def world_size(scenario: RunScenario) -> int:
     """Return the number of ranks of a run."""
-    return sum(len(part.ranks) for part in RUN_PARTS if part.incident is incident)
+    return sum(len(node_ranks.ranks) for node_ranks in NODE_RANKS if node_ranks.scenario is scenario)

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from dashboards.incidents import RUN_PARTS, TIMES, Incident, RunPart, world_size
+from dashboards.incidents import NODE_RANKS, TIMES, NodeRanks, RunScenario, world_size
 from dashboards.scenario.prometheus import ROOT, Intervals, Server, free_port, start_prometheus
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
@@ -91,37 +91,38 @@ class IncidentProcesses:
         return not self.stop_event.is_set()
 
     def _start(self) -> None:
-        for part in RUN_PARTS:
-            for index, rank in enumerate(part.ranks):
-                self._ranks[part.run, rank] = self._start_rank(part, rank, part.first_gpu + index)
-                if part.incident is Incident.KILL:
-                    self._replacement_ranks[rank] = self._start_rank(part, rank, part.first_gpu + index)
+        for node_ranks in NODE_RANKS:
+            for index, rank in enumerate(node_ranks.ranks):
+                gpu = node_ranks.first_gpu + index
+                self._ranks[node_ranks.run, rank] = self._start_rank(node_ranks, rank, gpu)
+                if node_ranks.scenario is RunScenario.RANK_KILLED:
+                    self._replacement_ranks[rank] = self._start_rank(node_ranks, rank, gpu)
         self._start_time = time.time() + STARTUP_SECONDS
-        for node in dict.fromkeys(part.node for part in RUN_PARTS):
+        for node in dict.fromkeys(node_ranks.node for node_ranks in NODE_RANKS):
             self._ports[node] = free_port()
             self._start_exporter(node)
         for process in self._ranks.values():
             self._begin_training(process, first_step_seconds=FIRST_STEP_SECONDS, step=0)
-        times = {"begin": self._start_time, "end": self._start_time + TIMES.end}
+        times = {"start": self._start_time, "end": self._start_time + TIMES.end}
         (self._directory / "times.json").write_text(json.dumps(times), encoding="utf-8")
         self._prometheus = start_prometheus(
             self._directory / "prometheus", JOB, self._ports, Intervals(SCRAPE_INTERVAL_SECONDS)
         )
 
-    def _start_rank(self, part: RunPart, rank: int, gpu: int) -> subprocess.Popen[bytes]:
-        feed = self._directory / part.node / "feed"
+    def _start_rank(self, node_ranks: NodeRanks, rank: int, gpu: int) -> subprocess.Popen[bytes]:
+        feed = self._directory / node_ranks.node / "feed"
         feed.mkdir(parents=True, exist_ok=True)
         feed.chmod(0o700)
         rank_environment = {
             "EXPORTER_FEED_DIR": str(feed),
-            "EXPORTER_RUN": part.run,
+            "EXPORTER_RUN": node_ranks.run,
             "RANK": str(rank),
             "LOCAL_RANK": str(gpu),
-            "WORLD_SIZE": str(world_size(part.incident)),
-            "USER": "mia" if part.incident is Incident.NONE else "jo",
+            "WORLD_SIZE": str(world_size(node_ranks.scenario)),
+            "USER": "mia" if node_ranks.scenario is RunScenario.HEALTHY else "jo",
             "PYTHONPATH": str(ROOT),
         }
-        plan = json.dumps({"incident": part.incident.value, "rank": rank})
+        plan = json.dumps({"scenario": node_ranks.scenario.value, "rank": rank})
         with (self._directory / "ranks.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "dashboards.incidents.job", plan],
@@ -134,7 +135,7 @@ class IncidentProcesses:
     def _begin_training(
         self, process: subprocess.Popen[bytes], *, first_step_seconds: float, step: int
     ) -> None:
-        message = json.dumps({"begin": self._start_time, "first": first_step_seconds, "step": step})
+        message = json.dumps({"start": self._start_time, "first": first_step_seconds, "step": step})
         if process.stdin is not None:
             process.stdin.write(message.encode() + b"\n")
             process.stdin.flush()
@@ -179,14 +180,14 @@ class IncidentProcesses:
         for gpu in range(GPUS_PER_NODE):
             holder = next(
                 (
-                    (part, rank)
-                    for part in RUN_PARTS
-                    for index, rank in enumerate(part.ranks)
-                    if part.node == node and part.first_gpu + index == gpu
+                    (node_ranks, rank)
+                    for node_ranks in NODE_RANKS
+                    for index, rank in enumerate(node_ranks.ranks)
+                    if node_ranks.node == node and node_ranks.first_gpu + index == gpu
                 ),
                 None,
             )
-            steps = [{"seconds": "10s", "level": 0.0}] if holder is None else _load(holder[0].incident)
+            steps = [{"seconds": "10s", "level": 0.0}] if holder is None else _load(holder[0].scenario)
             machine["models"][f"card-{gpu}"] = model | {
                 "load": {"steps": steps, "ripple": 0.03},
                 "values": model["values"]
@@ -197,7 +198,9 @@ class IncidentProcesses:
             if holder is not None:
                 pids = [self._ranks[holder[0].run, holder[1]].pid]
                 pids += (
-                    [self._replacement_ranks[holder[1]].pid] if holder[0].incident is Incident.KILL else []
+                    [self._replacement_ranks[holder[1]].pid]
+                    if holder[0].scenario is RunScenario.RANK_KILLED
+                    else []
                 )
             machine["gpus"].append(
                 {
@@ -209,7 +212,7 @@ class IncidentProcesses:
         return machine
 
     def _timeline(self) -> list[tuple[float, Callable[[], None]]]:
-        node = RUN_PARTS[-1].node
+        node = NODE_RANKS[-1].node
         return [
             (TIMES.incident, self._kill_run),
             (TIMES.incident, lambda: self._kill_exporter(node)),
@@ -225,15 +228,15 @@ class IncidentProcesses:
 
     def _kill_run(self) -> None:
         """Kill rank 1 with SIGKILL and terminate rank 0, as torchrun does."""
-        run = Incident.KILL.value
+        run = RunScenario.RANK_KILLED.value
         self._ranks[run, 1].kill()
         time.sleep(1)
         self._ranks[run, 0].terminate()
 
     def _restart_run(self) -> None:
         for rank, process in self._replacement_ranks.items():
-            self._ranks[Incident.KILL.value, rank].wait()
-            self._ranks[Incident.KILL.value, rank] = process
+            self._ranks[RunScenario.RANK_KILLED.value, rank].wait()
+            self._ranks[RunScenario.RANK_KILLED.value, rank] = process
             self._begin_training(process, first_step_seconds=TIMES.run_restart + FIRST_STEP_SECONDS, step=350)
         self._replacement_ranks = {}
 
@@ -254,14 +257,17 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("EXPORTER_")}
 
 
-def _load(incident: Incident) -> list[dict[str, Any]]:
+def _load(scenario: RunScenario) -> list[dict[str, Any]]:
     """Return the load of a GPU; the replay starts with the exporter, at most STARTUP_SECONDS before the scenario."""
     later_steps = {
-        Incident.LOADER: [(TIMES.end, 0.38)],
-        Incident.HANG: [(TIMES.end, 1.0)],
-        Incident.KILL: [(TIMES.run_restart - TIMES.incident + FIRST_STEP_SECONDS, 0.0), (TIMES.end, 0.93)],
-        Incident.FINISHED: [(TIMES.run_end - TIMES.incident, 0.93), (TIMES.end, 0.0)],
-    }.get(incident, [(TIMES.end, 0.93)])
+        RunScenario.SLOW_LOADER: [(TIMES.end, 0.38)],
+        RunScenario.HANG: [(TIMES.end, 1.0)],
+        RunScenario.RANK_KILLED: [
+            (TIMES.run_restart - TIMES.incident + FIRST_STEP_SECONDS, 0.0),
+            (TIMES.end, 0.93),
+        ],
+        RunScenario.FINISHED: [(TIMES.run_end - TIMES.incident, 0.93), (TIMES.end, 0.0)],
+    }.get(scenario, [(TIMES.end, 0.93)])
     steps = [
         (STARTUP_SECONDS + FIRST_STEP_SECONDS - 5.0, 0.02),
         (TIMES.incident - FIRST_STEP_SECONDS, 0.93),

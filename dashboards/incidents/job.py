@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dashboards.incidents import TIMES, Incident
+from dashboards.incidents import TIMES, RunScenario
 from exporter import log, training
 
 STEP_SECONDS, DATA_SECONDS, SYNC_SECONDS = 1.0, 0.03, 0.05
@@ -35,7 +35,7 @@ class ScenarioEnded(Exception):  # noqa: N818  # the end of the scenario is not 
 
 
 def wait(seconds: float) -> None:
-    """Sleep; raises ScenarioEnded if standard input closes."""
+    """Sleep for a duration, and raise ScenarioEnded if standard input closes."""
     if select.select([sys.stdin], [], [], max(0.0, seconds))[0]:
         raise ScenarioEnded
 
@@ -44,16 +44,16 @@ class Rank:
     """Training loop of one rank.
 
     Args:
-        plan: Incident and rank, and from standard input the start of the scenario, the time of the first step and its number.
+        plan: Scenario and rank, and from standard input the start of the scenario, the time of the first step and its number.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        self._incident = Incident(plan["incident"])
+        self._scenario = RunScenario(plan["scenario"])
         self._rank: int = plan["rank"]
-        self._scenario_start: float = plan["begin"]
+        self._scenario_start: float = plan["start"]
         self._first_step_seconds: float = plan["first"]  # since the start of the scenario
         self._step: int = plan["step"]
-        self._random = random.Random(f"{plan['incident']} {plan['rank']} {plan['step']}")  # noqa: S311  # the values are no secrets
+        self._random = random.Random(f"{plan['scenario']} {plan['rank']} {plan['step']}")  # noqa: S311  # the values are no secrets
 
     def run(self) -> None:
         """Initialize the job and train until the end of the scenario."""
@@ -80,14 +80,14 @@ class Rank:
 
     def _train(self) -> None:
         step_start, completed_saves, validations = self._scenario_start + self._first_step_seconds, 0, 0
-        while not (self._incident is Incident.FINISHED and self._has_reached(step_start, TIMES.run_end)):
+        while not (self._scenario is RunScenario.FINISHED and self._has_reached(step_start, TIMES.run_end)):
             self._step += 1
             step_start = self._iteration(step_start)
             elapsed_seconds = step_start - self._scenario_start
             if elapsed_seconds // SAVE_INTERVAL_SECONDS > completed_saves:
                 completed_saves = int(elapsed_seconds // SAVE_INTERVAL_SECONDS)
                 step_start += self._save(
-                    failing=self._incident is Incident.SAVES and self._has_reached(step_start)
+                    failing=self._scenario is RunScenario.FAILING_SAVES and self._has_reached(step_start)
                 )
             if validations < len(VALIDATION_STARTS) and elapsed_seconds >= VALIDATION_STARTS[validations]:
                 validations += 1
@@ -97,19 +97,19 @@ class Rank:
         return step_start - self._scenario_start >= seconds
 
     def _iteration(self, step_start: float) -> float:
-        """Run one step that starts at a Unix time; returns the Unix time at which all ranks end the step."""
+        """Run one step that starts at a Unix time, and return the Unix time at which all ranks end the step."""
         has_incident = self._has_reached(step_start)
         compute_seconds = slowest_compute_seconds = STEP_SECONDS
-        if self._incident is Incident.STRAGGLER and has_incident:
+        if self._scenario is RunScenario.STRAGGLER and has_incident:
             slowest_compute_seconds *= STRAGGLER_FACTOR
             compute_seconds *= STRAGGLER_FACTOR if self._rank == 2 else 1.0  # the rank on the hot GPU
         compute_seconds *= self._random.uniform(0.97, 1.0)
         data_seconds = (
-            SLOW_DATA_SECONDS if self._incident is Incident.LOADER and has_incident else DATA_SECONDS
+            SLOW_DATA_SECONDS if self._scenario is RunScenario.SLOW_LOADER and has_incident else DATA_SECONDS
         )
         step_end = step_start + data_seconds + slowest_compute_seconds + SYNC_SECONDS
         is_nan = (
-            self._incident is Incident.NAN
+            self._scenario is RunScenario.NAN_LOSS
             and has_incident
             and not self._has_reached(step_start, TIMES.nan_end)
         )
@@ -117,13 +117,13 @@ class Rank:
             with training.data_loading():
                 wait(step_start + data_seconds - time.time())
             with training.model_forward():
-                if self._incident is Incident.HANG and self._rank == 1 and has_incident:
+                if self._scenario is RunScenario.HANG and self._rank == 1 and has_incident:
                     wait(TIMES.end)
                 wait(compute_seconds * 0.31)
             with training.model_backward():
                 wait(compute_seconds * 0.6)
             with training.phase("grad_sync"):
-                if self._incident is Incident.HANG and has_incident:
+                if self._scenario is RunScenario.HANG and has_incident:
                     wait(TIMES.end)
                 wait(step_end - compute_seconds * 0.09 - time.time())
             with training.optimizer_update():

@@ -17,7 +17,7 @@ from dashboards.scenario.cluster import Cluster
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the scenario until its end or a signal; returns 0."""
+    """Run the scenario until its end or a signal, and return 0."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.scenario", description=__doc__)
     parser.add_argument(
         "--seconds",
@@ -26,7 +26,9 @@ def main(arguments: Sequence[str]) -> int:
         help="duration of the scenario in seconds (default %(default)s)",
     )
     parser.add_argument(
-        "--stay", action="store_true", help="keep Prometheus running after the end, until Ctrl-C"
+        "--stay",
+        action="store_true",
+        help="keep Prometheus, the exporters and the jobs after the end, until Ctrl-C",
     )
     options = parser.parse_args(arguments)
     stop_event = threading.Event()
@@ -35,9 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     directory = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))
     try:
         with Cluster(directory, Timeline(seconds=options.seconds)) as cluster:
-            print(f"Prometheus: {cluster.url}\nLogs: {directory}", flush=True)  # noqa: T201  # the address is the output of the command
-            stop_event.wait(options.seconds)
-            print("The scenario has ended.", flush=True)  # noqa: T201  # progress for the user of the command
+            print(f"Prometheus: {cluster.url}\nLogs: {directory}", flush=True)  # noqa: T201  # the command prints the address for its user
+            if not stop_event.wait(options.seconds):
+                print("The scenario has ended.", flush=True)  # noqa: T201  # the command reports progress to its user
             if options.stay:
                 stop_event.wait()
     finally:

@@ -123,7 +123,7 @@ class Cluster:
     ) -> None:
         self._stop_processes()
 
-    def wait(self) -> None:
+    def wait_until_end(self) -> None:
         """Wait until the end of the scenario."""
         remaining_seconds = self.start_time + self.timeline.seconds - time.time()
         if remaining_seconds > 0:
@@ -194,7 +194,7 @@ class Cluster:
             "WORLD_SIZE": str(world_size),
         }
         plan = {
-            "begin": self.start_time,
+            "start": self.start_time,
             "seconds": self.timeline.seconds,
             "baseline": run == BASELINE,
             "straggler": run == RUN and rank == world_size - 1,

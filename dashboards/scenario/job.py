@@ -44,7 +44,7 @@ class Rank:
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        self._scenario_start: float = plan["begin"]
+        self._scenario_start: float = plan["start"]
         self._timeline = Timeline(seconds=plan["seconds"])
         self._is_baseline: bool = plan["baseline"]
         self._is_straggler: bool = plan["straggler"]

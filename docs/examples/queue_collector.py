@@ -1,4 +1,4 @@
-"""Collector of prometheus_client: an object whose method collect() yields metric families."""
+"""Collector of prometheus_client that counts the jobs in a queue directory, one file for each job."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 class QueueCollector:
     def collect(self) -> Iterator[Metric]:
-        jobs = GaugeMetricFamily("queue_jobs", "Number of files in the queue.", labels=["queue"])
+        queue_jobs = GaugeMetricFamily("queue_jobs", "Number of jobs in the queue.", labels=["queue"])
         directory = Path(os.environ.get("QUEUE_DIR", "/var/spool/jobs"))
-        jobs.add_metric([directory.name], len(list(directory.iterdir())))
-        yield jobs
+        queue_jobs.add_metric([directory.name], len(list(directory.iterdir())))
+        yield queue_jobs

@@ -3,10 +3,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from exporter.bridges import transformers
 
-size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **size))
+model_size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **model_size))
 tokens = torch.randint(0, 64, (64, 8))
-dataset = [{"input_ids": row, "labels": row} for row in tokens]
+dataset = [{"input_ids": sequence, "labels": sequence} for sequence in tokens]
 arguments = TrainingArguments("output", max_steps=10, save_steps=5, report_to=[])
 # callbacks= is not needed under `training-exporter run`.
 Trainer(model, arguments, train_dataset=dataset, callbacks=[transformers.callback()]).train()

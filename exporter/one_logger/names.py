@@ -110,14 +110,14 @@ class NVTXColor(Name):
 
 
 class CheckPointStrategy(Name):
-    """Strategies of saving: SYNC, complete when the span of the save ends, or ASYNC."""
+    """Time at which a checkpoint is complete. SYNC: when the span of the save ends. ASYNC: later."""
 
     SYNC = "sync"
     ASYNC = "async"
 
 
 class CheckPointType(Name):
-    """Kinds of checkpoints: GLOBAL on persistent storage, LOCAL on the node."""
+    """Storage of a checkpoint. GLOBAL: persistent storage of all nodes. LOCAL: the node."""
 
     GLOBAL = "global"
     LOCAL = "local"
@@ -134,14 +134,14 @@ class ApplicationType(Name):
 
 
 class OneLoggerErrorHandlingStrategy(enum.Enum):
-    """Reactions to an invalid call, which is counted and logged in either case: raise, or ignore the call."""
+    """Reaction to an invalid call: raise an exception, or ignore the call. Both count and log the call."""
 
     PROPAGATE_EXCEPTIONS = "propagate_exceptions"
     DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR = "disable_quietly_and_report_metric_error"
 
 
 class ExportCustomizationMode(enum.Enum):
-    """Selections of the spans that are exported, with their events."""
+    """Selection of the spans that are exported together with their events."""
 
     EXPORT_ALL_SPANS = 1
     WHITELIST_SPANS = 2
@@ -169,4 +169,4 @@ DEFAULT_SPANS_EXPORT_BLACKLIST: list[SpanName] = [
     StandardTrainingJobSpanName.VALIDATION_SINGLE_ITERATION,
     StandardTrainingJobSpanName.ZERO_GRAD,
 ]
-"""Short and frequent spans, not exported by default."""
+"""Short and frequent spans that are not exported by default."""

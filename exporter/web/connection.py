@@ -70,7 +70,7 @@ class Connection:
         self, state: ConnectionState, seconds: float | None = None, error: Reason | None = None
     ) -> None:
         """Change the state, with a time limit."""
-        self._server.guard.move(self, state)
+        self._server.guard.set_state(self, state)
         self._limit(seconds, error)
 
     def _limit(self, seconds: float | None, error: Reason | None = None) -> None:
@@ -81,7 +81,7 @@ class Connection:
     def _ended(self, task: asyncio.Task[None]) -> None:
         server = self._server
         self._limit(None)
-        server.guard.move(self, None)
+        server.guard.set_state(self, None)
         self._sock.close()
         # Reference cycles are broken, because the garbage collector may run minutes later.
         self.task = None

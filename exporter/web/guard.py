@@ -19,8 +19,8 @@ class ConnectionState(enum.Enum):
     WRITING = "writing"
 
 
-class Guarded(Protocol):
-    """Interface of a guarded connection."""
+class GuardedConnection(Protocol):
+    """Interface of a connection that the guard may close."""
 
     state: ConnectionState | None
     body: bytes
@@ -30,32 +30,45 @@ class Guarded(Protocol):
 
 
 class ConnectionGuard:
-    """Limit on the connections of a server.
+    """Limit on the connections of a server and on the bytes of their responses.
 
-    If the limit is reached, the guard evicts the stalled response whose peer has not read for the longest time; without one,
-    the oldest incomplete connection; without one, the oldest idle connection. It never evicts a response that is being rendered
-    or read. A flood of connections therefore evicts only its own connections: a scraper sends its request and reads the response
-    at once.
+    If the server has no room for a new connection (the limit is reached, or no file descriptor is free), the guard closes the
+    first of these connections:
+
+    1. a stalled response: the one whose peer has not read for the longest time;
+    2. the oldest incomplete connection;
+    3. the oldest idle connection.
+
+    A response that is being rendered or read therefore does not make room for a new connection. A flood of connections closes
+    only its own connections, because a scraper sends its request and reads the response at once.
+
+    If the bodies of all responses together exceed `bytes_in_flight`, the guard closes writing connections, first those without
+    progress for the longest time, until the bodies fit.
     """
 
     def __init__(self, limits: Limits) -> None:
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        is_unlimited = files == resource.RLIM_INFINITY
-        descriptors = limits.connections if is_unlimited else max(16, files - limits.spare_files)
+        open_file_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        is_unlimited = open_file_limit == resource.RLIM_INFINITY
+        descriptors = limits.connections if is_unlimited else max(16, open_file_limit - limits.spare_files)
         self.capacity = min(limits.connections, descriptors)
         self._limits = limits
-        # A dict preserves the order of insertion: the first connection of a state is the oldest.
-        self._members: dict[ConnectionState, dict[Guarded, float]] = {state: {} for state in ConnectionState}
+        # A dict preserves the order of insertion: the first connection of a state has had no progress for the longest time.
+        self._members: dict[ConnectionState, dict[GuardedConnection, float]] = {
+            state: {} for state in ConnectionState
+        }
 
-    def members(self, *states: ConnectionState) -> list[Guarded]:
-        """Return the connections in these states (default: all), the oldest of each state first. Thread-safe."""
+    def members(self, *states: ConnectionState) -> list[GuardedConnection]:
+        """Return the connections in these states (default: all). Thread-safe.
+
+        In each state, the connection without progress for the longest time comes first.
+        """
         return [member for state in states or ConnectionState for member in self._members[state].copy()]
 
     def make_room(self) -> bool:
         """Return True if a new connection fits, after an eviction if necessary."""
-        return sum(map(len, self._members.values())) < self.capacity or self.evict()
+        return sum(map(len, self._members.values())) < self.capacity or self.evict_one()
 
-    def move(self, member: Guarded, state: ConnectionState | None) -> None:
+    def set_state(self, member: GuardedConnection, state: ConnectionState | None) -> None:
         """Record the new state of a connection; None means closed."""
         if member.state is not None:
             del self._members[member.state][member]
@@ -63,25 +76,25 @@ class ConnectionGuard:
         if state is not None:
             self._members[state][member] = time.monotonic()
 
-    def begin_writing(self, member: Guarded, body: bytes) -> None:
-        """Record that a connection sends a response, and evict the oldest writers until the bodies fit."""
-        self.move(member, ConnectionState.WRITING)
+    def begin_writing(self, member: GuardedConnection, body: bytes) -> None:
+        """Record that a connection sends a response, and close the longest-waiting writers until the bodies fit."""
+        self.set_state(member, ConnectionState.WRITING)
         member.body = body
-        for oldest in self.members(ConnectionState.WRITING):
+        for longest_waiting in self.members(ConnectionState.WRITING):
             # A body sent by several connections is a shared object and counts once.
             bodies = {id(writer.body): len(writer.body) for writer in self._members[ConnectionState.WRITING]}
-            if oldest is member or sum(bodies.values()) <= self._limits.bytes_in_flight:
+            if longest_waiting is member or sum(bodies.values()) <= self._limits.bytes_in_flight:
                 return
-            self._end(oldest)
+            self._end(longest_waiting)
 
-    def progress(self, member: Guarded) -> None:
+    def progress(self, member: GuardedConnection) -> None:
         """Record that the peer of a writing connection has read a part of the response."""
         writing = self._members[ConnectionState.WRITING]
         if writing.pop(member, None) is not None:
             writing[member] = time.monotonic()
 
-    def evict(self) -> bool:
-        """Close the connection with the lowest priority; returns False if all responses are being rendered or read."""
+    def evict_one(self) -> bool:
+        """Close the connection with the lowest priority. Return False if all responses are being rendered or read."""
         stalled_before = time.monotonic() - self._limits.stalled_seconds
         for state in (ConnectionState.WRITING, ConnectionState.INCOMPLETE, ConnectionState.IDLE):
             for member, progress_at in self._members[state].items():
@@ -91,6 +104,6 @@ class ConnectionGuard:
                 return True
         return False
 
-    def _end(self, member: Guarded) -> None:
-        self.move(member, None)
+    def _end(self, member: GuardedConnection) -> None:
+        self.set_state(member, None)
         member.evict()

@@ -156,7 +156,7 @@ class Server:
                 continue  # the peer closed before the accept
             except OSError as error:
                 errors["accept"] += 1
-                has_evicted = error.errno in _EXHAUSTION_ERRORS and guard.evict()
+                has_evicted = error.errno in _EXHAUSTION_ERRORS and guard.evict_one()
                 # An eviction frees a descriptor soon: after a tenth of the pause, the next peer can be accepted.
                 await asyncio.sleep(pause_seconds / 10 if has_evicted else pause_seconds)
                 continue
@@ -171,7 +171,7 @@ class Server:
             await asyncio.sleep(0)  # start the connection before the next accept
 
     async def _wait_for_room(self) -> bool:
-        """Wait until a connection can be closed for a new connection; returns False after `room_seconds`.
+        """Wait until a new connection has room. Return False after `room_seconds`.
 
         New connections wait in the kernel's backlog.
         """

@@ -169,7 +169,7 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedScena
             configuration["scrape_configs"] = scrape_change(job, proxy)
             (directory / scrape_change.__name__ / "prometheus.yml").write_text(yaml.safe_dump(configuration))
             finished_scenario.other_servers[scrape_change.__name__] = stack.enter_context(other)
-        running_cluster.wait()
+        running_cluster.wait_until_end()
         time.sleep(2)
         finished_scenario.wait_for_scrapes()
         yield finished_scenario

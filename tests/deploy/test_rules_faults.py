@@ -49,7 +49,7 @@ class Rank:
         begin, end = self.time, self.time + seconds
         self.job.enter(kinds.TRAINING_ITERATION, begin)
         self.job.numbers.record("loss", "train", loss)
-        self.job.block(SYNC, begin + compute, end)
+        self.job.run_block(SYNC, begin + compute, end)
         self.job.leave(end)
         self.time = end
 
@@ -57,7 +57,7 @@ class Rank:
         end, state = self.time + seconds, self.job.state
         steps = state.progress.steps
         save = state.checkpoints.begin(steps, "sync", self.time, steps)
-        self.job.block(kinds.CHECKPOINT_SAVE, self.time, end)
+        self.job.run_block(kinds.CHECKPOINT_SAVE, self.time, end)
         state.checkpoints.succeed(save, end, end)
         self.time = end
 

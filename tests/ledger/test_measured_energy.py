@@ -189,7 +189,7 @@ def test_overlapping_histories_of_snapshots_give_each_interval_once() -> None:
     job = SimulatedTraining(start_seconds=0.0)
     intervals: tuple[PhaseInterval, ...] = ()
     for second in range(20):
-        job.block(MODEL_FORWARD, second + 0.25, second + 0.5)
+        job.run_block(MODEL_FORWARD, second + 0.25, second + 0.5)
         job.publish(second + 0.9)
         intervals = extend_intervals(intervals, job.reading())
 

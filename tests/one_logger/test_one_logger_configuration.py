@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_support import reported
+from training_support import collect_misuse
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger.config import LoggerConfig, OneLoggerConfig, Settings, TrainingTelemetryConfig
@@ -71,7 +71,7 @@ def test_a_callable_that_raises_or_returns_an_invalid_value_is_reported(
 ) -> None:
     config = TrainingTelemetryConfig(**TRAINING | {field: read_value})
 
-    with reported() as reports:
+    with collect_misuse() as reports:
         assert config.present(field) is None
 
     assert [(record.call, record.rule) for record in reports] == [
@@ -115,7 +115,7 @@ def test_throughput_needs_the_flops_of_a_sample() -> None:
 
 
 def test_d38_an_unknown_field_is_reported_with_the_known_fields() -> None:
-    with reported() as reports:
+    with collect_misuse() as reports:
         config = TrainingTelemetryConfig(**TRAINING, world_size_or_fn=5)
         config.perf_tags_or_fn = "typo"
 

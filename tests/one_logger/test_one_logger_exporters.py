@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training_support import reported
+from training_support import collect_misuse
 
 from exporter import training
 from exporter.errors import ExportError
@@ -258,7 +258,7 @@ def test_an_unreadable_file_is_reported_and_ignored(text: str, tmp_path: Path) -
     file.write_text(text, encoding="ascii")
     manager = ExporterConfigManager(packages=[])
 
-    with reported() as reports:
+    with collect_misuse() as reports:
         assert manager.generate_export_config(config_file_path=file) == []
 
     assert {record.call for record in reports} == {"with_export_config"}
@@ -277,7 +277,7 @@ def test_a_package_or_class_that_cannot_be_loaded_is_reported_and_ignored(tmp_pa
         ExporterConfig("exporter.one_logger.exporters.FileExporter", file),
         ExporterConfig("nv_one_logger.exporter.file_exporter.FileExporter", file),  # written for one-logger
     ]
-    with reported() as reports:
+    with collect_misuse() as reports:
         manager = ExporterConfigManager(packages=entry_points)
         exporters = manager.create_exporters_from_config(configs)
 

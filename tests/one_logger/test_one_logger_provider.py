@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from one_logger_support import APPLICATION, KeepingExporter, configured, exported
 from one_logger_support import TELEMETRY as TRAINING
-from training_support import latest_reading, reported
+from training_support import collect_misuse, latest_reading
 
 import exporter
 from exporter import one_logger, training
@@ -127,7 +127,7 @@ def test_s8_s13_a_late_configuration_is_a_misuse_without_effect(
     configured(telemetry={})
     observer, config = current(), provider().config
 
-    with reported() as reports:
+    with collect_misuse() as reports:
         getattr(provider(), call)(*arguments)
         one_logger.OneLoggerProvider.instance().configure(config, one_logger.DefaultRecorder())
 
@@ -378,7 +378,7 @@ def test_d14_a_recorder_that_is_used_wrongly_raises_nothing() -> None:
     recorder = one_logger.DefaultRecorder([KeepingExporter()])
     span = recorder.start("work")
     recorder.stop(span)
-    with reported() as reports:
+    with collect_misuse() as reports:
         recorder.stop(span)
         recorder.stop(None)  # type: ignore[arg-type]  # what one-logger gives where it is off
         recorder.event(None, one_logger.Event.create("e"))  # type: ignore[arg-type]  # None as a span
@@ -407,7 +407,7 @@ def test_a_raising_custom_recorder_does_not_affect_the_job() -> None:
             raise RuntimeError("broken")
 
     one_logger.OneLoggerProvider.instance().configure(one_logger.OneLoggerConfig(**APPLICATION), Broken())
-    with reported() as reports, timed_span("work") as span:
+    with collect_misuse() as reports, timed_span("work") as span:
         span.add_attribute("a", 1)
 
     assert [record.rule for record in reports] == ["recorder_raised"]
@@ -427,7 +427,7 @@ def _default_notices() -> Iterator[None]:
 @pytest.mark.usefixtures("_default_notices")
 def test_d36_a_log_file_exists_only_if_configured_and_has_the_notices(tmp_path: Path) -> None:
     paths = {"log_file_path_for_info": tmp_path / "info", "log_file_path_for_err": tmp_path / "no" / "err"}
-    with reported() as reports:
+    with collect_misuse() as reports:
         configured(logger_config=one_logger.LoggerConfig(log_level="ERROR", **paths))
     log_once(f"{tmp_path}", "a notice")
     NOTICES.flush()

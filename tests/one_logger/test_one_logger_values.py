@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from training_support import reported
+from training_support import collect_misuse
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger import names, standard_attributes
@@ -177,7 +177,7 @@ def test_an_event_of_a_span_that_has_ended_is_a_misuse_and_raises_nothing() -> N
     span = Span.create("work")
     span.stop()
 
-    with reported() as reports:
+    with collect_misuse() as reports:
         span.add_event(Event.create("late"))
 
     assert [(record.call, record.rule) for record in reports] == [("Span.add_event", "stopped_span")]
@@ -233,7 +233,7 @@ def test_a_past_time_is_accepted_and_a_far_future_time_becomes_now() -> None:
 
 def test_a_timer_that_is_used_out_of_order_is_reported_and_goes_on() -> None:
     timer = Timer()
-    with reported() as reports:
+    with collect_misuse() as reports:
         timer.stop()
         timer.start()
         timer.start()

@@ -19,8 +19,8 @@ from training_support import (
     fresh_recorder,
     latest_reading,
     misuse_counts,
-    published,
     published_value,
+    published_values,
     train,
     values_by_label,
 )
@@ -147,8 +147,8 @@ def test_a_block_object_can_be_entered_again_while_open() -> None:
 def test_time_before_the_first_step_is_init_and_afterwards_other() -> None:
     job = SimulatedTraining(start_seconds=0.0)
     job.enter(kinds.TRAINING_ITERATION, 3.0)
-    job.block(kinds.DATA_LOADING, 3.0, 4.0)
-    job.block(kinds.MODEL_FORWARD, 4.5, 6.0)
+    job.run_block(kinds.DATA_LOADING, 3.0, 4.0)
+    job.run_block(kinds.MODEL_FORWARD, 4.5, 6.0)
     job.leave(7.0)
     job.publish(10.0)
 
@@ -178,7 +178,7 @@ def test_the_active_phase_is_the_innermost_with_the_time_of_its_begin() -> None:
 def test_a_phase_inside_the_same_phase_is_one_phase() -> None:
     job = SimulatedTraining(start_seconds=0.0)
     job.enter(kinds.VALIDATION_LOOP, 1.0)
-    job.block(kinds.VALIDATION_ITERATION, 2.0, 3.0)
+    job.run_block(kinds.VALIDATION_ITERATION, 2.0, 3.0)
     job.leave(5.0)
 
     values = job.values(6.0)
@@ -189,7 +189,7 @@ def test_a_phase_inside_the_same_phase_is_one_phase() -> None:
 def test_the_history_has_each_phase_of_the_last_seconds() -> None:
     job = SimulatedTraining(start_seconds=0.0)
     job.enter(kinds.TRAINING_ITERATION, 10.0)
-    job.block(kinds.MODEL_FORWARD, 10.25, 10.32)
+    job.run_block(kinds.MODEL_FORWARD, 10.25, 10.32)
     job.publish(17.25)
 
     assert history(job)[-3:] == [
@@ -203,8 +203,8 @@ def test_the_history_of_a_thousand_changes_a_second_has_the_share_of_each_phase(
     job = SimulatedTraining(start_seconds=0.0)
     for step in range(200):
         seconds_at = step / 100
-        job.block(kinds.MODEL_FORWARD, seconds_at, seconds_at + 0.002)
-        job.block(kinds.MODEL_BACKWARD, seconds_at + 0.002, seconds_at + 0.008)
+        job.run_block(kinds.MODEL_FORWARD, seconds_at, seconds_at + 0.002)
+        job.run_block(kinds.MODEL_BACKWARD, seconds_at + 0.002, seconds_at + 0.008)
     job.publish(2.0)
 
     seconds_by_phase = dict.fromkeys(("forward", "backward", "init"), 0.0)
@@ -216,7 +216,7 @@ def test_the_history_of_a_thousand_changes_a_second_has_the_share_of_each_phase(
 def test_the_history_is_bounded_in_time_and_complete_groups_stay_the_same_object() -> None:
     job = SimulatedTraining(start_seconds=0.0)
     for step in range(2000):
-        job.block(kinds.MODEL_FORWARD, step / 100, step / 100 + 0.005)
+        job.run_block(kinds.MODEL_FORWARD, step / 100, step / 100 + 0.005)
         if step == 1500:
             job.publish(15.005)
             initial_intervals = job.reading().intervals
@@ -245,7 +245,7 @@ def test_the_ideal_step_excludes_slow_steps_and_their_excess_is_counted() -> Non
     job, now = SimulatedTraining(start_seconds=0.0), 1.0
     for number in range(60):
         length = 30.0 if number in {0, 40} else 2.0
-        job.block(kinds.TRAINING_ITERATION, now, now + length)
+        job.run_block(kinds.TRAINING_ITERATION, now, now + length)
         now += length
 
     values = job.values(now)
@@ -405,7 +405,7 @@ def test_tasks_with_callbacks_that_never_end_do_not_stay_in_memory() -> None:
     with fresh_recorder():
         train()
         alive = asyncio.run(main())
-        published()
+        published_values()
 
         assert alive < 10
         assert len(TRAINING.clock.stack) == 1

@@ -1,4 +1,8 @@
-"""Three gloo ranks: a rank sleeps in its data set, the remaining ranks wait in an all-reduce."""
+"""Rank of a gloo job with three ranks.
+
+The rank given as the first argument hangs while it loads data, and the other two ranks wait in an all-reduce. The second
+argument chooses the process group: `default` or a new group.
+"""
 
 import sys
 import time
@@ -8,7 +12,7 @@ import torch.distributed as dist
 
 from exporter import training
 
-odd, kind = int(sys.argv[1]), sys.argv[2]
+hanging_rank, group_kind = int(sys.argv[1]), sys.argv[2]
 
 
 def read_shard() -> None:
@@ -18,11 +22,11 @@ def read_shard() -> None:
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-group = dist.group.WORLD if kind == "default" else dist.new_group([0, 1, 2])
+group = dist.group.WORLD if group_kind == "default" else dist.new_group([0, 1, 2])
 tensor = torch.ones(1)
 for step in range(1000):
     with training.training_iteration():
         with training.data_loading():
-            if rank == odd and step == 3:
+            if rank == hanging_rank and step == 3:
                 read_shard()
         dist.all_reduce(tensor, group=group)

@@ -1,4 +1,4 @@
-"""A job whose C call holds the interpreter lock for a minute."""
+"""Job whose C call holds the interpreter lock until the test kills the job."""
 
 import re
 import time
