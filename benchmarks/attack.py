@@ -95,7 +95,7 @@ class Victim:
 
 
 def request(port: int, path: str, login: str = LOGIN, timeout: float = 10.0, **headers: str) -> int:
-    """Request a page on a new connection; returns the status, or 0 without a response."""
+    """Request a page on a new connection, and return the status, or 0 without a response."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
         client.request("GET", path, headers={"Authorization": login, **headers})
@@ -392,7 +392,7 @@ def victim(program: str, prepare: Callable[[Path], None] = leave_no_files) -> It
 
 
 def report_row(attack: str, server: Victim, memory_before_mib: float) -> bool:
-    """Print a row; returns True if the server kept all bounds."""
+    """Print a row. Return True if the server kept all bounds."""
     peak_mib, memory_after_mib = max(server.peak_mib, *server.memory_mib), server.memory_mib[-1]
     cells = [
         attack,
@@ -409,7 +409,7 @@ def report_row(attack: str, server: Victim, memory_before_mib: float) -> bool:
 
 
 def attack_over_http(name: str, attack: Attack, peer: str | None) -> bool:
-    """Attack the exporter and the peer; returns True if the exporter kept all bounds."""
+    """Attack the exporter and the peer. Return True if the exporter kept all bounds."""
     has_held = True
     for program in ("exporter", *([peer] if peer else [])):
         with victim(program) as server:
@@ -422,7 +422,7 @@ def attack_over_http(name: str, attack: Attack, peer: str | None) -> bool:
 
 
 def attack_with_files(name: str, prepare: Callable[[Path], None]) -> bool:
-    """Start the exporter with hostile files and an honest job; returns True if the exporter kept all bounds."""
+    """Start the exporter with hostile files and an honest job. Return True if the exporter kept all bounds."""
     if prepare is leave_foreign_entries and os.geteuid() != 0:
         print(f"| {name} | skipped: only root can make files of another user |")
         return True
@@ -442,7 +442,7 @@ def attack_with_files(name: str, prepare: Callable[[Path], None]) -> bool:
 
 
 def attack_with_job(name: str, empty_files: int, program: str) -> bool:
-    """Run a hostile job beside the exporter; returns True if the exporter kept all bounds."""
+    """Run a hostile job beside the exporter. Return True if the exporter kept all bounds."""
     with victim("exporter") as server:
         assert server.feed is not None
         for number in range(empty_files):

@@ -86,7 +86,7 @@ def values() -> list[Row]:
 def timed_calls(
     calls: dict[str, Callable[[float], object]], after_round: Callable[[], object]
 ) -> dict[str, float]:
-    """Time `call(0.01)` of each function, interleaved; returns the medians in nanoseconds, without an empty loop."""
+    """Return the median duration of `call(0.01)` of each function in nanoseconds, without the loop; the calls are interleaved."""
     times_by_name: dict[str, list[float]] = {name: [] for name in ("", *calls)}
     for _ in range(ROUNDS):
         for name, times in times_by_name.items():

@@ -117,7 +117,7 @@ def serve(library: str) -> None:
 
 
 async def scrape(port: int) -> float:
-    """Scrape once on a new connection; returns the duration in seconds."""
+    """Scrape once on a new connection, and return the duration in seconds."""
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     writer.write(REQUEST)
@@ -134,7 +134,7 @@ async def one_by_one(port: int) -> list[float]:
 
 
 async def crowd(port: int) -> tuple[list[float], int]:
-    """Scrape with all clients, each again after a response; returns the durations and the number of failed scrapes."""
+    """Scrape with all clients in loops, and return the durations and the number of failed scrapes."""
     times: list[float] = []
     failures = 0
 

@@ -39,7 +39,7 @@ FLAT, LINEAR = 0.25, 1.3
 
 
 def forked(work: Callable[..., None], *arguments: int) -> int:
-    """Run a function in a forked child; returns the process id."""
+    """Run a function in a forked child, and return the process id."""
     pid = os.fork()
     if pid == 0:
         try:

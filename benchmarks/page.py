@@ -128,7 +128,7 @@ def fleet(result: dict[str, Any]) -> str:
 
 
 def table(results: dict[str, Any], names: Mapping[str, str]) -> str:
-    """Return a table of figures with other names; raises SystemExit for a figure that no benchmark has reported."""
+    """Return a table of figures with other names. Raises SystemExit for a figure that no benchmark has reported."""
     rows = {line["figure"]: line for name in NAMES if name in results for line in results[name]["budgets"]}
     if missing := [figure for figure in names if figure not in rows]:
         raise SystemExit(f"results.json has no figure {', '.join(missing)}; run python benchmarks/page.py")
@@ -142,7 +142,7 @@ def table(results: dict[str, Any], names: Mapping[str, str]) -> str:
 
 
 def replace_region(document: str, region: str, text: str) -> str:
-    """Return a document with the text between the marks of a region; raises SystemExit without the marks."""
+    """Return a document with the text between the marks of a region. Raises SystemExit without the marks."""
     start, end = f"<!-- benchmarks: {region} -->\n\n", f"\n\n<!-- end of benchmarks: {region} -->"
     head, start_mark, rest = document.partition(start)
     _, end_mark, tail = rest.partition(end)
@@ -173,7 +173,7 @@ def run_benchmark(name: str) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> int:
-    """Run the benchmarks and write the documents, or check the documents; returns the exit status."""
+    """Run the benchmarks and write the documents, or check the documents. Return the exit status."""
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     if "--check" in sys.argv:
         stale = [

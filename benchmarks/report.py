@@ -80,7 +80,7 @@ def take_turns(
     clock: Callable[[], float] = time.thread_time,
     after_round: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """Measure calls of the contenders, interleaved; returns the medians of the rounds in nanoseconds, without an empty loop.
+    """Return the median duration of a call of each contender in nanoseconds, without the loop; the rounds are interleaved.
 
     Args:
         contenders: Functions by name.

@@ -484,7 +484,7 @@ def possible_losses(rank: Rank, fillings: int) -> float:
 
 
 def main() -> int:
-    """Run; returns the exit status."""
+    """Run the soak test and return the exit status."""
     if sys.argv[1:2] == ["rank"]:
         be_rank(Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
         return 0

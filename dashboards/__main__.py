@@ -46,7 +46,7 @@ def differences(directory: Path = DIRECTORY) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write or compare the JSON files; returns 1 if compared files differ."""
+    """Write or compare the JSON files. Return 1 if compared files differ."""
     parser = argparse.ArgumentParser(prog="python -m dashboards", description=__doc__)
     parser.add_argument(
         "--check",

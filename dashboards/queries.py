@@ -92,7 +92,7 @@ def _gpu_label_by_rank(labels: str, inferred_source: str) -> str:
 
 
 GPU_INDEX_BY_RANK = _gpu_label_by_rank("gpu", _LOCAL_RANK_AS_GPU)
-"""PromQL for the GPU index of each rank, from the feed; else from the processes that NVML lists; else the local rank."""
+"""PromQL for the GPU index of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
 GPU_UUID_BY_RANK = _gpu_label_by_rank(
     "uuid", f"{_LOCAL_RANK_AS_GPU} * on (instance, gpu) group_left (uuid) topk by (instance, gpu) (1, gpu_up)"
 )

@@ -197,7 +197,7 @@ class FamilyCache:
         self._families: dict[str, CachedFamily] = {}
 
     def values(self, spec: FamilySpec) -> Mapping[tuple[str, ...], float] | None:
-        """Return the values of the last pass by label values; None if the family was absent."""
+        """Return the values of the last pass by label values, or None if the family was absent."""
         cached = self._families.get(spec.name)
         return None if cached is None else cached.values
 

@@ -20,9 +20,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Around = Generator[None, tuple[Any, "BaseException | None"], None]
 """Running hook of a rare call, suspended at its `yield` during the call; `yield` returns the result and the exception."""
 Hook = Callable[..., "Around | None"]
-"""Hook of a rare call, called with the arguments; returns None to skip the part after the call."""
+"""Hook of a rare call. It receives the arguments, and returns None to skip the part after the call."""
 BeforeHook = Callable[..., Any]
-"""Hook before a frequent call, called with the call's arguments; returns a token, or None to skip the `AfterHook`."""
+"""Hook before a frequent call. It receives the arguments, and returns a token, or None to skip the `AfterHook`."""
 AfterHook = Callable[[Any, Any, "BaseException | None"], None]
 """Hook after a frequent call, called with the token of the `BeforeHook`, the result and the exception."""
 
@@ -137,7 +137,7 @@ def drop_frame(error: BaseException) -> None:
 
 
 def version_of(package: str) -> str | None:
-    """Return the version of a loaded package; None if the package has no `__version__`."""
+    """Return the version of a loaded package, or None if the package has no `__version__`."""
     return str(getattr(sys.modules.get(package), "__version__", "")) or None
 
 

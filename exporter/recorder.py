@@ -39,7 +39,7 @@ class FeedSink:
         return self._writer is not None
 
     def place(self) -> FeedLocation | None:
-        """Return the directory and identity of the file; None before the first recording."""
+        """Return the directory and identity of the file, or None before the first recording."""
         writer = self._writer
         if writer is None:
             return None

@@ -90,7 +90,7 @@ def copy_of(machine: str, directory: Path) -> Path:
 
 
 def value_of(collected: Collected, name: str, *labels: str) -> float | None:
-    """Return the value of a sample; None if absent."""
+    """Return the value of a sample, or None if absent."""
     expected = [label for label in labels if label]
     for metric in collected:
         for sample in metric.samples:
@@ -145,7 +145,7 @@ def assert_sound(collector: Any, collected: Collected) -> None:
 
 
 class Board:
-    """Publisher for a scheduler, which stores the present blocks and all events."""
+    """Publisher for a scheduler, which stores the current blocks and all events."""
 
     def __init__(self) -> None:
         self.blocks: dict[str, Sequence[Metric]] = {}

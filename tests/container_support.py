@@ -57,7 +57,7 @@ class Contained:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
 
     def sample(self, series: str) -> float | None:
-        """Return the value of a series; None if absent."""
+        """Return the value of a series, or None if absent."""
         match = re.search(rf"^{re.escape(series)} (\S+)$", self.page, re.MULTILINE)
         return None if match is None else float(match[1])
 

@@ -101,7 +101,7 @@ def run(
 
 
 def snapshots(feed: Path) -> list[Snapshot]:
-    """The last snapshot of every process, in order of their beginning."""
+    """The last snapshot of every process, in the order of their start."""
     decoded = [Decoder().decode(path.read_bytes()) for path in feed.glob("*.feed")]
     return sorted(decoded, key=lambda snapshot: snapshot.process.started)
 

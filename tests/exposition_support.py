@@ -54,7 +54,7 @@ def read(body: bytes, form: Format) -> dict[Series, float]:
 
 
 def value(page: Page, name: str, **labels: str) -> float | None:
-    """Return the value of a series of a page; None if absent."""
+    """Return the value of a series of a page, or None if absent."""
     body = page.render(Format.OPENMETRICS)
     return read(body, Format.OPENMETRICS).get((name, tuple(sorted(labels.items()))))
 

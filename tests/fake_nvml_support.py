@@ -26,7 +26,7 @@ HEADERS = "nvidia-nvml-dev-cu12"
 
 
 def _headers() -> Path | None:
-    """Return the directory of nvml.h; None if the package is not installed."""
+    """Return the directory of nvml.h, or None if the package is not installed."""
     try:
         files = importlib.metadata.files(HEADERS) or []
     except importlib.metadata.PackageNotFoundError:
@@ -134,7 +134,7 @@ def collecting(fake: FakeNvml, *, period: float = 1.0, retry: float = 30.0) -> I
 
 
 def steady(fake: FakeNvml, load: Load | None = None) -> float:
-    """Give all GPUs the same constant load; return the present Unix time."""
+    """Give all GPUs the same constant load; return the current Unix time."""
     now = time.time()
     fake.play((now - 1000.0, load or Load()))
     return now

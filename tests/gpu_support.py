@@ -233,7 +233,7 @@ def values(families: Sequence[Metric], name: str) -> dict[tuple[str, ...], float
 
 
 def value(collector: GpuCollector, name: str, *labels: str) -> float | None:
-    """Return the first sample of a family whose label values start with `labels`; None if absent."""
+    """Return the first sample of a family whose label values start with `labels`, or None if absent."""
     samples = values(collector.collect(), name)
     return next((number for key, number in samples.items() if key[: len(labels)] == labels), None)
 

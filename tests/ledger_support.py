@@ -196,7 +196,7 @@ class Page:
         assert len(self.families) == len(metrics)
 
     def get(self, name: str, /, **labels: str) -> float | None:
-        """Return the value of the series with exactly these labels (further labels empty); None if absent."""
+        """Return the value of the series with exactly these labels (further labels empty), or None if absent."""
         return self._values.get(name, {}).get(frozenset(labels.items()))
 
     def all(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:

@@ -306,7 +306,7 @@ def _faults(node: str) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Execute the runs with incidents, or serve stored data until a signal; returns 0."""
+    """Execute the runs with incidents, or serve stored data until a signal. Return 0."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.incidents", description=__doc__)
     parser.add_argument(
         "--out",

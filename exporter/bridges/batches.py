@@ -9,7 +9,7 @@ _DEEPEST = 4
 
 
 def samples_of_tensors(batch: Any) -> int | None:
-    """Return the samples of a tensor, or of a list that begins with a tensor; None for all other batches.
+    """Return the samples of a tensor, or of a list that begins with a tensor, or None for all other batches.
 
     A fraction of the cost of `samples_and_tokens`, for the batches of most loaders.
     """
@@ -22,7 +22,7 @@ def samples_of_tensors(batch: Any) -> int | None:
 
 
 def samples_and_tokens(batch: Any) -> tuple[int | None, int | None]:
-    """Return the samples and the tokens of a batch; None if the shapes do not show the numbers.
+    """Return the samples and the tokens of a batch, or None if the shapes do not show the numbers.
 
     Tokens are counted only in a batch with two-dimensional `input_ids`.
     """

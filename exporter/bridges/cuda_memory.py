@@ -59,7 +59,7 @@ class CudaMemory:
 
 
 def install() -> None:
-    """Poll the allocator every five seconds; raises ImportError if torch is not installed."""
+    """Poll the allocator every five seconds. Raises ImportError if torch is not installed."""
     torch: Any = import_module("torch")
     if hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # else it is a torch without CUDA
         memory = CudaMemory(lambda: _read_memory(torch))

@@ -85,7 +85,7 @@ def _groups(optimizer: Any) -> Any:
 
 
 def learning_rate(optimizer: Any) -> float | None:
-    """Return the learning rate of the first parameter group; None if the rate is not a number on the host."""
+    """Return the learning rate of the first parameter group, or None if the rate is not a number on the host."""
     groups = _groups(optimizer)
     rate = groups[0].get("lr") if groups else None
     return rate if type(rate) is float or type(rate) is int else None

@@ -112,7 +112,7 @@ class LightningCallback(Source):
     on_after_backward = optimizer_ends
 
     def part_of_batch(self, phase: str | None) -> None:
-        """Begin a phase of the present batch."""
+        """Begin a phase of the current batch."""
         if self._in_batch:
             self.tracker.phase(phase)
 

@@ -1,6 +1,6 @@
 """Loop tracker: opens and closes blocks of `exporter.training` according to the hooks on a training loop.
 
-Used in the training process, on the thread that trains. Hooks miss some begins and ends, for example when an exception
+Used in the training process, on the thread that trains. Hooks miss some starts and ends, for example when an exception
 passes or an epoch is cut short. The tracker therefore stores the open blocks, and the end of a block closes the inner blocks.
 """
 

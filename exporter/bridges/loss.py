@@ -148,7 +148,7 @@ def _is_nonfinite(value: Any) -> bool:
 
 
 def _combined(passes: list[_Pass], batches: int, longest: int) -> Any:
-    """Return the loss of which the passes are parts; None if their factors do not show the loss."""
+    """Return the loss of which the passes are parts, or None if their factors do not show the loss."""
     scales = [each.factors for each in passes if each.factors is not None]
     if len(scales) < len(passes):
         return None
@@ -195,7 +195,7 @@ def _factors(loss: Any) -> Sequence[float] | None:
 
 
 def _number(constant: Any) -> float | None:
-    """Return a constant of the graph; None if the constant is not a finite number on the host, or is 0."""
+    """Return a constant of the graph, or None if the constant is not a finite number on the host, or is 0."""
     if constant is None or not constant.is_cpu or constant.numel() != 1:
         return None
     number = float(constant.item())
@@ -203,7 +203,7 @@ def _number(constant: Any) -> float | None:
 
 
 def readable(value: Any) -> Any:
-    """Return the number in a tensor, or the tensor itself on a GPU; None if reading would wait or the tensor has several."""
+    """Return the number in a tensor, or the tensor itself on a GPU, or None if reading would wait or the tensor has several."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return value

@@ -104,7 +104,7 @@ def _raw(name: str, event: Any) -> RawEvent:
 
 
 def _series(key: str) -> Callable[[float], None] | None:
-    """Return the function that records a value of a Stat; None if the name is invalid."""
+    """Return the function that records a value of a Stat, or None if the name is invalid."""
     name, _, aggregation = key.rpartition(".")
     named = metric_name(None, name)
     if named is None or aggregation not in _WINDOWED | _COUNTED.keys():

@@ -148,7 +148,7 @@ def _describe() -> None:
 
 
 def _value(config: Any, name: str) -> Any:
-    """Return the present value of a field that may be a callable."""
+    """Return the current value of a field that may be a callable."""
     found = getattr(config, f"{name}_or_fn", None)
     return found() if callable(found) else found
 
@@ -163,7 +163,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _late(event: Any) -> float | None:
-    """Return the time of an event that is late, in milliseconds since the epoch; None for an event of now."""
+    """Return the time of an event that is late, in milliseconds since the epoch, or None for an event of now."""
     if event is None:
         return None
     then = float(event.timestamp.seconds_since_epoch)

@@ -56,7 +56,7 @@ class Periodic:
         self._look()
 
     def finish(self) -> Callable[[float, str], object]:
-        """Start the last poll; returns the function that waits for it."""
+        """Start the last poll, and return the function that waits for its end."""
         self._worker.put(LAST)
         return self._worker.finish()
 

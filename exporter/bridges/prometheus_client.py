@@ -112,7 +112,7 @@ class Registries(Periodic):
                     return
 
     def _ask(self, collector: Any) -> bool:
-        """Poll a collector; returns False if the poll hung and a new thread has continued."""
+        """Poll a collector. Return False if the poll hung and a new thread has continued."""
         self._asked = asked = (id(collector), monotonic())
         gauges: set[Key] = set()
         try:
@@ -178,7 +178,7 @@ class Registries(Periodic):
                 series.count(number, part.get("sum", 0.0), *[part[bound] for bound in bounds])
 
     def _of(self, key: Key, text: str, bounds: Iterable[float] = ()) -> _Series | None:
-        """Return a series, created on first use; None if the name or labels are invalid."""
+        """Return a series, created on first use, or None if the name or labels are invalid."""
         if key not in self._series:
             if len(self._series) >= MOST_SERIES:
                 message = f"only {MOST_SERIES} series of prometheus_client are exported"

@@ -227,7 +227,7 @@ def _active() -> _Callback | None:
 
 
 def _begun(trainer: Any) -> _Callback | None:
-    """Return the active callback of a Trainer; None if a different source is active."""
+    """Return the active callback of a Trainer, or None if a different source is active."""
     for each in type(trainer).__mro__:
         if "_prepare_inputs" in vars(each):
             patch(each, "_prepare_inputs", _within("prepares"))

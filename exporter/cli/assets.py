@@ -29,7 +29,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "assets"
 
 
 def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:
-    """Write the files; returns 1 without a write if a file has different content. Raises ConfigurationError."""
+    """Write the files. Return 1 and write nothing if a file has different content. Raises ConfigurationError."""
     parser = Parser(f"{PROGRAM} assets", DESCRIPTION, " --output DIR")
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="write to this directory")
     parser.add_argument("--force", action="store_true", help="overwrite files that have been changed")

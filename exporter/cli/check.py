@@ -282,7 +282,7 @@ PROBES = (feed_directory, sidecar, writers, addresses, state_directory, energy, 
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run all checks and print the findings; returns 1 if a check failed."""
+    """Run all checks and print the findings. Return 1 if a check failed."""
     parser = Parser(f"{PROGRAM} check", DESCRIPTION)
     add_flags(parser)
     group, text = parser.add_argument_group("check"), "output format (default text)"

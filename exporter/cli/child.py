@@ -42,7 +42,7 @@ def own_command(*arguments: str) -> tuple[str, ...]:
 
 
 def start_job(command: tuple[str, ...], *, environment: Mapping[str, str], mask: Collection[int]) -> int:
-    """Start the job in the current process group and return its process id; raises NotStartedError."""
+    """Start the job in the current process group and return its process id. Raises NotStartedError."""
     program = command[0]
     try:
         return os.posix_spawnp(program, command, environment, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON)
@@ -53,7 +53,7 @@ def start_job(command: tuple[str, ...], *, environment: Mapping[str, str], mask:
 
 
 def start_own(command: tuple[str, ...], *, mask: Collection[int]) -> int:
-    """Start a program of this package in a new session; raises OSError or NotImplementedError."""
+    """Start a program of this package in a new session. Raises OSError or NotImplementedError."""
     return os.posix_spawn(
         command[0],
         command,

@@ -11,7 +11,7 @@ from exporter.web.protection import load_protection
 
 
 def check_configuration(configuration: Configuration) -> None:
-    """Open the TLS files and import the third-party collectors; raises ConfigurationError with all problems."""
+    """Open the TLS files and import the third-party collectors. Raises ConfigurationError with all problems."""
     problems = [*_web_problems(configuration), *_extra_problems(configuration)]
     if problems:
         raise ConfigurationError(problems)

@@ -54,7 +54,7 @@ MIN_SPEED, MAX_SPEED = 0.1, 20.0
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run the demo until a signal; returns 2 after a failed start. Raises ConfigurationError, and ListenError for a port in use."""
+    """Run the demo until a signal. Return 2 after a failed start. Raises ConfigurationError, and ListenError for a port in use."""
     parser = Parser(f"{PROGRAM} demo", DESCRIPTION)
     add_flags(parser)
     demo_group = parser.add_argument_group("demo")

@@ -20,7 +20,7 @@ DEFAULT_ADDRESS = ":20909"
 FEED_DIRECTORY_VARIABLE = "EXPORTER_FEED_DIR"
 
 EXIT_FAILED, EXIT_REFUSED, EXIT_JOINED = 1, 2, 3
-"""Exit statuses: failure; refused start; sidecar of `run` in a directory with a running sidecar."""
+"""Exit statuses of a failure, of a refused start, and of the sidecar of `run` if the directory already has a running sidecar."""
 
 FLAGS: Mapping[str, tuple[str, str]] = {
     "--config.file": ("FILE", "read the configuration from this YAML file (default: none)"),
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         raise mistake("command line", message)
 
     def parse_flags(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line; raises ConfigurationError for unknown, incomplete or repeated flags."""
+        """Parse a command line. Raises ConfigurationError for unknown, incomplete or repeated flags."""
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
             raise ConfigurationError([self._unknown(argument) for argument in unknown])
@@ -108,7 +108,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def value_of(flags: argparse.Namespace, flag: str) -> Any:
-    """Return the value of a flag; None if the flag is not given."""
+    """Return the value of a flag, or None if the flag is not given."""
     return getattr(flags, flag.removeprefix("--").replace("-", "_"))
 
 

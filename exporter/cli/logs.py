@@ -169,7 +169,7 @@ class Logs:
         self._handler.setFormatter(Formatter(form))
 
     def finish(self, timeout_seconds: float = 1.0) -> None:
-        """Stop logging and write the queued lines; returns after a timeout if standard error is blocked."""
+        """Stop logging and write the queued lines. Return after a timeout if standard error is blocked."""
         logging.getLogger().removeHandler(self._handler)
         logging.captureWarnings(capture=False)
         threading.excepthook = threading.__excepthook__

@@ -102,7 +102,7 @@ class Otlp:
         self._starts = StartTimes()
 
     def put(self, page: bytes, exporter_start: float | None = None) -> None:
-        """Send a page; raises OSError if the endpoint does not accept the page, and OpenTelemetry logs the reason."""
+        """Send a page. Raises OSError if the endpoint does not accept the page, and OpenTelemetry logs the reason."""
         sdk, now = self._sdk, time.time_ns()
         self._starts.begin(now if exporter_start is None else int(exporter_start * 1e9))
         families = text_string_to_metric_families(page.decode())

@@ -42,10 +42,10 @@ class PushTarget(Protocol):
     """Destination of the page."""
 
     def put(self, page: bytes, exporter_start: float | None = None) -> None:
-        """Replace the previous page; raises OSError or HTTPException."""
+        """Replace the previous page. Raises OSError or HTTPException."""
 
     def remove(self) -> None:
-        """Remove the page, if present; raises as `put`."""
+        """Remove the page if it exists. Raises the same exceptions as `put`."""
 
 
 class TextFile:
@@ -113,7 +113,7 @@ class Access:
         return {"Authorization": f"Basic {credentials}"}
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS settings; raises OSError for files that cannot be loaded."""
+        """Return the TLS settings. Raises OSError for files that cannot be loaded."""
         context = ssl.create_default_context(cafile=self.ca_file)
         if self.cert_file is not None:
             context.load_cert_chain(self.cert_file, self.key_file)
@@ -135,7 +135,7 @@ class Push:
         )
 
     def step(self) -> bool:
-        """Push once; returns True if the page was pushed."""
+        """Push the page once. Return True on success."""
         problem = f"{self._source} cannot be read"
         try:
             request = urllib.request.Request(self._source, headers=self._access.headers())  # noqa: S310  # main accepts only http and https
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
 
 
 def _access(flags: Mapping[str, Any]) -> Access:
-    """Return the credentials of a command line; raises ConfigurationError for files that cannot be loaded."""
+    """Return the credentials of a command line. Raises ConfigurationError for files that cannot be loaded."""
     files = {
         name: Path(text)
         for name in ("password_file", "ca_file", "cert_file", "key_file")
@@ -241,13 +241,13 @@ def _without_process(page: bytes) -> bytes:
 
 
 def _start_of(page: bytes) -> float | None:
-    """Return the exporter's start, Unix time, from the page; None if the page does not have the family."""
+    """Return the exporter's start, Unix time, from the page, or None if the page does not have the family."""
     match = re.search(rb"^process_start_time_seconds (\S+)$", page, re.MULTILINE)
     return None if match is None else float(match[1])
 
 
 def target_of(arguments: Sequence[str], source: str = _DEFAULT_SOURCE) -> PushTarget:
-    """Return the target of a command line; raises ConfigurationError."""
+    """Return the target of a command line. Raises ConfigurationError."""
     text = arguments[-1]
     if len(arguments) == 2 and arguments[0] == "otlp" and _is_web(text):
         try:

@@ -110,7 +110,7 @@ class HangSection:
 
     @property
     def detail(self) -> Detail | None:
-        """Return the level of detail of the stacks; None for off."""
+        """Return the level of detail of the stacks, or None for off."""
         return None if self.stacks == "off" else Detail(self.stacks)
 
 

@@ -167,12 +167,12 @@ class SidecarService:
         self._has_logged_rules_error = False
 
     def acquire_feed(self) -> bool:
-        """Become the owner of the feed directory; returns False if another sidecar owns it. Raises FeedDirectoryError."""
+        """Become the owner of the feed directory. Return False if another sidecar owns it. Raises FeedDirectoryError."""
         prepare_directory(self.feed_directory)
         return self._reader.ownership.acquire() or runs.owner(self.feed_directory) is None
 
     def start(self) -> None:
-        """Prepare the feed directory, bind the addresses, and start to collect; raises the errors of `serve`.
+        """Prepare the feed directory, bind the addresses, and start to collect. Raises the errors of `serve`.
 
         The addresses are bound before any file is written, so a second sidecar on the same port changes no file.
         """
@@ -274,7 +274,7 @@ class SidecarService:
 
 
 def _prepare_state_directory(path: Path) -> None:
-    """Create the state directory (0700) if its parent exists; raises StateError."""
+    """Create the state directory (0700) if its parent exists. Raises StateError."""
     if path.is_dir():
         return
     try:

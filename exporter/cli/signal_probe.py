@@ -52,7 +52,7 @@ class SignalProbe:
             os.close(numbers)
 
     def has_received(self, number: int) -> bool | None:
-        """Return True if the process group received a signal that this process has just received; None if unknown.
+        """Return True if the process group received a signal that this process has just received, or None if unknown.
 
         Pending signals of the same number count once, as in the kernel: `timeout` signals its
         child, then the group.

@@ -37,7 +37,7 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGINT})
 
     def wait(self, timeout_seconds: float | None) -> int | None:
-        """Return the next signal; None after the timeout, or earlier after a spurious wake-up."""
+        """Return the next signal, or None after the timeout, or earlier after a spurious wake-up."""
         if self._queue.empty():
             select.select([self._reader], [], [], timeout_seconds)
             with contextlib.suppress(BlockingIOError):

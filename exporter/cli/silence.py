@@ -75,7 +75,7 @@ class LaunchedProcess:
 
     @property
     def interpreter(self) -> str | None:
-        """Return the interpreter path of the command line, which names a virtual environment; None for other programs."""
+        """Return the interpreter path of the command line, which names a virtual environment, or None for other programs."""
         name = self.command[0] if self.command else ""
         if not os.path.basename(name).startswith(("python", "pypy")):  # noqa: PTH119  # the job's command line contains string paths
             return None
@@ -128,7 +128,7 @@ def install_command(python: str, site: str) -> str:
 
 
 def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
-    """Return why a job records nothing; None if the job records, or has no Python process."""
+    """Return why a job records nothing, or None if the job records, or has no Python process."""
     processes = _tree(pid)
     if runs.recording_processes(feed_directory) & {process.pid for process in processes}:
         return None

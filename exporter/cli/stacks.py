@@ -34,7 +34,7 @@ POLL_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Print the stacks; returns 1 without a running rank."""
+    """Print the stacks. Return 1 if no rank is running."""
     parser = Parser(f"{PROGRAM} stacks", DESCRIPTION)
     parser.add_argument("--run", default="", help="only this run")
     parser.add_argument("--json", action="store_true", help="print JSON with whole stacks")

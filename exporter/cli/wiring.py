@@ -282,7 +282,7 @@ class Wiring:
             collector.start()
 
     def _find(self, collector_class: type[_C]) -> _C | None:
-        """Return the running collector of a class; None if it is not scheduled."""
+        """Return the running collector of a class, or None if it is not scheduled."""
         running = self._running.get(collector_class.name)
         collectors = () if running is None else running.collectors
         return next((collector for collector in collectors if isinstance(collector, collector_class)), None)

@@ -52,7 +52,7 @@ class ExtraCollector:
         self._collector: Any = None
 
     def collect(self) -> Iterable[Metric]:
-        """Run the collector; raises CollectError (`import`) if the class cannot be imported or constructed."""
+        """Run the collector. Raises CollectError (`import`) if the class cannot be imported or constructed."""
         if self._collector is None:
             module, _, attribute = self.name.partition(":")
             try:

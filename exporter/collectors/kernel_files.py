@@ -34,7 +34,7 @@ ABSENT = frozenset(
         errno.EOPNOTSUPP,  # /proc/pressure with psi=0
         errno.ESRCH,  # an open file of a process that has ended
         errno.EINVAL,  # a driver without the counter
-        errno.ENODATA,  # a sensor without a present value
+        errno.ENODATA,  # a sensor without a current value
         errno.EAGAIN,
         errno.EBUSY,
     )
@@ -76,7 +76,7 @@ def malformed(name: Path | str, error: Exception) -> CollectError:
 
 
 def parse(name: Path | str, parser: Callable[[str], _T], text: str) -> _T:
-    """Return `parser(text)`; raises CollectError (malformed) if the parser raises ValueError or LookupError.
+    """Return `parser(text)`. Raises CollectError (malformed) if the parser raises ValueError or LookupError.
 
     A parser handles only the text: an exception of either kind is a fault of the file.
     """
@@ -87,12 +87,12 @@ def parse(name: Path | str, parser: Callable[[str], _T], text: str) -> _T:
 
 
 def parse_file(path: Path, parser: Callable[[str], _T]) -> _T:
-    """Return the parsed content of a file; raises OSError and CollectError (malformed)."""
+    """Return the parsed content of a file. Raises OSError and CollectError (malformed)."""
     return parse(path, parser, read_file(path))
 
 
 def from_psutil(name: Path | str, call: Callable[[], _T]) -> _T:
-    """Call a function of psutil that reads a file; raises OSError and CollectError (malformed).
+    """Call a function of psutil that reads a file. Raises OSError and CollectError (malformed).
 
     psutil does not document the exceptions that damaged files cause.
     """
@@ -105,12 +105,12 @@ def from_psutil(name: Path | str, call: Callable[[], _T]) -> _T:
 
 
 def read_file(path: Path) -> str:
-    """Return the content of a kernel file, stripped; bytes that are not UTF-8 become surrogates; raises OSError."""
+    """Return the stripped content of a kernel file. Bytes that are not UTF-8 become surrogates. Raises OSError."""
     return path.read_bytes().decode("utf-8", "surrogateescape").strip()
 
 
 def read_optional(path: Path) -> str | None:
-    """Return the content of a kernel file; None if the file is missing or has no value now; raises OSError."""
+    """Return the content of a kernel file, or None if the file is missing or has no current value. Raises OSError."""
     try:
         return read_file(path)
     except OSError as error:
@@ -120,7 +120,7 @@ def read_optional(path: Path) -> str | None:
 
 
 def list_directory(directory: Path) -> list[str]:
-    """Return the names in a directory, sorted; an empty list if the directory is missing; raises OSError."""
+    """Return the sorted names in a directory, or an empty list if the directory is missing. Raises OSError."""
     try:
         return sorted(entry.name for entry in directory.iterdir())
     except OSError as error:
@@ -136,7 +136,7 @@ def named_counts(text: str) -> dict[str, int]:
 
 
 def counts_in(path: Path, *required: str) -> dict[str, int]:
-    """Return the counts of a file such as /proc/vmstat; raises CollectError (malformed) if a required line is missing."""
+    """Return the counts of a file such as /proc/vmstat. Raises CollectError (malformed) if a required line is missing."""
     counts = parse_file(path, named_counts)
     for name in required:
         if name not in counts:

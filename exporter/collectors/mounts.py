@@ -36,7 +36,7 @@ class Mount:
 
 
 def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
-    """Parse a mountinfo file and return the mounts in the kernel's order, all or of some types; raises ValueError."""
+    """Parse a mountinfo file and return the mounts in the kernel's order, all or of some types. Raises ValueError."""
     markers = [f" - {fs_type} " for fs_type in fs_types]
     return [
         _mount(line)

@@ -116,7 +116,7 @@ class Scheduler:
         self._withdraw_stale(task)
 
     def start(self) -> None:
-        """Start the threads; raises StartError if the system refuses a thread."""
+        """Start the threads. Raises StartError if the system refuses a thread."""
         with self._lock:
             starts = [self._start_lane(lane) for lane in self._lanes.values() if lane.scheduled_tasks()]
             self._is_started = True

@@ -55,7 +55,7 @@ LAST_DURATION = FamilySpec(
     unit="seconds",
     labels=("collector",),
     help=(
-        "Duration of the last pass, or the present duration of a running pass that has exceeded the deadline. Absent before the end of the first pass."
+        "Duration of the last pass, or the duration so far of a running pass that has exceeded the deadline. Absent before the end of the first pass."
     ),
     source="monotonic clock",
 )

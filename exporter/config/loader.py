@@ -51,7 +51,7 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
 
 
 def load_file(path: str | Path, cls: type[_T]) -> _T:
-    """Read and `load` a file; raises ConfigurationError, also for an unreadable file."""
+    """Read and `load` a file. Raises ConfigurationError, also for an unreadable file."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -62,7 +62,7 @@ def load_file(path: str | Path, cls: type[_T]) -> _T:
 
 
 def parse(text: str, source: str, hint: Any) -> Any:
-    """Return the value of a flag or an environment variable; raises ConfigurationError, which names the source."""
+    """Return the value of a flag or an environment variable. Raises ConfigurationError, which names the source."""
     conversion = _Conversion(source)
     value = conversion.convert(yaml.ScalarNode("tag:yaml.org,2002:str", text), hint, "", REQUIRED)
     if conversion.problems:
@@ -205,7 +205,7 @@ class _Conversion:
         return value if value is None or isinstance(value, bool | int | float) else text
 
     def _value_as(self, node: yaml.ScalarNode, hint: Any) -> Any:
-        """Convert a scalar to a type; returns `_BAD` for a different type."""
+        """Convert a scalar to a type. Return `_BAD` for a different type."""
         (base, _), notation, value = unwrap(hint), mark_of(hint, Notation), self._value(node)
         allowed_values = choices(base)
         if notation is not None:

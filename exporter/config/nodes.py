@@ -28,7 +28,7 @@ class _Loader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node; raises MarkedYAMLError for an alias and for an excessive depth."""
+        """Compose a node. Raises MarkedYAMLError for an alias and for an excessive depth."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML does not annotate this method
         mark = event.start_mark
         if type(event) is yaml.AliasEvent:
@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def compose(text: str, source: str) -> yaml.Node | None:
-    """Return the root node of a YAML document; None for an empty document."""
+    """Return the root node of a YAML document, or None for an empty document."""
     try:
         return _Loader(text).get_single_node()
     except yaml.reader.ReaderError as error:

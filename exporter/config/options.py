@@ -24,7 +24,7 @@ class Notation:
     format: Callable[[Any], str] = str
 
     def parse(self, text: str) -> Any:
-        """Parse a text; raises ValueError for an invalid notation."""
+        """Parse a text. Raises ValueError for an invalid notation."""
         if re.fullmatch(self.pattern, text) is None:
             raise ValueError(text)
         return self.convert(text)

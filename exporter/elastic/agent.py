@@ -49,7 +49,7 @@ class Platform:
         self.role = "default"  # role of the workers
 
     def recorder(self, name: object) -> Record | None:
-        """Return the function that records the values of a platform metric; None for other names."""
+        """Return the function that records the values of a platform metric, or None for other names."""
         if not isinstance(name, str):
             return None
         owner, _, field_path = name.partition(".")

@@ -53,7 +53,7 @@ def install() -> None:
 
 
 def checked_handlers(handler: Any, method: str) -> tuple[Any, ...]:
-    """Return handlers as a tuple, and install the bridge if there are any; raises TypeError for invalid handlers."""
+    """Return handlers as a tuple, and install the bridge if there are any. Raises TypeError for invalid handlers."""
     handlers = tuple(handler) if isinstance(handler, list | tuple) else () if handler is None else (handler,)
     for candidate in handlers:
         if isinstance(candidate, type) or not callable(getattr(candidate, method, None)):

@@ -59,7 +59,7 @@ class MetricName(NamedTuple):
 
 
 def metric_name(group: object, name: object) -> MetricName | None:
-    """Return the name of a pair's Stat; None if no valid name remains, or the name is too long."""
+    """Return the name of a pair's Stat, or None if no valid name remains, or the name is too long."""
     if any(isinstance(text, str) and len(text) > MAX_NAME_CHARACTERS for text in (group, name)):
         return None
     words = [*_name_parts(group), *_name_parts(name)]

@@ -160,7 +160,7 @@ def write(metric: Metric, previous: Written | None = None) -> Written:
                 invalid.setdefault(key, refusal.reason)
             else:
                 dropped_counts[refusal.reason] += 1
-    if invalid:  # a distribution without one of its samples would be wrong
+    if invalid:  # a distribution that lacks a sample would be wrong
         dropped_counts.update(invalid[key] for sample in samples if (key := _series_key(sample)) in invalid)
         is_valid = [_series_key(sample) not in invalid for sample in kept_samples]
         lines = dict(itertools.compress(lines.items(), is_valid))
@@ -173,7 +173,7 @@ def write(metric: Metric, previous: Written | None = None) -> Written:
 
 
 def _update_lines(metric: Metric, rules: TypeRules, previous: Written) -> Mapping[str, str] | None:
-    """Return the lines with the new values if the series equal those of the previous text; None if they differ."""
+    """Return the lines with the new values if the series equal those of the previous text, or None if they differ."""
     old_metric = previous.metric
     if metric.type not in ("counter", "gauge") or (old_metric.type, old_metric.name) != (
         metric.type,
@@ -250,7 +250,7 @@ def _texts(
 
 
 def _series_key(sample: Sample) -> _SeriesKey | None:
-    """Return the labels that identify a distribution; None if the labels cannot be compared."""
+    """Return the labels that identify a distribution, or None if the labels cannot be compared."""
     try:
         return frozenset([label for label in sample.labels.items() if label[0] not in {"le", "quantile"}])
     except (AttributeError, TypeError):

@@ -97,7 +97,7 @@ class Decoder:
         self.cost = 0
 
     def decode(self, data: bytes, room: int = ROOM_BYTES) -> Snapshot:
-        """Return the snapshot of a file, within *room* bytes of memory; raises only `FeedFormatError`."""
+        """Return the snapshot of a file, within *room* bytes of memory. Raises only `FeedFormatError`."""
         try:
             file = _feed_file(data)
             section_hash = _hash(file.definitions)
@@ -184,7 +184,7 @@ class FeedFile:
 
 
 def _feed_file(data: bytes) -> FeedFile:
-    """Return the sections of a feed file; raises `FeedFormatError` for any damage."""
+    """Return the sections of a feed file. Raises `FeedFormatError` for any damage."""
     if data[: len(MAGIC)] != MAGIC[: len(data)]:
         raise FeedFormatError("not a feed file", reason="magic")
     if len(data) < HEADER.size:

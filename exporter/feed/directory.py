@@ -63,7 +63,7 @@ def prepare_directory(path: str | os.PathLike[str]) -> None:
 
 
 def check_directory(path: str | os.PathLike[str]) -> None:
-    """Check a directory without changes; raises `FeedDirectoryError` for an unusable directory."""
+    """Check a directory without changes. Raises `FeedDirectoryError` for an unusable directory."""
     if sys.platform != "linux":
         remedy = "statistics are recorded, but cannot be exported on this system"
         raise refusal(f"the feed needs Linux, this is {sys.platform}", path, remedy)

@@ -97,7 +97,7 @@ class Encoder:
         self._process: tuple[ProcessIdentity, bytes] | None = None
 
     def encode(self, snapshot: Snapshot) -> bytes:
-        """Return the bytes of the file; raises `FeedFormatError` for invalid Unicode and values outside the contract."""
+        """Return the bytes of the file. Raises `FeedFormatError` for invalid Unicode and values outside the contract."""
         try:
             process_id = bytes.fromhex(snapshot.process.id)
             sections = self._sections(snapshot)
@@ -188,7 +188,7 @@ def _body(value: Any, *omitted: str) -> dict[str, object]:
 
 
 def _to_json(item: Any) -> Any:
-    """Return a field as JSON values; None for a number that is not finite."""
+    """Return a field as JSON values, or None for a number that is not finite."""
     if isinstance(item, float):
         return _finite(item)
     if isinstance(item, frozenset):

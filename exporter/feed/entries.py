@@ -61,7 +61,7 @@ def is_shared(directory: str) -> bool:
 
 
 def foreign_uid(path: str, also_trusted: Collection[int] = ()) -> int | None:
-    """Return the user of a foreign entry; None for a trusted entry and a missing entry.
+    """Return the user of a foreign entry, or None for a trusted entry and a missing entry.
 
     Trusted are this user, root, the owner of the directory, and the users in *trusted*. Only the owner can make entries in a
     directory without write access for group and others. Every entry of such a directory is trusted, for any user ids of a network

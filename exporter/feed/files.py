@@ -39,7 +39,7 @@ def is_process_id(text: str) -> bool:
 
 
 def process_of(name: str) -> str | None:
-    """Return the process id of a file name; None for other files."""
+    """Return the process id of a file name, or None for other files."""
     stem, dot, suffix = name.rpartition(".")
     if dot + suffix == TEMPORARY:
         stem = stem.partition("-")[0]  # a random suffix, see `replace_file`
@@ -75,7 +75,7 @@ def _check_regular(status: os.stat_result, path: str) -> None:
 
 
 def read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
-    """Return at most `size` bytes from the start of a regular file, and the file's status; raises OSError."""
+    """Return at most `size` bytes from the start of a regular file, and the file's status. Raises OSError."""
     descriptor, status = open_regular(path)
     try:
         return os.pread(descriptor, size, 0), status
@@ -125,7 +125,7 @@ class RecordLock:
 
     @classmethod
     def take(cls, path: str, *, create_mode: int | None) -> RecordLock | None:
-        """Lock without waiting; returns None if a different process, or a different part of this process, holds the lock.
+        """Lock without waiting. Return None if a different process, or a different part of this process, holds the lock.
 
         With None for a mode the file must exist. Raises OSError if the file cannot be locked, or is not a regular file.
         """
@@ -147,7 +147,7 @@ class RecordLock:
         return lock
 
     def keep(self) -> bool:
-        """Restore the lock after a close in this process; returns False if the lock is lost."""
+        """Restore the lock after a close in this process. Return False if the lock is lost."""
         try:
             status = os.lstat(self.path)
             return self._is_own() and _inode(status) == self._inode and _try_lock(self._descriptor)
@@ -176,7 +176,7 @@ class RecordLock:
 
 
 def holder(path: str, *, directory: int | None = None) -> int | None:
-    """Return the holder of a lock file, relative to an open directory, if given; raises OSError if the open fails.
+    """Return the holder of a lock file, relative to an open directory, if given. Raises OSError if the open fails.
 
     None without a holder or a file; 0 for a process in an invisible pid namespace.
     """
@@ -196,7 +196,7 @@ def holder(path: str, *, directory: int | None = None) -> int | None:
 
 
 def remove_process(directory: str, process_id: str, *, if_true: Callable[[], bool] = lambda: True) -> bool:
-    """Remove the files of an exited process, if the condition holds; returns True if no file is left.
+    """Remove the files of an exited process if the condition holds. Return True if no file is left.
 
     The lock is held during the removal, and a missing lock file is created. A process that had only lost the lock (a job that
     closed all descriptors) can therefore not restore the lock between the check and the removal.

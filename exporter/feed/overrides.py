@@ -65,7 +65,7 @@ class OverridesReader:
         self._stamp: FileStamp | None = None
 
     def changed_rules(self) -> tuple[Rule, ...] | None:
-        """Return the rules if the file has changed since the last call, otherwise None; raises once per change."""
+        """Return the rules if the file has changed since the last call, otherwise None. Raises once per change."""
         # Compared before the file is read, so that the next call notices a later write.
         entry = newest_entry(self._path)
         stamp = None if entry is None else entry.stamp()

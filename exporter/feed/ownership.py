@@ -38,7 +38,7 @@ class DirectoryOwnership:
         return self._lock is not None and self._lock.keep()
 
     def acquire(self) -> bool:
-        """Acquire or keep the ownership; returns False if a different process owns the directory, or writing fails.
+        """Acquire or keep the ownership. Return False if a different process owns the directory, or writing fails.
 
         In a shared directory, a foreign lock file is ignored: this process locks a file with an alternative name.
         """

@@ -131,7 +131,7 @@ class FeedReader:
         self._leftovers: dict[str, float] = {}
 
     def scan(self) -> Scan:
-        """Scan every file; raises `FeedDirectoryError` if the directory is missing, foreign or unreadable."""
+        """Scan every file. Raises `FeedDirectoryError` if the directory is missing, foreign or unreadable."""
         if not self._is_trusted and not os.path.lexists(self._directory):
             self._files.clear()
             return Scan((), ())
@@ -154,7 +154,7 @@ class FeedReader:
         return scan
 
     def remove(self, process_id: str) -> bool:
-        """Remove the files of a process after its totals were saved; returns True if no file is left.
+        """Remove the files of a process after its totals were saved. Return True if no file is left.
 
         Requires ownership. The files stay if the process runs, if the lock may be lost only temporarily, or if the last snapshot was
         not read by a `scan`; a later call can succeed.
@@ -273,7 +273,7 @@ class FeedReader:
         return (2 if isinstance(file.outcome, str) and file.outcome else 0), name
 
     def _look(self, directory: int, name: str, file: _CachedFile) -> str | None:
-        """Update the lock's holder and the state of a file; returns the reason for a refusal, or None."""
+        """Update the lock's holder and the state of a file. Return the reason for a refusal, or None."""
         lock = name.removesuffix(FEED) + LOCK
         try:
             # Before reading: the snapshot of an exited process is the last snapshot.

@@ -216,7 +216,7 @@ def remove_old_ends(feed_directory: Path, *, clock: Callable[[], float] = time.t
 
 
 def _make_directory(feed_directory: Path) -> Path:
-    """Return the directory of this user's launches, created on first use; raises OSError."""
+    """Return the directory of this user's launches, created on first use. Raises OSError."""
     directory = Path(own_entry(os.fspath(feed_directory / own_name(feed_directory))))
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
@@ -305,7 +305,7 @@ def attached_owner(feed_directory: Path, proc: Path = Path("/proc")) -> int | No
 
 
 def _holder(path: Path) -> int | None:
-    """Return the holder of a lock; None for an unreadable file, which must not keep a sidecar running."""
+    """Return the holder of a lock, or None for an unreadable file, which must not keep a sidecar running."""
     try:
         return holder(os.fspath(path))
     except OSError:

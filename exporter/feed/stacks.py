@@ -65,7 +65,7 @@ class StackAnswer(Value):
 
 
 def write_request(directory: str, request: StackRequest, *, is_shared: bool) -> None:
-    """Replace the request of a directory; raises OSError."""
+    """Replace the request of a directory. Raises OSError."""
     data = json.dumps({**asdict(request), "detail": request.detail.value}).encode()
     path = own_entry(os.path.join(directory, REQUEST))
     mode = SHARED_MODE if is_shared else OWN_MODE
@@ -95,7 +95,7 @@ def read_request(directory: str) -> StackRequest | None:
 
 
 def write_answer(directory: str, answer: StackAnswer) -> None:
-    """Write the stack file of this process, at most `MAX_ANSWER_BYTES`; raises OSError."""
+    """Write the stack file of this process, at most `MAX_ANSWER_BYTES`. Raises OSError."""
     data = _encoded(answer)
     while len(data) > MAX_ANSWER_BYTES and answer.others:
         answer = _with_fewer_threads(answer)

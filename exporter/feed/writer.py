@@ -75,7 +75,7 @@ class FeedWriter:
         self._is_closed = False
 
     def publish(self, recording: Recording) -> bool:
-        """Replace the last snapshot with a snapshot of this recording; returns False if the write failed. Never raises."""
+        """Replace the last snapshot with a snapshot of this recording. Return False if the write failed. Never raises."""
         if self._is_closed or self._pid != os.getpid() or not self._write_lock.acquire(timeout=BUSY_SECONDS):
             return False  # the other thread may still complete its write
         try:

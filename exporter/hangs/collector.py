@@ -108,7 +108,7 @@ class HangCollector:
         self._cases: dict[str, _HangCase] = {}
 
     def reports(self) -> list[HangReport]:
-        """Return the reports on the runs that hang at present."""
+        """Return the reports on the runs that currently hang."""
         return [case.report for case in self._cases.values() if case.report is not None]
 
     def collect(self) -> Collected:
@@ -178,7 +178,7 @@ class HangCollector:
 
 
 def read_valid_answer(directory: str, process_id: str, request_id: str) -> StackAnswer | None:
-    """Return the stack file of a process for a request; None if the file is missing or invalid."""
+    """Return the stack file of a process for a request, or None if the file is missing or invalid."""
     try:
         answer = read_answer(directory, process_id)
     except (OSError, FeedFormatError):

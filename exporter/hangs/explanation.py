@@ -100,7 +100,7 @@ class Explanation:
 
 
 def rank_stack(answer: StackAnswer) -> RankStack | None:
-    """Return the stack of the rank of a stack file; None for a process without a rank."""
+    """Return the stack of the rank of a stack file, or None for a process without a rank."""
     if answer.rank is None:
         return None
     function, frame = waits_in(answer.main.frames)

@@ -44,7 +44,7 @@ def fits(definition: StatDefinition, spec: TrainingFamily) -> bool:
 
 @lru_cache(maxsize=8192)
 def plan_of(definition: StatDefinition) -> StatPlan | None:
-    """Return the plan of a definition; None for reserved names."""
+    """Return the plan of a definition, or None for reserved names."""
     families = families_of(definition)
     names, spec = families.names(), TRAINING_FAMILIES.get(families.main)
     if spec is not None:
@@ -82,14 +82,14 @@ class FamilyOwners:
                 process.count(process.snapshot)
 
     def owner(self, plan: StatPlan) -> FamilyOwner | None:
-        """Return the owner of the plan's family; None if a different definition owns the names."""
+        """Return the owner of the plan's family, or None if a different definition owns the names."""
         owner = self._owners.get(plan.key[0])
         if owner is None or owner.shape != plan.shape:
             return None
         return owner if all(name in owner.label_names for name, _ in plan.key[1]) else None
 
     def claim(self, plan: StatPlan) -> bool:
-        """Make a Stat an owner of the family; returns False if a different definition owns a name of the Stat."""
+        """Make a Stat an owner of the family. Return False if a different definition owns a name of the Stat."""
         owner = self._owners.get(plan.key[0]) or FamilyOwner(plan.key[0], plan.shape, plan.definition)
         if owner.shape != plan.shape or any(self._names.get(name, owner) is not owner for name in plan.names):
             return False
@@ -102,7 +102,7 @@ class FamilyOwners:
         return True
 
     def _update_plans(self, process: ProcessTotals) -> bool:
-        """Update the plans of a process; returns True if the process takes part in the decision."""
+        """Update the plans of a process. Return True if the process takes part in the decision."""
         if process.snapshot is None:
             return False
         definitions = [reading.definition for reading in process.snapshot.recording.stats]

@@ -73,7 +73,7 @@ def encode_rank(slots: Mapping[int, WorkerSlot], folded_ids: Mapping[str, None])
 
 
 def decode_rank(content: bytes) -> RankRecord:
-    """Return the state of a rank; raises ValueError for content that `encode_rank` does not write."""
+    """Return the state of a rank. Raises ValueError for content that `encode_rank` does not write."""
     record = RankRecord()
     with decoding():
         body = parse(content)

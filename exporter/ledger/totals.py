@@ -245,7 +245,7 @@ class WorkerSlot:
         return next((process for process in reversed(self.processes) if process.is_alive), None)
 
     def total(self, key: SeriesKey) -> StatReading | None:
-        """Return the sum over all parts; None if no part has the Stat."""
+        """Return the sum over all parts, or None if no part has the Stat."""
         total: StatReading | None = None
         for part in self.parts():
             if (reading := part.series.get(key)) is not None:

@@ -30,7 +30,7 @@ QUEUED_EVENTS = 10_000
 
 
 def check_name(name: object, owner: str) -> str:
-    """Return a name from str or bytes, as in torch; raises TypeError for other types."""
+    """Return a name from str or bytes, as in torch. Raises TypeError for other types."""
     if isinstance(name, bytes):
         return name.decode()
     if not isinstance(name, str):
@@ -112,7 +112,7 @@ class Event:
 
 
 def log_event(event: Event) -> None:
-    """Count an event and deliver it to all registered handlers; raises TypeError for anything but an Event."""
+    """Count an event and deliver it to all registered handlers. Raises TypeError for anything but an Event."""
     if not isinstance(event, Event):
         raise TypeError(f"log_event takes an exporter.monitor.Event, not {event!r}")
     kind = EVENTS.kind(event._name or UNNAMED_TYPE, "info")  # noqa: SLF001  # a subclass may override the property

@@ -188,7 +188,7 @@ class StatCollector(ABC):
 
 
 def register_stat_collector(collector: StatCollector) -> Handle:
-    """Deliver every later sample to a collector, until `unregister`; raises TypeError for an object without `handle`."""
+    """Deliver every later sample to a collector, until `unregister`. Raises TypeError for an object without `handle`."""
     if isinstance(collector, type) or not callable(getattr(collector, "handle", None)):
         raise TypeError(f"a collector must be an object with handle(stat, v), not {collector!r}")
 

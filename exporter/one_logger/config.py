@@ -1,7 +1,7 @@
 """Configuration classes of one-logger, without pydantic.
 
 Setting an invalid value raises OneLoggerError. A field named `…_or_fn` also accepts a callable, which is called for the
-present value. A callable that raises or returns an invalid value is misuse, and the present value is None.
+current value. A callable that raises or returns an invalid value is misuse, and the current value is None.
 """
 
 from __future__ import annotations
@@ -193,10 +193,10 @@ class Settings:
         return ((field.name, field) for field in vars(cls).values() if isinstance(field, Field))
 
     def check(self) -> None:
-        """Check combinations of fields; raises OneLoggerError."""
+        """Check combinations of fields. Raises OneLoggerError."""
 
     def present(self, name: str) -> Any:
-        """Return the present value of a field, which may be a callable; None if the value is unknown."""
+        """Return the current value of a field, which may be a callable, or None if the value is unknown."""
         present_value = getattr(self, name)
         if not callable(present_value):
             return present_value
@@ -264,7 +264,7 @@ class TrainingTelemetryConfig(Settings):
     app_type = ApplicationType.TRAINING
 
     def check(self) -> None:
-        """Check that the FLOPs are set if the throughput is enabled; raises OneLoggerError."""
+        """Check that the FLOPs are set if the throughput is enabled. Raises OneLoggerError."""
         flops = self.flops_per_sample_or_fn
         is_known = callable(flops) or (flops is not None and flops > 0)
         assert_that(

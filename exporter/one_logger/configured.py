@@ -20,7 +20,7 @@ _HOLDER = ConfiguredObserver()
 
 
 def current() -> OneLoggerObserver | None:
-    """Return the observer of this process; None before configuration, and in a forked child."""
+    """Return the observer of this process, or None before configuration, and in a forked child."""
     observer = _HOLDER.observer
     return observer if observer is not None and observer.process == os.getpid() else None
 

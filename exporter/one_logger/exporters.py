@@ -104,7 +104,7 @@ class BaseJsonExporter(BaseExporter):
         self._rank = RECORDER.process.identity().rank
 
     def initialize(self) -> None:
-        """Prepare for records, with the present rank of the process."""
+        """Prepare for records, with the current rank of the process."""
         super().initialize()
         self._rank = RECORDER.process.identity().rank or self._rank
 
@@ -150,7 +150,7 @@ class BaseJsonExporter(BaseExporter):
             super().close()
 
     def _write(self, json_dict: dict[str, Any]) -> None:
-        """Write a record; raises ExportError on failure, after which the record is repeated."""
+        """Write a record. Raises ExportError on failure, after which the record is repeated."""
         raise NotImplementedError
 
     def _write_pending_start(self) -> None:
@@ -286,7 +286,7 @@ def _items(fields: dict[str, Any], prefix: str) -> Iterator[str]:
 
 
 def _parsed(text: str, position: int) -> dict[str, Any]:
-    """Parse `key=value | key.key=value]`; raises ValueError or AttributeError for any other text."""
+    """Parse `key=value | key.key=value]`. Raises ValueError or AttributeError for any other text."""
     record: dict[str, Any] = {}
     while match := _KEY.match(text, position):
         *path, name = match[1].split(".")

@@ -38,7 +38,7 @@ class StepFacts:
     samples_target: int | None = None
 
     def update(self, config: TrainingTelemetryConfig) -> None:
-        """Read the present values of a configuration; an unknown value does not change the fact."""
+        """Read the current values of a configuration; an unknown value does not change the fact."""
         self.samples = config.global_batch_size or self.samples
         self.seq_length = config.seq_length or self.seq_length
         self.flops_per_sample = config.flops_per_sample or self.flops_per_sample
@@ -234,7 +234,7 @@ class SaveFigures:
         self._furthest_save = None
 
     def begin(self, step: int, strategy: CheckPointStrategy, snapshot: SavedTraining) -> CheckpointFigures:
-        """Count the begin of a save, and return the save."""
+        """Count the start of a save, and return the save."""
         self._attempts[strategy] += 1
         save = CheckpointFigures(
             step, strategy, snapshot, sum(self._attempts.values()), self._attempts[strategy]

@@ -117,7 +117,7 @@ class OneLoggerObserver:
         return True
 
     def begin_while_open(self, kind: BlockKind, call: str) -> bool:
-        """Return True to refuse a second begin of an open kind; counts an invalid call."""
+        """Return True to refuse a second start of an open kind, and count an invalid call."""
         if kind is kinds.CHECKPOINT_SAVE and not self._are_saves_enabled():
             return True
         if kind is kinds.APPLICATION and self._application is None:

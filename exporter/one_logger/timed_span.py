@@ -94,7 +94,7 @@ class timed_span:  # noqa: N801  # one-logger's name
             _guarded(lambda: recorder.stop(span))
 
     def _hot_block(self, recorder: DefaultRecorder) -> AbstractContextManager[Any] | None:
-        """Return the block of a short, unexported span without attributes; None for other spans."""
+        """Return the block of a short, unexported span without attributes, or None for other spans."""
         if self._span_attributes is not None or self._start_event_attributes is not None:
             return None
         if type(recorder) is not TrainingRecorder:

@@ -70,7 +70,7 @@ class Rejection(enum.Enum):
 
 
 def to_scalar(value: object) -> Datum | Unconvertible | None:
-    """Return the value as a plain str, bool, int or float; None for None, otherwise `Unconvertible`.
+    """Return the value as a plain str, bool, int or float, or None for None, otherwise `Unconvertible`.
 
     Converts instances of subclasses, members of enumerations, and single-element objects with `item()`, `__index__` or
     `__float__`. The value of an asynchronous array is read only if the array is ready.
@@ -86,7 +86,7 @@ def to_scalar(value: object) -> Datum | Unconvertible | None:
 
 
 def to_number(value: object) -> int | float | None:
-    """Return the value as a plain int or float; None if the value is no number, or a bool."""
+    """Return the value as a plain int or float, or None if the value is no number, or a bool."""
     kind = type(value)
     if kind is float or kind is int:
         return value  # type: ignore[return-value]  # checked above
@@ -243,7 +243,7 @@ def _homogeneous(items: list[Any]) -> list[Any]:
 
 
 def to_datum(value: object) -> Datum | None:
-    """Return the value as a datum of an event; None for None and for values that cannot be converted.
+    """Return the value as a datum of an event, or None for None and for values that cannot be converted.
 
     Numbers of other libraries become plain numbers. Integers beyond 64 bits and all other objects become short texts.
     """

@@ -51,7 +51,7 @@ Rule = Mapping[str, object]
 def check_definition(
     name: str, aggregations: Iterable[Aggregation | str] | None = None, **fields: Any
 ) -> StatDefinition:
-    """Return the definition of a Stat from its arguments; raises DefinitionError with the value and the allowed values."""
+    """Return the definition of a Stat from its arguments. Raises DefinitionError with the value and the allowed values."""
     with unreadable_values():
         return _check_definition(name, aggregations, **fields)
 
@@ -102,7 +102,7 @@ def require(is_valid: object, field: str, value: object, allowed: str, subject: 
 
 
 def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
-    """Return finite upper bounds in ascending order, without `+Inf`; raises DefinitionError for others."""
+    """Return finite upper bounds in ascending order, without `+Inf`. Raises DefinitionError for others."""
     try:
         bounds = tuple(float(bound) for bound in buckets)
     except (TypeError, ValueError, OverflowError):
@@ -114,7 +114,7 @@ def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
 
 
 def check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """Return constant labels, sorted by name; raises DefinitionError for invalid labels."""
+    """Return constant labels, sorted by name. Raises DefinitionError for invalid labels."""
     is_valid: object = labels is None or (isinstance(labels, Mapping) and len(labels) <= MAX_LABELS)
     require(is_valid, "labels", labels, f"a mapping of at most {MAX_LABELS} names to values")
     for name, value in (labels or {}).items():

@@ -157,7 +157,7 @@ class KindTable:
             kind.restart()
 
     def kind(self, type: str, severity: str) -> Kind:
-        """Return the kind of a type and a severity; raises TypeError or ValueError for invalid arguments."""
+        """Return the kind of a type and a severity. Raises TypeError or ValueError for invalid arguments."""
         try:
             return self._kinds[type, severity]
         except (KeyError, TypeError):

@@ -72,7 +72,7 @@ class Event(Value, _PayloadCarrier):
 
     @property
     def payload(self) -> object:
-        """The object passed to `log(..., payload=object)`; None without one, and in every copy of the event."""
+        """The object passed to `log(..., payload=object)`. None without such an object, and in every copy of the event."""
         return getattr(self, "_payload", None)
 
     def with_payload(self, payload: object) -> Event:
@@ -118,7 +118,7 @@ class RawEvent:
 
 
 def find_severity(severity: object) -> str | None:
-    """Return the severity of a name, an alias or a level of `logging`; None for other values."""
+    """Return the severity of a name, an alias or a level of `logging`, or None for other values."""
     value = getattr(severity, "value", severity)
     if isinstance(value, str):
         return _SEVERITY_BY_ALIAS.get(value.lower())
@@ -150,7 +150,7 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
 
 
 def check_severity(severity: object) -> str:
-    """Return the severity of a member of Severity or its lower-case name; raises ValueError for others."""
+    """Return the severity of a member of Severity or its lower-case name. Raises ValueError for others."""
     value = getattr(severity, "value", severity)
     if not isinstance(value, str) or value not in LEVELS:
         raise ValueError(f"severity must be one of {', '.join(LEVELS)}, not {severity!r}")
@@ -196,7 +196,7 @@ def _is_plain(data: Mapping[Any, Any], max_characters: int) -> bool:
 
 
 def check_type(type_: str) -> str:
-    """Return the type of an event; raises TypeError or ValueError for anything but a non-empty str."""
+    """Return the type of an event. Raises TypeError or ValueError for anything but a non-empty str."""
     if not isinstance(type_, str):
         raise TypeError(f"the type of an event must be str, not {type(type_).__name__}")
     if not type_:
@@ -205,7 +205,7 @@ def check_type(type_: str) -> str:
 
 
 def check_timestamp(timestamp: Any) -> float:
-    """Return the Unix time of a number or a datetime (naive: local time); raises TypeError or ValueError for others."""
+    """Return the Unix time of a number or a datetime (naive: local time). Raises TypeError or ValueError for others."""
     try:
         seconds = timestamp.timestamp() if hasattr(timestamp, "timestamp") else timestamp
         if isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds):
@@ -220,7 +220,7 @@ def check_timestamp(timestamp: Any) -> float:
 
 
 def check_parents(parent_ids: Iterable[str]) -> tuple[str, ...]:
-    """Return the ids of the causing events; raises TypeError for anything but a collection of str."""
+    """Return the ids of the causing events. Raises TypeError for anything but a collection of str."""
     parents = tuple(parent_ids)
     if isinstance(parent_ids, str) or not all(isinstance(parent, str) for parent in parents):
         raise TypeError(f"parent_ids must be a collection of ids, which are str, not {parent_ids!r}")

@@ -47,7 +47,7 @@ class Namespace:
 
 
 def namespace(name: str) -> Namespace:
-    """Return the namespace of a library; raises DefinitionError for a name that is not printable text."""
+    """Return the namespace of a library. Raises DefinitionError for a name that is not printable text."""
     if (
         not isinstance(name, str)
         or not name

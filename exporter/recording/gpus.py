@@ -84,7 +84,7 @@ def _uuids(directory: str) -> list[str]:
 
 
 def _visible(environment: Mapping[str, str]) -> list[str] | None:
-    """Return the entries of CUDA_VISIBLE_DEVICES; None if the variable is not set."""
+    """Return the entries of CUDA_VISIBLE_DEVICES, or None if the variable is not set."""
     text = environment.get(_VISIBLE)
     return None if text is None else [entry.strip() for entry in text.split(",")][:MAX_GPUS]
 

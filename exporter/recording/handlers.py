@@ -27,7 +27,7 @@ from exporter.recording.event_values import LEVELS, Event
 
 
 class ConsoleHandler:
-    """Handler that writes a line per event to a stream, by default to the present `sys.stderr`."""
+    """Handler that writes a line per event to a stream, by default to the current `sys.stderr`."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
@@ -117,7 +117,7 @@ class LinesFile:
         self._backups = backups
 
     def append(self, path: Path, line: bytes) -> None:
-        """Append a line that ends in a newline, creating missing directories; raises OSError if the line is incomplete."""
+        """Append a line that ends in a newline, creating missing directories. Raises OSError if the line is incomplete."""
         while not self._append(path, line):
             pass
 

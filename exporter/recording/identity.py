@@ -52,7 +52,7 @@ class Process:
         self.is_agent = False
 
     def identity(self) -> ProcessIdentity:
-        """Return the present identity, without the fields of a feed file: `id`, `started` and `version`."""
+        """Return the current identity, without the fields of a feed file: `id`, `started` and `version`."""
         run, is_given = (self._run, True) if self._run is not None else _run_of(self.run_id)
         rank, role = self._rank, "agent"
         if not self.is_agent:
@@ -101,7 +101,7 @@ class Process:
         labels: tuple[tuple[str, str], ...] | None,
         session: str | None = None,
     ) -> None:
-        """Set parts of the identity, which take precedence over the environment; None keeps the present value."""
+        """Set parts of the identity, which take precedence over the environment; None keeps the current value."""
         previous = self._without_claim()
         self._session = self._session if session is None else session
         self._run = self._run if run is None else run
@@ -142,7 +142,7 @@ def launch_name(script: str, start_seconds: float, pid: int | None = None) -> st
 
 
 def local_rank() -> int | None:
-    """Return the rank of this process on the node, as set by the launcher; None if not set."""
+    """Return the rank of this process on the node, as set by the launcher, or None if not set."""
     return _first_number(*_LOCAL_RANKS)
 
 

@@ -41,7 +41,7 @@ class TrainingSource(Protocol):
         """Return the readings of all training series."""
 
     def reading(self) -> TrainingReading | None:
-        """Return the training state; None before the job reports training."""
+        """Return the training state, or None before the job reports training."""
 
     def current_span_id(self) -> str | None:
         """Return the id of the calling thread's innermost span."""

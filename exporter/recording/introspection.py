@@ -16,7 +16,7 @@ MAX_ITEMS = 1000
 
 
 def items_of(value: Any, kind: type) -> list[Any] | None:
-    """Return the first items of a list, tuple, set or deque; None for another class. Runs no code of a subclass."""
+    """Return the first items of a list, tuple, set or deque, or None for another class. Runs no code of a subclass."""
     base: Any
     for base in (list, tuple, set, frozenset, deque):
         if issubclass(kind, base):
@@ -27,7 +27,7 @@ def items_of(value: Any, kind: type) -> list[Any] | None:
 
 
 def pairs_of(value: Any, kind: type) -> list[tuple[Any, Any]] | None:
-    """Return the first pairs of a dict or another mapping; None for another class."""
+    """Return the first pairs of a dict or another mapping, or None for another class."""
     if issubclass(kind, dict):
         return list(islice(dict.items(value), MAX_ITEMS))
     return list(islice(value.items(), MAX_ITEMS)) if issubclass(kind, Mapping) else None
@@ -49,7 +49,7 @@ def first_bytes(value: Any, number: int) -> bytes:
 
 
 def class_attribute(kind: type, name: str) -> Any:
-    """Return a class's attribute without running code of a metaclass; None if there is none."""
+    """Return a class's attribute without running code of a metaclass, or None if there is none."""
     try:
         return type.__getattribute__(kind, name)
     except AttributeError:

@@ -40,7 +40,7 @@ often ends these processes, which then lose unflushed samples."""
 EXIT_SECONDS = 2.0
 """Time limit of the whole shutdown: periodic tasks, handlers, span exporters and the final write."""
 TASKS_SECONDS, HANDLERS_SECONDS, SPANS_SECONDS, JOIN_SECONDS = 1.5, 1.6, 1.75, 1.85
-"""Deadlines of the parts, relative to the begin of the shutdown; the remaining time is for the final write."""
+"""Deadlines of the parts, relative to the start of the shutdown; the remaining time is for the final write."""
 EXIT_SWITCH_SECONDS = 0.0005
 """Thread switch interval of the interpreter during the shutdown."""
 DRAIN_SECONDS = 0.5
@@ -168,7 +168,7 @@ class Recorder:
         NOTICES.flush(max(began + EXIT_SECONDS - monotonic(), 0.1))
 
     def renew(self) -> None:
-        """Start a new recording under a changed identity, now or after the present step of the recording thread."""
+        """Start a new recording under a changed identity, now or after the current step of the recording thread."""
         self.events.renew()
         self._is_renewal_requested = True
         self.thread.run_step(self._renew, RENEW_SECONDS)
@@ -346,7 +346,7 @@ class Recorder:
 
 
 def unsupported_interpreter() -> str | None:
-    """Return the reason why an interpreter without the interpreter lock is not supported; None for other interpreters."""
+    """Return the reason why an interpreter without the interpreter lock is not supported, or None for other interpreters."""
     is_gil_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     if is_gil_enabled():
         return None
@@ -357,7 +357,7 @@ def unsupported_interpreter() -> str | None:
 
 
 def _ending(wall: float) -> Ending | None:
-    """Return the uncaught exception that ends this process; None for a normal exit."""
+    """Return the uncaught exception that ends this process, or None for a normal exit."""
     error: Any = sys.exc_info()[1]
     if error is None and not hasattr(
         sys, "ps1"

@@ -272,7 +272,7 @@ def metric(
     buckets: Iterable[float] | None = None,
     is_own: bool = True,
 ) -> Callable[[float], None]:
-    """Create a series of a family without windows, for compatibility modules and bridges; returns the function `add`.
+    """Create a series of a family without windows, for compatibility modules and bridges, and return its function `add`.
 
     The kind is `counter` (the sum of all added numbers, published as 0 from the start), `gauge` (the latest), `histogram` or `summary`; the
     counter `training.elastic.restarts` becomes `training_elastic_restarts_total`. *is_own* marks a family of the exporter,

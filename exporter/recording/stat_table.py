@@ -51,7 +51,7 @@ class StatTable:
         self._disposal = Worker(list.clear, name="disposal", bound=1 << 20)
 
     def obtain(self, definition: StatDefinition, *, is_own: bool = False) -> StatState:
-        """Return the state of a Stat, created on first use; raises DefinitionError for a conflicting definition or name."""
+        """Return the state of a Stat, created on first use. Raises DefinitionError for a conflicting definition or name."""
         identity = (definition.name, definition.labels)
         # Without the lock, because a signal handler or a finalizer may obtain a Stat while this thread constructs another.
         state = self._states.get(identity)
@@ -103,7 +103,7 @@ class StatTable:
                 self._apply(state)
 
     def override(self, rules: Sequence[Rule]) -> list[str]:
-        """Apply the configuration's rules, before the code's own switches; returns the problems of invalid rules."""
+        """Apply the configuration's rules, before the code's own switches. Return the problems of invalid rules."""
         valid_rules, problems = check_rules(rules)
         with self._lock:
             if valid_rules != self._rules:

@@ -18,8 +18,8 @@ class RecordingThread:
     """Thread that runs the recording of a process, and lock that other threads take for a step of the recording.
 
     Args:
-        run: Called on the thread; returns once `sleep_until` returns False.
-        prepare: Called before the start; returns False if nothing is recorded.
+        run: Function that the thread calls. It returns once `sleep_until` returns False.
+        prepare: Function called before the start. It returns False if nothing is recorded.
 
     Attributes:
         is_stopping: True once the process exits; the thread ends and is not started again.
@@ -56,7 +56,7 @@ class RecordingThread:
             self._starting.release()
 
     def wake(self) -> None:
-        """End the present sleep of the thread."""
+        """End the current sleep of the thread."""
         with suppress(RuntimeError):  # the thread is awake already
             self._alarm.release()
 

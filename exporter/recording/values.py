@@ -220,7 +220,7 @@ class TrainingReading(Value):
     # (name, value) of the known facts of the run, sorted: `session_tag`, `perf_tag` (joined by commas), `application`,
     # `is_baseline`, `world_size`, `framework`, `model`, `precision` …
     facts: tuple[tuple[str, str], ...] = ()
-    phase: str = "other"  # present phase of the main thread
+    phase: str = "other"  # current phase of the main thread
     phase_since: float = 0.0  # Unix time of the phase's start, seconds
     # exclusive seconds of the main thread by phase since the start of the recording, the running phase included; their
     # sum is the wall time
@@ -234,9 +234,9 @@ class TrainingReading(Value):
     step: int | None = None
     steps: int = 0  # training iterations that this process has completed
     work_seconds: float = 0.0  # work of completed iterations
-    open_seconds: float = 0.0  # work of the present iteration
+    open_seconds: float = 0.0  # work of the current iteration
     failed_seconds: float = 0.0  # work of iterations whose body raised
-    committed_step: int | None = None  # step of the latest successful save; None without one
+    committed_step: int | None = None  # step of the latest successful save; None before the first
     # work before the start of the latest successful save
     committed_seconds: float = 0.0
     # work without a save, in order, neighbours merged: (loop, first step, last step, seconds); step n follows n

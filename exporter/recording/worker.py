@@ -65,7 +65,7 @@ class Worker:
 
     Attributes:
         processed_items: Number of items for which the function returned.
-        busy_since: Unix time at which the present call started; None while the queue is empty.
+        busy_since: Unix time at which the current call started; None while the queue is empty.
     """
 
     def __init__(self, handle: Callable[[Any], object], *, name: str, bound: int) -> None:
@@ -146,7 +146,7 @@ class Worker:
                 return
             if not marker.wait(timeout_seconds):
                 self._is_abandoned = True  # the thread ends when its function returns
-                # The queue includes the marker, but not the item of the present call.
+                # The queue includes the marker, but not the item of the current call.
                 self._count_loss(reason, max(self._queue.qsize() - 1, 0) + 1)
 
         return wait
@@ -186,7 +186,7 @@ class Worker:
             self.busy_since = None
 
     def _count_loss(self, reason: str, items: int) -> None:
-        # A new dict, because the recording thread may be reading the present dict.
+        # A new dict, because the recording thread may be reading the current dict.
         self._losses = self._losses | {reason: self._losses.get(reason, 0) + items}
 
 

@@ -166,11 +166,11 @@ class CallContext:
     driver: str  # version of the driver
 
     def maybe(self, name: str) -> float | None:
-        """Return the current value of a reading; None if the GPU does not support the reading."""
+        """Return the current value of a reading, or None if the GPU does not support the reading."""
         return self.gpu.readings.value_at(name, self.moment)
 
     def reading(self, name: str) -> float:
-        """Return the current value of a reading; raises ReplayedError if the GPU does not support the reading."""
+        """Return the current value of a reading. Raises ReplayedError if the GPU does not support the reading."""
         value = self.maybe(name)
         if value is None:
             raise ReplayedError("not_supported")
@@ -178,7 +178,7 @@ class CallContext:
 
 
 Call = Callable[..., None]
-"""Replayed function: receives the context and the arguments after the handle; raises ReplayedError."""
+"""Replayed function: receives the context and the arguments after the handle. Raises ReplayedError."""
 
 
 def to_int(argument: Any) -> int:

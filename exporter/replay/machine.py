@@ -84,7 +84,7 @@ class ReadingCurves:
         self._changes.setdefault(name, []).append(ValueChange(start, end, value))
 
     def value_at(self, name: str, moment: float) -> float | None:
-        """Return a reading at a time; None if the GPU does not support the reading."""
+        """Return a reading at a time, or None if the GPU does not support the reading."""
         since, value = self._current(name, moment)
         if not isinstance(value, dict):
             number: float | None = _NAMED_VALUES[value] if isinstance(value, str) else value
@@ -245,7 +245,7 @@ class ReplayedEvents:
         return None
 
     def broken_since(self, event_set: int, moment: float) -> float | None:
-        """Return the time at which the first GPU of a set was lost; None if all are present."""
+        """Return the time at which the first GPU of a set was lost, or None if all are present."""
         lost_at = [
             fault.start
             for gpu, _ in self._registrations.get(event_set, ())

@@ -28,7 +28,7 @@ def machine_names() -> tuple[str, ...]:
 
 
 def load_machine(name: str) -> MachineDescription:
-    """Load a machine by name; raises ConfigurationError if the machine does not exist or the description has mistakes."""
+    """Load a machine by name. Raises ConfigurationError if the machine does not exist or the description has mistakes."""
     from exporter.replay.description import MachineDescription  # noqa: PLC0415 - 3 MiB that only a replay needs
 
     problem = unknown_machine(name)
@@ -38,7 +38,7 @@ def load_machine(name: str) -> MachineDescription:
 
 
 def collector_arguments(name: str) -> dict[str, Any]:
-    """Return the arguments with which a GPU collector replays a machine; raises as `load_machine`."""
+    """Return the arguments with which a GPU collector replays a machine. Raises the same errors as `load_machine`."""
     return {"replay": load_machine(name).plain(), "command": command_of("exporter.replay.library")}
 
 

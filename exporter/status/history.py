@@ -194,7 +194,7 @@ class History:
         return increase / (present[-1][0] - present[0][0])
 
     def usual_rate(self, *track: str) -> float | None:
-        """Return the median five-minute rate in the hour that ended 15 minutes ago; None if that hour is not recorded."""
+        """Return the median five-minute rate in the hour that ended 15 minutes ago, or None if that hour is not recorded."""
         present = self._present(track)
         rates: list[float] = []
         start = 0

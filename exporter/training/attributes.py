@@ -53,7 +53,7 @@ class TracingTimestamp:
 
     @classmethod
     def now(cls) -> TracingTimestamp:
-        """Return the present time of both clocks."""
+        """Return the current time of both clocks."""
         return cls(time.time(), time.perf_counter())
 
     @classmethod
@@ -65,7 +65,7 @@ class TracingTimestamp:
     ) -> TracingTimestamp:
         """Return the timestamp of a Unix time of any age, and of the performance counter at that time, if known.
 
-        A time that is not finite, or more than ten minutes ahead (with validation), becomes the present time.
+        A time that is not finite, or more than ten minutes ahead (with validation), becomes the current time.
         """
         wall = time.time()
         if not math.isfinite(timestamp_sec) or (
@@ -82,7 +82,7 @@ class TracingTimestamp:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TracingTimestamp:
-        """Return the timestamp of a `to_json` dictionary; raises OneLoggerError if a clock is missing."""
+        """Return the timestamp of a `to_json` dictionary. Raises OneLoggerError if a clock is missing."""
         names = ("seconds_since_epoch", "perf_counter_seconds")
         complete = data and all(name in data for name in names)
         assert_that(complete, f"TracingTimestamp must have {' and '.join(names)}: {data}")
@@ -90,7 +90,7 @@ class TracingTimestamp:
 
 
 def to_timestamp(value: object) -> TracingTimestamp:
-    """Return a timestamp unchanged, otherwise the present time; an object other than None is misuse."""
+    """Return a timestamp unchanged, otherwise the current time; an object other than None is misuse."""
     if type(value) is TracingTimestamp:
         return value
     if value is not None:
@@ -122,19 +122,19 @@ class Attributes(dict[str, Attribute]):
             self.add_attribute(value if type(value) is Attribute else Attribute(name, value))
 
     def get_bool_value(self, attribute_name: str) -> bool | None:
-        """Return a boolean, or None if absent; raises OneLoggerError for other types."""
+        """Return a boolean, or None if absent. Raises OneLoggerError for other types."""
         return self._value(attribute_name, (bool,), "a boolean")  # type: ignore[no-any-return]  # as checked
 
     def get_int_value(self, attribute_name: str) -> int | None:
-        """Return an integer, or None if absent; raises OneLoggerError for other types."""
+        """Return an integer, or None if absent. Raises OneLoggerError for other types."""
         return self._value(attribute_name, (int,), "an integer")  # type: ignore[no-any-return]  # as checked
 
     def get_float_value(self, attribute_name: str) -> float | None:
-        """Return a number, or None if absent; raises OneLoggerError for other types."""
+        """Return a number, or None if absent. Raises OneLoggerError for other types."""
         return self._value(attribute_name, (int, float), "a float")  # type: ignore[no-any-return]  # as checked
 
     def get_str_value(self, attribute_name: str) -> str | None:
-        """Return a string, or None if absent; raises OneLoggerError for other types."""
+        """Return a string, or None if absent. Raises OneLoggerError for other types."""
         return self._value(attribute_name, (str,), "a string")  # type: ignore[no-any-return]  # as checked
 
     def _value(self, name: str, kinds: tuple[type, ...], expected: str) -> Any:

@@ -114,7 +114,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
             self.end(now, error)
 
     def begin(self, now: float, call: str, began: float | None = None) -> None:
-        """Begin the block on any thread; *began* is an earlier begin."""
+        """Begin the block on any thread; *began* is an earlier start."""
         clock = _CLOCK
         if clock.thread is None:
             TRAINING.start_on(get_ident())
@@ -132,7 +132,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
                 raise
 
     def begin_on_device(self) -> None:
-        """Record the begin on the GPU, if the step is timed."""
+        """Record the start on the GPU, if the step is timed."""
         if TRAINING.gpu.is_on:
             TRAINING.gpu.begin(self.kind, str(self.kind.phase))
 

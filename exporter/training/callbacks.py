@@ -1,7 +1,7 @@
-"""Callbacks: pairs of calls for the begin and the end of each block, for code that cannot use context managers.
+"""Callbacks: pairs of calls for the start and the end of each block, for code that cannot use context managers.
 
 The names and signatures are one-logger's. Each callback takes the time in milliseconds since the epoch; None means the
-present time. A callback that begins a block returns the span of the block.
+current time. A callback that begins a block returns the span of the block.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _find_open(kind: BlockKind, *, in_process: bool) -> HotBlock | None:
 
 
 def on_app_start(start_time_msec: float | None = None) -> Span:
-    """Record the begin of the application."""
+    """Record the start of the application."""
     return _begin(kinds.APPLICATION, start_time_msec)
 
 
@@ -95,7 +95,7 @@ def on_app_end(finish_time_msec: float | None = None) -> None:
 
 
 def on_distributed_init_start(start_time_msec: float | None = None) -> Span:
-    """Record the begin of the rendezvous of the ranks."""
+    """Record the start of the rendezvous of the ranks."""
     return _begin(kinds.DISTRIBUTED_INIT, start_time_msec)
 
 
@@ -105,7 +105,7 @@ def on_distributed_init_end(finish_time_msec: float | None = None) -> None:
 
 
 def on_model_init_start(start_time_msec: float | None = None) -> Span:
-    """Record the begin of the construction of the model."""
+    """Record the start of the construction of the model."""
     return _begin(kinds.MODEL_INIT, start_time_msec)
 
 
@@ -115,7 +115,7 @@ def on_model_init_end(finish_time_msec: float | None = None) -> None:
 
 
 def on_dataloader_init_start(start_time_msec: float | None = None) -> Span:
-    """Record the begin of the construction of the data loaders."""
+    """Record the start of the construction of the data loaders."""
     return _begin(kinds.DATALOADER_INIT, start_time_msec)
 
 
@@ -125,7 +125,7 @@ def on_dataloader_init_end(finish_time_msec: float | None = None) -> None:
 
 
 def on_load_checkpoint_start(start_time_msec: float | None = None) -> Span:
-    """Record the begin of the loading of a checkpoint."""
+    """Record the start of the loading of a checkpoint."""
     return _begin(kinds.CHECKPOINT_LOAD, start_time_msec)
 
 
@@ -135,7 +135,7 @@ def on_load_checkpoint_end(finish_time_msec: float | None = None) -> None:
 
 
 def on_optimizer_init_start(start_time_msec: float | None = None) -> Span:
-    """Record the begin of the construction of the optimizer."""
+    """Record the start of the construction of the optimizer."""
     return _begin(kinds.OPTIMIZER_INIT, start_time_msec)
 
 
@@ -154,7 +154,7 @@ def on_train_start(
     train_samples_target_or_fn: int | Callable[[], int] | None = None,
     start_time_msec: float | None = None,
 ) -> Span:
-    """Record the begin of a training loop; the other arguments are those of `training_loop`."""
+    """Record the start of a training loop; the other arguments are those of `training_loop`."""
     kind, targets = kinds.TRAINING_LOOP, (train_iterations_target_or_fn, train_samples_target_or_fn)
     values = loop_values(kind.begin, train_iterations_start, train_samples_start, *targets)
     return begin_block(kind, kind.begin, timestamp=timestamp_of(start_time_msec, kind.begin), values=values)[
@@ -168,7 +168,7 @@ def on_train_end(finish_time_msec: float | None = None) -> None:
 
 
 def on_training_single_iteration_start(start_time_msec: float | None = None) -> Span | NonRecordingSpan:
-    """Record the begin of a training iteration."""
+    """Record the start of a training iteration."""
     return _begin_hot(kinds.TRAINING_ITERATION, start_time_msec)
 
 
@@ -178,7 +178,7 @@ def on_training_single_iteration_end(finish_time_msec: float | None = None) -> N
 
 
 def on_validation_start(start_time_msec: float | None = None) -> Span:
-    """Record the begin of a validation."""
+    """Record the start of a validation."""
     return _begin(kinds.VALIDATION_LOOP, start_time_msec)
 
 
@@ -188,7 +188,7 @@ def on_validation_end(finish_time_msec: float | None = None) -> None:
 
 
 def on_validation_single_iteration_start(start_time_msec: float | None = None) -> Span | NonRecordingSpan:
-    """Record the begin of a batch of a validation."""
+    """Record the start of a batch of a validation."""
     return _begin_hot(kinds.VALIDATION_ITERATION, start_time_msec)
 
 
@@ -198,7 +198,7 @@ def on_validation_single_iteration_end(finish_time_msec: float | None = None) ->
 
 
 def on_testing_start(start_time_msec: float | None = None) -> Span:
-    """Record the begin of a test."""
+    """Record the start of a test."""
     return _begin(kinds.TESTING_LOOP, start_time_msec)
 
 
@@ -211,7 +211,7 @@ def on_testing_end(finish_time_msec: float | None = None) -> None:
 
 
 def on_save_checkpoint_start(global_step: int, start_time_msec: float | None = None) -> Span:
-    """Record the begin of saving the checkpoint of a step."""
+    """Record the start of saving the checkpoint of a step."""
     kind = kinds.CHECKPOINT_SAVE
     timestamp, values = timestamp_of(start_time_msec, kind.begin), {"global_step": to_scalar(global_step)}
     return begin_block(kind, kind.begin, timestamp=timestamp, values=values)[0]

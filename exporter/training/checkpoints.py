@@ -1,7 +1,7 @@
 """Checkpoints: saves in progress, successful saves, and the work covered by saves.
 
 The step identifies a save. An asynchronous save may be confirmed at any time and in any order. A save covers the work
-done before its begin.
+done before its start.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Work:
                 second_segment.first = first_segment.first
 
     def save_begins(self) -> int:
-        """Record the begin of a save; returns the number for `commit`."""
+        """Record the start of a save, and return its number for `commit`."""
         self._saves += 1
         return self._saves
 
@@ -93,7 +93,7 @@ class Work:
             self._keep([segment for segment in self._segments if segment.save >= save], step)
 
     def commit_steps(self, step: int) -> None:
-        """Record the success of a save whose begin was not recorded."""
+        """Record the success of a save whose start was not recorded."""
         for segment in self._segments:
             steps = segment.last - segment.first + 1
             covered_steps = min(max(step - segment.first, 0), steps)
@@ -116,7 +116,7 @@ class Work:
 
 @dataclass(eq=False, slots=True)
 class Save:
-    """Save of a step, with the monotonic time and the completed steps at its begin."""
+    """Save of a step, with the monotonic time and the completed steps at its start."""
 
     step: int
     strategy: str
@@ -137,7 +137,7 @@ class Checkpoints:
         self.furthest_step: int | None = None  # last step of this loop with a confirmed save
 
     def begin(self, step: int, strategy: str, start_time: float, completed_steps: int) -> Save:
-        """Record the begin of a save."""
+        """Record the start of a save."""
         save = Save(step, strategy, start_time, completed_steps, self._work.save_begins())
         self.pending_saves.pop(step, None)
         self.pending_saves[step] = save
@@ -171,7 +171,7 @@ class Checkpoints:
         self._families.histogram("training.checkpoint_duration", kind=kind, part="blocking").observe(seconds)
 
     def report(self, save: SaveReported) -> str | None:
-        """Record a completed save; returns the problem of an invalid report, otherwise None."""
+        """Record a completed save. Return the problem of an invalid report, otherwise None."""
         if not is_count(save.step):
             return f"a step of 0 or more, not {safe_repr(save.step)}"
         if save.kind not in SAVE_KINDS:

@@ -29,7 +29,7 @@ class PhaseTotals:
     """Exclusive seconds, entries and durations of a phase.
 
     Attributes:
-        bin_seconds: The seconds at the begin of the present bin of the history.
+        bin_seconds: The seconds at the start of the current bin of the history.
         cells: Durations by cell; None for a phase without a histogram.
         is_entered: True after the first entry of the phase in this process.
     """
@@ -321,7 +321,7 @@ class PhaseClock:
     def read(self, end_time: float | None = None) -> ClockReading:
         """Return a copy whose seconds sum to the wall time; a torn copy misses at most an edge.
 
-        *end_time* replaces the present time, in simulations.
+        *end_time* replaces the current time in simulations.
         """
         for attempt in range(100):
             version = self.last

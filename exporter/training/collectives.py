@@ -26,7 +26,7 @@ def sequence_numbers() -> dict[str, int]:
 
 
 def last_collective() -> str | None:
-    """Return the last collective of the default group from torch's flight recorder; None if the recorder is off or absent."""
+    """Return the last collective of the default group from torch's flight recorder, or None if the recorder is off or absent."""
     binding = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(binding, "_dump_fr_trace_json", None)
     if dump is None:

@@ -63,10 +63,10 @@ class RecordedEvent:
 
 @dataclass(slots=True)
 class TimedStep:
-    """Device seconds from the begin of a step to the begin of the next step."""
+    """Device seconds from the start of a step to the start of the next step."""
 
     phase_seconds: dict[str, float] = field(default_factory=dict)
-    step_seconds: float | None = None  # from begin to end of the step; None without an end
+    step_seconds: float | None = None  # from start to end of the step; None if the end is unknown
     idle_seconds: float = 0.0  # idle time between the work of two steps
     total_seconds: float = 0.0
     has_work: bool = False
@@ -100,7 +100,7 @@ class GpuTimer:
     # On the job's thread --------------------------------------------------------------------------------
 
     def begin(self, kind: BlockKind, phase: str) -> None:
-        """Record the begin of a block of a phase."""
+        """Record the start of a block of a phase."""
         if not self.is_on or get_ident() != self._thread:
             return
         previous_phase = self._active
@@ -128,7 +128,7 @@ class GpuTimer:
             self._record_event(previous_phase, Edge.END if kind in ITERATIONS else Edge.PHASE)
 
     def record_step(self) -> None:
-        """Record the end of a step and the begin of the next, in a job without iterations."""
+        """Record the end of a step and the start of the next, in a job without iterations."""
         if (
             self.is_on
             and get_ident() == self._thread

@@ -31,7 +31,7 @@ class HistoryReading(Value):
 
 
 class PhaseSeconds(Protocol):
-    """Seconds of a phase, now and at the start of the present bin."""
+    """Seconds of a phase, now and at the start of the current bin."""
 
     name: str
     seconds: float
@@ -39,14 +39,14 @@ class PhaseSeconds(Protocol):
 
 
 class PhaseHistory:
-    """Phase intervals up to the begin of the present bin, which ends at `bin_end`."""
+    """Phase intervals up to the start of the current bin, which ends at `bin_end`."""
 
     __slots__ = ("bin_end", "_bin", "_first", "_intervals", "_groups", "_group_end")
 
     def __init__(self, began: float) -> None:
         self._bin = floor(began * BINS_PER_SECOND)
         self.bin_end = (self._bin + 1) / BINS_PER_SECOND
-        self._first = ""  # phase at the begin of the present bin
+        self._first = ""  # phase at the start of the current bin
         self._intervals: list[int] = []  # of the open group: index of the phase, and microseconds
         self._groups: tuple[tuple[int, ...], ...] = ()
         self._group_end = self._bin + GROUP_BINS
@@ -99,7 +99,7 @@ class PhaseHistory:
     def read(self, active: str, now: float) -> HistoryReading:
         """Return the history up to now.
 
-        *active* is the present phase, which fills the bins since the latest phase change.
+        *active* is the current phase, which fills the bins since the latest phase change.
         """
         groups, latest = self._groups, self._intervals
         intervals = tuple(latest)

@@ -9,7 +9,7 @@ from exporter.training.misuse import report
 def loop_values(
     call: str, start: object, samples: object, iterations_target: object, samples_target: object
 ) -> dict[str, object]:
-    """Return the arguments of the begin of a training loop as plain values."""
+    """Return the arguments of the start of a training loop as plain values."""
     return {
         "train_iterations_start": to_scalar(start),
         "train_samples_start": to_scalar(samples),

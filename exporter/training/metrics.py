@@ -81,7 +81,7 @@ class Series:
         self.count += 1
 
     def reading(self) -> StatReading:
-        """Return the present reading; the same object until the next change."""
+        """Return the current reading. Until the next change this is the same object."""
         if self._reading is None or self._reading.count != self.count:
             counts = (self.count, self.total, tuple(accumulate(self._counts[:-1])))
             exponential = dict(self._exponential)

@@ -1,4 +1,4 @@
-"""Numbers of the present step: the latest loss, norm and rates, and totals of samples and tokens.
+"""Numbers of the current step: the latest loss, norm and rates, and totals of samples and tokens.
 
 `training.record` updates the numbers on the job's thread; the recording thread reads at each flush. Each update is a single
 operation, so that threads do not lose updates.

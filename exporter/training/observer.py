@@ -23,7 +23,7 @@ class ObservedBlock:
     began: TracingTimestamp
     is_lexical: bool  # entered by a context manager; False for a callback
     call: str  # the API call of the job
-    values: Mapping[str, object]  # arguments of the begin, converted
+    values: Mapping[str, object]  # arguments of the start, converted
     data: object = None  # for the observer's own use
 
 
@@ -40,7 +40,7 @@ class TrainingObserver(Protocol):
         """Return True to refuse a block while one of the same single kind is open; False discards the open block."""
 
     def block_began(self, block: ObservedBlock) -> None:
-        """Handle the begin of a block."""
+        """Handle the start of a block."""
 
     def block_ending(self, block: ObservedBlock) -> None:
         """Handle the end of an application or loop, before the inner blocks are ended."""
@@ -54,7 +54,7 @@ class TrainingObserver(Protocol):
         """Handle a block that does not end, because the next block of the same kind has begun."""
 
     def end_without_begin(self, kind: BlockKind, call: str) -> None:
-        """Handle an end without a begin."""
+        """Handle an end without a start."""
 
     def save_succeeded(self, global_step: object, timestamp: TracingTimestamp, call: str) -> None:
         """Handle the success of a save, reported by a call."""

@@ -71,12 +71,12 @@ class OpenBlock(StackEntry):
 
 
 def timestamp_now() -> TracingTimestamp:
-    """Return the present time of the wall clock and the monotonic clock."""
+    """Return the current time of the wall clock and the monotonic clock."""
     return TracingTimestamp(time(), monotonic())
 
 
 def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
-    """Return the timestamp of milliseconds since the epoch; the present time for None, and for a time too far ahead."""
+    """Return the timestamp of milliseconds since the epoch; the current time for None, and for a time too far ahead."""
     wall, now = time(), monotonic()
     if milliseconds is None:
         return TracingTimestamp(wall, now)
@@ -125,7 +125,7 @@ class RareBlock:
         elif block.is_ended:
             if (
                 block.is_open and block.thread == get_ident()
-            ):  # discarded by a signal handler during the begin
+            ):  # discarded by a signal handler during the start
                 TRAINING.clock.leave(block, monotonic())
             TRAINING.observers.notify(
                 lambda observer: observer.end_without_begin(self.kind, self.kind.call),
@@ -165,7 +165,7 @@ def begin_block(
     parent: Span | None = None,
     values: Mapping[str, object] | None = None,
 ) -> tuple[Span, OpenBlock | None]:
-    """Begin a rare block; returns the span, and the block or None if the begin is refused."""
+    """Start a rare block. Return the span, and the block, or None if the start is refused."""
     began = timestamp or timestamp_now()
     policy = (
         TRAINING.present_save_policy() if kind is kinds.CHECKPOINT_SAVE and TRAINING.is_on else SavePolicy()
@@ -273,7 +273,7 @@ def end_block(
     span: Span | None = None,
     attributes: Attributes | None = None,
 ) -> None:
-    """End the open block of a kind, or the block of a span; an end without a begin is passed to the observers."""
+    """End the open block of a kind, or the block of a span; an end without a start is passed to the observers."""
     if not TRAINING.is_on:
         if span is not None:
             span.stop(attributes, timestamp)

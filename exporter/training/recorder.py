@@ -271,7 +271,7 @@ class TrainingRecording:
             block.discard()
 
     def abandon_callback_blocks(self) -> None:
-        """End the open hot blocks of callbacks, at the begin of an application."""
+        """End the open hot blocks of callbacks, at the start of an application."""
         for block in list(self.callback_blocks):
             if block.is_open:
                 block.abandon(monotonic())
@@ -331,7 +331,7 @@ class TrainingRecording:
             self.drain()
 
     def series(self) -> Sequence[StatReading]:
-        """Return the present readings of all series."""
+        """Return the current readings of all series."""
         lock = self._lock  # a reset replaces the lock
         if lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
             try:
@@ -360,7 +360,7 @@ class TrainingRecording:
         return count
 
     def reading(self) -> TrainingReading | None:
-        """Return the training reading of the latest `series` call; None if the job reported no training."""
+        """Return the training reading of the latest `series` call, or None if the job reported no training."""
         return self._reading
 
     def collect(self, *, final: bool) -> None:

@@ -40,7 +40,7 @@ def record(
     mode: str = _TRAIN,
     **unknown: object,
 ) -> None:
-    """Record numbers of the present step; never waits, never raises. A Stat records any other number.
+    """Record numbers of the current step; never waits, never raises. A Stat records any other number.
 
     A number may be a tensor or an array of a single element; a later call collects the value. Samples and tokens are
     the share of this rank: 0 on ranks that repeat the computation of another rank. The mode is `train`, `validation` or `test`.
@@ -143,7 +143,7 @@ def describe(
 
 
 def skipped_step(reason: str) -> None:
-    """Record that the present step did not change the model, because of `overflow` or `nonfinite`."""
+    """Record that the current step did not change the model, because of `overflow` or `nonfinite`."""
     TRAINING.append(StepSkipped(to_scalar(reason)))
     TRAINING.start_recording()
 
@@ -167,7 +167,7 @@ def checkpoint_saved(
     bytes: int | None = None,
     blocking_seconds: float | None = None,
 ) -> None:
-    """Record a completed save, for frameworks that do not report its begin.
+    """Record a completed save, for frameworks that do not report its start.
 
     Args:
         step: The step that was saved.

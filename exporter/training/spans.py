@@ -73,7 +73,7 @@ class Event:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Event:
-        """Return the event of a `to_json` dictionary, in its original class; raises OneLoggerError if invalid."""
+        """Return the event of a `to_json` dictionary, in its original class. Raises OneLoggerError if invalid."""
         assert_that(data and data.get("name") and data.get("timestamp"), f"not an event: {data}")
         timestamp = TracingTimestamp.from_json(data["timestamp"])
         attributes = Attributes.from_json(data.get("attributes") or {})
@@ -302,7 +302,7 @@ class Span:
         self.updated_attributes.update(Attributes.of(attributes))
 
     def duration_msec(self) -> int:
-        """Return the duration in whole milliseconds, rounded; raises OneLoggerError for an active span."""
+        """Return the duration in whole milliseconds, rounded. Raises OneLoggerError for an active span."""
         duration: int | None = self.updated_attributes.get_int_value(DURATION)
         if duration is None:
             raise OneLoggerError(f"{self} has not ended")
@@ -334,7 +334,7 @@ class Span:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Span:
-        """Return the span of a `to_json` dictionary, also one of one-logger; raises OneLoggerError if invalid."""
+        """Return the span of a `to_json` dictionary, also one of one-logger. Raises OneLoggerError if invalid."""
         complete = data and data.get("name") and data.get("id") and data.get("events")
         assert_that(complete, f"not a span: {data}")
         start, *later_events = [Event.from_json(event) for event in data["events"]]

@@ -120,7 +120,7 @@ class Connection:
             await self._close(wire)
 
     async def _open(self) -> Wire | None:
-        """Return the byte stream of the peer, after the TLS handshake if TLS is enabled; None if the peer is refused."""
+        """Return the byte stream of the peer, after the TLS handshake if TLS is enabled, or None if the peer is refused."""
         tls = (await self._server.config.current()).tls
         if tls is None:
             return Wire(self._sock, self._progress)
@@ -143,7 +143,7 @@ class Connection:
         self._server.guard.progress(self)
 
     async def _read(self, wire: Wire) -> Request | None:
-        """Return the next request; None if the peer has closed the connection."""
+        """Return the next request, or None if the peer has closed the connection."""
         while (request := self._http.request()) is None:
             data = await wire.read(self._server.limits.head_bytes)
             if not data:
@@ -156,7 +156,7 @@ class Connection:
         return request
 
     async def _exchange(self, wire: Wire, request: Request) -> bool:
-        """Respond to a request; returns False if the connection must be closed."""
+        """Respond to a request. Return False if the connection must be closed."""
         start = self._loop.time()
         self._enter(ConnectionState.RUNNING)
         response = await self._server.router.respond(request, self._peer)
@@ -169,7 +169,7 @@ class Connection:
         return persistent
 
     async def _send(self, wire: Wire, response: Response) -> bool:
-        """Hand a response to the kernel; returns False if the connection is to be closed."""
+        """Hand a response to the kernel. Return False if the connection must be closed."""
         self._server.counts.requests[response.route, response.status] += 1
         parts, persistent = self._http.respond(response, close=self._server.is_closing)
         self._server.guard.begin_writing(self, response.body)

@@ -58,7 +58,7 @@ RELOAD_SUCCESSFUL = FamilySpec(
     name="exporter_web_config_last_reload_successful",
     type="gauge",
     help=(
-        "1 if the settings in force are those of the present web.config.yml and its files, else 0. "
+        "1 if the settings in force are those of the current web.config.yml and its files, else 0. "
         "Absent without such a file."
     ),
     source="web server",

@@ -184,7 +184,7 @@ class ReloadEndpoint:
 
 
 def _names(query: str) -> frozenset[str]:
-    """Return the values of `name[]`, the parameter of the client libraries; raises ValueError for other parameters."""
+    """Return the values of `name[]`, the parameter of the client libraries. Raises ValueError for other parameters."""
     names = []
     for parameter in query.split("&", _MAX_NAMES + 1) if query else ():
         key, _, value = parameter.partition("=")

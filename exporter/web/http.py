@@ -57,7 +57,7 @@ class Request:
     query: str = ""  # as sent, without the question mark
 
     def header(self, name: str) -> str | None:
-        """Return a header's value, repetitions joined by commas; None if the header is missing."""
+        """Return a header's value, repetitions joined by commas, or None if the header is missing."""
         values = [value for key, value in self.headers if key == name]
         return ", ".join(values) if values else None
 

@@ -36,7 +36,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parse an address; raises ValueError."""
+    """Parse an address. Raises ValueError."""
     host, _, port = text.rpartition(":")
     if re.fullmatch(ADDRESS, text) is None or int(port) > 65535:
         raise ValueError(f"{text!r} is not a listen address")
@@ -44,7 +44,7 @@ def parse_address(text: str) -> Address:
 
 
 def bind(address: Address, backlog: int) -> socket.socket:
-    """Return a listening, non-blocking socket; raises ListenError."""
+    """Return a listening, non-blocking socket. Raises ListenError."""
     try:
         if address.host in ("", "::"):
             is_dual_stack = socket.has_dualstack_ipv6()

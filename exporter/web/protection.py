@@ -47,7 +47,7 @@ class Protection:
 
 
 class WebConfigFile:
-    """Web configuration file; `failure` is the reason why the present version is not in force, "" if it is.
+    """Web configuration file; `failure` is the reason why the current version is not in force, "" if it is.
 
     Raises ConfigurationError if the first version is invalid.
     """
@@ -98,7 +98,7 @@ class WebConfigFile:
 
 
 def load_protection(path: Path, previous: Protection | None = None) -> Protection:
-    """Load the file, certificates and keys; raises ConfigurationError.
+    """Load the file, certificates and keys. Raises ConfigurationError.
 
     A version that removes a protection of `previous` is refused.
     """

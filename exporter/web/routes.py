@@ -73,7 +73,7 @@ class Router:
     async def _refusal(
         self, protection: Protection, request: Request, peer: str, deadline: float
     ) -> Response | None:
-        """Return the response to an unauthenticated request; None if the request is authenticated."""
+        """Return the response to an unauthenticated request, or None if the request is authenticated."""
         users = protection.config.basic_auth_users
         if not users:
             return None

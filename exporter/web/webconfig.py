@@ -214,7 +214,7 @@ def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
 
 
 def _readable(path: Path) -> Path:
-    """Return the path if it is readable; raises OSError with the path, which OpenSSL's message lacks."""
+    """Return the path if it is readable. Raises OSError with the path, which OpenSSL's message lacks."""
     try:
         path.open("rb").close()
     except OSError as error:

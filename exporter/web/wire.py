@@ -66,7 +66,7 @@ class TlsWire(Wire):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
     async def handshake(self) -> frozenset[str] | None:
-        """Perform the handshake and return the alternative names of the peer's verified certificate; None without one.
+        """Perform the handshake. Return the alternative names of the peer's verified certificate, or None without a certificate.
 
         Raises SSLError.
         """

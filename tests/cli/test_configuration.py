@@ -1,4 +1,4 @@
-"""Configuration from flags, environment and file; recording rules; the generated schema and example."""
+"""Configuration from flags, environment and file, recording rules, and the generated schema and example."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_every_name_survives_the_escaping_of_the_kernel(name: bytes) -> None:
     st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["/", "/a", "/a/b", "/a/b/c", "/d"])), max_size=6)
 )
 def test_each_path_has_at_most_one_visible_mount_in_a_real_tree(steps: list[tuple[int, str]]) -> None:
-    """Mount in sequence as the kernel does: on the present target of the path."""
+    """Mount in sequence as the kernel does: on the current target of the path."""
     mounts: list[Mount] = parse_mounts("10 1 0:10 / / rw - ext4 x rw")
     for number, (_, path) in enumerate(steps, 100):
         parents = [

@@ -96,7 +96,7 @@ def status_of(scheduler: Scheduler, name: str) -> CollectorStatus:
 
 
 def metric(scheduler: Scheduler, name: str, collector: str, **labels: str) -> float | None:
-    """Return the value of a series about a collector; None if absent."""
+    """Return the value of a series about a collector, or None if absent."""
     expected = {"collector": collector, **labels}
     samples = [sample for family in scheduler.families() for sample in family.samples]
     matches = [

@@ -216,7 +216,7 @@ static double mean(Dev *d, int j, double a, double b) {
     return (integ(d, j, b) - integ(d, j, a)) / (b - a);
 }
 
-static int garbage; // of the present call; enter() sets it
+static int garbage; // of the current call; enter() sets it
 static nvmlReturn_t enter(const char *f, Dev *d, double ms) {
     pthread_mutex_lock(&mu);
     load();

@@ -228,7 +228,7 @@ def test_the_history_is_bounded_in_time_and_complete_groups_stay_the_same_object
 
 
 def history(job: SimulatedTraining) -> list[tuple[float, float, str]]:
-    """Return begin, end and phase of each interval in the reading."""
+    """Return start, end and phase of each interval in the reading."""
     reading = job.reading()
     numbers = tuple(chain.from_iterable(reading.intervals))
     seconds_at = reading.history_until - sum(numbers[1::2]) / 1e6

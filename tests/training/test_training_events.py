@@ -91,7 +91,7 @@ def work() -> None:
 
 
 def trace(path: Path) -> list[tuple[str, str | None, dict[str, Any]]]:
-    """Rebuild (name, name of the parent, data of the end) from the lines of a file, in the order of the begins."""
+    """Rebuild (name, name of the parent, data of the end) from the lines of a file, in the order of their starts."""
     events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     begins = {event["span_id"]: event["data"] for event in events if event["type"] == "span.start"}
     ends = {event["span_id"]: event["data"] for event in events if event["type"] == "span.stop"}

@@ -60,7 +60,7 @@ class EnergyCounter:
         self.register = None
 
     def _measure_increase(self, step: float, register: float, seconds: float) -> float | None:
-        """Return the energy since the last reading; None if the value of the register is implausible."""
+        """Return the energy since the last reading, or None if the value of the register is implausible."""
         has_fallen = step < 0
         increase_joules = step + self.range_joules if has_fallen else step
         limit = self._max_watts * seconds + SLACK_JOULES

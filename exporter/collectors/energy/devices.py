@@ -65,7 +65,7 @@ class EnergyDevice:
     counter: EnergyCounter = field(default_factory=EnergyCounter)
 
     def update(self, now: float) -> None:
-        """Read the device; raises OSError and CollectError."""
+        """Read the device. Raises OSError and CollectError."""
         raise NotImplementedError
 
     def forget(self) -> None:

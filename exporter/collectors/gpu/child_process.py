@@ -78,7 +78,7 @@ class NvmlChild:
         return self._stdout.fileno()
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Return the received messages; None at the end of the pipe; raises ProtocolError."""
+        """Return the received messages, or None at the end of the pipe. Raises ProtocolError."""
         return self._reader.receive()
 
     @property

@@ -76,7 +76,7 @@ class MonotonicCounter:
         return None if self._last is None or self._suspect is not None else self._last.raw
 
     def value(self) -> float | None:
-        """Return the total in the family's unit; None if the total is in doubt."""
+        """Return the total in the family's unit, or None if the total is in doubt."""
         return None if self._doubts >= _MAX_DOUBTS else self.total * self.rule.scale
 
     def _accept(self, increase: float, reading: RawReading, reason: str) -> None:

@@ -67,7 +67,7 @@ class GpuEnergy:
     _integral: float = 0.0  # joules, over all children
     _base_joules: float = 0.0  # of the counter, at the last reading
     _integral_at_base: float = 0.0  # at the same reading
-    _raw_integral: float = 0.0  # joules, of the present child
+    _raw_integral: float = 0.0  # joules, of the current child
     _child: int | None = None
     _counter_time: float = 0.0  # monotonic time of the counter's last accepted reading
     _has_outage: bool = False  # since the last reading of the counter

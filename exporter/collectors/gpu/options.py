@@ -45,7 +45,7 @@ DEFAULT_OPTIONS = GpuOptions()
 
 
 def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict[int, int] | None:
-    """Return the job's index of each GPU, by its position among the accessible GPUs; None if the variable names no GPU.
+    """Return the job's index of each GPU, by its position among the accessible GPUs, or None if the variable names no GPU.
 
     Args:
         visible: CUDA_VISIBLE_DEVICES.
@@ -63,7 +63,7 @@ def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict
 
 
 def expected_devices(visible: str | None) -> int | None:
-    """Return the number of GPUs named in the variable, even if absent; None if the variable names no GPU."""
+    """Return the number of GPUs named in the variable, even if absent, or None if the variable names no GPU."""
     entries = set()
     for entry in (visible or "").split(","):
         text = entry.strip()

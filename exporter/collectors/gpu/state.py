@@ -184,7 +184,7 @@ class GpuRegistry:
             return has_changed
 
     def take_changes(self) -> set[str] | None:
-        """Return the names of the readings received since the last call; None if a GPU was added, removed, lost or returned."""
+        """Return the names of the readings received since the last call, or None if a GPU was added, removed, lost or returned."""
         with self.lock:
             updated_readings = None if self._gpus_changed else self._updated_readings
             self._updated_readings, self._gpus_changed = set(), False

@@ -51,7 +51,7 @@ class Timings:
 DEFAULT_TIMINGS = Timings()
 
 StartChild = Callable[[tuple[int, ...], tuple[tuple[int, str], ...]], NvmlChild]
-"""Function that starts a child, given the GPUs to skip and the calls (GPU, function) to avoid; raises OSError."""
+"""Function that starts a child, given the GPUs to skip and the calls (GPU, function) to avoid. Raises OSError."""
 
 
 class Supervisor:

@@ -31,7 +31,7 @@ class CgroupLevel:
     directory: Path
 
     def read(self, name: str) -> str | None:
-        """Return the content of a file; None if there is no such file."""
+        """Return the content of a file, or None if there is no such file."""
         return read_optional(self.directory / name)
 
 
@@ -149,7 +149,7 @@ def _parse_cpu_limit(text: str) -> float | None:
 
 
 def _names_below(group: str, root: str) -> Sequence[str] | None:
-    """Return the path components from a mount's root down to a cgroup; None if the cgroup is not below the root."""
+    """Return the path components from a mount's root down to a cgroup, or None if the cgroup is not below the root."""
     names, root_names = _names(group), _names(root)
     remaining = names[len(root_names) :]
     if names[: len(root_names)] == root_names and ".." not in remaining:

@@ -131,7 +131,7 @@ class CpuCollector:
 
 
 def busy_seconds() -> float:
-    """Return the CPU time of the machine since boot that was neither idle nor I/O wait; raises OSError and CollectError."""
+    """Return the CPU time of the machine since boot that was neither idle nor I/O wait. Raises OSError and CollectError."""
     times = from_psutil(procfs() / "stat", psutil.cpu_times)
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # within user and nice
     return float(sum(times) - guests - times.idle - getattr(times, "iowait", 0.0))

@@ -198,7 +198,7 @@ class MemoryCollector:
 
 
 def oom_kills(proc: Path = Path("/proc")) -> float | None:
-    """Return the number of out-of-memory kills since boot; None if the kernel does not count them.
+    """Return the number of out-of-memory kills since boot, or None if the kernel does not count them.
 
     The count of the whole machine serves as evidence for the exit of a job's process, because the count of a
     container is not visible from outside.

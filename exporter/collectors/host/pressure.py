@@ -61,7 +61,7 @@ class Pressure:
 
 
 def parse_pressure(text: str) -> Pressure:
-    """Parse lines such as `some avg10=0.00 … total=1234`; raises ValueError and LookupError."""
+    """Parse lines such as `some avg10=0.00 … total=1234`. Raises ValueError and LookupError."""
     totals = {
         line.partition(" ")[0]: int(line.rpartition("total=")[2]) / MICROSECONDS_PER_SECOND
         for line in text.splitlines()

@@ -69,22 +69,22 @@ class StatvfsPool:
 
 
 def size_bytes(status: os.statvfs_result) -> int | None:
-    """Return the size of a filesystem; None for a filesystem without blocks (autofs, lxcfs)."""
+    """Return the size of a filesystem, or None for a filesystem without blocks (autofs, lxcfs)."""
     return _valid_count(status.f_blocks * status.f_frsize) if status.f_blocks else None
 
 
 def available_bytes(status: os.statvfs_result) -> int | None:
-    """Return the free bytes for users other than root; None for a filesystem without blocks."""
+    """Return the free bytes for users other than root, or None for a filesystem without blocks."""
     return _valid_count(status.f_bavail * status.f_frsize) if status.f_blocks else None
 
 
 def files(status: os.statvfs_result) -> int | None:
-    """Return the number of inodes; None if the filesystem has no limit (btrfs)."""
+    """Return the number of inodes, or None if the filesystem has no limit (btrfs)."""
     return _valid_count(status.f_files) if status.f_files else None
 
 
 def files_free(status: os.statvfs_result) -> int | None:
-    """Return the number of free inodes; None if the filesystem has no limit (btrfs)."""
+    """Return the number of free inodes, or None if the filesystem has no limit (btrfs)."""
     return _valid_count(status.f_ffree) if status.f_files else None
 
 

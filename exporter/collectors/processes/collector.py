@@ -219,6 +219,6 @@ def _publish_group(collected: Collected, run: str, group: ProcessGroup, run_proc
 
 
 def _fold_complete(fold: Callable[[list[int]], int], values: Sequence[int | None]) -> int | None:
-    """Return the sum or maximum of values; None if any value is unknown, because a partial sum would be misleading."""
+    """Return the sum or maximum of values, or None if any value is unknown, because a partial sum would be misleading."""
     present = [value for value in values if value is not None]
     return fold(present) if len(present) == len(values) else None

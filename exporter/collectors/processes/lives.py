@@ -117,7 +117,7 @@ class _Waiter:
 
 
 def _start_time(pid: int) -> float | None:
-    """Return the monotonic start time of a process; None for a missing process and a zombie."""
+    """Return the monotonic start time of a process, or None for a missing process and a zombie."""
     try:
         text = (procfs() / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -30,7 +30,7 @@ class Usage:
 
 @dataclass(slots=True)
 class GroupTotals:
-    """Sums over all past and present processes of a group."""
+    """Sums over all past and current processes of a group."""
 
     user_seconds: float = 0.0
     system_seconds: float = 0.0

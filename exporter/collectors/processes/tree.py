@@ -109,7 +109,7 @@ class ProcessTree:
         return has_new_process
 
     def _recording(self, recording: JobProcess) -> Member | None:
-        """Return the member of a recording process; None if the process is not visible.
+        """Return the member of a recording process, or None if the process is not visible.
 
         A pid alone is not sufficient, since a lock on a network filesystem can have a pid of another machine: the
         process must have started before the recording, and must have the pid of the snapshot in its innermost pid
@@ -202,7 +202,7 @@ class ProcessTree:
 def _role(
     process: psutil.Process, name: str, parent: psutil.Process, root: Member, *, is_young: bool
 ) -> Role | None:
-    """Return the role of a descendant; None if the role cannot be determined yet."""
+    """Return the role of a descendant, or None if the role cannot be determined yet."""
     if root.role != "trainer":
         return "other"
     if name == _WORKER_THREAD:

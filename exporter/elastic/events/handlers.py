@@ -38,7 +38,7 @@ _log_handlers: dict[str, logging.Handler] = {
 
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:
-    """Return the handler of a destination; raises KeyError for an unknown destination."""
+    """Return the handler of a destination. Raises KeyError for an unknown destination."""
     try:
         return _log_handlers[destination]
     except KeyError:

@@ -33,7 +33,7 @@ class CarbonFile:
         self._intensity: Intensity | None = None
 
     def read(self) -> None:
-        """Read a changed file; raises CollectError for an unreadable file or an invalid number."""
+        """Read a changed file. Raises CollectError for an unreadable file or an invalid number."""
         try:
             self._read()
         except (OSError, ValueError) as error:

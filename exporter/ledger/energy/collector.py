@@ -168,7 +168,7 @@ class EnergyCollector:
     # Loading --------------------------------------------------------------------------------------------
 
     def _load_devices(self, collected: Collected) -> bool:
-        """Load the devices once; returns False if their state is unreadable or locked by a different sidecar."""
+        """Load the devices once. Return False if their state is unreadable or locked by a different sidecar."""
         if not self._is_loaded:
             with collected.part():
                 if self._state.claim():
@@ -181,7 +181,7 @@ class EnergyCollector:
         return self._is_loaded
 
     def _load_run(self, name: str, collected: Collected) -> _Run:
-        """Load a run once; raises CollectError if the state is unreadable."""
+        """Load a run once. Raises CollectError if the state is unreadable."""
         run = self._runs.get(name)
         if run is None:
             run = self._runs[name] = _Run(
@@ -252,7 +252,7 @@ class EnergyCollector:
         now: float,
         attributed_uuids: Collection[str],
     ) -> None:
-        """Add each run's share since the last division; raises CollectError before any change if a state is unreadable."""
+        """Add each run's share since the last division. Raises CollectError before any change if a state is unreadable."""
         names = {run.run for run in use.runs} if only_run is None else {only_run}
         runs = {name: self._load_run(name, collected) for name in sorted(names)}
         previous_use, self._last_use, self._divided_at, self._shares = self._last_use, use, now, {}
@@ -335,7 +335,7 @@ class EnergyCollector:
     def _measured_split(
         self, device: DeviceEnergy, shares: Sequence[Share], work: WorkUse, now: float
     ) -> Split | None:
-        """Return the measured energy by phase of a GPU that a single run uses; None if the measurement is incomplete."""
+        """Return the measured energy by phase of a GPU that a single run uses, or None if the measurement is incomplete."""
         uuid, ranks = device.reading.device, []
         if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.bridged_joules:
             processes = [

@@ -104,7 +104,7 @@ class DeviceEnergy:
                 moments.popleft()
 
     def crosscheck(self) -> float | None:
-        """Return the counter's energy divided by the integral of power; None before both cover `CROSSCHECK_SECONDS`."""
+        """Return the counter's energy divided by the integral of power, or None before both cover `CROSSCHECK_SECONDS`."""
         if not self._moments:
             return None
         first, last = self._moments[0], self._moments[-1]

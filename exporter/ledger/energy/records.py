@@ -102,7 +102,7 @@ class RunRecord:
 
 
 def decode_devices(content: bytes) -> DevicesRecord:
-    """Return the record of the devices; raises ValueError."""
+    """Return the record of the devices. Raises ValueError."""
     with decoding():
         body = parse(content)
         record: DevicesRecord = (
@@ -112,7 +112,7 @@ def decode_devices(content: bytes) -> DevicesRecord:
 
 
 def decode_run(content: bytes) -> RunRecord:
-    """Return the record of a run; raises ValueError."""
+    """Return the record of a run. Raises ValueError."""
     with decoding():
         body = parse(content)
         record: RunRecord = (

@@ -92,7 +92,7 @@ class ExitEvidence:
     machine: MachineIdentity = field(default_factory=MachineIdentity)
 
     def outcome(self, process: ExitedProcess) -> Outcome | None:
-        """Return the outcome of a process; None if evidence may still arrive."""
+        """Return the outcome of a process, or None if evidence may still arrive."""
         ends = [end for end in map(_without_shell, self.ends()) if _is_near(end, process)]
         process_end = next((end for end in ends if _is_own(end, process)), None)
         if process_end is not None:
@@ -234,7 +234,7 @@ class Endings:
         return self._pass
 
     def outcome(self, process: ProcessTotals, *, successor: ProcessTotals | None = None) -> Outcome | None:
-        """Return the outcome of an exited process; None if not yet decided."""
+        """Return the outcome of an exited process, or None if not yet decided."""
         if process.exited_at is not None and process.outcome is None:
             process.outcome = self._pass.outcome(self._facts(process, process.exited_at, successor))
         return process.outcome

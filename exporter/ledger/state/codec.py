@@ -25,13 +25,13 @@ def dumps(value: object) -> bytes:
 
 
 def loads(kind: type[DecodedT], content: bytes) -> DecodedT:
-    """Return a value of a type from JSON; raises ValueError for content that `dumps` does not write."""
+    """Return a value of a type from JSON. Raises ValueError for content that `dumps` does not write."""
     with decoding():
         return cast("DecodedT", from_json(kind, parse(content)))
 
 
 def parse(content: bytes) -> Any:
-    """Return parsed JSON; raises ValueError, also for deep nesting and for numbers that are not finite."""
+    """Return parsed JSON. Raises ValueError, also for deep nesting and for numbers that are not finite."""
     try:
         return json.loads(content, parse_constant=_reject)
     except RecursionError as error:

@@ -52,7 +52,7 @@ def file_name(key: StateKey) -> str:
 
 
 def encode_file(file: StateFile) -> bytes:
-    """Return the bytes of a state file; raises OSError (EFBIG) above MAX_BYTES."""
+    """Return the bytes of a state file. Raises OSError (EFBIG) above MAX_BYTES."""
     head = json.dumps({"key": file.key, "sidecar": file.sidecar}).encode() + b"\n"
     header = b"%s %d %08x\n" % (_MAGIC, _VERSION, zlib.crc32(file.content, zlib.crc32(head)))
     data = header + head + file.content
@@ -62,7 +62,7 @@ def encode_file(file: StateFile) -> bytes:
 
 
 def read_state_file(path: Path) -> StateFile:
-    """Return the content of a state file; raises DamagedFileError, and OSError if the file is unreadable now."""
+    """Return the content of a state file. Raises DamagedFileError, and OSError if the file is unreadable now."""
     data = _read(path)
     first_line, _, body = data.partition(b"\n")
     fields = first_line.split()

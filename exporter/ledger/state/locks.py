@@ -25,7 +25,7 @@ class StateLocks:
         self._has_warned = False
 
     def acquire(self, name: str) -> bool:
-        """Lock a state file; returns False if a different sidecar holds the lock.
+        """Lock a state file. Return False if a different sidecar holds the lock.
 
         On a file system without locks every sidecar succeeds, and a warning is logged.
         """

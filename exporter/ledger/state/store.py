@@ -98,7 +98,7 @@ class StateStore:
         return problems
 
     def claim(self, key: StateKey) -> bool:
-        """Lock a key until `release`; returns False if a different sidecar holds the key."""
+        """Lock a key until `release`. Return False if a different sidecar holds the key."""
         name = file_name(key)
         with self._using(name):
             if key not in self._name_by_key and self._locks.acquire(name):
@@ -249,7 +249,7 @@ class StateRecord(Generic[RecordT]):
         self._decode = decode
 
     def claim(self) -> bool:
-        """Lock the record; returns False if a different sidecar holds the record."""
+        """Lock the record. Return False if a different sidecar holds the record."""
         try:
             return self._store.claim(self._key)
         except StateError as error:

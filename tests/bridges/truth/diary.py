@@ -14,7 +14,7 @@ from pathlib import Path
 DIRECTORY = Path(sys.argv[1])
 CHECKPOINT = DIRECTORY / "checkpoint"
 STEPS, ACCUMULATED, VALIDATED_EVERY, SAVED_EVERY, CRASH_AT = 10, 2, 4, 3, 8
-"""Total steps; batches per step; steps between validations, and between saves; steps completed at the crash."""
+"""Total steps, batches per step, steps between validations, steps between saves, and steps completed at the crash."""
 SECONDS = 0.03
 """Minimum duration of a batch, so that durations can be compared."""
 WARM_UP = [0.01 * (number + 1) for number in range(STEPS)]

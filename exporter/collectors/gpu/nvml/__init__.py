@@ -18,7 +18,7 @@ class ProtocolError(ValueError):
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Return a message as bytes; raises ValueError for a number that is not finite."""
+    """Return a message as bytes. Raises ValueError for a number that is not finite."""
     return json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
@@ -30,7 +30,7 @@ class MessageReader:
         self._rest = b""
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Read from the pipe and return the complete messages; None at the end of the pipe; may block; raises ProtocolError."""
+        """Read from the pipe, which may block, and return the complete messages, or None at the end. Raises ProtocolError."""
         data = os.read(self.descriptor, 1 << 16)
         if not data:
             return None
@@ -39,7 +39,7 @@ class MessageReader:
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """Return the message of a line; raises ProtocolError."""
+    """Return the message of a line. Raises ProtocolError."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError

@@ -120,7 +120,7 @@ class NvmlDevice:
         return None
 
     def call(self, call: str, *arguments: Any) -> Any:
-        """Call a function with the GPU's handle, and pause the function after a slow call; raises CallFailedError."""
+        """Call a function with the GPU's handle, and pause the function after a slow call. Raises CallFailedError."""
         self.call_count += 1
         try:
             result = self.library.call(call, self.handle, *arguments)
@@ -185,7 +185,7 @@ class NvmlDevice:
         return False
 
     def fail(self, item: str, call: str, error: str) -> None:
-        """Record a failed query; raises DownError if the GPU or NVML is down."""
+        """Record a failed query. Raises DownError if the GPU or NVML is down."""
         if error in UNSUPPORTED_ERRORS or error == "no_permission":
             self._retry_times[item] = self.pass_time + self._reprobe_seconds
         if error in UNSUPPORTED_ERRORS:
@@ -223,7 +223,7 @@ def field_item(field: Field) -> str:
 
 
 def _number_of(value: Any) -> float:
-    """Return the number in NVML's value union, as named by the type code; raises GarbageError for invalid numbers."""
+    """Return the number in NVML's value union, as named by the type code. Raises GarbageError for invalid numbers."""
     value_type = value.valueType
     number: float = (
         getattr(value.value, _UNION_MEMBERS[value_type]) if 0 <= value_type < len(_UNION_MEMBERS) else inf

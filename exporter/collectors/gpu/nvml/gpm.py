@@ -200,7 +200,7 @@ class Gpm:
 
 
 def ratio_of(device: NvmlDevice, values: Mapping[int, float], row: GpmRow) -> float | None:
-    """Return a percentage as a ratio; None if absent or invalid."""
+    """Return a percentage as a ratio, or None if absent or invalid."""
     return _checked(device, values, row, ratio)
 
 

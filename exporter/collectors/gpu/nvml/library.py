@@ -96,7 +96,7 @@ class NvmlLibrary:
         self._errors = (binding.NVMLError, getattr(binding, "NVMLLibraryMismatchError", binding.NVMLError))
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of pynvml; raises CallFailedError if the call fails."""
+        """Call a function of pynvml. Raises CallFailedError if the call fails."""
         function = getattr(self.binding, name, None)
         if function is None:  # pynvml is older than the function
             self.last_seconds = 0.0

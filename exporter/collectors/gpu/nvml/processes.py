@@ -75,7 +75,7 @@ class GpuProcesses:
 
 
 def _memory_by_pid(processes: Any) -> dict[int, int | None]:
-    """Return memory by process id; None if the driver does not report memory (some MIG modes, vGPU)."""
+    """Return memory by process id, or None if the driver does not report memory (some MIG modes, vGPU)."""
     memory_by_pid: dict[int, int | None] = {}
     for process in processes:
         if process.pid > _MAX_PID:
@@ -90,7 +90,7 @@ def _memory_by_pid(processes: Any) -> dict[int, int | None]:
 
 
 def sram_exceeded(device: NvmlDevice) -> int | None:
-    """Return 1 if SRAM errors exceed the threshold for a replacement of the card; None if the driver reports no status."""
+    """Return 1 if SRAM errors exceed the threshold for a replacement of the card, or None if the driver reports no status."""
     structure = getattr(device.library.binding, "c_nvmlEccSramErrorStatus_v1_t", None)
     if structure is None:  # pynvml is older than the function
         return None

@@ -36,7 +36,7 @@ class PassReadings:
         self.complete_readings[reading] = dict(values)
 
     def get(self, reading: str) -> float | None:
-        """Return the value of a reading without labels; None if absent or not read in this pass."""
+        """Return the value of a reading without labels, or None if absent or not read in this pass."""
         return self.values.get(reading, {}).get(())
 
     def message(self) -> dict[str, Any]:

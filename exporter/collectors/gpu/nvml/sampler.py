@@ -74,7 +74,7 @@ class AttachedGpu:
         self._due = dict.fromkeys(Tier, now)
 
     def read(self, now: float, wall: float) -> PassReadings:
-        """Read the due tiers and return the readings; raises DownError if this GPU or all GPUs are down."""
+        """Read the due tiers and return the readings. Raises DownError if this GPU or all GPUs are down."""
         device, readings = self.device, PassReadings()
         device.pass_time, device.call_count, device.result_count, device.last_error = now, 0, 0, ""
         due_tiers = {tier for tier in Tier if self._is_due(tier, now)}
@@ -193,7 +193,7 @@ class NvmlSampler:
         return {"kind": "machine", "driver_version": driver, "cuda_version": cuda_version}
 
     def sample(self, now: float, wall: float) -> dict[str, Any]:
-        """Read all selected GPUs and return the message `sample`; raises LibraryDownError and RestartError."""
+        """Read all selected GPUs and return the message `sample`. Raises LibraryDownError and RestartError."""
         selected_slots = [slot for slot in self._slots if slot.is_selected]
         previous_reasons = [slot.failure for slot in selected_slots]
         entries = []

@@ -14,7 +14,7 @@ ALL_BITS_SET = (1 << 64) - (1 << 32)
 """Lower bound of numbers with all bits set, also after a conversion to float or a small addition."""
 
 Convert = Callable[[Any], Any]
-"""Function that converts a result of NVML; raises GarbageError."""
+"""Function that converts a result of NVML. Raises GarbageError."""
 
 
 class GarbageError(ValueError):
