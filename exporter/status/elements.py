@@ -105,9 +105,9 @@ def styled(text: str, kind: str = "") -> RichText:
     return (StyledText(text, kind),) if text else ()
 
 
-def value_or_dash(value: float | None, write: Callable[[float], str]) -> RichText:
+def value_or_dash(value: float | None, format_value: Callable[[float], str]) -> RichText:
     """Return a number as text, or a dash if the number is unknown."""
-    return MISSING if value is None else styled(write(value))
+    return MISSING if value is None else styled(format_value(value))
 
 
 def age_or_dash(timestamp: float | None, now: float) -> RichText:
@@ -156,34 +156,37 @@ def plot(
         floor: Lower edge of the plot; None for the minimum of the lines.
         latest: Current value of a single line, for the caption.
     """
-    drawn = {
+    drawn_lines = {
         name: [point for point in line if now - point[0] <= PLOT_SECONDS] for name, line in lines.items()
     }
-    drawn = {name: line for name, line in drawn.items() if sum(value is not None for _, value in line) > 1}
-    numbers = [value for line in drawn.values() for _, value in line if value is not None]
+    drawn_lines = {
+        name: line for name, line in drawn_lines.items() if sum(value is not None for _, value in line) > 1
+    }
+    numbers = [value for line in drawn_lines.values() for _, value in line if value is not None]
     if not numbers:
         return []
     high = max(numbers)
     # At least a tenth of the value, so that noise is not drawn as a change.
     low = min(*numbers, high - abs(high) / 10) if floor is None else floor
-    seconds = max(MIN_PLOT_SECONDS, now - min(line[0][0] for line in drawn.values()))
-    write = partial(quantity, unit=unit)
-    current = f"{len(drawn)} lines" if len(drawn) > 1 else f"now {write(latest)}"
-    rounded = [
-        [None if value is None else float(f"{value:.4g}") for _, value in line] for line in drawn.values()
+    seconds = max(MIN_PLOT_SECONDS, now - min(line[0][0] for line in drawn_lines.values()))
+    format_value = partial(quantity, unit=unit)
+    current = f"{len(drawn_lines)} lines" if len(drawn_lines) > 1 else f"now {format_value(latest)}"
+    rounded_lines = [
+        [None if value is None else float(f"{value:.4g}") for _, value in line]
+        for line in drawn_lines.values()
     ]
-    times = [round(timestamp) for timestamp, _ in next(iter(drawn.values()))]
+    times = [round(timestamp) for timestamp, _ in next(iter(drawn_lines.values()))]
     caption = f"{title}, last {duration(seconds)}"
     return [
         Plot(
             key=f"{title}-{owner}",
             title=title,
-            latest="" if latest is None else write(latest),
-            summary=f"{caption}: from {write(min(numbers))} to {write(high)}, {current}",
-            levels=(write(high), write((high + low) / 2), write(low)),
+            latest="" if latest is None else format_value(latest),
+            summary=f"{caption}: from {format_value(min(numbers))} to {format_value(high)}, {current}",
+            levels=(format_value(high), format_value((high + low) / 2), format_value(low)),
             seconds=seconds,
-            paths=tuple(_path(line, now, seconds, low, high) for line in drawn.values()),
-            data=PlotData(unit, floor, tuple(drawn), (times, *rounded)),
+            paths=tuple(_path(line, now, seconds, low, high) for line in drawn_lines.values()),
+            data=PlotData(unit, floor, tuple(drawn_lines), (times, *rounded_lines)),
         )
     ]
 
@@ -224,7 +227,9 @@ def bar_segments(amounts: Mapping[str, float]) -> list[BarSegment]:
 
 
 def used_share(
-    used: float | None, total: float | None, write: Callable[[float], str]
+    used: float | None, total: float | None, format_value: Callable[[float], str]
 ) -> tuple[RichText, str]:
     """Return the used share in per cent, and a note with the total; empty if a number is unknown."""
-    return (styled(share(used / total)), f"of {write(total)}") if total and used is not None else ((), "")
+    return (
+        (styled(share(used / total)), f"of {format_value(total)}") if total and used is not None else ((), "")
+    )

@@ -237,19 +237,21 @@ class History:
         """
         count, times = 0.0, []
         points = self._points(track, existence or None, seconds, owners=1)
-        before: float | None = None
+        previous_number: float | None = None
         for index, point in enumerate(points):
             number = point.number
             if number is None:
                 continue
-            is_initial = before is None and (
+            is_initial = previous_number is None and (
                 not index or (bool(existence) and points[index - 1].divisor is None)
             )
-            increment = number if before is None or number < before else number - before
+            increment = (
+                number if previous_number is None or number < previous_number else number - previous_number
+            )
             if not is_initial and increment > 0:
                 count += increment
                 times.append(point.unix_seconds)
-            before = number
+            previous_number = number
         return Increase(count, times[0], times[-1]) if times else None
 
     def _present(self, track: Track, seconds: float = math.inf) -> list[tuple[float, float]]:

@@ -55,8 +55,8 @@ def run_section(view: View, run: Run) -> RunSection:
     readings, now, name = view.readings, view.exporter.now, run.name
     info = next((labels for labels, _ in readings.rows("training_run_info", run=name)), {})
     attempt = readings.value("training_attempt", run=name)
-    kind = "warn" if run.late_since is not None else _STATES.get(run.state, "good")
-    badges = [StyledText(run.state, kind)] if run.state else []
+    state_style = "warn" if run.late_since is not None else _STATES.get(run.state, "good")
+    badges = [StyledText(run.state, state_style)] if run.state else []
     if run.state and run.state_since is not None:
         text = (
             age(run.state_since, now) if run.is_ended else f"for {duration(max(0.0, now - run.state_since))}"
@@ -129,7 +129,7 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
 
     nonfinite = readings.total("training_nonfinite_total", run=name)
     saved = readings.value("training_checkpoint_last_success_timestamp_seconds", run=name)
-    unsaved = None if run.is_ended else readings.value("training_uncommitted_seconds", run=name)
+    unsaved_seconds = None if run.is_ended else readings.value("training_uncommitted_seconds", run=name)
     figures = [
         *figure("step time", value_or_dash(_step_seconds(view, run), duration)),
         *figure(
@@ -144,7 +144,7 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
         *figure("gradient norm", value_or_dash(current("training_grad_norm"), number)),
         *figure("learning rate", value_or_dash(current("training_learning_rate"), number)),
         *_goodput(view, run),
-        *figure("at risk, unsaved", value_or_dash(unsaved, duration)),
+        *figure("at risk, unsaved", value_or_dash(unsaved_seconds, duration)),
         *figure("last checkpoint", age_or_dash(saved, now)),
         *_restarts(view, run),
         *figure(
@@ -163,8 +163,10 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
             f"cost{node_note}", styled(f"{amount:,.2f} {currency}"), *hourly_costs(view, {name})
         )
     badput = readings.rows("training_badput_seconds_total", run=name)
-    lost = sorted(((seconds, labels["cause"]) for labels, seconds in badput if seconds > 0), reverse=True)
-    notes = [f"{cause} {duration(seconds)}" for seconds, cause in lost[:_MAX_BADPUT_CAUSES]]
+    lost_by_cause = sorted(
+        ((seconds, labels["cause"]) for labels, seconds in badput if seconds > 0), reverse=True
+    )
+    notes = [f"{cause} {duration(seconds)}" for seconds, cause in lost_by_cause[:_MAX_BADPUT_CAUSES]]
     return figures + (figure("lost to", (), *notes) if notes else [])
 
 
@@ -217,10 +219,12 @@ def _goodput(view: View, run: Run) -> list[Figure]:
     if not saved and not saves and not productive and not run.is_ended:
         note = "no save yet: work counts after a save or at a successful end"
     figures = figure("goodput, committed", styled(share(productive / wall)), note)
-    unsaved = value("training_uncommitted_seconds", run=name)
-    if unsaved is not None and run.is_stepping:
+    unsaved_seconds = value("training_uncommitted_seconds", run=name)
+    if unsaved_seconds is not None and run.is_stepping:
         figures += figure(
-            "goodput, if saved", styled(share((productive + unsaved) / wall)), "if all work were saved now"
+            "goodput, if saved",
+            styled(share((productive + unsaved_seconds) / wall)),
+            "if all work were saved now",
         )
     return figures
 

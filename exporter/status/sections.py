@@ -52,7 +52,7 @@ class TableSection:
     title: str
     note: str
     table: Table
-    folded: Table | None = None
+    fold_table: Table | None = None
     plots: tuple[Plot, ...] = ()
 
 
@@ -97,12 +97,14 @@ def ranks_section(view: View) -> TableSection:
         }
 
     numeric = {"rank", "worker", "last step", "compute time per step", "snapshot"}
-    others = view.ranks[MAX_UNFOLDED_RANKS:]
+    further_ranks = view.ranks[MAX_UNFOLDED_RANKS:]
     return TableSection(
         title=f"Ranks ({len(view.ranks)})",
         note="",
         table=table("Ranks", view.ranks[:MAX_UNFOLDED_RANKS], row, numeric),
-        folded=table(f"{len(others)} more ranks", others, row, numeric) if others else None,
+        fold_table=table(f"{len(further_ranks)} more ranks", further_ranks, row, numeric)
+        if further_ranks
+        else None,
     )
 
 
@@ -270,11 +272,11 @@ def collectors_fold(collectors: Sequence[CollectorStatus]) -> Fold:
             ),
         }
 
-    ordered = sorted(collectors, key=lambda status: status.success is not False)
+    sorted_statuses = sorted(collectors, key=lambda status: status.success is not False)
     failing = sum(status.success is False for status in collectors)
     return Fold(
         key="collectors",
-        title=f"Collectors ({len(ordered)}{f', {failing} failing' if failing else ''})",
+        title=f"Collectors ({len(sorted_statuses)}{f', {failing} failing' if failing else ''})",
         is_open=bool(failing),
-        table=table("Collectors", ordered, row, {"every", "age", "took"}),
+        table=table("Collectors", sorted_statuses, row, {"every", "age", "took"}),
     )
