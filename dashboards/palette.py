@@ -52,7 +52,7 @@ PHASES = {
     "logging": "#B0B0B0",
     "other": GREY,
 }
-"""Colours of phases: blue and green for training work, orange for data loading, purple for checkpoints, brown for start-up."""
+"""Colours of phases: blue, green and violet for training work, orange for data loading, pink for checkpoints, brown for start-up."""
 
 CAUSES = {
     "data_stall": ORANGE,

@@ -53,7 +53,7 @@ def configure(
 
 
 def flush(timeout_seconds: float = 5.0) -> bool:
-    """Publish all samples and events so far, including CUDA tensors of the calling thread; never raises.
+    """Publish all samples and events so far, including CUDA tensors of the calling thread. Never raises.
 
     Also waits, within the timeout, for event handlers and span exporters. Returns False if the recording was not written to the
     feed in time; always True with `EXPORTER_DISABLED=1`.
@@ -99,7 +99,7 @@ class Sidecar:
 
 
 def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
-    """Start a sidecar that ends with this process, with flags of `python -m exporter`; never raises.
+    """Start a sidecar that ends with this process, with flags of `python -m exporter`. Never raises.
 
     Every process of a node may call this function: a feed directory has one sidecar, and further sidecars end immediately.
     The sidecar may outlive this process by `linger_seconds`, for a scrape of the final values. Returns None, with a notice,

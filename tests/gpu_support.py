@@ -123,7 +123,7 @@ def small_machine(*timeline: str, **fields: Any) -> MachineDescription:
 
 
 class VirtualClock(Clock):
-    """Clock that advances only on request; starts at 0."""
+    """Clock that starts at 0 and advances only on request."""
 
     def __init__(self) -> None:
         self._seconds = self._call_seconds = 0.0

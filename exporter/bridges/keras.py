@@ -183,7 +183,7 @@ def _is_called(model: Any) -> bool:
 
 
 def _source_of(model: Any) -> _FitSource | None:
-    """Return the source of a model's call, or None; closes an older model's call whose end was not reported."""
+    """Return the source of a model's call, or None. Close an older model's call whose end was not reported."""
     source = ACTIVE.source
     if isinstance(source, _FitSource) and source.model is not model and not _is_called(source.model):
         source.release(Discarded())

@@ -91,7 +91,7 @@ class LoopTracker:
             leave(block, error)
 
     def begin_loop(self, step: int, target: int | None = None) -> None:
-        """Begin a training loop; blocks that an earlier loop left open are discarded."""
+        """Begin a training loop, and discard the blocks that an earlier loop left open."""
         self.end_all(Discarded())
         EXIT.begin_application()
         self.begin(Level.LOOP, self._loop(step, None, target))

@@ -46,7 +46,7 @@ class Formatter(logging.Formatter):
         self._as_json = form == "json"
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render a record; never raises."""
+        """Render a record. Never raises."""
         pairs = dict(self._pairs(record))
         logfmt = (f"{key}={_logfmt(value)}" for key, value in pairs.items())
         return json.dumps(pairs) if self._as_json else " ".join(logfmt)

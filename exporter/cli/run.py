@@ -386,7 +386,7 @@ def _is_foreign_address(plan: Plan) -> bool:
 
 
 def _register(plan: Plan) -> Registration | None:
-    """Register the run in the feed directory; prints the error and returns None if the directory is unusable."""
+    """Register the run in the feed directory. Print the error and return None if the directory is unusable."""
     try:
         prepare_directory(plan.feed_directory)
         runs.remove_old_ends(plan.feed_directory)

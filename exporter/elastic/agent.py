@@ -161,7 +161,7 @@ _MAX_MILLISECONDS = 1e14
 def record_event(
     name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None
 ) -> None:
-    """Record an `Event` of any content; never raises. A timestamp of 0, the default of torch, means now."""
+    """Record an `Event` of any content. Never raises. A timestamp of 0, the default of torch, means now."""
     try:
         name = to_message(name)
         metadata = metadata if isinstance(metadata, Mapping) else {}
@@ -177,7 +177,7 @@ def record_event(
 
 
 def record_rendezvous(fields: Mapping[str, object], origin: object = None) -> None:
-    """Record a `RdzvEvent` by its fields; never raises."""
+    """Record a `RdzvEvent` by its fields. Never raises."""
     try:
         RECORDER.process.observe_agent(str(fields.get("run_id") or ""))
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))

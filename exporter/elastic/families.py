@@ -108,7 +108,7 @@ class MetricStats:
         self._families: dict[tuple[str, str | None], _Family] = {}
 
     def record(self, group: object, name: object, value: object) -> None:
-        """Record a value; never raises."""
+        """Record a value. Never raises."""
         try:
             pair = (group, name)
             (self._records.get(pair) or self._resolve(pair))(value)

@@ -109,7 +109,7 @@ class Registration:
         return os.fspath(self._path.with_suffix(JOB_SUFFIX))
 
     def keep(self) -> None:
-        """Restore the registration after its file was removed; never raises."""
+        """Restore the registration after its file was removed. Never raises."""
         if self._pid == os.getpid() and not self._lock.keep():
             with contextlib.suppress(OSError, FeedError):
                 self._lock.release()
@@ -118,12 +118,12 @@ class Registration:
                     self.write_job(self._job)
 
     def write_job(self, job: Job) -> None:
-        """Write the description of the job; never raises."""
+        """Write the description of the job. Never raises."""
         self._job = job
         self._write(JOB_SUFFIX, dataclasses.asdict(job))
 
     def write_end(self, job: Job, wait_status: int) -> None:
-        """Write the exit status of the job, from a wait status of `os.waitpid`; never raises."""
+        """Write the exit status of the job, from a wait status of `os.waitpid`. Never raises."""
         self.keep()
         status = os.waitstatus_to_exitcode(wait_status)
         end = {"pid": job.pid, "status": status, "at": time.time(), "run": job.run, "started": job.started}
@@ -135,7 +135,7 @@ class Registration:
             replace_file(path, json.dumps(content).encode(), temporary=f"{path}.tmp", mode=0o644)
 
     def release(self) -> None:
-        """Remove the registration; never raises, and does nothing in a forked child."""
+        """Remove the registration. Never raises, and does nothing in a forked child."""
         if self._pid == os.getpid():
             _remove_registration(self._path)
             with contextlib.suppress(OSError):
@@ -199,7 +199,7 @@ def launches(feed_directory: Path) -> set[str]:
 
 
 def write_worker_end(feed_directory: Path, *, pid: int, status: int, launch: str) -> None:
-    """Write the exit status of a worker, reported by torchrun's agent; never raises OSError."""
+    """Write the exit status of a worker, reported by torchrun's agent. Never raises OSError."""
     end = {"pid": pid, "status": status, "at": time.time(), "launch": launch, "worker": True}
     with contextlib.suppress(OSError):
         path = _make_directory(feed_directory) / f"worker-{pid}-{secrets.token_hex(4)}{END_SUFFIX}"

@@ -231,7 +231,7 @@ class ExportQueue:
         }
 
     def put(self, call: ExportCall) -> None:
-        """Queue a call; never raises, never waits."""
+        """Queue a call. Never raises and never waits."""
         if self._closing.is_set():
             self._count_dropped["exit"](1)
         elif self.worker.put(call):

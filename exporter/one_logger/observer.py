@@ -102,7 +102,7 @@ class OneLoggerObserver:
         return self.delivery.wants(kind.span_name)
 
     def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
-        """Return True if a block can be exported; counts an invalid call."""
+        """Return True if a block can be exported, and count an invalid call."""
         if kind is kinds.CHECKPOINT_SAVE and not self._are_saves_enabled():
             return False
         if self._has_application_ended and kind is not kinds.APPLICATION:

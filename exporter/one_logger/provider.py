@@ -228,7 +228,7 @@ class TrainingTelemetryProvider(_Singleton):
 
     @staticmethod
     def _configurable(call: str) -> bool:
-        """Return True if the process is not configured yet; counts a late call."""
+        """Return True if the process is not configured yet, and count a late call."""
         if current() is None:
             return True
         misuse(call, "configured_already", "to be called before configure_provider")

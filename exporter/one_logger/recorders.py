@@ -188,7 +188,7 @@ class DefaultRecorder:
         return [block.span for block in blocks if block.values.get(RECORDER_VALUE) is self]
 
     def _accepts(self, call: str) -> bool:
-        """Return True if this recorder records; counts a call after `close` as misuse."""
+        """Return True if this recorder records, and count a call after `close` as misuse."""
         if self._is_closed:
             misuse(f"recorder.{call}", "closed", "to be called before the recorder is closed")
             return False

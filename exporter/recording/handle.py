@@ -114,7 +114,7 @@ class Handle(Worker):
         self._direct_deliveries.bump()
 
     def put(self, item: Any, origin: object = None, *, bounded: bool = True) -> bool:
-        """Queue an event or a closed window; never raises, never waits."""
+        """Queue an event or a closed window. Never raises and never waits."""
         if self.is_direct:
             self.take_at_once(item if self._convert is None else self._convert(item, origin))
             return True

@@ -45,7 +45,7 @@ class Notices:
         self.listeners: list[Callable[[str], object]] = []
 
     def log_once(self, key: str, message: str) -> None:
-        """Write a notice unless a notice with the same key was written; never raises, never waits."""
+        """Write a notice unless a notice with the same key was written. Never raises and never waits."""
         if key in self._logged_keys:
             return
         if len(self._logged_keys) >= MAX_NOTICES:

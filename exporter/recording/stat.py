@@ -187,7 +187,7 @@ class Stat:
         return stat
 
     def add_tensor(self, tensor: object) -> None:
-        """Record the value of a torch tensor or JAX array of one element; never waits for a device, never raises.
+        """Record the value of a torch tensor or JAX array of one element. Never waits for a device and never raises.
 
         A CPU tensor is read at once; the value of a CUDA tensor is recorded by a later call on this thread, or by
         `exporter.flush()` on this thread. Refused and counted: more than one element, other devices, a DTensor that is not

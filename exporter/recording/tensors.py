@@ -68,7 +68,7 @@ class TensorReader:
         ] = []  # never freed: freeing pinned memory and events would call CUDA
 
     def add(self, tensor: object) -> None:
-        """Record the value of a torch tensor or JAX array of one element; never raises, never waits for a device."""
+        """Record the value of a torch tensor or JAX array of one element. Never raises and never waits for a device."""
         try:
             reason = self._record(tensor)
         except Exception:  # noqa: BLE001  # an exception of torch must not reach the training loop
@@ -99,7 +99,7 @@ class TensorReader:
                 self._refuse("error")
 
     def count_lost(self, *, is_process_ending: bool = False) -> None:
-        """Refuse the values in flight of ended threads, or of all threads at the end of the process; calls no CUDA."""
+        """Refuse the values in flight of ended threads, or of all threads at the end of the process. Calls no CUDA."""
         for copies in list(self._threads):
             if is_process_ending or not copies.thread.is_alive():
                 self._threads.remove(copies)

@@ -41,7 +41,7 @@ class RecordingThread:
         self.is_stopping = False
 
     def start(self) -> None:
-        """Start the thread unless it runs; never raises."""
+        """Start the thread unless it runs. Never raises."""
         # The holder of the lock starts the thread; a signal handler that interrupts the holder must not wait.
         if self._thread is not None or self.is_stopping or not self._starting.acquire(blocking=False):
             return

@@ -380,7 +380,7 @@ def install(binding: Any, replay: dict[str, Any], *, clock: Clock, origin: float
 
 
 def run() -> None:
-    """Run the NVML child of a sidecar that replays; does not return."""
+    """Run the NVML child of a sidecar that replays. Does not return."""
     child.run(_install)
 
 

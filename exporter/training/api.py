@@ -42,7 +42,7 @@ def training_iteration() -> IterationBlock:
 
 
 def inferred_iteration() -> IterationBlock:
-    """Return a block of an iteration that a bridge has inferred; blocks of the job itself replace it."""
+    """Return a block of an iteration that a bridge has inferred. A block of the job itself replaces the returned block."""
     return InferredIterationBlock(kinds.INFERRED_ITERATION)
 
 
@@ -162,7 +162,7 @@ def training_loop(
 
 
 def inferred_loop(start: int, samples: int | None = None, target: int | None = None) -> RareBlock:
-    """Return a block of a loop that a bridge has inferred; blocks of the job itself replace it."""
+    """Return a block of a loop that a bridge has inferred. A block of the job itself replaces the returned block."""
     return RareBlock(kinds.INFERRED_LOOP, lambda: loop_values("training_loop", start, samples, target, None))
 
 

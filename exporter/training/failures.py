@@ -27,7 +27,7 @@ _STORAGE = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.
 
 
 def reason_of(exception: BaseException) -> str:
-    """Return the reason why an exception ends the job, "" if the exception is an orderly exit; never raises."""
+    """Return the reason why an exception ends the job, "" if the exception is an orderly exit. Never raises."""
     if isinstance(exception, SystemExit):
         code = exception.code
         return "" if code is None or (isinstance(code, int) and code == 0) else "exit"

@@ -68,7 +68,7 @@ class Numbers:
         self.reset()
 
     def collect_tensors(self) -> None:
-        """Record the values of this thread's tensors that have arrived; never raises."""
+        """Record the values of this thread's tensors that have arrived. Never raises."""
         for (field, _), tensors in list(self._tensors.items()):
             try:
                 tensors.collect()

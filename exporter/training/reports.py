@@ -40,7 +40,7 @@ def record(
     mode: str = _TRAIN,
     **unknown: object,
 ) -> None:
-    """Record numbers of the current step; never waits, never raises. A Stat records any other number.
+    """Record numbers of the current step. Never waits and never raises. A Stat records any other number.
 
     A number may be a tensor or an array of a single element; a later call collects the value. Samples and tokens are
     the share of this rank: 0 on ranks that repeat the computation of another rank. The mode is `train`, `validation` or `test`.

@@ -1,4 +1,4 @@
-"""Ledger and page of a sidecar with limited address space; prints the peak memory and the dropped readings.
+"""Ledger and page of a sidecar with limited address space. The program prints the peak memory and the dropped readings.
 
 Usage: crowd_child.py DIRECTORY
 """

@@ -100,7 +100,7 @@ class MetricStream:
         self.handler = handler
 
     def add_value(self, metric_name: str, metric_value: float) -> None:
-        """Publish a value; never raises. The last word of a name is the unit: `latency_ms`, `size_bytes`."""
+        """Publish a value. Never raises. The last word of a name is the unit: `latency_ms`, `size_bytes`."""
         group = self.group_name
         STATS.record(group, metric_name, metric_value)
         try:
@@ -160,7 +160,7 @@ def getStream(group: str) -> MetricStream:  # noqa: N802  # torch's name
 
 
 def put_metric(metric_name: str, metric_value: float, metric_group: str = "torchelastic") -> None:
-    """Publish a value; never raises. `my_app` and `latency_ms` become the family `my_app_latency_seconds`."""
+    """Publish a value. Never raises. `my_app` and `latency_ms` become the family `my_app_latency_seconds`."""
     getStream(metric_group).add_value(metric_name, metric_value)
 
 

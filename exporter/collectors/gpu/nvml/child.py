@@ -51,7 +51,7 @@ class ChildOutput:
             os.dup2(null.fileno(), 1)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Write a message; blocks while the pipe is full, and exits the process if the sidecar has exited."""
+        """Write a message. Block while the pipe is full, and exit the process if the sidecar has exited."""
         data = memoryview(encode({"kind": kind, **fields}))
         with self._lock:
             try:
@@ -62,7 +62,7 @@ class ChildOutput:
 
 
 def run(install: Install | None = None) -> None:
-    """Run the NVML child; does not return. `install` replaces NVML by a replayed library."""
+    """Run the NVML child. Does not return. `install` replaces NVML by a replayed library."""
     _serve(install)
     os._exit(0)  # without finalizing the interpreter: threads may be in calls that never return
 
