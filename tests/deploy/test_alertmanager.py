@@ -53,7 +53,7 @@ class Receiver:
     def alert(self, name: str, status: str) -> tuple[str, dict[str, Any]]:
         """Wait for an alert with this status; return the path of the request and the alert."""
 
-        def found() -> list[tuple[str, dict[str, Any]]]:
+        def matching_alerts() -> list[tuple[str, dict[str, Any]]]:
             return [
                 (path, alert)
                 for path, alerts in list(self.messages)
@@ -61,7 +61,7 @@ class Receiver:
                 if (alert["labels"]["alertname"], alert["status"]) == (name, status)
             ]
 
-        path, alert = wait_until(found, 60)[0]
+        path, alert = wait_until(matching_alerts, 60)[0]
         return path, alert
 
 
@@ -74,7 +74,7 @@ def receiver() -> Iterator[Receiver]:
 
 @contextlib.contextmanager
 def alertmanager(directory: Path, receiver: Receiver) -> Iterator[str]:
-    """Debian's Alertmanager with the repository's configuration, short intervals and a local receiver."""
+    """Run Alertmanager with the repository's configuration, short intervals and a local receiver."""
     text = (PROMETHEUS / "alertmanager.yaml").read_text(encoding="utf-8")
     text = text.replace("http://127.0.0.1:9999", receiver.url)
     text = text.replace("group_wait: 30s", "group_wait: 200ms").replace(
@@ -109,11 +109,9 @@ def test_a_lost_switch_pages_once_for_all_its_nodes_and_a_lost_run_separately(
         post_alerts(address, [*links, *flaps, hang])
         wait_until(lambda: len(receiver.messages) >= 3, 30)
         time.sleep(2)
-        received = [
-            (path, alerts[0]["labels"]["alertname"], len(alerts)) for path, alerts in receiver.messages
-        ]
+        groups = [(path, alerts[0]["labels"]["alertname"], len(alerts)) for path, alerts in receiver.messages]
 
-    assert sorted(received) == [
+    assert sorted(groups) == [
         ("/chat", "IbErrors", 64),
         ("/pager", "IbLinkDown", 64),
         ("/pager", "TrainingHang", 1),

@@ -51,9 +51,9 @@ def load(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def check(document: Any, kind: str) -> None:
+def check(document: Any, schema_name: str) -> None:
     """Validate a document against the local schema, in which an unused key is an error."""
-    jsonschema.validate(document, SCHEMAS[kind])
+    jsonschema.validate(document, SCHEMAS[schema_name])
 
 
 # --- YAML, and shell -----------------------------------------------------------------------------------------
@@ -61,38 +61,38 @@ def check(document: Any, kind: str) -> None:
 
 def test_yaml_files_pass_yamllint() -> None:
     yamllint, folders = program("yamllint", "the extra `test`"), (DEPLOY, ROOT / "dashboards/provisioning")
-    received = run(yamllint, "--strict", "-c", DEPLOY / ".yamllint.yaml", *folders)
+    completed_run = run(yamllint, "--strict", "-c", DEPLOY / ".yamllint.yaml", *folders)
 
-    assert received.returncode == 0, received.stdout
+    assert completed_run.returncode == 0, completed_run.stdout
 
 
 def test_shell_scripts_pass_shellcheck() -> None:
     scripts = sorted([*DEPLOY.glob("slurm/*"), *DEPLOY.glob("systemd/*.sh")])
-    received = run(program("shellcheck", "shellcheck"), *scripts)
+    completed_run = run(program("shellcheck", "shellcheck"), *scripts)
 
     assert len(scripts) >= 5
-    assert received.returncode == 0, received.stdout
+    assert completed_run.returncode == 0, completed_run.stdout
 
 
 # --- the image -----------------------------------------------------------------------------------------------
 
 
 def test_the_image_passes_hadolint_and_runs_unprivileged() -> None:
-    received = run(program("hadolint", "the extra `test`"), DEPLOY / "docker/Dockerfile")
+    completed_run = run(program("hadolint", "the extra `test`"), DEPLOY / "docker/Dockerfile")
     final = DOCKERFILE.rpartition("\nFROM ")[2]
 
-    assert (received.returncode, received.stdout) == (0, "")
+    assert (completed_run.returncode, completed_run.stdout) == (0, "")
     assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", final, re.MULTILINE)
     assert 'CMD ["python", "/healthcheck.py"]' in final
 
 
 def test_every_file_that_the_image_copies_exists_and_is_not_ignored() -> None:
     ignore = (DEPLOY / "docker/Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
-    copied: list[str] = re.findall(r"^COPY (?!--from)(\S+) ", DOCKERFILE, re.MULTILINE)
+    copied_paths: list[str] = re.findall(r"^COPY (?!--from)(\S+) ", DOCKERFILE, re.MULTILINE)
 
-    assert copied
-    assert [name for name in copied if not (ROOT / name).exists()] == []
-    assert [name for name in copied if f"!{name.rstrip('/')}" not in ignore] == []
+    assert copied_paths
+    assert [name for name in copied_paths if not (ROOT / name).exists()] == []
+    assert [name for name in copied_paths if f"!{name.rstrip('/')}" not in ignore] == []
 
 
 def test_the_image_has_every_dependency_by_hash() -> None:
@@ -125,12 +125,12 @@ def test_mounts_of_the_compose_demo_exist_and_dependencies_are_services() -> Non
     services = COMPOSE["services"]
     mounts = [volume.split(":") for service in services.values() for volume in service.get("volumes", [])]
     files = [DEPLOY / "compose" / source for source, *_ in mounts if source.startswith(".")]
-    needed = {name for service in services.values() for name in service.get("depends_on", [])}
+    dependencies = {name for service in services.values() for name in service.get("depends_on", [])}
 
     assert files
     assert [str(path) for path in files if not path.exists()] == []
     assert {source for source, *_ in mounts if not source.startswith(".")} <= set(COMPOSE["volumes"])
-    assert needed <= set(services)
+    assert dependencies <= set(services)
     # Grafana listens on 127.0.0.1 only.
     assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"])
 
@@ -140,7 +140,7 @@ def test_grafana_of_the_compose_demo_finds_data_source_and_dashboards() -> None:
     source = load(ROOT / "dashboards/provisioning/datasources/prometheus.yaml")["datasources"][0]
     provider = load(ROOT / "dashboards/provisioning/dashboards/training-exporter.yaml")["providers"][0]
     scrapes = load(DEPLOY / "compose/prometheus.yml")["global"]["scrape_interval"]
-    mounted = {
+    source_by_target = {
         target: source for source, target, _ in (volume.split(":") for volume in grafana["volumes"][:-1])
     }
 
@@ -148,7 +148,7 @@ def test_grafana_of_the_compose_demo_finds_data_source_and_dashboards() -> None:
         check(load(path), f"grafana {path.parent.name}")
     assert source["url"].removeprefix("$") in grafana["environment"]
     assert source["jsonData"]["timeInterval"] == scrapes  # otherwise panels are empty when zoomed in
-    assert mounted[provider["options"]["path"]] == "../../dashboards/json"
+    assert source_by_target[provider["options"]["path"]] == "../../dashboards/json"
     assert (ROOT / "dashboards/json/training-run.json").is_file()
 
 
@@ -174,9 +174,9 @@ def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> 
     copy.write_text(re.sub(r"kubernetes_sd_configs: .*", "static_configs: []", text))
 
     agent = ["--agent"] if path.name == "agent.yaml" else []
-    received = promtool("check", "config", "--syntax-only", *agent, copy)
+    completed_run = promtool("check", "config", "--syntax-only", *agent, copy)
 
-    assert received.returncode == 0, received.stdout + received.stderr
+    assert completed_run.returncode == 0, completed_run.stdout + completed_run.stderr
 
 
 def test_scrape_limits_exceed_the_limits_of_the_exporter() -> None:
@@ -192,7 +192,7 @@ def test_scrape_jobs_have_the_names_that_the_alerts_select() -> None:
     patterns = {pattern for rule in alerts() for pattern in re.findall(r'\bjob=~"([^"]+)"', rule.expr)}
     always = {job_name for rule in alerts() for job_name in re.findall(r'\bjob="([^"]+)"', rule.expr)}
     names = {job["job_name"] for _, job in scrape_configs()} - {"prometheus"}
-    monitored = {
+    pod_monitor_jobs = {
         rule["replacement"]
         for path in KUBERNETES.rglob("podmonitor.yaml")
         for rule in load(path)["spec"]["podMetricsEndpoints"][0]["relabelings"]
@@ -203,19 +203,19 @@ def test_scrape_jobs_have_the_names_that_the_alerts_select() -> None:
     assert always <= names
     assert patterns
     assert [
-        name for name in names | monitored for pattern in patterns if not re.fullmatch(pattern, name)
+        name for name in names | pod_monitor_jobs for pattern in patterns if not re.fullmatch(pattern, name)
     ] == []
 
 
 def test_amtool_accepts_the_alertmanager_configuration_and_its_alerts_exist() -> None:
     file = DEPLOY / "prometheus/alertmanager.yaml"
-    received = run(program("amtool", "prometheus-alertmanager"), "check-config", file)
+    completed_run = run(program("amtool", "prometheus-alertmanager"), "check-config", file)
     text = file.read_text(encoding="utf-8")
     alert_names = {
         name for value in re.findall(r'alertname[!=~]+"([^"]+)"', text) for name in value.split("|")
     }
 
-    assert received.returncode == 0, received.stdout + received.stderr
+    assert completed_run.returncode == 0, completed_run.stdout + completed_run.stderr
     assert alert_names
     assert alert_names <= {alert.name for alert in alerts()}
 
@@ -225,9 +225,9 @@ def test_amtool_accepts_the_alertmanager_configuration_and_its_alerts_exist() ->
 
 def built(folder: Path) -> list[dict[str, Any]]:
     kubectl = program("kubectl", "kubectl 1.27 or later")
-    received = run(kubectl, "kustomize", "--load-restrictor", "LoadRestrictionsNone", folder)
-    assert received.returncode == 0, received.stderr
-    return list(yaml.safe_load_all(received.stdout))
+    completed_run = run(kubectl, "kustomize", "--load-restrictor", "LoadRestrictionsNone", folder)
+    assert completed_run.returncode == 0, completed_run.stderr
+    return list(yaml.safe_load_all(completed_run.stdout))
 
 
 def check_manifest(document: dict[str, Any]) -> None:
@@ -257,9 +257,9 @@ def chart(*values: str, folder: Path = CHART, operator: bool = True) -> list[dic
     helm = program("helm", "the extra `test`")
     crds = ["--api-versions", "monitoring.coreos.com/v1"] if operator else []
     settings = [argument for setting in values for argument in ("--set", setting)]
-    received = run(helm, "template", "release", folder, *crds, *settings)
-    assert received.returncode == 0, received.stderr
-    return [document for document in yaml.safe_load_all(received.stdout) if document]
+    completed_run = run(helm, "template", "release", folder, *crds, *settings)
+    assert completed_run.returncode == 0, completed_run.stderr
+    return [document for document in yaml.safe_load_all(completed_run.stdout) if document]
 
 
 POD_OF_A_CHART = {
@@ -301,9 +301,9 @@ def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_known_fl
             value = str(tmp_path / "config.yaml")
         arguments.append(f"{flag}={value}")
 
-    received = exporter("--config.check", *arguments)
+    completed_run = exporter("--config.check", *arguments)
 
-    assert received.returncode == 0, received.stderr
+    assert completed_run.returncode == 0, completed_run.stderr
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -365,13 +365,13 @@ def test_a_digest_a_priority_and_an_account_reach_the_pods_of_the_chart() -> Non
 
 def test_helm_lint_accepts_the_chart_and_its_values() -> None:
     helm = program("helm", "the extra `test`")
-    linted = run(helm, "lint", "--strict", CHART)
-    misspelt = run(helm, "template", CHART, "--set", "node.prot=3")
+    lint_run = run(helm, "lint", "--strict", CHART)
+    run_with_unknown_value = run(helm, "template", CHART, "--set", "node.prot=3")
     crds = ("--api-versions", "monitoring.coreos.com/v1")
     unknown = run(helm, "template", CHART, *crds, "--set", "prometheusRule.thresholds.threshold:x=3")
 
-    assert linted.returncode == 0, linted.stdout
-    assert "Additional property prot is not allowed" in misspelt.stderr
+    assert lint_run.returncode == 0, lint_run.stdout
+    assert "Additional property prot is not allowed" in run_with_unknown_value.stderr
     assert "rules/thresholds.yml has no threshold:x" in unknown.stderr
 
 
@@ -414,10 +414,10 @@ def test_environment_volumes_and_annotations_reach_the_containers_of_the_chart()
 
 def test_the_network_policy_of_the_chart_needs_peers() -> None:
     """An empty list of peers would allow all of them."""
-    received = run(program("helm", "helm"), "template", "x", CHART, "--set=networkPolicy.enabled=true")
+    completed_run = run(program("helm", "helm"), "template", "x", CHART, "--set=networkPolicy.enabled=true")
 
-    assert received.returncode != 0
-    assert "networkPolicy.from: name the peers" in received.stderr
+    assert completed_run.returncode != 0
+    assert "networkPolicy.from: name the peers" in completed_run.stderr
 
 
 def test_the_mixin_has_all_rules_and_dashboards_with_the_links_of_a_site() -> None:
@@ -428,16 +428,16 @@ def test_the_mixin_has_all_rules_and_dashboards_with_the_links_of_a_site() -> No
     text = f"local m = (import '{ROOT}/mixin.libsonnet') + {{_config+:: {site}}};"
     text += "{alerts: m.prometheusAlerts, rules: m.prometheusRules, boards: m.grafanaDashboards}"
 
-    made = json.loads(jsonnet.evaluate_snippet("site.jsonnet", text))
+    mixin = json.loads(jsonnet.evaluate_snippet("site.jsonnet", text))
     resource_rules = [
-        rule for kind in ("alerts", "rules") for group in made[kind]["groups"] for rule in group["rules"]
+        rule for kind in ("alerts", "rules") for group in mixin[kind]["groups"] for rule in group["rules"]
     ]
-    changed = {rule.get("record"): rule for rule in resource_rules}
+    rules_by_record = {rule.get("record"): rule for rule in resource_rules}
     names = sorted(rule.get("alert") or rule["record"] for rule in resource_rules)
     assert names == sorted(rule.name for rule in rules())
-    assert set(made["boards"]) == {path.name for path in (ROOT / "dashboards/json").glob("*.json")}
-    assert changed["site:links:info"]["labels"] == {"grafana": "https://g", "runbook": "https://r"}
-    assert changed["threshold:gpu_idle:ratio"]["expr"] == "vector(0.1)"
+    assert set(mixin["boards"]) == {path.name for path in (ROOT / "dashboards/json").glob("*.json")}
+    assert rules_by_record["site:links:info"]["labels"] == {"grafana": "https://g", "runbook": "https://r"}
+    assert rules_by_record["threshold:gpu_idle:ratio"]["expr"] == "vector(0.1)"
 
 
 def test_the_image_has_the_runbook_that_the_server_needs() -> None:
@@ -466,14 +466,14 @@ spec:
     documents = chart("training-exporter.node.enabled=false", folder=tmp_path)
     (pod,) = (document for document in documents if document["kind"] == "Pod")
     volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
-    mounted = [
+    mounted_names = [
         mount["name"]
         for container in pod["spec"]["initContainers"] + pod["spec"]["containers"]
         for mount in container["volumeMounts"]
     ]
 
     check_manifest(pod)
-    assert set(mounted) == volumes
+    assert set(mounted_names) == volumes
     assert {volume["configMap"]["name"] for volume in pod["spec"]["volumes"] if "configMap" in volume} <= {
         document["metadata"]["name"] for document in documents if document["kind"] == "ConfigMap"
     }
@@ -505,8 +505,8 @@ def test_the_kubernetes_manifests_contain_every_dashboard() -> None:
 
 
 def test_rules_are_available_as_a_prometheus_operator_resource() -> None:
-    received = run(sys.executable, KUBERNETES / "prometheusrule.py")
-    resource = yaml.safe_load(received.stdout)
+    completed_run = run(sys.executable, KUBERNETES / "prometheusrule.py")
+    resource = yaml.safe_load(completed_run.stdout)
 
     check(resource, "PrometheusRule")
     assert sum(len(group["rules"]) for group in resource["spec"]["groups"]) == len(rules())
@@ -520,10 +520,10 @@ def test_systemd_accepts_the_unit_and_rates_it_as_confined(tmp_path: Path) -> No
     copy.write_text(UNIT.replace("/opt/training-exporter/bin/python", sys.executable))
 
     analyze = program("systemd-analyze", "systemd")
-    received = run(analyze, "verify", "--man=no", copy)
+    completed_run = run(analyze, "verify", "--man=no", copy)
     analysis = run(analyze, "security", "--offline=true", "--threshold=19", copy)
 
-    assert (received.returncode, received.stderr) == (0, "")
+    assert (completed_run.returncode, completed_run.stderr) == (0, "")
     assert analysis.returncode == 0, analysis.stdout
     assert "DeviceAllow=char-nvidia* rw" in UNIT  # the names in /proc/devices depend on the driver
 
@@ -534,9 +534,9 @@ def test_the_unit_starts_the_exporter_with_known_flags(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("")
     flags = line[1].replace("/etc/training-exporter", str(tmp_path))
 
-    received = exporter("--config.check", *shlex.split(flags))
+    completed_run = exporter("--config.check", *shlex.split(flags))
 
-    assert received.returncode == 0, received.stderr
+    assert completed_run.returncode == 0, completed_run.stderr
 
 
 # --- documents -----------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ NOTHING_YET = {"run:training_mttf:seconds": "before the first interruption"}
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus with our rules, evaluated every second, after half a cycle of the demo."""
+    """Yield a Prometheus with the rules, evaluated every second, after half a cycle of the demo."""
     directory = accelerated_rules(tmp_path_factory.mktemp("live"), 1)
     (directory / "locks").mkdir()
     (directory / "config.yaml").write_text(CONFIGURATION.replace("LOCKS", str(directory / "locks")))
@@ -93,7 +93,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 
 def excused(rule: Rule) -> bool:
-    """Whether a part of the expression can be absent; recording rules are resolved to families."""
+    """Return True if a part of the expression can be absent; recording rules are resolved to families."""
     by_name = {record.name: record for record in records()}
     names = [selector.name for selector in selectors(rule.expr)]
     return any(
@@ -118,7 +118,7 @@ def test_every_recording_rule_has_data_or_a_listed_reason(prometheus: Prometheus
 
 
 def queried_selectors() -> list[Selector]:
-    """Every selector of every rule, once."""
+    """Return the distinct selectors of all rules."""
     return sorted({selector for rule in rules() for selector in selectors(rule.expr)}, key=str)
 
 

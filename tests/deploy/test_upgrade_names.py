@@ -17,30 +17,32 @@ RULES = sorted((PROJECT / "deploy/prometheus/rules").glob("*.yml"))
 SAMPLES = re.compile(r"_(bucket|count|sum)$")
 
 
-def names(kind: str) -> list[str]:
-    return (UPGRADE_DATA / f"{kind}.txt").read_text(encoding="utf-8").split()
+def names(file_stem: str) -> list[str]:
+    return (UPGRADE_DATA / f"{file_stem}.txt").read_text(encoding="utf-8").split()
 
 
 def renamed() -> set[str]:
-    """Names before in the section *Metric names* of the unreleased changes, and the removed names."""
-    unreleased = (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
-    section = unreleased.partition("### Metric names")[2].partition("\n### ")[0]
-    first = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
-    removed = section.partition("Removed:")[2].partition("\n\n")[0]
-    return set(re.findall(r"`([A-Za-z_:0-9]+)(?=[`{*])", "\n".join([*first, removed])))
+    """Return the former names in the section *Metric names* of the unreleased changes, and the removed names."""
+    unreleased_changes = (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
+    section = unreleased_changes.partition("### Metric names")[2].partition("\n### ")[0]
+    former_names = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
+    removed_names = section.partition("Removed:")[2].partition("\n\n")[0]
+    return set(re.findall(r"`([A-Za-z_:0-9]+)(?=[`{*])", "\n".join([*former_names, removed_names])))
 
 
 def rules(key: str) -> set[str]:
-    """Names of the rules of a kind."""
+    """Return the names of the alerts (`alert`) or of the recording rules (`record`)."""
     groups = [group for path in RULES for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
     return {rule[key] for group in groups for rule in group["rules"] if key in rule}
 
 
 @pytest.mark.parametrize("name", names("families"))
 def test_a_family_in_a_query_of_the_release_before_is_published_or_listed_as_renamed(name: str) -> None:
-    documented = set(re.findall(r"`([a-z_0-9]+)`", (PROJECT / "docs/METRICS.md").read_text(encoding="utf-8")))
+    published_names = set(
+        re.findall(r"`([a-z_0-9]+)`", (PROJECT / "docs/METRICS.md").read_text(encoding="utf-8"))
+    )
 
-    assert not {name, SAMPLES.sub("", name)}.isdisjoint(documented | renamed())
+    assert not {name, SAMPLES.sub("", name)}.isdisjoint(published_names | renamed())
 
 
 @pytest.mark.parametrize("name", names("recorded"))
