@@ -202,7 +202,7 @@ class FamilyCache:
         return None if cached is None else cached.values
 
     def family(self, spec: FamilySpec, values: Mapping[tuple[str, ...], float]) -> Metric | None:
-        """Return the family with these values, which must not change any more; None without values."""
+        """Return the family with these values, or None without values. The values must not change afterwards."""
         cached = self._families.get(spec.name)
         if not values:
             self._families.pop(spec.name, None)

@@ -84,7 +84,7 @@ class Job:
         self.page = page
 
     def value(self, name: str, run: str | None = None, **labels: str) -> float | None:
-        """Return the sum of the series of a family with these labels; None without a series."""
+        """Return the sum of the series of a family with these labels, or None without a series."""
         if run is not None:
             labels["run"] = run
         pairs = [f'{label}="{value}"' for label, value in labels.items()]

@@ -97,7 +97,7 @@ class Prometheus:
         )
 
     def value(self, expression: str, *, time_seconds: float | None = None) -> float | None:
-        """Return the value of an instant query with at most one series; None without a series."""
+        """Return the value of an instant query with at most one series, or None without a series."""
         series = self.query(expression, time_seconds=time_seconds)
         assert len(series) <= 1, f"{expression}: {series}"
         return float(series[0]["value"][1]) if series else None

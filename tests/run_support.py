@@ -141,7 +141,7 @@ def is_ready(port: int, path: str = "/-/ready") -> bool:
 
 
 def sample_value(port: int, prefix: str) -> float | None:
-    """Return the value of the first series with this prefix; None without a series."""
+    """Return the value of the first series with this prefix, or None without a series."""
     lines = [line for line in page(port).splitlines() if line.startswith(prefix)]
     return float(lines[0].rpartition(" ")[2]) if lines else None
 

@@ -166,7 +166,7 @@ def _combined(passes: list[_Pass], batches: int, longest: int) -> Any:
 
 
 def _factors(loss: Any) -> Sequence[float] | None:
-    """Read the constants other than 1 by which a loss was multiplied last, from its graph; None if one cannot be read."""
+    """Read the constants other than 1 by which a loss was multiplied last, from its graph. Return None if a constant cannot be read."""
     node = loss.grad_fn
     if type(node).__name__ not in _READ:  # the usual case
         return ()

@@ -22,7 +22,7 @@ class ScrapedSidecar(Protocol):
     feed_passes: int
 
     def next_expected_scrape(self) -> float | None:
-        """Return the monotonic time of the next scrape by a regular scraper; None without a regular scraper."""
+        """Return the monotonic time of the next scrape by a regular scraper, or None without a regular scraper."""
 
     def collect_feed(self) -> None:
         """Read the feed as soon as possible."""

@@ -228,7 +228,7 @@ class SidecarService:
         self._reloader.reload_soon()
 
     def next_expected_scrape(self) -> float | None:
-        """Return the monotonic time of the next scrape by a regular scraper; None without a regular scraper."""
+        """Return the monotonic time of the next scrape by a regular scraper, or None without a regular scraper."""
         return self._server.next_expected_scrape()
 
     def collect_feed(self) -> None:

@@ -209,7 +209,7 @@ class Scheduler:
                 lane.wake.notify_all()
 
     def _wait_for_task(self, lane: Lane, thread: threading.Thread) -> CollectorTask | None:
-        """Wait for the next task that is due and return it; None if this thread must exit."""
+        """Wait for the next task that is due, and return the task, or None if this thread must exit."""
         while not self._stopping.is_set() and lane.thread is thread:
             scheduled_tasks = lane.scheduled_tasks()
             if not scheduled_tasks:

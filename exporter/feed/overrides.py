@@ -43,7 +43,7 @@ def has_overrides(directory: str | os.PathLike[str]) -> bool:
 
 
 def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None:
-    """Return the rules, in order; None without a file or a directory.
+    """Return the rules, in order, or None without a file or a directory.
 
     Raises `FeedDirectoryError` if the file is foreign or writable for all users, and `FeedFormatError` for
     invalid content.

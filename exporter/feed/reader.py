@@ -266,7 +266,7 @@ class FeedReader:
         return Scan(tuple(entries), reasons, tuple(unread_files))
 
     def _precedence(self, name: str) -> tuple[int, str]:
-        # Known files first, however many are added to the directory; then new files; refused files last.
+        # The order protects known files: known files first, then new files, and refused files last.
         file = self._files.get(name)
         if file is None:
             return 1, name

@@ -282,7 +282,7 @@ def recording_processes(feed_directory: Path) -> set[int]:
 
 
 def owner(feed_directory: Path) -> int | None:
-    """Return the process id of the sidecar that owns the directory; None without an owner.
+    """Return the process id of the sidecar that owns the directory, or None without an owner.
 
     The pid is 0 if the sidecar is in an invisible pid namespace. Lock files of other users are ignored.
     """

@@ -143,7 +143,7 @@ class Field:
 
 
 class Present(Generic[Value]):
-    """Present value of the field that has the same name and `_or_fn`; None if unknown."""
+    """Current value of the field that has the same name and `_or_fn`; None if unknown."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.field_name = name + CALLABLE_SUFFIX

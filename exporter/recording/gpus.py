@@ -90,7 +90,7 @@ def _visible(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def _torch_uses_cuda() -> bool | None:
-    """Return whether torch has initialized CUDA; None without torch."""
+    """Return whether torch has initialized CUDA, or None without torch."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     is_initialized = getattr(cuda, "is_initialized", None)  # missing while torch is being imported
     return None if is_initialized is None else bool(is_initialized())

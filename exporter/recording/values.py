@@ -82,7 +82,7 @@ class ProcessIdentity(Value):
     run: str
     rank: int | None  # global rank; None for an agent or a helper
     local_rank: int | None = None  # None if the launcher does not set a local rank
-    # `trainer`; `agent` for torchrun's agent; `helper` for a process without a rank
+    # `trainer`, `agent` (torchrun's agent), or `helper` (a process without a rank)
     role: str = "trainer"
     node: str = ""
     # labels of `exporter.configure(labels=…)`; descriptive, published on an info family only

@@ -106,7 +106,7 @@ def concern_groups(view: View, current: Sequence[Finding], onsets: Onsets) -> li
 
 
 def headline(view: View, current: Sequence[Finding], onsets: Onsets) -> Headline | None:
-    """Return the headline of the page; None without findings."""
+    """Return the headline of the page, or None without findings."""
     if not current:
         return None
     urgent = [finding for finding in current if finding.is_urgent]

@@ -214,7 +214,7 @@ class History:
         return sum(values) / len(values) if values else None
 
     def predicted(self, *track: str, seconds: float, ahead_seconds: float) -> float | None:
-        """Return the linear prediction of a gauge in `ahead_seconds`, from the last `seconds`; None with fewer than two points."""
+        """Return the linear prediction of a gauge in `ahead_seconds`, from the last `seconds`, or None with fewer than two points."""
         points = self._points(track, None, seconds)
         present = [
             (point.unix_seconds - points[-1].unix_seconds, point.number)
@@ -230,7 +230,7 @@ class History:
         return mean + slope * (ahead_seconds - mean_time)
 
     def increase(self, *track: str, seconds: float = PLOT_SECONDS, existence: str = "") -> Increase | None:
-        """Return the increase of a counter over the last `seconds`; None without an increase.
+        """Return the increase of a counter over the last `seconds`, or None without an increase.
 
         A counter that appears after the first point increases from 0. With `existence`, this first value counts only
         if the track `existence` of the same run had a number before: a resumed run starts with its old totals.

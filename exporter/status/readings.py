@@ -48,11 +48,11 @@ class Readings:
                     yield sample_labels, sample.value
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Return the value of the first matching sample; None without samples."""
+        """Return the value of the first matching sample, or None without samples."""
         return next((value for _, value in self.rows(name, **labels)), None)
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Return the sum of the matching samples; None without samples."""
+        """Return the sum of the matching samples, or None without samples."""
         values = [value for _, value in self.rows(name, **labels)]
         return sum(values) if values else None
 

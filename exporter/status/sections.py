@@ -225,7 +225,7 @@ def machine_section(view: View) -> MachineSection:
 
 
 def statistics_fold(view: View) -> Fold | None:
-    """Return the folded table of the recorded statistics; None without statistics."""
+    """Return the folded table of the recorded statistics, or None without statistics."""
     readings = view.readings
     names = sorted(readings.names())
     stems = [name.removesuffix("_window_samples") for name in names if name.endswith("_window_samples")]

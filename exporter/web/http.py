@@ -114,7 +114,7 @@ class HttpConnection:
             self._parser.receive_data(data)
 
     def request(self) -> Request | None:
-        """Return the next request; None until its head is complete. Raises MalformedError."""
+        """Return the next request, or None until its head is complete. Raises MalformedError."""
         if not self.has_partial_request:
             return None
         try:

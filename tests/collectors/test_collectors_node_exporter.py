@@ -94,7 +94,7 @@ def exporter_values() -> Values:
 
 
 def sum_of_series(values: Mapping[Labels, float], labels: Labels) -> float | None:
-    """Return the sum of node_exporter's series that have these labels; None without a series."""
+    """Return the sum of node_exporter's series that have these labels, or None without a series."""
     matching = [value for series, value in values.items() if labels <= series]
     return sum(matching) if matching else None
 

@@ -41,7 +41,7 @@ def test_unsupported_failed_forbidden_and_zero_are_distinct() -> None:
     )
     result = replay(broken, 10)
 
-    # Unsupported is no error; forbidden is retried after ten minutes; a failure affects no other call.
+    # An unsupported call is no error. A forbidden call is retried after ten minutes. A failure affects no other call.
     assert_sound(result.families())
     assert result.values("exporter_nvml_errors_total") == {
         ("nvmlDeviceGetPowerUsage", "unknown"): 2 * 11,

@@ -42,7 +42,7 @@ def running(feed: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def stacks(feed: Path) -> dict[str, Any] | None:
-    """Return the output of `stacks --json` for the run; None without a live rank."""
+    """Return the output of `stacks --json` for the run, or None without a live rank."""
     command = [sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={feed}"]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
     runs = json.loads(completed.stdout) if completed.returncode == 0 else [None]

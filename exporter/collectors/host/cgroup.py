@@ -185,7 +185,7 @@ def _add_limit(
     hierarchy: Hierarchy,
     limit_of: Callable[[CgroupLevel], float | None],
 ) -> CgroupLevel | None:
-    """Publish the tightest limit, and return the cgroup with this limit; None without a limit."""
+    """Publish the tightest limit, and return the cgroup with this limit, or None without a limit."""
     with source(collected, f"{spec.source} of {hierarchy.levels[0].directory}"):
         tightest = hierarchy.tightest(limit_of)
         if tightest is not None:

@@ -55,7 +55,7 @@ class Hierarchy:
         return next((level for level in self.levels if level.path == path), self.levels[0])
 
     def tightest(self, limit_of: Callable[[CgroupLevel], float | None]) -> TightestLimit | None:
-        """Return the smallest limit, of the lowest level that has this limit; None without a limit."""
+        """Return the smallest limit, of the lowest level that has this limit, or None without a limit."""
         limits = [
             TightestLimit(limit, level) for level in self.levels if (limit := limit_of(level)) is not None
         ]
@@ -115,7 +115,7 @@ def limit_in(name: str) -> Callable[[CgroupLevel], int | None]:
 
 
 def cpu_limit(level: CgroupLevel) -> float | None:
-    """Return the limit on CPU time of a cgroup of either version, in CPUs; None without a limit."""
+    """Return the limit on CPU time of a cgroup of either version, in CPUs, or None without a limit."""
     text = level.read("cpu.max")
     if text is None:
         text = f"{level.read('cpu.cfs_quota_us') or 'max'} {level.read('cpu.cfs_period_us')}"
@@ -123,7 +123,7 @@ def cpu_limit(level: CgroupLevel) -> float | None:
 
 
 def cpu_quota(tree: CgroupTree) -> float | None:
-    """Return the tightest CPU limit that applies to this process, in CPUs; None without a limit."""
+    """Return the tightest CPU limit that applies to this process, in CPUs, or None without a limit."""
     hierarchies = tree.hierarchies()
     hierarchy = hierarchies.get("cpu", hierarchies.get(UNIFIED))
     tightest = None if hierarchy is None else hierarchy.tightest(cpu_limit)

@@ -176,7 +176,7 @@ class ProcessTree:
                         yield process
 
     def _owner(self, pid: int, parents: Mapping[int, int], roots: Mapping[int, Member]) -> Member | None:
-        """Return the nearest root among the ancestors of a process; None without a root, or if an ignored process is nearer."""
+        """Return the nearest root among the ancestors of a process, or None if an ignored process is nearer or there is no root."""
         visited_pids: set[int] = set()
         while pid in parents and pid not in visited_pids and pid not in self._ignore:
             visited_pids.add(pid)

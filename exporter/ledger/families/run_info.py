@@ -93,7 +93,7 @@ class RankDevices:
         }
 
     def of_pid(self, pid: int | None) -> tuple[str, str] | None:
-        """Return index and UUID of a process's GPU; None without a GPU or with several."""
+        """Return index and UUID of a process's GPU, or None if it has no GPU or several."""
         devices = self._of_pid.get(pid, ())
         return next(iter(devices)) if len(devices) == 1 else None
 

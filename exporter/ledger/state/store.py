@@ -118,7 +118,7 @@ class StateStore:
             self._locks.close()
 
     def load(self, key: StateKey, decode: Callable[[bytes], DecodedT]) -> DecodedT | None:
-        """Return the last saved state of a key; None without a file or with a damaged file.
+        """Return the last saved state of a key, or None without a file or with a damaged file.
 
         ValueError from *decode* means damage. A damaged file is moved aside only if this sidecar holds the key.
         """

@@ -98,7 +98,7 @@ class NvmlDevice:
         self._avoids_calls = bool(self._paused_until)
 
     def query(self, item: str, call: str, *arguments: Any, convert: Convert = lambda value: value) -> Any:
-        """Call a function with the GPU's handle and return the converted result; None without a value.
+        """Call a function with the GPU's handle and return the converted result, or None without a value.
 
         Args:
             item: Name of the query.

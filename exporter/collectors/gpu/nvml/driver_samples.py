@@ -131,7 +131,7 @@ class DriverSamples:
         return ring.take(samples or [], wall_microseconds=int(wall * 1e6), instantaneous=instantaneous)
 
     def _drain(self, sample_type: int, last: int, convert: Convert) -> list[Sample] | None:
-        """Return the samples after a time; None without a buffer, and if all samples are garbage."""
+        """Return the samples after a time, or None if there is no buffer or all samples are garbage."""
         device, item = self._device, f"samples.{sample_type}"
         if not device.may_call(item, _CALL):
             return None
