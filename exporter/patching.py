@@ -168,9 +168,8 @@ class _Finder:
     def __init__(self) -> None:
         self.expected_modules: dict[str, list[Callable[[ModuleType], object]]] = {}
         self.unfinished_imports: list[tuple[ModuleType, Callable[[ModuleType], object]]] = []
-        self.executing_module: ModuleType | None = (
-            None  # complete, but still marked as initializing by the import system
-        )
+        # complete, but still marked as initializing by the import system
+        self.executing_module: ModuleType | None = None
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -190,8 +189,8 @@ class _Finder:
 
     def _call_finished(self) -> None:
         """Call the hooks of modules that were being imported at the registration and are complete now."""
-        waiting, self.unfinished_imports = self.unfinished_imports, []
-        for module, hook in waiting:
+        candidates, self.unfinished_imports = self.unfinished_imports, []
+        for module, hook in candidates:
             if _is_initializing(module):
                 self.unfinished_imports.append((module, hook))
             else:

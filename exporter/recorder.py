@@ -38,7 +38,7 @@ class FeedSink:
         """Return True once a recording was written."""
         return self._writer is not None
 
-    def place(self) -> FeedLocation | None:
+    def location(self) -> FeedLocation | None:
         """Return the directory and identity of the file, or None before the first recording."""
         writer = self._writer
         if writer is None:
@@ -104,7 +104,7 @@ def _directory() -> str | None:
         return None
 
 
-def _progress() -> TrainingPosition:
+def _training_position() -> TrainingPosition:
     reading = TRAINING.reading()
     if reading is None:
         return TrainingPosition()
@@ -128,4 +128,4 @@ def _log_hang(answer: StackAnswer) -> None:
 FEED_SINK = FeedSink(RECORDER.flush_seconds)
 RECORDER.attach_feed(FEED_SINK)
 RECORDER.attach_training(TRAINING)
-RECORDER.attach(StackResponder(FEED_SINK.place, _progress, _log_hang))
+RECORDER.attach(StackResponder(FEED_SINK.location, _training_position, _log_hang))

@@ -50,19 +50,19 @@ class StackResponder:
     """Periodic task that answers stack requests.
 
     Args:
-        place: Returns the feed location of this process; None before the first feed file.
-        progress: Returns the position of the training.
+        locate: Returns the feed location of this process; None before the first feed file.
+        locate_training: Returns the position of the training.
         log_hang: Logs the event `training.hang` for the handlers of the job.
     """
 
     def __init__(
         self,
-        place: Callable[[], FeedLocation | None],
-        progress: Callable[[], TrainingPosition],
+        locate: Callable[[], FeedLocation | None],
+        locate_training: Callable[[], TrainingPosition],
         log_hang: Callable[[StackAnswer], None],
     ) -> None:
-        self._location = place
-        self._progress = progress
+        self._locate = locate
+        self._locate_training = locate_training
         self._log_hang = log_hang
         self._next_check = 0.0
         self._request_stamp: FileStamp | None = None
@@ -75,43 +75,43 @@ class StackResponder:
         if now < self._next_check:
             return
         self._next_check = now + CHECK_INTERVAL_SECONDS
-        place = self._location()
-        if place is None:
+        location = self._locate()
+        if location is None:
             return
-        stamp = request_stamp(place.directory)
+        stamp = request_stamp(location.directory)
         if stamp is None or stamp == self._request_stamp:
             return
         self._request_stamp = stamp
-        request = read_request(place.directory)
+        request = read_request(location.directory)
         if request is None or request.id == self._answered_id:
             return
         if abs(time() - request.asked_at) <= MAX_REQUEST_AGE_SECONDS:
-            self._answer(request, place)
+            self._answer(request, location)
 
-    def _answer(self, request: StackRequest, place: FeedLocation) -> None:
+    def _answer(self, request: StackRequest, location: FeedLocation) -> None:
         main, other_stacks = capture(request.detail)
-        progress = self._progress()
+        position = self._locate_training()
         answer = StackAnswer(
             request_id=request.id,
-            process_id=place.process_id,
+            process_id=location.process_id,
             pid=getpid(),
             answered_at=time(),
-            run=place.run,
-            rank=place.rank,
+            run=location.run,
+            rank=location.rank,
             main=main,
             others=other_stacks,
-            phase=progress.phase,
-            phase_seconds=progress.phase_seconds,
-            step=progress.step,
+            phase=position.phase,
+            phase_seconds=position.phase_seconds,
+            step=position.step,
             sequences=sequence_numbers(),
             last_collective=last_collective(),
         )
         self._answered_id = request.id
         try:
-            write_answer(place.directory, answer)
+            write_answer(location.directory, answer)
         except OSError:  # the directory is full or not writable; the sidecar reports the missing answer
             return
-        if request.hang_of == place.run and self._logged_hang != request.hang_of:
+        if request.hang_of == location.run and self._logged_hang != request.hang_of:
             self._logged_hang = request.hang_of
             self._log_hang(answer)
 

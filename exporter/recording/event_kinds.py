@@ -57,7 +57,7 @@ class Kind:
     """Counts, rules and handlers of the events of a type and severity.
 
     Attributes:
-        count: Counts an event.
+        count: Function that counts an event.
         is_limited: True if a rule samples or limits the events, also for direct and awaited handlers.
         handlers: The handlers that receive the events.
         counting_kind: The kind whose counters are used: this kind, or the kind `other` above the limit of kinds.
@@ -97,12 +97,12 @@ class Kind:
         except (OverflowError, ValueError, OSError):
             return None  # a year outside the range of Unix time
 
-    def obey(self, rules: Iterable[EventRule], *, recording: bool) -> None:
+    def apply_rules(self, rules: Iterable[EventRule], *, is_recording: bool) -> None:
         """Apply the last rule that matches."""
         rule = EventRule()
         for candidate in rules:
             rule = candidate if fnmatchcase(self.type, candidate.match) else rule
-        self.enabled = recording and rule.enabled and LEVELS[self.severity] >= LEVELS[rule.severity]
+        self.enabled = is_recording and rule.enabled and LEVELS[self.severity] >= LEVELS[rule.severity]
         self._sample, self._per_second = rule.sample, rule.per_second
         self.is_limited = rule.sample < 1.0 or rule.per_second != DEFAULT_PER_SECOND
         self._ends = 0.0
@@ -142,9 +142,8 @@ class KindTable:
     latest: deque[Any]  # latest events, or the objects that `recent` converts to events
 
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
-        self._lock = (
-            threading.RLock()
-        )  # reentrant, because a signal handler may log while its thread creates a kind
+        # reentrant, because a signal handler may log while its thread creates a kind
+        self._lock = threading.RLock()
         self._wake = wake  # called on the first event or handler
         self._kinds: dict[Pair, Kind] = {}  # never removed: compatibility modules keep references
         self._rules: dict[str, EventRule] = {}
@@ -168,12 +167,12 @@ class KindTable:
                 return kind
             is_kept = len(self._kinds) < MAX_KINDS or pair[0] == OTHER
             if is_kept:
-                labels = {known.label for known in list(self._kinds.values())}
+                labels = {member.label for member in list(self._kinds.values())}
                 label = clean_text(pair[0])[:MAX_LABEL_CHARACTERS]
                 kind = Kind(*pair, label if label in labels or len(labels) < MAX_TYPES else OTHER)
             else:
                 kind = Kind(*pair, OTHER, self.kind(OTHER, pair[1]))
-            kind.obey(list(self._rules.values()), recording=self.is_recording)
+            kind.apply_rules(list(self._rules.values()), is_recording=self.is_recording)
             kind.route(self.active)
             if is_kept:
                 kind = self._kinds.setdefault(pair, kind)
@@ -224,7 +223,7 @@ class KindTable:
             if rule != EventRule(match):
                 self._rules[match] = rule
             for kind in list(self._kinds.values()):
-                kind.obey(list(self._rules.values()), recording=self.is_recording)
+                kind.apply_rules(list(self._rules.values()), is_recording=self.is_recording)
 
     def _counts(self) -> EventsReading:
         """Return the counts of the kinds, without those of the handlers."""

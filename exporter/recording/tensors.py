@@ -63,9 +63,8 @@ class TensorReader:
         self._refuse = refuse
         self._local = threading.local()
         self._threads: list[_Copies] = []
-        self._retired_copies: list[
-            _Copies
-        ] = []  # never freed: freeing pinned memory and events would call CUDA
+        # never freed: freeing pinned memory and events would call CUDA
+        self._retired_copies: list[_Copies] = []
 
     def add(self, tensor: object) -> None:
         """Record the value of a torch tensor or JAX array of one element. Never raises and never waits for a device."""

@@ -44,12 +44,12 @@ def _begin_hot(kind: BlockKind, start_time_msec: float | None) -> Span | NonReco
 
 def _is_refused(kind: BlockKind, call: str, now: float) -> bool:
     """Discard a block of the same kind that is open, unless an observer refuses the new one."""
-    earlier = None if kind in kinds.ITERATIONS else _find_open(kind, in_process=False)
-    if earlier is None:
+    open_block = None if kind in kinds.ITERATIONS else _find_open(kind, in_process=False)
+    if open_block is None:
         return False
     if any(TRAINING.observers.notify(lambda observer: observer.begin_while_open(kind, call))):
         return True
-    earlier.abandon(now)
+    open_block.abandon(now)
     return False
 
 
@@ -157,9 +157,8 @@ def on_train_start(
     """Record the start of a training loop; the other arguments are those of `training_loop`."""
     kind, targets = kinds.TRAINING_LOOP, (train_iterations_target_or_fn, train_samples_target_or_fn)
     values = loop_values(kind.begin, train_iterations_start, train_samples_start, *targets)
-    return begin_block(kind, kind.begin, timestamp=timestamp_of(start_time_msec, kind.begin), values=values)[
-        0
-    ]
+    timestamp = timestamp_of(start_time_msec, kind.begin)
+    return begin_block(kind, kind.begin, timestamp=timestamp, values=values)[0]
 
 
 def on_train_end(finish_time_msec: float | None = None) -> None:

@@ -76,12 +76,11 @@ class Work:
             first_segment = self._segments.pop(0)
             second_segment = self._segments[0]
             second_segment.seconds += first_segment.seconds
-            if (
-                first_segment.loop == second_segment.loop and first_segment.last < second_segment.first
-            ):  # otherwise the step number decreased
+            # The steps do not ascend in another loop or after a decrease of the step number.
+            if first_segment.loop == second_segment.loop and first_segment.last < second_segment.first:
                 second_segment.first = first_segment.first
 
-    def save_begins(self) -> int:
+    def begin_save(self) -> int:
         """Record the start of a save, and return its number for `commit`."""
         self._saves += 1
         return self._saves
@@ -138,7 +137,7 @@ class Checkpoints:
 
     def begin(self, step: int, strategy: str, start_time: float, completed_steps: int) -> Save:
         """Record the start of a save."""
-        save = Save(step, strategy, start_time, completed_steps, self._work.save_begins())
+        save = Save(step, strategy, start_time, completed_steps, self._work.begin_save())
         self.pending_saves.pop(step, None)
         self.pending_saves[step] = save
         if len(self.pending_saves) > MAX_PENDING_SAVES:

@@ -115,13 +115,14 @@ class IterationBlock(HotBlock):
         is_main = get_ident() == clock.thread
         if is_main:
             task = clock.present_task()
-            for earlier in [
+            open_iterations = [
                 entry for entry in clock.stack if isinstance(entry, IterationBlock) and entry.task == task
-            ]:
+            ]
+            for iteration in open_iterations:
                 if any(TRAINING.observers.notify(lambda observer: observer.begin_while_open(kind, call))):
                     return
-                clock.remove([earlier], now)
-                earlier.abandon(now)
+                clock.remove([iteration], now)
+                iteration.abandon(now)
             clock.begin_training(now)
         elif (earlier_iteration := TRAINING.iterations_elsewhere.get(get_ident())) is not None:
             earlier_iteration.abandon(now)

@@ -53,12 +53,12 @@ class Progress:
         """Count from zero."""
         self.steps = 0  # completed training steps
         self.last_progress: float | None = None  # end of the latest step or validation batch, monotonic time
-        self.is_over = False  # no progress is expected after the training loop, for example while the job exports the model
+        # True after the training loop: no progress is expected, for example while the job exports the model
+        self.is_over = False
         self._cells = [0] * (len(CELLS) + 1)  # durations of training steps
         self._duration_seconds = 0.0
-        self._published_totals: dict[
-            tuple[str, str], float
-        ] = {}  # samples and tokens of the job's own counts
+        # samples and tokens of the job's own counts
+        self._published_totals: dict[tuple[str, str], float] = {}
 
     def count_evaluation_batch(self, mode: str, seconds: float | None, end_time: float) -> None:
         """Count a completed batch of a validation or test."""

@@ -123,9 +123,8 @@ class RareBlock:
         if block is None:
             span.stop()
         elif block.is_ended:
-            if (
-                block.is_open and block.thread == get_ident()
-            ):  # discarded by a signal handler during the start
+            # A signal handler may discard a block during the start.
+            if block.is_open and block.thread == get_ident():
                 TRAINING.clock.leave(block, monotonic())
             TRAINING.observers.notify(
                 lambda observer: observer.end_without_begin(self.kind, self.kind.call),
@@ -177,7 +176,7 @@ def begin_block(
         name = f"checkpoint_save_{policy.strategy}"
     parent_span = parent or TRAINING.spans.parent()
     span = Span.create(name, parent_span, span_attributes, start_event_attributes, began)
-    if not TRAINING.is_on or not _is_begun(kind, call, arguments):
+    if not TRAINING.is_on or not _can_begin(kind, call, arguments):
         return span, None
     span.on_event = _event_added
     block = OpenBlock(kind, ObservedBlock(kind, span, began, is_lexical, call, arguments), policy)
@@ -197,7 +196,7 @@ def begin_block(
     return span, block
 
 
-def _is_begun(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
+def _can_begin(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
     """Return False if a block cannot begin."""
     if kind.inferred:
         has_loop = any(block.kind in kinds.LOOPS for block in _open_rare())
@@ -212,12 +211,12 @@ def _is_begun(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
                 report(call, "invalid_start", f"{name} of 0 or more, not {safe_repr(value)}")
                 TRAINING.observers.notify(lambda observer: observer.allows(kind, call, values))
                 return False
-    earlier = find_open(kind, in_process=kind in _SINGLE_IN_PROCESS) if kind.single else None
-    if earlier is None:
+    open_block = find_open(kind, in_process=kind in _SINGLE_IN_PROCESS) if kind.single else None
+    if open_block is None:
         return True
     if any(TRAINING.observers.notify(lambda observer: observer.begin_while_open(kind, call))):
         return False
-    discard_block(earlier)
+    discard_block(open_block)
     return True
 
 

@@ -112,12 +112,6 @@ class TrainingRecording:
 
     # Lifecycle -------------------------------------------------------------------------------------------
 
-    def record(self, *, on: bool) -> None:
-        """Switch the recording of this process on or off."""
-        self.is_on = on and RECORDER.is_recording
-        if not self.is_on:
-            self.clock.thread = None
-
     def reset(self) -> None:
         """Count from zero; open blocks stay open."""
         self.drain()

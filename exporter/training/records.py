@@ -75,7 +75,7 @@ class ApplicationBegan(Value):
 
 @value_class
 class ApplicationEnded(Value):
-    """End of the application; `in_order` is False if a training loop was open."""
+    """End of the application; `is_orderly` is False if a training loop was open."""
 
     failure: str
     is_orderly: bool

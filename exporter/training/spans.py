@@ -213,9 +213,8 @@ class Span:
         self.id = id
         self.name = name
         self.parent_span = parent_span if isinstance(parent_span, Span) else None
-        self.exported_parent = (
-            self.parent_span
-        )  # nearest exported ancestor, the only parent that a backend knows
+        # nearest exported ancestor, the only parent in the backend
+        self.exported_parent = self.parent_span
         self.start_event = start_event
         self.stop_event: Event | None = None  # None if active
         self._events: deque[Event] | None = None
