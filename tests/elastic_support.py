@@ -101,7 +101,7 @@ def run(
 
 
 def snapshots(feed: Path) -> list[Snapshot]:
-    """The last snapshot of every process, in the order of their start."""
+    """Return the last snapshot of each process, ordered by start time."""
     decoded = [Decoder().decode(path.read_bytes()) for path in feed.glob("*.feed")]
     return sorted(decoded, key=lambda snapshot: snapshot.process.started)
 
@@ -131,7 +131,7 @@ def page_of(feed: Path) -> str:
 
 
 def series(page: str, name: str) -> dict[str, float]:
-    """The series of a sample name: labels as they are written, value."""
+    """Return the values of the series of a sample name, by label text."""
     values = {}
     for line in page.splitlines():
         head, _, value = line.rpartition(" ")

@@ -197,7 +197,7 @@ def begin_block(
 
 
 def _can_begin(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
-    """Return False if a block cannot begin."""
+    """Return True if a block can begin. Discards an open block of a kind that is open at most once."""
     if kind.inferred:
         has_loop = any(block.kind in kinds.LOOPS for block in _open_rare())
         return not TRAINING.job_is_instrumented and not has_loop

@@ -17,14 +17,15 @@ REPLAY = """
 import json, sys
 from exporter.elastic import events, metrics
 from exporter.elastic.events import handlers
-process = next(each for each in json.load(open(sys.argv[1]))["processes"] if each["id"] == sys.argv[2])
+processes = json.load(open(sys.argv[1]))["processes"]
+process = next(process for process in processes if process["id"] == sys.argv[2])
 handlers._log_handlers["dynamic_rendezvous"] = handlers.PrometheusEventHandler()
 waiting = list(process["events"])
 def record_until(count):
     while waiting and waiting[0]["after_metrics"] <= count:
-        found = waiting.pop(0)
-        fields = found["event"]
-        if found["destination"] == "dynamic_rendezvous":
+        entry = waiting.pop(0)
+        fields = entry["event"]
+        if entry["destination"] == "dynamic_rendezvous":
             fields["message"] = "x" * fields.pop("message_chars")
             events.record_rdzv_event(events.RdzvEvent.deserialize(json.dumps(fields)))
         else:
@@ -55,7 +56,7 @@ def page(job: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def emitted(job: Any, role: str) -> dict[tuple[str, str], list[float]]:
-    """The values of each pair, from the agent or from all workers."""
+    """Return the recorded values by group and name, of the agent or of all workers."""
     values_by_pair: dict[tuple[str, str], list[float]] = {}
     for process in job["processes"]:
         for _, group, name, value in process["metrics"] if process["kind"] == role else ():

@@ -1,4 +1,4 @@
-"""torchelastic events: the same calls on the torch module and the compatibility module; documented differences."""
+"""Events of torchelastic: equal calls on the torch module and the compatibility module, and documented differences."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(params=["torch", "exporter"])
 def module(request: pytest.FixtureRequest) -> ModuleType:
-    """The torch module and the compatibility module."""
+    """Return the torch module or the compatibility module."""
     if request.param == "exporter":
         return events
     pytest.importorskip("torch", reason="torch is not installed")
@@ -44,7 +44,7 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
 
 
 class LinesInMemory(logging.Handler):
-    """Stores the written lines."""
+    """Logging handler that stores lines in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class LinesInMemory(logging.Handler):
 def add_destination(
     module: ModuleType, handler: logging.Handler, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> str:
-    """A destination of a name that no logger has yet, in torch's registry or ours."""
+    """Add a handler to the registry of a module, and return the name of the new destination."""
     registry = importlib.import_module(f"{module.__name__}.handlers")
     unused_name = f"{name}-{id(handler)}"
     monkeypatch.setitem(registry._log_handlers, unused_name, handler)
@@ -66,10 +66,10 @@ def add_destination(
 
 def count_of(type_: str, severity: str = "info") -> int:
     exporter.flush()
-    return EVENTS.reading().counts.get((type_, severity), 0)  # the recording thread reads it again
+    return EVENTS.reading().counts.get((type_, severity), 0)  # consistent after the flush
 
 
-# The same on both ---------------------------------------------------------------------------------------------
+# Equal behaviour of both modules -----------------------------------------------------------------------------
 
 
 def test_every_public_name_of_the_torch_module_exists() -> None:
@@ -159,10 +159,10 @@ def test_a_rendezvous_event_has_its_source_where_a_handler_exists(
     assert "ValueError: math domain error" in second.error_trace
 
 
-# Promises of the documentation ------------------------------------------------------------------------------
+# Documented examples -----------------------------------------------------------------------------------------
 
 
-def test_the_customisation_pages_events_handler_runs_as_printed() -> None:
+def test_the_event_handler_of_the_customisation_page_runs_unchanged() -> None:
     page = """
 import exporter.elastic.events as events
 
@@ -185,7 +185,7 @@ main()
     assert (event.name, event.metadata) == ("promised", {"step": 3})
 
 
-def test_the_documented_way_to_write_to_the_console_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_call_writes_to_the_console(capsys: pytest.CaptureFixture[str]) -> None:
     handler = events.get_logging_handler(destination="console")
     handler.setStream(__import__("sys").stderr)  # type: ignore[attr-defined]
 
@@ -195,17 +195,17 @@ def test_the_documented_way_to_write_to_the_console_works(capsys: pytest.Capture
 
 
 def test_configure_replaces_handlers_and_accepts_several() -> None:
-    class Keeping(events.EventHandler):
+    class NamesInMemory(events.EventHandler):
         def __init__(self) -> None:
             self.names: list[str] = []
 
         def record(self, event: events.Event) -> None:
             self.names.append(event.name)
 
-    first, second, third = Keeping(), Keeping(), Keeping()
+    first, second, third = NamesInMemory(), NamesInMemory(), NamesInMemory()
     events.configure(first)
-    several = [second, third, events.NullEventHandler()]
-    for name, handlers in (("one", several), ("two", third), ("three", None)):
+    handler_list = [second, third, events.NullEventHandler()]
+    for name, handlers in (("one", handler_list), ("two", third), ("three", None)):
         events.configure(handlers)
         events.record(events.Event(name, events.EventSource.WORKER))
 
@@ -218,7 +218,7 @@ def test_an_invalid_handler_is_refused_at_the_call(handler: Any) -> None:
         events.configure(handler)
 
 
-# Corrected defects -----------------------------------------------------------------------------------------------
+# Corrected defects -------------------------------------------------------------------------------------------
 
 
 def test_an_event_without_a_timestamp_has_the_time_of_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,13 +240,13 @@ class Unprintable:
     __repr__ = __str__
 
 
-STRANGE = [math.nan, object(), {1: {2}}, [b"x"], threading.Lock(), 1 << 80, "\ud800", Unprintable()]
+INVALID_ENTRIES = [math.nan, object(), {1: {2}}, [b"x"], threading.Lock(), 1 << 80, "\ud800", Unprintable()]
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        *({"metadata": {"a": entry}} for entry in STRANGE),
+        *({"metadata": {"a": entry}} for entry in INVALID_ENTRIES),
         {"metadata": {Unprintable(): 1, 2: 3}},
         {"metadata": {f"a{number}": number for number in range(1000)}},
         {"metadata": None},
@@ -283,7 +283,7 @@ def test_an_event_with_invalid_fields_is_counted_delivered_and_written(
         ('{"name": "x", "source": "AGENT", "more": 1}', ValueError),
     ],
 )
-def test_an_object_that_is_not_an_event_is_reported(data: Any, error: type[Exception]) -> None:
+def test_deserializing_an_invalid_event_raises(data: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         events.Event.deserialize(data)
 

@@ -39,7 +39,7 @@ def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(params=["torch", "exporter"])
 def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    """The torch module and the compatibility module."""
+    """Return the torch module or the compatibility module."""
     if request.param == "exporter":
         yield metrics
         return
@@ -68,7 +68,7 @@ def new_name(prefix: str = "value") -> str:
     return f"{prefix}{next(_numbers)}"
 
 
-# The same on both ---------------------------------------------------------------------------------------------
+# The same on both --------------------------------------------------------------------------------------------
 
 
 def test_every_public_name_of_the_torch_module_exists() -> None:
@@ -178,7 +178,7 @@ def test_deprecated_names_warn_and_work(module: ModuleType) -> None:
     assert handler.names() == ["x", "free_function.success", "free_function.duration.ms"]
 
 
-# Values in Prometheus ------------------------------------------------------------------------
+# Values in Prometheus ----------------------------------------------------------------------------------------
 
 
 def test_a_metric_is_a_stat_of_its_group_and_name() -> None:
@@ -300,7 +300,7 @@ def test_a_tensor_is_read_when_it_is_recorded() -> None:
     assert stat_state(f"{group}x.loss").sum == pytest.approx(0.002)
 
 
-# Corrected defects -----------------------------------------------------------------------------------------------
+# Corrected defects -------------------------------------------------------------------------------------------
 
 
 def test_a_stream_uses_the_currently_configured_handlers() -> None:

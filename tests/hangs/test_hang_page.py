@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @contextmanager
-def watched(tmp_path: Path, *command: str, configuration: str = CONFIGURATION) -> Iterator[Sidecar]:
+def job_with_sidecar(tmp_path: Path, *command: str, configuration: str = CONFIGURATION) -> Iterator[Sidecar]:
     """Run a job with a sidecar whose hang limit is three seconds."""
     file = tmp_path / "config.yaml"
     file.write_text(configuration)
@@ -51,29 +51,30 @@ def watched(tmp_path: Path, *command: str, configuration: str = CONFIGURATION) -
             kill_tree(job)
 
 
-def hanging(running: Sidecar) -> dict[str, tuple[str, str]]:
+def waiting_ranks_of(running: Sidecar) -> dict[str, tuple[str, str]]:
     """Return function and location by rank, from the page."""
     matches = re.findall(r"^training_hang_info\{(.*)\} 1", running.page, re.MULTILINE)
     labels = [dict(re.findall(r'(\w+)="([^"]*)"', series)) for series in matches]
     return {
-        label_values["rank"]: (label_values["function"], label_values["location"]) for label_values in labels
+        series_labels["rank"]: (series_labels["function"], series_labels["location"])
+        for series_labels in labels
     }
 
 
-def state(running: Sidecar) -> str:
+def run_state(running: Sidecar) -> str:
     """Return the state of the run."""
     match = re.search(r'^training_run_state\{run="job",state="(\w+)"\} 1', running.page, re.MULTILINE)
     return "" if match is None else match[1]
 
 
-def explained_in_time(running: Sidecar, ranks: int) -> dict[str, tuple[str, str]]:
-    """Wait until the run is over the limit; return the explanation, which follows within ten seconds.
+def wait_for_explanation(running: Sidecar, ranks: int) -> dict[str, tuple[str, str]]:
+    """Wait until the run hangs, and return the explanation; raises AssertionError after ten seconds.
 
-    On a machine with more runnable processes than cores each process has a share of the time, and the limit is longer.
+    The limit is longer on a machine with more runnable processes than cores.
     """
-    wait_until(lambda: state(running) == "hung")
+    wait_until(lambda: run_state(running) == "hung")
     over_limit_at = time.monotonic()
-    waiting_ranks = wait_until(lambda: len(hanging(running)) == ranks and hanging(running))
+    waiting_ranks = wait_until(lambda: len(waiting_ranks_of(running)) == ranks and waiting_ranks_of(running))
     seconds = time.monotonic() - over_limit_at
     share = max(1.0, max(os.getloadavg()[:2]) / (os.cpu_count() or 1))
 
@@ -84,10 +85,10 @@ def explained_in_time(running: Sidecar, ranks: int) -> dict[str, tuple[str, str]
 @needs("torch")
 def test_the_odd_rank_of_a_gloo_job_is_on_the_page_in_the_log_and_in_the_events(tmp_path: Path) -> None:
     job = str(JOBS / "collective.py")
-    with watched(
+    with job_with_sidecar(
         tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=3", job, "1", "default"
     ) as running:
-        waiting_ranks = explained_in_time(running, 3)
+        waiting_ranks = wait_for_explanation(running, 3)
         page, log = running.request("/")[1], running.log
 
     assert waiting_ranks["1"] == ("read_shard", "collective.py:16")
@@ -102,8 +103,8 @@ def test_the_odd_rank_of_a_gloo_job_is_on_the_page_in_the_log_and_in_the_events(
 @needs("torch")
 def test_the_rank_whose_data_workers_were_killed_is_named_with_its_line(tmp_path: Path) -> None:
     job = str(JOBS / "dead_workers.py")
-    with watched(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=3", job, "2") as running:
-        waiting_ranks = explained_in_time(running, 3)
+    with job_with_sidecar(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=3", job, "2") as running:
+        waiting_ranks = wait_for_explanation(running, 3)
         log = running.log
 
     assert waiting_ranks["2"] == (QUEUE_GET, "dead_workers.py:24")
@@ -115,7 +116,7 @@ def test_the_rank_whose_data_workers_were_killed_is_named_with_its_line(tmp_path
 def test_a_data_loader_whose_workers_were_killed_ends_the_run_with_the_reason_of_torch(
     tmp_path: Path,
 ) -> None:
-    with watched(tmp_path, str(JOBS / "killed_loader_workers.py")) as running:
+    with job_with_sidecar(tmp_path, str(JOBS / "killed_loader_workers.py")) as running:
         outcome = wait_until(
             lambda: re.search(r'^training_run_outcome_info\{(.*run="job".*)\} 1', running.page, re.MULTILINE)
         )
@@ -132,8 +133,8 @@ def test_a_sidecar_in_another_pid_namespace_explains_answers_and_names_missing_e
     feed.mkdir(mode=0o700)
     env = environment(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN="job", RANK="0")
     job = subprocess.Popen([sys.executable, str(JOBS / "deadlock.py")], env=env)
-    shorter = "\n".join(CONFIGURATION.splitlines()[2:])
-    with contained(tmp_path, feed, shorter) as running:
+    container_configuration = "\n".join(CONFIGURATION.splitlines()[2:])
+    with contained(tmp_path, feed, container_configuration) as running:
         wait_until(lambda: 'location="deadlock.py:13"' in running.page)
         os.kill(job.pid, signal.SIGSTOP)
         wait_until(lambda: NOT_VISIBLE in running.page)
@@ -142,13 +143,13 @@ def test_a_sidecar_in_another_pid_namespace_explains_answers_and_names_missing_e
 
 
 def test_a_hang_that_ends_by_itself_leaves_no_series(tmp_path: Path) -> None:
-    with watched(tmp_path, str(JOBS / "stall.py"), "hang") as running:
-        waiting_ranks = wait_until(lambda: hanging(running))
+    with job_with_sidecar(tmp_path, str(JOBS / "stall.py"), "hang") as running:
+        waiting_ranks = wait_until(lambda: waiting_ranks_of(running))
         wait_until(lambda: "training.hang" in running.page)
         events = re.search(
             r'^training_events_total\{.*type="training.hang".*\} (.*)$', running.page, re.MULTILINE
         )
-        wait_until(lambda: state(running) == "running" and not hanging(running))
+        wait_until(lambda: run_state(running) == "running" and not waiting_ranks_of(running))
 
     assert waiting_ranks == {"0": ("wait_for_peer", "stall.py:13")}
     assert events is not None
@@ -156,39 +157,39 @@ def test_a_hang_that_ends_by_itself_leaves_no_series(tmp_path: Path) -> None:
 
 
 def test_a_save_is_not_hung_before_five_times_the_limit(tmp_path: Path) -> None:
-    with watched(tmp_path, str(JOBS / "stall.py"), "save") as running:
+    with job_with_sidecar(tmp_path, str(JOBS / "stall.py"), "save") as running:
         wait_until(
             lambda: 'training_phase_active{phase="checkpoint_save_sync",rank="0",run="job"} 1' in running.page
         )
         states = set()
         deadline = time.monotonic() + 2 * HANG_AFTER_SECONDS
         while time.monotonic() < deadline:
-            states.add(state(running))
+            states.add(run_state(running))
             time.sleep(0.5)
 
     assert states <= {"running", "starting"}
 
 
 def test_a_first_step_of_minutes_is_not_a_hang(tmp_path: Path) -> None:
-    with watched(tmp_path, str(JOBS / "stall.py"), "first") as running:
-        wait_until(lambda: state(running) == "starting")
+    with job_with_sidecar(tmp_path, str(JOBS / "stall.py"), "first") as running:
+        wait_until(lambda: run_state(running) == "starting")
         time.sleep(2 * HANG_AFTER_SECONDS)
-        result = state(running), hanging(running)
+        result = run_state(running), waiting_ranks_of(running)
 
     assert result == ("starting", {})
 
 
 def test_stacks_can_be_switched_off(tmp_path: Path) -> None:
     configuration = CONFIGURATION + "\n" + "hang: {stacks: off}\n"
-    with watched(
+    with job_with_sidecar(
         tmp_path,
         str(JOBS / "stall.py"),
         "hang",
         configuration=configuration.replace("hang: {interval: 500ms}\n", ""),
     ) as running:
-        wait_until(lambda: state(running) == "hung")
+        wait_until(lambda: run_state(running) == "hung")
         time.sleep(3)
-        waiting_ranks = hanging(running)
+        waiting_ranks = waiting_ranks_of(running)
 
     assert waiting_ranks == {}
     assert not (tmp_path / "feed" / "stacks.request").exists()

@@ -39,7 +39,7 @@ def compatibility_module() -> Any:
 
 @pytest.fixture
 def events(monitor: Any) -> Iterator[list[Any]]:
-    """Arguments of a handler in C."""
+    """Return the events that a registered handler receives."""
     events: list[Any] = []
     handle = monitor.register_event_handler(events.append)
     yield events
@@ -47,11 +47,11 @@ def events(monitor: Any) -> Iterator[list[Any]]:
 
 
 def events_of(events: list[Any], name: str) -> list[Any]:
-    """Events of a single Stat."""
+    """Return the events of a Stat."""
     return [event for event in events if any(key.startswith(f"{name}.") for key in event.data)]
 
 
-# Behaviour held by the upstream tests (B1 to B8) ------------------------------------------------------------------------
+# Behaviour checked by the tests of torch (B1 to B8) ----------------------------------------------------------
 
 
 def test_b1_b4_a_full_window_closes_and_later_samples_are_discarded(monitor: Any) -> None:

@@ -149,7 +149,7 @@ def test_a_raising_collector_loses_only_its_own_samples() -> None:
     stat = Stat("rfc.broken", [StatType.SUM])
     stat.add(2.0)
     stat.add(float("nan"))
-    stat.add("text")  # type: ignore[arg-type]  # what is tested
+    stat.add("text")  # type: ignore[arg-type]  # invalid on purpose
     report = aggregating.report()
     for handle in handles:
         unregister(handle)
@@ -206,12 +206,12 @@ def test_events_have_a_severity_a_timestamp_and_any_origin(
     [
         ((3,), TypeError),
         ((Event(""),), ValueError),
-        ((Event(3),), TypeError),  # type: ignore[arg-type]  # what is tested
-        ((Event("a", 3),), TypeError),  # type: ignore[arg-type]  # likewise
+        ((Event(3),), TypeError),  # type: ignore[arg-type]  # invalid on purpose
+        ((Event("a", 3),), TypeError),  # type: ignore[arg-type]  # invalid on purpose
         ((Event("a", severity="loud"),), ValueError),
-        ((Event("a", timestamp="now"),), TypeError),  # type: ignore[arg-type]  # likewise
-        ((Event("a", metadata={"x": None}),), TypeError),  # type: ignore[dict-item]  # likewise
-        ((Event("a", metadata=[("x", 1)]),), TypeError),  # type: ignore[arg-type]  # likewise
+        ((Event("a", timestamp="now"),), TypeError),  # type: ignore[arg-type]  # invalid on purpose
+        ((Event("a", metadata={"x": None}),), TypeError),  # type: ignore[dict-item]  # invalid on purpose
+        ((Event("a", metadata=[("x", 1)]),), TypeError),  # type: ignore[arg-type]  # invalid on purpose
         ((Event("a"), "message"), TypeError),
     ],
 )

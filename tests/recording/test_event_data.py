@@ -43,7 +43,7 @@ def events() -> Iterator[EventLog]:
     log.close(timeout_seconds=1.0)
 
 
-# Logged values ----------------------------------------------------------------------------------------------
+# Logged values -----------------------------------------------------------------------------------------------
 
 
 CONVERSIONS = [
@@ -96,7 +96,7 @@ def test_log_never_reads_a_value_from_a_gpu(events: EventLog) -> None:
         def item(self) -> float:
             raise AssertionError("this would wait for the GPU")
 
-        __repr__ = item  # type: ignore[assignment]  # likewise
+        __repr__ = item  # type: ignore[assignment]  # invalid on purpose
 
     events.log("a", loss=Tensor(), losses=[Tensor()])
 
@@ -128,14 +128,14 @@ class Hostile:
         raise RuntimeError("mine")
 
     __str__ = __repr__
-    __hash__ = None  # type: ignore[assignment]  # what is tested
+    __hash__ = None  # type: ignore[assignment]  # invalid on purpose
 
 
 def test_values_that_cannot_be_logged_are_dropped_and_counted(events: EventLog) -> None:
     events.log("hostile", good=1, bad=Hostile())
-    events.log("hostile", timestamp="never", parent_ids=5)  # type: ignore[arg-type]  # what is tested
-    events.log(None)  # type: ignore[arg-type]  # likewise
-    events.log(Hostile())  # type: ignore[arg-type]  # likewise
+    events.log("hostile", timestamp="never", parent_ids=5)  # type: ignore[arg-type]  # invalid on purpose
+    events.log(None)  # type: ignore[arg-type]  # invalid on purpose
+    events.log(Hostile())  # type: ignore[arg-type]  # invalid on purpose
 
     assert events.recent()[0].data == {"good": 1}
     assert events.reading().counts["hostile", "info"] == 2

@@ -1,4 +1,4 @@
-"""Exit of a process: one deadline for all waits."""
+"""Exit of a process with hanging handlers and busy threads."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_log_handler_that_hangs_does_not_delay_the_exit(tmp_path: Path, exporter
     assert exits_within(2.0, tmp_path / "feed", program, EXPORTER_DISABLED=exporter_disabled)
 
 
-def test_busy_daemon_threads_hardly_delay_the_exit(tmp_path: Path) -> None:
+def test_busy_daemon_threads_do_not_delay_the_exit(tmp_path: Path) -> None:
     program = """
         loss = Stat("train.loss", ["mean"])
 

@@ -15,7 +15,7 @@ import exporter
 
 
 class Unreadable:
-    """As an unbound proxy."""
+    """Object whose every access raises, as an unbound proxy."""
 
     def __getattribute__(self, name: str) -> object:
         raise RuntimeError("unbound")

@@ -19,7 +19,7 @@ FIRST_UUID, SECOND_UUID = (
 
 
 def fake_torch(peaks: Mapping[int, int], *, is_initialized: bool = True) -> SimpleNamespace:
-    """Return what is read of torch: GPUs by the peak of their reserved memory."""
+    """Return a stand-in for torch whose GPUs have these peaks of reserved memory."""
 
     def stats(number: int) -> object:
         if number not in peaks:
@@ -76,7 +76,7 @@ def test_a_process_whose_torch_has_not_used_cuda_uses_no_gpu(
     assert ProcessGpus(str(tmp_path)).read({}, None).used is False
 
 
-def test_an_allocation_is_found_at_the_next_look_and_at_the_end(
+def test_an_allocation_is_in_the_next_and_in_the_final_reading(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     gpus, peaks = ProcessGpus(str(tmp_path)), {0: 0, 1: 0}
@@ -91,7 +91,7 @@ def test_an_allocation_is_found_at_the_next_look_and_at_the_end(
 
 
 @pytest.mark.parametrize(("uuid", "expected"), [(SECOND_UUID, SECOND_UUID), ("GPU-????????-????-????", "1")])
-def test_numbers_become_uuids_by_the_driver_s_files(uuid: str, expected: str, tmp_path: Path) -> None:
+def test_files_of_the_driver_give_the_uuids_of_numbers(uuid: str, expected: str, tmp_path: Path) -> None:
     for address, gpu_uuid in (("0000:5d:00.0", uuid), ("0000:18:00.0", FIRST_UUID)):
         (tmp_path / address).mkdir()
         (tmp_path / address / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {gpu_uuid}\n")

@@ -19,7 +19,7 @@ WRITES = """
 
 
 def written_counts(feed: Path) -> list[int]:
-    """The numbers of the events in the file of `WRITES`."""
+    """Return the numbers of the events in the file of `WRITES`."""
     text = (feed.parent / "events.jsonl").read_text(encoding="utf-8")
     return [json.loads(line)["data"]["n"] for line in text.splitlines()]
 

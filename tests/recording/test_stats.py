@@ -255,7 +255,7 @@ def test_each_count_window_reaches_the_handlers_of_stat_and_registry() -> None:
     assert sums == [float(sum(range(start, start + 20))) for start in range(0, 100, 20)]
     assert sorted(stat_names) == [*["handlers.a"] * 5, "handlers.b"]
     with pytest.raises(TypeError, match="a handler of windows must be"):
-        registry.on_window(threading)  # type: ignore[arg-type]  # what is tested
+        registry.on_window(threading)  # type: ignore[arg-type]  # invalid on purpose
 
 
 def test_each_time_window_with_samples_reaches_the_handlers() -> None:

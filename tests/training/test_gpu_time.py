@@ -1,4 +1,4 @@
-"""Device time of phases, with a stand-in for CUDA and, where present, on a GPU."""
+"""Device time of phases, with a stand-in for CUDA, and on a GPU if available."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ STEPS = 20
 
 @dataclass
 class Device:
-    """CUDA stream: kernels run in order, the host continues at once; simulated device time."""
+    """Stand-in for a CUDA stream: kernels run in order on simulated time, and the host continues at once."""
 
     host: float = 0.0
     busy_until: float = 0.0
-    capturing: bool = False
-    broken: bool = False
+    is_capturing: bool = False
+    is_broken: bool = False
     recorded_events: int = 0
     threads: set[int] = field(default_factory=set)
 
@@ -45,7 +45,7 @@ class Device:
 
 
 class Event:
-    """The used part of `torch.cuda.Event`."""
+    """Stand-in for `torch.cuda.Event`, with the methods that the exporter uses."""
 
     device: Device
 
@@ -57,15 +57,15 @@ class Event:
 
     def record(self, stream: Any = None) -> None:
         device = self.device
-        if device.capturing or device.broken:
+        if device.is_capturing or device.is_broken:
             raise RuntimeError("CUDA error: operation not permitted")
         device.recorded_events += 1
         device.threads.add(threading.get_ident())
         self.completion_time = max(device.busy_until, device.host)
 
     def query(self) -> bool:
-        assert not self.device.capturing
-        if self.device.broken:
+        assert not self.device.is_capturing
+        if self.device.is_broken:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return self.completion_time is not None and self.device.host >= self.completion_time
 
@@ -82,12 +82,12 @@ class Event:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """Fresh recorder in a job that uses CUDA."""
+    """Return the device of a job that uses CUDA, with a fresh recorder."""
     device = Device()
     cuda = SimpleNamespace(
         Event=type("Event", (Event,), {"device": device}),
         is_initialized=lambda: True,
-        is_current_stream_capturing=lambda: device.capturing,
+        is_current_stream_capturing=lambda: device.is_capturing,
         synchronize=device.synchronize,
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
@@ -107,7 +107,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 
 
 def run_step(device: Device, *, data: float = 0.010) -> None:
-    """10 ms of data loading, kernels of 20, 40 and 5 ms queued within a few ms, and a slow host."""
+    """Run a step: 10 ms of data loading, kernels of 20, 40 and 5 ms queued within 3 ms, and a slow host."""
     with training.data_loading():
         device.host += data
     with training.training_iteration():
@@ -124,7 +124,7 @@ def warm_up(step: Callable[[], None]) -> None:
     """Train until the recording thread has measured that steps are long enough."""
     train(STEPS, 0.012)
     published_values()
-    step()  # its start was not observed
+    step()  # partly observed: the timing starts within this step
 
 
 def finish(device: Device) -> dict[Any, Any]:
@@ -186,25 +186,25 @@ def test_pending_device_events_are_read_later_without_waiting(device: Device) ->
 
 def test_no_cuda_call_is_made_during_graph_capture(device: Device) -> None:
     warm_up(lambda: None)
-    device.capturing = True
+    device.is_capturing = True
     initial = device.recorded_events
     run_step(device)
-    recorded_inside = device.recorded_events
-    device.capturing = False
+    events_after_capture = device.recorded_events
+    device.is_capturing = False
     for _ in range(3):
         run_step(device)
         device.host += 1.0
 
-    assert recorded_inside == initial
+    assert events_after_capture == initial
     assert published_value("training.gpu_timed_steps") >= 1
 
 
 def test_a_cuda_error_ends_the_timing_and_not_the_job(device: Device) -> None:
     warm_up(lambda: run_step(device))
-    device.broken = True
+    device.is_broken = True
     for _ in range(3):
         run_step(device)
-    device.broken = False
+    device.is_broken = False
     initial = device.recorded_events
     published_values()
     run_step(device)
@@ -281,11 +281,11 @@ def test_steps_reported_after_their_end_are_timed(device: Device) -> None:
     assert published_value("training.phase_gpu", phase="other") >= 0.12
 
 
-# Alone, on a clock by hand --------------------------------------------------------------------------------------
+# GpuTimer with a simulated clock -----------------------------------------------------------------------------
 
 
 def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, steps: int) -> float:
-    """Number of timed steps out of a number of steps of a given duration."""
+    """Return the number of timed steps among steps of a given duration."""
     clock_seconds = 100.0
     timer, families = GpuTimer(environment, clock=lambda: clock_seconds), Families()
     timer.decide(threading.get_ident(), seconds)
@@ -304,7 +304,7 @@ def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, 
     [("1", 0.1, 200), ("1", 0.5, 200), ("1", 0.01, 29), ("0", 0.5, 0), ("1e-9", 0.5, 1)],
     ids=["ten a second", "slow", "fast", "off", "too costly"],
 )
-def test_every_step_up_to_ten_a_second_is_timed_and_beyond_that_some(
+def test_up_to_ten_steps_per_second_are_all_timed_and_faster_steps_are_sampled(
     device: Device, share: str, seconds: float, expected_count: int
 ) -> None:
     timed_count = timed_steps(device, {"EXPORTER_GPU_TIME": share}, seconds=seconds, steps=200)

@@ -27,7 +27,7 @@ torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch
 
 
 def tensors(*numbers: float) -> list[Any]:
-    """Tensors of these numbers, where torch is installed."""
+    """Return tensors of these numbers, or no tensors without torch."""
     return [torch.tensor(number) for number in numbers] if torch is not None else []
 
 
@@ -49,7 +49,7 @@ class OddText(str):
 
 
 class OddNumber(int):
-    """A number that cannot be compared, or be made a float."""
+    """Number that can be neither compared nor converted to a float."""
 
     __float__ = __lt__ = refuse
 
@@ -72,7 +72,7 @@ CALLS = [name for name in training.__all__ if name[0].islower() and name not in 
 
 
 def odd_arguments(name: str, odd: Any) -> Iterator[dict[str, Any]]:
-    """Hostile arguments of a call: required ones, each optional one alone, and all together."""
+    """Return hostile arguments of a call: the required ones, with each optional one, and with all."""
     parameters = inspect.signature(getattr(training, name)).parameters.values()
     required = {parameter.name: odd for parameter in parameters if parameter.default is parameter.empty}
     other_arguments = {parameter.name: odd for parameter in parameters if parameter.name not in required}
@@ -150,7 +150,7 @@ def test_static_and_class_methods_can_be_decorated_from_outside() -> None:
 
 def test_a_span_of_any_name_is_exported_under_a_text() -> None:
     memory = configured(telemetry={}, export=EXPORT_ALL)
-    with training.application(), one_logger.timed_span([1]), training.span(Odd()):  # type: ignore[arg-type]  # so are jobs
+    with training.application(), one_logger.timed_span([1]), training.span(Odd()):  # type: ignore[arg-type]  # as in untyped jobs
         pass
 
     assert exported(memory).names() == ["application", "<list>", "<Odd>"]
@@ -165,7 +165,7 @@ calls = st.tuples(
 
 
 def call(name: str, arguments: list[Any], open_blocks: list[Any]) -> None:
-    """Make a call; a returned block is entered and left."""
+    """Make a call, or leave the innermost open block; a returned block is entered."""
     if name in {"leave", "fail"}:
         if open_blocks:
             error = ValueError("x") if name == "fail" else None
@@ -224,7 +224,7 @@ class RaisingMeta(type):
 
 
 class OfRaisingMeta(metaclass=RaisingMeta):
-    """A value of a class that can be neither hashed nor compared."""
+    """Value of a class that can be neither hashed nor compared."""
 
 
 @pytest.mark.parametrize("make", [lambda: Unbound(), lambda: OfRaisingMeta()], ids=["proxy", "metaclass"])  # noqa: PLW0108  # pytest asks a class for more

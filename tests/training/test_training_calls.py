@@ -364,7 +364,7 @@ def test_asynchronous_saves_commit_what_was_done_before_they_began() -> None:
 
 
 def test_a_save_can_be_confirmed_by_another_thread() -> None:
-    """Clocks of a cluster differ."""
+    """Confirm a save with the time of a host whose clock differs."""
     memory = configured(telemetry={"save_checkpoint_strategy": "async"})
     ahead = time.time() + 300
     with training.application():

@@ -1,4 +1,4 @@
-"""Events that are logged inside spans belong to them, and the spans themselves are in the stream."""
+"""Events of training: span of each event, and events of spans, of the application and of loops."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_event_has_the_innermost_open_span_or_the_given_one(
     assert [event.span_id for event in received] == ids
 
 
-def test_asyncio_tasks_are_told_apart(received: list[exporter.Event]) -> None:
+def test_concurrent_asyncio_tasks_have_separate_spans(received: list[exporter.Event]) -> None:
     ids = {}
 
     async def work(name: str) -> None:
@@ -135,7 +135,7 @@ def test_application_and_loop_events_have_start_end_and_outcome() -> None:
         }
     handle.unregister()
 
-    assert span_counts == {"evaluate": 1, "model_forward": None}  # which is a phase
+    assert span_counts == {"evaluate": 1, "model_forward": None}  # a phase has no span duration
     assert [(event.type, event.data["name"]) for event in events] == [
         ("training.begin", "application"),
         ("training.begin", "training_loop"),
