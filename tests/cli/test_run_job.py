@@ -233,8 +233,8 @@ def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_us
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("")
     code = (
-        "import sitecustomize as own, sys; found = [each for each in sys.meta_path if 'sitecustomize' in str(each)];"
-        "print(own.__file__, bool(found), [each for each in sys.path if 'autoload' in each])"
+        "import sitecustomize as own, sys; hooks = [hook for hook in sys.meta_path if 'sitecustomize' in str(hook)];"
+        "print(own.__file__, bool(hooks), [path for path in sys.path if 'autoload' in path])"
     )
     path = f"{REPOSITORY}:{tmp_path}"
     command = run_command(tmp_path / "feed", [sys.executable, "-c", code])

@@ -195,7 +195,7 @@ def test_a_read_lock_of_another_process_does_not_count_as_alive(tmp_path: Path) 
     path = tmp_path / "one.lock"
     path.touch()
     program = (
-        f"import fcntl, sys; kept = open({str(path)!r}); fcntl.lockf(kept, fcntl.LOCK_SH)\n"
+        f"import fcntl, sys; file = open({str(path)!r}); fcntl.lockf(file, fcntl.LOCK_SH)\n"
         "print(1, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

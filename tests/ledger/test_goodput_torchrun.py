@@ -36,13 +36,13 @@ from exporter import training
 
 directory = sys.argv[1]
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-log = open(f"{directory}/log-{rank}", "a", buffering=1)
+log_file = open(f"{directory}/log-{rank}", "a", buffering=1)
 
-def say(**what):
-    log.write(json.dumps({"attempt": attempt, "at": time.time(), **what}) + "\\n")
+def log_event(**fields):
+    log_file.write(json.dumps({"attempt": attempt, "at": time.time(), **fields}) + "\\n")
 
 ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-say(what="begin", start=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks)
+log_event(event="begin", start=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks)
 with training.application():
     with training.distributed_init():
         # A separate store per attempt: in torchrun's store, gloo finds addresses of the previous attempt.
@@ -53,18 +53,18 @@ with training.application():
         start = int(open(path).read()) if os.path.exists(path) else 0
         dist.barrier()  # no rank saves before all have read
     with training.training_loop(train_iterations_start=start):
-        say(what="loop")
+        log_event(event="loop")
         for step in range(start, 50):
-            began = time.monotonic()
+            started_at = time.monotonic()
             try:
                 with training.training_iteration():
                     time.sleep(0.02 + 0.01 * rank)
                     with training.phase("grad_sync"):
                         dist.all_reduce(torch.ones(1))
             except BaseException:
-                say(what="failed", seconds=time.monotonic() - began)
+                log_event(event="failed", seconds=time.monotonic() - started_at)
                 raise
-            say(what="step", step=step, seconds=time.monotonic() - began)
+            log_event(event="step", step=step, seconds=time.monotonic() - started_at)
             if (step + 1) % 10 == 0:
                 with training.checkpoint_save(global_step=step + 1):
                     if rank == 0:
@@ -75,11 +75,11 @@ with training.application():
             exporter.flush()
             if (attempt, rank, step + 1) in {(0, 1, 25), (1, 0, 37)}:
                 time.sleep(0.2)  # the other rank has started its next step
-                say(what="killed")
+                log_event(event="killed")
                 os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
     dist.destroy_process_group()
-say(what="end")
+log_event(event="end")
 """
 
 
@@ -112,14 +112,14 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
 
     lines = [json.loads(line) for line in (tmp_path / "log-0").read_text().splitlines()]
 
-    def job_records(record_kind: str, attempt: int) -> list[Any]:
-        return [line for line in lines if (line["what"], line["attempt"]) == (record_kind, attempt)]
+    def job_records(event: str, attempt: int) -> list[Any]:
+        return [line for line in lines if (line["event"], line["attempt"]) == (event, attempt)]
 
     steps = [
         {record["step"]: record["seconds"] for record in job_records("step", attempt)} for attempt in range(3)
     ]
     assert [list(step) for step in steps] == [[*range(25)], [*range(20, 37)], [*range(30, 50)]]
-    unfinished_seconds = sum(line["seconds"] for line in lines if line["what"] == "failed")
+    unfinished_seconds = sum(line["seconds"] for line in lines if line["event"] == "failed")
     saved_steps_by_attempt = ((0, range(20)), (1, range(20, 30)), (2, range(30, 50)))
     productive_seconds = sum(
         steps[attempt][step] for attempt, saved_steps in saved_steps_by_attempt for step in saved_steps
@@ -137,10 +137,9 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     # The sidecar dates a death at its detection, which is later on a busy machine.
     lost_progress = training_value(page, "badput_seconds_total", run, cause="lost_progress")
     assert 0.9 * lost_seconds - 0.2 < lost_progress < 1.1 * lost_seconds + 0.2 * PATIENCE
-    starts = [line["start"] for line in lines if line["what"] == "begin"]
+    starts = [line["start"] for line in lines if line["event"] == "begin"]
     ends = [
-        job_records(record_kind, attempt)[-1]["at"]
-        for attempt, record_kind in enumerate(("failed", "killed", "end"))
+        job_records(event, attempt)[-1]["at"] for attempt, event in enumerate(("failed", "killed", "end"))
     ]
     wall, downtime = ends[2] - starts[0], (starts[1] - ends[0]) + (starts[2] - ends[1])
     preparation_seconds = sum(

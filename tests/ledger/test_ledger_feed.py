@@ -78,7 +78,7 @@ print("ready", flush=True)
 while True:
     families = {family.name: family for family in collector.collect()}
     if families["exporter_feed_owner"].samples[0].value and "train_stat0" in families:
-        counts = [each.value for each in families["train_stat0"].samples if each.name.endswith("_count")]
+        counts = [sample.value for sample in families["train_stat0"].samples if sample.name.endswith("_count")]
         print(*map(int, counts), flush=True)
 """
 
