@@ -93,7 +93,7 @@ CAUSE_TEXTS = value_mappings(
         "validation": ("validation", NEUTRAL),
         "init": ("start", NEUTRAL),
         "compile": ("compilation", NEUTRAL),
-        "other": ("other: between steps, logging", NEUTRAL),
+        "other": ("other", NEUTRAL),
     }
 )
 

@@ -69,9 +69,10 @@ def _overview_panels() -> tuple[Panel, ...]:
     return (
         exporter_state(),
         stat(
-            "Machine booted",
-            instant_query(f"{boot_time} * 1000 and on (instance) up{{@node}} == 1"),
-            unit="dateTimeFromNow",
+            "Machine up for",
+            instant_query(f"time() - {boot_time} and on (instance) up{{@node}} == 1"),
+            unit="s",
+            decimals=0,
             w=3,
         ),
         stat(
