@@ -27,9 +27,8 @@ TORCH = "torch.distributed.elastic.events"
 
 @pytest.fixture(autouse=True)
 def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(
-        bridge.CompatibilityHandlers, "is_installed", True
-    )  # the torch module stays unchanged
+    # The torch module stays unchanged.
+    monkeypatch.setattr(bridge.CompatibilityHandlers, "is_installed", True)
     yield
     events.unconfigure()
 

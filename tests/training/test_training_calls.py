@@ -64,18 +64,18 @@ def test_after_the_training_loop_no_progress_is_due_until_the_next_step() -> Non
     def is_due() -> bool:
         return published_value("training.last_progress_timestamp") is not None
 
-    due = []
+    due_states = []
     for _ in range(2):
         with training.training_loop(train_iterations_start=0):
             train()
-            due.append(is_due())
-        due.append(is_due())
+            due_states.append(is_due())
+        due_states.append(is_due())
     with training.validation_loop(), training.validation_iteration():
         pass
-    due.append(is_due())
+    due_states.append(is_due())
     train()
 
-    assert [*due, is_due()] == [True, False, True, False, False, True]
+    assert [*due_states, is_due()] == [True, False, True, False, False, True]
 
 
 def test_an_exception_in_an_iteration_propagates_and_the_step_is_not_counted() -> None:
