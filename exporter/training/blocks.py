@@ -66,6 +66,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
             clock.active = totals
             clock.since = now
         self.is_open = True
+        self.task = None
         clock.stack.append(self)
         return self
 

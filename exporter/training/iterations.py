@@ -48,6 +48,7 @@ class IterationBlock(HotBlock):
             clock.active = totals
             clock.since = now
         self.is_open = True
+        self.task = None
         self.thread = clock.thread
         clock.accepts_iteration = False
         self.began = now

@@ -272,6 +272,22 @@ def test_a_block_left_open_by_an_ended_task_is_closed() -> None:
         assert reading.work_seconds >= 0.01
 
 
+def test_a_block_stays_open_although_an_ended_task_has_used_the_same_block() -> None:
+    async def load() -> None:
+        with training.data_loading():
+            pass
+
+    with fresh_recorder():
+        train()
+        asyncio.run(load())
+        with training.data_loading():
+            time.sleep(0.05)  # longer than a bin of the history, at whose end blocks of ended tasks are removed
+            with training.model_forward():
+                pass
+
+            assert TRAINING.clock.active.name == "data_loading"
+
+
 def test_a_phase_that_does_not_exist_is_a_span_and_reported_once() -> None:
     with fresh_recorder():
         name = f"fordward{time.monotonic_ns()}"
