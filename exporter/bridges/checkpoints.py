@@ -15,22 +15,22 @@ MAX_VALUES = 64
 """Values of a dictionary that are searched for an optimizer's state."""
 
 
-def holds_optimizer(saved: Any, depth: int = 3) -> bool:
+def holds_optimizer(contents: Any, depth: int = 3) -> bool:
     """Return True if a dictionary, or a nested dictionary, is an optimizer's state."""
-    if not isinstance(saved, Mapping):
+    if not isinstance(contents, Mapping):
         return False
-    if "state" in saved and ("param_groups" in saved or "hypers" in saved):  # of torch or of fastai
+    if "state" in contents and ("param_groups" in contents or "hypers" in contents):  # of torch or of fastai
         return True
     if not depth:
         return False
     return any(
-        holds_optimizer(each, depth - 1)
-        for value in islice(saved.values(), MAX_VALUES)
-        for each in (value[:MAX_VALUES] if isinstance(value, list) else (value,))
+        holds_optimizer(element, depth - 1)
+        for value in islice(contents.values(), MAX_VALUES)
+        for element in (value[:MAX_VALUES] if isinstance(value, list) else (value,))
     )
 
 
-def steps_made(state: Any) -> int:
+def steps_of(state: Any) -> int:
     """Return the number of steps in an optimizer's state; 0 if the optimizer does not count them."""
     first = next(iter(state.get("state", {}).values()), None)
     return int(first.get("step", 0)) if isinstance(first, Mapping) else 0
@@ -44,7 +44,7 @@ class AsyncSave:
     began: float = field(default_factory=monotonic)
     blocking_seconds: float | None = None  # None during the blocking part
 
-    def returned(self) -> None:
+    def note_return(self) -> None:
         """Note that the training continues."""
         self.blocking_seconds = monotonic() - self.began
 
@@ -55,14 +55,14 @@ class AsyncSave:
 
     def report_when_done(self, future: Any, error: BaseException | None) -> None:
         """Report from the thread to which `torch.distributed.checkpoint.async_save` has passed the checkpoint."""
-        self.returned()
+        self.note_return()
 
         @never_raises
-        def written(done: Any) -> None:
-            self.report(ok=done.exception() is None)
+        def report_write(write: Any) -> None:
+            self.report(ok=write.exception() is None)
 
         future = getattr(future, "upload_completion", future)
         if error is None and hasattr(future, "add_done_callback"):
-            future.add_done_callback(written)
+            future.add_done_callback(report_write)
         else:
             self.report(ok=False)

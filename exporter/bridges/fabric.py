@@ -39,16 +39,16 @@ def callback(package: str | None = None) -> Any:
     Raises ImportError if the package is not installed.
     """
     plain_torch.install()
-    for each in PACKAGES:
-        if each == package or (package is None and each in sys.modules):
-            fabric: Any = import_module(each).Fabric
+    for name in PACKAGES:
+        if name == package or (package is None and name in sys.modules):
+            fabric: Any = import_module(name).Fabric
             plain_torch.watch(fabric, "save", _save)
             plain_torch.watch(fabric, "load", lambda source, *_, **__: source.load())
     return _FabricCallback()
 
 
-def _save(source: Any, _fabric: Any, _path: Any = None, state: Any = None, *_: Any, **given: Any) -> Around:
-    saved = given.get("state", state)
-    values = saved.values() if hasattr(saved, "values") else ()
-    whole = any(hasattr(each, "param_groups") for each in values) or holds_optimizer(saved)
-    return source.checkpoint(whole=whole)  # type: ignore[no-any-return]  # the loop's
+def _save(source: Any, _fabric: Any, _path: Any = None, state: Any = None, *_: Any, **kwargs: Any) -> Around:
+    contents = kwargs.get("state", state)
+    values = contents.values() if hasattr(contents, "values") else ()
+    is_whole = any(hasattr(value, "param_groups") for value in values) or holds_optimizer(contents)
+    return source.checkpoint(whole=is_whole)  # type: ignore[no-any-return]  # a generator of the source

@@ -33,11 +33,11 @@ def install() -> None:
 
 def _list_made(callbacks: Any, *_args: Any, **_kwargs: Any) -> Around:
     _, error = yield
-    if error is None and not any(isinstance(each, _Hooks) for each in callbacks.callbacks):
-        added = callback()
-        added.set_model(getattr(callbacks, "_model", None))
-        added.set_params(getattr(callbacks, "params", None) or {})
-        callbacks.callbacks.append(added)
+    if error is None and not any(isinstance(item, _Hooks) for item in callbacks.callbacks):
+        hooks = callback()
+        hooks.set_model(getattr(callbacks, "_model", None))
+        hooks.set_params(getattr(callbacks, "params", None) or {})
+        callbacks.callbacks.append(hooks)
 
 
 def _watch_models(model: Any) -> None:
@@ -76,8 +76,8 @@ class _FitSource(Source):
 
     def on_epoch_begin(self, params: Mapping[str, Any], epoch: int, _logs: Any = None) -> None:
         if params.get("steps") and params.get("epochs"):
-            left = params["steps"] * (params["epochs"] - epoch)
-            training.describe(step_target=self.step + left)
+            remaining_steps = params["steps"] * (params["epochs"] - epoch)
+            training.describe(step_target=self.step + remaining_steps)
         training.record(epoch=epoch)
         self._await_batch()
 
@@ -101,7 +101,7 @@ class _FitSource(Source):
         self.tracker.end(Level.EVALUATION)
 
     def release(self, error: BaseException | None) -> None:
-        """The call is over."""
+        """Restore the functions of the model and close all blocks, at the end of the call."""
         for name, function in self._functions.items():
             setattr(self.model, name, function)
         self._functions.clear()
@@ -143,16 +143,16 @@ def _forwarding(name: str) -> Callable[..., None]:
     """Return a hook that informs the source of the model's call; `on_…_begin` creates the source."""
 
     @never_raises
-    def hook(self: _Hooks, *given: Any, **named: Any) -> None:
+    def hook(self: _Hooks, *args: Any, **kwargs: Any) -> None:
         source = _source_of(self.model)
         if source is None and name in {"on_train_begin", "on_test_begin"}:
             source = _FitSource(self.model)
             if not ACTIVE.take(source):
                 return
         if source is not None:
-            getattr(source, name)(self.params or {}, *given, *named.values())
-            goes_on = source.tracker.is_open(Level.LOOP) or source.tracker.is_open(Level.EVALUATION)
-            if not goes_on and not _is_called(self.model):
+            getattr(source, name)(self.params or {}, *args, *kwargs.values())
+            is_open = source.tracker.is_open(Level.LOOP) or source.tracker.is_open(Level.EVALUATION)
+            if not is_open and not _is_called(self.model):
                 source.release(None)  # the end of the call is not reported
 
     return hook
@@ -179,7 +179,7 @@ call."""
 
 
 def _is_called(model: Any) -> bool:
-    return any(each is model for each in _calls)
+    return any(called is model for called in _calls)
 
 
 def _source_of(model: Any) -> _FitSource | None:
@@ -192,9 +192,9 @@ def _source_of(model: Any) -> _FitSource | None:
 
 def _call(model: Any, *_args: Any, **_kwargs: Any) -> Around:
     is_nested = _is_called(model)  # the validation of a `fit` is a call of `evaluate`
-    before = _source_of(model)
-    if before is not None and not is_nested:
-        before.release(Discarded())
+    earlier = _source_of(model)
+    if earlier is not None and not is_nested:
+        earlier.release(Discarded())
     _calls.append(model)
     _, error = yield
     _calls.pop()

@@ -24,7 +24,7 @@ from exporter.patching import Around, never_raises, patch, patch_existing, versi
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
-_handed_over: deque[AsyncSave] = deque()
+_queued_saves: deque[AsyncSave] = deque()
 """Checkpoints queued for Lightning's writer thread, in order."""
 
 
@@ -45,11 +45,11 @@ def packages(package: str | None = None) -> list[Any]:
     Raises ImportError: Lightning is not installed.
     """
     torch_hooks.install()
-    found = [each for each in PACKAGES if each == package or (not package and each in sys.modules)]
-    found = found or [PACKAGES[0] if find_spec("lightning") else PACKAGES[1]]
-    modules = [import_module(each) for each in found]
-    for each in found:
-        _watch(each)
+    names = [name for name in PACKAGES if name == package or (not package and name in sys.modules)]
+    names = names or [PACKAGES[0] if find_spec("lightning") else PACKAGES[1]]
+    modules = [import_module(name) for name in names]
+    for name in names:
+        _watch(name)
     return modules
 
 
@@ -252,20 +252,20 @@ class LightningCallback(Source):
         self.tracker.begin_save(self.step, whole=whole, at_once=at_once)
         save = AsyncSave(self.step)
         if not at_once:
-            patch(writer, "save_checkpoint", _written)
-            _handed_over.append(save)
+            patch(writer, "save_checkpoint", _write)
+            _queued_saves.append(save)
         _, error = yield
         self.tracker.end(Level.SAVE, error)
-        save.returned()
-        if error is not None and save in _handed_over:
-            _handed_over.remove(save)  # the save was skipped, or an earlier write failed
+        save.note_return()
+        if error is not None and save in _queued_saves:
+            _queued_saves.remove(save)  # the save was skipped, or an earlier write failed
             save.report(ok=False)
 
 
-def _written(*_args: Any, **_kwargs: Any) -> Around:
-    """A checkpoint that was handed over is written, on Lightning's thread."""
-    if _handed_over:
-        save = _handed_over.popleft()
+def _write(*_args: Any, **_kwargs: Any) -> Around:
+    """Report the write of a queued checkpoint, on Lightning's thread."""
+    if _queued_saves:
+        save = _queued_saves.popleft()
         with training.background("checkpoint_finalize"):
             _, error = yield
         save.report(ok=error is None)
@@ -275,14 +275,14 @@ def _while_active(method: Callable[..., None]) -> Callable[..., None]:
     """Return a hook of Lightning; the method receives the arguments after the Trainer and the module."""
 
     @never_raises
-    def hook(self: LightningCallback, _trainer: Any, _module: Any, *given: Any, **named: Any) -> None:
+    def hook(self: LightningCallback, _trainer: Any, _module: Any, *args: Any, **kwargs: Any) -> None:
         if ACTIVE.source is self:
-            method(self, *given, *named.values())
+            method(self, *args, *kwargs.values())
 
     return hook
 
 
-for _name in [each for each in vars(LightningCallback) if each.startswith("on_")]:
+for _name in [name for name in vars(LightningCallback) if name.startswith("on_")]:
     setattr(LightningCallback, _name, _while_active(getattr(LightningCallback, _name)))
 
 
@@ -309,10 +309,10 @@ def _active(trainer: Any) -> LightningCallback | None:
 def _save(trainer: Any, _path: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any) -> Around:
     """Record a save; after the end of the Trainer's run only if no other source is active."""
     active = _active(trainer)
-    ours = (
-        each for each in trainer.callbacks if isinstance(each, LightningCallback) and each.trainer is trainer
+    sources = (
+        item for item in trainer.callbacks if isinstance(item, LightningCallback) and item.trainer is trainer
     )
-    source = active or next((each for each in ours if ACTIVE.take(each)), None)
+    source = active or next((source for source in sources if ACTIVE.take(source)), None)
     if source is not None:
         yield from source.checkpoint(whole=not kwargs.get("weights_only", weights_only))
         if active is None:

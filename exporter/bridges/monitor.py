@@ -25,13 +25,14 @@ QUEUE_EVENTS = 1 << 22
 """Capacity of the queue, 8 bytes per event: as many events as torch can log in a second."""
 SLICE_EVENTS = 1 << 15
 """Events drained per slice, in about a millisecond."""
-MOST_DELIVERED = 1 << 12
+MAX_DELIVERED_EVENTS = 1 << 12
 """First events of a slice, which handlers and `recent` receive; all events are counted."""
-MOST_SERIES = 1000
+MAX_SERIES = 1000
 """Maximum number of recorded series; values of further series are dropped and counted."""
 
-_WINDOWED = {"mean", "min", "max", "value"}
-_COUNTED = {"count": "samples", "sum": "added"}
+_WINDOW_AGGREGATIONS = {"mean", "min", "max", "value"}
+_TOTALS = {"count": "samples", "sum": "added"}
+"""Aggregations that become counters, and the suffixes of their names."""
 
 
 class MonitorBridge:
@@ -43,39 +44,39 @@ class MonitorBridge:
         self._stat_event = stat_event
         self.queue: deque[Any] = deque(maxlen=QUEUE_EVENTS)  # filled by torch's handler
         self._series: dict[str, Callable[[float], None] | None] = {}
-        self._lost = metric("counter", "training.torch_monitor.overflows")
-        self._refused = metric("counter", "training.torch_monitor.refused")
+        self._count_overflow = metric("counter", "training.torch_monitor.overflows")
+        self._count_refused = metric("counter", "training.torch_monitor.refused")
 
-    def look(self) -> None:
+    def drain(self) -> None:
         """Drain the queue in slices, until less than a full slice waits."""
         while waiting := len(self.queue):
             if waiting == QUEUE_EVENTS:
-                self._lost(1)
+                self._count_overflow(1)
             # Half of a flood in an uninterrupted call into C; the logging threads run in between.
             size = min(waiting, max(SLICE_EVENTS, waiting // 2))
             self._record(list(starmap(self.queue.popleft, repeat((), size))))
             if waiting < SLICE_EVENTS:
                 break
 
-    def _record(self, part: list[Any]) -> None:
+    def _record(self, events: list[Any]) -> None:
         try:
-            names = list(map(self._name_of, part))
-        except Exception:  # noqa: BLE001  # C++ may log what is no UTF-8
-            self._refused(len(part))
+            names = list(map(self._name_of, events))
+        except Exception:  # noqa: BLE001  # C++ may log names that are not UTF-8
+            self._count_refused(len(events))
             return
-        for name, number in Counter(names[MOST_DELIVERED:]).items():
+        for name, number in Counter(names[MAX_DELIVERED_EVENTS:]).items():
             kind = EVENTS.kind(name or UNNAMED, "info")
             if kind.enabled:
                 kind.counter.add(number)
                 kind.counting_kind.last = time()
                 if kind.handlers:
                     kind.suppressed_events["rate_limit"].add(number)
-        for name, event in zip(names[:MOST_DELIVERED], part, strict=False):
+        for name, event in zip(names[:MAX_DELIVERED_EVENTS], events, strict=False):
             raw = _raw(name, event)
             kind = EVENTS.kind(raw.type, "info")
             if kind.enabled:
                 EVENTS.record(kind, raw, raw.timestamp, event)
-        for name, event in zip(names, part, strict=True):
+        for name, event in zip(names, events, strict=True):
             if name == self._stat_event:
                 self._record_window(event)
 
@@ -86,37 +87,37 @@ class MonitorBridge:
             log_once("torch.monitor", f"an event of torch.monitor is not recorded: {error!r}")
             data = [("", None)]
         for key, value in data:
-            if key not in self._series and len(self._series) < MOST_SERIES:
+            if key not in self._series and len(self._series) < MAX_SERIES:
                 self._series[key] = _series(key)
             add = self._series.get(key)
             if add is None or not isinstance(value, int | float):
-                self._refused(1)
+                self._count_refused(1)
             else:
                 add(value)
 
 
 def _raw(name: str, event: Any) -> RawEvent:
     try:
-        data, happened = check_data(event.data), float(event.timestamp.timestamp())
-    except Exception:  # noqa: BLE001  # what a class of the job's own has instead, or a year beyond Unix time
-        data, happened = {}, time()
-    return RawEvent(name or UNNAMED, None, "info", data, happened, time(), monotonic_ns())
+        data, unix_seconds = check_data(event.data), float(event.timestamp.timestamp())
+    except Exception:  # noqa: BLE001  # a class of the job may have other attributes, or a year beyond Unix time
+        data, unix_seconds = {}, time()
+    return RawEvent(name or UNNAMED, None, "info", data, unix_seconds, time(), monotonic_ns())
 
 
 def _series(key: str) -> Callable[[float], None] | None:
     """Return the function that records a value of a Stat, or None if the name is invalid."""
     name, _, aggregation = key.rpartition(".")
-    named = metric_name(None, name)
-    if named is None or aggregation not in _WINDOWED | _COUNTED.keys():
+    family = metric_name(None, name)
+    if family is None or aggregation not in _WINDOW_AGGREGATIONS | _TOTALS.keys():
         return None
-    times = 1.0 if aggregation == "count" else named.factor
-    unit = None if aggregation == "count" else named.unit
+    times = 1.0 if aggregation == "count" else family.factor
+    unit = None if aggregation == "count" else family.unit
     try:
-        if aggregation in _COUNTED:
-            add = metric("counter", f"{named.stat}.{_COUNTED[aggregation]}", unit=unit, is_own=False)
+        if aggregation in _TOTALS:
+            add = metric("counter", f"{family.stat}.{_TOTALS[aggregation]}", unit=unit, is_own=False)
         else:
             text = f"The {aggregation} of each window of a torch.monitor Stat."
-            add = Stat(f"{named.stat}.{aggregation}", ["value"], unit=unit, help=text).add
+            add = Stat(f"{family.stat}.{aggregation}", ["value"], unit=unit, help=text).add
     except DefinitionError:
         return None
     return lambda value: add(value * times)
@@ -124,13 +125,13 @@ def _series(key: str) -> Callable[[float], None] | None:
 
 def install() -> None:
     """Listen to torch.monitor, which `import torch` loads."""
-    from torch import monitor  # noqa: PLC0415  # the job has it, or this is not called
+    from torch import monitor  # noqa: PLC0415  # called only in a job that has loaded torch
 
     bridge = MonitorBridge(monitor.Event, monitor.STAT_EVENT)
     handle = monitor.register_event_handler(bridge.queue.append)
     Periodic(
         "torch-monitor",
-        bridge.look,
+        bridge.drain,
         seconds=0.0,  # at every tick of the recording thread, four times a second
         after_fork=bridge.queue.clear,
         at_exit=lambda: monitor.unregister_event_handler(

@@ -36,12 +36,12 @@ _FREQUENT = kinds.STEPS | frozenset(kinds.SHORT)
 
 
 @dataclass(slots=True)
-class _RecordedSpan:
+class _OpenSpan:
     """Open span of one-logger."""
 
     kind: kinds.BlockKind | None  # None for a name of the job
     block: Any  # None if recorded by callbacks
-    handled: BaseException | None  # exception that was handled at the start, and is no failure of the span
+    handled_error: BaseException | None  # exception handled at the start, not a failure of the span
 
 
 class _SpanSource(Source):
@@ -50,14 +50,14 @@ class _SpanSource(Source):
     strength = Strength.INSTRUMENTED
 
     def __init__(self) -> None:
-        self._open: dict[Any, _RecordedSpan] = {}
+        self._open: dict[Any, _OpenSpan] = {}
 
     def yields(self) -> None:
         """End the spans of the training, which a framework's bridge records from now on."""
-        for key, recorded in reversed(list(self._open.items())):
-            if recorded.kind not in _SETUP:
+        for key, open_span in reversed(list(self._open.items())):
+            if open_span.kind not in _SETUP:
                 del self._open[key]
-                self._end(recorded, None, None)
+                self._end(open_span, None, None)
 
     def starts(self, span: Any) -> None:
         """Record the start of a span."""
@@ -68,14 +68,14 @@ class _SpanSource(Source):
             _describe()
         if kind not in _SETUP and not ACTIVE.take(self):
             return
-        self._open[span.id] = _RecordedSpan(kind, self._begin(kind, span), sys.exc_info()[1])
+        self._open[span.id] = _OpenSpan(kind, self._begin(kind, span), sys.exc_info()[1])
 
     def stops(self, span: Any, error: BaseException | None) -> None:
         """Record the stop of a span."""
-        recorded = None if span is None else self._open.pop(span.id, None)
-        if recorded is not None:
-            self._end(recorded, span, error if error is not recorded.handled else None)
-            if recorded.kind is kinds.TRAINING_LOOP:
+        open_span = None if span is None else self._open.pop(span.id, None)
+        if open_span is not None:
+            self._end(open_span, span, error if error is not open_span.handled_error else None)
+            if open_span.kind is kinds.TRAINING_LOOP:
                 ACTIVE.release(self)
 
     def happens(self, event: Any) -> None:
@@ -107,12 +107,12 @@ class _SpanSource(Source):
         block.__enter__()
         return block
 
-    def _end(self, recorded: _RecordedSpan, span: Any, error: BaseException | None) -> None:
-        if recorded.block is not None:
-            leave(recorded.block, error)
-        elif recorded.kind is not None:
+    def _end(self, open_span: _OpenSpan, span: Any, error: BaseException | None) -> None:
+        if open_span.block is not None:
+            leave(open_span.block, error)
+        elif open_span.kind is not None:
             stop = None if span is None else _late(span.stop_event)
-            getattr(training, recorded.kind.end)(finish_time_msec=stop)
+            getattr(training, open_span.kind.end)(finish_time_msec=stop)
 
 
 @never_raises
@@ -142,15 +142,15 @@ def _describe() -> None:
         if samples:
             TRAINING.expect(samples / world_size, samples * length / world_size if length else None)
         strategy = str(getattr(telemetry.save_checkpoint_strategy, "value", "sync"))
-        enabled = _value(telemetry, "is_save_checkpoint_enabled") is not False
-        TRAINING.set_save_policy(lambda: SavePolicy(strategy, enabled))
+        is_enabled = _value(telemetry, "is_save_checkpoint_enabled") is not False
+        TRAINING.set_save_policy(lambda: SavePolicy(strategy, is_enabled))
     TRAINING.describe({name: value for name, value in facts.items() if value is not None})
 
 
 def _value(config: Any, name: str) -> Any:
     """Return the current value of a field that may be a callable."""
-    found = getattr(config, f"{name}_or_fn", None)
-    return found() if callable(found) else found
+    value = getattr(config, f"{name}_or_fn", None)
+    return value() if callable(value) else value
 
 
 def _text(name: Any) -> str:
@@ -163,18 +163,18 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _late(event: Any) -> float | None:
-    """Return the time of an event that is late, in milliseconds since the epoch, or None for an event of now."""
+    """Return the time of a late event in milliseconds since the epoch, or None for a recent event."""
     if event is None:
         return None
-    then = float(event.timestamp.seconds_since_epoch)
-    return then * 1000 if time() - then > LATE_SECONDS else None
+    unix_seconds = float(event.timestamp.seconds_since_epoch)
+    return unix_seconds * 1000 if time() - unix_seconds > LATE_SECONDS else None
 
 
 SOURCE = _SpanSource()
 
 
 def install() -> None:
-    """Hook every recorder of one-logger, once one-logger is imported."""
+    """Hook every recorder of one-logger after the import of one-logger."""
     when_imported(_RECORDER, _watch)
 
 
@@ -226,7 +226,7 @@ class _BridgeExporter:
 
     @never_raises
     def export_telemetry_data_error(self, error: Any) -> None:
-        """Log that one-logger has refused a call, so that spans may be missing."""
+        """Log that one-logger refused a call, so that spans may be missing."""
         reason = _attribute(error, "error_message")
         log_once("one-logger", f"one-logger reports incomplete data: {reason}")
 

@@ -25,11 +25,12 @@ from exporter.recording.recorder import RECORDER
 from exporter.recording.state import StatState
 from exporter.recording.values import Aggregation
 
-LOOK_SECONDS = 5.0
-HANGS_SECONDS = 10.0
-MOST_SERIES = 2000
+POLL_SECONDS = 5.0
+HANG_SECONDS = 10.0
+MAX_SERIES = 2000
 """Maximum number of series of a process; further series are dropped and logged once."""
-_SIDECARS = ("python_", "process_")
+_SIDECAR_PREFIXES = ("python_", "process_")
+"""Prefixes of families that the sidecar itself exports for the job's processes."""
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
 """Kind, name without the kind's suffix, and labels."""
@@ -38,26 +39,28 @@ Key = tuple[str, str, tuple[tuple[str, str], ...]]
 class _Series:
     """A series, and the totals in the job's library."""
 
-    def __init__(self, state: StatState, *, forked: bool) -> None:
+    def __init__(self, state: StatState, *, is_forked: bool) -> None:
         self._state = state
         self._last: tuple[float, ...] | None = None
-        self._forked = forked
+        self._is_forked = is_forked
         self._base: tuple[float, ...] = ()
 
     def set(self, value: float | None) -> None:
         """Show the value of a gauge."""
         self._state.set_foreign_reading(0 if value is None else 1, 0.0, value=value)
 
-    def count(self, *now: float) -> None:
+    def count(self, *totals: float) -> None:
         """Show the increase of totals: a count, a sum and the cumulated buckets."""
-        before, self._last = self._last, now
-        if before is None:
-            self._base = now if self._forked else (0.0,) * len(now)  # earlier counts are the parent's
+        previous, self._last = self._last, totals
+        if previous is None:
+            self._base = (
+                totals if self._is_forked else (0.0,) * len(totals)
+            )  # earlier counts are the parent's
         elif self._state.foreign_reading is None:
-            self._base = before  # the recording restarted with a new identity
-        elif any(map(lt, now, before)):
-            self._base = tuple(map(sub, self._base, before))  # the job has reset the counter
-        number, total, *buckets = map(sub, now, self._base)
+            self._base = previous  # the recording restarted with a new identity
+        elif any(map(lt, totals, previous)):
+            self._base = tuple(map(sub, self._base, previous))  # the job has reset the counter
+        number, total, *buckets = map(sub, totals, self._base)
         counts = tuple(map(int, buckets))
         number = max(number, total > 0)  # a counter has none
         self._state.set_foreign_reading(
@@ -66,7 +69,7 @@ class _Series:
 
     def forget(self) -> None:
         """Restart in a forked child."""
-        self._last, self._forked = None, True
+        self._last, self._is_forked = None, True
 
 
 class Registries(Periodic):
@@ -77,62 +80,62 @@ class Registries(Periodic):
         self._series: dict[Key, _Series | None] = {}
         self._gauges: dict[int, set[Key]] = {}  # of each collector
         self._hung: set[int] = set()
-        self._asked: tuple[int, float] | None = None  # a collector, and since when
-        self._forked = False
+        self._poll: tuple[int, float] | None = None  # the collector of the poll under way, and its start
+        self._is_forked = False
         super().__init__(
-            "prometheus-client", self.look, seconds=LOOK_SECONDS, after_fork=self._begin_anew, wake=True
+            "prometheus-client", self.poll, seconds=POLL_SECONDS, after_fork=self._reset_in_child, wake=True
         )
 
     def add(self, registry: Any) -> None:
         """Add a registry to the poll; a repeated call is harmless."""
-        if not any(each is registry for each in self._registries):
+        if not any(known is registry for known in self._registries):
             self._registries.append(registry)
 
     def tick(self) -> None:
         """Poll if due; stop polling a collector that hangs."""
-        asked = self._asked
-        if asked is not None and monotonic() - asked[1] > HANGS_SECONDS:
-            self._leave(asked[0])
+        poll = self._poll
+        if poll is not None and monotonic() - poll[1] > HANG_SECONDS:
+            self._abandon(poll[0])
         else:
             super().tick()
 
-    def _begin_anew(self) -> None:
-        """In a forked child: discard the parent's counts."""
-        self._forked, self._asked = True, None
+    def _reset_in_child(self) -> None:
+        """Discard the parent's counts in a forked child."""
+        self._is_forked, self._poll = True, None
         for series in self._series.values():
             if series is not None:
                 series.forget()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll every collector once."""
         for registry in list(self._registries):
             collectors = list(getattr(registry, "_collector_to_names", None) or (registry,))
             for collector in collectors:
-                if id(collector) not in self._hung and not self._ask(collector):
+                if id(collector) not in self._hung and not self._poll_collector(collector):
                     return
 
-    def _ask(self, collector: Any) -> bool:
+    def _poll_collector(self, collector: Any) -> bool:
         """Poll a collector. Return False if the poll hung and a new thread has continued."""
-        self._asked = asked = (id(collector), monotonic())
+        self._poll = poll = (id(collector), monotonic())
         gauges: set[Key] = set()
         try:
             for family in collector.collect():
-                if not family.name.startswith(_SIDECARS):
-                    self._take(family, gauges)
+                if not family.name.startswith(_SIDECAR_PREFIXES):
+                    self._record(family, gauges)
         except Exception as error:  # noqa: BLE001  # the job's own code
             name = f"the collector {type(collector).__qualname__} of prometheus_client"
-            log_once(name, f"{name} has raised: {error!r}")
-        if self._asked is not asked:
+            log_once(name, f"{name} raised: {error!r}")
+        if self._poll is not poll:
             return False
-        self._asked = None
+        self._poll = None
         self._hide(self._gauges.get(id(collector), set()) - gauges)
         self._gauges[id(collector)] = gauges
         return True
 
-    def _leave(self, collector: int) -> None:
+    def _abandon(self, collector: int) -> None:
         self._hung.add(collector)
-        self._asked = None
-        message = f"has not answered within {HANGS_SECONDS:g} s and is not asked any more"
+        self._poll = None
+        message = f"did not return within {HANG_SECONDS:g} s and is no longer polled"
         log_once(f"prometheus_client hangs {collector}", f"a collector of prometheus_client {message}")
         self._hide(self._gauges.pop(collector, set()))
         self.restart()
@@ -143,9 +146,9 @@ class Registries(Periodic):
             if series is not None:
                 series.set(None)
 
-    def _take(self, family: Any, gauges: set[Key]) -> None:
+    def _record(self, family: Any, gauges: set[Key]) -> None:
         if family.type in {"histogram", "summary"}:
-            self._take_distributions(family)
+            self._record_distributions(family)
             return
         is_counter = family.type == "counter"
         for sample in () if family.type == "gaugehistogram" else family.samples:
@@ -153,7 +156,7 @@ class Registries(Periodic):
                 continue
             name = sample.name.removesuffix("_total")
             key = ("counter" if is_counter else "gauge", name, _labels(sample))
-            series = self._of(key, family.documentation)
+            series = self._obtain(key, family.documentation)
             if series is None:
                 continue
             if is_counter:
@@ -162,7 +165,7 @@ class Registries(Periodic):
                 gauges.add(key)
                 series.set(float(sample.value) if isfinite(sample.value) else None)
 
-    def _take_distributions(self, family: Any) -> None:
+    def _record_distributions(self, family: Any) -> None:
         parts: dict[tuple[tuple[str, str], ...], dict[float | str, float]] = {}
         for sample in family.samples:
             part = parts.setdefault(_labels(sample), {})
@@ -171,17 +174,17 @@ class Registries(Periodic):
             elif sample.name.endswith(("_count", "_sum")):
                 part[sample.name.rpartition("_")[2]] = sample.value
         for labels, part in parts.items():
-            bounds = sorted(each for each in part if isinstance(each, float) and each < inf)
+            bounds = sorted(bound for bound in part if isinstance(bound, float) and bound < inf)
             number = part.get("count", part.get(inf))
-            series = self._of((family.type, family.name, labels), family.documentation, bounds)
+            series = self._obtain((family.type, family.name, labels), family.documentation, bounds)
             if series is not None and number is not None:
                 series.count(number, part.get("sum", 0.0), *[part[bound] for bound in bounds])
 
-    def _of(self, key: Key, text: str, bounds: Iterable[float] = ()) -> _Series | None:
+    def _obtain(self, key: Key, text: str, bounds: Iterable[float] = ()) -> _Series | None:
         """Return a series, created on first use, or None if the name or labels are invalid."""
         if key not in self._series:
-            if len(self._series) >= MOST_SERIES:
-                message = f"only {MOST_SERIES} series of prometheus_client are exported"
+            if len(self._series) >= MAX_SERIES:
+                message = f"only {MAX_SERIES} series of prometheus_client are exported"
                 log_once("prometheus_client most", message)
                 return None
             self._series[key] = self._make(key, clean_text(text)[:MAX_HELP_CHARACTERS], tuple(bounds))
@@ -200,7 +203,7 @@ class Registries(Periodic):
             log_once(f"prometheus_client {name}", f"{name} of prometheus_client is not exported: {error}")
             return None
         state.is_own = True  # a helper process with a counter does not become a rank
-        return _Series(state, forked=self._forked)
+        return _Series(state, is_forked=self._is_forked)
 
 
 def _labels(sample: Any) -> tuple[tuple[str, str], ...]:
@@ -211,10 +214,10 @@ _registries = cache(Registries)
 
 
 def export(registry: Any) -> None:
-    """Have a registry's metrics exported, besides the default one."""
+    """Export the metrics of a registry, in addition to the default registry."""
     _registries().add(registry)
 
 
 def install() -> None:
-    """Export the default registry, from when prometheus_client is imported."""
+    """Export the default registry after the import of prometheus_client."""
     when_imported("prometheus_client", lambda module: export(module.REGISTRY))

@@ -73,21 +73,21 @@ class _Callback(Source):
         self._batches_are_seen = False  # True if each batch is recorded and not only the logs
         self._norms_are_seen = False  # since gradients are clipped, before they are logged
         self._in_batch = False
-        self._prepared: Any = None  # the batch of this call of `training_step`
+        self._batch: Any = None  # of this call of `training_step`
         self._loss: Any = None
         self._mode, self._evaluated_at = "validation", 0.0
         return True
 
     def describe(self, args: Any, model: Any) -> None:
         set_rank(int(args.process_index))
-        precision = next((each for each in ("bf16", "fp16") if getattr(args, each, False)), "fp32")
+        precision = next((name for name in ("bf16", "fp16") if getattr(args, name, False)), "fp32")
         training.describe(
             framework="transformers",
             framework_version=version_of("transformers"),
             model=type(model).__name__,
             precision=precision,
             world_size=int(args.world_size),
-            **_flops(model, recomputed=bool(getattr(args, "gradient_checkpointing", False))),
+            **_flops(model, recomputes=bool(getattr(args, "gradient_checkpointing", False))),
         )
 
     def backward_begins(self, _tensors: Any) -> Any:
@@ -143,8 +143,8 @@ class _Callback(Source):
 
     def on_prediction_step(self, _state: Any) -> None:
         """Record an evaluated batch with the time since the previous batch, including the fetch."""
-        before, self._evaluated_at = self._evaluated_at, monotonic()
-        seconds = self._evaluated_at - before if self.tracker.is_open(Level.EVALUATION) else None
+        began, self._evaluated_at = self._evaluated_at, monotonic()
+        seconds = self._evaluated_at - began if self.tracker.is_open(Level.EVALUATION) else None
         training.step(mode=self._mode, seconds=seconds)
 
     @never_raises
@@ -171,28 +171,30 @@ class _Callback(Source):
             if not (result[0] if isinstance(result, tuple) else result):
                 self.tracker.discard_iteration()
 
-    def works(self, trainer: Any, _model: Any = None, batch: Any = None, *_args: Any, **given: Any) -> Around:
+    def works(
+        self, trainer: Any, _model: Any = None, batch: Any = None, *_args: Any, **kwargs: Any
+    ) -> Around:
         """Record the work on a batch; the call returns the batch's share of the step's loss."""
         self._batches_are_seen = self._in_batch = True
-        self._prepared = given.get("inputs", batch)
+        self._batch = kwargs.get("inputs", batch)
         self.tracker.begin_iteration()
         self.tracker.phase("forward")
         loss, error = yield
-        prepared, self._prepared, self._in_batch = self._prepared, None, False
-        self.tracker.record_batch(prepared, rows_per_sample=_rows_per_sample(trainer))
+        batch, self._batch, self._in_batch = self._batch, None, False
+        self.tracker.record_batch(batch, rows_per_sample=_rows_per_sample(trainer))
         if error is None:
             self.tracker.phase(None)
             self._loss = loss if self._loss is None or loss is None else self._loss + loss
 
     def prepares(self, *_args: Any, **_kwargs: Any) -> Around:
         """Note the batch that the step trains on: TRL fetches the batches of several steps at once."""
-        prepared, error = yield
+        batch, error = yield
         if error is None and self._in_batch:
-            self._prepared = prepared
+            self._batch = batch
 
     def saves(self, trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
-        whole = not getattr(trainer.args, "save_only_model", False)
-        return self.tracker.save(int(trainer.state.global_step), whole=whole)
+        is_whole = not getattr(trainer.args, "save_only_model", False)
+        return self.tracker.save(int(trainer.state.global_step), whole=is_whole)
 
     def loads(self, _trainer: Any, checkpoint: Any = None, *_args: Any, **_kwargs: Any) -> Around | None:
         return None if checkpoint is None else self.tracker.load()
@@ -213,7 +215,7 @@ def _while_active(method: Callable[..., None]) -> Callable[..., None]:
     return hook
 
 
-for _name in [each for each in vars(_Callback) if each.startswith("on_")]:
+for _name in [name for name in vars(_Callback) if name.startswith("on_")]:
     if _name not in {"on_train_begin", "on_log"}:
         setattr(_Callback, _name, _while_active(getattr(_Callback, _name)))
 
@@ -226,17 +228,17 @@ def _active() -> _Callback | None:
     return ACTIVE.source if isinstance(ACTIVE.source, _Callback) else None
 
 
-def _begun(trainer: Any) -> _Callback | None:
-    """Return the active callback of a Trainer, or None if a different source is active."""
-    for each in type(trainer).__mro__:
-        if "_prepare_inputs" in vars(each):
-            patch(each, "_prepare_inputs", _within("prepares"))
-    ours = (each for each in trainer.callback_handler.callbacks if isinstance(each, _Callback))
-    return next((each for each in ours if each.begins()), None)
+def _begin(trainer: Any) -> _Callback | None:
+    """Activate and return the callback of a Trainer, or None if a different source is active."""
+    for base in type(trainer).__mro__:
+        if "_prepare_inputs" in vars(base):
+            patch(base, "_prepare_inputs", _within("prepares"))
+    sources = (hooks for hooks in trainer.callback_handler.callbacks if isinstance(hooks, _Callback))
+    return next((source for source in sources if source.begins()), None)
 
 
 def _call(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
-    source = _begun(trainer)
+    source = _begin(trainer)
     if source is not None:
         _, error = yield
         source.tracker.end_all(error)
@@ -256,7 +258,7 @@ def _within(name: str) -> Hook:
 def _evaluation_of(mode: str) -> Hook:
     def hook(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
         active = _active()
-        source = active or _begun(trainer)
+        source = active or _begin(trainer)
         if source is None or source.tracker.is_open(Level.EVALUATION):
             return
         if active is None:
@@ -268,8 +270,8 @@ def _evaluation_of(mode: str) -> Hook:
     return hook
 
 
-def _flops(model: Any, *, recomputed: bool) -> dict[str, Any]:
-    """FLOPs per token by transformers' formula; empty for models to which the formula does not apply."""
+def _flops(model: Any, *, recomputes: bool) -> dict[str, Any]:
+    """Return the FLOPs per token by transformers' formula; empty for models to which the formula does not apply."""
     if getattr(model, "main_input_name", "") != "input_ids":
         return {}
     if not all(parameter.requires_grad for parameter in model.parameters()):
@@ -277,6 +279,6 @@ def _flops(model: Any, *, recomputed: bool) -> dict[str, Any]:
     parameters = int(model.num_parameters(exclude_embeddings=True))
     return {
         "flops_per_token": 6.0 * parameters,
-        "hardware_flops_per_token": (8.0 if recomputed else 6.0) * parameters,
+        "hardware_flops_per_token": (8.0 if recomputes else 6.0) * parameters,
         "flops_method": "6n",
     }

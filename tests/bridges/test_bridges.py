@@ -288,7 +288,7 @@ def test_events_are_delivered_in_order_also_from_subclasses_of_the_job() -> None
     bridge = MonitorBridge(torch.Event, torch.STAT_EVENT)
     bridge.queue.extend(torch.Event("part.each", now, {"number": number}) for number in range(500))
     bridge.queue.extend([*windows, Unreadable("part.odd", now, {})])
-    bridge.look()
+    bridge.drain()
     handle.unregister()
 
     assert EVENTS.reading().counts["part.each", "info"] == 500
@@ -360,7 +360,7 @@ answers = [{device: stats(10, 20, 3, 0)}, {device: stats(30, 40, 5, 1), other: s
 memory = CudaMemory(lambda: answers.pop(0))
 exporter.configure(run="mine")
 for _ in range(3):
-    memory.look()
+    memory.poll()
 """
 
 

@@ -12,7 +12,7 @@ PRELUDE = """
 import os, time
 import prometheus_client as prom
 from exporter.bridges import prometheus_client as bridge
-bridge.LOOK_SECONDS, bridge.HANGS_SECONDS = 0.2, 0.5
+bridge.POLL_SECONDS, bridge.HANG_SECONDS = 0.2, 0.5
 exporter.configure(run="mine")
 """
 RECORDING = """

@@ -20,10 +20,10 @@ from waiting import PATIENCE, wait_until
 pytestmark = [needs("torch"), pytest.mark.timeout(180)]
 
 
-def job_environment(path: Path, **more: str) -> dict[str, str]:
-    """That of a job where the package is installed."""
+def job_environment(path: Path, **extra: str) -> dict[str, str]:
+    """Return the environment of a job in which the package is installed."""
     env = child_environment(
-        OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", EXPORTER_FLUSH_SECONDS="0.2", **more
+        OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", EXPORTER_FLUSH_SECONDS="0.2", **extra
     )
     env["PYTHONPATH"] = f"{installed_distribution(path / 'site')}:{env['PYTHONPATH']}"
     return env
@@ -31,48 +31,58 @@ def job_environment(path: Path, **more: str) -> dict[str, str]:
 
 def torchrun(ranks: int, script: Path, *arguments: object) -> list[str]:
     static = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    own = [f"--nproc-per-node={ranks}", "--max-restarts=1"]
-    return [sys.executable, "-m", "torch.distributed.run", *static, *own, str(script), *map(str, arguments)]
+    options = [f"--nproc-per-node={ranks}", "--max-restarts=1"]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *static,
+        *options,
+        str(script),
+        *map(str, arguments),
+    ]
 
 
 @dataclass
-class Ended:
+class Outcome:
     """Exit status and normalised output of a job, and the last page of the sidecar."""
 
     status: int
-    out: list[str]
-    err: list[str]
+    stdout_lines: list[str]
+    stderr_lines: list[str]
     page: str
 
 
-def ran(
+def run_job(
     path: Path,
     job: list[str],
     env: dict[str, str],
     *,
-    watched: bool,
+    is_watched: bool,
     sigterm_when: Callable[[], bool] | None = None,
-) -> Ended:
+) -> Outcome:
     """Run a job to its end, with or without `run`."""
     feed, port, last = path / "feed", free_port(), ""
     feed.mkdir(exist_ok=True)
-    command = run_command(feed, job, "--run.linger=100s", "--run.name=llama", port=port) if watched else job
+    command = (
+        run_command(feed, job, "--run.linger=100s", "--run.name=llama", port=port) if is_watched else job
+    )
     with (
-        (path / "out").open("w+") as out,
-        (path / "err").open("w+") as err,
-        running_process(command, path, env=env, stdout=out, stderr=err, cwd=path) as process,
+        (path / "out").open("w+") as stdout,
+        (path / "err").open("w+") as stderr,
+        running_process(command, path, env=env, stdout=stdout, stderr=stderr, cwd=path) as process,
     ):
         if sigterm_when is not None:
-            wait_until(lambda: sigterm_when() and (page(port) or not watched), 60)
+            wait_until(lambda: sigterm_when() and (page(port) or not is_watched), 60)
             process.send_signal(signal.SIGTERM)
         while process.poll() is None:
             last = page(port) or last  # run waits for a regular scraper
             time.sleep(0.3)
-    return Ended(process.returncode, written(path / "out"), written(path / "err"), last)
+    return Outcome(process.returncode, normalised_lines(path / "out"), normalised_lines(path / "err"), last)
 
 
-def written(path: Path) -> list[str]:
-    """Output without the log of the sidecar and without stack frames, which depend on the timing of the signal."""
+def normalised_lines(path: Path) -> list[str]:
+    """Return the output without the log of the sidecar and stack frames, which depend on the timing of the signal."""
     lines = [line for line in path.read_text().splitlines() if line.strip()]
     return sorted(
         re.sub(r"\d+", "#", line) for line in lines if not line.startswith((" ", "time=", "exporter:"))
@@ -116,12 +126,16 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     env = job_environment(tmp_path, ENDS_WITH=str(ends_with))
-    plain = ran(tmp_path, torchrun(2, script, tmp_path / "plain"), env, watched=False)
-    recorded = ran(tmp_path, torchrun(2, script, tmp_path / "watched"), env, watched=True)
-    page = recorded.page
+    unwatched = run_job(tmp_path, torchrun(2, script, tmp_path / "plain"), env, is_watched=False)
+    watched = run_job(tmp_path, torchrun(2, script, tmp_path / "watched"), env, is_watched=True)
+    page = watched.page
 
-    assert (recorded.status, recorded.out, recorded.err) == (plain.status, plain.out, plain.err)
-    assert (plain.status == 0) is (ends_with == 0)
+    assert (watched.status, watched.stdout_lines, watched.stderr_lines) == (
+        unwatched.status,
+        unwatched.stdout_lines,
+        unwatched.stderr_lines,
+    )
+    assert (unwatched.status == 0) is (ends_with == 0)
     assert sum_by_labels(page, "torchelastic_train_step_seconds_count", rank="0") == 6
     assert sum_by_labels(page, "torchelastic_train_step_seconds_count", rank="1") == 6
     assert sum_by_labels(page, "training_events_total", type="worker.evt") == 4
@@ -134,28 +148,34 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
     assert sum_by_labels(page, "training_elastic_runs_total") == 1
     results = [("failed", "3"), ("failed", "-15")] if ends_with else [("succeeded", "0"), ("succeeded", "0")]
     for result, code in results:
-        found = sum_by_labels(page, "training_elastic_worker_results_total", result=result, exit_code=code)
-        assert found == results.count((result, code))
+        results_total = sum_by_labels(
+            page, "training_elastic_worker_results_total", result=result, exit_code=code
+        )
+        assert results_total == results.count((result, code))
     assert sum_by_labels(page, "training_events_total", type="torchelastic.agent.status.SUCCEEDED") == 1
     assert sum_by_labels(page, "exporter_collector_success", collector="feed") == 1
 
 
 # Reports its start and waits for a signal; needs no torch.
-WAITING = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
+WAITING_WORKER = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
 
 
 def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interrupted(tmp_path: Path) -> None:
     script, env = tmp_path / "worker.py", job_environment(tmp_path)
-    script.write_text(WAITING)
-    plain, recorded = (
-        ran(tmp_path, torchrun(1, script, alive), env, watched=watched, sigterm_when=alive.exists)
-        for watched in (False, True)
-        for alive in [tmp_path / f"alive-{watched}"]
+    script.write_text(WAITING_WORKER)
+    unwatched, watched = (
+        run_job(tmp_path, torchrun(1, script, alive), env, is_watched=is_watched, sigterm_when=alive.exists)
+        for is_watched in (False, True)
+        for alive in [tmp_path / f"alive-{is_watched}"]
     )
-    page = recorded.page
+    page = watched.page
 
-    assert (recorded.status, recorded.out, recorded.err) == (plain.status, plain.out, plain.err)
-    assert plain.status != 0
+    assert (watched.status, watched.stdout_lines, watched.stderr_lines) == (
+        unwatched.status,
+        unwatched.stdout_lines,
+        unwatched.stderr_lines,
+    )
+    assert unwatched.status != 0
     assert sum_by_labels(page, "training_elastic_runs_total", outcome="interrupted", run="llama") == 1
     assert sum_by_labels(page, "training_elastic_runs_total") == 1
     calls = {"function": "SimpleElasticAgent.run", "outcome": "failure"}
@@ -223,10 +243,10 @@ def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: P
     launcher.write_text(LAUNCHER)
     feed.mkdir()
     env = job_environment(tmp_path, EXPORTER_FEED_DIR=str(feed))
-    done = run_to_completion([sys.executable, str(launcher)], env=env, cwd=tmp_path)
+    process = run_to_completion([sys.executable, str(launcher)], env=env, cwd=tmp_path)
     page = page_of(feed)
 
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     for line in (
         "worker 0 return value is: 42",
         "metric SimpleElasticAgent._rendezvous.success",
@@ -234,11 +254,11 @@ def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: P
         "event torchelastic.worker.status.START WORKER True",
         "event torchelastic.worker.status.SUCCEEDED WORKER True",
     ):
-        assert line in done.stdout
-    succeeded = {"result": "succeeded", "worker_role": "trainer"}
+        assert line in process.stdout
+    labels = {"result": "succeeded", "worker_role": "trainer"}
     rendezvous = {"type": "torchelastic.rendezvous.SUCCEEDED", "role": "agent"}
     assert sum_by_labels(page, "training_elastic_runs_total", run="custom", outcome="success_no_retries") == 1
-    assert sum_by_labels(page, "training_elastic_worker_results_total", **succeeded) == 1
+    assert sum_by_labels(page, "training_elastic_worker_results_total", **labels) == 1
     assert sum_by_labels(page, "training_events_total", **rendezvous) >= 1
 
 
@@ -258,8 +278,14 @@ def test_a_restart_caused_by_another_node_is_recorded_by_both_agents(tmp_path: P
     script, feeds = tmp_path / "worker.py", [tmp_path / "healthy", tmp_path / "failing"]
     script.write_text(WORKER)
     env = job_environment(tmp_path, EXPORTER_AUTO="1")
-    own = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=two", "--rdzv-backend=c10d"]
-    agent = [sys.executable, "-m", "torch.distributed.run", *own, f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    options = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=two", "--rdzv-backend=c10d"]
+    agent = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *options,
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+    ]
 
     agents = []
     for feed in feeds:
@@ -282,10 +308,10 @@ def test_a_restart_caused_by_another_node_is_recorded_by_both_agents(tmp_path: P
             process.wait()
 
     assert statuses == [0, 0]
-    for feed, own_failures, outcome in zip(
+    for feed, failure_restarts, outcome in zip(
         feeds, (0, 1), ("success_no_retries", "success_with_retries"), strict=True
     ):
         page = page_of(feed)
         assert sum_by_labels(page, "training_elastic_restarts_total", run="two", role="agent") == 1
-        assert sum_by_labels(page, "training_elastic_failure_restarts_total") == own_failures
+        assert sum_by_labels(page, "training_elastic_failure_restarts_total") == failure_restarts
         assert sum_by_labels(page, "training_elastic_runs_total", outcome=outcome) == 1
