@@ -39,20 +39,16 @@ class LeadingOptimizer:
             self._waiting_since = now
         return now - self._waiting_since > UNSEEN_SECONDS
 
-    def begins(self, optimizer: Any, *, has_new_data: bool) -> None:
-        """Note that an optimizer is about to step."""
-        if self._leader() is optimizer or optimizer in self._known:
-            return
-        self._known.add(optimizer)
-        if has_new_data:
-            self._leader = _nobody
-            self._others.clear()
+    def ends_step(self, optimizer: Any, *, has_new_data: bool) -> bool:
+        """Note that an optimizer has stepped; return True if a step of the loop ends.
 
-    def ends_step(self, optimizer: Any) -> bool:
-        """Note that an optimizer has stepped; return True if a step of the loop ends."""
+        *has_new_data* is True if a batch was fetched since the last step of an optimizer.
+        """
         leader = self._leader()
         if leader is not optimizer:
-            if leader is not None and id(optimizer) not in self._others:
+            is_new = optimizer not in self._known
+            self._known.add(optimizer)
+            if leader is not None and id(optimizer) not in self._others and not (is_new and has_new_data):
                 self._others.add(id(optimizer))
                 return False
             self._leader = ref(optimizer)

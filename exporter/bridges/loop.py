@@ -55,8 +55,8 @@ class LoopTracker:
         self._iteration = api.inferred_iteration() if inferred else IterationBlock(TRAINING_ITERATION)
         self._sampled = SampledTensors()
         self._open: list[_OpenBlock] = []
-        self._phases = Phases(self._iteration)
-        self.phase = self._phases.switch
+        self.phases = Phases(self._iteration)
+        self.phase = self.phases.switch
 
     def is_open(self, level: Level) -> bool:
         """Return True if a block of this level is open."""
@@ -84,10 +84,10 @@ class LoopTracker:
         self._end_phase(error)
 
     def _end_phase(self, error: BaseException | None = None) -> None:
-        phases = self._phases
+        phases = self.phases
         block = phases.present
-        if block is not None:
-            phases.present = phases.name = None
+        if block is not phases.iteration:
+            phases.present = phases.iteration
             leave(block, error)
 
     def begin_loop(self, step: int, target: int | None = None) -> None:
@@ -104,7 +104,7 @@ class LoopTracker:
     def next_iteration(self) -> None:
         """End the iteration and begin the next one."""
         if self._open[-1].level is Level.ITERATION:  # the usual case
-            self._phases.next_iteration()
+            self.phases.next_iteration()
         else:
             self.end(Level.ITERATION)
             self.begin_iteration()

@@ -92,20 +92,21 @@ class StepLoss:
     def give(self, loss: Any) -> None:
         """Add the loss of the next backward pass, before a library scales the loss."""
         if not self._is_given:
-            self._add(loss)
             self._is_given = True
+            self._count += 1
+            if self.is_read:
+                self._read(loss)
 
     def add(self, tensors: Any) -> None:
         """Add the loss at which a backward pass begins, unless the loss was given."""
         if self._is_given:
             self._is_given = False
-        else:
-            self._add(tensors)
-
-    def _add(self, loss: Any) -> None:
-        self._count += 1
-        if not self.is_read:
             return
+        self._count += 1
+        if self.is_read:
+            self._read(tensors)
+
+    def _read(self, loss: Any) -> None:
         if type(loss) is self._tensor and loss.is_cpu and loss.numel() == 1:  # the usual case
             self._passes.append(_Pass(loss.item(), _factors(loss)))
             return
@@ -124,17 +125,18 @@ class StepLoss:
         count = self._count
         if not count:
             return None
-        self._count = 0
-        self._longest = max(self._longest, count)
-        loss = self._found() if self._passes else None
+        if count > self._longest:  # noqa: PLR1730  # called in every step: `max` costs a call
+            self._longest = count
         self._steps += 1
+        loss = self._step_loss() if self._passes else None
+        self._count = self.batches = 0
         now = monotonic()
-        self.is_read = self._steps < EVERY_STEP or now >= self._due
+        self.is_read = now >= self._due or self._steps < EVERY_STEP
         if self.is_read:
             self._due = now + HOST_SECONDS
         return loss
 
-    def _found(self) -> Any:
+    def _step_loss(self) -> Any:
         passes, batches, is_known = self._passes, self.batches, self._is_known
         self.begin()
         if len(passes) == 1 and (passes[0].factors == () or _is_nonfinite(passes[0].value)):

@@ -22,21 +22,19 @@ class PendingBatch(NamedTuple):
 
 
 class PendingBatches:
-    """Pending batches of each thread: the first backward pass shows which thread trains."""
+    """Pending batches, of each thread until the first backward pass, which shows the thread that trains."""
 
     def __init__(self) -> None:
         self.ahead = 0  # batches that a loader fetches ahead
         self.is_exhausted = False
+        self._batches: deque[PendingBatch] | None = None  # of the thread that trains
         self._by_thread: dict[int, deque[PendingBatch]] = {}
 
     def add(self, loader: Any, batch: Any) -> None:
         """Add a batch that this thread has fetched."""
-        thread = get_ident()
-        batches = self._by_thread.get(thread)
+        batches = self._batches
         if batches is None:
-            if len(self._by_thread) >= MAX_THREADS:
-                return
-            batches = self._by_thread[thread] = deque(maxlen=MAX_BATCHES)
+            batches = self._of_thread()
         samples, tokens = samples_of_tensors(batch), None
         if samples is None:
             samples, tokens = samples_and_tokens(batch)
@@ -44,23 +42,35 @@ class PendingBatches:
 
     def clear(self) -> None:
         """Drop the batches of this thread."""
-        self._by_thread.pop(get_ident(), None)
+        self._of_thread().clear()
 
     def last(self) -> PendingBatch | None:
         """Return the last batch of this thread, or None."""
-        batches = self._by_thread.get(get_ident())
+        batches = self._of_thread()
         return batches[-1] if batches else None
 
     def remove(self, batch: PendingBatch) -> None:
         """Drop a batch of this thread."""
-        self._by_thread[get_ident()].remove(batch)
+        self._of_thread().remove(batch)
 
     def take(self) -> list[PendingBatch]:
         """Remove and return the batches that this thread now trains on, without those that were fetched ahead."""
-        batches = self._by_thread.get(get_ident())
-        if not batches:
-            return []
+        batches = self._batches
+        if batches is None:
+            batches = self._batches = self._of_thread()
+            self._by_thread.clear()
         ahead = 0 if self.is_exhausted else self.ahead
-        if not ahead and len(batches) == 1:  # the usual case
+        if len(batches) == 1 and not ahead:  # the usual case
             return [batches.popleft()]
         return [batches.popleft() for _ in range(len(batches) - ahead)]
+
+    def _of_thread(self) -> deque[PendingBatch]:
+        """Return the batches of the thread that trains, otherwise of this thread; of too many threads none are kept."""
+        if self._batches is not None:
+            return self._batches
+        batches = self._by_thread.get(get_ident())
+        if batches is None:
+            batches = deque(maxlen=MAX_BATCHES)
+            if len(self._by_thread) < MAX_THREADS:
+                self._by_thread[get_ident()] = batches
+        return batches

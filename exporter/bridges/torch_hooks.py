@@ -46,25 +46,12 @@ class _HookState:
         self.next_scale = 0.0
         self.compiling: list[Any] = []
         self.is_traced: Callable[[], bool] = lambda: False  # True in a hook that torch compiles
-        self.untraced_begins: Callable[[Any], None] = _step_begins
-        self.untraced_ends: Callable[[Any], None] = _step_ends
+        self.untraced_begins: Callable[..., None] = _nothing
+        self.untraced_ends: Callable[..., None] = _nothing
 
 
-def _step_begins(optimizer: Any) -> None:
-    _HOOKS.optimizer_steps += 1
-    source = ACTIVE.source
-    try:
-        source.optimizer_begins(optimizer)
-    except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
-        log_failure(source.optimizer_begins, failure)
-
-
-def _step_ends(optimizer: Any) -> None:
-    source = ACTIVE.source
-    try:
-        source.optimizer_ends(optimizer)
-    except Exception as failure:  # noqa: BLE001  # as above
-        log_failure(source.optimizer_ends, failure)
+def _nothing(*_args: Any) -> None:
+    pass
 
 
 _HOOKS = _HookState()
@@ -203,16 +190,25 @@ def _clipped(norm: Any, *_args: Any, **_kwargs: Any) -> None:
 
 def _optimizer_begins(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if _HOOKS.is_traced():
-        _HOOKS.untraced_begins(optimizer)
-    else:
-        _step_begins(optimizer)
+        _HOOKS.untraced_begins(optimizer, None, None)
+        return
+    _HOOKS.optimizer_steps += 1
+    source = ACTIVE.source
+    try:
+        source.optimizer_begins(optimizer)
+    except Exception as failure:  # noqa: BLE001  # as above
+        log_failure(source.optimizer_begins, failure)
 
 
 def _optimizer_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if _HOOKS.is_traced():
-        _HOOKS.untraced_ends(optimizer)
-    else:
-        _step_ends(optimizer)
+        _HOOKS.untraced_ends(optimizer, None, None)
+        return
+    source = ACTIVE.source
+    try:
+        source.optimizer_ends(optimizer)
+    except Exception as failure:  # noqa: BLE001  # as above
+        log_failure(source.optimizer_ends, failure)
 
 
 def _optimizer_made(*_args: Any, **_kwargs: Any) -> None:
@@ -300,7 +296,8 @@ def _watch_distributed_saves(module: ModuleType) -> None:
 def _watch_compiler(module: ModuleType) -> None:
     """Keep the hooks on optimizers out of compiled functions, and record when torch compiles."""
     # A compiled function calls these hooks after a break of the graph. `disable` costs 5 µs a call, so it is used only there.
-    _HOOKS.untraced_begins, _HOOKS.untraced_ends = module.disable(_step_begins), module.disable(_step_ends)
+    disable = module.disable
+    _HOOKS.untraced_begins, _HOOKS.untraced_ends = disable(_optimizer_begins), disable(_optimizer_ends)
     _HOOKS.is_traced = import_module("torch").compiler.is_dynamo_compiling
     # `torch._dynamo.reset()` drops registered callbacks.
     handler = type(getattr(module, "callback_handler", None))
@@ -323,10 +320,6 @@ def _watch_scaler(module: ModuleType) -> None:
     patch_frequent(module.GradScaler, "scale", _scales, _nothing)
     patch_frequent(module.GradScaler, "step", _scaled_step_begins, _scaled_step_ends)
     patch_frequent(module.GradScaler, "update", *_on_success(_scale_updated))
-
-
-def _nothing(*_args: Any) -> None:
-    pass
 
 
 def _scales(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from exporter import training
 from exporter.bridges import torch_hooks
-from exporter.bridges.checkpoints import AsyncSave, holds_optimizer, steps_made
+from exporter.bridges.checkpoints import AsyncSave, holds_optimizer, steps_of
 from exporter.bridges.leading_optimizer import UNSEEN, LeadingOptimizer, learning_rate
 from exporter.bridges.loop import Discarded, Level, LoopTracker
 from exporter.bridges.loss import StepLoss
@@ -104,13 +104,24 @@ class LoopSource(TrainingThread):
 
     def fetch_begins(self, loader: Any) -> None:
         """Begin a batch of the validation, or the fetch of a training batch."""
+        is_grad_enabled = self._is_grad_enabled
+        if (
+            self._state is READY
+            and self._fetching is None
+            and is_grad_enabled()
+            and self._phases.advance(self._phases.data_loading)
+        ):  # the usual case
+            self._state = FETCHING
+            self._fetching = loader
+            self._has_new_data = True
+            return
         tracker = self._here()
         if tracker is None or self._fetching is not None:
             return  # a nested fetch is a part of the outer fetch
         self._fetching = loader
         if self.is_evaluating:
             self._end_batch(tracker, loader)
-        elif not self._is_grad_enabled():
+        elif not is_grad_enabled():
             self._begin_evaluation(tracker)
             self._end_batch(tracker, loader)
         else:
@@ -133,6 +144,17 @@ class LoopSource(TrainingThread):
 
     def fetch_ends(self, loader: Any, batch: Any, error: BaseException | None) -> None:
         """Store the batch until the backward pass; an exhausted loader ends the epoch or the validation."""
+        if (
+            self._state is FETCHING
+            and self._fetching is loader
+            and error is None
+            and self._phases.advance(self._phases.forward)
+        ):  # the usual case
+            self._state = FORWARD
+            self._fetching = None
+            self.batches.is_exhausted = False
+            self.batches.add(loader, batch)
+            return
         tracker = self._tracker
         if self._fetching is not loader or tracker is None:
             if error is None and self._may_train_elsewhere():
@@ -252,14 +274,13 @@ class LoopSource(TrainingThread):
     def backward_begins(self, tensors: Any) -> LoopState | None:
         """Begin a backward pass; return the state after it."""
         state = self._state
-        tracker = self._here() if state is FORWARD else self._trains_here()
-        if tracker is None or state is BACKWARD:
-            return None
-        if state in BETWEEN:
-            self._enter(tracker, BACKWARD)
-        else:
+        if state is FORWARD and self._phases.advance(self._phases.backward):  # the usual case
             self._state = BACKWARD
-            tracker.phase("backward")
+        else:
+            tracker = self._trains_here()
+            if tracker is None or state is BACKWARD:
+                return None
+            self._enter(tracker, BACKWARD)
         self._has_worked = True
         for batch in self.batches.take():
             self._loss.batches += 1
@@ -272,10 +293,10 @@ class LoopSource(TrainingThread):
 
     def backward_ends(self, after: LoopState, _error: BaseException | None) -> None:
         """End a backward pass."""
-        tracker = self._tracker
-        if tracker is not None and self._state is BACKWARD:
+        if self._state is BACKWARD:
             self._state = after
-            tracker.phase(after.phase)
+            if after is not READY or not self._phases.advance(self._phases.iteration):
+                self._phases.switch(after.phase)
 
     def gradient_norm_is(self, norm: Any) -> None:
         """Record the norm of the gradients."""
@@ -285,25 +306,32 @@ class LoopSource(TrainingThread):
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """Begin an optimizer's step."""
-        if self._state is LoopState.UNSEEN:
-            self.forget()
-        tracker = self._trains_here()
-        if tracker is None or (self._state is OPTIMIZER and self._stepping is not optimizer):
-            return  # a nested step is a part of the outer optimizer's step
-        self._optimizers.begins(optimizer, has_new_data=self._has_new_data)
-        self._enter(tracker, OPTIMIZER)
+        if self._state is READY and self._phases.advance(self._phases.optimizer):  # the usual case
+            self._state = OPTIMIZER
+        else:
+            if self._state is LoopState.UNSEEN:
+                self.forget()
+            tracker = self._trains_here()
+            if tracker is None or (self._state is OPTIMIZER and self._stepping is not optimizer):
+                return  # a nested step is a part of the outer optimizer's step
+            self._enter(tracker, OPTIMIZER)
         self._has_worked = True
         self._stepping = optimizer
 
     def optimizer_ends(self, optimizer: Any, *, has_stepped: bool = True) -> None:
         """Note the end of a step; `has_stepped` is False if a library has only accumulated gradients."""
+        if self._stepping is not optimizer:
+            return
         tracker = self._here()
-        if tracker is None or self._stepping is not optimizer:
+        if tracker is None:
             return
         self._stepping = None
         if has_stepped:
             self._end_step(tracker, optimizer, learning_rate(optimizer) if self._loss.is_read else None)
-        self._enter(tracker, READY)
+        if self._state is OPTIMIZER and self._phases.present is self._phases.iteration:  # the usual case
+            self._state = READY
+        else:
+            self._enter(tracker, READY)
 
     def optimizer_skipped(self, optimizer: Any) -> None:
         """Count a step without finite gradients, as frameworks do."""
@@ -313,8 +341,8 @@ class LoopSource(TrainingThread):
 
     def _end_step(self, tracker: LoopTracker, optimizer: Any, rate: float | None) -> None:
         loss = self._loss.take()
-        self._has_new_data = False
-        if self._optimizers.ends_step(optimizer):
+        has_new_data, self._has_new_data = self._has_new_data, False
+        if self._optimizers.ends_step(optimizer, has_new_data=has_new_data):
             self._steps += 1
             if rate is not None or loss is not None:
                 training.record(loss=loss, learning_rate=rate)
@@ -323,7 +351,7 @@ class LoopSource(TrainingThread):
 
     def optimizer_loaded(self, state: Any) -> None:
         """Restore the number of steps of an earlier process."""
-        self.resumes_at(steps_made(state))
+        self.resumes_at(steps_of(state))
 
     def resumes_at(self, step: int) -> None:
         """Count steps from the step of a checkpoint, unless the training has begun."""

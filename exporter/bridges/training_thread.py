@@ -14,7 +14,10 @@ from exporter import training
 from exporter.bridges.loop import Discarded, LoopTracker
 from exporter.bridges.sources import Source, world_size
 from exporter.patching import version_of
+from exporter.training.iterations import IterationBlock
+from exporter.training.kinds import TRAINING_ITERATION
 from exporter.training.recorder import TRAINING
+from exporter.training.successions import Phases
 
 
 class LoopState(Enum):
@@ -46,6 +49,7 @@ READY, FETCHING, FORWARD = LoopState.READY, LoopState.FETCHING, LoopState.FORWAR
 BACKWARD, OPTIMIZER = LoopState.BACKWARD, LoopState.OPTIMIZER
 SILENT = (LoopState.INSTRUMENTED, LoopState.UNSEEN)
 BETWEEN = (WATCHING, EVALUATING, PAUSED)
+_NO_PHASES = Phases(IterationBlock(TRAINING_ITERATION))
 
 
 class TrainingThread(Source):
@@ -59,6 +63,7 @@ class TrainingThread(Source):
         """Return to the initial state."""
         self._state = WATCHING
         self._tracker: LoopTracker | None = None  # None before the first event, and in a silent state
+        self._phases = _NO_PHASES  # of the tracker
         self._thread: int | None = None
 
     @property
@@ -72,7 +77,9 @@ class TrainingThread(Source):
 
     def _here(self) -> LoopTracker | None:
         """Return the tracker on the thread that trains; before training, on the main thread."""
-        if self._thread == get_ident() and not TRAINING.job_is_instrumented:  # the usual case
+        if self._thread == get_ident() and not (
+            self._defers and TRAINING.job_is_instrumented
+        ):  # the usual case
             return self._tracker
         if self._state in SILENT:
             return None
@@ -97,6 +104,7 @@ class TrainingThread(Source):
 
     def _begin_tracker(self) -> None:
         self._tracker = LoopTracker(inferred=self._defers)
+        self._phases = self._tracker.phases
         training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size())
 
     def _may_train_elsewhere(self) -> bool:
