@@ -84,11 +84,7 @@ class LoopTracker:
         self._end_phase(error)
 
     def _end_phase(self, error: BaseException | None = None) -> None:
-        phases = self.phases
-        block = phases.present
-        if block is not phases.iteration:
-            phases.present = phases.iteration
-            leave(block, error)
+        self.phases.end(error)
 
     def begin_loop(self, step: int, target: int | None = None) -> None:
         """Begin a training loop, and discard the blocks that an earlier loop left open."""

@@ -108,6 +108,7 @@ class LoopSource(TrainingThread):
         if (
             self._state is READY
             and self._fetching is None
+            and self._thread == get_ident()
             and is_grad_enabled()
             and self._phases.advance(self._phases.data_loading)
         ):  # the usual case
@@ -273,8 +274,10 @@ class LoopSource(TrainingThread):
 
     def backward_begins(self, tensors: Any) -> LoopState | None:
         """Begin a backward pass; return the state after it."""
-        state = self._state
-        if state is FORWARD and self._phases.advance(self._phases.backward):  # the usual case
+        state, phases = self._state, self._phases
+        if (
+            state is FORWARD and self._thread == get_ident() and phases.advance(phases.backward)
+        ):  # the usual case
             self._state = BACKWARD
         else:
             tracker = self._trains_here()
@@ -295,7 +298,7 @@ class LoopSource(TrainingThread):
         """End a backward pass."""
         if self._state is BACKWARD:
             self._state = after
-            if after is not READY or not self._phases.advance(self._phases.iteration):
+            if after is not READY or not self._phases.advance(self._phases.outside):
                 self._phases.switch(after.phase)
 
     def gradient_norm_is(self, norm: Any) -> None:
@@ -306,7 +309,10 @@ class LoopSource(TrainingThread):
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """Begin an optimizer's step."""
-        if self._state is READY and self._phases.advance(self._phases.optimizer):  # the usual case
+        phases = self._phases
+        if (
+            self._state is READY and self._thread == get_ident() and phases.advance(phases.optimizer)
+        ):  # the usual case
             self._state = OPTIMIZER
         else:
             if self._state is LoopState.UNSEEN:
@@ -328,7 +334,8 @@ class LoopSource(TrainingThread):
         self._stepping = None
         if has_stepped:
             self._end_step(tracker, optimizer, learning_rate(optimizer) if self._loss.is_read else None)
-        if self._state is OPTIMIZER and self._phases.present is self._phases.iteration:  # the usual case
+        phases = self._phases
+        if self._state is OPTIMIZER and phases.iteration.totals is phases.outside:  # the usual case
             self._state = READY
         else:
             self._enter(tracker, READY)

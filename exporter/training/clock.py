@@ -31,6 +31,7 @@ class PhaseTotals:
     Attributes:
         bin_seconds: The seconds at the start of the current bin of the history.
         cells: Durations by cell; None for a phase without a histogram.
+        cell: The cell of the latest duration, which is above `lower_bound` and up to `upper_bound`.
         is_entered: True after the first entry of the phase in this process.
     """
 
@@ -41,6 +42,9 @@ class PhaseTotals:
         "bin_seconds",
         "entries",
         "cells",
+        "cell",
+        "lower_bound",
+        "upper_bound",
         "duration_seconds",
         "is_entered",
     )
@@ -56,6 +60,16 @@ class PhaseTotals:
         self.seconds = self.bin_seconds = self.duration_seconds = 0.0
         self.entries = 0
         self.cells = [0] * (len(CELLS) + 1) if self.row.recurring else None
+        self.cell = 0
+        self.lower_bound = self.upper_bound = 0.0
+
+    def count(self, seconds: float) -> None:
+        """Count a duration in its cell; the next duration is probably in the same cell."""
+        if self.cells is not None:
+            cell = self.cell = bisect_left(CELLS, seconds)
+            self.lower_bound = CELLS[cell - 1] if cell else -inf
+            self.upper_bound = CELLS[cell] if cell < len(CELLS) else inf
+            self.cells[cell] += 1
 
 
 class StackEntry:
@@ -237,17 +251,34 @@ class PhaseClock:
                 continue  # removed by a signal handler
             self.stack.remove(entry)
             entry.is_open = False
-            totals = entry.totals
-            if totals.cells is not None and not entry.is_nested:
-                own_seconds = totals.seconds - entry.mark
-                totals.duration_seconds += own_seconds
-                totals.cells[bisect_left(CELLS, own_seconds)] += 1
+            self._count_duration(entry)
         outer = self.base.totals
         for entry in self.stack[1:]:
             if not entry.has_phase:
                 entry.totals = outer
             outer = entry.totals
         self.switch(outer, now)
+
+    def _count_duration(self, entry: StackEntry) -> None:
+        totals = entry.totals
+        if totals.cells is not None and not entry.is_nested:
+            seconds = totals.seconds - entry.mark
+            totals.duration_seconds += seconds
+            totals.count(seconds)
+
+    def continue_in(self, entry: StackEntry, totals: PhaseTotals, now: float) -> None:
+        """Continue an open block in a different phase."""
+        if now >= self.history.bin_end:
+            self.remove_ended(now)
+        self.switch(self.active, now)
+        if entry not in self.stack:
+            return  # ended with its task
+        if not totals.is_entered:
+            self._add(totals)
+        self._count_duration(entry)
+        entry.totals = totals
+        entry.mark = totals.seconds
+        self.remove([], now)
 
     def _abandon(self, entries: list[StackEntry], now: float) -> None:
         self.remove(entries, now)

@@ -140,6 +140,7 @@ class IterationBlock(HotBlock):
     def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
         """Append the record of the iteration; an iteration that raised is recorded as failed."""
         clock, kind, began = _CLOCK, self.kind, self.began
+        self.totals = clock.phases[str(kind.phase)]  # not of the phase in which the iteration has continued
         work, waits = 0.0, None
         if self.thread == clock.thread:
             if clock.iteration is self:
