@@ -281,7 +281,9 @@ def test_a_block_stays_open_although_an_ended_task_has_used_the_same_block() -> 
         train()
         asyncio.run(load())
         with training.data_loading():
-            time.sleep(0.05)  # longer than a bin of the history, at whose end blocks of ended tasks are removed
+            time.sleep(
+                0.05
+            )  # longer than a bin of the history, at whose end blocks of ended tasks are removed
             with training.model_forward():
                 pass
 
