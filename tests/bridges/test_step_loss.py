@@ -1,0 +1,31 @@
+"""Loss of a step, found from the tensors of the backward passes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from bridges_support import needs
+
+from exporter.bridges import loss
+
+pytestmark = needs("torch")
+
+
+def test_the_mean_of_accumulated_losses_is_known_after_steps_whose_loss_was_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch  # only where torch is installed
+
+    monkeypatch.setattr(loss, "EVERY_STEP", 1)
+    monkeypatch.setattr(loss, "HOST_SECONDS", 0.05)
+    step_loss, weight, losses = loss.StepLoss(), torch.ones(2, requires_grad=True), []
+    for step in range(4):
+        for factor in (1.0, 2.0):
+            step_loss.batches += 1
+            step_loss.add((weight + factor).sum())
+        if step == 2:
+            time.sleep(0.06)
+        losses.append(step_loss.take())
+
+    assert losses == [5.0, 5.0, None, 5.0]
