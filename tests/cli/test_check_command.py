@@ -131,7 +131,11 @@ def test_the_latest_of_many_ended_processes_are_named_and_killed_ones_marked(
 
 @pytest.mark.parametrize(
     ("trains", "seconds_since_start", "is_reported"),
-    [(True, 60.0, True), (False, 60.0, False), (True, 1.0, False)],
+    [
+        (True, 60.0, True),
+        (False, 60.0, False),
+        (True, -60.0, False),  # a new process, even if the check takes a minute
+    ],
 )
 def test_a_second_trainer_of_a_rank_is_reported_and_a_helper_or_successor_is_not(
     tmp_path: Path, trains: bool, seconds_since_start: float, is_reported: bool
