@@ -66,6 +66,9 @@ def test_a_panel_has_a_unit_a_description_and_draws_no_line_over_a_gap(uid: str)
         assert gap.startswith("**A gap or no data:** ")
         assert defaults["unit"]
         assert defaults["noValue"]
+        assert not re.search(r"[*`]", defaults["noValue"]), (
+            "Grafana shows the text of an empty panel without Markdown"
+        )
         assert "interval" not in panel, "the minimum interval of a panel breaks $__rate_interval"
         assert panel["targets"]
         if panel["type"] in {"timeseries", "state-timeline"}:
