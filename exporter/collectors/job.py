@@ -97,7 +97,7 @@ class EnergyReading:
     device: str  # `package0`, or the UUID of a GPU
     source: str  # `rapl`, `nvml_counter`, `nvml_power`, `tdp_model`, …
     is_measured: bool  # False for a model
-    joules: float | None  # total, corrected for wraps and resets, which may restart at 0; None without a reading
+    joules: float | None  # corrected total, which may restart at 0; None without a reading
     watts: float | None  # over the last interval; None if unknown
     time: float
     register_joules: float | None = None  # raw counter of the device, None for an integral of power
