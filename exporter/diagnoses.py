@@ -81,7 +81,7 @@ FEED_DIRECTORY_FULL = Diagnosis(
 FEED_DIRECTORY_NOT_WRITABLE = Diagnosis(
     condition="the job's user cannot create files in the feed directory",
     sentence="{directory} is not writable for the job's user",
-    remedy="give the user write access, or choose another directory with --feed.dir",
+    remedy="grant the user write access, or choose another directory with --feed.dir",
 )
 FEED_DIRECTORY_OPEN = Diagnosis(
     condition="another user's feed directory, writable for all users, without the sticky bit",
@@ -121,7 +121,7 @@ NO_SIDECAR = Diagnosis(
 SECOND_SIDECAR = Diagnosis(
     condition="exporter_feed_owner is 0",
     sentence="the exporter at {base} does not own its feed directory: process {owner} does, and keeps the totals",
-    remedy="stop one of both exporters, or give one of them another --feed.dir",
+    remedy="stop one of the two exporters, or start it with a different --feed.dir",
 )
 NOT_READY = Diagnosis(
     condition="/-/ready returns 503",
@@ -146,7 +146,7 @@ COLLECTOR_FAILS = Diagnosis(
 SERIES_DROPPED = Diagnosis(
     condition="exporter_series_dropped_total has samples",
     sentence="{count} series did not fit on the metrics page",
-    remedy="raise exposition.max_series, or make fewer Stats and labels",
+    remedy="raise exposition.max_series, or define fewer Stats and labels",
 )
 TOTALS_SUPPRESSED = Diagnosis(
     condition="exporter_ledger_suppressed_ranks is above 0",
@@ -174,21 +174,21 @@ ENERGY_COUNTED_ELSEWHERE = Diagnosis(
 RAPL_UNREADABLE = Diagnosis(
     condition="energy_uj is not readable",
     sentence="{unreadable} of {counters} energy counters are unreadable",
-    remedy="only root may read them by default: chmod a+r {path}",
+    remedy="chmod a+r {path}; by default only root can read the counters",
 )
 DRIVER_MISMATCH = Diagnosis(
     condition="libnvidia-ml and the kernel module have different versions",
-    sentence="the NVIDIA driver is {driver}, its library {library}: the library refuses to work",
-    remedy="reboot, or load the kernel module of the library's version",
+    sentence="the NVIDIA driver has version {driver} and NVML version {library}: NVML refuses to work",
+    remedy="reboot, or load the kernel module of the same version as NVML",
 )
 DRIVER_NOT_LOADED = Diagnosis(
     condition="libnvidia-ml is installed and /proc/driver/nvidia is missing",
-    sentence="NVIDIA's library {library} is installed, but the driver is not loaded",
+    sentence="NVML ({library}) is installed, but the NVIDIA driver is not loaded",
     remedy="run nvidia-smi, or modprobe nvidia; without a GPU remove the library or set gpu.enabled: false",
 )
 NVML_DOWN = Diagnosis(
     condition="gpu_nvml_up is 0, for a reason that is not in NVML_FAILURES",
-    sentence="NVIDIA's library does not answer: {reason}",
+    sentence="NVML does not respond: {reason}",
     remedy="see the message of the collector gpu on /, and docs/runbook.md",
 )
 
@@ -202,12 +202,12 @@ def _nvml_failure(reason: str, sentence: str, remedy: str) -> Diagnosis:
 NVML_FAILURES = {
     "library_not_found": _nvml_failure(
         reason="library_not_found",
-        sentence="NVIDIA's library libnvidia-ml.so.1 is not found",
-        remedy="install the NVIDIA driver, or give the container access to the GPUs (docker run --gpus all)",
+        sentence="NVML (libnvidia-ml.so.1) is not found",
+        remedy="install the NVIDIA driver, or grant the container access to the GPUs (docker run --gpus all)",
     ),
     "function_not_found": _nvml_failure(
         reason="function_not_found",
-        sentence="libnvidia-ml.so.1 is too old, or not NVIDIA's",
+        sentence="libnvidia-ml.so.1 is too old, or is not NVIDIA's library",
         remedy="check which file is loaded (ldconfig -p)",
     ),
     "gpu_not_found": _nvml_failure(
@@ -232,13 +232,13 @@ NVML_FAILURES = {
     ),
     "lib_rm_version_mismatch": _nvml_failure(
         reason="lib_rm_version_mismatch",
-        sentence="NVIDIA's library and the loaded driver have different versions: the library refuses to work",
-        remedy="reboot, or load the kernel module of the library's version",
+        sentence="NVML and the loaded driver have different versions: NVML refuses to work",
+        remedy="reboot, or load the kernel module of the same version as NVML",
     ),
     "unknown": _nvml_failure(
         reason="unknown",
-        sentence="NVIDIA's library fails for an unknown reason",
-        remedy="a container may have lost its devices (after systemctl daemon-reload): restart it; else check the kernel log",
+        sentence="NVML fails for an unknown reason",
+        remedy="restart the container, which may have lost its devices after systemctl daemon-reload; without a container, check the kernel log",
     ),
     "hung": _nvml_failure(
         reason="hung",
@@ -246,7 +246,7 @@ NVML_FAILURES = {
         remedy="check the kernel log for Xid errors",
     ),
 }
-"""Diagnosis of a failure of NVIDIA's library by the reason of the GPU collector."""
+"""Diagnosis of an NVML failure by the reason that the GPU collector reports."""
 
 # Feed files that the reader refuses ---------------------------------------------------------------------
 
@@ -270,9 +270,9 @@ REFUSED_FILES = {
             "{name} has samples that are counted already: a copy, or a process that ended and writes again",
             "remove the copy",
         ),
-        ("too_many", "{name} is one file too many", "remove files of dead processes"),
-        ("too_large", "{name} is too large", "make fewer Stats"),
-        ("memory", "{name} does not fit into the memory for all feed files", "make fewer Stats"),
+        ("too_many", "{name} exceeds the maximum number of feed files", "remove files of dead processes"),
+        ("too_large", "{name} is too large", "define fewer Stats"),
+        ("memory", "{name} does not fit into the memory for all feed files", "define fewer Stats"),
         ("owner", "{name} belongs to another user", "share a directory by --feed.dir and EXPORTER_FEED_DIR"),
         ("unreadable", "{name} is not readable for this user", _NOT_OPEN),
         ("lock", "the lock of {name} is not readable for this user", _NOT_OPEN),
@@ -280,9 +280,9 @@ REFUSED_FILES = {
         ("truncated", "{name} is damaged (truncated)", _DAMAGED),
         ("checksum", "{name} is damaged (checksum)", _DAMAGED),
         ("content", "{name} is damaged (content)", _DAMAGED),
-        ("symlink", "{name} is a symbolic link", "remove the link: the exporter makes none"),
-        ("links", "{name} has several links", "remove the file: the exporter makes no such file"),
-        ("not_regular", "{name} is not a regular file", "remove the file: the exporter makes no such file"),
+        ("symlink", "{name} is a symbolic link", "remove the link: the exporter creates no links"),
+        ("links", "{name} has several links", "remove the file: the exporter creates no such file"),
+        ("not_regular", "{name} is not a regular file", "remove the file: the exporter creates no such file"),
     )
 }
 """Diagnosis of a refused feed file by the reader's reason."""
