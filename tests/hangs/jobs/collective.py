@@ -1,8 +1,4 @@
-"""Rank of a gloo job with three ranks.
-
-The rank given as the first argument hangs while it loads data, and the other two ranks wait in an all-reduce. The second
-argument chooses the process group: `default` or a new group.
-"""
+"""Rank of a gloo job: the rank given as the first argument hangs while it loads data, and the other two wait in an all-reduce."""
 
 import sys
 import time
