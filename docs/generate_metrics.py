@@ -42,6 +42,20 @@ EMPTY_CELL = "\N{EN DASH}"
 ABSENT = re.compile(r"[.;] [Aa]bsent ")
 """Boundary between the meaning of a family and the condition of its absence."""
 
+CONDITIONS = {
+    "if the job does not report the value": "not reported",
+    "if the job does not report the number": "not reported",
+    "if the job does not use exporter.training": "not instrumented",
+    "on nodes without rank 0": "other node",
+    "after the exit of the process": "exited",
+    "if the feed of a running process is stale": "stale",
+    "if the feed is stale": "stale",
+    "if the run hangs (goodput.hang_after)": "hang",
+    "after the retention time of the run (feed.linger)": "expired",
+    "if the ledger's state is not writable": "not saved",
+}
+"""Name of each condition that many families share, as *Absent series* defines the names."""
+
 FOLDER_COLLECTORS = {"ledger": "feed"}
 """Collector of the families of a folder that no collector class lists."""
 
@@ -52,12 +66,33 @@ All metric families of the exporter. `make docs` generates this page from the sp
 page. Names are a contract: the changelog lists every change under *Metrics*.
 
 - Base units (seconds, bytes, hertz, celsius), ratios from 0 to 1, `_total` on counters only.
-- An unknown value is an *absent* series: never NaN, a sentinel or the last value.
+- An unknown value is an *absent* series, not NaN or a sentinel. A few families show the last value after the exit of the
+  process; their meaning says so.
 - In OpenMetrics, the name of a counter's family has no `_total`, and the name of an info's family no `_info`.
 - In protobuf, a histogram is a native histogram, and its `_bucket`, `_sum` and `_count` are counters.
 - Prometheus adds `job` and `instance`; no family repeats them.
 - *Collector* is the value of the label `collector` and the key in the configuration; a dash means that no collector
   publishes the family.
+- A *pass* is one call of a collector.
+- A *feed* is the file in shared memory through which a training process passes its data to the sidecar. A process writes a
+  *snapshot* of its data into the feed about once per second.
+- The *ledger* is the part of the sidecar that reads the feeds and adds the processes of a run to totals. The totals are saved
+  in the state directory, so that they continue after a restart of the job or of the sidecar.
+
+## Absent series
+
+The tables use these names for the conditions that many families share:
+
+| name | the series is absent |
+|---|---|
+| *not reported* | because the job does not report the value |
+| *not instrumented* | because the job does not record its training through `exporter.training` or a bridge |
+| *other node* | because rank 0 of the run trains on a different node, whose sidecar publishes the family |
+| *exited* | because the process has exited |
+| *stale* | because a running process has written no snapshot for 10 s (or for three of its flush intervals, if longer) |
+| *hang* | because a step is overdue (`goodput.hang_after`) |
+| *expired* | because the process exited longer ago than the retention time `feed.linger` |
+| *not saved* | because the sidecar cannot write or lock the state file of the rank; the totals return when a retry succeeds |
 """
 
 STAT_TEXT = """\
@@ -69,7 +104,7 @@ and is not repeated if the name already has it.
 
 | name | type | content | absent |
 |---|---|---|---|
-| `training_batch_latency_seconds` | histogram with HISTOGRAM, else summary | `_count` and `_sum` of all samples since the rank's first process started; `_bucket` in a histogram | after the rank's totals have expired; `_sum` also after a negative sample |
+| `training_batch_latency_seconds` | histogram with HISTOGRAM, else summary | `_count` and `_sum` of all samples since the rank's first process started; `_bucket` in a histogram | *expired* or *not saved*; `_sum` also after a negative sample |
 """
 
 STAT_LAST_ROWS = """\
@@ -135,7 +170,7 @@ def metrics_document(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
     ]
     windows = "".join(
         f"| `training_batch_latency_window_{row.infix}_seconds` | gauge | {aggregation.name} of the last closed window"
-        " | after an empty window, after the end of the process, and while its feed is stale |\n"
+        " | after an empty window, *exited*, or *stale* |\n"
         for aggregation, row in AGGREGATIONS.items()
         if row.infix
     )
@@ -157,13 +192,20 @@ def _section(title: str, specs: dict[str, FamilySpec], collectors: dict[str, str
             ", ".join(f"`{label}`" for label in spec.labels) or EMPTY_CELL,
             spec.unit or EMPTY_CELL,
             meaning.removesuffix(".") + ".",
-            absence[0].removesuffix(".") if absence else EMPTY_CELL,
+            _named_conditions(absence[0].removesuffix(".")) if absence else EMPTY_CELL,
             spec.source or EMPTY_CELL,
             f"`{collectors[name]}`" if name in collectors else EMPTY_CELL,
         )
         row = " | ".join(cell.replace("|", "\\|") for cell in cells)
         lines.append(f"| {row} |")
     return "\n".join([*lines, ""])
+
+
+def _named_conditions(absence: str) -> str:
+    """Return the conditions of an absence with the names in *Absent series*."""
+    for condition, name in CONDITIONS.items():
+        absence = absence.replace(condition, f"*{name}*")
+    return absence.replace(", or ", " or ") if absence.count(", ") == 1 else absence
 
 
 def reserved_module(modules: Mapping[str, Sequence[FamilySpec]]) -> str:

@@ -96,7 +96,7 @@ UNSUPPORTED = FamilySpec(
     labels=("collector",),
     help=(
         "Number of sources that this machine does not offer; the log names them. Absent if the machine offers all sources,"
-        " and before the first published pass."
+        " or before the first published pass."
     ),
     source="last pass",
 )
@@ -105,8 +105,8 @@ ERRORS = FamilySpec(
     type="counter",
     labels=("collector", "reason"),
     help=(
-        "Passes that failed partially or completely, by reason; timeout is a pass that exceeded the deadline, internal a bug"
-        " in the exporter. Absent before the first error of a reason."
+        "Passes that failed partially or completely, by reason. timeout: the pass exceeded the deadline. internal: the collector"
+        " raised an exception. Absent before the first error of a reason."
     ),
     source="last pass",
 )

@@ -40,7 +40,8 @@ CONNECTIONS = FamilySpec(
     name="exporter_http_connections",
     type="gauge",
     labels=("state",),
-    help="Open connections by state.",
+    help="Open connections by state: incomplete (TLS handshake or request head missing), idle, running (the response is"
+    " being rendered), writing.",
     source="web server's connection guard",
 )
 CONNECTION_ERRORS = FamilySpec(

@@ -23,7 +23,7 @@ CPU_ENERGY = FamilySpec(
     labels=("package", "source"),
     help=(
         "Energy of a CPU package since the exporter started, corrected for wraps and resets of the register. Absent without"
-        " registers, and without the right to read them (root only since Linux 5.10)."
+        " registers, or without the right to read them (root only since Linux 5.10)."
     ),
     source=(
         "/sys/class/powercap/intel-rapl:*/energy_uj; hwmon: ACPI power meter of the CPU over time; tdp_model if configured"
@@ -36,7 +36,7 @@ DRAM_ENERGY = FamilySpec(
     labels=("package", "source"),
     help=(
         "Energy of the memory of a CPU package since the exporter started; not included in the energy of the package. Absent"
-        " like host_cpu_energy_joules_total, and on CPUs without a register for memory (AMD, desktops)."
+        " like host_cpu_energy_joules_total, or on CPUs without a register for memory (AMD, desktops)."
     ),
     source="/sys/class/powercap/intel-rapl:*:*/energy_uj, name dram",
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from exporter.collectors.gpu.family import CHILD_COUNTER, GPU, NANOSECONDS, GpuFamily, ReadingSource
 from exporter.families import FamilySpec
 
-_GPM = "Absent before Hopper, while MIG is enabled, and where the option gpu.gpm is false."
+_GPM = "Absent before Hopper, while MIG is enabled, or where the option gpu.gpm is false."
 
 UTILIZATION = GpuFamily(
     spec=FamilySpec(
@@ -153,9 +153,9 @@ CLOCKS_EVENT_SECONDS = GpuFamily(
         unit="seconds",
         labels=(*GPU, "reason"),
         help="Time in which the clocks were reduced, by reason, since the driver was loaded. The reasons overlap, do not sum "
-        "them: thermal includes sw_thermal and hw_thermal. Absent for a reason that the driver does not count, after a "
-        "failed reading, and if the counter is faster than the clock; sw_thermal, hw_thermal and hw_power_brake also before "
-        "driver 575; board_limit, reliability and sync_boost while the value is 0.",
+        "them: thermal includes sw_thermal and hw_thermal. sw_thermal, hw_thermal and hw_power_brake need driver 575. "
+        "board_limit, reliability and sync_boost have no series while the value is 0. Absent for a reason that the driver "
+        "does not count, after a failed reading, or if the counter is faster than the clock.",
         source="fields 74 to 79 and 269 to 271 (251 to 253 of the drivers 575 to 580.65), ns / 1e9",
     ),
     sources=(ReadingSource(reading="clocks_event_nanoseconds", rule=NANOSECONDS),),

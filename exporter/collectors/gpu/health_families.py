@@ -35,7 +35,7 @@ REMAPPED_ROWS = GpuFamily(
         type="gauge",
         labels=(*GPU, "kind"),
         help="Memory rows that are remapped to spare rows, by kind of error: correctable or uncorrectable. Absent before Ampere, "
-        "on GeForce, and while MIG is enabled.",
+        "on GeForce, or while MIG is enabled.",
         source="nvmlDeviceGetRemappedRows",
     ),
     sources=(ReadingSource(reading="remapped_rows"),),

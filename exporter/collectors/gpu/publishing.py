@@ -179,7 +179,7 @@ MIG_SM_ACTIVITY = FamilySpec(
     unit="ratio",
     labels=_MIG,
     help="Share of SM cycles of a MIG device in which at least one warp was resident; all compute instances of a GPU instance "
-    "have the same value. Absent before Hopper, and where the option gpu.gpm is false.",
+    "have the same value. Absent before Hopper, or where the option gpu.gpm is false.",
     source="nvmlGpmMigSampleGet, GPM 2 / 100",
 )
 

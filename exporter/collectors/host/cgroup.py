@@ -84,7 +84,7 @@ MEMORY_HIGH = FamilySpec(
     name="cgroup_memory_high_bytes",
     type="gauge",
     unit="bytes",
-    help="Memory above which the kernel throttles the job and reclaims memory (memory.high). Absent without this limit, and in cgroup v1.",
+    help="Memory above which the kernel throttles the job and reclaims memory (memory.high). Absent without this limit, or in cgroup v1.",
     source="v2 memory.high",
 )
 MEMORY_WORKING_SET = FamilySpec(
@@ -124,7 +124,7 @@ IO_WAITING = FamilySpec(
     type="counter",
     unit="seconds",
     help=(
-        "Time in which at least one thread of the job waited for I/O. Absent without pressure accounting, and without"
+        "Time in which at least one thread of the job waited for I/O. Absent without pressure accounting, or without"
         " cgroup v2."
     ),
     source="v2 io.pressure some total",

@@ -31,7 +31,7 @@ SIZE = FamilySpec(
     unit="bytes",
     labels=("run", "path"),
     help=(
-        "Size of the filesystem of a checkpoint directory. Absent without configured paths or running runs, and where the"
+        "Size of the filesystem of a checkpoint directory. Absent without configured paths or running runs, or where the"
         " filesystem does not respond."
     ),
     source="statvfs f_blocks * f_frsize",

@@ -55,7 +55,7 @@ FILES = FamilySpec(
     type="gauge",
     labels=("mountpoint", "fstype", "device"),
     help=(
-        "Maximum number of files (inodes). Absent where the filesystem does not respond, and where the number is"
+        "Maximum number of files (inodes). Absent where the filesystem does not respond, or where the number is"
         " unlimited (btrfs)."
     ),
     source="statvfs f_files",

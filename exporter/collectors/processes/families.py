@@ -91,7 +91,7 @@ GPU_MEMORY = FamilySpec(
     labels=("run", "rank", "role", "gpu", "uuid"),
     help=(
         "GPU memory of the processes. Absent where the driver does not report the memory of a process (some MIG modes, vGPU),"
-        " and where it reports pids of a different pid namespace."
+        " or where it reports pids of a different pid namespace."
     ),
     source="NVML compute running processes",
 )

@@ -24,7 +24,7 @@ UNIQUE = FamilySpec(
     unit="bytes",
     labels=("run", "rank", "role"),
     help=(
-        "Memory that is not shared with other processes (USS). Absent without permission (same user, or ptrace), and until"
+        "Memory that is not shared with other processes (USS). Absent without permission (same user, or ptrace), or until"
         " all processes have been read within the time budget."
     ),
     source="/proc/<pid>/smaps_rollup Private_*",
@@ -36,7 +36,7 @@ PROPORTIONAL = FamilySpec(
     labels=("run", "rank", "role"),
     help=(
         "Memory with each shared page divided by the number of processes that share it (PSS). Absent without permission (same"
-        " user, or ptrace), and until all processes have been read within the time budget."
+        " user, or ptrace), or until all processes have been read within the time budget."
     ),
     source="/proc/<pid>/smaps_rollup Pss",
 )

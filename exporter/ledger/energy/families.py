@@ -8,12 +8,12 @@ from __future__ import annotations
 from exporter.families import FamilySpec
 
 _RUN_ABSENT = (
-    " Absent before the first known share of the run, after the retention time of the run (feed.linger), and if the"
+    " Absent before the first known share of the run, after the retention time of the run (feed.linger), or if the"
     " ledger's state is not writable."
 )
 _WORK_ABSENT = (
-    " Absent if the job does not use exporter.training, if no energy source is readable, and with"
-    " training_energy_joules_total."
+    " Absent if the job does not use exporter.training, if no energy source is readable, or while"
+    " training_energy_joules_total is absent."
 )
 
 COUNTING = FamilySpec(
@@ -63,7 +63,7 @@ CROSSCHECK = FamilySpec(
     type="gauge",
     labels=("device",),
     help="Energy of the device's counter divided by the integral of the device's power over 5 minutes; 1 if both agree."
-    " Absent without two independent sources, and in the first 5 minutes.",
+    " Absent without two independent sources, or in the first 5 minutes.",
     source="energy counter / integral of power",
 )
 GPU_IDLE = FamilySpec(
@@ -104,7 +104,7 @@ INTENSITY = FamilySpec(
     name="training_carbon_intensity_grams_per_joule",
     type="gauge",
     labels=("zone", "source", "factor", "kind"),
-    help="Current carbon intensity of electricity. Absent if not configured, and before the file was read.",
+    help="Current carbon intensity of electricity. Absent if not configured, or before the file was read.",
     source="configuration or its file, g/kWh / 3.6e6",
 )
 INTENSITY_TIME = FamilySpec(

@@ -33,17 +33,17 @@ LAST_UPDATE = FamilySpec(
     labels=IDENTITY_LABELS,
     help="Unix time of the latest snapshot of the process. Does not advance if the process hangs or is stopped."
     " Absent after the retention time of the run (feed.linger).",
-    source="Snapshot.written",
+    source="time of the snapshot in the feed",
 )
 DROPPED = FamilySpec(
     name="training_feed_dropped_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "reason"),
-    help="Lost data by reason: rejected samples (nan to backlog), reads of a full buffer (overflow), failed writes of"
+    help="Lost data by reason: rejected samples (the reasons of training_stat_rejected_samples_total), reads of a full buffer (overflow), failed writes of"
     " snapshots (write_failed), Stats omitted because the snapshot exceeds the size limit (too_large) or the sidecar's"
     " memory limit (memory), readings of a Stat whose family has a different definition (definition). The reasons nan,"
-    " overflow and write_failed start at 0. Absent with the totals of the rank.",
-    source="StatReading.rejected and .overflows, Snapshot.dropped, family owners",
+    " overflow and write_failed start at 0. Absent whenever the totals of the rank are absent.",
+    source="feed of the process, ledger",
 )
 REJECTED = FamilySpec(
     name="training_stat_rejected_samples_total",
@@ -52,7 +52,7 @@ REJECTED = FamilySpec(
     help="Rejected samples of a Stat by reason. For the reason overflow, the value is the number of reads of a full"
     " buffer; the number of lost samples is unknown. Part of training_feed_dropped_total: do not add the two. Absent"
     " before the first rejected sample.",
-    source="StatReading.rejected, .overflows",
+    source="feed of the process",
 )
 CONFLICTS = FamilySpec(
     name="training_rank_conflicts",
@@ -67,7 +67,7 @@ EVENTS = FamilySpec(
     type="counter",
     labels=(*IDENTITY_LABELS, "type", "severity"),
     help="Logged events of all processes of the rank. After the first 100 types of a process, further types are counted"
-    " as other. Absent before the first event, and with the totals of the rank.",
+    " as other. Absent before the first event, or whenever the totals of the rank are absent.",
     source="exporter.log, exporter.monitor.log_event and the bridges",
 )
 EVENT_LAST = FamilySpec(
@@ -75,7 +75,7 @@ EVENT_LAST = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=(*IDENTITY_LABELS, "type", "severity"),
-    help="Unix time of the latest event. Absent before the first event, and after the retention time of the run"
+    help="Unix time of the latest event. Absent before the first event, or after the retention time of the run"
     " (feed.linger).",
     source="Event.timestamp",
 )

@@ -38,7 +38,7 @@ WORLD_SIZE = FamilySpec(
     type="gauge",
     labels=("run",),
     help="Number of ranks of the run. Every node of a run has this series: use max by (run). Absent if the job does not"
-    " report the number, and after the retention time of the run (feed.linger).",
+    " report the number, or after the retention time of the run (feed.linger).",
     source="the label world_size of training_run_info",
 )
 PEAK_FLOPS = FamilySpec(

@@ -25,14 +25,17 @@ class TrainingFamily(FamilySpec):
 
 
 TOTAL_ABSENT = (
-    " Absent if the job does not report the value, after the retention time of the run (feed.linger), and if the"
+    " Absent if the job does not report the value, after the retention time of the run (feed.linger), or if the"
     " ledger's state is not writable."
 )
 GAUGE_ABSENT = (
-    " Absent if the job does not report the value, after the exit of the process, and if the feed is stale."
+    " Absent if the job does not report the value, after the exit of the process, or if the feed is stale."
 )
-LAST_VALUE_ABSENT = GAUGE_ABSENT[:-1] + ", and if the run hangs (goodput.hang_after)."
+LAST_VALUE_ABSENT = (
+    " Absent if the job does not report the value, after the exit of the process, if the feed is stale, or if the run"
+    " hangs (goodput.hang_after)."
+)
 POSITION_ABSENT = (
     " After the exit, the last value is shown for the retention time of the run (feed.linger). Absent if the job does"
-    " not report the value, and if the feed of a running process is stale."
+    " not report the value, or if the feed of a running process is stale."
 )

@@ -10,10 +10,13 @@ from exporter.ledger.goodput.accounting import CAUSES, Goodput
 from exporter.recording.values import END_REASONS
 
 _ABSENT = (
-    " Absent if the job does not use exporter.training, on nodes without rank 0, and after the retention time of the"
+    " Absent if the job does not use exporter.training, on nodes without rank 0, or after the retention time of the"
     " run (feed.linger)."
 )
-_TOTAL_ABSENT = _ABSENT[:-1] + ", and if the ledger's state is not writable."
+_TOTAL_ABSENT = (
+    " Absent if the job does not use exporter.training, on nodes without rank 0, after the retention time of the run"
+    " (feed.linger), or if the ledger's state is not writable."
+)
 _REASONS = ", ".join(END_REASONS)
 
 ATTEMPT = FamilySpec(
@@ -36,7 +39,7 @@ ATTEMPT_STEPS = FamilySpec(
     type="gauge",
     labels=("run",),
     help="Steps completed by the attempt." + _ABSENT,
-    source="TrainingReading.steps",
+    source="steps of the current process of rank 0",
 )
 FIRST_STEP = FamilySpec(
     name="training_time_to_first_step_seconds",
@@ -44,7 +47,7 @@ FIRST_STEP = FamilySpec(
     unit="seconds",
     labels=("run",),
     help="Time from the start of the attempt to the end of the first step. Absent before the end of the first step, if the"
-    " job does not use exporter.training, on nodes without rank 0, and after the retention time of the run (feed.linger).",
+    " job does not use exporter.training, on nodes without rank 0, or after the retention time of the run (feed.linger).",
     source="end of the first iteration - training_attempt_start_timestamp_seconds",
 )
 WALL = FamilySpec(
@@ -63,7 +66,7 @@ PRODUCTIVE = FamilySpec(
     labels=("run",),
     help="Work time covered by a successful save, or spent by a process that completed the training."
     + _TOTAL_ABSENT,
-    source="TrainingReading.committed_seconds",
+    source="phases and checkpoints of rank 0",
 )
 UNCOMMITTED = FamilySpec(
     name="training_uncommitted_seconds",
@@ -72,7 +75,7 @@ UNCOMMITTED = FamilySpec(
     labels=("run",),
     help="Work time that no checkpoint covers yet and that a crash would lose. Becomes productive with the next save, or at"
     " the end of a completed run." + _TOTAL_ABSENT,
-    source="TrainingReading.work_seconds - .committed_seconds + .open_seconds",
+    source="phases and checkpoints of rank 0",
 )
 BADPUT = FamilySpec(
     name="training_badput_seconds_total",

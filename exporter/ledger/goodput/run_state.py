@@ -19,17 +19,18 @@ STATES = ACTIVE_STATES + FINAL_STATES
 _STOP_SIGNALS = frozenset({-signal.SIGINT, -signal.SIGTERM})
 _SIGNAL_NAMES = {member.value: member.name for member in signal.Signals}
 
-_ABSENT = " Absent on nodes without rank 0, and after the retention time of the run (feed.linger)."
+_ABSENT = " Absent on nodes without rank 0, or after the retention time of the run (feed.linger)."
 
 STATE = FamilySpec(
     name="training_run_state",
     type="gauge",
     labels=("run", "state"),
-    help="1 for the current state of the run, 0 for all other states. starting: no step has finished. running. stalled: a"
-    " step is overdue in a phase that waits for data, compiles, loads, saves or validates, or the feed is stale. hung: a"
-    " step is overdue in a different phase. ending: the processes exited, and the outcome is not decided. stopped: by"
-    " SIGINT, SIGTERM or the user. finished. failed. lost: killed or crashed, without an exit status."
-    + _ABSENT,
+    help="1 for the current state of the run, 0 for all other states. starting: no step has finished. running: no step is"
+    " overdue. stalled: a step is overdue in a phase that waits for data, compiles, loads, saves or validates, or the feed"
+    " is stale. hung: a step is overdue in a different phase. ending: the processes exited, and the outcome is not"
+    " decided. stopped: by SIGINT, SIGTERM or the user. finished: the training was completed, or the exit status is 0."
+    " failed: an exception, a different exit status or a different signal. lost: killed or crashed, without an exit"
+    " status." + _ABSENT,
     source="processes of the run, exit status from `run` and from torchrun",
 )
 STATE_SINCE = FamilySpec(
@@ -45,7 +46,7 @@ OUTCOME = FamilySpec(
     type="info",
     labels=("run", "outcome", "reason", "exit_status", "signal", "exception"),
     help="Outcome of the run: exit status, signal or exception, if known. A reason that starts with `inferred` is not based"
-    " on an exit status. Absent before the end of the run, on nodes without rank 0, and after the retention time of the"
+    " on an exit status. Absent before the end of the run, on nodes without rank 0, or after the retention time of the"
     " run (feed.linger).",
     source="see training_run_state",
 )
