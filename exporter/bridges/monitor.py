@@ -114,7 +114,9 @@ def _series(key: str) -> Callable[[float], None] | None:
     unit = None if aggregation == "count" else family.unit
     try:
         if aggregation in _TOTALS:
-            add = metric("counter", f"{family.stat}.{_TOTALS[aggregation]}", unit=unit, is_own=False)
+            add = metric(
+                "counter", f"{family.stat}.{_TOTALS[aggregation]}", unit=unit, is_exporter_family=False
+            )
         else:
             text = f"The {aggregation} of each window of a torch.monitor Stat."
             add = Stat(f"{family.stat}.{aggregation}", ["value"], unit=unit, help=text).add

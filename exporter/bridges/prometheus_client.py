@@ -198,11 +198,11 @@ class Registries(Periodic):
             definition = check_definition(
                 name, aggregations, help=text, labels=dict(labels), buckets=bounds or None
             )
-            state = RECORDER.stats.obtain(definition.replace(kind=kind))
+            state = RECORDER.stats.get_or_create(definition.replace(kind=kind))
         except DefinitionError as error:
             log_once(f"prometheus_client {name}", f"{name} of prometheus_client is not exported: {error}")
             return None
-        state.is_own = True  # a helper process with a counter does not become a rank
+        state.is_exporter_family = True  # a helper process with a counter does not become a rank
         return _Series(state, is_forked=self._is_forked)
 
 

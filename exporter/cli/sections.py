@@ -18,8 +18,8 @@ from exporter.recording.stacks import Detail
 from exporter.replay.machines import unknown_machine
 from exporter.web.listen import ADDRESS, parse_address
 
-_ADDRESS = "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for any free port)"
-Address = Annotated[str, Notation(_ADDRESS, ADDRESS, lambda text: parse_address(text).text)]
+_ADDRESS_HELP = "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for any free port)"
+Address = Annotated[str, Notation(_ADDRESS_HELP, ADDRESS, lambda text: parse_address(text).text)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class HangSection:
     stacks: Literal["full", "location", "off"] = option(
         "full",
         "Request the stacks of the ranks of a hung or stalled run: full stacks (full), only the innermost line of the job's "
-        "own code (location), or no stacks (off). The metrics then contain names of files and functions.",
+        "own code (location), or no stacks (off). With full and location, the metrics contain names of files and functions.",
     )
     interval: Annotated[Duration, Range(0.5, 60)] = option(
         2.0, "Interval between two reads of the requested stacks."
@@ -110,7 +110,7 @@ class HangSection:
 
     @property
     def detail(self) -> Detail | None:
-        """Return the level of detail of the stacks, or None for off."""
+        """Level of detail of the stacks, or None for off."""
         return None if self.stacks == "off" else Detail(self.stacks)
 
 
@@ -145,12 +145,13 @@ class GpuSection(GpuOptions):
 
     @property
     def effective_deadline(self) -> float:
-        """Return the deadline, but at most the interval."""
+        """Deadline, limited to the interval."""
         return min(self.deadline, self.interval)
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield a problem for an unknown machine, and for a configured deadline above the interval."""
-        if self.interval < self.deadline != GPU_DEADLINE_SECONDS:
+        """Yield a problem for an unknown machine, and for a deadline above the interval, except the default deadline."""
+        is_default_deadline = self.deadline == GPU_DEADLINE_SECONDS
+        if self.deadline > self.interval and not is_default_deadline:
             message = (
                 f"{format_duration(self.deadline)} is above the interval {format_duration(self.interval)}"
             )

@@ -314,7 +314,7 @@ def _internal(error: BaseException) -> tuple[str, str]:
     """Return the problem of an error in a collector's code; the debug log has the traceback."""
     LOG.debug("internal error of a collector", exc_info=error)
     frames = traceback.extract_tb(error.__traceback__)
-    target_lane = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    location = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     # Unlike str(error), this function also formats an exception whose __str__ fails.
     text = "".join(traceback.format_exception_only(error)).strip()
-    return "internal", f"internal error{target_lane}: {text}"
+    return "internal", f"internal error{location}: {text}"

@@ -119,9 +119,9 @@ def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
 
 def unregister(handle: Handle) -> None:
     """Unregister a handler or a collector; a second call has no effect."""
-    if handle in RECORDER.stats.taps:
+    if handle in RECORDER.stats.batch_handlers:
         RECORDER.flush(REPORT_SECONDS)
-        RECORDER.stats.taps.remove(handle)
+        RECORDER.stats.batch_handlers.remove(handle)
     EVENTS.unregister(handle)
 
 
@@ -204,7 +204,7 @@ def register_stat_collector(collector: StatCollector) -> Handle:
 
     RECORDER.flush(REPORT_SECONDS)
     handle = EVENTS.register(deliver, types=(), queue=QUEUED_BATCHES, name=type(collector).__qualname__)
-    RECORDER.stats.taps.append(handle)
+    RECORDER.stats.batch_handlers.append(handle)
     if isinstance(collector, AggregatingStatCollector):
         collector._handle = handle  # noqa: SLF001  # a class of this file
     return handle

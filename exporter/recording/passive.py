@@ -15,7 +15,7 @@ STUCK_SECONDS = 5.0
 
 
 class PassiveStats(Worker):
-    """Worker that measures passive Stats once per flush; a callback that hangs pauses the measurement."""
+    """Worker that measures passive Stats once per flush. A callback that hangs pauses the measurement."""
 
     def __init__(self) -> None:
         super().__init__(_measure, name="passive", bound=1)
@@ -30,7 +30,7 @@ class PassiveStats(Worker):
 
 
 def _measure(passive: list[StatState]) -> None:
-    """Call the callback of every passive Stat, on the worker's thread."""
+    """Call the callbacks of the enabled passive Stats, on the worker's thread."""
     for state in passive:
         if state.measure is not None and state.enabled:
             try:

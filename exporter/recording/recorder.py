@@ -113,7 +113,9 @@ class Recorder:
 
     def drain(self, timeout_seconds: float) -> bool:
         """Aggregate the samples of Stats with window handlers on the caller's thread; return False after the timeout."""
-        return self.thread.run_step(lambda: self._cycle.drain(lambda state: state.listeners), timeout_seconds)
+        return self.thread.run_step(
+            lambda: self._cycle.drain(lambda state: state.window_handlers), timeout_seconds
+        )
 
     def flush(self, timeout_seconds: float) -> bool:
         """Aggregate and write a recording on the caller's thread; return False after the timeout."""
@@ -328,7 +330,7 @@ class Recorder:
     def _claim(self, states: Iterable[StatState]) -> None:
         """Claim the rank once the process records samples of the job or trains."""
         trains = self._training is not None and self._training.trains()
-        claim = 2 if trains else int(any(state.count and not state.is_own for state in states))
+        claim = 2 if trains else int(any(state.count and not state.is_exporter_family for state in states))
         if claim > self._claim_level:
             self._claim_level = claim
             self.process.claim_rank(trains=claim > 1)

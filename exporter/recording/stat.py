@@ -1,6 +1,7 @@
 """Stat: a named statistic of the job, and the public registry of all Stats.
 
-Runs on any thread. `Stat.add` is the buffer's own bound `append`; the recording thread aggregates. Constructing a Stat locks.
+All methods may be called on any thread. `Stat.add` is the bound method `append` of the Stat's buffer and takes no lock; the
+first construction of a Stat takes a lock. The recording thread aggregates.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from exporter.recording.values import Aggregation, StatDefinition, WindowReading
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-WAITING_WINDOWS = 10_000
-"""Limit of closed windows that wait for a handler."""
+MAX_QUEUED_WINDOWS = 10_000
+"""Limit of closed windows in the queue of a handler."""
 
 
 class Registry:
@@ -53,37 +54,38 @@ class Registry:
 
         Counts are kept; samples added to a disabled Stat are dropped.
         """
-        self._table.switch(pattern, enabled=enabled)
+        self._table.set_enabled(pattern, enabled=enabled)
 
     def on_window(self, handler: Callable[[Stat, WindowReading], object], match: str = "*") -> Handle:
         """Register a handler of closed windows with samples, of the Stats whose names match a shell pattern.
 
-        Calls `handler(stat, window)` in order, on a thread of the handler. Exceptions of the handler and windows dropped by
-        a full queue are counted. The `unregister` method of the returned handle ends the delivery. Raises TypeError for a handler
-        that is not callable.
+        Calls `handler(stat, window)` in order, on a thread of the handler's own. Exceptions of the handler and windows dropped
+        by a full queue are counted. The `unregister` method of the returned handle ends the delivery. Raises TypeError for a
+        handler that is not callable.
         """
-        return self.listen(handler, lambda state: fnmatchcase(state.definition.name, match))
+        return self.register_window_handler(handler, lambda state: fnmatchcase(state.definition.name, match))
 
-    def listen(
-        self, handler: Callable[[Stat, WindowReading], object], wants: Callable[[StatState], bool]
+    def register_window_handler(
+        self, handler: Callable[[Stat, WindowReading], object], is_selected: Callable[[StatState], bool]
     ) -> Handle:
-        """Register a handler of the windows of all Stats that *wants* selects."""
+        """Register a handler of the windows of the Stats for which *is_selected* returns True."""
         if not callable(handler):
             raise TypeError(f"a handler of windows must be a callable (stat, window), not {handler!r}")
         handle = self._events.register(
             lambda item: handler(Stat.from_state(item[0]), item[1]),
             types=(),
-            queue=WAITING_WINDOWS,
+            queue=MAX_QUEUED_WINDOWS,
             name=name_of(handler),
         )
-        self._table.listen(handle, wants)
+        self._table.add_window_handler(handle, is_selected)
         return handle
 
 
 class Stat:
     """Named statistic: windows, quantiles, a histogram and exact totals of recorded numbers.
 
-    Identity is (name, labels): the same definition returns the same Stat.
+    A Stat is identified by its name and labels: the same definition returns the same Stat. Above the limit of Stats, and in a
+    process without recording, a new object is returned, which records nothing.
 
     Args:
         name: Words of letters, digits and `_`, joined by dots: `training.batch.latency`.
@@ -107,7 +109,7 @@ class Stat:
     Raises:
         DefinitionError: The definition is invalid, or differs from an earlier definition of the same Stat.
 
-    Source: RFC-0018 (torch.monitor) and the requests of its reviewers.
+    Source: RFC-0018 (torch.monitor).
     """
 
     __slots__ = ("_state", "add")
@@ -142,19 +144,19 @@ class Stat:
             stale_seconds=stale_seconds,
             min_samples=min_samples,
         )
-        return cls.from_state(RECORDER.stats.obtain(definition))
+        return cls.from_state(RECORDER.stats.get_or_create(definition))
 
     @classmethod
     def from_state(cls, state: StatState) -> Self:
-        """Return the Stat of a state, always the same object."""
-        stat_of_state = _STATS.get((cls, state))
-        if stat_of_state is None:
-            stat_of_state = stat = super().__new__(cls)
+        """Return the Stat of a state: the same object for each call, if the state records samples."""
+        stat = _STATS.get((cls, state))
+        if stat is None:
+            stat = super().__new__(cls)
             stat._state = state
             stat.add = state.buffer.append
             if state.buffer.maxlen:  # 0 for a Stat above the limit, or if recording is disabled
-                stat_of_state = _STATS.setdefault((cls, state), stat)
-        return stat_of_state  # type: ignore[return-value]  # keyed by cls
+                stat = _STATS.setdefault((cls, state), stat)
+        return stat  # type: ignore[return-value]  # keyed by cls
 
     @classmethod
     def passive(
@@ -170,7 +172,7 @@ class Stat:
     ) -> Self:
         """Return a Stat that a callback measures once per flush, on a thread shared by all callbacks.
 
-        Exceptions of `measure` are counted; a callback that hangs pauses all passive Stats. The callback must not call CUDA.
+        Exceptions of `measure` are counted. A callback that hangs pauses all passive Stats. The callback must not call CUDA.
         Without aggregations the Stat has VALUE and MAX; the other arguments are the same as for any Stat.
         """
         require(callable(measure), "measure", measure, "callable")
@@ -181,7 +183,7 @@ class Stat:
             callback is None or callback == measure,
             "measure",
             measure,
-            f"{callback!r}, the present callback of {name!r}",
+            f"{callback!r}, the callback already registered for {name!r}",
         )
         stat._state.measure = measure
         return stat
@@ -205,10 +207,10 @@ class Stat:
 
     def on_window(self, handler: Callable[[Stat, WindowReading], object]) -> Handle:
         """Register a handler of this Stat's closed windows with samples; see `Registry.on_window`."""
-        return REGISTRY.listen(handler, lambda state: state is self._state)
+        return REGISTRY.register_window_handler(handler, lambda state: state is self._state)
 
     def get(self) -> dict[Aggregation, float]:
-        """Return the aggregations of the last closed window; empty without a window or without samples."""
+        """Return the aggregations of the last closed window. Empty without a window, or with less than `min_samples` samples."""
         return dict(self._state.closed_window.values)
 
     @property
@@ -252,7 +254,7 @@ class Stat:
 
 
 _STATS: dict[tuple[type[Stat], StatState], Stat] = {}
-"""The Stat of each state, so that the same definition returns the same object."""
+"""Stats by class and state, so that the same definition returns the same object."""
 
 REGISTRY = Registry(RECORDER.stats, RECORDER.events)
 """The Stats of this process."""
@@ -260,7 +262,7 @@ REGISTRY = Registry(RECORDER.stats, RECORDER.events)
 
 def _restored(cls: type[Stat], definition: StatDefinition) -> Stat:
     existing = REGISTRY.find(definition.name, dict(definition.labels))
-    return cls.from_state(RECORDER.stats.obtain(definition)) if existing is None else existing
+    return cls.from_state(RECORDER.stats.get_or_create(definition)) if existing is None else existing
 
 
 def metric(
@@ -270,14 +272,15 @@ def metric(
     unit: str | None = None,
     labels: Mapping[str, str] | None = None,
     buckets: Iterable[float] | None = None,
-    is_own: bool = True,
+    is_exporter_family: bool = True,
 ) -> Callable[[float], None]:
     """Create a series of a family without windows, for compatibility modules and bridges, and return its function `add`.
 
-    The kind is `counter` (the sum of all added numbers, published as 0 from the start), `gauge` (the latest), `histogram` or `summary`; the
-    counter `training.elastic.restarts` becomes `training_elastic_restarts_total`. *is_own* marks a family of the exporter,
-    which the sidecar declares (`exporter.ledger.family_owners`). Raises DefinitionError, as `Stat` does.
+    The kind is `counter` (the sum of the added numbers, published as 0 from the start), `gauge` (the latest number), `histogram` or
+    `summary`. The counter `training.elastic.restarts` becomes `training_elastic_restarts_total`. *is_exporter_family* marks a family
+    of the exporter, which the sidecar declares (`exporter.ledger.family_owners`). Raises DefinitionError, as `Stat` does.
     """
     aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
     definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)
-    return RECORDER.stats.obtain(definition.replace(kind=kind), is_own=is_own).buffer.append
+    state = RECORDER.stats.get_or_create(definition.replace(kind=kind), is_exporter_family=is_exporter_family)
+    return state.buffer.append

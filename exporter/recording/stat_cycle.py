@@ -36,7 +36,7 @@ class StatCycle:
 
     def due(self) -> list[float]:
         """Return the monotonic times at which windows end."""
-        return [clock.due for clock in self._clocks.values()]
+        return [clock.due_monotonic for clock in self._clocks.values()]
 
     def has_due_window(self) -> bool:
         """Return True if a window has ended, or if a Stat was constructed since the latest `close_windows`."""

@@ -1,6 +1,6 @@
 """The table of a process's Stats: construction, name conflicts, overrides and switches.
 
-Runs on any thread; constructing a Stat locks.
+All methods may be called on any thread. The first construction of a Stat takes a lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from exporter.recording.values import Aggregation, StatDefinition, families_of
 from exporter.recording.worker import Worker
 
 MAX_STATS = 10_000
-"""Limit of recorded Stats; further Stats are not recorded, so that an unbounded label does not fill the memory."""
+"""Limit of recorded Stats. Further Stats are not recorded, so that an unbounded label does not fill the memory."""
 
 Identity = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -32,7 +32,7 @@ class StatTable:
     Attributes:
         refused_stats: Number of Stats above `MAX_STATS`, which are not recorded.
         is_recording: False if nothing is recorded in this process.
-        taps: Handlers that receive each batch of samples of every Stat of the job.
+        batch_handlers: Handlers of the batches of samples of the Stats of the job.
     """
 
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
@@ -43,17 +43,17 @@ class StatTable:
         self._firsts: dict[str, StatState] = {}  # first state of each name
         self._rules: list[Rule] = []
         self._switches: list[Rule] = []
-        self._listeners: tuple[tuple[Callable[[StatState], bool], Handle], ...] = ()
+        self._window_handlers: tuple[tuple[Callable[[StatState], bool], Handle], ...] = ()
         self._wake = wake  # called after the construction of a Stat
         self.refused_stats = 0
         self.is_recording = True
-        self.taps: list[Handle] = []
+        self.batch_handlers: list[Handle] = []
         self._disposal = Worker(list.clear, name="disposal", bound=1 << 20)
 
-    def obtain(self, definition: StatDefinition, *, is_own: bool = False) -> StatState:
+    def get_or_create(self, definition: StatDefinition, *, is_exporter_family: bool = False) -> StatState:
         """Return the state of a Stat, created on first use. Raises DefinitionError for a conflicting definition or name."""
         identity = (definition.name, definition.labels)
-        # Without the lock, because a signal handler or a finalizer may obtain a Stat while this thread constructs another.
+        # Without the lock, because a signal handler or a finalizer may construct a Stat while this thread constructs another.
         state = self._states.get(identity)
         if state is None:
             is_full = self.is_recording and len(self._states) >= MAX_STATS
@@ -65,15 +65,21 @@ class StatTable:
                 self._wake()
             if is_full or not self.is_recording:
                 return StatState(definition, wall=time(), samples=0)
-            state = self._make(identity, definition, is_own=is_own)
+            state = self._create(identity, definition, is_exporter_family=is_exporter_family)
         if state.definition != definition:
             _raise_conflict(state, definition)
         return state
 
-    def _make(self, identity: Identity, definition: StatDefinition, *, is_own: bool) -> StatState:
+    def _create(
+        self, identity: Identity, definition: StatDefinition, *, is_exporter_family: bool
+    ) -> StatState:
         with self._lock:
             state = StatState(
-                definition, wall=time(), is_own=is_own, taps=self.taps, dispose=self._disposal.put
+                definition,
+                wall=time(),
+                is_exporter_family=is_exporter_family,
+                batch_handlers=self.batch_handlers,
+                dispose=self._disposal.put,
             )
             state.origin = _origin()
             self._claim_names(state)
@@ -88,10 +94,10 @@ class StatTable:
         return len(self._order)
 
     def states(self) -> tuple[StatState, ...]:
-        """Return the state of every Stat, in order of construction; a snapshot."""
+        """Return a snapshot of the states of all recorded Stats, in order of construction."""
         return tuple(self._order)
 
-    def switch(self, pattern: str, *, enabled: bool) -> None:
+    def set_enabled(self, pattern: str, *, enabled: bool) -> None:
         """Enable or disable the Stats whose names match a shell pattern, including Stats constructed later.
 
         Counts are kept; samples added to a disabled Stat are dropped.
@@ -116,12 +122,12 @@ class StatTable:
         """Return the state of a Stat by its identity, or None."""
         return self._states.get((name, tuple(sorted((labels or {}).items()))))
 
-    def listen(self, handle: Handle, wants: Callable[[StatState], bool]) -> None:
-        """Deliver each closed window with samples to a handler, for the Stats that *wants* selects."""
+    def add_window_handler(self, handle: Handle, is_selected: Callable[[StatState], bool]) -> None:
+        """Deliver closed windows with samples to a handler, for the Stats for which *is_selected* returns True."""
         with self._lock:
-            self._listeners = (
-                *[listener for listener in self._listeners if listener[1].is_registered],
-                (wants, handle),
+            self._window_handlers = (
+                *[(is_chosen, other) for is_chosen, other in self._window_handlers if other.is_registered],
+                (is_selected, handle),
             )
             for state in self._order:
                 self._apply(state)
@@ -134,7 +140,9 @@ class StatTable:
             state.after_fork(wall=time())
 
     def _apply(self, state: StatState) -> None:
-        state.listeners = tuple([handle for wants, handle in self._listeners if wants(state)])
+        state.window_handlers = tuple(
+            [handle for is_selected, handle in self._window_handlers if is_selected(state)]
+        )
         definition, enabled = apply_rules(state.definition, [*self._rules, *self._switches])
         if definition != state.effective or enabled is not state.enabled:
             state.override(definition, enabled=enabled)
@@ -150,7 +158,9 @@ class StatTable:
         names = families_of(definition.replace(aggregations=frozenset(Aggregation))).names()
         for name in sorted(names):
             owner = self._owners.get(name, definition.name)
-            is_reserved = not state.is_own and (name in RESERVED or name.startswith(RESERVED_PREFIXES))
+            is_reserved = not state.is_exporter_family and (
+                name in RESERVED or name.startswith(RESERVED_PREFIXES)
+            )
             if is_reserved or owner != definition.name:
                 claim = (
                     "reserved for the exporter" if is_reserved else f"already a family of the Stat {owner!r}"

@@ -30,11 +30,11 @@ class StatState:
 
     Attributes:
         effective: The definition in force: the definition of the code with the overrides of the configuration.
-        is_own: True for a family of the exporter, False for a Stat of the job.
+        is_exporter_family: True for a family of the exporter, False for a Stat of the job.
         origin: Place of the first construction, `file:line`.
-        refusals: Reasons for which `Stat.add_tensor` refused samples, an entry per sample.
+        refusals: Reasons for samples that are missing because `Stat.add_tensor` refused them or a passive callback raised.
         foreign_reading: Reading of another library's metric; None for samples of this process.
-        listeners: Handlers of closed windows with samples.
+        window_handlers: Handlers of closed windows with samples.
     """
 
     def __init__(
@@ -43,20 +43,20 @@ class StatState:
         *,
         wall: float,
         samples: int = BUFFER_SAMPLES,
-        is_own: bool = False,
-        taps: Sequence[Handle] = (),
+        is_exporter_family: bool = False,
+        batch_handlers: Sequence[Handle] = (),
         dispose: Callable[[object], object] | None = None,
     ) -> None:
-        self._taps = taps  # handlers of every batch of samples
+        self._batch_handlers = batch_handlers
         self._dispose = dispose  # receives lists of objects whose finalizers may run the job's code
         self.definition = self.effective = definition
-        self.is_own, self.origin = is_own, ""
+        self.is_exporter_family, self.origin = is_exporter_family, ""
         self.buffer: deque[object] = deque(maxlen=samples)
         self.refusals: deque[str] = deque(maxlen=samples)
         self.enabled = True
         self.tensors: TensorReader | None = None
         self.measure: Callable[[], float] | None = None
-        self.listeners: tuple[Handle, ...] = ()
+        self.window_handlers: tuple[Handle, ...] = ()
         self._next: StatDefinition | None = None
         self.reset(wall=wall)
 
@@ -90,7 +90,7 @@ class StatState:
         return self._sum.value
 
     def override(self, definition: StatDefinition, *, enabled: bool) -> None:
-        """Apply a changed definition from the next window; histogram buckets change only before the first sample."""
+        """Apply a changed definition from the next window. Histogram buckets change only before the first sample."""
         if self._bucket_counts is not None:
             aggregations = definition.aggregations - {Aggregation.HISTOGRAM}
             aggregations |= self.effective.aggregations & {Aggregation.HISTOGRAM}
@@ -130,11 +130,11 @@ class StatState:
     def set_foreign_reading(
         self, count: int, total: float | None, bucket_counts: tuple[int, ...] = (), value: float | None = None
     ) -> None:
-        """Replace the reading by the totals or the value of another library's metric; safe on any thread."""
+        """Replace the reading by the totals or the value of another library's metric. May be called on any thread."""
         self.foreign_reading = StatReading(self.effective, count, total, bucket_counts, value=value)
 
     def reading(self) -> StatReading:
-        """Return the reading; the same object until the next change."""
+        """Return the reading, which is the same object until the next change."""
         if self.foreign_reading is not None:
             return self.foreign_reading
         while self.refusals:
@@ -156,7 +156,7 @@ class StatState:
         return self._reading
 
     def _accept(self, batch: list[object]) -> list[float]:
-        """Return the finite floats of a batch; all other values are counted as rejected."""
+        """Return the finite floats of a batch. Other values are counted as rejected."""
         try:
             kinds = set(map(type, batch))
             if kinds <= _NUMBERS:
@@ -187,9 +187,9 @@ class StatState:
         self._reading = None
 
     def _absorb(self, samples: list[float], wall: float) -> None:
-        if self._taps and self.effective.kind == "stat":
-            for tap in tuple(self._taps):
-                tap.put((self, samples))
+        if self._batch_handlers and self.effective.kind == "stat":
+            for handler in tuple(self._batch_handlers):
+                handler.put((self, samples))
         self._reading = None
         self._last_sample = wall
         self._value = samples[-1]
@@ -213,8 +213,8 @@ class StatState:
         position, total = 0, len(samples)
         while position < total:
             limit = self.effective.window_samples or total  # the close may have switched to a time window
-            if not self.listeners and not self._window.samples and total - position >= 2 * limit:
-                # Without listeners only the last closed window is visible: earlier windows are skipped.
+            if not self.window_handlers and not self._window.samples and total - position >= 2 * limit:
+                # Without handlers only the last closed window is visible: earlier windows are skipped.
                 position += ((total - position) // limit - 1) * limit
             part = samples[position : position + limit - self._window.samples]
             self._window.add(part, self._order(part))
@@ -234,8 +234,8 @@ class StatState:
         self.closed_window = WindowReading(start, end, samples, values)
         self._reading = None
         if samples:
-            for listener in self.listeners:
-                listener.put((self, self.closed_window))
+            for handler in self.window_handlers:
+                handler.put((self, self.closed_window))
 
     def _begin_window(self, start: float) -> None:
         if self._next is not None:

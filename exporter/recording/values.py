@@ -61,7 +61,7 @@ AGGREGATIONS: Mapping[Aggregation, AggregationRow] = {
     Aggregation.MIN: AggregationRow("min", "Least sample", lambda window: window.low),
     Aggregation.MAX: AggregationRow("max", "Greatest sample", lambda window: window.high),
     Aggregation.STDDEV: AggregationRow(
-        "stddev", "Standard deviation", lambda window: sqrt(window.deviation / window.samples)
+        "stddev", "Standard deviation", lambda window: sqrt(window.squared_deviations / window.samples)
     ),
     Aggregation.HISTOGRAM: AggregationRow(),
     Aggregation.P50: AggregationRow("p50", "Median", ratio=0.50),

@@ -1,6 +1,6 @@
-"""Window clock, exact sums, window aggregates and quantiles.
+"""Window clock, exact sums, window aggregates, quantiles and the median.
 
-Runs on the recording thread only, without locks.
+The objects are not thread-safe: the caller holds a lock, or is the only user of the object.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from exporter.recording.values import AGGREGATIONS, Aggregation
 
 STEP_TOLERANCE = 0.1
 """Step of the wall clock, as a share of the window, above which the window is closed and the clock realigned."""
+MIN_WINDOW_SHARE = 0.1
+"""Length of the shortest window that the clock starts, as a share of the configured length."""
 EXACT_SAMPLES = 1024
+"""Number of samples up to which quantiles are exact."""
 RELATIVE_ERROR = 0.01
+"""Largest relative error of a quantile of more samples."""
 MAX_BINS = 4096
-"""Bins per sign, which span a factor of 1e35; smaller magnitudes are counted in the smallest bin."""
+"""Maximum number of bins per sign, which span a factor of 1e35. Smaller magnitudes are counted in the smallest bin."""
 SMALLEST_MAGNITUDE = 1e-300
 """Magnitude below which a sample counts as zero, because bins of subnormal numbers exceed the relative error."""
 
@@ -27,13 +31,13 @@ _GROWTH = (1 + RELATIVE_ERROR * 0.99) / (1 - RELATIVE_ERROR * 0.99)  # the last 
 _LOG_GROWTH = log(_GROWTH)
 _MIDDLE = (
     2 * _GROWTH / (_GROWTH + 1)
-)  # middle of a bin relative to its lower bound, at the same relative distance from both bounds
+)  # factor from a bin's lower bound to the value with equal relative error to both bounds
 
 
 class WindowClock:
-    """Clock of windows that are aligned to multiples of their length on the wall clock, equally for all ranks.
+    """Clock of windows that end at multiples of their length on the wall clock, so that the windows of all ranks coincide.
 
-    The end of a window is timed on the monotonic clock (`due`): a step of the wall clock never stretches a window.
+    The end of a window is timed on the monotonic clock, so that a step of the wall clock does not stretch the window.
     """
 
     def __init__(self, seconds: float, *, wall: float, monotonic: float) -> None:
@@ -42,9 +46,9 @@ class WindowClock:
         self._align(wall, monotonic)
 
     def overdue_seconds(self, *, wall: float, monotonic: float) -> float | None:
-        """Return the seconds since the end of the window; 0 after a step of the wall clock, None before the end."""
-        if monotonic >= self.due:
-            return monotonic - self.due
+        """Return the seconds since the end of the window, or None before the end. A step of the wall clock ends the window."""
+        if monotonic >= self.due_monotonic:
+            return monotonic - self.due_monotonic
         return 0.0 if self._has_stepped(wall, monotonic) else None
 
     def advance(self, *, wall: float, monotonic: float) -> tuple[float, float]:
@@ -61,10 +65,9 @@ class WindowClock:
 
     def _align(self, wall: float, monotonic: float) -> None:
         self._offset = wall - monotonic
-        # A boundary within a few milliseconds is skipped: the wall clock was slewed during the latest window, and so short
-        # a window has no use.
-        self.end = (floor(wall / self._seconds + STEP_TOLERANCE) + 1) * self._seconds
-        self.due = monotonic + self.end - wall
+        # A nearer boundary is skipped: the wall clock was slewed during the latest window, or the process has just started.
+        self.end = (floor(wall / self._seconds + MIN_WINDOW_SHARE) + 1) * self._seconds
+        self.due_monotonic = monotonic + self.end - wall
 
 
 class ExactSum:
@@ -75,7 +78,7 @@ class ExactSum:
         self._low = 0.0
 
     def add(self, samples: list[float]) -> None:
-        """Add finite samples; beyond the range of floats the sum becomes infinite."""
+        """Add finite samples. A sum beyond the range of floats becomes infinite."""
         try:
             high = fsum((self.value, self._low, *samples))
             self._low = fsum((self.value, self._low, -high, *samples))
@@ -89,24 +92,24 @@ class Window:
 
     Attributes:
         needs_order: True if a quantile is requested, for which `add` requires all samples sorted.
-        deviation: Sum of the squared deviations from the mean, if STDDEV is requested.
+        squared_deviations: Sum of the squared deviations from the mean, if STDDEV is requested.
     """
 
     def __init__(self, aggregations: frozenset[Aggregation]) -> None:
-        rows = [
-            (aggregation, row) for aggregation, row in AGGREGATIONS.items() if aggregation in aggregations
+        specs = [
+            (aggregation, spec) for aggregation, spec in AGGREGATIONS.items() if aggregation in aggregations
         ]
         self._computations = [
-            (aggregation, row.compute) for aggregation, row in rows if row.compute is not None
+            (aggregation, spec.compute) for aggregation, spec in specs if spec.compute is not None
         ]
-        self._ratios = [(aggregation, row.ratio) for aggregation, row in rows if row.ratio is not None]
+        self._ratios = [(aggregation, spec.ratio) for aggregation, spec in specs if spec.ratio is not None]
         self._quantiles = Quantiles()
         self.needs_order = bool(self._ratios)
         self.samples = 0
         self._sum = ExactSum()
         self.low = self.high = self.last = 0.0
-        self._spread = Aggregation.STDDEV in aggregations
-        self._mean = self.deviation = 0.0
+        self._needs_deviations = Aggregation.STDDEV in aggregations
+        self._mean = self.squared_deviations = 0.0
 
     @property
     def total(self) -> float:
@@ -119,43 +122,43 @@ class Window:
         self.high = max(self.high, sorted_samples[-1]) if self.samples else sorted_samples[-1]
         self.last = samples[-1]
         self._sum.add(samples)
-        if self._spread:
-            self._add_spread(samples)
+        if self._needs_deviations:
+            self._add_deviations(samples)
         if self.needs_order:
             self._quantiles.add(sorted_samples)
         self.samples += len(samples)
 
     def values(self) -> dict[Aggregation, float]:
-        """Return each windowed aggregation; an empty mapping if the window is empty or a value is out of range."""
+        """Return the requested aggregations except HISTOGRAM, without values beyond the range of floats. Empty without samples."""
         if not self.samples:
             return {}
         results = {aggregation: compute(self) for aggregation, compute in self._computations}
         quantiles = self._quantiles.quantiles(ratio for _, ratio in self._ratios)
         results.update(zip((aggregation for aggregation, _ in self._ratios), quantiles, strict=True))
-        # A sum beyond the floating range is absent, like all missing data.
+        # A value beyond the range of floats is absent, like missing data.
         return {aggregation: value for aggregation, value in results.items() if isfinite(value)}
 
-    def _add_spread(self, samples: list[float]) -> None:
+    def _add_deviations(self, samples: list[float]) -> None:
         """Merge the squared deviations of a batch into the window's (Chan, Golub, LeVeque 1979)."""
         count, batch = self.samples, len(samples)
         try:
             mean = fsum(samples) / batch
         except OverflowError:
-            self.deviation = inf
+            self.squared_deviations = inf
             return
         deviations = [sample - mean for sample in samples]
         shift = mean - self._mean
-        self.deviation += sum(map(mul, deviations, deviations)) + shift * shift * count * batch / (
-            count + batch
-        )
+        between_batches = shift * shift * count * batch / (count + batch)
+        self.squared_deviations += sum(map(mul, deviations, deviations)) + between_batches
         self._mean += shift * batch / (count + batch)
 
 
 class Quantiles:
     """Quantiles of finite numbers: exact up to `EXACT_SAMPLES`, then within 1 % in bounded memory.
 
-    Larger sets are counted in bins whose bounds grow by a constant factor: the middle of a bin is within `RELATIVE_ERROR` of
-    each sample in the bin. The result does not depend on the order of the samples.
+    Larger sets are counted in bins whose bounds grow by a constant factor. The middle of a bin differs by at most
+    `RELATIVE_ERROR` from the samples in the bin, except in a smallest bin that contains smaller magnitudes (`MAX_BINS`). The
+    result does not depend on the order of the samples.
 
     Source: Masson, Rim, Lee: DDSketch, PVLDB 12(12), 2019.
     """
@@ -179,11 +182,11 @@ class Quantiles:
         negatives = bisect_right(samples, -SMALLEST_MAGNITUDE)
         positives = bisect_left(samples, SMALLEST_MAGNITUDE)
         self._zeros += positives - negatives
-        _count(samples[positives:], self._positive)
-        _count([-sample for sample in reversed(samples[:negatives])], self._negative)
+        _add_to_bins(samples[positives:], self._positive)
+        _add_to_bins([-sample for sample in reversed(samples[:negatives])], self._negative)
 
     def quantiles(self, ratios: Iterable[float]) -> list[float]:
-        """Return the quantiles of ratios from 0 to 1, linearly interpolated; an empty list without samples."""
+        """Return the quantiles of ratios from 0 to 1, linearly interpolated, or an empty list without samples."""
         if not self.count:
             return []
         value_at = sorted(self._exact).__getitem__ if self._exact is not None else self._order_statistics()
@@ -204,7 +207,8 @@ class Quantiles:
 
 
 def median(numbers: Iterable[float]) -> float:
-    """Return the median of one or more numbers; the import of `statistics` would cost 0.7 MB in every job."""
+    """Return the median of one or more numbers."""
+    # Not `statistics.median`, because the import of `statistics` would cost 0.7 MB in every job.
     sorted_numbers = sorted(numbers)
     middle = len(sorted_numbers) // 2
     return (
@@ -218,7 +222,7 @@ def _middle(index: int) -> float:
     return min(exp((index - 1) * _LOG_GROWTH) * _MIDDLE, _MAX_FLOAT)
 
 
-def _count(samples: list[float], bins: dict[int, int]) -> None:
+def _add_to_bins(samples: list[float], bins: dict[int, int]) -> None:
     """Count sorted positive samples in bins, with one logarithm per bin."""
     start, end = 0, len(samples)
     while start < end:

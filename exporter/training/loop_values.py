@@ -1,4 +1,4 @@
-"""Arguments of a training loop, converted; the job's callables are called once."""
+"""Conversion of the arguments of `training_loop`: callables are called, numbers become plain Python numbers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from exporter.training.misuse import report
 
 
 def loop_values(
-    call: str, start: object, samples: object, iterations_target: object, samples_target: object
+    call: str,
+    iterations_start: object,
+    samples_start: object,
+    iterations_target: object,
+    samples_target: object,
 ) -> dict[str, object]:
     """Return the arguments of the start of a training loop as plain values."""
     return {
-        "train_iterations_start": to_scalar(start),
-        "train_samples_start": to_scalar(samples),
-        "train_iterations_target": _target(iterations_target, call, "train_iterations_target"),
-        "train_samples_target": _target(samples_target, call, "train_samples_target"),
+        "train_iterations_start": to_scalar(iterations_start),
+        "train_samples_start": to_scalar(samples_start),
+        "train_iterations_target": _whole_number(iterations_target, call, "train_iterations_target"),
+        "train_samples_target": _whole_number(samples_target, call, "train_samples_target"),
     }
 
 
-def _target(target: object, call: str, name: str) -> int | None:
-    """Return a whole number, or the result of a callable; any other value is misuse and returns None."""
+def _whole_number(target: object, call: str, name: str) -> int | None:
+    """Return a target, or the result of a callable, as an int. None is valid; other values are misuse and return None."""
     try:
         number = to_scalar(target() if callable(target) else target)
     except Exception as error:  # noqa: BLE001  # the callable belongs to the job

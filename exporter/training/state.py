@@ -65,8 +65,8 @@ class PhaseSeries(Value):
     durations: Series | None  # of a recurring phase
 
     @classmethod
-    def obtain(cls, families: Families, name: str) -> PhaseSeries:
-        """Return the series of a phase, created on first use."""
+    def from_families(cls, families: Families, name: str) -> PhaseSeries:
+        """Return the series of a phase, which are created on first use."""
         is_recurring = PHASES[name].recurring
         return cls(
             entries=families.counter("training.phase_entries", phase=name),
@@ -348,7 +348,7 @@ class TrainingState:
                 continue
             series = self._phases.get(name)
             if series is None:
-                series = self._phases[name] = PhaseSeries.obtain(self.families, name)
+                series = self._phases[name] = PhaseSeries.from_families(self.families, name)
             series.publish(totals, clock.seconds.get(name, 0.0), is_active=name == clock.active)
         active_since = self.families.gauge("training.phase_active_since_timestamp", "seconds")
         active_since.set(round(clock.active_since + self.wall_clock_offset, 3))

@@ -30,7 +30,7 @@ moderate = st.floats(-1e100, 1e100).filter(lambda number: number == 0 or abs(num
 def test_a_clock_aligns_its_windows_to_multiples_of_their_length() -> None:
     clock = WindowClock(10.0, wall=1_003.0, monotonic=50.0)
 
-    assert (clock.start, clock.end, clock.due) == (1_003.0, 1_010.0, 57.0)
+    assert (clock.start, clock.end, clock.due_monotonic) == (1_003.0, 1_010.0, 57.0)
     assert clock.overdue_seconds(wall=1_009.9, monotonic=56.9) is None
     assert clock.overdue_seconds(wall=1_010.2, monotonic=57.2) == pytest.approx(0.2)
     assert clock.advance(wall=1_010.2, monotonic=57.2) == (1_003.0, 1_010.0)

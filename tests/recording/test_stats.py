@@ -94,7 +94,7 @@ def test_a_passive_stat_has_one_callback() -> None:
         return 1.0
 
     assert Stat.passive("passive.once", measure) is Stat.passive("passive.once", measure)
-    with pytest.raises(DefinitionError, match=r"the present callback of 'passive\.once'"):
+    with pytest.raises(DefinitionError, match=r"the callback already registered for 'passive\.once'"):
         Stat.passive("passive.once", lambda: 2.0)
 
 
@@ -201,7 +201,7 @@ def test_every_concurrently_created_stat_is_listed() -> None:
 
     def make(thread_index: int) -> None:
         for number in range(100):
-            several.obtain(check_definition(f"s{thread_index}.n{number}"))
+            several.get_or_create(check_definition(f"s{thread_index}.n{number}"))
             several.states()
 
     threads = [threading.Thread(target=make, args=(thread_index,)) for thread_index in range(5)]

@@ -21,17 +21,19 @@ class GoodputOptions:
     new_task_after: Annotated[Duration, Range(0, 365 * 86400)] = option(
         3600.0,
         "Pause after which a process starts a new task, if the process has no session tag, starts at step 0 and loads "
-        "no checkpoint. The pause counts for neither task.",
+        "no checkpoint. The pause counts for neither the old nor the new task.",
     )
     hang_after: Annotated[Duration, Range(1, 86400)] = option(
         HANG_AFTER_SECONDS,
-        "Minimum time without a finished step after which a run hangs; the time must also exceed hang_steps times the "
-        "longest recent step. Until the next step, last values (loss, learning rate, ...) are absent, and the open step "
-        "counts as badput. A run does not hang before the first step, nor in the phases that compile, load, save, validate "
+        "Minimum time without a finished step after which a run counts as hung; the time must also exceed hang_steps times the "
+        "longest recent step. Until the next step, last values (loss, learning rate, ...) are absent, and the time of the "
+        "unfinished step counts as badput. A run does not count as hung before the first step, nor in the phases that compile, load, save, validate "
         "or wait for data.",
     )
     hang_steps: Annotated[float, Range(1, 1000)] = option(
-        HANG_STEPS, "Factor of the longest recent step; see hang_after.", example=20.0
+        HANG_STEPS,
+        "A run counts as hung after this many times its longest recent step; see hang_after.",
+        example=20.0,
     )
     peak_flops: tuple[PeakFlops, ...] = option(
         (), "Peak performance of devices that are not in the built-in table."
