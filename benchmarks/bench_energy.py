@@ -161,19 +161,20 @@ def main() -> None:
             mean = {load: round(by_phase[phase], 1) for phase, load in kinds.items()}
             details[f"{length} ms, {tool}, watts"] = mean
             errors[tool] = max(abs(watts / TRUE_WATTS[load] - 1) for load, watts in mean.items())
-        budget = 0.05 if length >= 100 else None
-        peers = {tool: round(value, 3) for tool, value in errors.items() if tool != "training-exporter"}
-        title = f"power of phases of {length} ms, the larger relative error"
-        rows.append(Row(title, round(errors["training-exporter"], 3), "", budget, peers))
+        budget = 5.0 if length >= 100 else None
+        peers = {tool: round(value * 100, 1) for tool, value in errors.items() if tool != "training-exporter"}
+        title = f"Largest error of the mean power of a phase, phases of {length} ms"
+        rows.append(Row(title, round(errors["training-exporter"] * 100, 1), "%", budget, peers))
     rows.append(
         Row(
-            "energy of all phases against the energy counter, relative error", abs(round(error, 5)), "", 0.003
+            "Error of the energy of all phases, relative to the energy counter",
+            abs(round(error * 100, 3)),
+            "%",
+            0.3,
         )
     )
     seconds, card = phase_seconds()
-    title = (
-        f"time of the job's thread for a phase timed on the GPU{'' if card else ', without the CUDA events'}"
-    )
+    title = f"Time that the training thread needs for a GPU-timed phase{'' if card else ', without the CUDA events'}"
     rows.append(Row(title, round(1e6 * seconds, 2), "µs", 10.0))
     report(rows, **details)
 

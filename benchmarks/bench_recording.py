@@ -67,7 +67,7 @@ def values() -> list[Row]:
     own_nanoseconds = nanoseconds.pop("Stat.add")
     rows = [
         Row(
-            "Stat.add as a share of prometheus_client's observe",
+            "`Stat.add` relative to `Histogram.observe` of prometheus_client (ratio)",
             share(own_nanoseconds, nanoseconds["prometheus_client"]),
             budget=0.05,
         )
@@ -75,12 +75,12 @@ def values() -> list[Row]:
     if "torch.monitor" in nanoseconds:
         rows.append(
             Row(
-                "Stat.add as a share of torch.monitor's",
+                "`Stat.add` relative to `Stat.add` of torch.monitor (ratio)",
                 share(own_nanoseconds, nanoseconds["torch.monitor"]),
                 budget=0.2,
             )
         )
-    return [Row("Stat.add", own_nanoseconds, "ns", peers=nanoseconds), *rows]
+    return [Row("CPU time of a call of `Stat.add`", own_nanoseconds, "ns", peers=nanoseconds), *rows]
 
 
 def timed_calls(
@@ -135,19 +135,24 @@ def compatibility_modules() -> list[Row]:
     torch.monitor.unregister_event_handler(handler)
     return [
         Row(
-            "exporter.monitor.log_event",
+            "CPU time of a call of `exporter.monitor.log_event`",
             nanoseconds["exporter.monitor.log_event"],
             "ns",
             peers={"torch.monitor with one handler in C": nanoseconds["torch.monitor.log_event"]},
         ),
         Row(
-            "elastic put_metric",
+            "CPU time of a call of `exporter.elastic.metrics.put_metric`",
             nanoseconds["exporter put_metric"],
             "ns",
             peers={"torchelastic": nanoseconds["torchelastic put_metric"]},
         ),
-        Row("exporter.log with three data", nanoseconds["exporter.log"], "ns"),
-        Row("exporter.events.enabled", nanoseconds["exporter.events.enabled"], "ns", 100.0),
+        Row("CPU time of a call of `exporter.log` with three values", nanoseconds["exporter.log"], "ns"),
+        Row(
+            "CPU time of a call of `exporter.events.enabled`, with 500 rules",
+            nanoseconds["exporter.events.enabled"],
+            "ns",
+            100.0,
+        ),
     ]
 
 
@@ -198,7 +203,7 @@ def peer_iteration() -> dict[str, Callable[[], object]]:
         with training_iteration():
             pass
 
-    return {"nv-one-logger, the iteration's span alone": iteration}
+    return {"nv-one-logger (iteration span only)": iteration}
 
 
 PEER_LOOPS = 300
@@ -240,16 +245,22 @@ def iterations() -> list[Row]:
             full_iteration()
         tenths.append(time.thread_time() - started)
     return [
-        Row("bare iteration", bare, "µs", None if peer is None else round(peer / 20, 2), microseconds),
         Row(
-            "iteration with 4 phases and 3 values",
+            "CPU time of an iteration without phases and values",
+            bare,
+            "µs",
+            None if peer is None else round(peer / 20, 2),
+            microseconds,
+        ),
+        Row(
+            "CPU time of an iteration with 4 phases and 3 values",
             full,
             "µs",
             None if peer is None else round(peer * 0.15, 2),
             microseconds,
         ),
         Row(
-            f"the last tenth of {MANY_ITERATIONS} iterations over the first",
+            f"Time of the last {tenth:,} of {MANY_ITERATIONS:,} iterations, relative to the first {tenth:,} (ratio)",
             round(tenths[-1] / tenths[0], 2),
             budget=1.3,
         ),
@@ -281,7 +292,13 @@ def recording_thread() -> list[Row]:
         scale = (observe_before + observe_ns()) / 2
         notes = [f"not scaled {own_percent:.3g} % of a core", f"Histogram.observe {scale:.0f} ns"]
         scaled_percent = round(own_percent * 600 / scale, 3)
-        return Row(f"recording thread at {rate}, scaled", scaled_percent, "% of a core", 0.2, notes=notes)
+        return Row(
+            f"CPU time of the recording thread at {rate} (scaled)",
+            scaled_percent,
+            "% of a core",
+            0.2,
+            notes=notes,
+        )
 
     full = our_iterations()["full"]
     return [row("1,000 samples/s", record_all, 20.0), row("100 iterations/s", full, 100.0)]
@@ -326,8 +343,8 @@ def stacks() -> list[Row]:
         ratios.append(per_iteration[True] / per_iteration[False])
         without_responder.append(per_iteration[False])
     RECORDER._tasks = tasks_with_responder
-    title = "CPU time of a job at 100 iterations/s, with stack requests over without"
-    notes = [f"without {statistics.median(without_responder):.1f} µs an iteration"]
+    title = "CPU time of a job at 100 iterations/s with the responder to stack requests, relative to the job without (ratio)"
+    notes = [f"without {statistics.median(without_responder):.1f} µs per iteration"]
     return [Row(title, round(statistics.median(ratios), 3), budget=1.02, notes=notes)]
 
 
@@ -343,7 +360,9 @@ def lossless() -> list[Row]:
             stat.add(0.01)
         added += 1_000
     exporter.flush()
-    return [Row("lost of 3 million adds at a million per second", float(added - stat.count), budget=0.0)]
+    return [
+        Row("Lost values of 3 million, added at a million per second", float(added - stat.count), budget=0.0)
+    ]
 
 
 IMPORT = """
@@ -384,13 +403,18 @@ def imports() -> list[Row]:
     ratio = round(times["ours"] / times["prometheus_client"], 2)
     notes = [f"prometheus_client {times['prometheus_client']:.1f} ms"]
     return [
-        Row("import of every compatibility module over prometheus_client's", ratio, budget=1.5, notes=notes),
-        Row("import of every compatibility module", sizes.pop("ours"), "MiB", 8.0, sizes),
+        Row(
+            "CPU time of the import of all compatibility modules, relative to prometheus_client (ratio)",
+            ratio,
+            budget=1.5,
+            notes=notes,
+        ),
+        Row("Memory of the import of all compatibility modules", sizes.pop("ours"), "MiB", 8.0, sizes),
     ]
 
 
 class Hooks:
-    """Hooks of the bridge on a plain torch loop, which can be removed and restored."""
+    """Hooks of the bridge on a plain loop, which can be removed and restored."""
 
     def __init__(self) -> None:
         import torch
@@ -483,10 +507,11 @@ def bridges() -> list[Row]:
             bare_microseconds.append(bare_step)
         scale = statistics.median(scales)
         scaled_microseconds = round(statistics.median(added_microseconds) * 600 / scale, 1)
-        peers = {"the bare step": round(statistics.median(bare_microseconds), 1)}
-        title = f"bridge of a plain torch loop of {modules} module{'s' * (modules > 1)}, scaled"
+        peers = {"step without the bridge": round(statistics.median(bare_microseconds), 1)}
+        models = f"model of {modules} module{'s' * (modules > 1)}"
+        title = f"CPU time that the bridge to plain loops adds to a step, {models} (scaled)"
         notes = [f"Histogram.observe {scale:.0f} ns"]
-        rows.append(Row(title, scaled_microseconds, "µs a step", 25.0, peers, notes))
+        rows.append(Row(title, scaled_microseconds, "µs", 25.0, peers, notes))
     return rows
 
 

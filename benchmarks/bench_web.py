@@ -92,8 +92,8 @@ def exposition() -> list[Row]:
     milliseconds = {name: round(statistics.median(seconds) * 1e3, 3) for name, seconds in times.items()}
     peers = {"prometheus_client": milliseconds["prometheus_client"]}
     return [
-        Row("page of 500 series, nothing changed", milliseconds["unchanged"], "ms", 1.0, peers),
-        Row("page of 500 series, everything changed", milliseconds["changed"], "ms", 10.0, peers),
+        Row("Time of rendering 500 series, no value changed", milliseconds["unchanged"], "ms", 1.0, peers),
+        Row("Time of rendering 500 series, all values changed", milliseconds["changed"], "ms", 10.0, peers),
     ]
 
 
@@ -179,9 +179,27 @@ def http() -> list[Row]:
     }
     peer = "prometheus_client"
     return [
-        Row("server time of a scrape, nothing changed", cpu["exporter"], "ms", 1.0, {peer: cpu[peer]}),
-        Row("64 at once, p99", p99["exporter"], "ms", 150.0, {peer: p99.get(peer, 0.0)}),
-        Row("64 at once, failed", float(failures["exporter"]), "", 0.0, {peer: float(failures[peer])}),
+        Row(
+            "CPU time of the server for a scrape of 500 series, no value changed",
+            cpu["exporter"],
+            "ms",
+            1.0,
+            {peer: cpu[peer]},
+        ),
+        Row(
+            "99th percentile of the scrape time with 64 concurrent clients",
+            p99["exporter"],
+            "ms",
+            150.0,
+            {peer: p99.get(peer, 0.0)},
+        ),
+        Row(
+            "Failed scrapes with 64 concurrent clients",
+            float(failures["exporter"]),
+            "",
+            0.0,
+            {peer: float(failures[peer])},
+        ),
     ]
 
 

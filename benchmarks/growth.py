@@ -151,7 +151,10 @@ def series() -> dict[str, Any]:
         costs = costs_of_ranks(RANKS_OF_SERIES, count)
         peer = multiprocess(RANKS_OF_SERIES, count)
         points.append({"series": costs.pop("series"), **costs, "prometheus_client, ms of a scrape": peer})
-    return {"title": f"Series of a node, of {RANKS_OF_SERIES} ranks with ever more Stats", "points": points}
+    return {
+        "title": f"Series of a node with {RANKS_OF_SERIES} ranks and a growing number of Stats",
+        "points": points,
+    }
 
 
 def multiprocess(ranks: int, stats: int) -> float:
@@ -224,7 +227,7 @@ def runs() -> dict[str, Any]:
                     time.sleep(0.02)
                 state = sum(path.stat().st_size for path in (feed / "ledger").iterdir()) // 1024
                 points.append({"runs": count, **steady_costs(pid, url), "KiB of state": state})
-    return {"title": "Runs through one state file, within minutes", "points": points}
+    return {"title": "Runs that share a state file, within minutes", "points": points}
 
 
 def iterations() -> dict[str, Any]:
@@ -249,7 +252,7 @@ def iterations() -> dict[str, Any]:
         for point, (previous_count, count) in zip(points, pairwise((0, *ITERATIONS)), strict=True):
             if count <= PEER_ITERATIONS:
                 point[f"{name}, µs each"] = microseconds_of_call(call, count - previous_count)
-    return {"title": "Instrumented iterations of a process whose recording thread keeps up", "points": points}
+    return {"title": "Instrumented iterations of a process", "points": points}
 
 
 def microseconds_of_call(
@@ -267,7 +270,7 @@ def microseconds_of_call(
 
 
 def verdicts(points: Sequence[dict[str, float]]) -> dict[str, str]:
-    """Return the growth of each figure with the first figure: flat, linear at most, or more than linear from a point on."""
+    """Return the growth of each figure with the first figure: flat, linear at most, or more than linear at some points."""
     across, *names = points[0]
     growths = {}
     for name in names:
@@ -278,7 +281,8 @@ def verdicts(points: Sequence[dict[str, float]]) -> dict[str, str]:
         ]
         steep = [x for x, exponent in steps if exponent > LINEAR]
         total_exponent = math.log(pairs[-1][1] / pairs[0][1]) / math.log(pairs[-1][0] / pairs[0][0])
-        growth = f"more than linear at {steep[0]:,.0f}" if steep else "linear at most"
+        steep_points = ", ".join(f"{x:,.0f}" for x in steep)
+        growth = f"more than linear at {steep_points}" if steep else "linear at most"
         growths[name] = "flat" if total_exponent <= FLAT else growth
     return growths
 
@@ -308,15 +312,8 @@ def draw(curves: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     """Measure, print, and draw if requested."""
     # A separate process for each curve, so that imports of a curve do not count in the next curve.
-    if name := next(
-        (
-            microseconds_of_call
-            for microseconds_of_call in sys.argv[1:]
-            if not microseconds_of_call.startswith("-")
-        ),
-        "",
-    ):
-        curve = globals()[name]()
+    if subjects := [argument for argument in sys.argv[1:] if not argument.startswith("-")]:
+        curve = globals()[subjects[0]]()
         print(json.dumps({**curve, "verdicts": verdicts(curve["points"])}))
         return
     curves = []

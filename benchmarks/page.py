@@ -22,25 +22,25 @@ GROWTH, FLEET = "growth", "fleet"
 BUDGET_OBSERVE_NS = 600
 
 COSTS_OF_THE_SIDECAR = {
-    "sidecar, scaled": "CPU of the sidecar: 8 GPUs (replayed), 8 ranks of 50 Stats, a scrape every 15 s",
-    "memory of the sidecar": "memory of the sidecar",
-    "NVML child, scaled": "CPU of the NVML child for each GPU, with the call costs of an H100",
-    "memory of the NVML child": "memory of the NVML child",
+    "CPU time of the sidecar with 8 GPUs and 8 ranks (scaled)": "CPU of the sidecar: 8 GPUs (replayed), 8 ranks of 50 Stats, a scrape every 15 s",
+    "Memory of the sidecar with 8 GPUs and 8 ranks": "memory of the sidecar",
+    "CPU time of the NVML child per GPU (scaled)": "CPU of the NVML child per GPU, with the call costs of an H100",
+    "Memory of the NVML child": "memory of the NVML child",
 }
 """Rows of docs/operations.md, and the last rows of the README, with the names there."""
 
 README_ROWS = {
-    "Stat.add": "`Stat.add`",
-    "iteration with 4 phases and 3 values": "an iteration with four phases, loss, tokens and gradient norm",
-    "recording thread at 1,000 samples/s, scaled": "recording thread, 1,000 samples/s over 50 Stats",
-    "recording thread at 100 iterations/s, scaled": "recording thread, 100 instrumented iterations/s",
-    "lost of 3 million adds at a million per second": "values lost of three million, added within three seconds",
-    "import of every compatibility module": "import of all modules that a job can import",
-    "server time of a scrape, nothing changed": "server time of a scrape, 500 series",
-    "client's time of a scrape of 800 series over node_exporter's": (
-        "time that a client waits for a scrape of 800 series, as a share of node_exporter's"
+    "CPU time of a call of `Stat.add`": "`Stat.add`",
+    "CPU time of an iteration with 4 phases and 3 values": "an iteration with four phases, loss, tokens and gradient norm",
+    "CPU time of the recording thread at 1,000 samples/s (scaled)": "recording thread, 1,000 samples/s over 50 Stats",
+    "CPU time of the recording thread at 100 iterations/s (scaled)": "recording thread, 100 instrumented iterations/s",
+    "Lost values of 3 million, added at a million per second": "values lost of three million, added within three seconds",
+    "Memory of the import of all compatibility modules": "memory of the import of all modules that a job can import",
+    "CPU time of the server for a scrape of 500 series, no value changed": "CPU time of the server for a scrape of 500 series",
+    "Scrape time seen by a client, 800 series, relative to node_exporter (ratio)": (
+        "scrape time seen by a client, 800 series, relative to node_exporter (ratio)"
     ),
-    "64 at once, p99": "64 scrapers at once, the slowest of a hundred",
+    "99th percentile of the scrape time with 64 concurrent clients": "99th percentile of the scrape time, 64 concurrent clients",
     **COSTS_OF_THE_SIDECAR,
 }
 """Rows of the README, with the names there."""
@@ -58,7 +58,12 @@ def table_row(name: str, result: dict[str, Any], *, has_budget: bool) -> str:
     cells = [name, f"{number(result['value'])} {unit}".strip()]
     if has_budget:
         budget = result["budget"]
-        cells.append("" if budget is None else number(budget) + ("" if result["holds"] else " (missed)"))
+        if budget is not None and not result["holds"] and number(budget) == number(result["value"]):
+            cells[1] = (
+                f"{result['value']:.5g} {unit}".strip()
+            )  # more digits, which show that the value is above the budget
+        text = "" if budget is None else f"{number(budget)} {unit}".strip()
+        cells.append(text if result["holds"] else f"{text} (missed)")
     return "| " + " | ".join([*cells, ", ".join([*peers, *result["notes"]])]) + " |"
 
 
@@ -67,10 +72,17 @@ def page(results: dict[str, Any]) -> str:
     parts = [
         "# Benchmarks",
         "",
-        "Results of the last `make bench`, with the peers in the same run. Compare within a row: the machine is shared, and in some",
-        "hours half as fast as in others. Rows above the budget are marked as missed. Budgets apply to a machine on which",
-        f"`Histogram.observe` of prometheus_client takes {BUDGET_OBSERVE_NS} ns. A *scaled* value is multiplied by {BUDGET_OBSERVE_NS} ns and",
-        "divided by the time of `Histogram.observe` in the same run.",
+        "Each section shows the last run of a benchmark program, with the machine and the commit of that run. `make bench` repeats the",
+        "runs. Peers are other tools that were measured in the same run. The machine is shared and sometimes half as fast as usual:",
+        "compare the values of a row, not the values of different rows.",
+        "",
+        "- *Budget* is the highest value that this project accepts. A row above its budget is marked as missed.",
+        f"- Budgets of times apply to a machine on which `Histogram.observe` of prometheus_client takes {BUDGET_OBSERVE_NS} ns. A *scaled*",
+        f"  value is multiplied by {BUDGET_OBSERVE_NS} ns and divided by the time of `Histogram.observe` in the same run.",
+        "- The budgets of an iteration are relative to nv-one-logger in the same run: 5 % without phases and values, 15 % with 4 phases",
+        "  and 3 values.",
+        "- A *ratio* compares two measurements of the same run; 1 means equal.",
+        "- *% of a core* is CPU time per elapsed time.",
     ]
     for name in NAMES:
         if name not in results:
@@ -92,7 +104,9 @@ def page(results: dict[str, Any]) -> str:
             "",
             "## `python benchmarks/growth.py`",
             "",
-            "Growth of the costs with the load: the sidecar is scraped every five seconds.",
+            "Growth of the costs with the load. The sidecar is scraped every five seconds. The columns are the CPU time and the memory of",
+            "the sidecar (of the job, in the table of iterations), the number of series, and the size and the duration of a scrape. The",
+            "last line of a table compares the growth of a column with the growth of the first column.",
             "",
         ]
         parts += [line for curve in results[GROWTH]["curves"] for line in curve_section(curve)]
@@ -106,10 +120,10 @@ def curve_section(curve: dict[str, Any]) -> list[str]:
         " | ".join(number(point[name]) if name in point else "" for name in names)
         for point in curve["points"]
     ]
-    verdicts = "; ".join(f"{name}: {verdict}" for name, verdict in curve["verdicts"].items())
+    growth = " | ".join(["*growth*", *(curve["verdicts"].get(name, "") for name in names[1:])])
     picture = f"![{curve['title']}](images/growth-{names[0]}.svg)"
     head = [f"### {curve['title']}", "", "| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    return [*head, *(f"| {row} |" for row in rows), "", f"Growth of {verdicts}.", "", picture, ""]
+    return [*head, *(f"| {row} |" for row in [*rows, growth]), "", picture, ""]
 
 
 def fleet(result: dict[str, Any]) -> str:
