@@ -28,7 +28,7 @@ URGENCIES = value_mappings(
     }
 )
 RUNBOOK = link("Runbook", "${runbook}#${__value.raw}")
-"""Data link of an alert's name; the variable `runbook` contains the address from the rules."""
+"""Data link of an alert's name. The variable `runbook` contains the address from the rules."""
 
 
 def titles() -> dict[str, str]:

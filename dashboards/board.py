@@ -341,7 +341,7 @@ def _leftmost_column(skyline: Sequence[int], width: int) -> int:
 
 
 def all_panels(model: dict[str, Any]) -> list[Json]:
-    """Return the panels of a dashboard's JSON model without row headings; panels of collapsed rows are included."""
+    """Return the panels of a dashboard's JSON model, including those of collapsed rows, without row headings."""
     return [
         panel
         for outer in model["panels"]

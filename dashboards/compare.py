@@ -36,12 +36,12 @@ RUNS = Variable(
     description="Runs to compare with the baseline.",
 )
 
-
+IS_BASELINE_MATCHER = ', is_baseline="true"'
 BASELINE = Variable(
     "baseline",
     "Baseline",
     "query_result(sort_desc(max by (run)"
-    f" ({SAME_WORK_RUNS.format(more=', is_baseline=' + chr(34) + 'true' + chr(34))} * 2 or {SAME_WORK_RUNS.format(more='')})))",
+    f" ({SAME_WORK_RUNS.format(more=IS_BASELINE_MATCHER)} * 2 or {SAME_WORK_RUNS.format(more='')})))",
     multi=False,
     regex='/run="([^"]+)"/',
     sort=0,
@@ -67,13 +67,16 @@ def _joules_per_token(run: str) -> str:
     )
 
 
-LOSS = 'max by (run) (training_loss{{{}, mode="train"}})'
-STEPS = "max by (run) (training_step{@run})"
-LAST_STEPS = "max by (run) (last_over_time(training_step{@run}[$__range] @ end()))"
-STRIDE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEPS}))) - 1))"
-STRIDE = f"scalar(ceil(max({LAST_STEPS}) / 10 / {STRIDE_UNIT}) * {STRIDE_UNIT})"
-"""PromQL for a tenth of the largest step count, rounded up to two digits; the rows of *Loss by step* are so many steps apart."""
-SELECTED_RUNS, BASELINE_RUN = "@run", 'cluster=~"$cluster", run="$baseline"'
+LOSS_TEMPLATE = 'max by (run) (training_loss{{{}, mode="train"}})'
+STEP_QUERY = "max by (run) (training_step{@run})"
+LAST_STEP_QUERY = "max by (run) (last_over_time(training_step{@run}[$__range] @ end()))"
+ROW_DISTANCE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEP_QUERY}))) - 1))"
+ROW_DISTANCE_QUERY = f"scalar(ceil(max({LAST_STEP_QUERY}) / 10 / {ROW_DISTANCE_UNIT}) * {ROW_DISTANCE_UNIT})"
+"""PromQL for the distance in steps between two rows of *Loss by step*.
+
+The distance is a tenth of the largest step number, rounded up to one significant digit.
+"""
+SELECTED_RUNS_SELECTOR, BASELINE_SELECTOR = "@run", 'cluster=~"$cluster", run="$baseline"'
 
 
 def _comparison_columns(
@@ -90,9 +93,9 @@ def _comparison_columns(
     """
     delta = f"\N{GREEK CAPITAL LETTER DELTA} {title}"
     return (
-        Column(query_for(SELECTED_RUNS), title, unit, 100, decimals=decimals),
+        Column(query_for(SELECTED_RUNS_SELECTOR), title, unit, 100, decimals=decimals),
         Column(
-            f"({query_for(SELECTED_RUNS)}) / scalar({query_for(BASELINE_RUN)}) - 1",
+            f"({query_for(SELECTED_RUNS_SELECTOR)}) / scalar({query_for(BASELINE_SELECTOR)}) - 1",
             delta,
             "percentunit",
             100,
@@ -104,9 +107,7 @@ def _comparison_columns(
 
 def _at_last_common_step(value: str) -> str:
     """Return PromQL for a value of each run at the last step that all runs have reached."""
-    return (
-        f"last_over_time(({value} and on (run) {STEPS} <= scalar(min({LAST_STEPS})))[$__range:$__interval])"
-    )
+    return f"last_over_time(({value} and on (run) {STEP_QUERY} <= scalar(min({LAST_STEP_QUERY})))[$__range:$__interval])"
 
 
 def comparison_panels() -> tuple[Panel, ...]:
@@ -133,8 +134,13 @@ def comparison_panels() -> tuple[Panel, ...]:
                 width=100,
                 decimals=1,
             ),
-            Column(LAST_STEPS, "At step", unit="locale", width=100),
-            Column(_at_last_common_step(LOSS.format(SELECTED_RUNS)), "Same-step loss", width=100, decimals=3),
+            Column(LAST_STEP_QUERY, "At step", unit="locale", width=100),
+            Column(
+                _at_last_common_step(LOSS_TEMPLATE.format(SELECTED_RUNS_SELECTOR)),
+                "Same-step loss",
+                width=100,
+                decimals=3,
+            ),
             Column(
                 _at_last_common_step("sum by (run, currency) (training_cost_total{@run})"),
                 "Same-step cost",
@@ -168,8 +174,8 @@ def comparison_panels() -> tuple[Panel, ...]:
         matrix(
             "Loss by step",
             table_query(
-                f"avg_over_time(({LOSS.format(SELECTED_RUNS)} * on (run) group_left (step)"
-                f' count_values by (run) ("step", floor({STEPS} / {STRIDE}) * {STRIDE}))[$__range:$__interval])'
+                f"avg_over_time(({LOSS_TEMPLATE.format(SELECTED_RUNS_SELECTOR)} * on (run) group_left (step)"
+                f' count_values by (run) ("step", floor({STEP_QUERY} / {ROW_DISTANCE_QUERY}) * {ROW_DISTANCE_QUERY}))[$__range:$__interval])'
             ),
             column_label="run",
             row_label="step",
@@ -181,8 +187,8 @@ def comparison_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Loss by time",
-            Query(LOSS.format(SELECTED_RUNS), "{{run}}", BLUE),
-            Query(LOSS.format(BASELINE_RUN), "{{run}} (baseline)"),
+            Query(LOSS_TEMPLATE.format(SELECTED_RUNS_SELECTOR), "{{run}}", BLUE),
+            Query(LOSS_TEMPLATE.format(BASELINE_SELECTOR), "{{run}} (baseline)"),
             unit="none",
             minimum=None,
             overrides=[

@@ -8,21 +8,21 @@ from dashboards.energy_loss import (
     KWH,
     LOST_COST_BY_RUN,
     LOST_SHARE_BY_RUN,
-    PROGRESS,
+    PROGRESS_CAUSE,
     RUNS_WITHOUT_PROGRESS,
-    WALL,
+    WALL_SECONDS,
     loss_by_cause,
     loss_by_run,
 )
 from dashboards.gpu_load import DISTINCT_COLORS
 from dashboards.palette import (
     BAD,
+    BADPUT_CAUSE_COLORS,
     BLUE,
-    CAUSES,
     GREY,
     NEUTRAL,
     ORANGE,
-    PHASES,
+    PHASE_COLORS,
     WARNING,
     colors_by_first_word,
     colors_by_name,
@@ -42,7 +42,9 @@ from dashboards.queries import Query, blank_if_incomplete, instant_query
 from dashboards.tables import Column, table
 
 UID = "training-energy"
-RUN_POWER = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
+RUN_POWER_QUERY = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
+ANY_LOSS = 0.01
+"""Threshold of the tile *Lost per hour now*: any loss is bad."""
 NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
@@ -74,12 +76,12 @@ def board() -> Board:
 
 
 def _overview_panels() -> tuple[Panel, ...]:
-    total_cost = "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))"
-    cost_rate = "sum by (currency) (rate(training_cost_total{{@run}}[5m]){condition}) * 3600"
+    total_cost_query = "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))"
+    cost_per_hour_template = "sum by (currency) (rate(training_cost_total{{@run}}[5m]){condition}) * 3600"
     return (
         stat(
             "Time without progress",
-            instant_query(f"sum(({LOST_SHARE_BY_RUN}) * on (run) {WALL}) / sum({WALL})"),
+            instant_query(f"sum(({LOST_SHARE_BY_RUN}) * on (run) {WALL_SECONDS}) / sum({WALL_SECONDS})"),
             unit="percentunit",
             decimals=1,
             thresholds=warn_above(0.1, 0.3),
@@ -87,7 +89,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "Lost in this time range",
             instant_query(f"sum by (currency) ({LOST_COST_BY_RUN})", "{{currency}}"),
-            instant_query(f"sum(({ENERGY_BY_CAUSE}) unless on (cause) {PROGRESS})", "kWh"),
+            instant_query(f"sum(({ENERGY_BY_CAUSE}) unless on (cause) {PROGRESS_CAUSE})", "kWh"),
             unit="none",
             decimals=2,
             text_mode="value_and_name",
@@ -96,21 +98,21 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "Lost per hour now",
             instant_query(
-                f"{cost_rate.format(condition=f' and on (run) {RUNS_WITHOUT_PROGRESS}')}"
-                f" or {cost_rate.format(condition='')} * 0",
+                f"{cost_per_hour_template.format(condition=f' and on (run) {RUNS_WITHOUT_PROGRESS}')}"
+                f" or {cost_per_hour_template.format(condition='')} * 0",
                 "{{currency}} per hour",
             ),
-            instant_query(f"count({RUNS_WITHOUT_PROGRESS}) or vector(0)", "runs without a step"),
+            instant_query(f"count({RUNS_WITHOUT_PROGRESS}) or vector(0)", "runs without a recent step"),
             unit="none",
             decimals=0,
             text_mode="value_and_name",
-            thresholds=warn_above(0.01, 0.01),
+            thresholds=warn_above(ANY_LOSS, ANY_LOSS),
             w=5,
         ),
         stat(
             "Cost so far",
-            instant_query(total_cost, "{{currency}}"),
-            instant_query(cost_rate.format(condition=""), "{{currency}} per hour"),
+            instant_query(total_cost_query, "{{currency}}"),
+            instant_query(cost_per_hour_template.format(condition=""), "{{currency}} per hour"),
             unit="none",
             decimals=2,
             text_mode="value_and_name",
@@ -136,12 +138,12 @@ def _overview_panels() -> tuple[Panel, ...]:
 
 
 def _power_panels() -> tuple[Panel, ...]:
-    gpus, cpus = (
+    gpu_power_query, cpu_power_query = (
         f"sum by (instance) (rate({family}_energy_joules_total{{@node_any_job}}[$__rate_interval]))"
         for family in ("gpu", "host_cpu")
     )
-    # The smallest power of a GPU that was never idle includes the power of a load.
-    idle_power = (
+    # `min_seen` is not the idle power of a GPU that was never idle. Values near the power limit are therefore left out.
+    idle_power_query = (
         'max by (instance, gpu) (gpu_power_idle_watts{@node_any_job, method="min_seen"})'
         ' < 0.3 * max by (instance, gpu) (gpu_power_limit_watts{@node_any_job, limit="enforced"})'
     )
@@ -161,7 +163,7 @@ def _power_panels() -> tuple[Panel, ...]:
         time_series(
             "Power of nodes",
             Query(
-                f"({gpus} + {cpus} or {gpus} or {cpus}) and on (instance) topk(8, sum by (instance)"
+                f"({gpu_power_query} + {cpu_power_query} or {gpu_power_query} or {cpu_power_query}) and on (instance) topk(8, sum by (instance)"
                 " (rate(gpu_energy_joules_total{@node_any_job}[$__range] @ end()))"
                 " or sum by (instance) (rate(host_cpu_energy_joules_total{@node_any_job}[$__range] @ end())))",
                 "{{instance}}",
@@ -181,7 +183,7 @@ def _power_panels() -> tuple[Panel, ...]:
                 "{{instance}} GPU {{gpu}}",
             ),
             Query(
-                f'max(gpu_power_idle_watts{{@node_any_job, method="before_start"}} or {idle_power})',
+                f'max(gpu_power_idle_watts{{@node_any_job, method="before_start"}} or {idle_power_query})',
                 "idle, highest GPU",
                 reference=True,
             ),
@@ -191,11 +193,11 @@ def _power_panels() -> tuple[Panel, ...]:
 
 
 def _efficiency_panels() -> tuple[Panel, ...]:
-    def joules_per(title: str, family: str, unit: str) -> Panel:
+    def energy_per_unit_panel(title: str, family: str, unit: str) -> Panel:
         return time_series(
             title,
             Query(
-                f'{RUN_POWER} / (sum by (run) (rate({family}{{@run, mode="train"}}[$__rate_interval])) > 0)',
+                f'{RUN_POWER_QUERY} / (sum by (run) (rate({family}{{@run, mode="train"}}[$__rate_interval])) > 0)',
                 "{{run}}",
             ),
             unit=unit,
@@ -206,13 +208,13 @@ def _efficiency_panels() -> tuple[Panel, ...]:
         time_series(
             "Joules per step",
             Query(
-                f'{RUN_POWER} / (max by (run) (rate(training_steps_total{{@run, mode="train"}}[$__rate_interval])) > 0)',
+                f'{RUN_POWER_QUERY} / (max by (run) (rate(training_steps_total{{@run, mode="train"}}[$__rate_interval])) > 0)',
                 "{{run}}",
             ),
             unit="joule",
             w=6,
         ),
-        joules_per("Joules per token", "training_tokens_total", "joule"),
+        energy_per_unit_panel("Joules per token", "training_tokens_total", "joule"),
         bars(
             "Energy by phase",
             instant_query(
@@ -221,7 +223,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
             ),
             unit=KWH,
             decimals=2,
-            overrides=colors_by_name(PHASES | {"unattributed": GREY}),
+            overrides=colors_by_name(PHASE_COLORS | {"unattributed": GREY}),
             color=fixed_color(GREY),
             w=12,
         ),
@@ -240,7 +242,7 @@ def _waste_panels() -> tuple[Panel, ...]:
             ),
             unit="watt",
             stacked=True,
-            overrides=colors_by_name(CAUSES),
+            overrides=colors_by_name(BADPUT_CAUSE_COLORS),
         ),
     )
 
@@ -318,7 +320,7 @@ def _source_panels() -> tuple[Panel, ...]:
             ),
             Column(
                 "max by (instance, device) (exporter_energy_crosscheck{@node_any_job})",
-                "Counter / power",
+                "Counter ÷ integrated power",
                 decimals=2,
                 width=140,
                 thresholds=threshold_steps((None, NEUTRAL), (0.001, BAD), (0.8, NEUTRAL), (1.25, BAD)),
@@ -326,7 +328,7 @@ def _source_panels() -> tuple[Panel, ...]:
             Column(
                 "sum by (instance, device) (exporter_energy_resets_total{@node_any_job})"
                 " or max by (instance, device) (exporter_energy_source_info{@node_any_job}) * 0",
-                "Corrections",
+                "Counter resets",
                 width=110,
             ),
             Column(
@@ -336,7 +338,7 @@ def _source_panels() -> tuple[Panel, ...]:
                 unit="s",
                 width=140,
             ),
-            Column("device", "Id"),
+            Column("device", "Device id"),
             row_query="max by (instance, component, device, source, measured, name) (exporter_energy_source_info{@node_any_job})",
             sort="Measured?",
             descending=False,

@@ -1,4 +1,4 @@
-"""PromQL for the time, energy and cost of runs in the time range, by cause; the causes add up to the whole.
+"""PromQL for the time, energy and cost of runs in the time range, by cause. The causes add up to the whole.
 
     time   = progress + slowest_rank + causes of badput
     energy = progress + slowest_rank + causes of wasted energy
@@ -21,7 +21,7 @@ _ACCOUNTED = " and on (instance, run) last_over_time(training_wall_seconds_total
 def _increase(selection: str, by: str, aggregation: str = "sum", condition: str = "") -> str:
     """Return PromQL for the increase of counters in the time range.
 
-    The last values count of a run that ended or whose exporter is down; a counter that begins in the time range begins at 0.
+    The last values count of a run that ended or whose exporter is down; a counter that starts in the time range starts at 0.
     """
     current = f"{aggregation} by ({by}) (last_over_time({selection}[$__range]){condition})"
     previous = f"{aggregation} by ({by}) (last_over_time({selection}[15m] offset $__range){condition})"
@@ -35,9 +35,9 @@ def _as_cause(expression: str, cause: str) -> str:
 RUN_ENERGY = _increase("training_energy_joules_total{@run}", "run")
 _ACCOUNTED_ENERGY = _increase("training_energy_joules_total{@run}", "run", condition=_ACCOUNTED)
 _WASTED_ENERGY = _increase("training_wasted_energy_joules_total{@run}", "run, cause", condition=_ACCOUNTED)
-WALL = _increase("training_wall_seconds_total{@run}", "run", "max")
+WALL_SECONDS = _increase("training_wall_seconds_total{@run}", "run", "max")
 _BADPUT = _increase("training_badput_seconds_total{@run}", "run, cause", "max")
-_WORK = f"(({WALL}) - sum by (run) ({_BADPUT}))"
+_WORK = f"(({WALL_SECONDS}) - sum by (run) ({_BADPUT}))"
 _COMPUTE_BY_STAGE = (
     "training_rank_compute_seconds{@run} * on (instance, run, rank, worker) group_left (label_stage)"
     " group by (instance, run, rank, worker, label_stage) (training_rank_info{@run})"
@@ -62,16 +62,14 @@ ENERGY_BY_CAUSE = (
 )
 """PromQL for the kilowatt-hours of each run by cause."""
 _LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_WAIT})"
-LOST_SHARE_BY_RUN = f"({_LOST_SECONDS} / ({WALL} > 0))"
-"""PromQL for the share of the time of each run without progress."""
+LOST_SHARE_BY_RUN = f"({_LOST_SECONDS} / ({WALL_SECONDS} > 0))"
+"""PromQL for the share of each run's time that was without progress."""
 _COST = _increase("training_cost_total{@run}", "run, currency")
 LOST_COST_BY_RUN = f"({_COST} * on (run) group_left () {LOST_SHARE_BY_RUN})"
-"""PromQL for the cost of the time of each run without progress."""
-COST_BY_CAUSE = (
-    f"({TIME_BY_CAUSE} / on (run) group_left () ({WALL} > 0) * on (run) group_left (currency) ({_COST}))"
-)
-"""PromQL for the cost of each run by cause; the cost is divided by time."""
-PROGRESS = _as_cause("vector(1)", "progress")
+"""PromQL for the cost of each run's time without progress."""
+COST_BY_CAUSE = f"({TIME_BY_CAUSE} / on (run) group_left () ({WALL_SECONDS} > 0) * on (run) group_left (currency) ({_COST}))"
+"""PromQL for the cost of each run by cause. The cost is divided in proportion to the time."""
+PROGRESS_CAUSE = _as_cause("vector(1)", "progress")
 NO_PROGRESS_SECONDS = 120
 RUNS_WITHOUT_PROGRESS = (
     f"(time() - max by (run) (training_last_progress_timestamp_seconds{{@run}}) > {NO_PROGRESS_SECONDS}"
@@ -99,7 +97,7 @@ CAUSE_TEXTS = value_mappings(
 
 
 def loss_by_cause() -> Panel:
-    """Return the table of time, energy and cost by cause; the shares add up to 100 %."""
+    """Return the table of time, energy and cost by cause. The shares add up to 100 %."""
     seconds, kilowatt_hours = f"sum by (cause) ({TIME_BY_CAUSE})", f"sum by (cause) ({ENERGY_BY_CAUSE})"
     return table(
         "Where time, energy and money went",

@@ -19,14 +19,14 @@ def exporter_panels() -> tuple[Panel, ...]:
             ),
             Column(
                 "max by (collector) (time() - exporter_collector_last_success_timestamp_seconds{@node})",
-                "Age",
+                "Since last success",
                 unit="s",
                 decimals=1,
                 width=90,
             ),
             Column(
                 "max by (collector) (exporter_collector_last_duration_seconds{@node})",
-                "Last pass",
+                "Last duration",
                 unit="s",
                 width=110,
             ),

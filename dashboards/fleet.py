@@ -12,8 +12,8 @@ from dashboards.compare import BASELINE, PERF_TAG, RUNS, comparison_panels
 from dashboards.fleet_runs import run_panels
 from dashboards.palette import (
     BAD,
+    BADPUT_CAUSE_COLORS,
     BLUE,
-    CAUSES,
     NEUTRAL,
     ORANGE,
     PURPLE,
@@ -180,7 +180,7 @@ def _cluster_panels() -> tuple[Panel, ...]:
             Query("avg by (cause) (run:training_badput_share:ratio6h{@cluster}) > 0", "{{cause}}"),
             unit="percentunit",
             stacked=True,
-            overrides=colors_by_name(CAUSES),
+            overrides=colors_by_name(BADPUT_CAUSE_COLORS),
             w=8,
         ),
         time_series(

@@ -37,20 +37,27 @@ STATE_MAPPINGS = value_mappings(
     }
 )
 RUN_INFO = "max by (run, user) (run:training_run:info{@cluster})"
-RUN_INFO_WITH_STATE = f"{RUN_INFO} * on (run) group_left (state) (topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{{@cluster}}))) * 0 + 1) or on (run) {RUN_INFO}"
+_LATEST_STATE = (
+    "topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{@cluster}))) * 0 + 1"
+)
+"""PromQL for a series of value 1 with the latest state of each run as a label."""
+RUN_INFO_WITH_STATE = f"{RUN_INFO} * on (run) group_left (state) ({_LATEST_STATE}) or on (run) {RUN_INFO}"
 FIRING_ALERTS = 'ALERTS{{@cluster, alertstate="firing", {matcher}}}'
-STOPPED_SECONDS = 300
-"""Time without a step after which a live run counts as stopped."""
+NO_PROGRESS_SECONDS = 300
+"""Time without a step after which a live run counts as making no progress."""
 
 
-def _run_verdict() -> str:
-    """Return PromQL for the urgency of each run: `NO_PROGRESS` for a stopped run, else that of the worst firing alert."""
-    no_progress = (
+def _urgency_query() -> str:
+    """Return PromQL for the urgency of each run.
+
+    The urgency is `NO_PROGRESS` for a run that failed, hangs or completes no steps, else that of the worst firing alert.
+    """
+    no_progress_query = (
         'max by (run) (run:training_run_state:info{@cluster, state=~"hung|failed|lost"}'
-        f" or run:training_last_progress:age_seconds{{@cluster}} >= {STOPPED_SECONDS}"
+        f" or run:training_last_progress:age_seconds{{@cluster}} >= {NO_PROGRESS_SECONDS}"
         " and on (cluster, run) run:training_ranks_up:sum{@cluster} > 0)"
     )
-    alerts = [
+    alert_queries = [
         f"{value} + 0 * max by (run) ({FIRING_ALERTS.format(matcher=matcher)})"
         for value, matcher in (
             (NO_PROGRESS, f'run!="", alertname=~"{NO_PROGRESS_ALERTS}"'),
@@ -59,18 +66,18 @@ def _run_verdict() -> str:
         )
     ]
     return " or on (run) ".join(
-        [f"{NO_PROGRESS} + 0 * {no_progress}", *alerts, f"0 * max by (run) ({RUN_INFO})"]
+        [f"{NO_PROGRESS} + 0 * {no_progress_query}", *alert_queries, f"0 * max by (run) ({RUN_INFO})"]
     )
 
 
-def _worst_alert() -> str:
+def _worst_alert_query() -> str:
     """Return PromQL for the most urgent alert of each run, as the label `alertname`."""
     urgencies = urgency('@cluster, run!=""', "run, alertname")
     return f"topk by (run) (1, {urgencies})"
 
 
 RUN_ROWS = (
-    f"({RUN_INFO_WITH_STATE}) * on (run) group_left (alertname) (0 * {_worst_alert()} + 1)"
+    f"({RUN_INFO_WITH_STATE}) * on (run) group_left (alertname) (0 * {_worst_alert_query()} + 1)"
     f" or on (run) ({RUN_INFO_WITH_STATE})"
 )
 
@@ -89,7 +96,7 @@ def run_panels() -> tuple[Panel, ...]:
                     dashboard_link("training-energy", "Energy and cost", run="${__value.raw}"),
                 ),
             ),
-            Column(_run_verdict(), "Verdict", decimals=0, width=110, mappings=RUN_VERDICTS),
+            Column(_urgency_query(), "Verdict", decimals=0, width=110, mappings=RUN_VERDICTS),
             Column("state", "State", width=90, mappings=STATE_MAPPINGS),
             Column("alertname", "Worst alert", width=265, mappings=title_mappings()),
             Column(

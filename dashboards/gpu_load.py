@@ -6,7 +6,7 @@ run holds any of the selected GPUs.
 
 from __future__ import annotations
 
-from dashboards.palette import THROTTLES, colors_by_name
+from dashboards.palette import THROTTLE_REASON_COLORS, colors_by_name
 from dashboards.panels import Panel, bars, dashboard_link, time_series
 from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
@@ -25,7 +25,7 @@ GPUS_OF_ANY_RUN = (
 
 
 def used_gpus(expression: str) -> str:
-    """Return PromQL for the GPUs that a run holds; for all selected GPUs if no run holds any of them."""
+    """Return PromQL for the GPUs that a run holds, or for all selected GPUs if no run holds any of them."""
     used = f"({expression}) and on (uuid) ({GPUS_OF_ANY_RUN})"
     return f"({used} or ({expression}) unless on () ({used}))"
 
@@ -131,7 +131,7 @@ def power_panels() -> tuple[Panel, ...]:
             Query(f"sum by (reason) ({used_gpus(clock_limits)})", "{{reason}}"),
             unit="suffix: GPUs",
             decimals=1,
-            overrides=colors_by_name(THROTTLES),
+            overrides=colors_by_name(THROTTLE_REASON_COLORS),
         ),
         time_series(
             "Thermal and power brake throttling",

@@ -48,7 +48,10 @@ def _gpu_flag(family: str, text: str, remedy: str) -> Problem:
 
 
 def _xid(matcher: str, remedy: str) -> Problem:
-    """Return the problem of recent Xids; `matcher` selects or excludes those that point to the hardware."""
+    """Return the problem of recent Xids.
+
+    `matcher` selects or excludes the Xids that point to the hardware.
+    """
     selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
     last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu, {selector}}})"
     return Problem("Xid $1", f"{last} > time() - {XID_SECONDS}", remedy, "xid")

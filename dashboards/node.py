@@ -1,4 +1,7 @@
-"""Dashboard *Node*: resources of a node, limits of the container, and the exporter."""
+"""Dashboard *Node*: resources of a node, limits of the container, and the exporter.
+
+`@node`, `@node_any_job` and `@node_run` are named selectors of `dashboards.queries`.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from dashboards.palette import (
     GREY,
     KHAKI,
     ORANGE,
-    PALE,
+    PALE_BLUE,
     PURPLE,
-    SKY,
+    SKY_BLUE,
     VERMILION,
     colors_by_name,
 )
@@ -29,9 +32,11 @@ from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
 
 UID = "training-node"
+PAGE_BYTES = 4096
+"""Assumed size of a memory page. No family has the page size of a node; nodes with larger pages read more per fault."""
 CPU_MODE_COLORS = {
     "user": BLUE,
-    "nice": SKY,
+    "nice": SKY_BLUE,
     "system": ORANGE,
     "iowait": PURPLE,
     "irq": KHAKI,
@@ -64,13 +69,13 @@ def board() -> Board:
 
 
 def _overview_panels() -> tuple[Panel, ...]:
-    collectors = "min by (instance, collector) (exporter_collector_success{@node})"
-    boot_time = "max by (instance) (host_boot_time_seconds{@node})"
+    collector_success_query = "min by (instance, collector) (exporter_collector_success{@node})"
+    boot_time_query = "max by (instance) (host_boot_time_seconds{@node})"
     return (
         exporter_state(),
         stat(
             "Machine up for",
-            instant_query(f"time() - {boot_time} and on (instance) up{{@node}} == 1"),
+            instant_query(f"time() - {boot_time_query} and on (instance) up{{@node}} == 1"),
             unit="s",
             decimals=0,
             w=3,
@@ -159,8 +164,12 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Working collectors",
-            instant_query(f"count({collectors} == 1)", "up"),
-            instant_query(f"count({collectors} == 0) or 0 * count({collectors})", "failed", BAD),
+            instant_query(f"count({collector_success_query} == 1)", "up"),
+            instant_query(
+                f"count({collector_success_query} == 0) or 0 * count({collector_success_query})",
+                "failed",
+                BAD,
+            ),
             unit="none",
             text_mode="value_and_name",
             w=12,
@@ -169,15 +178,18 @@ def _overview_panels() -> tuple[Panel, ...]:
 
 
 def _runs_table() -> Panel:
-    """Return the table of the runs with ranks on the node; the last known runs while the exporter is down."""
-    runs_here = "max by (run) (last_over_time(training_process_up{@node_run}[$__range]))"
-    state = f"max by (run, state) (training_run_state{{@run}} == 1) and on (run) {runs_here}"
+    """Return the table of the runs with ranks on the node.
+
+    While the exporter is down, the table has the last known runs.
+    """
+    runs_query = "max by (run) (last_over_time(training_process_up{@node_run}[$__range]))"
+    run_state_query = f"max by (run, state) (training_run_state{{@run}} == 1) and on (run) {runs_query}"
     return table(
         "Runs on this node",
         Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column("state", "State", width=85, mappings=STATE_MAPPINGS),
         Column(
-            f"time() - max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs_here}",
+            f"time() - max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs_query}",
             "State age",
             unit="s",
             decimals=0,
@@ -204,7 +216,7 @@ def _runs_table() -> Panel:
             width=85,
             thresholds=warn_above(60, 300),
         ),
-        row_query=f"{state} or on (run) {runs_here}",
+        row_query=f"{run_state_query} or on (run) {runs_query}",
         sort="State age",
         descending=False,
         w=10,
@@ -260,8 +272,8 @@ def _pressure_queries() -> Iterator[Query]:
             name,
             color,
         )
-    rate = "rate(cgroup_pressure_io_waiting_seconds_total{@node}[$__rate_interval])"
-    yield Query(rate, "I/O, container", PURPLE, dashed=True)
+    container_io_query = "rate(cgroup_pressure_io_waiting_seconds_total{@node}[$__rate_interval])"
+    yield Query(container_io_query, "I/O, container", PURPLE, dashed=True)
 
 
 def _memory_panels() -> tuple[Panel, ...]:
@@ -275,7 +287,7 @@ def _memory_panels() -> tuple[Panel, ...]:
                 "clamp_min(host_memory_cached_bytes{@node} + host_memory_buffers_bytes{@node}"
                 " - host_memory_shared_bytes{@node}, 0)",
                 "page cache",
-                PALE,
+                PALE_BLUE,
             ),
             Query("host_memory_total_bytes{@node}", "size", GREY, reference=True),
             unit="bytes",
@@ -285,7 +297,7 @@ def _memory_panels() -> tuple[Panel, ...]:
         time_series(
             "Memory of the container, and its limit",
             Query("cgroup_memory_working_set_bytes{@node}", "working set", BLUE),
-            Query("cgroup_memory_current_bytes{@node}", "with page cache", PALE),
+            Query("cgroup_memory_current_bytes{@node}", "with page cache", PALE_BLUE),
             Query("cgroup_memory_limit_bytes{@node}", "limit", VERMILION, reference=True),
             Query("cgroup_memory_high_bytes{@node}", "memory.high", ORANGE, reference=True),
             unit="bytes",
@@ -296,7 +308,7 @@ def _memory_panels() -> tuple[Panel, ...]:
             Query("rate(host_swap_in_bytes_total{@node}[$__rate_interval])", "from swap, bytes/s", ORANGE),
             Query("rate(host_swap_out_bytes_total{@node}[$__rate_interval])", "to swap, bytes/s", VERMILION),
             Query(
-                'rate(host_vm_page_faults_total{@node, kind="major"}[$__rate_interval]) * 4096',
+                f'rate(host_vm_page_faults_total{{@node, kind="major"}}[$__rate_interval]) * {PAGE_BYTES}',
                 "pages read by faults, bytes/s",
                 BLUE,
             ),

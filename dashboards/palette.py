@@ -1,7 +1,8 @@
 """Colour palette that is safe for colour-blind readers on Grafana's dark and light themes.
 
-The palette is that of Okabe and Ito with replacements for yellow and black, which are invisible on one of the themes. Blue
-and the text colour mean good, orange means a warning, vermilion means bad. A text or a number repeats each meaning.
+The palette is based on that of Okabe and Ito. It replaces their blue, and yellow and black, which are invisible on one of the
+themes, and adds further colours. In panels of a status, blue and the text colour mean good, orange means a warning, and
+vermilion means bad. Colour is never the only signal: a text or a number says the same.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ BLUE = "#3D85D6"
 ORANGE = "#E69F00"
 GREEN = "#009E73"
 PURPLE = "#CC79A7"
-SKY = "#56B4E9"
+SKY_BLUE = "#56B4E9"
 VERMILION = "#D55E00"
 KHAKI = "#A19251"
 RED = "#9C2B08"
@@ -21,7 +22,7 @@ GREY = "#8C8C8C"
 BROWN = "#A0705A"
 VIOLET = "#7B4FA0"
 INDIGO = "#4A3FD8"
-PALE = "#9DBFE6"
+PALE_BLUE = "#9DBFE6"
 SILVER = "#C0C0C0"
 
 COLOR_BY_SERIES_NAME = {"mode": "palette-classic-by-name"}
@@ -29,10 +30,10 @@ COLOR_BY_SERIES_NAME = {"mode": "palette-classic-by-name"}
 
 GOOD, NEUTRAL, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
 
-PHASES = {
+PHASE_COLORS = {
     "iteration": "#2F5F99",
     "forward": BLUE,
-    "backward": SKY,
+    "backward": SKY_BLUE,
     "optimizer": GREEN,
     "grad_sync": VIOLET,
     "zero_grad": "#7FC8A9",
@@ -52,14 +53,18 @@ PHASES = {
     "logging": "#B0B0B0",
     "other": GREY,
 }
-"""Colours of phases: blue, green and violet for training work, orange for data loading, pink for checkpoints, brown for start-up."""
+"""Colours of phases.
 
-CAUSES = {
+Training work is blue, green or violet; data loading is orange. Checkpoints are pink, evaluation is khaki, and the phases of the
+start-up are brown. A restart is vermilion, and other time is grey.
+"""
+
+BADPUT_CAUSE_COLORS = {
     "data_stall": ORANGE,
     "checkpoint_save": PURPLE,
     "checkpoint_load": VIOLET,
     "validation": KHAKI,
-    "init": SKY,
+    "init": SKY_BLUE,
     "compile": BLUE,
     "lost_progress": VERMILION,
     "downtime": RED,
@@ -68,9 +73,7 @@ CAUSES = {
 }
 """Colours of the causes of badput and of wasted energy."""
 
-COMPONENTS = {"gpu": BLUE, "cpu": ORANGE, "dram": GREEN, "soc": PURPLE}
-
-THROTTLES = {
+THROTTLE_REASON_COLORS = {
     "sw_power_cap": GREY,
     "thermal": RED,
     "hw_thermal": VERMILION,
@@ -79,7 +82,7 @@ THROTTLES = {
     "hw_slowdown": PURPLE,
     "sync_boost": KHAKI,
     "board_limit": BROWN,
-    "reliability": SKY,
+    "reliability": SKY_BLUE,
     "low_utilization": SILVER,
 }
 
@@ -120,7 +123,10 @@ def series_override(
     dashed: bool = False,
     right_axis: bool = False,
 ) -> Override:
-    """Return an override for the matching series; `reference`, `dashed` and `right_axis` are those of `Query`."""
+    """Return an override for the matching series.
+
+    `reference`, `dashed` and `right_axis` have the meaning of the fields of `Query`.
+    """
     properties: dict[str, Any] = {"color": color} if color else {}
     if reference or dashed or right_axis:
         properties["custom.lineStyle"] = {"dash": [6, 6], "fill": "dash"}

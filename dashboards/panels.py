@@ -73,7 +73,7 @@ def value_mappings(texts: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str
 
 YES_NO = value_mappings({1: ("yes", GOOD), 0: ("no", BAD)})
 SOFT_MAX = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
-"""Smallest maximum of an axis by unit; a smaller maximum would enlarge noise to the height of the panel."""
+"""Axis maximum by unit while all values are smaller, so that noise does not fill the panel."""
 
 HEATMAP_POINTS = 120
 """Number of time buckets of a heat map."""
@@ -85,7 +85,10 @@ def link(title: str, url: str) -> Json:
 
 
 def dashboard_link(uid: str, title: str, **variables: str) -> Json:
-    """Return a data link to another dashboard with the same time range and data source; values of variables are URL-encoded."""
+    """Return a data link to another dashboard with the same time range and data source.
+
+    The values of `variables` are URL-encoded.
+    """
     variable_parameters = "".join(
         f"&var-{name}={value.replace('}', ':percentencode}')}" for name, value in variables.items()
     )
@@ -127,13 +130,14 @@ def time_series(
         stacked: Stack the series.
         bars: Draw stacked bars instead of lines.
         step_interpolation: Hold each value until the next value.
-        color: Colour of series without an override; None for blue, or for a hash of the series name if no query has a colour.
+        color: Colour of series without an override. None derives the colours from the series names if there are neither
+            overrides nor queries with a colour, and is blue otherwise.
         overrides: Overrides of series; these apply after the colours of the queries.
         legend: `list` for a list below, `right` for a table of the last values on the right, `means` for a table of the mean
             values on the right (the last value of a run that has ended may be old), or `hidden`.
         thresholds: Thresholds, drawn as dashed lines.
         decimals: Number of decimals; None for automatic.
-        use_soft_maximum: Use `SOFT_MAX` of the unit without a `maximum`.
+        use_soft_maximum: Use `SOFT_MAX` of the unit on a linear axis from 0 without a `maximum`.
         log_scale: Use a logarithmic axis.
         links: Data links of the series.
     """
@@ -177,15 +181,18 @@ def time_series(
 
 
 def _query_override(query: Query, index: int) -> Override:
-    """Return the override for the series of a query: line style and colour, or shades of the colour for several series."""
+    """Return the override with the line style and the colour of a query. A legend with a label has shades of the colour."""
     has_label = "{{" in query.legend
     matcher = {"id": "byName", "options": query.legend}
     if has_label:
         matcher = {"id": "byFrameRefID", "options": chr(ord("A") + index)}
     color = query.color or (GREY if query.reference else None)
-    color_mode = (
-        None if color is None else shades(color) if has_label and not query.reference else fixed_color(color)
-    )
+    if color is None:
+        color_mode = None
+    elif has_label and not query.reference:
+        color_mode = shades(color)
+    else:
+        color_mode = fixed_color(color)
     return series_override(
         matcher, color_mode, reference=query.reference, dashed=query.dashed, right_axis=query.right_axis
     )

@@ -35,7 +35,7 @@ TARGET_LABELS = "job, namespace, pod, container, endpoint"
 
 
 def expand(expression: str) -> str:
-    """Return an expression with expanded selectors; series of one node from two exporters count once.
+    """Return an expression with expanded selectors. Series of one node from two exporters count once.
 
     Raises:
         KeyError: The expression contains an unknown selector.
@@ -60,7 +60,7 @@ class Query:
     table: bool = False  # result in table format
 
     def target(self, index: int) -> dict[str, Any]:
-        """Return the JSON model of the query; `index` is the position in the panel."""
+        """Return the JSON model of the query at position `index` in the panel."""
         return {
             "datasource": DATASOURCE,
             "editorMode": "code",
@@ -100,7 +100,7 @@ GPU_UUID_BY_RANK = _gpu_label_by_rank(
 
 
 def gpu_values_by_rank(family: str) -> str:
-    """Return PromQL for the values of a GPU family by node and rank; several exporters of one GPU count once."""
+    """Return PromQL for the values of a GPU family by node and rank. Several exporters of one GPU count once."""
     return f"max by (instance, rank) ({GPU_UUID_BY_RANK} * on (uuid) group_left () max by (uuid) ({family}))"
 
 

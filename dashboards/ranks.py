@@ -18,7 +18,7 @@ from dashboards.palette import (
     GREEN,
     GREY,
     ORANGE,
-    PHASES,
+    PHASE_COLORS,
     PURPLE,
     VERMILION,
     WARNING,
@@ -203,7 +203,7 @@ def _aggregate_panels() -> tuple[Panel, ...]:
         time_series(
             "Ranks by phase",
             Query(ranks_in(f'phase=~"{WORK_PHASES}", phase!="grad_sync"'), "work", BLUE),
-            Query(ranks_in('phase="grad_sync"'), "waiting for other ranks", PHASES["grad_sync"]),
+            Query(ranks_in('phase="grad_sync"'), "waiting for other ranks", PHASE_COLORS["grad_sync"]),
             Query(ranks_in('phase="data_loading"'), "waiting for data", ORANGE),
             Query(ranks_in(f'phase=~"{SAVE_PHASES}"'), "saving", PURPLE),
             Query(ranks_in(f'phase!~"{WORK_PHASES}|data_loading|{SAVE_PHASES}"'), "other phases", GREY),

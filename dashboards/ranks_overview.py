@@ -30,7 +30,7 @@ FEED_AGE_SECONDS = (
     "max by (instance, rank) (timestamp(training_feed_last_update_timestamp_seconds{@run})"
     " - training_feed_last_update_timestamp_seconds{@run})"
 )
-"""PromQL for the age of the feed at the time of the scrape; `time()` would add the time since the scrape."""
+"""PromQL for the age of the feed at the time of the scrape. `time()` would add the time since the scrape."""
 SILENT_SECONDS = 30
 STOPPED_RANKS = f"max by (instance, rank) (training_process_up{{@run}}) == 0 or ({FEED_AGE_SECONDS} > {SILENT_SECONDS}) * 0 + 1"
 """PromQL that is 0 for ended ranks and 1 for live ranks with a feed older than `SILENT_SECONDS`."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, RANK, RESTARTS, RUNBOOK, SINGLE_RUN, Board, Row
 from dashboards.palette import (
     BAD,
+    BADPUT_CAUSE_COLORS,
     BLUE,
-    CAUSES,
     GREEN,
     GREY,
     ORANGE,
-    PHASES,
+    PHASE_COLORS,
     PURPLE,
     VERMILION,
     colors_by_name,
@@ -35,7 +35,7 @@ MFU = (
     "sum(rate(training_{work}_flops_total{{@run}}[$__rate_interval]) and on (instance, run, rank) training_peak_flops_per_second{{@run}})"
     " / sum(training_peak_flops_per_second{{@run}})"
 )
-"""PromQL for MFU or HFU. The `and` removes ranks without a known peak; the peak ends with the process, the totals do not."""
+"""PromQL for MFU or HFU. The `and` removes ranks without a known peak. The peak ends with the process, the totals do not."""
 
 
 def board() -> Board:
@@ -77,7 +77,7 @@ def _progress_panels() -> tuple[Panel, ...]:
 
 
 NAMED_PHASES = f"{WORK_PHASES}|data_loading|{SAVE_PHASES}"
-"""Phases that have their own colour in *Time by phase*; all other phases are one series."""
+"""Phases that have their own colour in *Time by phase*. All other phases are one series."""
 
 
 def _phase_panels() -> tuple[Panel, ...]:
@@ -99,7 +99,7 @@ def _phase_panels() -> tuple[Panel, ...]:
             color=fixed_color(GREY),
             overrides=[
                 *colors_by_name(
-                    {name: color for name, color in PHASES.items() if name in NAMED_PHASES.split("|")}
+                    {name: color for name, color in PHASE_COLORS.items() if name in NAMED_PHASES.split("|")}
                 ),
                 *colors_by_name({"checkpoint saves": PURPLE, "all other phases": GREY}),
                 {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "max", "value": 1}]},
@@ -135,7 +135,7 @@ def _optional_panels() -> tuple[Panel, ...]:
             unit="s",
             stacked=True,
             color=fixed_color(GREY),
-            overrides=colors_by_name(PHASES),
+            overrides=colors_by_name(PHASE_COLORS),
             legend="right",
             w=12,
             h=12,
@@ -240,7 +240,7 @@ def _goodput_panels() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             stacked=True,
-            overrides=colors_by_name(CAUSES),
+            overrides=colors_by_name(BADPUT_CAUSE_COLORS),
             w=8,
         ),
         stat("Lost steps", instant_query("max(training_lost_steps_total{@run})"), unit="locale", w=8, h=8),

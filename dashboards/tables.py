@@ -19,7 +19,7 @@ from dashboards.panels import (
 from dashboards.queries import Query, table_query
 
 HEADING_PADDING_PIXELS, FILTER_ICON_PIXELS, LETTER_PIXELS, SORT_ARROW_PIXELS = 28, 22, 7.5, 20
-"""Widths of the parts of a column heading; `LETTER_PIXELS` is the mean width of a letter."""
+"""Widths of the parts of a column heading. `LETTER_PIXELS` is the mean width of a letter."""
 MIN_COLUMN_WIDTH = 100
 """Minimum width in pixels of a column without a fixed width."""
 
@@ -247,7 +247,7 @@ def _build_table(
 
 
 def _column_properties(column: Column, is_sorted: bool) -> list[Json]:
-    """Return the override properties of a column; a column is at least as wide as its heading."""
+    """Return the override properties of a column, which is at least as wide as its heading."""
     properties: list[Json] = []
     unit = column.unit or ("none" if column.is_value and not column.mappings else None)
     if unit:

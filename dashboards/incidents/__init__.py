@@ -13,31 +13,31 @@ from dataclasses import dataclass
 
 
 class RunScenario(enum.Enum):
-    """Run of the data set with its incident, if any. The value is the name of the run."""
+    """Run of the data set, named after its incident if it has one. The value is the name of the run."""
 
     HEALTHY = "healthy"  # nothing happens
     STRAGGLER = "straggler"  # heat throttles the GPU of one rank
-    XID = "xid-ecc"  # Xid 48 with uncorrected ECC errors
-    LOST_GPU = "lost-card"  # Xid 79 and a lost GPU
-    SLOW_LOADER = "loader-stall"  # the ranks wait for data for 60 % of the time
+    XID_ECC = "xid-ecc"  # Xid 48 with uncorrected ECC errors
+    LOST_CARD = "lost-card"  # Xid 79 and a lost GPU
+    LOADER_STALL = "loader-stall"  # the ranks wait for data for 60 % of the time
     NAN_LOSS = "nan-loss"  # the loss is NaN for half a minute
     FAILING_SAVES = "failing-saves"  # every checkpoint after the start of the incidents fails
     HANG = "hang"  # one rank hangs in the forward pass
-    RANK_KILLED = "killed"  # a rank is killed, and all ranks restart
+    KILLED = "killed"  # a rank is killed, and all ranks restart
     EXPORTER_DOWN = "exporter-down"  # the exporter of a node is down for a minute
-    FINISHED = "finished"  # the run ends normally before the end of the scenario
+    FINISHED = "finished"  # the run ends normally before the end of the data set
 
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:
-    """Times of events in seconds since the start of the scenario."""
+    """Times of events in seconds since the start of the data set."""
 
     incident: float = 480.0  # start of all incidents
     nan_end: float = 510.0  # first finite loss after the NaN losses
     exporter_restart: float = 540.0  # restart of the killed exporter
-    run_restart: float = 555.0  # restart of the killed run
+    killed_run_restart: float = 555.0  # restart of the killed run
     run_end: float = 660.0  # end of the run that ends normally
-    end: float = 1440.0  # end of the scenario
+    end: float = 1440.0  # end of the data set
 
 
 TIMES = EventTimes()
@@ -64,13 +64,13 @@ NODE_RANKS = (
         for index in range(8)
     ),
     NodeRanks(RunScenario.STRAGGLER, "gpu-09", range(4)),
-    NodeRanks(RunScenario.XID, "gpu-09", range(2), 4),
-    NodeRanks(RunScenario.LOST_GPU, "gpu-10", range(2)),
-    NodeRanks(RunScenario.SLOW_LOADER, "gpu-10", range(2), 4),
+    NodeRanks(RunScenario.XID_ECC, "gpu-09", range(2), 4),
+    NodeRanks(RunScenario.LOST_CARD, "gpu-10", range(2)),
+    NodeRanks(RunScenario.LOADER_STALL, "gpu-10", range(2), 4),
     NodeRanks(RunScenario.NAN_LOSS, "gpu-11", range(2)),
     NodeRanks(RunScenario.FAILING_SAVES, "gpu-11", range(2), 4),
     NodeRanks(RunScenario.HANG, "gpu-12", range(2)),
-    NodeRanks(RunScenario.RANK_KILLED, "gpu-12", range(2), 4),
+    NodeRanks(RunScenario.KILLED, "gpu-12", range(2), 4),
     NodeRanks(RunScenario.EXPORTER_DOWN, "gpu-13", range(2)),
     NodeRanks(RunScenario.FINISHED, "gpu-13", range(2), 4),
     NodeRanks(RunScenario.EXPORTER_DOWN, "gpu-14", range(2, 4)),

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from dashboards.incidents import NODE_RANKS, TIMES, NodeRanks, RunScenario, world_size
-from dashboards.scenario.prometheus import ROOT, Intervals, Server, free_port, start_prometheus
+from dashboards.scenario.prometheus import ROOT, Intervals, PrometheusServer, free_port, start_prometheus
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
 SCRAPE_INTERVAL_SECONDS = 15.0
@@ -47,7 +47,7 @@ HOT_GPU, FAULTY_GPU, LOST_GPU = 2, 5, 1
 
 
 class IncidentProcesses:
-    """Processes of the runs with incidents; all files are in one directory.
+    """Processes of the runs with incidents. All files are in one directory.
 
     Args:
         directory: Directory for the configurations, logs and data.
@@ -60,7 +60,7 @@ class IncidentProcesses:
         self._exporters: dict[str, subprocess.Popen[bytes]] = {}
         self._ranks: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self._replacement_ranks: dict[int, subprocess.Popen[bytes]] = {}
-        self._prometheus: Server | None = None
+        self._prometheus: PrometheusServer | None = None
         self.stop_event = threading.Event()
 
     def run(self) -> None:
@@ -79,7 +79,11 @@ class IncidentProcesses:
             self._stop_processes()
 
     def _wait_until(self, end_time: float) -> bool:
-        """Wait until a time; return False if `stop_event` is set earlier. Raises SystemExit if an exporter has exited."""
+        """Wait until a time and return True, or return False if `stop_event` is set earlier.
+
+        Raises:
+            SystemExit: An exporter has exited.
+        """
         while (remaining_seconds := end_time - time.time()) > 0:
             if self.stop_event.wait(min(1.0, remaining_seconds)):
                 return False
@@ -95,7 +99,7 @@ class IncidentProcesses:
             for index, rank in enumerate(node_ranks.ranks):
                 gpu = node_ranks.first_gpu + index
                 self._ranks[node_ranks.run, rank] = self._start_rank(node_ranks, rank, gpu)
-                if node_ranks.scenario is RunScenario.RANK_KILLED:
+                if node_ranks.scenario is RunScenario.KILLED:
                     self._replacement_ranks[rank] = self._start_rank(node_ranks, rank, gpu)
         self._start_time = time.time() + STARTUP_SECONDS
         for node in dict.fromkeys(node_ranks.node for node_ranks in NODE_RANKS):
@@ -199,7 +203,7 @@ class IncidentProcesses:
                 pids = [self._ranks[holder[0].run, holder[1]].pid]
                 pids += (
                     [self._replacement_ranks[holder[1]].pid]
-                    if holder[0].scenario is RunScenario.RANK_KILLED
+                    if holder[0].scenario is RunScenario.KILLED
                     else []
                 )
             machine["gpus"].append(
@@ -217,7 +221,7 @@ class IncidentProcesses:
             (TIMES.incident, self._kill_run),
             (TIMES.incident, lambda: self._kill_exporter(node)),
             (TIMES.exporter_restart, lambda: self._start_exporter(node)),
-            (TIMES.run_restart, self._restart_run),
+            (TIMES.killed_run_restart, self._restart_run),
             (TIMES.end, lambda: None),
         ]
 
@@ -228,16 +232,18 @@ class IncidentProcesses:
 
     def _kill_run(self) -> None:
         """Kill rank 1 with SIGKILL and terminate rank 0, as torchrun does."""
-        run = RunScenario.RANK_KILLED.value
+        run = RunScenario.KILLED.value
         self._ranks[run, 1].kill()
         time.sleep(1)
         self._ranks[run, 0].terminate()
 
     def _restart_run(self) -> None:
         for rank, process in self._replacement_ranks.items():
-            self._ranks[RunScenario.RANK_KILLED.value, rank].wait()
-            self._ranks[RunScenario.RANK_KILLED.value, rank] = process
-            self._begin_training(process, first_step_seconds=TIMES.run_restart + FIRST_STEP_SECONDS, step=350)
+            self._ranks[RunScenario.KILLED.value, rank].wait()
+            self._ranks[RunScenario.KILLED.value, rank] = process
+            self._begin_training(
+                process, first_step_seconds=TIMES.killed_run_restart + FIRST_STEP_SECONDS, step=350
+            )
         self._replacement_ranks = {}
 
     def _stop_processes(self) -> None:
@@ -258,12 +264,15 @@ def _environment() -> dict[str, str]:
 
 
 def _load(scenario: RunScenario) -> list[dict[str, Any]]:
-    """Return the load of a GPU; the replay starts with the exporter, at most STARTUP_SECONDS before the scenario."""
+    """Return the load of a GPU.
+
+    The replay starts with the exporter, at most STARTUP_SECONDS before the scenario.
+    """
     later_steps = {
-        RunScenario.SLOW_LOADER: [(TIMES.end, 0.38)],
+        RunScenario.LOADER_STALL: [(TIMES.end, 0.38)],
         RunScenario.HANG: [(TIMES.end, 1.0)],
-        RunScenario.RANK_KILLED: [
-            (TIMES.run_restart - TIMES.incident + FIRST_STEP_SECONDS, 0.0),
+        RunScenario.KILLED: [
+            (TIMES.killed_run_restart - TIMES.incident + FIRST_STEP_SECONDS, 0.0),
             (TIMES.end, 0.93),
         ],
         RunScenario.FINISHED: [(TIMES.run_end - TIMES.incident, 0.93), (TIMES.end, 0.0)],
@@ -277,7 +286,7 @@ def _load(scenario: RunScenario) -> list[dict[str, Any]]:
 
 
 def _faults(node: str) -> list[dict[str, Any]]:
-    """Return the timeline of GPU faults on a node; an empty list if its GPUs have no faults."""
+    """Return the timeline of GPU faults on a node, which is empty if its GPUs have no faults."""
     incident_start = f"{STARTUP_SECONDS + TIMES.incident:g}s"
     if node == "gpu-09":
         overheating = {

@@ -105,7 +105,7 @@ class Rank:
             compute_seconds *= STRAGGLER_FACTOR if self._rank == 2 else 1.0  # the rank on the hot GPU
         compute_seconds *= self._random.uniform(0.97, 1.0)
         data_seconds = (
-            SLOW_DATA_SECONDS if self._scenario is RunScenario.SLOW_LOADER and has_incident else DATA_SECONDS
+            SLOW_DATA_SECONDS if self._scenario is RunScenario.LOADER_STALL and has_incident else DATA_SECONDS
         )
         step_end = step_start + data_seconds + slowest_compute_seconds + SYNC_SECONDS
         is_nan = (

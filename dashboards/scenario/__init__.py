@@ -20,7 +20,7 @@ DEFAULT_SECONDS = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Times of events, as fractions of the duration; a pair of fractions is an interval."""
+    """Times of events, as fractions of the duration. A pair of fractions is an interval."""
 
     seconds: float = DEFAULT_SECONDS  # duration of the scenario
     pause_range: tuple[float, float] = (0.22, 0.29)  # the data loader delivers no batch

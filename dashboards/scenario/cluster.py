@@ -25,7 +25,7 @@ import yaml
 from typing_extensions import Self
 
 from dashboards.scenario import Timeline, machine
-from dashboards.scenario.prometheus import ROOT, Intervals, Server, free_port, start_prometheus
+from dashboards.scenario.prometheus import ROOT, Intervals, PrometheusServer, free_port, start_prometheus
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
 SCRAPE_INTERVAL_SECONDS = 1.0
@@ -96,7 +96,7 @@ class Cluster:
         self._ports: dict[str, int] = {}
         self._sidecars: dict[str, subprocess.Popen[bytes]] = {}
         self._ranks: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
-        self._prometheus: Server | None = None
+        self._prometheus: PrometheusServer | None = None
         self._stop_event = threading.Event()
         self._timeline_thread = threading.Thread(target=self._run_timeline, name="scenario", daemon=True)
 

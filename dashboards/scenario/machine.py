@@ -16,7 +16,7 @@ HOT_GPU, FAULTY_GPU, LOST_GPU = 1, 5, 6
 
 GPUS = 8
 LEAD_SECONDS = 1.7
-"""Seconds by which the replay runs the load of each GPU ahead of the previous GPU; `_load` cancels the shift."""
+"""Seconds by which the replay runs the load of each GPU ahead of the previous GPU. `_load` cancels the shift."""
 NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
 
 
@@ -57,7 +57,10 @@ def h100(
 
 
 def _load(timeline: Timeline, lead_seconds: float) -> list[dict[str, Any]]:
-    """Return the load of a GPU over the timeline; the first step is `lead_seconds` longer, which cancels the replay's shift."""
+    """Return the load of a GPU over the timeline.
+
+    The first step is `lead_seconds` longer, which cancels the replay's shift.
+    """
     pause_start, pause_end = timeline.pause_range
     restart_end = timeline.crash_start + timeline.restart_duration
     segments = (

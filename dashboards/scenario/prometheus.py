@@ -1,4 +1,4 @@
-"""Prometheus server for the scenario and the incidents, with the rules of `deploy/prometheus/rules`."""
+"""Prometheus server for the demo scenario and the data set of incidents, with the rules of `deploy/prometheus/rules`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ START_TIMEOUT_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Scrape and rule intervals of a Prometheus server in seconds."""
+    """Intervals of a Prometheus server in seconds: scrape and evaluation of rules."""
 
     scrape: float
-    rules: float | None = None  # None keeps the interval of each rule group
+    rule_evaluation: float | None = None  # None keeps the interval of each rule group
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PrometheusServer:
     """Running Prometheus server with its process and base URL."""
 
     process: subprocess.Popen[bytes]
@@ -37,8 +37,8 @@ class Server:
 
 def start_prometheus(
     directory: Path, job: str, targets: Mapping[str, int], intervals: Intervals, *, retention: str = "15d"
-) -> Server:
-    """Start a Prometheus server and wait until it is ready; the data in the directory is kept.
+) -> PrometheusServer:
+    """Start a Prometheus server and wait until it is ready. Data of an earlier server in the directory is kept.
 
     Args:
         directory: Directory for the configuration, the log and the data.
@@ -49,7 +49,7 @@ def start_prometheus(
 
     Raises:
         FileNotFoundError: Prometheus is not installed.
-        TimeoutError: Prometheus exits, or is not ready within `START_TIMEOUT_SECONDS`.
+        TimeoutError: Prometheus exits early, or is not ready within `START_TIMEOUT_SECONDS`.
     """
     prometheus_path = shutil.which("prometheus")
     if prometheus_path is None:
@@ -60,7 +60,9 @@ def start_prometheus(
     for path in RULES.glob("*.yml"):
         rules = yaml.safe_load(path.read_text(encoding="utf-8"))
         for group in rules["groups"]:
-            group["interval"] = f"{intervals.rules:g}s" if intervals.rules else group["interval"]
+            group["interval"] = (
+                f"{intervals.rule_evaluation:g}s" if intervals.rule_evaluation else group["interval"]
+            )
         (directory / path.name).write_text(yaml.safe_dump(rules), encoding="utf-8")
     configuration_path = directory / "prometheus.yaml"
     configuration_path.write_text(
@@ -83,7 +85,7 @@ def start_prometheus(
         if time.monotonic() > deadline or process.poll() is not None:
             raise TimeoutError(f"Prometheus is not ready; see {directory / 'prometheus.log'}")
         time.sleep(0.1)
-    return Server(process, url)
+    return PrometheusServer(process, url)
 
 
 def _configuration(
@@ -103,7 +105,7 @@ def _configuration(
 
 def _is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/-/ready", timeout=2) as response:  # noqa: S310  # a URL of this module
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=2) as response:  # noqa: S310  # the URL is built above from 127.0.0.1
             return bool(response.status == 200)
     except OSError:
         return False
