@@ -27,9 +27,11 @@ from exporter.training.kinds import named_kind
 TRACE = json.loads((DATA / "h100-power-trace.json").read_text())
 EPOCH = 1_700_000_000.0
 """Start of the trace, Unix time."""
+BUFFER_SAMPLES = 119
+"""Number of samples that the simulated driver buffer holds."""
 
 
-class Trace:
+class FakePynvml:
     """Stand-in for pynvml, which returns the power samples of the trace up to a time."""
 
     NVMLError = RuntimeError
@@ -39,7 +41,9 @@ class Trace:
 
     def nvmlDeviceGetSamples(self, _handle: object, _value_type: int, last: int) -> tuple[int, list[Any]]:  # noqa: N802
         pynvml = pytest.importorskip("pynvml")
-        ring = [sample for sample in TRACE["power_samples_watts"] if sample[0] <= self.seconds][-119:]
+        ring = [sample for sample in TRACE["power_samples_watts"] if sample[0] <= self.seconds][
+            -BUFFER_SAMPLES:
+        ]
         samples = (pynvml.c_nvmlSample_t * len(ring))()
         for sample, (sample_seconds, watts) in zip(samples, ring, strict=True):
             sample.timeStamp = int((EPOCH + sample_seconds) * 1e6)
@@ -50,25 +54,25 @@ class Trace:
 def counter_at(moment: float) -> float:
     """Return the energy counter in joules, interpolated between the values of the trace (every half second)."""
     points = TRACE["energy_counter_joules"]
-    (begin, low), (end, high) = next(pair for pair in itertools.pairwise(points) if moment < pair[1][0])
-    return float(low + (high - low) * (moment - begin) / (end - begin))
+    (start, low), (end, high) = next(pair for pair in itertools.pairwise(points) if moment < pair[1][0])
+    return float(low + (high - low) * (moment - start) / (end - start))
 
 
 class Card:
-    """Card of the trace, with the child's reader, the messages and the registry of the sidecar."""
+    """GPU whose power comes from the trace. The samples pass through the NVML reader and the registry of the sidecar."""
 
     uuid = "GPU-a"
 
     def __init__(self, every_seconds: float = 2.0) -> None:
-        self.trace = Trace()
+        self.pynvml = FakePynvml()
         self.registry = GpuRegistry()
-        library = NvmlLibrary(self.trace, clock=time.monotonic)
+        library = NvmlLibrary(self.pynvml, clock=time.monotonic)
         self._device = NvmlDevice(library, None)
         self._buffers = DriverSamples(self._device, every_seconds, {})
 
     def read(self, seconds: float, *, counter: bool) -> None:
         """Read the samples at a time of the trace, and the counter if due, as the child does."""
-        self.trace.seconds = self._device.pass_time = seconds
+        self.pynvml.seconds = self._device.pass_time = seconds
         readings = PassReadings()
         self._buffers.read_power(wall=EPOCH + seconds, readings=readings)
         if counter:
@@ -79,10 +83,10 @@ class Card:
 
 # The complete sidecar ------------------------------------------------------------------------------------
 
-BEGIN, END = 0.01, 19.51
+START, END = 0.01, 19.51
 MONOTONIC = 5000.0
 """Time of the monotonic clock at the start of the trace."""
-PHASE_OF = {
+PHASE_BY_MARK = {
     "gemm_400ms": "forward",
     "idle_400ms": "logging",
     "gemm_100ms": "backward",
@@ -92,22 +96,27 @@ PHASE_OF = {
     "idle_long": "validation",
 }
 
-Window = tuple[str, float, float]
+PhaseSpan = tuple[str, float, float]
 """Phase with its start and end in seconds of the trace."""
 
-WINDOWS: Sequence[Window] = [(PHASE_OF[name], begin, end) for name, begin, end in TRACE["marks"]]
+PHASE_SPANS: Sequence[PhaseSpan] = [(PHASE_BY_MARK[name], start, end) for name, start, end in TRACE["marks"]]
 """Phases of the trace, under the names of training phases."""
 
 
 class Node(SidecarNode):
-    """Node with the card, a job that records the phases, and the sidecar; `strangers` other processes use the card, too."""
+    """Node with the GPU, a job that records the phases, and the sidecar.
 
-    def __init__(self, directory: Path, *, strangers: int = 0, windows: Sequence[Window] = WINDOWS) -> None:
-        self.card, self.strangers = Card(), strangers
+    `other_processes` is the number of other processes that use the GPU.
+    """
+
+    def __init__(
+        self, directory: Path, *, other_processes: int = 0, phase_spans: Sequence[PhaseSpan] = PHASE_SPANS
+    ) -> None:
+        self.card, self.other_processes = Card(), other_processes
         self.job = SimulatedTraining(start_seconds=MONOTONIC)
         self.process = make_process(started=EPOCH)
-        ends = [(end, False, phase) for phase, _, end in windows]
-        self.edges = sorted([*((begin, True, phase) for phase, begin, _ in windows), *ends])
+        ends = [(end, False, phase) for phase, _, end in phase_spans]
+        self.phase_boundaries = sorted([*((start, True, phase) for phase, start, _ in phase_spans), *ends])
         self.sequence, self.seconds = 0, 0.0
         super().__init__(directory)
 
@@ -115,19 +124,21 @@ class Node(SidecarNode):
         return self.card.registry.energies()
 
     def gpu_use(self) -> Sequence[GpuProcessUse]:
-        return tuple(GpuProcessUse(7 + index, "0", self.card.uuid) for index in range(1 + self.strangers))
+        return tuple(
+            GpuProcessUse(7 + index, "0", self.card.uuid) for index in range(1 + self.other_processes)
+        )
 
     def power(self, since_by_uuid: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
         return self.card.registry.power_samples(since_by_uuid)
 
     def flush(self) -> None:
         """Write the feed of the job, and read it in the sidecar."""
-        while self.edges and self.edges[0][0] <= self.seconds:
-            edge_seconds, is_start, phase = self.edges.pop(0)
+        while self.phase_boundaries and self.phase_boundaries[0][0] <= self.seconds:
+            boundary_seconds, is_start, phase = self.phase_boundaries.pop(0)
             if is_start:
-                self.job.enter(named_kind(phase, phase=True), MONOTONIC + edge_seconds)
+                self.job.enter(named_kind(phase, phase=True), MONOTONIC + boundary_seconds)
             else:
-                self.job.leave(MONOTONIC + edge_seconds)
+                self.job.leave(MONOTONIC + boundary_seconds)
         self.job.publish(MONOTONIC + self.seconds)
         self.sequence += 1
         snapshot = make_snapshot(self.process, sequence=self.sequence, written=self.clock.wall)
@@ -137,8 +148,8 @@ class Node(SidecarNode):
 
     def play(self) -> Page:
         """Replay the trace with samples every 2 s, the counter every 10 s, a flush every second and an attribution every 5 s."""
-        for tenth in range(int(10 * (END - BEGIN)) + 1):
-            self.seconds = BEGIN + tenth / 10
+        for tenth in range(int(10 * (END - START)) + 1):
+            self.seconds = START + tenth / 10
             self.clock.wall, self.clock.monotonic = EPOCH + self.seconds, MONOTONIC + self.seconds
             if tenth % 20 == 0:
                 self.card.read(self.seconds, counter=tenth % 100 == 0)

@@ -13,7 +13,7 @@ from energy_support import EnergyNode, energy_of, gpu_reading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Clock, Page
-from power_trace_support import BEGIN, END, EPOCH, PHASE_OF, TRACE, Node, counter_at, joules
+from power_trace_support import END, EPOCH, PHASE_BY_MARK, START, TRACE, Node, counter_at, joules
 from training_support import SimulatedTraining
 
 from exporter.collectors.job import EnergyReading
@@ -28,17 +28,17 @@ QUALITY = "training_phase_energy_quality_ratio"
 def test_phases_have_the_power_of_the_card_and_sum_to_its_counter(tmp_path: Path) -> None:
     page = Node(tmp_path).play()
     measured_joules = joules(page, FAMILY, method="power_samples")
-    seconds = dict.fromkeys(PHASE_OF, 0.0)
+    seconds = dict.fromkeys(PHASE_BY_MARK, 0.0)
     for name, begin, end in TRACE["marks"]:
         seconds[name] += end - begin
-    power = {name: measured_joules[phase] / seconds[name] for name, phase in PHASE_OF.items()}
+    power = {name: measured_joules[phase] / seconds[name] for name, phase in PHASE_BY_MARK.items()}
 
     # Power of the longest phases: matrix product 750 to 800 W, copy 400 to 420 W, idle 130 W.
     assert 745 < power["gemm_400ms"] < 800
     assert 750 < power["gemm_100ms"] < 800
     assert 395 < power["copy_100ms"] < 425
     assert 130 < power["idle_long"] < 140
-    assert sum(measured_joules.values()) == pytest.approx(counter_at(END) - counter_at(BEGIN), rel=0.003)
+    assert sum(measured_joules.values()) == pytest.approx(counter_at(END) - counter_at(START), rel=0.003)
     assert sum(joules(page, FAMILY).values()) == pytest.approx(energy_of(page), abs=1e-6)
     # Phases that are too short are marked.
     quality = joules(page, QUALITY)
@@ -48,7 +48,7 @@ def test_phases_have_the_power_of_the_card_and_sum_to_its_counter(tmp_path: Path
 
 
 def test_a_card_shared_with_another_process_is_split_by_time(tmp_path: Path) -> None:
-    page = Node(tmp_path, strangers=1).play()
+    page = Node(tmp_path, other_processes=1).play()
 
     assert joules(page, FAMILY, method="power_samples") == {}
 

@@ -1,4 +1,4 @@
-"""Three gloo ranks whose batches come from worker processes; the workers of one rank are killed, as by the OOM killer."""
+"""Rank of a gloo job whose batches come from worker processes. One rank kills its workers, as the OOM killer would."""
 
 import multiprocessing
 import sys
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from exporter import training
 
-odd = int(sys.argv[1])
+hanging_rank = int(sys.argv[1])
 
 
 def produce(queue: "multiprocessing.Queue[int]") -> None:
@@ -31,7 +31,7 @@ workers = [multiprocessing.Process(target=produce, args=(batches,), daemon=True)
 for worker in workers:
     worker.start()
 for step in range(1000):
-    if rank == odd and step == 5:
+    if rank == hanging_rank and step == 5:
         for worker in workers:
             worker.kill()
     with training.training_iteration():
