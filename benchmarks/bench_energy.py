@@ -34,7 +34,7 @@ from exporter.training.kinds import MODEL_FORWARD, TRAINING_ITERATION
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 from energy_support import energy_of
-from power_trace_support import BEGIN, END, TRACE, WINDOWS, Node, Window, counter_at, joules
+from power_trace_support import END, PHASE_SPANS, START, TRACE, Node, PhaseSpan, counter_at, joules
 
 TRUE_WATTS = {"product": 775.0, "copy": 410.0, "pause": 137.0}
 """Power in phases of many seconds: 750 to 800 W, 400 to 420 W, and the last three seconds of the trace."""
@@ -45,11 +45,11 @@ PHASES = {
 }
 
 
-def windows_of_20_ms() -> list[Window]:
+def windows_of_20_ms() -> list[PhaseSpan]:
     """Return phases of 20 ms: the fifths of the phases of 100 ms."""
     return [
         (phase, begin + (end - begin) * part / 5, begin + (end - begin) * (part + 1) / 5)
-        for phase, begin, end in WINDOWS
+        for phase, begin, end in PHASE_SPANS
         if phase in PHASES[100]
         for part in range(5)
     ]
@@ -66,7 +66,7 @@ def counters(offset: float) -> tuple[list[float], list[float]]:
     return moves, [sums[min(bisect.bisect(times, time_), len(sums) - 1)] for time_ in moves]
 
 
-def zeus(windows: Sequence[Window], *, approximate: bool) -> tuple[dict[str, float], float]:
+def zeus(windows: Sequence[PhaseSpan], *, approximate: bool) -> tuple[dict[str, float], float]:
     """Return the mean power by phase from windows of zeus, and the share of windows without energy."""
     energy: Any = importlib.import_module("zeus.monitor.energy")
     joules_by_phase, seconds, are_zero = defaultdict[str, float](float), defaultdict[str, float](float), []
@@ -100,15 +100,15 @@ def zeus(windows: Sequence[Window], *, approximate: bool) -> tuple[dict[str, flo
     )
 
 
-def sidecar_power(windows: Sequence[Window]) -> tuple[dict[str, float], float]:
+def sidecar_power(windows: Sequence[PhaseSpan]) -> tuple[dict[str, float], float]:
     """Return the mean power by phase from the sidecar, and the error of the sum."""
     seconds = defaultdict[str, float](float)
     for phase, begin, end in windows:
         seconds[phase] += end - begin
     with tempfile.TemporaryDirectory() as directory:
-        page = Node(Path(directory), windows=windows).play()
+        page = Node(Path(directory), phase_spans=windows).play()
     joules_by_phase = joules(page, "training_phase_energy_joules_total", method="power_samples")
-    counter_joules = counter_at(END) - counter_at(BEGIN)
+    counter_joules = counter_at(END) - counter_at(START)
     watts = {phase: joules_by_phase[phase] / seconds[phase] for phase in seconds}
     return watts, energy_of(page) / counter_joules - 1
 
@@ -147,7 +147,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     has_zeus = importlib.util.find_spec("zeus") is not None
     rows, details = [], dict[str, Mapping[str, float]]()
-    for length, windows in ((400, WINDOWS), (100, WINDOWS), (40, WINDOWS), (20, windows_of_20_ms())):
+    for length, windows in (
+        (400, PHASE_SPANS),
+        (100, PHASE_SPANS),
+        (40, PHASE_SPANS),
+        (20, windows_of_20_ms()),
+    ):
         kinds = PHASES[100 if length == 20 else length]
         watts, error = sidecar_power(windows)
         watts_by_tool = {"training-exporter": watts}

@@ -161,7 +161,7 @@ class Board:
 
 
 @st.composite
-def damaged(draw: st.DrawFn, original: bytes) -> bytes:
+def damaged_bytes(draw: st.DrawFn, original: bytes) -> bytes:
     """Return random bytes, or the original cut short or with a part overwritten."""
     damage = draw(st.sampled_from(["anything", "cut", "overwritten", "odd"]))
     if damage == "anything":

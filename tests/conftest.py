@@ -61,7 +61,7 @@ def feed(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fresh() -> Iterator[None]:
+def initial_recorder() -> Iterator[None]:
     """Run a test with the recorder of this process in its initial state."""
     from training_support import fresh_recorder
 

@@ -34,7 +34,7 @@ def reason_to_skip() -> str:
 
 
 @dataclass
-class Contained:
+class ContainedSidecar:
     """Sidecar in separate namespaces."""
 
     unshare: subprocess.Popen[bytes]
@@ -63,7 +63,7 @@ class Contained:
 
 
 @contextlib.contextmanager
-def contained(tmp_path: Path, feed: Path, configuration: str = "") -> Iterator[Contained]:
+def sidecar_in_namespaces(tmp_path: Path, feed: Path, configuration: str = "") -> Iterator[ContainedSidecar]:
     """Run a sidecar in separate namespaces with a shared feed directory and further sections of configuration."""
     log, config = tmp_path / "log", tmp_path / "exporter.yml"
     config.write_text(
@@ -74,7 +74,7 @@ def contained(tmp_path: Path, feed: Path, configuration: str = "") -> Iterator[C
     with log.open("wb") as stderr:
         command = [*UNSHARE, sys.executable, "-m", "exporter", *flags]
         process = subprocess.Popen(command, env=run_support.child_environment(), stderr=stderr)
-    running = Contained(process, log)
+    running = ContainedSidecar(process, log)
     try:
         wait_until(lambda: "listening on" in running.log or process.poll() is not None)
         yield running

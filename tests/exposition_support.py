@@ -59,7 +59,7 @@ def value(page: Page, name: str, **labels: str) -> float | None:
     return read(body, Format.OPENMETRICS).get((name, tuple(sorted(labels.items()))))
 
 
-def dropped(page: Page, family: str, reason: str) -> float:
+def dropped_series(page: Page, family: str, reason: str) -> float:
     """Return the number of series of a family that the page has dropped for a reason."""
     samples = next(family.samples for family in page.families() if family.name == "exporter_series_dropped")
     expected = {"family": family, "reason": reason}

@@ -118,7 +118,7 @@ class FakeNvml:
 
 
 @contextmanager
-def collecting(fake: FakeNvml, *, period: float = 1.0, retry: float = 30.0) -> Iterator[GpuCollector]:
+def running_collector(fake: FakeNvml, *, period: float = 1.0, retry: float = 30.0) -> Iterator[GpuCollector]:
     """Run a collector of the machine, and yield it after its first readings."""
     environment = dict(os.environ)
     os.environ.update(fake.environment)
@@ -133,7 +133,7 @@ def collecting(fake: FakeNvml, *, period: float = 1.0, retry: float = 30.0) -> I
         os.environ.update(environment)
 
 
-def steady(fake: FakeNvml, load: Load | None = None) -> float:
+def play_constant_load(fake: FakeNvml, load: Load | None = None) -> float:
     """Give all GPUs the same constant load; return the current Unix time."""
     now = time.time()
     fake.play((now - 1000.0, load or Load()))

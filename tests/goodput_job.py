@@ -34,7 +34,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def saved(directory: Path) -> int:
+def saved_step(directory: Path) -> int:
     path = directory / "saved"
     return int(path.read_text()) if path.exists() else 0
 
@@ -65,7 +65,7 @@ def main() -> None:
         if not given.from_nothing:
             with training.checkpoint_load():
                 time.sleep(STEP_SECONDS)
-                start = saved(given.directory)
+                start = saved_step(given.directory)
         with training.training_loop(train_iterations_start=start):
             for step in range(start, given.steps):
                 began = time.monotonic()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from collectors_support import damaged
+from collectors_support import damaged_bytes
 from hypothesis import given
 
 from exporter.config.loader import load_file
@@ -44,7 +44,7 @@ def test_any_bytes_are_parsed_or_give_the_documented_error(
     path.write_bytes(original)
     read(path)
 
-    @given(damaged(original))
+    @given(damaged_bytes(original))
     def check(content: bytes) -> None:
         path.write_bytes(content)
         with contextlib.suppress(error):

@@ -73,7 +73,7 @@ class Rank:
         self.ends.callback(self.process.communicate)
         self.ends.callback(self.process.kill)
         wait_until(lambda: sample_log.exists() and sample_log.stat().st_size, 15)
-        return self.recorded()[0]
+        return self.recorded_times()[0]
 
     def command(self, line: str) -> float:
         print(line, file=self.process.stdin, flush=True)
@@ -83,7 +83,7 @@ class Rank:
         self.process.send_signal(number)
         return time.time()
 
-    def recorded(self, life: int = -1) -> list[float]:
+    def recorded_times(self, life: int = -1) -> list[float]:
         return [float(line) for line in self.lives[life].read_text().splitlines() if line]
 
 
@@ -204,7 +204,7 @@ def test_window_values_match_the_recorded_values(stage: Stage) -> None:
     assert has_points(
         points, stage.times["begin"] + 2 * WINDOW_SECONDS + 2 * SLACK_SECONDS, stage.times["pause"]
     )
-    times = [moment for moment in stage.ranks[0].recorded() if moment < stage.times["pause"]]
+    times = [moment for moment in stage.ranks[0].recorded_times() if moment < stage.times["pause"]]
     busiest = max(counts)
     # A window has at most 50 samples, and more if it was closed late.
     assert 0.5 * len(times) / (stage.times["pause"] - stage.times["begin"]) < busiest <= 75
@@ -243,7 +243,7 @@ def test_the_totals_of_a_killed_rank_end_after_the_linger_time(stage: Stage) -> 
 
 def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(stage: Stage) -> None:
     rank = stage.ranks[1]
-    first, second = rank.recorded(0), rank.recorded(1)
+    first, second = rank.recorded_times(0), rank.recorded_times(1)
     lost_samples = len([moment for moment in first if moment > stage.times["kill"] - FLUSH_SECONDS - 0.3])
 
     total = stage.prometheus.value(f'{COUNT}{{rank="1"}}', time_seconds=stage.times["end"])
@@ -259,15 +259,15 @@ def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(stag
 
 
 def test_totals_of_a_rank_without_restarts_are_exact(stage: Stage) -> None:
-    sample_count = len(stage.ranks[0].recorded())
+    sample_count = len(stage.ranks[0].recorded_times())
 
-    def at_the_end(expression: str) -> float | None:
+    def value_at_end(expression: str) -> float | None:
         return stage.prometheus.value(expression, time_seconds=stage.times["end"])
 
-    assert at_the_end(f'{COUNT}{{rank="0"}}') == sample_count
-    assert at_the_end('train_loss_ratio_sum{rank="0"}') == pytest.approx(0.25 * sample_count)
-    assert at_the_end('train_step_seconds_bucket{rank="0",le="0.05"}') == (sample_count + 1) // 2
-    assert at_the_end('train_step_seconds_bucket{rank="0",le="+Inf"}') == sample_count
+    assert value_at_end(f'{COUNT}{{rank="0"}}') == sample_count
+    assert value_at_end('train_loss_ratio_sum{rank="0"}') == pytest.approx(0.25 * sample_count)
+    assert value_at_end('train_step_seconds_bucket{rank="0",le="0.05"}') == (sample_count + 1) // 2
+    assert value_at_end('train_step_seconds_bucket{rank="0",le="+Inf"}') == sample_count
 
 
 def test_a_stopped_process_loses_its_window_gauges_and_shows_its_age(stage: Stage) -> None:

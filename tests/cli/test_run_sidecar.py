@@ -62,7 +62,7 @@ class Launch:
         return run_command(self.feed, job, *flags, port=self.port)
 
     @contextlib.contextmanager
-    def running(self, *flags: str, steps: int = 5) -> Iterator[subprocess.Popen[str]]:
+    def started_run(self, *flags: str, steps: int = 5) -> Iterator[subprocess.Popen[str]]:
         """Run a real job with a real sidecar whose page has the recorded steps."""
         with running_process(self.command(*flags, steps=steps), self.feed) as run:
             wait_until(lambda: self.steps is not None)
@@ -85,7 +85,7 @@ def feed(launch: Launch) -> Path:
 
 
 def test_the_page_has_the_recorded_values_and_no_process_or_file_remains(launch: Launch) -> None:
-    with launch.running("--run.linger=0s") as run:
+    with launch.started_run("--run.linger=0s") as run:
         assert launch.steps == 5
 
         launch.continue_file.touch()
@@ -96,7 +96,7 @@ def test_the_page_has_the_recorded_values_and_no_process_or_file_remains(launch:
 
 def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(launch: Launch) -> None:
     # Longer than the test's limit: only the scrape can end the linger.
-    with launch.running("--run.linger=60s") as run:
+    with launch.started_run("--run.linger=60s") as run:
         observed_steps: list[float | None] = []
         while run.poll() is None:
             if len(observed_steps) == 3:
@@ -123,7 +123,7 @@ def test_after_a_signal_run_waits_at_most_three_seconds(feed: Path, tmp_path: Pa
 
 
 def test_a_signal_ends_the_lingering_at_once(launch: Launch) -> None:
-    with launch.running("--run.linger=60s") as run:
+    with launch.started_run("--run.linger=60s") as run:
         for _ in range(3):  # a regular scraper
             scrape(launch.port)
             time.sleep(3)
@@ -184,7 +184,7 @@ def test_recording_rules_exist_before_the_first_value_of_the_job(feed: Path, tmp
 
 def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(launch: Launch, tmp_path: Path) -> None:
     second_continue_file = tmp_path / "second"
-    with launch.running("--run.linger=0s") as first:
+    with launch.started_run("--run.linger=0s") as first:
         (sidecar,) = sidecars(launch.feed)
         joining = launch.command("--run.linger=0s", continue_file=second_continue_file)
         with running_process(joining, tmp_path / "none") as second:
@@ -204,7 +204,7 @@ def test_a_run_beside_a_running_exporter_does_not_stop_it(launch: Launch) -> Non
     command = [sys.executable, "-m", "exporter", *flags, "--log.level=error"]
     with running_process(command, launch.feed) as exporter:
         wait_until(lambda: is_ready(launch.port))
-        with launch.running() as run:
+        with launch.started_run() as run:
             launch.continue_file.touch()
             assert run.wait(timeout=5 * PATIENCE) == 0
 
@@ -214,7 +214,7 @@ def test_a_run_beside_a_running_exporter_does_not_stop_it(launch: Launch) -> Non
 
 
 def test_the_job_is_unaffected_by_a_killed_sidecar_and_totals_continue(launch: Launch) -> None:
-    with launch.running("--run.linger=0s") as run:
+    with launch.started_run("--run.linger=0s") as run:
         (sidecar,) = sidecars(launch.feed)
         os.kill(sidecar, signal.SIGKILL)
 
@@ -225,17 +225,17 @@ def test_the_job_is_unaffected_by_a_killed_sidecar_and_totals_continue(launch: L
 
 
 def test_a_named_run_continues_the_totals_of_the_previous_launch(launch: Launch) -> None:
-    with launch.running("--run.linger=0s", "--run.name=llama") as first:
+    with launch.started_run("--run.linger=0s", "--run.name=llama") as first:
         launch.continue_file.touch()
         first.wait()
     launch.continue_file.unlink()
 
-    with launch.running("--run.linger=0s", "--run.name=llama", steps=10):
+    with launch.started_run("--run.linger=0s", "--run.name=llama", steps=10):
         wait_until(lambda: launch.steps == 5 + 1 + 10)
 
 
 def test_after_run_is_killed_job_and_sidecar_continue_and_end_together(launch: Launch) -> None:
-    with launch.running("--run.linger=0s") as run:
+    with launch.started_run("--run.linger=0s") as run:
         run.kill()
         run.wait()
         time.sleep(1.5)  # three times the interval in which the sidecar looks for runs

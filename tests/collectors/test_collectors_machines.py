@@ -18,7 +18,7 @@ from collectors_support import (
     assert_sound,
     build,
     copy_of,
-    damaged,
+    damaged_bytes,
     disabled_options,
     read_from,
     text_of,
@@ -254,7 +254,7 @@ def test_any_bytes_in_any_file_give_a_documented_outcome(
     def check(data: st.DataObject) -> None:
         path = data.draw(st.sampled_from(files))
         original = path.read_bytes()
-        path.write_bytes(data.draw(damaged(original)))
+        path.write_bytes(data.draw(damaged_bytes(original)))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # of psutil, about missing fields

@@ -65,7 +65,7 @@ class Hanging(Source):
         return block(666)
 
 
-def returning(result: Any) -> Callable[[], Collected]:
+def source_function(result: Any) -> Callable[[], Collected]:
     def act() -> Collected:
         if isinstance(result, BaseException):
             raise result
@@ -75,7 +75,7 @@ def returning(result: Any) -> Callable[[], Collected]:
 
 
 @contextmanager
-def running(
+def running_scheduler(
     board: Board, *sources: tuple[AnyCollector, dict[str, Any]], **options: Any
 ) -> Iterator[Scheduler]:
     scheduler = Scheduler(**{"publish": board.publish, "withdraw": board.withdraw, **options})
@@ -117,7 +117,7 @@ def test_a_collector_runs_at_once_and_again_after_its_interval() -> None:
             yield CounterMetricFamily("foreign_things", "Things.", 3.0)
 
     board, slow, fast = Board(), Source("slow"), Source("fast")
-    with running(board, (slow, SELDOM), (fast, OFTEN), (Foreign(), SELDOM)) as scheduler:
+    with running_scheduler(board, (slow, SELDOM), (fast, OFTEN), (Foreign(), SELDOM)) as scheduler:
         wait_until(lambda: fast.calls >= 4 and len(board.blocks) == 3)
         with pytest.raises(ValueError, match="slow is already scheduled"):
             scheduler.add(slow, **SELDOM)
@@ -132,7 +132,7 @@ def test_a_collector_runs_at_once_and_again_after_its_interval() -> None:
 def test_a_hanging_collector_affects_only_itself_and_its_late_result_is_dropped() -> None:
     board, hanging, healthy = Board(), Hanging("nfs"), Source("healthy")
     hanging.act = block
-    with running(board, (hanging, TIGHT), (healthy, OFTEN)) as scheduler:
+    with running_scheduler(board, (hanging, TIGHT), (healthy, OFTEN)) as scheduler:
         wait_until(lambda: "nfs" in board.blocks)
         hanging.act = hanging.hang
         wait_until(lambda: "nfs" not in board.blocks)
@@ -156,7 +156,7 @@ def test_a_hanging_collector_affects_only_itself_and_its_late_result_is_dropped(
 
 def test_stopping_does_not_wait_for_hanging_collectors_and_ends_publication() -> None:
     board, hanging = Board(), Hanging("stuck")
-    with running(board, (hanging, SELDOM)) as scheduler:
+    with running_scheduler(board, (hanging, SELDOM)) as scheduler:
         wait_until(lambda: hanging.calls == 1)
         start = time.monotonic()
         scheduler.stop(timeout_seconds=0.3)
@@ -172,7 +172,7 @@ def test_a_partial_success_is_published_with_the_verdict_zero() -> None:
     part = block()
     part.problems += [("malformed", "line 3"), ("malformed", "line 9")]
     board = Board()
-    with running(board, (Source("half", lambda: part), SELDOM)) as scheduler:
+    with running_scheduler(board, (Source("half", lambda: part), SELDOM)) as scheduler:
         wait_until(lambda: status_of(scheduler, "half").success is False)
 
         assert board.blocks["half"] == tuple(part)
@@ -183,9 +183,9 @@ def test_a_partial_success_is_published_with_the_verdict_zero() -> None:
 
 def test_a_block_without_a_successor_is_withdrawn_and_published_again() -> None:
     board, source = Board(), Source("gpu")
-    with running(board, (source, TIGHT)) as scheduler:
+    with running_scheduler(board, (source, TIGHT)) as scheduler:
         wait_until(lambda: "gpu" in board.blocks)
-        source.act, previous_calls = returning(CollectError("gone", reason="permission")), source.calls
+        source.act, previous_calls = source_function(CollectError("gone", reason="permission")), source.calls
         wait_until(lambda: "gpu" not in board.blocks)
         failed_calls = source.calls - previous_calls
         source.act = block
@@ -197,7 +197,7 @@ def test_a_block_without_a_successor_is_withdrawn_and_published_again() -> None:
 
 def test_removing_a_collector_removes_its_block_and_series() -> None:
     board, source = Board(), Source("gone")
-    with running(board, (source, OFTEN), (Source("stays"), OFTEN)) as scheduler:
+    with running_scheduler(board, (source, OFTEN), (Source("stays"), OFTEN)) as scheduler:
         wait_until(lambda: len(board.blocks) == 2)
         scheduler.remove("gone")
         calls = source.calls
@@ -210,7 +210,7 @@ def test_removing_a_collector_removes_its_block_and_series() -> None:
 
 def test_a_successor_waits_for_the_call_of_its_removed_predecessor() -> None:
     board, hanging, successor = Board(), Hanging("nfs"), Source("nfs")
-    with running(board, (hanging, TIGHT)) as scheduler:
+    with running_scheduler(board, (hanging, TIGHT)) as scheduler:
         wait_until(lambda: status_of(scheduler, "nfs").success is False)
         scheduler.remove("nfs")
         scheduler.add(successor, **SELDOM)
@@ -224,7 +224,7 @@ def test_a_successor_waits_for_the_call_of_its_removed_predecessor() -> None:
 
 def test_run_soon_during_a_pass_gives_one_more_pass_and_never_two_at_once() -> None:
     source = Hanging("busy")
-    with running(Board(), (source, SELDOM)) as scheduler:
+    with running_scheduler(Board(), (source, SELDOM)) as scheduler:
         wait_until(lambda: source.calls == 1)
         for _ in range(10):
             scheduler.run_soon("busy")
@@ -241,8 +241,13 @@ def test_a_change_of_state_is_logged_once_and_not_every_pass(caplog: pytest.LogC
     partial_block.unsupported.append("no thermometers")
     permission, malformed = (CollectError("a detail", reason=kind) for kind in ("permission", "malformed"))
     source = Source("moody")
-    with running(Board(), (source, OFTEN), (Source("whole"), OFTEN)) as scheduler:
-        for act in (block, returning(permission), returning(malformed), returning(partial_block)):
+    with running_scheduler(Board(), (source, OFTEN), (Source("whole"), OFTEN)) as scheduler:
+        for act in (
+            block,
+            source_function(permission),
+            source_function(malformed),
+            source_function(partial_block),
+        ):
             source.act = act
             previous_calls = source.calls
             wait_until(lambda previous_calls=previous_calls: source.calls >= previous_calls + 4)  # type: ignore[misc]  # the value of this round
@@ -269,7 +274,7 @@ def test_a_hanging_publication_affects_only_its_collector() -> None:
 
     other_sources = [Source(f"other{number}") for number in range(3)]
     sources = [(neighbour, OFTEN) for neighbour in other_sources]
-    with running(board, (Source("slow"), TIGHT), *sources, publish=publish) as scheduler:
+    with running_scheduler(board, (Source("slow"), TIGHT), *sources, publish=publish) as scheduler:
         wait_until(lambda: status_of(scheduler, "slow").reason == "timeout")
         calls = [neighbour.calls for neighbour in other_sources]
         wait_until(
@@ -298,8 +303,8 @@ def test_a_hanging_publication_affects_only_its_collector() -> None:
 def test_a_failing_collector_publishes_nothing_and_continues_counting_when_added_again(
     result: Any, reason: str
 ) -> None:
-    board, bad = Board(), Source("bad", returning(result))
-    with running(board, (bad, SELDOM)) as scheduler:
+    board, bad = Board(), Source("bad", source_function(result))
+    with running_scheduler(board, (bad, SELDOM)) as scheduler:
         wait_until(lambda: metric(scheduler, "errors_total", "bad", reason=reason) == 1)
         scheduler.remove("bad")
         scheduler.add(bad, **SELDOM)
@@ -313,7 +318,7 @@ def test_a_refused_block_is_a_failure_of_its_collector() -> None:
     def refuse(name: str, families: object) -> None:
         raise ValueError(f"{name} does not fit")
 
-    with running(Board(), (Source("big"), SELDOM), publish=refuse) as scheduler:
+    with running_scheduler(Board(), (Source("big"), SELDOM), publish=refuse) as scheduler:
         wait_until(lambda: status_of(scheduler, "big").success is False)
         status = status_of(scheduler, "big")
 
@@ -333,7 +338,9 @@ def test_local_collectors_share_one_thread() -> None:
 
     sources = {name: Source(name, note(name)) for name in threads}
     local = {**OFTEN, "lane": "local"}
-    with running(Board(), (sources["cpu"], local), (sources["memory"], local), (sources["gpu"], OFTEN)):
+    with running_scheduler(
+        Board(), (sources["cpu"], local), (sources["memory"], local), (sources["gpu"], OFTEN)
+    ):
         wait_until(lambda: all(source.calls >= 3 for source in sources.values()))
 
     assert threads["cpu"] == threads["memory"]
@@ -350,7 +357,7 @@ def test_a_collector_that_hangs_in_a_file_does_not_affect_others_of_its_lane(tmp
 
     board, stuck, second, healthy = Board(), Source("stuck", read), Hanging("second"), Source("healthy")
     local = {**TIGHT, "lane": "local"}
-    with running(board, (stuck, local), (second, local), (healthy, local)) as scheduler:
+    with running_scheduler(board, (stuck, local), (second, local), (healthy, local)) as scheduler:
         wait_until(lambda: {"timeout"} == {status_of(scheduler, name).reason for name in ("stuck", "second")})
         calls = healthy.calls
         wait_until(lambda: healthy.calls >= calls + 5)
@@ -382,6 +389,6 @@ def test_a_scheduler_without_threads_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
     with (
         pytest.raises(StartError, match="1 threads are needed for the collectors and 0 could be started"),
-        running(Board(), (Source("x"), SELDOM)),
+        running_scheduler(Board(), (Source("x"), SELDOM)),
     ):
         pass

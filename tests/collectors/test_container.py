@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from container_support import Contained, contained, reason_to_skip
+from container_support import ContainedSidecar, reason_to_skip, sidecar_in_namespaces
 from run_support import child_environment
 from waiting import wait_until
 
@@ -37,14 +37,14 @@ def job(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path, job: subprocess.Popen[bytes]) -> Iterator[Contained]:
+def sidecar(tmp_path: Path, job: subprocess.Popen[bytes]) -> Iterator[ContainedSidecar]:
     assert job.poll() is None
-    with contained(tmp_path, tmp_path / "feed") as running:
+    with sidecar_in_namespaces(tmp_path, tmp_path / "feed") as running:
         yield running
 
 
 def test_a_job_in_another_container_is_recorded_until_it_is_killed(
-    sidecar: Contained, job: subprocess.Popen[bytes]
+    sidecar: ContainedSidecar, job: subprocess.Popen[bytes]
 ) -> None:
     up = 'training_process_up{rank="0",run="r"}'
     wait_until(lambda: (sidecar.sample('training_steps_total{mode="train",rank="0",run="r"}') or 0) > 20)
@@ -55,7 +55,9 @@ def test_a_job_in_another_container_is_recorded_until_it_is_killed(
     assert sidecar.sample('training_feed_alive{rank="0",run="r"}') == 0
 
 
-def test_sources_that_the_container_hides_are_absent_with_a_reason_and_no_error(sidecar: Contained) -> None:
+def test_sources_that_the_container_hides_are_absent_with_a_reason_and_no_error(
+    sidecar: ContainedSidecar,
+) -> None:
     wait_until(lambda: "processes of the job are not visible" in sidecar.log)
     page = wait_until(lambda: sidecar.page)
     failed = re.findall(r'exporter_collector_success\{collector="(\w+)"\} 0\.0', page)

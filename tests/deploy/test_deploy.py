@@ -223,7 +223,7 @@ def test_amtool_accepts_the_alertmanager_configuration_and_its_alerts_exist() ->
 # --- Kubernetes ----------------------------------------------------------------------------------------------
 
 
-def built(folder: Path) -> list[dict[str, Any]]:
+def build_kustomization(folder: Path) -> list[dict[str, Any]]:
     kubectl = program("kubectl", "kubectl 1.27 or later")
     completed_run = run(kubectl, "kustomize", "--load-restrictor", "LoadRestrictionsNone", folder)
     assert completed_run.returncode == 0, completed_run.stderr
@@ -272,7 +272,7 @@ POD_OF_A_CHART = {
 @pytest.mark.parametrize(
     "build",
     [
-        *(pytest.param(partial(built, folder), id=folder.name) for folder in OVERLAYS),
+        *(pytest.param(partial(build_kustomization, folder), id=folder.name) for folder in OVERLAYS),
         *(
             pytest.param(partial(chart, *values), id=f"chart: {name}")
             for name, values in POD_OF_A_CHART.items()
@@ -501,7 +501,7 @@ def test_the_kubernetes_manifests_contain_every_dashboard() -> None:
     assert {(folder / name).resolve() for name in mounted_names} == set(
         (ROOT / "dashboards/json").glob("*.json")
     )
-    assert len(built(folder)) == len(mounted_names)
+    assert len(build_kustomization(folder)) == len(mounted_names)
 
 
 def test_rules_are_available_as_a_prometheus_operator_resource() -> None:

@@ -144,7 +144,7 @@ class World:
                 }
         return samples
 
-    def firing(self, directory: Path) -> set[str]:
+    def fired_alerts(self, directory: Path) -> set[str]:
         """Return the names of the alerts that fired at any time."""
         case = {
             "interval": f"{INTERVAL}s",
@@ -268,4 +268,4 @@ def test_a_fault_fires_only_the_expected_alerts(tmp_path: Path, fault: Fault) ->
     while world.scrapes <= END:
         world.advance(healthy(world) if world.scrapes < FAULT else fault(world))
 
-    assert world.firing(tmp_path) == FAULTS[fault]
+    assert world.fired_alerts(tmp_path) == FAULTS[fault]

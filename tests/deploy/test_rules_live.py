@@ -92,29 +92,29 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         demo.wait(30 * PATIENCE)
 
 
-def excused(rule: Rule) -> bool:
+def has_excuse(rule: Rule) -> bool:
     """Return True if a part of the expression can be absent; recording rules are resolved to families."""
     by_name = {record.name: record for record in records()}
     names = [selector.name for selector in selectors(rule.expr)]
     return any(
-        name in {**ABSENT, **NOTHING_YET} or (name in by_name and excused(by_name[name])) for name in names
+        name in {**ABSENT, **NOTHING_YET} or (name in by_name and has_excuse(by_name[name])) for name in names
     )
 
 
-def nothing_after_a_while(lacking: Callable[[], list[str]]) -> list[str]:
+def missing_after_a_while(missing_names: Callable[[], list[str]]) -> list[str]:
     """Return missing results after enough scrapes for every rate and recording rule."""
     with contextlib.suppress(AssertionError):
-        wait_until(lambda: not lacking(), 15)
-    return lacking()
+        wait_until(lambda: not missing_names(), 15)
+    return missing_names()
 
 
 def test_every_recording_rule_has_data_or_a_listed_reason(prometheus: Prometheus) -> None:
-    due = [rule.name for rule in records() if rule.name not in NOTHING_YET and not excused(rule)]
+    due = [rule.name for rule in records() if rule.name not in NOTHING_YET and not has_excuse(rule)]
 
-    def lacking() -> list[str]:
+    def missing_names() -> list[str]:
         return [name for name in due if not prometheus.query(f"present_over_time({name}[2m])")]
 
-    assert nothing_after_a_while(lacking) == []
+    assert missing_after_a_while(missing_names) == []
 
 
 def queried_selectors() -> list[Selector]:
@@ -126,12 +126,12 @@ def test_every_family_of_the_rules_is_present_or_absent_for_a_listed_reason(prom
     lawful = {rule.name for rule in [*records(), *thresholds()]} | set(ABSENT)
     due = [selector for selector in queried_selectors() if not {selector.name, str(selector)} & lawful]
 
-    def lacking() -> list[str]:
+    def missing_names() -> list[str]:
         return [
             str(selector) for selector in due if not prometheus.query(f"present_over_time({selector}[2m])")
         ]
 
-    assert nothing_after_a_while(lacking) == []
+    assert missing_after_a_while(missing_names) == []
 
 
 def test_no_rule_fails_and_no_alert_fires_on_a_healthy_job(prometheus: Prometheus) -> None:

@@ -21,7 +21,7 @@ def names(file_stem: str) -> list[str]:
     return (UPGRADE_DATA / f"{file_stem}.txt").read_text(encoding="utf-8").split()
 
 
-def renamed() -> set[str]:
+def names_in_changelog() -> set[str]:
     """Return the former names in the section *Metric names* of the unreleased changes, and the removed names."""
     unreleased_changes = (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
     section = unreleased_changes.partition("### Metric names")[2].partition("\n### ")[0]
@@ -42,14 +42,14 @@ def test_a_family_in_a_query_of_the_release_before_is_published_or_listed_as_ren
         re.findall(r"`([a-z_0-9]+)`", (PROJECT / "docs/METRICS.md").read_text(encoding="utf-8"))
     )
 
-    assert not {name, SAMPLES.sub("", name)}.isdisjoint(published_names | renamed())
+    assert not {name, SAMPLES.sub("", name)}.isdisjoint(published_names | names_in_changelog())
 
 
 @pytest.mark.parametrize("name", names("recorded"))
 def test_a_recording_rule_of_the_release_before_exists_or_is_listed_as_renamed(name: str) -> None:
-    assert name in rules("record") | renamed()
+    assert name in rules("record") | names_in_changelog()
 
 
 @pytest.mark.parametrize("name", names("alerts"))
 def test_an_alert_of_the_release_before_exists_or_is_listed_as_renamed(name: str) -> None:
-    assert name in rules("alert") | renamed()
+    assert name in rules("alert") | names_in_changelog()

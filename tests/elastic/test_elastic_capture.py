@@ -55,7 +55,7 @@ def page(job: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return page_of(feed)
 
 
-def emitted(job: Any, role: str) -> dict[tuple[str, str], list[float]]:
+def recorded_metrics(job: Any, role: str) -> dict[tuple[str, str], list[float]]:
     """Return the recorded values by group and name, of the agent or of all workers."""
     values_by_pair: dict[tuple[str, str], list[float]] = {}
     for process in job["processes"]:
@@ -66,7 +66,7 @@ def emitted(job: Any, role: str) -> dict[tuple[str, str], list[float]]:
 
 def test_every_metric_of_the_agent_is_accounted_for(job: Any, page: str) -> None:
     value_count = 0
-    for (group, name), values in emitted(job, "agent").items():
+    for (group, name), values in recorded_metrics(job, "agent").items():
         assert group == "torchelastic"
         count, total = len(values), sum(values)
         value_count += count
@@ -111,7 +111,7 @@ def test_every_metric_of_the_workers_is_accounted_for(job: Any, page: str) -> No
         ("my_app", "__main__.step2.success"): ("my_app___main___step2_success", 1),
         ("my_app", "__main__.step2.duration.ms"): ("my_app___main___step2_duration_seconds", 1000),
     }
-    values_by_pair = emitted(job, "worker")
+    values_by_pair = recorded_metrics(job, "worker")
 
     assert values_by_pair.keys() == families.keys()
     for pair, (family, divisor) in families.items():

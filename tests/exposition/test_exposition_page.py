@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from exposition_support import dropped, gauge, page_of, read, text_of, value, wide_gauge
+from exposition_support import dropped_series, gauge, page_of, read, text_of, value, wide_gauge
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.core import Metric
@@ -66,7 +66,7 @@ def test_colliding_names_are_served_for_the_first_family_only(
 
     for form in Format:
         assert same_block.render(form) == separate_blocks.render(form) == page_of(first_family).render(form)
-    assert dropped(separate_blocks, second[0], "duplicate") > 0
+    assert dropped_series(separate_blocks, second[0], "duplicate") > 0
 
 
 def test_a_name_is_reserved_while_its_block_uses_it() -> None:
@@ -189,7 +189,7 @@ def test_dropped_series_are_logged_once(caplog: pytest.LogCaptureFixture) -> Non
     assert [record.getMessage() for record in caplog.records] == [
         "2 series of a are left out of the page, reason: value"
     ]
-    assert dropped(page, "a", "value") == 3
+    assert dropped_series(page, "a", "value") == 3
 
 
 def test_unbounded_names_share_one_counter_and_one_log_line(
@@ -202,7 +202,7 @@ def test_unbounded_names_share_one_counter_and_one_log_line(
         len(next(family for family in page.families() if family.name == "exporter_series_dropped").samples)
         == 201
     )
-    assert dropped(page, "<other>", "value") == 800
+    assert dropped_series(page, "<other>", "value") == 800
     assert 0 < len(caplog.records) <= 20
 
 
@@ -285,7 +285,7 @@ def test_an_unbounded_family_displaces_no_other_family() -> None:
     page.publish("later", [wide_gauge("late", 20)])
 
     assert [shown_series(page, name) for name in ("small", "usual", "late", "wild")] == [1, 30, 20, 49]
-    assert dropped(page, "wild", "cap") >= 4951
+    assert dropped_series(page, "wild", "cap") >= 4951
 
 
 def test_families_of_the_exporter_precede_stats_of_users_under_the_cap() -> None:

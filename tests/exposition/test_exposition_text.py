@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from exposition_support import dropped, gauge, library_body, page_of, read, text_of, valid_families, value
+from exposition_support import (
+    dropped_series,
+    gauge,
+    library_body,
+    page_of,
+    read,
+    text_of,
+    valid_families,
+    value,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.core import Metric, StateSetMetricFamily
@@ -159,7 +168,7 @@ def test_a_label_that_cannot_be_compared_is_dropped_alone() -> None:
     page.publish("block", [later])
 
     assert read(page.render(Format.TEXT), Format.TEXT) == {("cards", (("rank", "1"),)): 4.0}
-    assert dropped(page, "cards", "labels") == 1.0
+    assert dropped_series(page, "cards", "labels") == 1.0
 
 
 @FORMS
@@ -248,7 +257,7 @@ def test_an_invalid_sample_is_dropped_and_counted_and_others_stay(
     page = page_of(family)
 
     assert text_of(page) == text_of(page_of(clean))
-    assert dropped(page, name, reason) == 1
+    assert dropped_series(page, name, reason) == 1
 
 
 @pytest.mark.parametrize(
@@ -264,7 +273,7 @@ def test_a_histogram_with_an_invalid_sample_is_dropped_completely(value: Distrib
     page = page_of(LATENCY.family({("z", "c"): value}), gauge("after", {"0": 1.0}))
 
     assert set(read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) == {("after", (("rank", "0"),))}
-    assert dropped(page, "training_latency_seconds", reason) >= 3
+    assert dropped_series(page, "training_latency_seconds", reason) >= 3
 
 
 @pytest.mark.parametrize("name", ["a-b", "é", "a" * 300, "a.b", "1a"])

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_nvml_support import FakeNvml, Load, collecting, needs_fake_nvml, steady
+from fake_nvml_support import FakeNvml, Load, needs_fake_nvml, play_constant_load, running_collector
 from gpu_support import gpus_up, value, values
 from waiting import wait_until
 
@@ -55,8 +55,8 @@ def cpu_seconds(collector: GpuCollector) -> float:
 
 def test_rates_over_15_seconds_at_constant_load_are_within_five_percent(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
-    steady(fake, Load(received_mebibytes=FAST_LINK))
-    with collecting(fake) as collector:
+    play_constant_load(fake, Load(received_mebibytes=FAST_LINK))
+    with running_collector(fake) as collector:
         wait_until(lambda: counter_values(collector)[BUSY] > 1)
         windows = []
         for _ in range(3):
@@ -77,8 +77,8 @@ def test_refused_readings_are_absent_and_their_energy_is_a_gap(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake = FakeNvml(tmp_path / "nvml")
-    steady(fake)
-    with collecting(fake) as collector:
+    play_constant_load(fake)
+    with running_collector(fake) as collector:
         wait_until(lambda: counter_values(collector)[BUSY] > 1)
         now = time.time()
         fake.fail(*(f"{name} -1 0 {now} {now + 30} 0 1" for name in GARBAGE))
@@ -97,8 +97,8 @@ def test_refused_readings_are_absent_and_their_energy_is_a_gap(
 
 def test_a_card_without_nvlink_has_no_nvlink_bytes(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
-    steady(fake)
-    with collecting(fake) as collector:
+    play_constant_load(fake)
+    with running_collector(fake) as collector:
         wait_until(lambda: counter_values(collector)[RECEIVE_BYTES] > 0)
 
         assert value(collector, "gpu_nvlink_transmit_bytes_total") is None
@@ -107,9 +107,9 @@ def test_a_card_without_nvlink_has_no_nvlink_bytes(tmp_path: Path) -> None:
 
 def test_a_card_that_is_lost_before_the_start_is_expected(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml", count=2)
-    steady(fake)
+    play_constant_load(fake)
     fake.fail("* 1 15 0 1e12")  # GPU_IS_LOST
-    with collecting(fake) as collector:
+    with running_collector(fake) as collector:
         assert value(collector, "gpu_devices_expected") == 2
         assert value(collector, "gpu_devices") == 1
         assert gpus_up(collector) == {"0": 1, "1": 0}
@@ -120,8 +120,8 @@ def test_a_lost_card_affects_no_other_and_returns_with_its_counters(
 ) -> None:
     caplog.set_level("INFO", logger="exporter.collectors.gpu")
     fake = FakeNvml(tmp_path / "nvml", count=2)
-    steady(fake)
-    with collecting(fake, retry=0.5) as collector:
+    play_constant_load(fake)
+    with running_collector(fake, retry=0.5) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         first = value(collector, ENERGY, "1") or 0.0
         now = time.time()
@@ -142,8 +142,8 @@ def test_a_lost_card_affects_no_other_and_returns_with_its_counters(
 
 def test_processes_are_listed_and_are_no_labels(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
-    steady(fake)
-    with collecting(fake) as collector:
+    play_constant_load(fake)
+    with running_collector(fake) as collector:
         wait_until(lambda: value(collector, "gpu_processes") == 0)
         fake.hold((4_190_001, 0), (4_190_002, 0))
         wait_until(lambda: any(process.ratios for process in collector.registry.processes()))
@@ -162,8 +162,8 @@ def test_processes_are_listed_and_are_no_labels(tmp_path: Path) -> None:
 def test_the_calls_of_a_card_cost_at_most_0_2_percent_of_a_core(tmp_path: Path) -> None:
     machines = [FakeNvml(tmp_path / f"nvml{cost}", count=8, state={"costs": cost}) for cost in (0, 1)]
     for machine in machines:
-        steady(machine)
-    with collecting(machines[0]) as free, collecting(machines[1]) as costly:
+        play_constant_load(machine)
+    with running_collector(machines[0]) as free, running_collector(machines[1]) as costly:
         first, start_time = [cpu_seconds(gpu) for gpu in (free, costly)], time.monotonic()
         time.sleep(30)
         last, seconds = [cpu_seconds(gpu) for gpu in (free, costly)], time.monotonic() - start_time
@@ -174,9 +174,9 @@ def test_the_calls_of_a_card_cost_at_most_0_2_percent_of_a_core(tmp_path: Path) 
 
 def test_a_slow_call_on_one_card_costs_the_other_one_interval_at_most(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml", count=2)
-    steady(fake)
+    play_constant_load(fake)
     gaps = set[str]()
-    with collecting(fake) as collector:
+    with running_collector(fake) as collector:
         wait_until(lambda: (value(collector, BUSY, "1") or 0) > 0)
         now = time.time()
         fake.fail(f"nvmlDeviceGetTotalEnergyConsumption 0 0 {now} {now + 30} 3")
@@ -196,10 +196,10 @@ def test_a_slow_call_on_one_card_costs_the_other_one_interval_at_most(tmp_path: 
 
 def test_a_card_is_up_while_any_call_answers(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
-    steady(fake)
+    play_constant_load(fake)
     call_names = ("UtilizationRates", "MemoryInfo", "MemoryInfo_v2", "PowerUsage")
     fake.fail(*(f"nvmlDeviceGet{name} 0 3 0 1e12" for name in call_names))  # NOT_SUPPORTED
-    with collecting(fake) as collector:
+    with running_collector(fake) as collector:
         wait_until(lambda: counter_values(collector)[ENERGY] > 0)
 
         assert value(collector, "gpu_up") == 1
@@ -212,7 +212,7 @@ def test_energy_follows_the_load(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
     now = time.time()
     fake.play((now - 100, Load(watts=100)), (now + 8, Load(watts=700)), (now + 16, Load(watts=100)))
-    with collecting(fake) as collector:
+    with running_collector(fake) as collector:
         wait_until(lambda: time.time() > now + 4)
         first, start_time = collector.registry.energies()[0], time.monotonic()
         wait_until(lambda: time.time() > now + 24)

@@ -11,15 +11,15 @@ from exporter.hangs.explanation import AUTOGRAD, RankStack, explain, rank_stack,
 from exporter.recording.stacks import Frame, ThreadStack
 
 
-def waiting(rank: int, function: str, location: str, sequence: int | None = None) -> RankStack:
+def waiting_rank(rank: int, function: str, location: str, sequence: int | None = None) -> RankStack:
     in_collective = function == "all_reduce"
     sequences = {} if sequence is None else {"default": sequence}
     return RankStack(rank, function, location, "iteration", sequences, in_collective)
 
 
 def test_the_rank_with_fewer_collectives_comes_first() -> None:
-    stacks = [waiting(rank, "all_reduce", "train.py:88", 1234) for rank in (0, 1, 2, 4, 5, 6, 7)]
-    explanation = explain([*stacks, waiting(3, "read_shard", "data.py:40", 1233)])
+    stacks = [waiting_rank(rank, "all_reduce", "train.py:88", 1234) for rank in (0, 1, 2, 4, 5, 6, 7)]
+    explanation = explain([*stacks, waiting_rank(3, "read_shard", "data.py:40", 1233)])
 
     assert explanation.sentence() == (
         "Rank 3: read_shard (data.py:40), iteration, 1,233 collectives."
@@ -28,7 +28,11 @@ def test_the_rank_with_fewer_collectives_comes_first() -> None:
 
 
 def test_without_sequence_numbers_the_rank_outside_a_collective_comes_first() -> None:
-    stacks = [waiting(0, "all_reduce", "t.py:1"), waiting(1, "load", "t.py:9"), waiting(2, "load", "t.py:9")]
+    stacks = [
+        waiting_rank(0, "all_reduce", "t.py:1"),
+        waiting_rank(1, "load", "t.py:9"),
+        waiting_rank(2, "load", "t.py:9"),
+    ]
 
     assert [group.ranks for group in explain(stacks).groups] == [(1, 2), (0,)]
 
@@ -47,7 +51,7 @@ def test_ranks_are_compared_in_the_process_group_in_which_they_differ() -> None:
 
 
 def test_groups_that_no_rule_separates_are_called_a_tie() -> None:
-    explanation = explain([waiting(0, "load", "t.py:1", 5), waiting(1, "read", "t.py:2", 5)])
+    explanation = explain([waiting_rank(0, "load", "t.py:1", 5), waiting_rank(1, "read", "t.py:2", 5)])
 
     assert explanation.is_tie
     assert "do not show which" in explanation.sentence()
@@ -74,25 +78,29 @@ def test_a_rank_waits_for_ranks_in_the_phase_that_synchronizes_gradients(phase: 
 
 
 def test_a_single_group_is_no_tie() -> None:
-    assert not explain([waiting(0, "all_reduce", "t.py:1"), waiting(1, "all_reduce", "t.py:1")]).is_tie
+    assert not explain(
+        [waiting_rank(0, "all_reduce", "t.py:1"), waiting_rank(1, "all_reduce", "t.py:1")]
+    ).is_tie
 
 
 def test_a_rank_without_an_answer_is_named_with_the_reason() -> None:
-    explanation = explain([waiting(0, "all_reduce", "t.py:1", 6)], {3: "main thread stopped by a signal"})
+    explanation = explain(
+        [waiting_rank(0, "all_reduce", "t.py:1", 6)], {3: "main thread stopped by a signal"}
+    )
 
     assert "Rank 3 did not answer: main thread stopped by a signal." in explanation.sentence()
 
 
 def test_sixty_four_ranks_fit_into_a_few_lines() -> None:
-    stacks = [waiting(rank, "all_reduce", "t.py:1", 9) for rank in range(64) if rank != 17]
-    sentence = explain([*stacks, waiting(17, "load", "d.py:3", 8)]).sentence()
+    stacks = [waiting_rank(rank, "all_reduce", "t.py:1", 9) for rank in range(64) if rank != 17]
+    sentence = explain([*stacks, waiting_rank(17, "load", "d.py:3", 8)]).sentence()
 
     assert "Rank 17: load (d.py:3)" in sentence
     assert len(sentence) < 200
 
 
 def test_more_than_six_groups_are_shortened() -> None:
-    sentence = explain([waiting(rank, f"f{rank}", "t.py:1", rank) for rank in range(64)]).sentence()
+    sentence = explain([waiting_rank(rank, f"f{rank}", "t.py:1", rank) for rank in range(64)]).sentence()
 
     assert "58 more groups." in sentence
 

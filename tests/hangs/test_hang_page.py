@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from bridges_support import needs
-from container_support import contained, reason_to_skip
+from container_support import reason_to_skip, sidecar_in_namespaces
 from hangs_support import kill_tree
 from places import PROJECT
 from serve_support import Sidecar, environment, sidecar
@@ -134,7 +134,7 @@ def test_a_sidecar_in_another_pid_namespace_explains_answers_and_names_missing_e
     env = environment(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN="job", RANK="0")
     job = subprocess.Popen([sys.executable, str(JOBS / "deadlock.py")], env=env)
     container_configuration = "\n".join(CONFIGURATION.splitlines()[2:])
-    with contained(tmp_path, feed, container_configuration) as running:
+    with sidecar_in_namespaces(tmp_path, feed, container_configuration) as running:
         wait_until(lambda: 'location="deadlock.py:13"' in running.page)
         os.kill(job.pid, signal.SIGSTOP)
         wait_until(lambda: NOT_VISIBLE in running.page)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @contextmanager
-def running(feed: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+def job_process(feed: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a job that records into a feed directory, and kill its process group at the end."""
     feed.mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | {
@@ -51,31 +51,31 @@ def stacks(feed: Path) -> dict[str, Any] | None:
 
 
 def wait_for_groups(feed: Path, ranks: int, function: str) -> dict[str, Any]:
-    """Wait until all ranks respond and the odd group waits in a function."""
+    """Wait until all ranks respond and the group of the hanging rank waits in a function."""
     output: dict[str, Any] = {}
 
-    def holds() -> bool:
+    def is_grouped() -> bool:
         nonlocal output
         output = stacks(feed) or {}
         groups = output.get("groups", [])
         return sum(len(group["ranks"]) for group in groups) == ranks and groups[0]["function"] == function
 
-    wait_until(holds)
+    wait_until(is_grouped)
     return output
 
 
 @needs("torch")
-@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("hanging_rank", [0, 1])
 @pytest.mark.parametrize("group", ["default", "new"])
-def test_the_rank_outside_the_collective_is_named(tmp_path: Path, odd: int, group: str) -> None:
+def test_the_rank_outside_the_collective_is_named(tmp_path: Path, hanging_rank: int, group: str) -> None:
     job = str(JOBS / "collective.py")
-    with running(
-        tmp_path / "feed", "-m", "torch.distributed.run", "--nproc-per-node=3", job, str(odd), group
+    with job_process(
+        tmp_path / "feed", "-m", "torch.distributed.run", "--nproc-per-node=3", job, str(hanging_rank), group
     ):
         output = wait_for_groups(tmp_path / "feed", 3, "read_shard")
 
     first, second = output["groups"]
-    assert first["ranks"] == [odd]
+    assert first["ranks"] == [hanging_rank]
     assert first["location"] == "collective.py:16"
     assert first["phase"] == "data_loading"
     assert second["function"] == "all_reduce"
@@ -84,7 +84,7 @@ def test_the_rank_outside_the_collective_is_named(tmp_path: Path, odd: int, grou
 
 
 def test_stacks_are_printed_before_the_first_step(tmp_path: Path) -> None:
-    with running(tmp_path / "feed", str(JOBS / "stall.py"), "first"):
+    with job_process(tmp_path / "feed", str(JOBS / "stall.py"), "first"):
         output = wait_for_groups(tmp_path / "feed", 1, "wait_for_peer")
 
     assert output["step"] is None
@@ -92,7 +92,7 @@ def test_stacks_are_printed_before_the_first_step(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_is_taken_twice_is_shown_with_its_line(tmp_path: Path) -> None:
-    with running(tmp_path / "feed", str(JOBS / "deadlock.py")):
+    with job_process(tmp_path / "feed", str(JOBS / "deadlock.py")):
         output = wait_for_groups(tmp_path / "feed", 1, "save_state")
 
     assert output["groups"][0]["location"] == "deadlock.py:13"
@@ -100,7 +100,7 @@ def test_a_lock_that_is_taken_twice_is_shown_with_its_line(tmp_path: Path) -> No
 
 def test_a_process_that_is_stopped_is_silent_and_its_state_is_known(tmp_path: Path) -> None:
     feed = tmp_path / "feed"
-    with running(feed, str(JOBS / "deadlock.py")) as process:
+    with job_process(feed, str(JOBS / "deadlock.py")) as process:
         wait_for_groups(feed, 1, "save_state")
         os.kill(process.pid, signal.SIGSTOP)
         wait_until(lambda: "T" in Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0])
@@ -112,7 +112,7 @@ def test_a_process_that_is_stopped_is_silent_and_its_state_is_known(tmp_path: Pa
 
 def test_a_c_call_that_holds_the_interpreter_lock_is_silent_and_runs(tmp_path: Path) -> None:
     feed = tmp_path / "feed"
-    with running(feed, str(JOBS / "holds_lock.py")):
+    with job_process(feed, str(JOBS / "holds_lock.py")):
         output: dict[str, Any] = {}
 
         def is_silent() -> bool:
@@ -127,7 +127,7 @@ def test_a_c_call_that_holds_the_interpreter_lock_is_silent_and_runs(tmp_path: P
 
 @needs("torch")
 def test_a_loader_whose_workers_are_stuck_is_shown_as_the_place(tmp_path: Path) -> None:
-    with running(tmp_path / "feed", str(JOBS / "stuck_loader.py")):
+    with job_process(tmp_path / "feed", str(JOBS / "stuck_loader.py")):
         output = wait_for_groups(tmp_path / "feed", 1, LOADER)
 
     assert output["groups"][0]["location"].startswith("stuck_loader.py:")

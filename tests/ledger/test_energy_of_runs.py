@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from container_support import Contained, contained, reason_to_skip
-from fake_nvml_support import FakeNvml, Load, needs_fake_nvml, steady
+from container_support import ContainedSidecar, reason_to_skip, sidecar_in_namespaces
+from fake_nvml_support import FakeNvml, Load, needs_fake_nvml, play_constant_load
 from serve_support import Sidecar, environment, sidecar
 from waiting import wait_until
 
@@ -73,13 +73,13 @@ class Job:
         return self.wait()
 
 
-def joules(running: Sidecar | Contained, family: str, run: str, label: str = "") -> float:
+def joules(running: Sidecar | ContainedSidecar, family: str, run: str, label: str = "") -> float:
     """Return the sum over the series of a run with a label."""
     pattern = rf'^{family}{{(?=[^}}]*run="{run}")(?=[^}}]*{label})[^}}]*}} (\S+)$'
     return sum(float(number) for number in re.findall(pattern, running.page, re.MULTILINE))
 
 
-def last_energy_pass(running: Sidecar | Contained) -> str:
+def last_energy_pass(running: Sidecar | ContainedSidecar) -> str:
     """Return the time of the last pass of the energy ledger."""
     match = re.search(
         r'^exporter_collector_last_success_timestamp_seconds{collector="energy"} (\S+)$',
@@ -89,7 +89,7 @@ def last_energy_pass(running: Sidecar | Contained) -> str:
     return "" if match is None else match[1]
 
 
-def wait_for_settled_energy(running: Sidecar | Contained, run: str) -> float:
+def wait_for_settled_energy(running: Sidecar | ContainedSidecar, run: str) -> float:
     """Return the energy of a run that has ended, once four passes in a row have not changed it."""
     last_joules, unchanged_passes, last_passes = -1.0, 0, ""
     while unchanged_passes < 4:
@@ -110,7 +110,7 @@ def hold(fake: FakeNvml, jobs: Sequence[Job], gpus: range | None = None) -> None
 def start_fake_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 1) -> FakeNvml:
     (tmp_path / "feed").mkdir(mode=0o700)
     fake = FakeNvml(tmp_path / "nvml", count=count)
-    steady(fake, Load(watts=WATTS))
+    play_constant_load(fake, Load(watts=WATTS))
     for name, text in fake.environment.items():
         monkeypatch.setenv(name, text)
     return fake
@@ -241,7 +241,7 @@ def test_a_sidecar_in_another_pid_namespace_finds_the_card_of_a_run_in_its_feed(
 ) -> None:
     fake = start_fake_nvml(tmp_path, monkeypatch, count=2)
     fake.draw(100.0, WATTS)
-    with contained(tmp_path, tmp_path / "feed") as running:
+    with sidecar_in_namespaces(tmp_path, tmp_path / "feed") as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
         job = Job(tmp_path, "a", 12, CUDA_VISIBLE_DEVICES="1")
         fake.hold((job.process.pid, 1))  # a number of another namespace
@@ -295,7 +295,7 @@ def test_idle_power_is_right_at_a_steady_draw_and_after_one_damaged_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = start_fake_nvml(tmp_path, monkeypatch)
-    start = steady(fake, Load(watts=300.0))
+    start = play_constant_load(fake, Load(watts=300.0))
     with sidecar(tmp_path, flags(tmp_path, "interval: 1s")) as running:
         wait_until(lambda: idle_watts(running, "before_start"))
         initial_idle = idle_watts(running, "before_start")

@@ -82,7 +82,7 @@ def write_and_collect(job: MonitoredJob, **options: Any) -> Page:
 
 
 @pytest.fixture
-def running(sidecar: Sidecar) -> MonitoredJob:
+def running_job(sidecar: Sidecar) -> MonitoredJob:
     """Return a running job whose snapshot the sidecar has read."""
     job = MonitoredJob(sidecar, a_job())
     write_and_collect(job)
@@ -113,7 +113,7 @@ def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
 
 def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -> None:
     job = MonitoredJob(sidecar, a_job())
-    running = write_and_collect(job)
+    running_page = write_and_collect(job)
     job.job.hold(299.0)
     not_yet = write_and_collect(job)
     job.job.hold(2.0)
@@ -121,10 +121,10 @@ def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -
     job.job.train()
     restarted_page = write_and_collect(job)
 
-    states = [state(job) for job in (running, not_yet, hung, restarted_page)]
+    states = [state(job) for job in (running_page, not_yet, hung, restarted_page)]
     assert states == ["running", "running", "hung", "running"]
     assert (
-        published_states(running)
+        published_states(running_page)
         == published_states(not_yet)
         == published_states(restarted_page)
         == set(GAUGES)
@@ -151,16 +151,16 @@ def test_five_times_the_longest_step_is_not_a_hang_and_both_limits_are_configura
     ],
 )
 def test_a_waiting_rank_is_stalled_and_slow_phases_have_a_longer_limit(
-    running: MonitoredJob, phase: str, seconds: float, expected: str
+    running_job: MonitoredJob, phase: str, seconds: float, expected: str
 ) -> None:
-    running.job.spend(phase, seconds)
-    running.job.open_seconds = seconds
+    running_job.job.spend(phase, seconds)
+    running_job.job.open_seconds = seconds
 
-    assert state(write_and_collect(running)) == expected
+    assert state(write_and_collect(running_job)) == expected
 
 
-def test_a_stopped_process_is_stalled(running: MonitoredJob) -> None:
-    assert state(write_and_collect(running, age_seconds=30.0)) == "stalled"
+def test_a_stopped_process_is_stalled(running_job: MonitoredJob) -> None:
+    assert state(write_and_collect(running_job, age_seconds=30.0)) == "stalled"
 
 
 @pytest.mark.parametrize("pid", [7, 99])  # the process or its launcher
@@ -208,15 +208,15 @@ def test_the_exit_status_reported_by_run_survives_a_restart_of_the_sidecar(
 )
 def test_without_run_the_end_is_inferred_and_the_reason_is_labelled(
     sidecar: Sidecar,
-    running: MonitoredJob,
+    running_job: MonitoredJob,
     own_report: dict[str, Any],
     final: bool,
     expected: str,
     reason: str,
 ) -> None:
-    running.job.failure = own_report.get("failure", "")
-    running.write(final=final, ending=own_report.get("ending"))
-    undecided_page = running.die(1.0)
+    running_job.job.failure = own_report.get("failure", "")
+    running_job.write(final=final, ending=own_report.get("ending"))
+    undecided_page = running_job.die(1.0)
     page = sidecar.collect_after(3.0)
 
     assert state(undecided_page) == "ending"
@@ -227,12 +227,12 @@ def test_without_run_the_end_is_inferred_and_the_reason_is_labelled(
 
 
 def test_an_exit_reported_by_run_has_its_time_and_is_decided_immediately(
-    sidecar: Sidecar, running: MonitoredJob
+    sidecar: Sidecar, running_job: MonitoredJob
 ) -> None:
     wall_seconds = sidecar.clock.wall
     report_ends(sidecar, End(sidecar.directory, 7, -9, wall_seconds))
     sidecar.clock.advance(20.0)
-    running.kill()
+    running_job.kill()
     page = sidecar.collect()
 
     assert since_seconds(page) == wall_seconds
@@ -240,9 +240,9 @@ def test_an_exit_reported_by_run_has_its_time_and_is_decided_immediately(
     assert training_value(sidecar.collect_after(1.0), "wall_seconds_total") == 9
 
 
-def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running: MonitoredJob) -> None:
+def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running_job: MonitoredJob) -> None:
     wall_seconds = sidecar.clock.wall
-    lost_page = running.die(1.0)
+    lost_page = running_job.die(1.0)
     report_ends(sidecar, End(sidecar.directory, 7, -9, wall_seconds))
 
     assert [state(lost_page), state(sidecar.collect_after(1.0))] == ["ending", "failed"]

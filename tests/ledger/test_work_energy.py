@@ -62,7 +62,7 @@ class Run:
                 joules_by_cause[label] = round(joules_by_cause.get(label, 0.0) + sample.value, 6)
         return joules_by_cause
 
-    def wasted(self) -> dict[str, float]:
+    def wasted_joules(self) -> dict[str, float]:
         return self.counters("training_wasted_energy_joules_total")
 
     def productive(self) -> float:
@@ -73,7 +73,7 @@ class Run:
         phases = self.counters("training_phase_energy_joules_total")
         pool = self.energy.record.pool_joules
         assert sum(phases.values()) == pytest.approx(self.divided_joules, rel=1e-6, abs=1e-4)
-        total_joules = self.productive() + sum(self.wasted().values()) + pool
+        total_joules = self.productive() + sum(self.wasted_joules().values()) + pool
         assert total_joules == pytest.approx(self.divided_joules, rel=1e-6, abs=1e-4)
 
 
@@ -88,7 +88,7 @@ def test_energy_of_work_is_pending_until_its_outcome_is_known() -> None:
     )
 
     assert [initial_joules, run.productive()] == [0, 600]
-    assert run.wasted() == {"lost_progress": 200, "hang": 100}
+    assert run.wasted_joules() == {"lost_progress": 200, "hang": 100}
     run.check()
 
 
@@ -100,7 +100,7 @@ def test_pending_work_is_lost_when_another_task_begins() -> None:
     run.divide(100.0, {"forward": 10.0})
     run.energy.apply_outcomes(account(1e6 + 9.0, 1e6, 0.0, 1.0, session="another"))
 
-    assert run.wasted() == {"lost_progress": 1000}
+    assert run.wasted_joules() == {"lost_progress": 1000}
     assert run.productive() == 90
     run.check()
 
@@ -172,9 +172,11 @@ class Machine(SidecarNode):
         return self.collect()
 
 
-def wasted(page: Page) -> dict[str, float]:
-    wasted = {cause: training_value(page, "wasted_energy_joules_total", cause=cause) for cause in CAUSES}
-    return {cause: joules for cause, joules in wasted.items() if joules}
+def wasted_joules(page: Page) -> dict[str, float]:
+    wasted_joules = {
+        cause: training_value(page, "wasted_energy_joules_total", cause=cause) for cause in CAUSES
+    }
+    return {cause: joules for cause, joules in wasted_joules.items() if joules}
 
 
 def test_energy_becomes_productive_with_the_work_of_the_job(tmp_path: Path) -> None:
@@ -197,7 +199,7 @@ def test_energy_becomes_productive_with_the_work_of_the_job(tmp_path: Path) -> N
         training_value(page, "energy_joules_total", component="gpu", method="exclusive") == 1000 + 2500 + 500
     )
     assert in_work == training_value(page, "productive_energy_joules_total") == 2000
-    assert wasted(page) == {"init": 1000, "data_stall": 500, "checkpoint_save": 500}
+    assert wasted_joules(page) == {"init": 1000, "data_stall": 500, "checkpoint_save": 500}
 
 
 def test_a_node_without_rank_0_attributes_its_energy(tmp_path: Path) -> None:
@@ -231,5 +233,5 @@ def test_pending_energy_is_decided_by_the_next_run_of_the_session(
     machine.advance_and_collect(watts=0.0)
     page = machine.advance_and_collect(watts=0.0)
 
-    assert wasted(page) == {"lost_progress": 600}
+    assert wasted_joules(page) == {"lost_progress": 600}
     assert training_value(page, "productive_energy_joules_total") == 400

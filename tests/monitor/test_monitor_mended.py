@@ -34,7 +34,7 @@ def event(name, **data): return monitor.Event(name, dt.datetime.now(), data)
 
 
 @pytest.fixture
-def received() -> Iterator[list[Event]]:
+def received_events() -> Iterator[list[Event]]:
     events: list[Event] = []
     handle = monitor.register_event_handler(events.append)
     yield events
@@ -51,13 +51,13 @@ def test_d1_two_threads_log_and_add_while_a_handler_in_python_writes(tmp_path: P
     assert (tmp_path / "lines").read_text().count("e\n") > 0
 
 
-def test_d3_value_is_the_last_sample(received: list[Event]) -> None:
+def test_d3_value_is_the_last_sample(received_events: list[Event]) -> None:
     stat = Stat("d3", [Aggregation.VALUE], HOUR, 2)
     stat.add(1.0)
     stat.add(7.5)
 
     assert stat.get() == {Aggregation.VALUE: 7.5}
-    assert received[-1].data == {"d3.value": 7.5}
+    assert received_events[-1].data == {"d3.value": 7.5}
     assert Aggregation(1) is Aggregation.VALUE
     with pytest.raises(ValueError):
         Aggregation(99)
@@ -175,15 +175,15 @@ print(all(answered))
 
 
 def test_d17_without_a_length_every_window_of_max_samples_is_logged_and_nothing_discarded(
-    received: list[Event],
+    received_events: list[Event],
 ) -> None:
     stat = Stat("d17.counted", [Aggregation.SUM, Aggregation.COUNT], None, 20)
     for number in range(105):
         stat.add(float(number))
 
-    sums = [event.data["d17.counted.sum"] for event in received]
+    sums = [event.data["d17.counted.sum"] for event in received_events]
     assert sums == [sum(range(first, first + 20)) for first in range(0, 100, 20)]
-    assert {event.data["d17.counted.count"] for event in received} == {20.0}
+    assert {event.data["d17.counted.count"] for event in received_events} == {20.0}
     assert (stat.count, stat.discarded) == (5, 0)
     with pytest.raises(ValueError, match="max_samples"):
         Stat("d17.endless", [Aggregation.SUM], None, 0)
@@ -197,14 +197,14 @@ def test_d17_discarded_samples_are_counted() -> None:
     assert (stat.get(), stat.discarded) == ({Aggregation.COUNT: 3.0}, 7)
 
 
-def test_d18_a_window_closes_by_time_without_new_samples(received: list[Event]) -> None:
+def test_d18_a_window_closes_by_time_without_new_samples(received_events: list[Event]) -> None:
     stat = Stat("d18", [Aggregation.SUM], 0.2)
     stat.add(3.0)
-    wait_until(lambda: any("d18.sum" in event.data for event in received))
+    wait_until(lambda: any("d18.sum" in event.data for event in received_events))
 
     assert stat.count == 0
     assert stat.get() == {Aggregation.SUM: 3.0}
-    assert [event.data for event in received if "d18.sum" in event.data] == [{"d18.sum": 3.0}]
+    assert [event.data for event in received_events if "d18.sum" in event.data] == [{"d18.sum": 3.0}]
 
 
 def test_d19_the_open_window_stays_with_the_parent(tmp_path: Path) -> None:
@@ -255,13 +255,13 @@ def test_an_event_of_a_subclass_is_copied_completely(copy_event: Callable[[Typed
     assert repr(copied) == f"Typed(name='typed', timestamp={when}, data={{'step': 7}})"
 
 
-def test_events_of_this_module_and_of_the_exporter_share_handlers(received: list[Event]) -> None:
+def test_events_of_this_module_and_of_the_exporter_share_handlers(received_events: list[Event]) -> None:
     events: list[exporter.Event] = []
     handle = exporter.events.register(events.append, types="face.*")
     log_event(Event("face.event", dt.datetime.fromtimestamp(7.0), {"x": 1}))
     handle.unregister()
     exporter.log("ckpt.saved", "step 7", step=7, timestamp=5.0)
-    event = received[-1]
+    event = received_events[-1]
 
     assert [(event.type, event.data, event.timestamp) for event in events] == [("face.event", {"x": 1}, 7.0)]
     assert (event.name, event.timestamp.timestamp()) == ("ckpt.saved", 5.0)
@@ -291,8 +291,8 @@ def test_a_stat_with_a_reserved_name_works_without_families() -> None:
 
 def test_nothing_is_lost_between_threads() -> None:
     stat = Stat("face.threads", [Aggregation.COUNT, Aggregation.SUM], 0.005)
-    received: list[Event] = []
-    handle = monitor.register_event_handler(received.append)
+    received_events: list[Event] = []
+    handle = monitor.register_event_handler(received_events.append)
 
     def work() -> None:
         for _ in range(20_000):
@@ -305,7 +305,7 @@ def test_nothing_is_lost_between_threads() -> None:
         thread.join()
     stat._close_if_due(at_end=True)
     monitor.unregister_event_handler(handle)
-    windows = [event.data for event in received if "face.threads.count" in event.data]
+    windows = [event.data for event in received_events if "face.threads.count" in event.data]
 
     assert sum(float(data["face.threads.count"]) for data in windows) == 80_000
     assert sum(float(data["face.threads.sum"]) for data in windows) == 80_000

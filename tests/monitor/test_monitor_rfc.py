@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(120)  # torch is imported within
 
 
 @pytest.fixture
-def delivered() -> Iterator[list[Event]]:
+def delivered_events() -> Iterator[list[Event]]:
     events: list[Event] = []
     handle = register(events.append)
     yield events
@@ -58,14 +58,14 @@ class Saved(Event):
     step: int = 0
 
 
-def test_the_example_of_a_typed_event(delivered: list[Event]) -> None:
+def test_the_example_of_a_typed_event(delivered_events: list[Event]) -> None:
     event = RdzvEvent(run_id="1234", rank=0, message="rendezvous started")
     log(event)
 
-    assert [(type(event), event.type, event.message) for event in delivered] == [
+    assert [(type(event), event.type, event.message) for event in delivered_events] == [
         (RdzvEvent, event.type, "rendezvous started")
     ]
-    assert (delivered[0].metadata, event.timestamp) == (event.metadata, None)
+    assert (delivered_events[0].metadata, event.timestamp) == (event.metadata, None)
     assert (event.type, event.metadata) == ("torch.elastic.RdzvEvent", {"run_id": "1234", "rank": 0})
 
 
@@ -166,23 +166,23 @@ def test_a_forked_child_reports_its_own_samples(tmp_path: Path) -> None:
     )
 
 
-def test_a_handler_sees_time_id_and_parent_of_an_event(delivered: list[Event]) -> None:
+def test_a_handler_sees_time_id_and_parent_of_an_event(delivered_events: list[Event]) -> None:
     start_ns = time.monotonic_ns()
     with exporter.span("outer"):
         log("inside", x=1)
-    first, second = delivered[-1], Event("again")
+    first, second = delivered_events[-1], Event("again")
     log(second)
 
-    assert start_ns <= first.monotonic_ns <= delivered[-1].monotonic_ns <= time.monotonic_ns()
+    assert start_ns <= first.monotonic_ns <= delivered_events[-1].monotonic_ns <= time.monotonic_ns()
     assert re.fullmatch("[0-9a-f]{16}", first.id)
-    assert first.id != delivered[-1].id
+    assert first.id != delivered_events[-1].id
     assert first.span_id
-    assert delivered[-1].span_id is None
+    assert delivered_events[-1].span_id is None
     assert first.asdict()["id"] == first.id
 
 
 def test_events_have_a_severity_a_timestamp_and_any_origin(
-    delivered: list[Event],
+    delivered_events: list[Event],
 ) -> None:
     log("short", "m", severity="warning", x=1)
     log(Event("then", timestamp=5.0, severity="warning"))
@@ -192,13 +192,13 @@ def test_events_have_a_severity_a_timestamp_and_any_origin(
     with pytest.raises(ValueError, match="loud"):
         log("short", severity="loud")
 
-    assert [(event.severity, event.metadata) for event in delivered[:2]] == [
+    assert [(event.severity, event.metadata) for event in delivered_events[:2]] == [
         ("warning", {"x": 1}),
         ("warning", {}),
     ]
-    assert abs((delivered[0].timestamp or 0) - time.time()) < 60
-    assert delivered[1].timestamp == 5.0
-    assert delivered[2] == Event("elsewhere", "m", 5.0, {"x": 1}, "error")
+    assert abs((delivered_events[0].timestamp or 0) - time.time()) < 60
+    assert delivered_events[1].timestamp == 5.0
+    assert delivered_events[2] == Event("elsewhere", "m", 5.0, {"x": 1}, "error")
 
 
 @pytest.mark.parametrize(

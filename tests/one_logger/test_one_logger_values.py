@@ -33,7 +33,7 @@ class Rude:
         raise RuntimeError("no text")
 
 
-def raised(error: Exception) -> Exception:
+def raise_and_catch(error: Exception) -> Exception:
     try:
         raise error
     except type(error):
@@ -136,7 +136,7 @@ class SilentError(Exception):
     [(KeyError(), "KeyError()"), (ValueError("why"), "why"), (SilentError(), "SilentError")],
 )
 def test_an_error_names_its_exception_also_without_a_message(error: Exception, message: str) -> None:
-    attributes = ErrorEvent.create("it failed", raised(error)).attributes.to_json()
+    attributes = ErrorEvent.create("it failed", raise_and_catch(error)).attributes.to_json()
 
     assert attributes["exception_type"] == type(error).__name__
     assert attributes["exception_message"] == message

@@ -180,7 +180,7 @@ def new_state(
     return StatState(check_definition("a", aggregations, **fields), wall=wall, samples=samples)
 
 
-def drained(state: StatState, *samples: object, wall: float = 100.0) -> StatReading:
+def drain_reading(state: StatState, *samples: object, wall: float = 100.0) -> StatReading:
     state.buffer.extend(samples)
     while state.drain(wall=wall):
         pass
@@ -201,7 +201,7 @@ def test_invalid_values_are_counted_by_reason_without_running_user_code() -> Non
     numpy = pytest.importorskip("numpy")
     numbers = (1, 2.5, True, numpy.float32(1.5), numpy.int64(0), Liar(2.0))
     strange = (math.nan, math.inf, -math.inf, "3", None, NumberLike(), 10**400)
-    reading = drained(new_state(), *numbers, *strange)
+    reading = drain_reading(new_state(), *numbers, *strange)
 
     assert (reading.count, reading.sum) == (6, 8.0)
     assert reading.rejected == {"nan": 1, "infinite": 2, "not_a_number": 3, "out_of_range": 1}
@@ -210,16 +210,16 @@ def test_invalid_values_are_counted_by_reason_without_running_user_code() -> Non
 def test_a_negative_sample_ends_the_sum_but_not_the_count() -> None:
     state = new_state()
 
-    assert drained(state, 1.0).sum == 1.0
-    assert drained(state, -0.5, 2.0).sum is None
-    assert drained(state, 3.0).count == 4
+    assert drain_reading(state, 1.0).sum == 1.0
+    assert drain_reading(state, -0.5, 2.0).sum is None
+    assert drain_reading(state, 3.0).count == 4
 
 
 def test_a_full_buffer_is_a_reported_overflow() -> None:
     state = new_state(samples=8)
 
-    assert drained(state, *range(7)).overflows == 0
-    reading = drained(state, *range(50))
+    assert drain_reading(state, *range(7)).overflows == 0
+    reading = drain_reading(state, *range(50))
     assert (reading.count, reading.overflows) == (7 + 8, 1)
 
 
@@ -229,7 +229,7 @@ def test_count_windows_close_at_their_nth_sample_and_the_next_begins_at_once(
 ) -> None:
     state = new_state(window_seconds=None, window_samples=limit)
     for start in range(0, len(samples), portion):
-        drained(state, *samples[start : start + portion])
+        drain_reading(state, *samples[start : start + portion])
     reading = state.reading()
     closed_windows = len(samples) // limit
 
@@ -244,7 +244,7 @@ def test_count_windows_close_at_their_nth_sample_and_the_next_begins_at_once(
 
 def test_windows_of_both_kinds_close_by_whichever_comes_first() -> None:
     state = new_state(wall=100.0, window_seconds=60, window_samples=3)
-    drained(state, 1, 2, 3, 4, wall=110.0)
+    drain_reading(state, 1, 2, 3, 4, wall=110.0)
     by_count = state.closed_window
     state.close_window(60.0, 120.0, late_windows=False, wall=120.0)
 
@@ -260,7 +260,7 @@ def test_empty_windows_and_windows_before_a_suspension_are_no_data() -> None:
     state = new_state(wall=100.0)
     windows = []
     for number, samples in enumerate([(5.0,), (), (5.0,)]):
-        drained(state, *samples)
+        drain_reading(state, *samples)
         window_start = 60.0 * number
         state.close_window(
             window_start, window_start + 60.0, late_windows=number == 2, wall=window_start + 60.0
@@ -274,7 +274,7 @@ def test_a_window_with_too_few_samples_has_only_its_sample_count() -> None:
     state = new_state(min_samples=3)
     windows = []
     for samples in ((1.0, 2.0), (1.0, 2.0, 3.0)):
-        drained(state, *samples)
+        drain_reading(state, *samples)
         state.close_window(0.0, 60.0, late_windows=False, wall=60.0)
         windows.append((state.closed_window.samples, bool(state.closed_window.values)))
 
@@ -284,7 +284,7 @@ def test_a_window_with_too_few_samples_has_only_its_sample_count() -> None:
 
 def test_a_count_window_goes_stale_without_samples() -> None:
     state = new_state(window_seconds=None, window_samples=2, stale_seconds=30)
-    drained(state, 1.0, 2.0, wall=100.0)
+    drain_reading(state, 1.0, 2.0, wall=100.0)
     state.expire(wall=130.0)
     assert state.closed_window.samples == 2
 
@@ -296,9 +296,9 @@ def test_a_count_window_goes_stale_without_samples() -> None:
 def test_buckets_count_samples_up_to_their_bound_since_process_start(samples: list[float]) -> None:
     bounds = (-1, 0, 2.5)
     state = new_state(["histogram"], buckets=bounds)
-    drained(state, *samples[:50])
+    drain_reading(state, *samples[:50])
     state.close_window(0.0, 60.0, late_windows=False, wall=60.0)
-    reading = drained(state, *samples[50:])
+    reading = drain_reading(state, *samples[50:])
 
     assert reading.bucket_counts == tuple(sum(sample <= bound for sample in samples) for bound in bounds)
 
@@ -310,7 +310,7 @@ def test_an_override_takes_effect_at_the_next_window_and_buckets_only_before_the
         aggregations=frozenset({Aggregation.MAX, Aggregation.HISTOGRAM}), buckets=(5.0,)
     )
     early.override(expected, enabled=True)
-    drained(late, 1.0)
+    drain_reading(late, 1.0)
     late.override(expected, enabled=True)
 
     assert early.effective == expected
@@ -324,6 +324,6 @@ def test_a_disabled_stat_drops_new_samples_and_keeps_its_totals() -> None:
     state = new_state()
     for sample in (1.0, 2.0, 4.0):
         state.override(state.definition, enabled=sample != 2.0)
-        drained(state, sample)
+        drain_reading(state, sample)
 
     assert state.sum == 5.0

@@ -104,7 +104,7 @@ class Case:
             assert match, entry["series"]
             labels = dict(LABEL.findall(match["labels"]))
             if labels.get("job", "training").startswith("training"):
-                series.append(Series(match["name"], labels, expanded(entry["values"])))
+                series.append(Series(match["name"], labels, expand_series(entry["values"])))
         return series
 
     def runs(self, time_seconds: float) -> set[str]:
@@ -119,7 +119,7 @@ def seconds(text: str) -> float:
     return sum(float(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
 
 
-def expanded(notation: str) -> tuple[float | None, ...]:
+def expand_series(notation: str) -> tuple[float | None, ...]:
     """Return the values of promtool's notation; None where the series has no sample."""
     values: list[float | None] = []
     for token in notation.split():
@@ -211,7 +211,7 @@ def family(name: str, rows: dict[tuple[tuple[str, str], ...], float | Distributi
     return Family(name=name, type=family_type, help="", labels=labels).family(values)
 
 
-def active_on_pages(case: Case) -> list[set[ActiveCondition]]:
+def conditions_on_pages(case: Case) -> list[set[ActiveCondition]]:
     """Return the conditions that hold on the page of any exporter, at each time of a case."""
     interval = seconds(case.body["interval"])
     conditions: dict[float, set[ActiveCondition]] = {time_seconds: set() for time_seconds in case.times}
@@ -245,7 +245,7 @@ def test_page_and_alerts_find_the_same_conditions(case: Case, tmp_path: Path) ->
     if len({series.target for series in case.series}) > 1:
         evaluated -= ACROSS_NODES
 
-    alerts_by_time, pages_by_time = active_alerts(case, tmp_path), active_on_pages(case)
+    alerts_by_time, pages_by_time = active_alerts(case, tmp_path), conditions_on_pages(case)
     for time_seconds, by_alert, by_page in zip(case.times, alerts_by_time, pages_by_time, strict=True):
         # RunDied fires for an hour after the state of a run is gone; a page has no such run.
         runs_then = case.runs(time_seconds)

@@ -40,7 +40,7 @@ def progress(age: float, phase: str = "forward") -> Rows:
     }
 
 
-def died(state: str) -> Rows:
+def dead_run(state: str) -> Rows:
     return {
         "training_run_state": run_sample(0.0, state="running") + run_sample(1.0, state=state),
         "training_run_state_since_timestamp_seconds": run_sample(NOW - 90),
@@ -48,7 +48,7 @@ def died(state: str) -> Rows:
     }
 
 
-def saving(save_seconds: float) -> Rows:
+def long_save(save_seconds: float) -> Rows:
     return {
         "training_phase_active": run_sample(1.0, rank="0", phase="checkpoint_save_sync"),
         "training_phase_active_since_timestamp_seconds": run_sample(NOW - save_seconds, rank="0"),
@@ -77,9 +77,9 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
         (SILENT, ["Rank 0 of night: the process lives and has not reported lately. for 60 s"]),
         (OUTDATED_FEED, ["Rank 0 of night: the process lives and reports nothing. for 10 min"]),
         (progress(5000), []),  # only the ledger decides
-        (died("failed"), ["Run night failed: killed by SIGKILL; it has not restarted. for 90 s"]),
+        (dead_run("failed"), ["Run night failed: killed by SIGKILL; it has not restarted. for 90 s"]),
         (
-            died("lost"),
+            dead_run("lost"),
             ["Run night ended without a report: killed by SIGKILL; it has not restarted. for 90 s"],
         ),
         (SLOW_RANK | {"training_rank_info": run_sample(1.0, rank="1", label_stage="last")}, []),
@@ -87,8 +87,8 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
             SLOW_RANK,
             ["Rank 1 of night slow: 0.4 s of compute time per step, the fastest rank 0.25 s. since now"],
         ),
-        (saving(101.0), [SAVING]),
-        (saving(99.0), []),
+        (long_save(101.0), [SAVING]),
+        (long_save(99.0), []),
         (
             {"training_rank_conflicts": run_sample(1.0, rank="0")},
             ["A second process trains as rank 0 of night. since now"],

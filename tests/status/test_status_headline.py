@@ -116,7 +116,7 @@ def test_an_xid_is_explained() -> None:
     assert "GPU 3 (rank 0 of night) reported Xid 48 (uncorrectable memory error)." in texts
 
 
-def late(seconds: float, phase: str = "forward", state: str = "running") -> list[str]:
+def late_iteration_texts(seconds: float, phase: str = "forward", state: str = "running") -> list[str]:
     rows = (
         JOB
         | RUNNING
@@ -130,14 +130,20 @@ def late(seconds: float, phase: str = "forward", state: str = "running") -> list
 
 
 def test_a_late_step_is_a_warning_before_the_run_hangs() -> None:
-    assert late(59) == []
-    assert late(61) == ["A step of run night is late: none has finished for 61 s. Rank 0 in forward."]
-    assert late(61, state="hung") == []
+    assert late_iteration_texts(59) == []
+    assert late_iteration_texts(61) == [
+        "A step of run night is late: none has finished for 61 s. Rank 0 in forward."
+    ]
+    assert late_iteration_texts(61, state="hung") == []
 
 
 def test_a_save_and_a_validation_may_take_longer_than_a_step() -> None:
-    assert late(61, phase="checkpoint_save_sync") == late(299, phase="validation") == []
-    assert len(late(301, phase="validation")) == 1
+    assert (
+        late_iteration_texts(61, phase="checkpoint_save_sync")
+        == late_iteration_texts(299, phase="validation")
+        == []
+    )
+    assert len(late_iteration_texts(301, phase="validation")) == 1
 
 
 def test_a_run_with_a_late_step_is_amber() -> None:

@@ -11,7 +11,7 @@ from exporter import training
 from exporter.training import api
 from exporter.training.recorder import TRAINING
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("initial_recorder")
 
 
 def infer(steps: int, *, loop_ended: bool = True) -> None:

@@ -13,7 +13,7 @@ from exporter.training.phases import PHASES
 
 TEXT = (PROJECT / "docs" / "training.md").read_text(encoding="utf-8")
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("initial_recorder")
 
 
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

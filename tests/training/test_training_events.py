@@ -23,7 +23,7 @@ from exporter.training.recorder import TRAINING
 
 
 @pytest.fixture
-def received() -> Iterator[list[exporter.Event]]:
+def received_events() -> Iterator[list[exporter.Event]]:
     events: list[exporter.Event] = []
     handle = exporter.events.register(events.append, types="doc.*")
     yield events
@@ -31,7 +31,7 @@ def received() -> Iterator[list[exporter.Event]]:
 
 
 def test_an_event_has_the_innermost_open_span_or_the_given_one(
-    received: list[exporter.Event],
+    received_events: list[exporter.Event],
 ) -> None:
     initial_span = TRAINING.current_span_id()
     with exporter.span("doc.outer") as outer:
@@ -45,10 +45,10 @@ def test_an_event_has_the_innermost_open_span_or_the_given_one(
     exporter.log("doc.fourth")
 
     ids = [str(outer.id), str(inner.id), "5b8aa5a2d2c872e8", None, initial_span]
-    assert [event.span_id for event in received] == ids
+    assert [event.span_id for event in received_events] == ids
 
 
-def test_concurrent_asyncio_tasks_have_separate_spans(received: list[exporter.Event]) -> None:
+def test_concurrent_asyncio_tasks_have_separate_spans(received_events: list[exporter.Event]) -> None:
     ids = {}
 
     async def work(name: str) -> None:
@@ -63,7 +63,7 @@ def test_concurrent_asyncio_tasks_have_separate_spans(received: list[exporter.Ev
 
     asyncio.run(main())
 
-    assert {event.type: event.span_id for event in received} == {"doc.a": ids["a"], "doc.b": ids["b"]}
+    assert {event.type: event.span_id for event in received_events} == {"doc.a": ids["a"], "doc.b": ids["b"]}
 
 
 def test_a_forked_child_has_no_open_span() -> None:
@@ -169,13 +169,13 @@ class IterationObserver:
 
 
 def test_a_handler_that_requests_spans_receives_short_spans_in_a_job_whose_iterations_are_observed() -> None:
-    received: list[exporter.Event] = []
+    received_events: list[exporter.Event] = []
     observer: Any = IterationObserver()
     with fresh_recorder():
         TRAINING.observers.add(observer)
         with training.training_iteration():
             pass
-        handle = exporter.events.register(received.append, types="span.*")
+        handle = exporter.events.register(received_events.append, types="span.*")
         with training.training_iteration():
             pass
         exporter.flush()
@@ -184,5 +184,5 @@ def test_a_handler_that_requests_spans_receives_short_spans_in_a_job_whose_itera
         exporter.flush()
         handle.unregister()
 
-    started_spans = [event.data["name"] for event in received if event.type == "span.start"]
+    started_spans = [event.data["name"] for event in received_events if event.type == "span.start"]
     assert started_spans == ["training_single_iteration", "model_forward"]

@@ -23,15 +23,15 @@ from exporter.web.server import Server
 from exporter.web.workers import BusyError
 
 
-def hashed(password: str, cost: int = 4, prefix: str = "2b") -> str:
+def hash_password(password: str, cost: int = 4, prefix: str = "2b") -> str:
     password_hash = bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
     return password_hash.replace("$2b$", f"${prefix}$")
 
 
-HASHES = {cost: hashed("any", cost) for cost in (4, 6)}
+HASHES = {cost: hash_password("any", cost) for cost in (4, 6)}
 
 
-def basic(user: str, password: str) -> dict[str, str]:
+def basic_auth_header(user: str, password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
@@ -44,14 +44,17 @@ def write_users(directory: Path, **hashes: str) -> Path:
 @pytest.mark.parametrize("prefix", ["2a", "2b", "2y"])
 def test_only_the_password_of_a_known_user_is_accepted(tmp_path: Path, prefix: str) -> None:
     with serving(
-        web_config=write_users(tmp_path, alice=hashed("good", prefix=prefix), bob=hashed("else"))
+        web_config=write_users(
+            tmp_path, alice=hash_password("good", prefix=prefix), bob=hash_password("else")
+        )
     ) as server:
         port = port_of(server)
-        valid_status = fetch(port, headers=basic("alice", "good")).status
+        valid_status = fetch(port, headers=basic_auth_header("alice", "good")).status
         refusals = [
-            fetch(port, headers=basic("alice", password)) for password in ("bad", "else", "good\0", "x" * 73)
+            fetch(port, headers=basic_auth_header("alice", password))
+            for password in ("bad", "else", "good\0", "x" * 73)
         ]
-        refusals += [fetch(port, headers=basic(user, user and "good")) for user in ("eve", "")]
+        refusals += [fetch(port, headers=basic_auth_header(user, user and "good")) for user in ("eve", "")]
 
     assert (valid_status, {reply.status for reply in refusals}) == (200, {401})
 
@@ -60,7 +63,7 @@ def test_only_the_password_of_a_known_user_is_accepted(tmp_path: Path, prefix: s
     "header", ["", "Basic", "Basic !", "Basic YQ==", "Bearer x", "Basic  YWxpY2U6Z29vZA==", "Basic \xe4"]
 )
 def test_every_path_requires_a_password(tmp_path: Path, header: str) -> None:
-    with serving(web_config=write_users(tmp_path, alice=hashed("good"))) as server:
+    with serving(web_config=write_users(tmp_path, alice=hash_password("good"))) as server:
         for path in ("/metrics", "/", "/-/healthy", "/nothing"):
             reply = fetch(port_of(server), path, headers={"Authorization": header})
 
@@ -69,20 +72,22 @@ def test_every_path_requires_a_password(tmp_path: Path, header: str) -> None:
 
 @pytest.mark.timeout(60)
 def test_password_guessing_locks_out_neither_users_nor_health_checks(tmp_path: Path) -> None:
-    names = {f"user{number}": hashed("good", cost=8) for number in range(4)}
+    names = {f"user{number}": hash_password("good", cost=8) for number in range(4)}
     with Child(web_config=str(write_users(tmp_path, **names))) as child:
-        fetch(child.port, headers=basic("user0", "good"))
+        fetch(child.port, headers=basic_auth_header("user0", "good"))
         stop = threading.Event()
 
         def attack(number: int) -> None:
             for attempt in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
-                fetch(child.port, headers=basic("user0", f"{number}-{attempt}"))
+                fetch(child.port, headers=basic_auth_header("user0", f"{number}-{attempt}"))
 
         with ThreadPoolExecutor(24) as attackers:
             attacks = attackers.map(attack, range(24))
             time.sleep(0.5)
-            replies = [fetch(child.port, headers=basic(name, "good"), timeout=30) for name in names]
-            health = fetch(child.port, "/-/healthy", headers=basic("user0", "good"))
+            replies = [
+                fetch(child.port, headers=basic_auth_header(name, "good"), timeout=30) for name in names
+            ]
+            health = fetch(child.port, "/-/healthy", headers=basic_auth_header("user0", "good"))
             stop.set()
         list(attacks)
 
@@ -91,15 +96,17 @@ def test_password_guessing_locks_out_neither_users_nor_health_checks(tmp_path: P
 
 
 def test_a_cached_login_survives_a_reload_with_an_unchanged_hash(tmp_path: Path) -> None:
-    alice, bob = hashed("good", cost=10), hashed("good", cost=10)
+    alice, bob = hash_password("good", cost=10), hash_password("good", cost=10)
     config = write_users(tmp_path, alice=alice, bob=bob)
     with serving(web_config=config, limits=Limits(file_check_seconds=0.05)) as server:
         port = port_of(server)
-        initial_statuses = [fetch(port, headers=basic(name, "good")).status for name in ("alice", "bob")]
-        write_users(tmp_path, alice=alice, bob=hashed("other"))
-        wait_until(lambda: fetch(port, headers=basic("bob", "good")).status == 401)
+        initial_statuses = [
+            fetch(port, headers=basic_auth_header(name, "good")).status for name in ("alice", "bob")
+        ]
+        write_users(tmp_path, alice=alice, bob=hash_password("other"))
+        wait_until(lambda: fetch(port, headers=basic_auth_header("bob", "good")).status == 401)
         start = time.process_time()
-        repeated_status = fetch(port, headers=basic("alice", "good")).status
+        repeated_status = fetch(port, headers=basic_auth_header("alice", "good")).status
         cpu_seconds = time.process_time() - start
 
     assert initial_statuses == [200, 200]
@@ -126,7 +133,9 @@ class SlowBcrypt:
             deadline = asyncio.get_running_loop().time() + 5
             hashes = {"alice": HASHES[4], "bob": HASHES[6]}
             try:
-                return await passwords.admits(hashes, basic(user, password)["Authorization"], peer, deadline)
+                return await passwords.admits(
+                    hashes, basic_auth_header(user, password)["Authorization"], peer, deadline
+                )
             except BusyError:
                 return "busy"
 
@@ -184,4 +193,4 @@ def test_users_without_the_bcrypt_package_are_refused_at_the_start(
 ) -> None:
     monkeypatch.setitem(sys.modules, "bcrypt", None)
     with pytest.raises(ConfigurationError, match=r"pip install training-exporter\[auth\]"):
-        Server((), listen=["127.0.0.1:0"], web_config=write_users(tmp_path, alice=hashed("x")))
+        Server((), listen=["127.0.0.1:0"], web_config=write_users(tmp_path, alice=hash_password("x")))

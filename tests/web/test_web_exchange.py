@@ -16,7 +16,7 @@ def connection_with(data: bytes = b"") -> HttpConnection:
     return connection
 
 
-def outcome(*chunks: bytes) -> Request | int | None:
+def parse_chunks(*chunks: bytes) -> Request | int | None:
     """Feed chunks to a connection; return the request, the status of the error, or None if incomplete."""
     connection = connection_with()
     for chunk in chunks:
@@ -40,7 +40,7 @@ NOISE = st.lists(
 
 @given(NOISE)
 def test_any_bytes_are_a_request_an_error_or_incomplete(data: bytes) -> None:
-    parsed = outcome(data)
+    parsed = parse_chunks(data)
 
     assert parsed is None or isinstance(parsed, Request) or parsed in (400, 413, 431)
 
@@ -50,7 +50,7 @@ def test_the_result_does_not_depend_on_the_chunking_of_bytes(data: bytes, draw: 
     data = b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + data[:200] + b"\r\n\r\n"
     cut = draw.draw(st.integers(0, len(data)))
 
-    assert outcome(data[:cut], data[cut:]) == outcome(data)
+    assert parse_chunks(data[:cut], data[cut:]) == parse_chunks(data)
 
 
 @given(

@@ -24,7 +24,7 @@ def has_ipv6() -> bool:
     return True
 
 
-def healthy(address_url: str) -> bool:
+def is_healthy(address_url: str) -> bool:
     return fetch(f"{address_url}/-/healthy") == "healthy\n"
 
 
@@ -59,9 +59,9 @@ def test_several_addresses_are_served_and_logged(caplog: pytest.LogCaptureFixtur
         everywhere = server.urls[2].rpartition(":")[2]
 
         assert len(set(server.urls)) == len(listen)
-        assert all(healthy(address_url) for address_url in server.urls)
+        assert all(is_healthy(address_url) for address_url in server.urls)
         assert re.match(r"listening on http://(\[::\]|0\.0\.0\.0):", caplog.messages[2])
-        assert not has_ipv6() or healthy(f"http://[::1]:{everywhere}")
+        assert not has_ipv6() or is_healthy(f"http://[::1]:{everywhere}")
 
 
 @pytest.mark.parametrize("text", ["203.0.113.7:0", "no-such-host.invalid:0", "a" * 70 + ".x:0"])

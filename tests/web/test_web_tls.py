@@ -126,7 +126,7 @@ def certificate_of(port: int, context: ssl.SSLContext) -> bytes | None:
         return wrapped.getpeercert(binary_form=True)
 
 
-def reloaded(server: Server) -> float:
+def last_reload_success(server: Server) -> float:
     return sample_values(server)["exporter_web_config_last_reload_successful"]
 
 
@@ -236,7 +236,7 @@ def test_a_new_certificate_is_used_for_new_connections(authority: Authority) -> 
         initial_certificate = certificate_of(port_of(server), authority.client())
         new_certificate = authority.issue()
         wait_until(lambda: certificate_of(port_of(server), authority.client()) == new_certificate)
-        reload_response = reloaded(server)
+        reload_response = last_reload_success(server)
 
     assert (initial_certificate, reload_response) == (old_certificate, 1)
 
@@ -252,9 +252,11 @@ def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
         for _ in range(5):
             statuses.append(fetch(port, context=authority.client()).status)
             time.sleep(0.1)
-        reload_response = reloaded(server)
+        reload_response = last_reload_success(server)
         authority.config()
-        wait_until(lambda: fetch(port, context=authority.client()).status == 200 and reloaded(server))
+        wait_until(
+            lambda: fetch(port, context=authority.client()).status == 200 and last_reload_success(server)
+        )
 
     assert statuses == [200] * 5
     assert not reload_response
@@ -273,7 +275,7 @@ def test_a_changed_file_cannot_disable_protection(authority: Authority, text: st
             config.write_text(text)
         time.sleep(0.1)
         accepted_status = fetch(port, context=authority.client("c")).status
-        wait_until(lambda: not reloaded(server))
+        wait_until(lambda: not last_reload_success(server))
         with pytest.raises(OSError):
             fetch(port, context=authority.client())
         plaintext_response = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
