@@ -80,7 +80,7 @@ class Problem:
 
 
 class ConfigurationError(ExporterError, ValueError):
-    """Invalid configuration; the message has a line per problem, in the order of the file."""
+    """Invalid configuration. The message has a line per problem, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))

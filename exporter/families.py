@@ -82,7 +82,7 @@ class Family:
         return metric
 
     def lazy_family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
-        """Return the same metric with samples created on first access; the mapping must not change afterwards."""
+        """Return the metric with samples that are created on first access. The mapping must not change afterwards."""
         metric = _LazyMetric(self._base(), self.help, self.type, self.unit, lambda: self.samples(samples))
         metric.precedence = self.precedence
         return metric
@@ -140,7 +140,7 @@ def _contradiction(spec: FamilySpec) -> str:
 
 
 class _LazyMetric(Metric):
-    """Metric with samples created on first access; concurrent first accesses create equal samples."""
+    """Metric with samples that are created on first access. Concurrent first accesses create equal samples."""
 
     precedence: Precedence
 
@@ -256,7 +256,7 @@ class Collected(list[Metric]):
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Record a `CollectError` of the body as a problem; the body adds its families last, so that all are complete."""
+        """Record a `CollectError` of the body as a problem. A body adds its families at its end, so that a failure adds none."""
         try:
             yield
         except CollectError as error:
@@ -276,7 +276,7 @@ class AnyCollector(Protocol):
         """Return the value of the label `collector`, which is also the key in the configuration; lower case, stable."""
 
     def collect(self) -> Iterable[Metric]:
-        """Read the source once; the call may block."""
+        """Read the source once. The call may block."""
 
 
 class Collector(AnyCollector, Protocol):
@@ -287,4 +287,4 @@ class Collector(AnyCollector, Protocol):
         """Return every family with a fixed name that the collector can publish."""
 
     def collect(self) -> Collected:
-        """Read the source once; failures are part of the result."""
+        """Read the source once and return the families and the failures."""

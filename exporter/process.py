@@ -82,7 +82,7 @@ _START = (
 
 
 class Sidecar:
-    """Sidecar that ends with this process; the kernel releases the registration if the process dies."""
+    """Sidecar that ends with this process. The kernel releases the registration if the process dies."""
 
     def __init__(self, registration: Registration, process: subprocess.Popen[bytes]) -> None:
         self._registration = registration
@@ -90,7 +90,7 @@ class Sidecar:
 
     @property
     def pid(self) -> int:
-        """Process id; the sidecar may have ended because another sidecar serves the directory."""
+        """Process id of the sidecar, which may have ended because another sidecar serves the directory."""
         return self._process.pid
 
     def stop(self) -> None:

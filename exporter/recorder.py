@@ -49,7 +49,7 @@ class FeedSink:
     def publish(
         self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
     ) -> bool:
-        """Replace the recording in the feed file; a child process without values writes no file."""
+        """Replace the recording in the feed file. A child process without values writes no file."""
         if self._writer is None:
             if is_child and not _has_values(recording):
                 return True  # such as a worker of a DataLoader, which inherits all Stats and uses none
@@ -72,7 +72,7 @@ class FeedSink:
             self._writer.identity = identity.replace(id=self._writer.identity.id, version=__version__)
 
     def close(self) -> None:
-        """Close the file; the next recording opens a new file."""
+        """Close the file. The next recording opens a new file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -116,7 +116,7 @@ class StackResponder:
             self._log_hang(answer)
 
     def finish(self) -> Callable[[float, str], object] | None:
-        """Do nothing at the end of the process; the sidecar removes the answer with the feed file."""
+        """Do nothing at the end of the process, because the sidecar removes the answer with the feed file."""
         return None
 
     def after_fork(self) -> None:

@@ -52,7 +52,7 @@ LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", 
 WIDTH, INDENT = 110, " " * 5
 MIN_FREE_BYTES = 4 << 20
 MAX_ENDED_PROCESSES = 3
-"""Maximum number of ended processes that are reported separately, latest first; a single line counts the remaining processes."""
+"""Maximum number of ended processes that are reported separately, latest first. One line counts the remaining processes."""
 # File systems on which record locks and renames depend on a server.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
 
@@ -181,7 +181,7 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
 
 
 def _rivals(processes: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
-    """Report processes that train as the same rank; new processes are skipped, because they may replace an old process."""
+    """Report processes that train as the same rank. Skip new processes, because they may replace an old process."""
     first_by_rank: dict[tuple[str, int | None], ProcessIdentity] = {}
     for process in sorted(processes, key=lambda process: process.started):
         if process.trains and time.time() - process.started >= RIVAL_SECONDS:
@@ -353,7 +353,7 @@ def _configuration(
 def run_probes(
     probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS
 ) -> Iterator[CheckFinding]:
-    """Run all checks concurrently and yield the findings in order; a missed deadline is a finding too."""
+    """Run all checks concurrently and yield the findings in order. A check that misses its deadline is a finding."""
     results: dict[str, queue.SimpleQueue[list[CheckFinding]]] = {
         subject: queue.SimpleQueue() for subject in probes
     }

@@ -42,7 +42,7 @@ class JobCommand:
 
 
 def parse_job_command(command: Sequence[str], environ: Mapping[str, str]) -> JobCommand:
-    """Parse the arguments up to the script, and the launcher's environment; later arguments belong to the script."""
+    """Parse the launcher's environment and the arguments before the script. Later arguments belong to the script."""
     options = {
         name.removeprefix(_TORCHRUN_VARIABLE).lower().replace("_", "-"): value
         for name, value in environ.items()

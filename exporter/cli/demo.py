@@ -48,7 +48,7 @@ USED_BY_RANK = {"memory": 73_014_444_032, "sm": 99}
 """GPU memory in bytes and SM utilization in percent of each rank."""
 PREFIX = "exporter-demo-"
 OLD_SECONDS = 86400.0
-"""A killed demo leaves a directory; the next demo removes directories that are unchanged for this long."""
+"""Minimum age of the directory of a killed demo, which the next demo removes."""
 # At a higher speed, windows would be shorter than a Stat allows.
 MIN_SPEED, MAX_SPEED = 0.1, 20.0
 

@@ -148,7 +148,7 @@ class Otlp:
     def _histogram_point(
         self, family: str, labels: Mapping[str, str], samples: Sequence[Sample], now: int
     ) -> Any:
-        """Convert cumulative buckets to counts per bucket; the last bucket is above all bounds."""
+        """Convert cumulative buckets to counts per bucket. The last bucket counts the numbers above the highest bound."""
         buckets = sorted(
             (float(sample.labels["le"]), sample.value) for sample in samples if "le" in sample.labels
         )

@@ -105,7 +105,7 @@ class Access:
     key_file: Path | None = None
 
     def headers(self) -> dict[str, str]:
-        """Return the Authorization header; the password file is read each time to allow changes."""
+        """Return the Authorization header. Reads the password file at each call, so that the password may change."""
         if not self.user:
             return {}
         password = "" if self.password_file is None else self.password_file.read_text().rstrip("\n")

@@ -193,14 +193,14 @@ class SidecarService:
         self._scheduler.start()
 
     def stop(self) -> None:
-        """Refuse new connections, finish running responses, and release all resources; allowed after a failed start."""
+        """Refuse new connections, finish running responses, and release all resources. May be called after a failed start."""
         self._server.stop()
         self._scheduler.stop()
         self._wiring.close()
         self._reader.ownership.release()
 
     def _check_directories(self) -> None:
-        """Check the directories before any file is written; creates a missing state directory."""
+        """Check the directories before any file is written, and create a missing state directory."""
         if os.path.lexists(self.feed_directory):
             check_directory(self.feed_directory)
         state = self._reloader.current.state.dir
@@ -214,7 +214,7 @@ class SidecarService:
         self.collect_feed()  # the pass publishes the recording rules
 
     def toggle_gpus(self) -> None:
-        """Detach from NVML, so that the driver can be unloaded or a GPU reset; if detached, reattach."""
+        """Detach from NVML, so that the driver can be unloaded or a GPU reset. If already detached, reattach."""
         gpus, fields = self._wiring.gpu, {"signal": "SIGUSR1"}
         if gpus is None:
             _log.warning("GPU collection is disabled; SIGUSR1 has no effect", extra=fields)
@@ -246,7 +246,7 @@ class SidecarService:
             self._scheduler.run_soon(ProcessMemoryCollector.name)  # its interval is long
 
     def _write_rules(self) -> None:
-        """Write `overrides.json` if this sidecar owns the directory; retried after each pass, because a full disk may recover."""
+        """Write `overrides.json` if this sidecar owns the directory. Retried after each pass, because a full disk may recover."""
         configuration = self._reloader.current
         if not self._reader.ownership.is_held:
             self._written_rules = None

@@ -26,7 +26,7 @@ MAX_RESTARTS = 5
 
 
 def sidecar_command(flags: argparse.Namespace, linger_seconds: float) -> tuple[str, ...]:
-    """Return the command line of an attached sidecar; the default log level is warn, because the job shares standard error."""
+    """Return the command line of an attached sidecar. Its default log level is warn, because the job shares standard error."""
     has_level = value_of(flags, "--log.level") is not None or value_of(flags, "--config.file") is not None
     level = () if has_level else ("--log.level=warn",)
     return own_command(
@@ -71,7 +71,7 @@ class SidecarProcess:
         return math.inf if self.pid is not None else max(0.0, self._due - time.monotonic())
 
     def send(self, number: int) -> None:
-        """Send a signal; the process id of an unreaped child is not reused."""
+        """Send a signal to the sidecar. The process id is still the sidecar's, because an unreaped child keeps its id."""
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)

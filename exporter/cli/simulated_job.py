@@ -54,7 +54,7 @@ def pid_file(directory: Path, rank: int) -> Path:
 
 
 class SimulatedRank:
-    """Training loop of a rank; the checkpoint is a file with the number of completed steps."""
+    """Training loop of a rank, whose checkpoint is a file with the number of completed steps."""
 
     def __init__(self, settings: SimpleNamespace) -> None:
         self._settings = settings

@@ -139,7 +139,7 @@ class Wiring:
         )
 
     def apply(self, configuration: Configuration) -> None:
-        """Schedule the enabled collectors; an unchanged collector continues to run and keeps the last result."""
+        """Schedule the enabled collectors. An unchanged collector continues to run and keeps its last result."""
         new_entries = {entry.name: entry for entry in self._entries(configuration)}
         self._energy.configure(configuration.energy)
         self._jobs.sessions.options = configuration.goodput

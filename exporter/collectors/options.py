@@ -1,4 +1,4 @@
-"""Options that all collectors share; a collector with more options defines a subclass in its own module."""
+"""Options that all collectors share. A collector with more options defines a subclass in its own module."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Scheduler:
             target_lane.wake.notify_all()
 
     def remove(self, name: str) -> None:
-        """Remove a collector and withdraw its block; the result of a running pass is discarded."""
+        """Remove a collector and its families. The result of a running pass is discarded."""
         with self._lock:
             task = self._tasks.get(name)
             if task is None:
@@ -291,7 +291,7 @@ class Scheduler:
 
 
 def _collect(collector: AnyCollector) -> PassResult:
-    """Call a collector and return the result; an exception is a failure of this collector alone."""
+    """Call a collector and return the result. An exception is returned as a problem."""
     try:
         collected = collector.collect()
         families = tuple(map(_checked, collected))  # the iteration may be lazy and fail
@@ -311,7 +311,7 @@ def _checked(metric: Metric) -> Metric:
 
 
 def _internal(error: BaseException) -> tuple[str, str]:
-    """Return the problem of an error in a collector's code; the debug log has the traceback."""
+    """Return the problem for an unexpected exception of a collector, and log the traceback at the level debug."""
     LOG.debug("internal error of a collector", exc_info=error)
     frames = traceback.extract_tb(error.__traceback__)
     location = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

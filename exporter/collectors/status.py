@@ -32,7 +32,7 @@ class CollectorStatus:
 
 @dataclass(slots=True)
 class CollectorTotals:
-    """Counters of a collector name; they continue after the collector is removed and added again."""
+    """Counters of a collector name, which continue after the collector is removed and added again."""
 
     duration_seconds: float = 0.0
     timeouts: int = 0

@@ -57,7 +57,7 @@ def limits(hint: Any) -> str:
 
 
 def choices(base: Any) -> dict[Any, Any]:
-    """Return the values of a closed set by their notation; empty for an open type."""
+    """Return the values of an enumeration or literal by their notation, or an empty mapping for other types."""
     if get_origin(base) is Literal:
         return {text: text for text in get_args(base)}
     if isinstance(base, type) and issubclass(base, enum.Enum):

@@ -154,7 +154,7 @@ class _Conversion:
         }
 
     def _entries(self, node: yaml.MappingNode, path: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Return the entries of a mapping by key; reports duplicate keys, and keys that are not text."""
+        """Return the entries of a mapping by key. Reports duplicate keys, and keys that are not text."""
         entries: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or not isinstance(self._value(key), str):

@@ -34,7 +34,7 @@ _FUNCTIONS = {
 }
 _STATES = {"unknown", "init", "healthy", "unhealthy", "stopped", "succeeded", "failed"}
 _SECONDS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""Bucket bounds; by default, a rendezvous waits up to ten minutes for other nodes."""
+"""Bucket bounds. By default, a rendezvous waits up to ten minutes for other nodes."""
 
 
 def _series(kind: str, name: str, unit: str | None = None, **labels: str) -> Callable[[float], None]:
@@ -152,7 +152,7 @@ AGENT_STATUS = "torchelastic.agent.status."
 RENDEZVOUS = "torchelastic.rendezvous."
 
 MAX_ERROR_CHARACTERS = 2000
-"""Length of an error text; the end is kept, which is the most informative part."""
+"""Maximum length of an error text. The end is kept, because it is the most informative part."""
 _SEVERITIES = {"FAILED": "error", "TERMINATED": "warning"}
 _RESULTS = {"SUCCEEDED": "succeeded", "FAILED": "failed", "TERMINATED": "terminated"}
 _MAX_MILLISECONDS = 1e14

@@ -35,7 +35,7 @@ class CompatibilityHandlers:
 
 
 def install() -> None:
-    """Patch torchelastic when it is imported; a second call has no effect."""
+    """Patch torchelastic when it is imported. A second call has no effect."""
     if CompatibilityHandlers.is_installed or os.environ.get("EXPORTER_DISABLED") == "1":
         return
     CompatibilityHandlers.is_installed = True
@@ -100,7 +100,7 @@ def _watch_events(events: ModuleType) -> None:
 
 
 class _Loggers(dict[str, logging.Logger]):
-    """Event loggers of torch by destination; adds the handler to each new logger."""
+    """Event loggers of torch by destination. Adds the handler to each new logger."""
 
     def __setitem__(self, destination: str, logger: logging.Logger) -> None:
         _listen(logger)

@@ -21,7 +21,7 @@ from exporter.recording.values import Aggregation
 
 MAX_NAME_CHARACTERS = 150  # length of the name of a Stat; families append suffixes
 MAX_NAMES = 1000
-"""Limit of pairs; further pairs, such as names with step numbers, are refused and counted."""
+"""Limit of pairs. Further pairs, such as names with step numbers, are refused and counted."""
 
 _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _UNITS: dict[str, tuple[str, float]] = {
@@ -136,7 +136,7 @@ class MetricStats:
         return record
 
     def _recorder(self, stat_name: MetricName, pair: Pair) -> Record:
-        """Return the function that records the values of a pair; further pairs of a family have labels."""
+        """Return the function that records the values of a pair. The second and later pairs of a family have labels."""
         group, name = map(text_of, pair)
         aggregations = _DURATION if stat_name.unit == "seconds" else _NUMBER
         family = self._families.get(stat_name.family)

@@ -58,10 +58,10 @@ SERIES_DROPPED = FamilySpec(
 SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED)
 
 MAX_COUNTED_FAMILIES = 200
-"""Number of families with a separate count of dropped series; further families share a count, because jobs choose names."""
+"""Number of families with a separate count of dropped series. Further families share a count, because jobs choose names."""
 
 MAX_LOGGED_LOSSES = 20
-"""Number of pairs of family and reason that are logged, once each; the names of a job must not fill the log."""
+"""Maximum number of pairs of family and reason that are logged, so that the names of a job do not fill the log."""
 
 _QUOTA_GROWTH_RATIO = 1.25
 """The quota of a cut family grows only by at least this factor. Otherwise its last series would appear and disappear with every
@@ -164,7 +164,7 @@ class Page:
             self._published_blocks.pop(name, None)
 
     def watch(self, name: str, families: Callable[[], Iterable[Metric]]) -> None:
-        """Add a block that is collected at each scrape, on any thread; the block is absent if the call raises."""
+        """Add a block that is collected at each scrape, on any thread. The block is absent if the call raises."""
         with self._lock:
             self._watched_sources[name] = families
 
@@ -233,7 +233,7 @@ class Page:
             return [self._blocks[name].text for name in [*sorted(published_blocks), *collected_blocks]]
 
     def _collect(self, name: str, families: Callable[[], Iterable[Metric]]) -> PublishedBlock:
-        """Return a watched block; an empty block if the call raises."""
+        """Return a watched block, or an empty block if the call raises."""
         try:
             collected = tuple(families())
         except Exception:  # noqa: BLE001 - foreign code, which must not fail the scrape
@@ -295,7 +295,7 @@ class Page:
     def _compute_quotas(
         self, watched_blocks: Collection[PublishedBlock], published_blocks: Collection[PublishedBlock]
     ) -> Quotas:
-        """Return quotas if the series exceed the cap; a tier has the capacity that earlier tiers leave."""
+        """Return the quotas of the families, or an empty mapping if all series fit. A tier has the capacity left by earlier tiers."""
         if sum(block.series for block in (*watched_blocks, *published_blocks)) <= self._max_series:
             return {}
         blocks = [
@@ -358,7 +358,7 @@ def allocate(demands: Mapping[str, int], capacity: int) -> dict[str, int]:
 
 
 def _render_early(families: Families, previous: PublishedBlock | None) -> PublishedBlock:
-    """Return a block with the text of each family that `write` accepts; unchanged families keep their text."""
+    """Return a block with the text of each family that `write` accepts. Unchanged families keep their text."""
     old_texts = (
         {} if previous is None else {text.metric.name: text for text in previous.early if text is not None}
     )
@@ -386,7 +386,7 @@ def _is_unchanged(old: Metric | None, new: Metric) -> bool:
 
 
 def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
-    """Return a family cut to its quotas; a histogram or summary is shown completely or not at all."""
+    """Return a family cut to its quotas. A histogram or summary is shown completely or not at all."""
     is_own = ("", name) in quotas
     capacities: dict[str, float] = {}
     kept_samples = []

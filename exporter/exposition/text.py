@@ -209,7 +209,7 @@ def _text_of(value: float) -> str:
 
 
 def _without_decreasing_sums(metric: Metric) -> Sequence[Sample]:
-    """Return the samples of a histogram; without sums if a bound is negative, because negative observations lower a sum."""
+    """Return the samples of a histogram. If a bound is negative, sums are omitted, because negative observations lower a sum."""
     try:
         has_negative_bound = any(float(sample.labels.get("le", 0)) < 0.0 for sample in metric.samples)
     except ValueError:

@@ -54,7 +54,7 @@ ParsedT = TypeVar("ParsedT")
 STAT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*(\.[a-zA-Z0-9_]+)*")
 LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 RESERVED_LABELS = frozenset({"run", "rank", "worker", "le", "quantile"})
-"""Labels that the sidecar adds to the series of a Stat; a duplicate label name would invalidate the scrape."""
+"""Labels that the sidecar adds to the series of a Stat. A duplicate label name would invalidate the scrape."""
 
 MAX_CONTAINERS = 200_000
 """Maximum number of lists and objects in a section: 10,000 Stats with 16 labels each have 180,000."""
@@ -68,9 +68,9 @@ BUCKET_BYTES = 100
 ITEM_BYTES = 200
 """Memory of a fact, an event type or a phase."""
 MAX_OTHER_BYTES = 1 << 20
-"""Limit of the memory of facts, events and phases of a process; 500 event types and all handlers use half of the limit."""
+"""Limit of the memory of facts, events and phases of a process. 500 event types and all handlers use half of the limit."""
 MAX_EXPONENTIAL_BUCKETS = 40_000
-"""Maximum number of exponential buckets of a process; the remaining histograms are published with classic buckets."""
+"""Maximum number of exponential buckets of a process. The remaining histograms are published with classic buckets only."""
 ROOM_BYTES = 24 << 20
 """Default memory limit of a process."""
 
@@ -244,7 +244,7 @@ def _identity(process_id: str, body: dict[str, Any]) -> ProcessIdentity:
 
 
 def _cost(body: dict[str, Any]) -> int:
-    """Check the limits of a definition and return its memory; each aggregation and bucket becomes a series."""
+    """Check the limits of a definition and return its memory, which counts a series for each aggregation and bucket."""
     labels, buckets, aggregations = body.get("labels", []), body.get("buckets", []), body["aggregations"]
     check_size(len(to_list(labels)), MAX_LABELS, "labels")
     check_size(len(to_list(buckets)), MAX_BUCKETS, "buckets")

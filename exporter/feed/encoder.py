@@ -61,7 +61,7 @@ from exporter.feed.snapshot import Snapshot
 from exporter.recording.values import ProcessIdentity, StatReading, TrainingReading
 
 MAGIC = b"\x89EXPF\r\n\x1a"
-"""Invalid as text in any encoding; as in PNG, a transfer that converts line ends or stops at Ctrl-Z damages the magic."""
+"""Magic number. Not valid text in any encoding. As in PNG, a transfer that converts line ends or stops at Ctrl-Z damages it."""
 VERSION = 2
 
 HEADER = struct.Struct("<8sHHI16sQIII")
@@ -142,7 +142,7 @@ class Encoder:
 
 
 class _Column:
-    """JSON of a value of every Stat; the text of a batch of unchanged objects is reused."""
+    """JSON of a value of every Stat. The text of a batch of unchanged objects is reused."""
 
     def __init__(self, to_json: Callable[[Any], object], *, batch: int = _BATCH) -> None:
         self._to_json = to_json

@@ -34,7 +34,7 @@ class DirectoryOwnership:
         return self._lock is not None
 
     def keep(self) -> bool:
-        """Return True if this process still owns the directory; False also before `acquire`."""
+        """Return True if this process owns the directory, which it does not before `acquire`."""
         return self._lock is not None and self._lock.keep()
 
     def acquire(self) -> bool:

@@ -77,7 +77,7 @@ class End:
 
 
 class Registration:
-    """Registration of a launch until `release` or the exit of the process; the constructor raises OSError or FeedError."""
+    """Registration of a launch until `release` or the exit of the process. The constructor raises OSError or FeedError."""
 
     def __init__(self, feed_directory: Path) -> None:
         self._feed_directory = feed_directory
@@ -207,7 +207,7 @@ def write_worker_end(feed_directory: Path, *, pid: int, status: int, launch: str
 
 
 def remove_old_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time) -> None:
-    """Remove old exit statuses, and descriptions of jobs without a launch; called by the owner of the directory."""
+    """Remove old exit statuses, and descriptions of jobs without a launch. Called by the owner of the directory."""
     for path in _files(feed_directory, END_SUFFIX, JOB_SUFFIX):
         with contextlib.suppress(OSError):
             is_old = path.suffix == END_SUFFIX and clock() - path.lstat().st_mtime > END_RETENTION_SECONDS
@@ -231,7 +231,7 @@ def own_name(feed_directory: Path) -> str:
 
 
 def _directories(feed_directory: Path) -> list[Path]:
-    """Return the directories of launches, this user's first; a shared feed directory has one per user."""
+    """Return the directories of launches, this user's first. A shared feed directory has one per user."""
     names = [RUNS]
     if is_shared(os.fspath(feed_directory)):
         with contextlib.suppress(OSError):
@@ -293,7 +293,7 @@ def owner(feed_directory: Path) -> int | None:
 
 
 def attached_owner(feed_directory: Path, proc: Path = Path("/proc")) -> int | None:
-    """Return the process id of the owner if `run` started the owner; otherwise None."""
+    """Return the process id of the owner, or None if `run` did not start the owner."""
     pid = owner(feed_directory)
     if not pid:
         return None

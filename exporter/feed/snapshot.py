@@ -13,7 +13,7 @@ __all__ = ["ProcessIdentity", "Snapshot"]
 
 @value_class
 class Snapshot(Value):
-    """Complete state of a process's recording; a lost snapshot delays values and loses no counts."""
+    """Complete state of a process's recording. A lost snapshot delays values and loses no counts."""
 
     process: ProcessIdentity  # the writer
     sequence: int  # 1 for the first snapshot of a process, incremented with each write
@@ -25,5 +25,5 @@ class Snapshot(Value):
 
     @property
     def ending(self) -> Ending | None:
-        """Exception that ended the process; None if no exception ended it."""
+        """Exception that ended the process, or None."""
         return self.recording.ending

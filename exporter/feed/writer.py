@@ -30,7 +30,7 @@ OLD_SECONDS = 86_400.0
 BUSY_SECONDS = 1.0
 """Maximum time for which a thread waits for the write of another thread."""
 RIVAL_SECONDS = 10.0
-"""Minimum overlap of two running processes of the same rank before a notice; a restart overlaps for less."""
+"""Minimum overlap of two running processes of the same rank before a notice. A restart overlaps for less time."""
 MAX_CLEARED_NAMES = 10_000
 """Maximum number of names that are checked in a crowded directory."""
 

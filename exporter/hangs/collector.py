@@ -39,7 +39,7 @@ SPECS = (HANG_INFO,)
 REQUEST_INTERVAL_SECONDS = 60.0
 MAX_REQUESTS = 10
 ANSWER_SECONDS = 3.0
-"""Maximum wait for stack files; a process writes the file within a second and a flush interval."""
+"""Maximum wait for stack files. A process usually writes the file within a second and a flush interval."""
 NO_ANSWER = "no_answer"
 
 

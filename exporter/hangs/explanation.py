@@ -65,7 +65,7 @@ class RankGroup:
     process_group: str = DEFAULT_GROUP  # of torch.distributed
 
     def collectives(self) -> str:
-        """Return the number of collectives as text; empty if unknown."""
+        """Return the number of collectives as text, or an empty text if unknown."""
         if self.sequence is None:
             return ""
         name = "" if self.process_group == DEFAULT_GROUP else f" of process group {self.process_group}"
@@ -154,7 +154,7 @@ def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None
 
 
 def compared_group(stacks: Sequence[RankStack]) -> str:
-    """Return the process group with the largest difference in the number of collectives; the default group without a difference."""
+    """Return the process group with the largest difference in the number of collectives, preferably the default group."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for stack in stacks:
         for name, number in stack.sequences.items():
@@ -186,7 +186,7 @@ def _order(group: RankGroup) -> tuple[float, bool, int, tuple[int, ...]]:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks as ranges, such as `0-2, 4-7`; ranks after twelve ranges are counted."""
+    """Return ranks as ranges, such as `0-2, 4-7`, and the number of the ranks after twelve ranges."""
     ranges: list[list[int]] = []
     for rank in ranks:
         if ranges and ranges[-1][1] == rank - 1:

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 NO_FEED_SECONDS = 60.0
 """Grace period before a missing feed is logged."""
 CONFLICT_SECONDS = 15.0
-"""Minimum time for which two running processes of a rank overlap before a conflict is reported; a restart is shorter."""
+"""Minimum time for which two running processes of a rank overlap before a conflict is reported. A restart overlaps for less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +360,7 @@ class JobCollector:
 
 
 def _job_process(snapshot: Snapshot, pid: int | None, *, alive: bool) -> JobProcess:
-    """Return the process of a snapshot; without a final snapshot, the exit is estimated half an interval after the last."""
+    """Return the process of a snapshot. Without a final snapshot, the exit is estimated half an interval after the last."""
     exited_at = (
         snapshot.written if snapshot.recording.final else snapshot.written + snapshot.flush_seconds / 2
     )

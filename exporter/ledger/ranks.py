@@ -53,7 +53,7 @@ class RankTotals:
                 yield slot, process
 
     def resume(self, present: Collection[str], now: Moment) -> None:
-        """Continue from a loaded state; a process without a feed file has exited since the last save."""
+        """Continue from a loaded state. A process without a feed file has exited since the last save."""
         for _, process in self.processes():
             process.last_seen_monotonic = process.first_seen_monotonic = now.monotonic
             if process.exited_at is not None:
@@ -149,7 +149,7 @@ def _update_process(process: ProcessTotals, entry: FeedEntry, now: Moment) -> No
 
 
 class Ranks:
-    """Totals of all ranks of a feed directory; only the owner of the directory saves totals."""
+    """Totals of all ranks of a feed directory. Only the owner of the directory saves totals."""
 
     def __init__(self, state: StateStore) -> None:
         self.is_owner = False
@@ -277,7 +277,7 @@ class Ranks:
                         endings.outcome(process, successor=successor)
 
     def save(self) -> None:
-        """Save changed ranks; totals that cannot be saved are suppressed."""
+        """Save changed ranks. Totals that cannot be saved are not published."""
         for rank in self:
             if not (self.is_owner and rank.is_loaded):
                 rank.is_saved = not self.is_owner

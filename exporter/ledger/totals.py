@@ -103,7 +103,7 @@ class RankKey:
 
 @dataclass(slots=True, eq=False)
 class StatTotals:
-    """Totals of a process, or of all earlier processes of a slot; no total decreases."""
+    """Totals of a process, or of all earlier processes of a slot. No total decreases."""
 
     SAVED_FIELDS: ClassVar[Sequence[str]] = ("dropped_counts", "events", "refused_readings", "exited_at")
     JSON_KEYS: ClassVar[Mapping[str, str]] = {
@@ -204,7 +204,7 @@ class ProcessTotals(StatTotals):
         self.last_step_at = last_step_at
 
     def count(self, snapshot: Snapshot) -> None:
-        """Count a newer snapshot for the admitted Stats; readings of a process are cumulative."""
+        """Count a newer snapshot for the admitted Stats. Readings of a process are cumulative."""
         self.counted_snapshot = snapshot
         if snapshot.sequence < self.sequence:
             return  # the file was replaced by an older copy

@@ -50,7 +50,7 @@ StatType = Aggregation
 """VALUE, MEAN, COUNT, SUM, MAX and MIN; also HISTOGRAM, STDDEV and P50 to P99 from the later version of the RFC."""
 
 QUEUED_BATCHES = 10_000
-"""Queued batches of samples per collector; further batches are dropped and counted."""
+"""Limit of queued batches of samples per collector. Further batches are dropped and counted."""
 REPORT_SECONDS = 2.0
 _IS_RESUMABLE = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _QUANTILES = frozenset({Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggregation.P99})
@@ -173,7 +173,7 @@ class _ProfiledTimer(Timer):
         self._range.__exit__(*exception)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
-        """Decorate a function; coroutines and generators record no range, because profiler ranges must nest."""
+        """Decorate a function. Coroutines and generators record no range, because profiler ranges must nest."""
         if any(is_resumable(function) for is_resumable in _IS_RESUMABLE):
             return super().__call__(function)
         return within(lambda: _ProfiledTimer(self._name, self._add), function)
@@ -228,7 +228,7 @@ class AggregatingStatCollector(StatCollector):
         self._aggregations: dict[str, frozenset[StatType]] = {}
 
     def _own_lock(self) -> AbstractContextManager[object]:
-        """Return the lock of this process; a forked child starts with a new lock and without samples."""
+        """Return the lock of this process. A forked child starts with a new lock and without samples."""
         if self._process != getpid():
             self._restart()
         return self._lock

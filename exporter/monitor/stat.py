@@ -33,7 +33,7 @@ CHUNK_SAMPLES = 4096
 """Samples between two aggregations."""
 _MAX_WINDOW_SAMPLES = 2**63 - 1
 _MAX_STAT_NAME_CHARACTERS = MAX_NAME_CHARACTERS - 40
-"""Length of the recorded Stat's name; families append suffixes."""
+"""Maximum length of the recorded Stat's name, to which families append suffixes."""
 
 
 class Aggregation(enum.Enum):
@@ -158,7 +158,7 @@ class Stat:
             self._close_if_due(at_end=True)
 
     def _close_or_add(self, v: float | None = None, *, at_end: bool = False) -> None:
-        """Close the window if it has ended, or at the end of the Stat or the process; then add a sample."""
+        """Close the window if it has ended, or at the end of the Stat or the process. Then add a sample."""
         if not self._lock.acquire(blocking=False):
             # Another thread, or this thread before a signal handler interrupted it, is closing the window.
             if v is not None:
@@ -230,7 +230,7 @@ class Stat:
             self._reset_chunk()
 
     def _close(self) -> list[dict[str, float]]:
-        """Close the open window; return the data of the events to log, none for an empty window."""
+        """Close the open window and return the data of the events to log. An empty window has no events."""
         count = self._count
         if not count:
             return []
@@ -307,7 +307,7 @@ def _milliseconds(window_size: object, max_samples: int) -> int:
 def _recording_function(
     name: str, aggregations: Iterable[Aggregation], window_ms: int, max_samples: int
 ) -> Callable[[float], None]:
-    """Return the function that records samples for Prometheus; without effect if the name cannot be a family."""
+    """Return the function that records samples for Prometheus. The function does nothing if the name cannot be a family."""
     recorded_name, text = stat_name(name), f"torch.monitor Stat {stat_name(name)}."
     kinds = [RecordedAggregation[aggregation.name] for aggregation in aggregations]
     seconds = min(max(window_ms / 1000.0, MIN_WINDOW_SECONDS), 86_400.0) if window_ms else None
@@ -325,7 +325,7 @@ def _recording_function(
 
 
 def stat_name(name: str) -> str:
-    """Return a valid name of a Stat: parts of letters, digits and `_`, joined by dots; a valid name is unchanged."""
+    """Return a valid name of a Stat: parts of letters, digits and `_`, joined by dots. A valid name is unchanged."""
     parts = re.sub(r"[^0-9A-Za-z_.]", "_", name[:_MAX_STAT_NAME_CHARACTERS]).split(".")
     valid_name = ".".join(part for part in parts if part) or "unnamed"
     return valid_name if valid_name[0].isalpha() else f"stat_{valid_name}"

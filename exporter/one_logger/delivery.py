@@ -28,7 +28,7 @@ from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 EXIT_SECONDS = 2.0
 """Shared timeout of all exporters at the exit of the process."""
 QUEUED_RECORDS = 10_000
-"""Capacity of an exporter's queue; a job with default settings produces a few records per second."""
+"""Capacity of an exporter's queue. A job with default settings produces a few records per second."""
 ATTEMPTS = 5
 """Attempts to export a record."""
 FLUSHED_TOGETHER = 256
@@ -67,7 +67,7 @@ class SpanFilter:
 
 
 class Delivery:
-    """Distribution of records to all exporters of a recorder; called from any thread."""
+    """Distribution of records to the exporters of a recorder. May be called on any thread."""
 
     def __init__(
         self,
@@ -146,13 +146,13 @@ class Delivery:
         return all(results)
 
     def close_exporters(self) -> None:
-        """Close the exporters after the queued records, without waiting; a later record initializes them again."""
+        """Close the exporters after the queued records, without waiting. A later record initializes them again."""
         if os.getpid() == self._process:
             for queue in self.queues:
                 queue.worker.put(ExportCall("close"), bounded=False)
 
     def close(self, timeout_seconds: float = EXIT_SECONDS) -> None:
-        """Close the exporters once all queued records are processed, or after the timeout; drop later records."""
+        """Close the exporters once the queued records are processed, or after the timeout. Later records are dropped."""
         _OPEN.discard(self)
         if os.getpid() == self._process:
             deadline = monotonic() + timeout_seconds
@@ -183,7 +183,7 @@ def flush_all(timeout_seconds: float = 5.0) -> bool:
 
 
 def close_all(timeout_seconds: float = EXIT_SECONDS) -> None:
-    """Close every delivery of this process within a shared timeout; called when the process exits."""
+    """Close the deliveries of this process within a shared timeout. Called when the process exits."""
     deadline = monotonic() + timeout_seconds
     for delivery in list(_OPEN):
         delivery.close(deadline - monotonic())
@@ -315,7 +315,7 @@ class ExportQueue:
             self._retry(ExportCall("write_out"))
 
     def _retry(self, call: ExportCall) -> bool:
-        """Call a method up to `ATTEMPTS` times, with pauses; only once while closing."""
+        """Call a method until it succeeds, up to `ATTEMPTS` times with pauses, or once while closing."""
         for attempt in range(ATTEMPTS):
             if attempt:
                 self._closing.wait(self._pause())

@@ -72,7 +72,7 @@ class ExporterConfigManager:
         direct_config: Sequence[ExporterConfig | Mapping[str, Any]] | None = None,
         config_file_path: str | os.PathLike[str] | None = None,
     ) -> list[ExporterConfig]:
-        """Return the merged configurations of code, file and packages; arguments of the same class are merged."""
+        """Return the merged configurations of code, file and packages. Arguments of the same class are merged."""
         base = self._file_configs(config_file_path)
         if base is None:
             base = _parsed_configs(self._package_configs(), "the installed packages")
@@ -89,7 +89,7 @@ class ExporterConfigManager:
         exporters_config: Sequence[ExporterConfig],
         training_telemetry_config: object = None,  # noqa: ARG002  # an argument of one-logger
     ) -> list[Exporter]:
-        """Return the enabled exporters; an exporter that cannot be created is reported and omitted."""
+        """Return the enabled exporters. An exporter that cannot be created is reported and omitted."""
         exporters = []
         for exporter_config in exporters_config:
             module, _, class_name = exporter_config.class_name.rpartition(".")

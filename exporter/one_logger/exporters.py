@@ -41,7 +41,7 @@ class BaseExporter:
     application_name: str | None = None
 
     def initialize(self) -> None:
-        """Prepare for records; repeated after a failure."""
+        """Prepare for records. Called again after a failure."""
         self.ready, self.closed = True, False
 
     def export_start(self, span: Span) -> None:  # noqa: ARG002  # part of the interface

@@ -23,7 +23,7 @@ from exporter.recording.value_class import Value, value_class
 
 TERA = 10**12
 MAX_PENDING_SAVES = 1000
-"""Limit of unconfirmed asynchronous saves; above the limit the oldest is dropped."""
+"""Limit of unconfirmed asynchronous saves. Above the limit the oldest is dropped."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class StepFacts:
     samples_target: int | None = None
 
     def update(self, config: TrainingTelemetryConfig) -> None:
-        """Read the current values of a configuration; an unknown value does not change the fact."""
+        """Read the current values of a configuration. An unknown value does not change the fact."""
         self.samples = config.global_batch_size or self.samples
         self.seq_length = config.seq_length or self.seq_length
         self.flops_per_sample = config.flops_per_sample or self.flops_per_sample
@@ -248,7 +248,7 @@ class SaveFigures:
     def end(
         self, save: CheckpointFigures, seconds: float, *, is_failed: bool
     ) -> SyncCheckpointMetricsUpdateAttributes:
-        """Return the blocking durations of a strategy; a synchronous or failed save can no longer be confirmed."""
+        """Return the blocking durations of a strategy. A synchronous or failed save can no longer be confirmed."""
         if is_failed or save.strategy is CheckPointStrategy.SYNC:
             self.drop(save)
         durations = self._blocking_durations[save.strategy]

@@ -8,7 +8,7 @@ from exporter.training.checkpoints import SavePolicy
 from exporter.training.recorder import TRAINING
 
 MAX_TARGET = 10**300
-"""Limit of published targets; larger targets are only exported."""
+"""Upper bound of published targets. Larger targets are only exported."""
 
 
 class JobFacts:

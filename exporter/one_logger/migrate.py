@@ -77,7 +77,7 @@ class _Visitor(ast.NodeVisitor):
         self._rewritten: set[ast.expr] = set()
 
     def visit_Import(self, node: ast.Import) -> None:
-        """Rewrite `import nv_one_logger.x`; the statement binds the same names as before."""
+        """Rewrite `import nv_one_logger.x` so that the statement binds the same names."""
         for alias in node.names:
             if not _is_peer(alias.name):
                 continue

@@ -70,7 +70,7 @@ class OneLoggerObserver:
             self.set_training(settings.telemetry_config)
 
     def set_training(self, training: TrainingTelemetryConfig) -> None:
-        """Set the configuration of the training; exported if the application has begun."""
+        """Set the configuration of the training, and export it if the application has begun."""
         with self._lock:
             self.training = training
             self._facts.set_training(training)
@@ -241,7 +241,7 @@ class OneLoggerObserver:
     def _export_figures(
         self, block: ObservedBlock, state: BlockState, timestamp: TracingTimestamp, *, is_failed: bool
     ) -> None:
-        """Export the event before the stop of a span; at the end of the application, only the event of the loop."""
+        """Export the event before the stop of a span. At the end of the application, only the event of the loop is exported."""
         figures = self._figures
         if block is self._loop:
             self._loop = None
@@ -374,7 +374,7 @@ class OneLoggerObserver:
 
 
 def _describe_span(span: Span, attributes: Attributes) -> None:
-    """Add initial attributes to a span; attributes of the job take precedence."""
+    """Add initial attributes to a span. Attributes of the job take precedence."""
     attributes.update(span.initial_attributes)
     span.initial_attributes = attributes
 

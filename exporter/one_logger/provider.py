@@ -66,7 +66,7 @@ class OneLoggerProvider(_Singleton):
     """Provider of the configuration and the recorder of one-logger's core."""
 
     def configure(self, config: OneLoggerConfig, recorder: DefaultRecorder) -> None:
-        """Set the configuration and the recorder; a second call has no effect and is counted as misuse."""
+        """Set the configuration and the recorder. A second call has no effect and is counted as misuse."""
         problem = f"config must be a OneLoggerConfig, not {safe_repr(config)}"
         assert_that(isinstance(config, OneLoggerConfig), problem)
         if current() is not None:
@@ -76,7 +76,7 @@ class OneLoggerProvider(_Singleton):
 
     @property
     def recorder(self) -> DefaultRecorder:
-        """Recorder of this process; before the configuration, a recorder without exporters."""
+        """Recorder of this process. Before the configuration, a recorder without exporters."""
         return get_recorder()
 
     @property
@@ -109,7 +109,7 @@ class TrainingTelemetryProvider(_Singleton):
     _filter: SpanFilter | None = None
 
     def with_base_config(self, one_logger_config: OneLoggerConfig) -> TrainingTelemetryProvider:
-        """Set the configuration; a second call has no effect and is counted as misuse."""
+        """Set the configuration. A second call has no effect and is counted as misuse."""
         problem = f"with_base_config expects a OneLoggerConfig, not {safe_repr(one_logger_config)}"
         assert_that(isinstance(one_logger_config, OneLoggerConfig), problem)
         if not self._configurable("with_base_config"):
@@ -123,7 +123,7 @@ class TrainingTelemetryProvider(_Singleton):
         return self
 
     def with_config_override(self, partial_config: Mapping[str, Any]) -> TrainingTelemetryProvider:
-        """Override fields of the configuration, with nested mappings for nested fields; later calls take precedence."""
+        """Override fields of the configuration, with nested mappings for nested fields. Later calls take precedence."""
         problem = f"with_config_override expects a mapping of fields, not {safe_repr(partial_config)}"
         assert_that(isinstance(partial_config, Mapping), problem)
         if self._configurable("with_config_override"):
@@ -155,7 +155,7 @@ class TrainingTelemetryProvider(_Singleton):
         export_customization_mode: ExportCustomizationMode,
         span_name_filter: Iterable[SpanName] | None = None,
     ) -> TrainingTelemetryProvider:
-        """Select the exported spans, once; by default, all but short and frequent spans."""
+        """Select the exported spans, once. By default, short and frequent spans are not exported."""
         if not self._configurable("with_export_customization"):
             return self
         if self._filter is None:
@@ -198,7 +198,7 @@ class TrainingTelemetryProvider(_Singleton):
 
     @property
     def recorder(self) -> TrainingRecorder:
-        """Recorder of this process; before the configuration, a recorder without exporters."""
+        """Recorder of this process. Before the configuration, a recorder without exporters."""
         recorder = get_recorder()
         return recorder if isinstance(recorder, TrainingRecorder) else UNCONFIGURED
 
@@ -265,7 +265,7 @@ def _explicit_values(settings: Settings | None) -> dict[str, Any]:
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping with changes applied, also in nested mappings; the arguments are not changed."""
+    """Return a new mapping with changes applied, also in nested mappings."""
     merged = dict(base)
     for name, change in changes.items():
         value = _explicit_values(change) if isinstance(change, Settings) else change
@@ -277,7 +277,7 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def _apply_logger_config(settings: OneLoggerConfig) -> None:
-    """Apply the log level, and add the configured log files; a disabled rank opens no file."""
+    """Apply the log level, and add the configured log files. A disabled rank opens no file."""
     config = settings.logger_config
     if "log_level" in config.explicit_values:
         NOTICES.is_quiet = logging.getLevelName(config.log_level) > logging.WARNING
@@ -303,6 +303,6 @@ def _log_to(handler: logging.Handler, message: str) -> None:
 
 
 def forget() -> None:
-    """Return to the unconfigured state; for tests."""
+    """Return to the unconfigured state, for tests."""
     install(None)
     OneLoggerProvider._instance = TrainingTelemetryProvider._instance = None  # noqa: SLF001  # classes of this module

@@ -134,7 +134,7 @@ class DefaultRecorder:
         stop_event_attributes: Attributes | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """Stop a span; a span that is not active is an invalid call."""
+        """Stop a span. A span that is not active is an invalid call."""
         if self._accepts("stop") and self._is_active("stop", span):
             kind = kinds.named_kind(to_name(span.name), phase=False)
             end_block(
@@ -169,7 +169,7 @@ class DefaultRecorder:
             self.delivery.telemetry_data_error(error_message, attributes)
 
     def close(self) -> None:
-        """Stop all active spans, innermost first, and close the exporters; a second call has no effect."""
+        """Stop all active spans, innermost first, and close the exporters. A second call has no effect."""
         if self._is_closed:
             return
         for span in reversed(self._active_spans()):

@@ -106,7 +106,7 @@ class TrainingLoopAttributes(StandardAttributes):
 
 
 class CheckpointSaveSpanAttributes(StandardAttributes):
-    """Attributes of `checkpoint_save_sync` and `checkpoint_save_async`; the attempts include failed saves."""
+    """Attributes of `checkpoint_save_sync` and `checkpoint_save_async`. The attempts include failed saves."""
 
     checkpoint_strategy = RequiredField[CheckPointStrategy]()
     current_iteration = RequiredField[int]()
@@ -187,7 +187,7 @@ class TrainingMetricsUpdateAttributes(StandardAttributes):
 
 
 class ValidationMetricsUpdateAttributes(StandardAttributes):
-    """Attributes of the event `validation_metrics_update`; times are absent if no iteration was completed."""
+    """Attributes of the event `validation_metrics_update`. Times are absent if no iteration was completed."""
 
     current_iteration = RequiredField[int]()
     interval = RequiredField[int]()

@@ -108,7 +108,7 @@ class timed_span:  # noqa: N801  # one-logger's name
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """Call a recorder, which may be a class of the job; an exception is counted and suppressed."""
+    """Call a recorder, which may be a class of the job. An exception is counted and suppressed."""
     try:
         return call()
     except Exception as error:  # the recorder may be a class of the job

@@ -77,7 +77,7 @@ class MetricSummarizer(Generic[Number]):
 
 @dataclass(unsafe_hash=True)  # hashed by value, as in one-logger
 class MultiWindowTimer:
-    """Statistics of consecutive time windows; the minimum is infinite before the first window has ended."""
+    """Statistics of consecutive time windows. The minimum is infinite before the first window has ended."""
 
     current_window_start: TracingTimestamp | None = None
     first_window_start: TracingTimestamp | None = None

@@ -48,7 +48,7 @@ class TrainingRecorder(DefaultRecorder):
         start_time: TracingTimestamp | None = None,
         parent_span: Span | None = None,
     ) -> Span:
-        """Start a span; a standard name starts the standard block."""
+        """Start a span. A standard name starts the standard block."""
         kind = _kind_of(span_name)
         values: dict[str, object] = {}
         if kind is kinds.TRAINING_LOOP:
@@ -73,7 +73,7 @@ class TrainingRecorder(DefaultRecorder):
         stop_event_attributes: Attributes | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """Stop a span; a span that is not active is an invalid call."""
+        """Stop a span. A span that is not active is an invalid call."""
         if self._is_active("stop", span):
             end_block(
                 _kind_of(span.name), "stop", timestamp=stop_time, span=span, attributes=stop_event_attributes
@@ -88,7 +88,7 @@ class TrainingRecorder(DefaultRecorder):
         return [block.span for block in TRAINING.open_blocks()] + _open_iterations()
 
     def close(self) -> None:
-        """Flush the exporters for up to two seconds; another application can begin in this process."""
+        """Flush the exporters for up to two seconds. Another application can begin in this process."""
         self.delivery.flush(EXIT_SECONDS)
 
     def create_sync_checkpoint_metrics_event(self, span_name: SpanName) -> Event:
@@ -229,7 +229,7 @@ UNCONFIGURED = TrainingRecorder()
 
 
 def get_recorder() -> DefaultRecorder:
-    """Return the recorder of this process; before configuration, a recorder without exporters."""
+    """Return the recorder of this process. Before configuration, return a recorder without exporters."""
     observer = current()
     recorder: DefaultRecorder = UNCONFIGURED if observer is None else observer.recorder
     return recorder

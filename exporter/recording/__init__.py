@@ -1,1 +1,1 @@
-"""Recording: from Stat.add to closed windows, inside the training process; standard library only."""
+"""Recording inside the training process, from `Stat.add` to closed windows, with the standard library only."""

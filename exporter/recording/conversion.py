@@ -42,7 +42,7 @@ MAX_REPR_ITEMS = 50
 MAX_SIZED_ITEMS = 10_000
 """Largest container of an unknown class whose own `__repr__` is called."""
 MAX_DEPTH = 4
-"""Levels of nested containers that are converted; bounds a container that contains itself."""
+"""Maximum depth of converted containers, for containers that contain themselves."""
 _INT64_LIMIT = 1 << 63
 _MAX_SHOWN_BITS = 4096
 _NUMPY_NUMBERS = ("float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong")
@@ -328,7 +328,7 @@ def safe_repr(value: object, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
 
 
 def class_name(value: object) -> str:
-    """Return the name of the value's class; runs no code of a metaclass."""
+    """Return the name of the value's class, without running code of a metaclass."""
     return name_of_class(type(value))
 
 

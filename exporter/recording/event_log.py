@@ -40,7 +40,7 @@ END_SECONDS = 2.0
 """Longest wait of `unregister` for the queued events of the handler."""
 UNNAMED_TYPE = "unnamed"
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
-"""Classes of payloads that are called; any other callable object, such as a model, is passed to the handlers."""
+"""Classes of payloads that are called. Another callable object, such as a model, is passed to the handlers."""
 Checked = TypeVar("Checked")
 _class_of = type
 """`type`, under a name that the parameter `type` does not hide."""
@@ -232,7 +232,7 @@ class EventLog(KindTable):
         return handle
 
     def unregister(self, handle: Handle, *, timeout_seconds: float = END_SECONDS) -> None:
-        """Stop delivering to a handler; wait for its queued events and count the undelivered events as dropped."""
+        """Stop delivering to a handler. Wait for its queued events, and count the undelivered events as dropped."""
         if not isinstance(handle, Handle):
             raise TypeError(f"unregister takes a Handle returned by register, not {handle!r}")
         with self._lock:
@@ -267,7 +267,7 @@ class EventLog(KindTable):
         return self.is_recording and bool(self._kinds or self.active)
 
     def reading(self) -> EventsReading:
-        """Return all counts; must not be called concurrently."""
+        """Return all counts. Must not be called concurrently."""
         with self._lock:
             for handle in [handle for handle in self._leaving if handle.has_final_counts]:
                 self._leaving.remove(handle)

@@ -16,7 +16,7 @@ from exporter.recording.value_class import Value
 from exporter.recording.values import ProcessIdentity
 
 MAX_TYPE_CHARACTERS = 512
-"""Length of an event's type, of the name of a value and of a span id; longer texts are cut."""
+"""Maximum length of an event's type, of the name of a value and of a span id. Longer texts are cut."""
 _ANY_LENGTH = 1 << 62
 _INT64_LIMIT = 1 << 63
 

@@ -77,7 +77,7 @@ class Handle(Worker):
         self._end(self)
 
     def await_handling(self, timeout_seconds: float = ANSWER_SECONDS) -> None:
-        """Wait until the handler has handled all events so far; after a timeout, skip the wait while the handler is behind."""
+        """Wait until the handler has handled all events so far. After a timeout, calls do not wait while the handler is behind."""
         # The exporter's threads never wait, because two handlers that log could wait for each other.
         is_ours = threading.current_thread().name.startswith("exporter-")
         if is_ours or not (self._overdue_marker is None or self._overdue_marker.wait(0)):

@@ -82,7 +82,7 @@ class JsonLinesHandler:
 
 
 def json_line(event: Event) -> bytes:
-    """Render an event as JSON; a number that is not finite becomes text."""
+    """Render an event as JSON. A number that is not finite becomes text."""
     fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
     fields["data"] = {
         name: value if not isinstance(value, float) or isfinite(value) else str(value)

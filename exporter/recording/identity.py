@@ -85,13 +85,13 @@ class Process:
             os.environ[_RANK_OWNER] = f"{os.getpid()} {_rank_variable()}"
 
     def claim_rank(self, *, trains: bool = True) -> None:
-        """Claim the rank of a process that trains or records samples of the job; idempotent and cheap."""
+        """Claim the rank of a process that trains or records samples of the job. Idempotent and cheap."""
         self._records = True
         self._trains = self._trains or trains
 
     @property
     def session(self) -> str:
-        """Session tag from `configure` or `EXPORTER_SESSION`; empty without a session."""
+        """Session tag from `configure` or `EXPORTER_SESSION`, or an empty text without a session."""
         return self._session or clean_text(os.environ.get("EXPORTER_SESSION", "")).strip()
 
     def configure(
@@ -220,7 +220,7 @@ def _first_number(*names: str) -> int | None:
 def number_within(
     environment: Mapping[str, str], name: str, default: float, minimum: float, maximum: float
 ) -> float:
-    """Return a number from the environment, clamped to the range; the default if the variable is unset or invalid."""
+    """Return a number from the environment, clamped to the range, or the default if the variable is unset or invalid."""
     try:
         number = float(environment.get(name, default))
     except ValueError:

@@ -32,7 +32,7 @@ class TrainingSource(Protocol):
         """Return True if this process trains and therefore claims its rank."""
 
     def tick(self) -> None:
-        """Do the work that is due between flushes; called four times a second."""
+        """Do the work that is due between flushes. Called four times a second."""
 
     def collect(self, *, final: bool) -> None:
         """Update all totals before a recording; *final* before the last recording."""
@@ -77,7 +77,7 @@ class Sink(Protocol):
         """Return True once a recording was written."""
 
     def close(self) -> None:
-        """Close the file; the next recording opens a new file."""
+        """Close the file. The next recording opens a new file."""
 
     def changed_rules(self) -> Iterable[Rule] | None:
         """Return the recording rules if changed since the last call, otherwise None."""

@@ -18,7 +18,7 @@ from time import monotonic, sleep
 EXIT_SECONDS = 0.5
 """Longest wait of an exiting process for its last notices."""
 MAX_NOTICES = 100
-"""Limit of different notices per process; further notices are counted as dropped."""
+"""Limit of different notices per process. Further notices are counted as dropped."""
 MAX_NOTICE_CHARACTERS = 2000
 """Length of a notice."""
 
@@ -113,6 +113,6 @@ class Notices:
 
 
 NOTICES = Notices()
-"""Notices of this process; reset by the recorder."""
+"""Notices of this process, reset by the recorder."""
 
 log_once = NOTICES.log_once

@@ -40,7 +40,7 @@ often ends these processes, which then lose unflushed samples."""
 EXIT_SECONDS = 2.0
 """Time limit of the whole shutdown: periodic tasks, handlers, span exporters and the final write."""
 TASKS_SECONDS, HANDLERS_SECONDS, SPANS_SECONDS, JOIN_SECONDS = 1.5, 1.6, 1.75, 1.85
-"""Deadlines of the parts, relative to the start of the shutdown; the remaining time is for the final write."""
+"""Deadlines of the parts, relative to the start of the shutdown. The remaining time is for the final write."""
 EXIT_SWITCH_SECONDS = 0.0005
 """Thread switch interval of the interpreter during the shutdown."""
 DRAIN_SECONDS = 0.5
@@ -142,7 +142,7 @@ class Recorder:
         return is_written
 
     def shutdown(self) -> None:
-        """Write the final recording and end the thread within `EXIT_SECONDS`; later calls are ignored."""
+        """Write the final recording and end the thread within `EXIT_SECONDS`. Later calls are ignored."""
         if self.thread.is_stopping:
             return
         self.thread.is_stopping = True

@@ -70,7 +70,7 @@ class StatCycle:
                 state.close_window(start, end, late_windows=overdue >= seconds, wall=wall)
 
     def drain(self, selects: Callable[[StatState], object], within_seconds: float = inf) -> None:
-        """Drain the buffers that *selects* chooses; after the timeout, the next call continues with the remaining buffers."""
+        """Drain the buffers that *selects* chooses. After the timeout, the next call continues with the remaining buffers."""
         states, deadline = self._stats.states(), monotonic() + within_seconds
         first, self._next_position = min(self._next_position, len(states)), 0
         for position in (*range(first, len(states)), *range(first)):

@@ -15,7 +15,7 @@ from exporter.recording.conversion import is_asynchronous, to_number
 from exporter.recording.value_class import Value, value_class
 
 SLOTS = 16
-"""Limit of copies in flight per Stat and thread; above the limit a value is refused instead of awaited."""
+"""Limit of copies in flight per Stat and thread. Above the limit a value is refused, because a wait would block the job."""
 
 
 @value_class

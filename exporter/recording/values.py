@@ -14,7 +14,7 @@ from typing import Any
 from exporter.recording.value_class import Value, value_class
 
 KINDS = ("stat", "counter", "gauge", "histogram", "summary")
-"""Kinds of Stats: `stat`, with windows, for users; the others are single families without windows."""
+"""Kinds of Stats: `stat` is for users and has windows, the other kinds are single families without windows."""
 
 NO_COUNTS: Mapping[str, int] = {}
 
@@ -279,7 +279,7 @@ NO_GPUS = GpuUse()
 
 @value_class
 class Recording(Value):
-    """Complete state of a process's recording at a point in time; published about once a second."""
+    """Complete state of a process's recording at a point in time. Published about once a second."""
 
     stats: tuple[StatReading, ...]  # every enabled Stat, in order of construction
     final: bool = False  # True for the last recording of an orderly exit

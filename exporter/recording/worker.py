@@ -30,7 +30,7 @@ class Counter:
         self.bump: Callable[[], int] = self._count.__next__
 
     def add(self, number: int) -> None:
-        """Increment by a number; must not be called concurrently."""
+        """Increment by a number. Must not be called concurrently."""
         self._bulk_count += number
 
     def read(self) -> int:
@@ -73,7 +73,7 @@ class Worker:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start with an empty queue and no thread; the previous ones belong to the parent."""
+        """Start with an empty queue and no thread in a forked child. The old queue and thread belong to the parent."""
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -138,7 +138,7 @@ class Worker:
         )
 
     def finish(self) -> Callable[[float, str], None]:
-        """End the thread after the queued items; return a function that waits and counts the remaining items as lost."""
+        """End the thread after the queued items. Return a function that waits and counts the remaining items as lost."""
         marker = self.mark(end=True)
 
         def wait(timeout_seconds: float, reason: str) -> None:

@@ -94,7 +94,7 @@ LINK_FIELDS = {
     204: "nvlink_receive_bytes",
     **dict.fromkeys(range(206, 216), "nvlink_errors_fifth"),
 }
-"""Fields whose scope is an NVLink; each reading is the value of a single link."""
+"""Fields whose scope is an NVLink. Each reading is the value of a single link."""
 
 SUMMABLE_FIELDS = frozenset({138, 139})
 """Link fields with a sum over all links (scope `SUM_OF_LINKS`)."""
@@ -294,7 +294,7 @@ def _memory_errors(context: CallContext, *arguments: Any) -> None:
 
 
 def _field_values(context: CallContext, count: Any, array: Any) -> None:
-    """Fill the field values; the call succeeds, and each field has its own result code."""
+    """Fill the field values. The call succeeds, and each field has a separate result code."""
     readings = fields_of_driver(context.driver)
     for value in target_of(array)[: to_int(count)]:
         value.timestamp = int(context.wall * 1e6)
@@ -329,7 +329,7 @@ def _field(context: CallContext, readings: dict[int, str], field: int, scope: in
 
 
 def _processes(context: CallContext, count: Any, array: Any) -> None:
-    """Fill the array of processes; an error if the array is too small."""
+    """Fill the array of processes, or return an error if the array is too small."""
     running = context.gpu.processes(context.moment)
     space = target_of(count).value
     write_number(count, len(running))
@@ -361,7 +361,7 @@ def _process_utilization(context: CallContext, array: Any, count: Any, since: An
 
 
 def _samples(context: CallContext, kind: Any, since: Any, value_type: Any, count: Any, array: Any) -> None:
-    """Fill the driver's samples; a first call without an array returns their number."""
+    """Fill the array of the driver's samples. A call without an array returns the number of samples."""
     buffer = SAMPLE_BUFFERS.get(to_int(kind))
     if buffer is None or not context.maybe("sample_buffers"):
         raise ReplayedError("not_supported")

@@ -80,7 +80,7 @@ class ReadingCurves:
         self._changes = {name: [ValueChange(-inf, inf, value)] for name, value in description.items()}
 
     def change(self, name: str, start: float, end: float, value: Any) -> None:
-        """Change a reading from `start` until `end`; afterwards the previous value applies."""
+        """Change a reading from `start` until `end`. Afterwards the previous value applies."""
         self._changes.setdefault(name, []).append(ValueChange(start, end, value))
 
     def value_at(self, name: str, moment: float) -> float | None:
@@ -96,7 +96,7 @@ class ReadingCurves:
         return total % (1 << value["bits"]) if value["bits"] else total
 
     def mean(self, name: str, begin: float, end: float) -> float | None:
-        """Return the mean of a level between two times; for a counter the number at the end."""
+        """Return the mean of a level between two times, or a counter's number at the second time."""
         _, value = self._current(name, end)
         if not isinstance(value, dict) or value["counter_from"] is not None:
             return self.value_at(name, end)

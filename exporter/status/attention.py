@@ -11,7 +11,7 @@ from exporter.status.view import StackGroup, View
 
 
 class Onsets:
-    """Unix start times of findings; updated after each pass over the feed."""
+    """Unix start times of findings, updated after each pass over the feed."""
 
     def __init__(self) -> None:
         self._start_times: dict[tuple[str, ...], float] = {}
@@ -64,7 +64,7 @@ class Concern:
 
 @dataclass(frozen=True, slots=True)
 class ConcernGroup:
-    """Concerns about one card, one run, or the node; urgent concerns are first."""
+    """Concerns about one card, one run, or the node, urgent concerns first."""
 
     title: str
     concerns: tuple[Concern, ...]
@@ -98,7 +98,7 @@ def concerns(current: Sequence[Finding], onsets: Onsets, now: float) -> list[Con
 
 
 def concern_groups(view: View, current: Sequence[Finding], onsets: Onsets) -> list[ConcernGroup]:
-    """Return the findings by subject; subjects with urgent findings are first."""
+    """Return the findings by subject, subjects with urgent findings first."""
     return [
         ConcernGroup(subject.title, tuple(concerns(findings, onsets, view.exporter.now)))
         for subject, findings in _by_subject(view, current).items()

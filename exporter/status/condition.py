@@ -55,7 +55,7 @@ class Condition(Diagnosis):
 
     @property
     def name(self) -> str:
-        """Return the name of the alert; the sentence of a condition without an alert."""
+        """Return the name of the alert, or the sentence of a condition without an alert."""
         return self.alert or self.sentence
 
     @property

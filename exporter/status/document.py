@@ -75,7 +75,7 @@ def _source_hash(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """Return the template environment; templates are compiled on first use."""
+    """Return the template environment. Templates are compiled on first use."""
     templates = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"),
         autoescape=True,
@@ -97,7 +97,7 @@ def _template() -> Template:
 
 
 def _printable(value: object) -> object:
-    """Return text with a bounded length and without control characters; markup is unchanged."""
+    """Return text with a bounded length and without control characters. Markup is unchanged."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
     text = value if len(value) <= MAX_TEXT_LENGTH else value[: MAX_TEXT_LENGTH - 1] + "…"

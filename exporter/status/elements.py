@@ -14,7 +14,7 @@ from exporter.status.history import PLOT_SECONDS, Line
 from exporter.status.numbers import DASH, age, duration, quantity, share
 
 MAX_ROWS = 200
-"""Maximum number of rows of a table; the metrics contain all rows."""
+"""Maximum number of rows of a table. The metrics contain all rows."""
 COLOURS = 8
 WIDTH, HEIGHT = 600.0, 120.0
 MIN_PLOT_SECONDS = 300.0
@@ -101,7 +101,7 @@ class BarSegment:
 
 
 def styled(text: str, kind: str = "") -> RichText:
-    """Return text of a style; no span for empty text."""
+    """Return text in a span of a style, or an empty text without a span."""
     return (StyledText(text, kind),) if text else ()
 
 

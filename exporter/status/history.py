@@ -87,7 +87,7 @@ Track = tuple[str, ...]
 Holder = tuple[str, str]
 """Run and rank; the rank is "" if unknown."""
 Line = Sequence[tuple[float, float | None]]
-"""Pairs of Unix time and number, oldest first; None is a gap."""
+"""Pairs of Unix time and number, oldest first. The number None is a gap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class History:
         return line[-1][1] if line else None
 
     def rate(self, *track: str, seconds: float) -> float | None:
-        """Return the increase per second over the last `seconds`; after a decrease, the counter restarted at 0."""
+        """Return the increase per second over the last `seconds`. A decrease counts as a restart of the counter at 0."""
         present = self._present(track, seconds)
         if len(present) < 2:
             return None

@@ -22,7 +22,7 @@ class Observations:
 
 
 class Readings:
-    """Index of samples by family name; families of the same name are merged."""
+    """Index of samples by family name. Families of the same name are merged."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families: dict[str, list[Metric]] = {}

@@ -21,7 +21,7 @@ _CELL = re.compile(r"(?<!\\)\|")
 
 @lru_cache(maxsize=1)
 def render() -> bytes:
-    """Render the runbook as UTF-8; the id of a section is the name of the alert in lower case."""
+    """Render the runbook as UTF-8. The id of a section is the name of the alert in lower case."""
     text = _COMMENT.sub("", SOURCE.read_text(encoding="utf-8"))
     blocks = Markup("\n").join(_block(block) for block in re.split(r"\n\s*\n", text) if block.strip())
     return environment().get_template("runbook.html").render(style=style(), blocks=blocks).encode()

@@ -51,7 +51,7 @@ class RunSection:
 
 
 def run_section(view: View, run: Run) -> RunSection:
-    """Return the section of a run; rates and the loss are omitted if they are not current."""
+    """Return the section of a run, without rates and loss if they are not current."""
     readings, now, name = view.readings, view.exporter.now, run.name
     info = next((labels for labels, _ in readings.rows("training_run_info", run=name)), {})
     attempt = readings.value("training_attempt", run=name)

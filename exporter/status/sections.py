@@ -26,7 +26,7 @@ from exporter.status.numbers import duration, energy, number, quantity, share, s
 from exporter.status.view import Gpu, Rank, View
 
 MAX_UNFOLDED_RANKS = 16
-"""Maximum number of ranks outside the fold; ranks that need attention are first."""
+"""Maximum number of ranks outside the fold. Ranks that need attention are first."""
 MAX_OPEN_STATISTICS = 8
 """Number of statistics up to which the fold is open."""
 _WINDOW_GAUGES = ("_window_mean", "_window_last", "_window_p50", "_window_added", "_window_max")
@@ -75,7 +75,7 @@ class MachineSection:
 
 
 def ranks_section(view: View) -> TableSection:
-    """Return the section of the ranks; ranks above the maximum are folded."""
+    """Return the section of the ranks. Ranks above the maximum are folded."""
     now = view.exporter.now
     several_runs = len({rank.run for rank in view.ranks}) > 1
     other_nodes = any(rank.node not in {"", view.exporter.node} for rank in view.ranks)

@@ -23,7 +23,7 @@ LATE_SECONDS, LATE_STEPS = 60.0, 5.0
 PAUSING_CAUSES = frozenset({"init", "compile", "checkpoint_load", "checkpoint_save", "validation"})
 """Causes of badput during which a step may be late."""
 THERMAL_REASON = "thermal"
-"""Sum of all thermal reasons; drivers before 575 report only this sum."""
+"""Sum of all thermal reasons. Drivers before 575 report only this sum."""
 SPECIFIC_THROTTLE_REASONS = ("hw_thermal", "sw_thermal", "hw_power_brake")
 ENDED_STATES = frozenset({"stopped", "finished", "failed", "lost"})
 """States of a run without processes."""
@@ -178,7 +178,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Content of the status page; ranks that need attention are first."""
+    """Content of the status page, with the ranks that need attention first."""
 
     exporter: ExporterInfo
     readings: Readings

@@ -82,13 +82,13 @@ def optimizer_update() -> HotBlock:
 
 
 def phase(name: str) -> Block:
-    """Return a block of a phase by name in `training_phase_seconds_total`; an unknown name is misuse and becomes a span."""
+    """Return a block of a phase by name in `training_phase_seconds_total`. An unknown name is misuse and becomes a span."""
     kind = kinds.named_kind(name, phase=True)
     return RareBlock(kind) if kind.phase is None else HotBlock(kind)
 
 
 def batches(loader: Iterable[Item]) -> Iterator[Item]:
-    """Iterate over a loader; the time spent waiting for each batch counts as `data_loading`."""
+    """Iterate over a loader. The time spent waiting for a batch counts as `data_loading`."""
     iterator = iter(loader)
     while True:
         with data_loading():
@@ -167,7 +167,7 @@ def inferred_loop(start: int, samples: int | None = None, target: int | None = N
 
 
 def checkpoint_save(global_step: int) -> RareBlock:
-    """Return a block in which a step is saved; the normal end of a synchronous save is a success."""
+    """Return a block in which a step is saved. If the block of a synchronous save does not raise, the save has succeeded."""
     return RareBlock(kinds.CHECKPOINT_SAVE, lambda: {"global_step": to_scalar(global_step)})
 
 
@@ -177,7 +177,7 @@ def span(
     start_event_attributes: Attributes | None = None,
     **attributes: Any,
 ) -> RareBlock:
-    """Return a block of any name; the name of a phase counts as the phase, any other name as the surrounding phase."""
+    """Return a block of any name. The name of a phase counts as the phase, another name as the surrounding phase."""
     merged_attributes = Attributes(attributes)
     merged_attributes.add_attributes(Attributes.of(span_attributes))
     kind = kinds.named_kind(name, phase=False)
@@ -188,7 +188,7 @@ def span(
 
 @final
 class background:  # noqa: N801  # called like a function
-    """Block of background work on any thread, such as `checkpoint_upload`; belongs to no phase."""
+    """Block of background work on any thread, such as `checkpoint_upload`, which belongs to no phase."""
 
     __slots__ = ("_began", "_task")
 

@@ -162,7 +162,7 @@ class Attributes(dict[str, Attribute]):
 
     @classmethod
     def of(cls, value: object) -> Attributes:
-        """Return the attributes of a mapping or of None as a collection; any other object is misuse."""
+        """Return the attributes of a mapping or of None as a collection. Another object is misuse."""
         if issubclass(type(value), Attributes):
             return value  # type: ignore[return-value]  # a subclass, as checked by `issubclass`
         try:
@@ -174,7 +174,7 @@ class Attributes(dict[str, Attribute]):
         return cls()
 
     def copied(self) -> Attributes:
-        """Return a copy of the same class; safe while other threads add attributes."""
+        """Return a copy of the same class. Safe while other threads add attributes."""
         return self.merge(self)
 
     def to_json(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Attributes(dict[str, Attribute]):
 
     @classmethod
     def merge(cls, attributes: Attributes | None = None, other: Attributes | None = None) -> Attributes:
-        """Return a new collection with the attributes of both; for a name in both, the second value is used."""
+        """Return a new collection with the attributes of both. For a name in both, the second value is used."""
         merged = cls()
         merged.update(attributes or {})  # a single operation in C
         merged.update(other or {})

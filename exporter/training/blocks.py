@@ -28,7 +28,7 @@ _CLOCK = TRAINING.clock
 
 
 class HotBlock(StackEntry, NonRecordingSpan):
-    """Block of a phase that is entered in each step; reusable, and a decorator."""
+    """Block of a phase that is entered in each step. Reusable as a context manager, and a decorator."""
 
     __slots__ = ("kind", "twins", "observed", "began", "thread")
 
@@ -115,7 +115,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
             self.end(now, error)
 
     def begin(self, now: float, call: str, began: float | None = None) -> None:
-        """Begin the block on any thread; *began* is an earlier start."""
+        """Begin the block on any thread, at the earlier time *began* if given."""
         clock = _CLOCK
         if clock.thread is None:
             TRAINING.start_on(get_ident())
@@ -163,7 +163,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
         ended: float | None = None,
         is_complete: bool = True,
     ) -> None:
-        """End the block on any thread; *ended* is an earlier end, and an incomplete block counts no step."""
+        """End the block on any thread, at the earlier time *ended* if given. An incomplete block counts no step."""
         end_time = now if ended is None else ended
         if get_ident() == _CLOCK.thread:
             if TRAINING.gpu.is_on:
@@ -176,7 +176,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
             self._stop_observing(end_time, error, is_complete=is_complete)
 
     def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
-        """Count the iteration or batch of the block; nothing for other blocks."""
+        """Count the iteration or batch of the block. Other blocks have nothing to count."""
 
     def _stop_observing(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
         observed, self.observed = self.observed, None
@@ -198,7 +198,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
             TRAINING.observers.notify(lambda observer: observer.block_discarded(observed), propagates=False)
 
     def abandon(self, now: float) -> None:
-        """End the block without counting a step; the clock has already removed the entry."""
+        """End the block without counting a step, after the clock has removed the entry."""
         self.end(now, None, is_complete=False)
 
     # Use as a decorator and as a span -----------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def on_save_checkpoint_start(global_step: int, start_time_msec: float | None = N
 
 
 def on_save_checkpoint_success(global_step: int, time_msec: float | None = None) -> None:
-    """Record that a checkpoint is complete; an asynchronous save may be confirmed at any later time, on any thread."""
+    """Record that a checkpoint is complete. An asynchronous save may be confirmed at any later time, on any thread."""
     call = "on_save_checkpoint_success"
     step, timestamp = to_scalar(global_step), timestamp_of(time_msec, call)
     if TRAINING.saves_are_enabled():
@@ -229,5 +229,5 @@ def on_save_checkpoint_success(global_step: int, time_msec: float | None = None)
 
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
-    """Record the end of the blocking part of a save; a synchronous save that was not confirmed has failed."""
+    """Record the end of the blocking part of a save. A synchronous save that was not confirmed has failed."""
     _end(kinds.CHECKPOINT_SAVE, finish_time_msec)

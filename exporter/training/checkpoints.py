@@ -18,7 +18,7 @@ from exporter.training.progress import is_count
 from exporter.training.records import SaveReported
 
 MAX_PENDING_SAVES = 1000
-"""Limit of unconfirmed asynchronous saves; above the limit the oldest is dropped."""
+"""Limit of unconfirmed asynchronous saves. Above the limit the oldest is dropped."""
 INTERVALS = 5
 """Successful saves whose median interval is published."""
 SAVE_KINDS = ("sync", "async", "local")
@@ -53,7 +53,7 @@ class Work:
         self.reset()
 
     def reset(self) -> None:
-        """Count from zero; saves in progress cover no work from before the reset."""
+        """Count from zero. Saves in progress cover no work from before the reset."""
         self.seconds = self.failed_seconds = self.committed_seconds = 0.0
         self.committed_step: int | None = None
         self._segments: list[Segment] = []
@@ -86,7 +86,7 @@ class Work:
         return self._saves
 
     def commit(self, save: int, step: int | None) -> None:
-        """Record the success of a save; ignored if a later save has already succeeded."""
+        """Record the success of a save, unless a later save has already succeeded."""
         if save > self._latest_commit:
             self._latest_commit = save
             self._keep([segment for segment in self._segments if segment.save >= save], step)
@@ -159,7 +159,7 @@ class Checkpoints:
         )
 
     def fail(self, save: Save) -> None:
-        """Record the failure of a save; ignored if the save is confirmed."""
+        """Record the failure of a save, unless the save is confirmed."""
         if not save.is_confirmed:
             if self.pending_saves.get(save.step) is save:
                 del self.pending_saves[save.step]
@@ -194,7 +194,7 @@ class Checkpoints:
         return None
 
     def _count(self, kind: str, result: str = "") -> None:
-        """Count a save; both results of a new kind start at 0, so that the first failure is a visible increase."""
+        """Count a save. Both results of a new kind start at 0, so that the first failure is a visible increase."""
         for label in ("ok", "failed"):
             self._families.counter("training.checkpoints", kind=kind, result=label).add(label == result)
 

@@ -22,7 +22,7 @@ from exporter.training.phases import PHASES, Phase
 
 INIT, OTHER = "init", "other"
 MAX_OPEN_BLOCKS = 1024
-"""Limit of open blocks on the main thread; above the limit the oldest is ended."""
+"""Limit of open blocks on the main thread. Above the limit the oldest is ended."""
 
 
 class PhaseTotals:
@@ -64,7 +64,7 @@ class PhaseTotals:
         self.lower_bound = self.upper_bound = 0.0
 
     def count(self, seconds: float) -> None:
-        """Count a duration in its cell; the next duration is probably in the same cell."""
+        """Count a duration in its cell, and remember the cell, because the next duration is probably in the same cell."""
         if self.cells is not None:
             cell = self.cell = bisect_left(CELLS, seconds)
             self.lower_bound = CELLS[cell - 1] if cell else -inf
@@ -101,7 +101,7 @@ class StackEntry:
         self.mark = 0.0
 
     def abandon(self, now: float) -> None:
-        """End a block that was left open; the clock has already removed the entry."""
+        """End a block that was left open, after the clock has removed the entry."""
 
 
 @value_class
@@ -165,7 +165,7 @@ class PhaseClock:
         self.watch(on=False)
 
     def reset(self, now: float) -> None:
-        """Count from zero; open blocks stay open."""
+        """Count from zero. Open blocks stay open."""
         for totals in self.phases.values():
             totals.reset()
         for entry in self.stack:
@@ -195,7 +195,7 @@ class PhaseClock:
             self.since = now
 
     def enter(self, entry: StackEntry, phase: str | None, now: float) -> None:
-        """Push a block onto the stack; without a phase of its own, the surrounding phase continues."""
+        """Push a block onto the stack. For the phase None, the surrounding phase continues."""
         if now >= self.history.bin_end:
             self.remove_ended(now)
         entry.task = self.present_task()

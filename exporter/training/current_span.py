@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from exporter.training.spans import Span
 
 MAX_DEPTH = 64
-"""Limit of nested spans; bounds the memory of a job that never ends spans."""
+"""Limit of nested spans, which bounds the memory of a job that never ends spans."""
 
 
 class CurrentSpan:

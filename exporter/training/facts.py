@@ -47,7 +47,7 @@ class Facts:
         return tuple(sorted(self._texts.items()))
 
     def describe(self, values: Mapping[str, object]) -> list[tuple[str, str]]:
-        """Record facts reported by the job; return the names of invalid values with the expectation."""
+        """Record facts reported by the job, and return the names of invalid values with the expectation."""
         problems = []
         for name, value in values.items():
             if value is None:

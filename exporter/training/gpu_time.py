@@ -26,13 +26,13 @@ MIN_STEP_SECONDS = 0.005
 STEPS_PER_SECOND = 10
 """Steps that are timed per second, at most."""
 MAX_COST_RATIO = 0.005
-"""Share of the time that recording events may cost; `EXPORTER_GPU_TIME` replaces the default."""
+"""Share of the time that recording events may cost. `EXPORTER_GPU_TIME` replaces the default."""
 MAX_EVENTS = 1024
-"""Limit of pending events; above the limit the timing stops until the next step."""
+"""Limit of pending events. Above the limit the timing stops until the next step."""
 COLLECT_EVENTS = 256
 """Pending events from which events are also collected within a step."""
 MAX_COST_SECONDS = 1e-4
-"""Upper bound of the cost of an event; a longer time was spent in other threads or processes."""
+"""Upper bound of the cost of an event. A longer time was spent in other threads or processes."""
 MAX_DEPTH = 64
 OTHER = "other"
 STANDALONE_PHASES = frozenset(
@@ -200,7 +200,7 @@ class GpuTimer:
             self._fail(error)
 
     def _forget(self) -> None:
-        """Discard the events in flight; the next step may be timed."""
+        """Discard the events in flight. The next step may be timed."""
         self._free_events += (pending.event for pending in self._pending_events)
         self._pending_events.clear()
         self._current_step = None

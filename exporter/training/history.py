@@ -16,7 +16,7 @@ BINS_PER_SECOND = 50
 HISTORY_SECONDS = 7.0
 """Length of the history: a sidecar that is scraped rarely reads every 5 s."""
 GROUP_BINS = 50
-"""Bins of a group of intervals; a complete group never changes and is encoded once."""
+"""Bins of a group of intervals. A complete group does not change and is encoded once."""
 NAMES = tuple(PHASES)
 _INDEXES = {name: index for index, name in enumerate(NAMES)}
 

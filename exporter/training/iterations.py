@@ -138,7 +138,7 @@ class IterationBlock(HotBlock):
             self._record_start_totals()
 
     def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
-        """Append the record of the iteration; an iteration that raised is recorded as failed."""
+        """Append the record of the iteration. An iteration that raised is recorded as failed."""
         clock, kind, began = _CLOCK, self.kind, self.began
         self.totals = clock.phases[str(kind.phase)]  # not of the phase in which the iteration has continued
         work, waits = 0.0, None

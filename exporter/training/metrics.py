@@ -18,7 +18,7 @@ STEP_BUCKETS = (
 )
 PHASE_BUCKETS = (0.001, *STEP_BUCKETS)
 MAX_AMOUNT = 1e30
-"""Bound of the samples, tokens or bytes of a call; sums of many calls stay finite."""
+"""Bound of the samples, tokens or bytes of a call, so that sums of many calls stay finite."""
 MAX_SERIES = 200
 """Limit of series in a family; further label values become `other`."""
 
@@ -48,13 +48,13 @@ class Series:
         self._reading: StatReading | None = None
 
     def add(self, amount: float = 1) -> None:
-        """Increase a counter; a negative amount and an overflow are ignored."""
+        """Increase a counter. A negative amount and an overflow are ignored."""
         if amount >= 0 and self.total + amount < inf:
             self.total += amount
             self.count += 1
 
     def raise_to(self, total: float) -> None:
-        """Increase a counter to a total; a lower total is ignored."""
+        """Increase a counter to a total. A lower total is ignored."""
         if total > self.total:
             self.total = total
             self.count += 1

@@ -48,7 +48,7 @@ class Numbers:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all numbers; tensors in flight still arrive."""
+        """Discard all numbers. Tensors in flight still arrive."""
         self.is_used = False
         self.modes = {mode: ModeNumbers() for mode in MODES}
         self.train = self.modes["train"]
@@ -94,7 +94,7 @@ class Numbers:
             self.record("microbatches", "train", 1)
 
     def record(self, field: str, mode: str, value: object) -> None:
-        """Record a number of any class; an invalid value is misuse, and a tensor is recorded once its value arrives."""
+        """Record a number of any class. An invalid value is misuse. A tensor is recorded when its value arrives."""
         if type(value) is not float and type(value) is not int:
             if is_asynchronous(value):
                 self._record_tensor(field, mode, value)

@@ -28,16 +28,16 @@ class ObservedBlock:
 
 
 class TrainingObserver(Protocol):
-    """Consumer of blocks; exceptions of its methods are logged and ignored, except OneLoggerError, which reaches the job."""
+    """Consumer of blocks. Exceptions of its methods are logged and ignored, except OneLoggerError, which reaches the job."""
 
     def wants(self, kind: BlockKind) -> bool:
-        """Return True to observe the blocks of a hot kind; all other kinds are always observed."""
+        """Return True to observe the blocks of a hot kind. Blocks of other kinds are always observed."""
 
     def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
         """Return False to skip a block, which metrics count nevertheless."""
 
     def begin_while_open(self, kind: BlockKind, call: str) -> bool:
-        """Return True to refuse a block while one of the same single kind is open; False discards the open block."""
+        """Return True to refuse a block while a block of the same single kind is open, or False to discard the open block."""
 
     def block_began(self, block: ObservedBlock) -> None:
         """Handle the start of a block."""
@@ -48,7 +48,7 @@ class TrainingObserver(Protocol):
     def block_ended(
         self, block: ObservedBlock, timestamp: TracingTimestamp, error: BaseException | None
     ) -> None:
-        """Handle the end of a block; the span has stopped."""
+        """Handle the end of a block, after its span has stopped."""
 
     def block_discarded(self, block: ObservedBlock) -> None:
         """Handle a block that does not end, because the next block of the same kind has begun."""

@@ -76,7 +76,7 @@ def timestamp_now() -> TracingTimestamp:
 
 
 def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
-    """Return the timestamp of milliseconds since the epoch; the current time for None, and for a time too far ahead."""
+    """Return the timestamp of milliseconds since the epoch, or the current time for None and for a time too far ahead."""
     wall, now = time(), monotonic()
     if milliseconds is None:
         return TracingTimestamp(wall, now)
@@ -96,7 +96,7 @@ def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
 
 
 class RareBlock:
-    """Block that is entered rarely and returns a span; reusable, and a decorator."""
+    """Block that is entered rarely and returns a span. Reusable as a context manager, and a decorator."""
 
     __slots__ = ("kind", "_values", "_arguments", "_open")
 
@@ -272,7 +272,7 @@ def end_block(
     span: Span | None = None,
     attributes: Attributes | None = None,
 ) -> None:
-    """End the open block of a kind, or the block of a span; an end without a start is passed to the observers."""
+    """End the open block of a kind, or the block of a span. An end without a start is passed to the observers."""
     if not TRAINING.is_on:
         if span is not None:
             span.stop(attributes, timestamp)
@@ -292,7 +292,7 @@ def end_open_block(
     attributes: Attributes | None = None,
     is_complete: bool = True,
 ) -> None:
-    """End a block; `is_complete` is False if the block around ends it."""
+    """End a block. `is_complete` is False if the block ends with a surrounding block."""
     if TRAINING.open_rare_blocks.get(block.key) is not block:
         return
     kind, span = block.kind, block.observed.span

@@ -37,7 +37,7 @@ MAX_RECORDS = 1 << 16
 BATCH_RECORDS = 128
 """Records applied between two releases of the interpreter lock."""
 MAX_OPEN_BLOCKS = 1024
-"""Limit of open rare blocks; above the limit the oldest is ended."""
+"""Limit of open rare blocks. Above the limit the oldest is ended."""
 MAX_CALLBACK_BLOCKS = 64
 """Limit of tracked hot blocks of callbacks."""
 LOCK_TIMEOUT_SECONDS = 1.0
@@ -113,7 +113,7 @@ class TrainingRecording:
     # Lifecycle -------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Count from zero; open blocks stay open."""
+        """Count from zero. Open blocks stay open."""
         self.drain()
         with self._lock:
             self.clock.reset(monotonic())
@@ -127,7 +127,7 @@ class TrainingRecording:
         self._begin(monotonic())
 
     def add_exporter_lifecycle(self, flush: Callable[[float], bool], close: Callable[[float], None]) -> None:
-        """Register the functions that flush and close span exporters within a timeout; forked children keep them."""
+        """Register the functions that flush and close span exporters within a timeout. Forked children keep them."""
         self._exporters.append((flush, close))
 
     def flush(self, timeout_seconds: float) -> bool:
@@ -176,7 +176,7 @@ class TrainingRecording:
             self.dropped_records += 1
 
     def report_step(self, number: int | None, seconds: float | None, mode: str) -> None:
-        """Record a step that has just completed; a step inside an iteration is counted as that iteration."""
+        """Record a step that has just completed. A step inside an iteration is counted as that iteration."""
         now, clock = monotonic(), self.clock
         self.start_recording()
         if mode != "train":
@@ -205,7 +205,7 @@ class TrainingRecording:
             RECORDER.flush_soon()
 
     def _apply_many(self) -> None:
-        """Apply the records on the job's thread; skipped if a different thread is applying."""
+        """Apply the records on the job's thread, unless a different thread is applying records."""
         lock = self._lock
         if lock.acquire(blocking=False):
             try:

@@ -21,7 +21,7 @@ class Expectation(Value):
 
 
 class IterationEnded(NamedTuple):
-    """Training iteration; a named tuple for speed, created in every step."""
+    """Training iteration. A named tuple, because one is created in every step."""
 
     start_time: float  # monotonic seconds, as all times of records
     end_time: float

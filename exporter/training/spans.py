@@ -30,9 +30,9 @@ DURATION = "duration_msec"
 SPAN_START, SPAN_STOP = "span_start", "span_stop"
 ERROR, TELEMETRY_DATA_ERROR = "error", "telemetry_data_error"
 MAX_EVENTS = 64
-"""Limit of a span's events, in addition to start and stop; the latest are kept."""
+"""Limit of a span's events, in addition to start and stop. The latest events are kept."""
 MAX_TRACEBACK_CHARACTERS = 16_384
-"""Maximum characters of a traceback; the end is kept."""
+"""Maximum number of characters of a traceback. The end is kept."""
 
 NO_ID = UUID(int=0)
 
@@ -60,7 +60,7 @@ class Event:
     def create(
         cls, name: EventName, attributes: Attributes | None = None, timestamp: TracingTimestamp | None = None
     ) -> Event:
-        """Return a new event; the time defaults to the current time."""
+        """Return a new event. The time defaults to the current time."""
         return cls(name, to_timestamp(timestamp), attributes)
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class ErrorEvent(Event):
         exception_traceback: str | None = None,
         timestamp: TracingTimestamp | None = None,
     ) -> ErrorEvent:
-        """Return a new error event with the traceback of the exception; the time defaults to the current time."""
+        """Return a new error event with the traceback of the exception. The time defaults to the current time."""
         kind = text = None
         if isinstance(exception, BaseException):
             kind = type(exception).__name__
@@ -231,7 +231,7 @@ class Span:
         start_event_attributes: Attributes | None = None,
         start_time: TracingTimestamp | None = None,
     ) -> Span:
-        """Return a new span without exporting it; the start time defaults to the current time."""
+        """Return a new span without exporting it. The start time defaults to the current time."""
         start = Event(SPAN_START, to_timestamp(start_time), start_event_attributes)
         return cls(uuid4(), name, start, parent_span, span_attributes)
 
@@ -241,7 +241,7 @@ class Span:
         return to_name(self.name)
 
     def set_initial_attributes(self, attributes: Attributes) -> None:
-        """Add initial attributes that only the recorder knows; attributes of the job take precedence."""
+        """Add initial attributes that only the recorder knows. Attributes of the job take precedence."""
         attributes.update(self.initial_attributes)
         self.initial_attributes = attributes
 
@@ -266,7 +266,7 @@ class Span:
         stop_event_attributes: Attributes | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """Stop the span, now unless a time is given; ignored if already stopped."""
+        """Stop the span at a time, by default now. A second call is ignored."""
         if self.stop_event is not None:
             return
         stop = Event(SPAN_STOP, to_timestamp(stop_time), stop_event_attributes)
@@ -351,7 +351,7 @@ class Span:
 
 
 class NonRecordingSpan:
-    """Span of a block that no observer receives; changes have no effect."""
+    """Span of a block that no observer receives. Changes have no effect."""
 
     __slots__ = ()
 

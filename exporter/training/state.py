@@ -137,7 +137,7 @@ class TrainingState:
         }
 
     def apply(self, records: Sequence[Record]) -> None:
-        """Apply records in order; a defect loses only the consecutive records of the same type."""
+        """Apply records in order. An unexpected exception loses only the consecutive records of the same type."""
         for record_type, group in groupby(records, type):
             try:
                 if record_type is IterationEnded:

@@ -1,4 +1,4 @@
-"""Counters of the web server, their families, and the detection of regular scrapers; only the event loop writes."""
+"""Counters of the web server, their families, and the detection of regular scrapers. Only the event loop writes."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _MAX_NAMES = 100
 _MAX_NAME_LENGTH = 200
 
 Readiness = Callable[[], str | None]
-"""Returns the reason why the exporter is not ready; None if it is ready. Called on the event loop."""
+"""Function that returns the reason why the exporter is not ready, or None. Called on the event loop."""
 
 
 class Endpoint(Protocol):
@@ -93,7 +93,7 @@ class MetricsEndpoint:
         self._selections = Workers("exporter-select", max_waiting=16)
 
     async def respond(self, request: Request, deadline: float) -> Response:
-        """Return the page in the negotiated format; 503 until the page is complete."""
+        """Return the page in the negotiated format, or status 503 until the page is complete."""
         reason = self._not_ready()
         if reason is not None:
             return text_response(503, reason, RETRY_SOON)
@@ -155,7 +155,7 @@ class ReadinessEndpoint:
 
 
 class ReloadEndpoint:
-    """`/-/reload`: `reload` applies the new configuration; it raises ConfigurationError and changes nothing if that is invalid."""
+    """`/-/reload`: applies the new configuration with `reload`, which raises ConfigurationError for an invalid one."""
 
     path = "/-/reload"
     methods = ("POST", "PUT")

@@ -68,7 +68,7 @@ def bind(address: Address, backlog: int) -> socket.socket:
 
 
 def url(listener: socket.socket, *, tls: bool, reachable: bool = True) -> str:
-    """Return the URL of a listening socket, without a path; `reachable` replaces the wildcard address by 127.0.0.1."""
+    """Return the URL of a listening socket, without a path. `reachable` replaces the wildcard address by 127.0.0.1."""
     host, port = listener.getsockname()[:2]
     if reachable and ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         host = "127.0.0.1"

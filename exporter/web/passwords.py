@@ -90,7 +90,7 @@ def _check(password: bytes, expected: str) -> bool:
 
 
 def _credentials(authorization: str | None) -> tuple[str, bytes]:
-    """Return user and password of a `Basic` Authorization header; empty for other schemes."""
+    """Return user and password of a `Basic` Authorization header, or empty texts for other schemes."""
     scheme, _, encoded_credentials = (authorization or "").partition(" ")
     try:
         user, _, password = base64.b64decode(encoded_credentials, validate=True).partition(b":")

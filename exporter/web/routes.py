@@ -31,7 +31,7 @@ class Router:
         self._failing: set[str] = set()
 
     async def respond(self, request: Request, peer: str) -> Response:
-        """Return the response to a request; `peer` is the client's IP address. Never raises."""
+        """Return the response to a request. `peer` is the client's IP address. Never raises."""
         deadline = asyncio.get_running_loop().time() + self._budget_seconds(request)
         protection = await self._config.current()
         endpoint = self._endpoints.get(request.path)

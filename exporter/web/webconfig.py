@@ -61,7 +61,7 @@ CIPHER_SUITES: Mapping[str, str | None] = dict.fromkeys(_TLS13_SUITES) | {
 
 @dataclass(frozen=True, slots=True)
 class TlsServerConfig:
-    """`tls_server_config`; relative paths are relative to the file that names them."""
+    """Section `tls_server_config`. Relative paths are relative to the directory of the file."""
 
     cert_file: Path
     key_file: Path
@@ -223,7 +223,7 @@ def _readable(path: Path) -> Path:
 
 
 def _normalize(name: str) -> str:
-    """Return the canonical form of an IP address, which has many spellings; other names are unchanged."""
+    """Return the canonical form of an IP address, which has many spellings. Other names are unchanged."""
     try:
         return ipaddress.ip_address(name.strip()).compressed
     except ValueError:

@@ -34,7 +34,7 @@ class Wire:
         return data
 
     async def write(self, parts: Sequence[bytes]) -> None:
-        """Send all parts; a small response is a single segment, a large body is not copied."""
+        """Send all parts. A small response is a single segment, and a large body is not copied."""
         if sum(map(len, parts)) <= CHUNK_BYTES:
             await self._send(b"".join(parts))
             return

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class LateError(Exception):
-    """Work that missed its deadline; started work continues, and a later request with the same key joins it."""
+    """Missed deadline of a request. Started work continues, and a later request with the same key waits for the same work."""
 
 
 class BusyError(Exception):
@@ -33,7 +33,7 @@ class _Job:
 
 
 class Workers:
-    """Daemon threads that run jobs in the order of the requests; a thread is started if no thread is idle."""
+    """Daemon threads that run jobs in the order of the requests. A thread is started if no thread is idle."""
 
     def __init__(self, name: str, threads: int = 1, *, max_waiting: int = 64) -> None:
         self._name = name
@@ -71,7 +71,7 @@ class Workers:
         return result
 
     def stop(self) -> None:
-        """End the threads after their current work; a hung thread is abandoned."""
+        """End the threads after their current work. A hung thread is abandoned."""
         for _ in range(self._thread_count):
             self._started_jobs.put(None)
 

@@ -105,7 +105,7 @@ class RaplZone(EnergyDevice):
 
 @dataclass(slots=True, eq=False)
 class PowerMeter(EnergyDevice):
-    """Power meter whose readings are integrated; peaks between two readings are missed."""
+    """Power meter whose readings are integrated. Peaks between two readings are missed."""
 
     read_watts: Callable[[], float] = float
     _last_time: float | None = None

@@ -98,7 +98,7 @@ class GpuCollector:
         self._known_indices: set[int] = set()
 
     def start(self) -> None:
-        """Start the supervisor if it is not running; the first readings arrive after the first pass of the child."""
+        """Start the supervisor if it is not running. The first readings arrive after the first pass of the child."""
         if self._is_started:
             return
         if self._replay is None:

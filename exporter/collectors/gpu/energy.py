@@ -21,7 +21,7 @@ NO_READING = "no_reading"
 """Reason of a gap: neither the counter nor the power was read."""
 
 OUTAGE_SECONDS = 12.0
-"""Time without energy readings from which the energy counts as a gap; longer than a restart of the child."""
+"""Minimum time without energy readings that counts as a gap. Longer than a restart of the child."""
 
 POWER_SAMPLES_SECONDS = 30.0
 """Retention of power samples, for the attribution of energy to phases."""
@@ -171,7 +171,7 @@ class GpuEnergy:
         return bool(self.joules) and is_recent
 
     def samples_after(self, after: float) -> list[PowerSample]:
-        """Return the power samples after a Unix time; all of them if the wall clock was set back."""
+        """Return the power samples after a Unix time, or all samples if the wall clock was set back."""
         if self.power_samples and after > self.power_samples[-1][0] + CLOCK_STEP_SECONDS:
             after = 0.0
         return [sample for sample in self.power_samples if sample[0] > after]

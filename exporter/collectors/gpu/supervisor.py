@@ -24,7 +24,7 @@ IMMEDIATE_RESTARTS = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm
 """Exit reasons after which the next child starts immediately."""
 
 MAX_IMMEDIATE_HANGS = 3
-"""Number of consecutive hangs on a GPU that are followed by an immediate restart; later restarts are delayed."""
+"""Number of consecutive hangs on a GPU that are followed by an immediate restart. Later restarts are delayed."""
 
 _LONGEST_WAIT_SECONDS = 60.0
 
@@ -114,7 +114,7 @@ class Supervisor:
         self._thread.start()
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
-        """Stop the thread and the child; a hanging child is killed without a wait."""
+        """Stop the thread and the child. A hanging child is killed at once."""
         self._stopping = True
         self._wake()
         self._thread.join(timeout_seconds)

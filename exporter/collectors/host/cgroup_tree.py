@@ -51,7 +51,7 @@ class Hierarchy:
     levels: tuple[CgroupLevel, ...]  # from the cgroup itself up to the mount
 
     def level_at(self, path: str) -> CgroupLevel:
-        """Return the level with a path; the cgroup itself if no level has the path."""
+        """Return the level with a path, or the cgroup itself if no level has the path."""
         return next((level for level in self.levels if level.path == path), self.levels[0])
 
     def tightest(self, limit_of: Callable[[CgroupLevel], float | None]) -> TightestLimit | None:

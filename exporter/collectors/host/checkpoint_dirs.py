@@ -47,7 +47,7 @@ class CheckpointDirsOptions(SlowOptions):
 
 
 class CheckpointDirsCollector:
-    """Collector of the space in checkpoint directories; without a running run, nothing is read."""
+    """Collector of the space in the configured checkpoint directories. Nothing is read unless a run is running."""
 
     name = "checkpoint_dirs"
     specs = SPECS

@@ -58,7 +58,7 @@ OPERATION_TIME = FamilySpec(
 SPECS = (READ_BYTES, WRITTEN_BYTES, OPERATIONS, OPERATION_TIME)
 
 _COUNTED_UNITS = frozenset({"[regs]", "[reqs]", "[usecs]"})
-"""Units of lines that count operations; lines with other units count pages, or bytes of bulk transfers."""
+"""Units of lines that count operations. Lines with other units count pages, or bytes of bulk transfers."""
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ BUDGET_SECONDS = 0.5
 MAX_LOCK_RATIO = 1e-3
 """Maximum share of the time for which the memory lock of a process is held."""
 MIN_INTERVAL_SECONDS = 55.0
-"""Minimum time between two readings of a process; a new process is read in the next pass."""
+"""Minimum time between two readings of a process. The first reading is in the next pass."""
 RETENTION_SECONDS = 180.0
 """Time for which a reading is published; longer for a process that is read rarely."""
 

@@ -19,7 +19,7 @@ from exporter.errors import CollectError
 from exporter.families import Collected
 
 DISCOVER_SECONDS = 15.0
-"""Interval between two searches for new descendants; a search reads the parent of every process on the machine."""
+"""Interval between two searches for new descendants. A search reads the parent of every process on the machine."""
 YOUNG_SECONDS = 2.0
 """Minimum age at which the role of a child is determined: a younger child may still call exec."""
 CLOCK_STEP_SECONDS = 60.0
@@ -226,7 +226,7 @@ def _exists(process: psutil.Process) -> bool:
 
 
 def _descendants_of(process: psutil.Process) -> list[psutil.Process]:
-    """Return the descendants of a process; an empty list if the process has ended."""
+    """Return the descendants of a process, or an empty list if the process has ended."""
     try:
         return from_psutil(f"children of {process.pid}", lambda: process.children(recursive=True))
     except psutil.Error:

@@ -77,7 +77,7 @@ class NullMetricHandler(MetricHandler):
 
 
 class PrometheusMetricHandler(MetricHandler):
-    """Handler for torch's own `configure` that records every metric; this module records metrics without a handler."""
+    """Handler for torch's own `configure` that records metrics, unless the bridge records them. `put_metric` needs no handler."""
 
     def emit(self, metric_data: MetricData) -> None:
         """Record a value, unless the bridge is installed."""
@@ -114,7 +114,7 @@ class MetricStream:
 
 
 def _call(handler: MetricHandler, data: MetricData) -> None:
-    """Deliver a value; exceptions are counted, and a handler does not receive the metrics that it emits."""
+    """Deliver a value. Exceptions are counted, and a handler does not receive the metrics that it emits."""
     busy: set[int] = _calling.__dict__.setdefault("handlers", set())
     if id(handler) in busy:
         return

@@ -131,7 +131,7 @@ class DeviceEnergy:
 
 
 class EnergyDevices:
-    """Energy of all devices of the machine; iteration yields the present devices in order."""
+    """Energy of all devices of the machine. Iteration yields the present devices in order."""
 
     def __init__(self, boot: str) -> None:
         self.passed_at: float | None = None  # monotonic time of the last pass, in this boot
@@ -171,6 +171,6 @@ class EnergyDevices:
             device.mark_divided()
 
     def record(self) -> DevicesRecord:
-        """Return the state to be saved; absent devices are included, because they may return."""
+        """Return the state to be saved. Absent devices are included, because they may return."""
         records = {**self._saved_records, **{key: device.record() for key, device in self._devices.items()}}
         return DevicesRecord(self._boot, self.passed_at, tuple(records.values()))

@@ -92,7 +92,7 @@ class _FreeInterval:
 
 
 RunOf = Callable[[int], str]
-"""Function that returns the run of a pid; empty if unknown."""
+"""Function that returns the run of a pid, or an empty text if unknown."""
 
 
 class GpuAttribution:

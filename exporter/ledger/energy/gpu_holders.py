@@ -21,7 +21,7 @@ STALE_FEED_SECONDS = 10.0
 REPORTED_SECONDS = 60.0
 """Time after the exit in which the energy of a process can be divided by the feed's information."""
 BINDING_SECONDS = 180.0
-"""Time after the exit in which a process is bound to a pid; longer than the retention of energy without a known run."""
+"""Time after the exit for which a process stays bound to its pid. Longer than the retention of energy without a known run."""
 START_TOLERANCE_SECONDS = 1.0
 """Tolerance between the clocks of two start times of a process."""
 MAX_PIDS = 4096
@@ -135,7 +135,7 @@ class GpuHolders:
         return processes_by_uuid
 
     def run_of(self, pid: int) -> str:
-        """Return the run of a pid; empty if unknown."""
+        """Return the run of a pid, or an empty text if unknown."""
         return self._runs.get(pid, "")
 
     def reports(self, run: str) -> bool:
@@ -178,7 +178,7 @@ class GpuHolders:
         return phases
 
     def _process_of(self, pid: int, run: str) -> str:
-        """Return the id of the feed's process for a pid; in a run with a single process, the id of this process."""
+        """Return the id of the feed's process for a pid. In a run with a single process, return the id of this process."""
         process = self._processes.get(pid)
         if process is not None:
             return process

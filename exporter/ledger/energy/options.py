@@ -15,7 +15,7 @@ from exporter.config.options import Duration, Notation, Range, option
 JOULES_PER_KWH = 3.6e6
 SECONDS_PER_HOUR = 3600.0
 MAX_GRAMS_PER_KWH = 10_000.0
-"""Maximum carbon intensity; larger numbers have a different unit."""
+"""Maximum carbon intensity. A larger number is probably in a different unit."""
 
 Watts = Annotated[float, Range(0, 1e6)]
 Amount = Annotated[float, Range(0, 1e9)]

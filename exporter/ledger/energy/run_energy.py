@@ -75,7 +75,7 @@ class RunEnergy:
 
     @property
     def session(self) -> str:
-        """Session of the settled work; empty before any work is settled."""
+        """Session of the settled work, or an empty text before any work is settled."""
         return "" if self.record.settled_work is None else self.record.settled_work.session
 
     def resume(self, record: RunRecord) -> None:

@@ -36,7 +36,7 @@ def shares_of(
     gpu_use: Sequence[GpuProcessUse],
     only_run: str | None = None,
 ) -> list[Share]:
-    """Return the shares of the runs in a device's energy between two times; empty if unknown."""
+    """Return the shares of the runs in a device's energy between two times, or an empty list if unknown."""
     if only_run is not None:
         return [Share(only_run, "whole", 1.0)]
     if reading.component == "gpu":

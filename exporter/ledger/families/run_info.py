@@ -23,7 +23,7 @@ FACTS = (
     *("job_id", "job_name", "user", "framework", "framework_version", "model", "precision", "flops_method"),
     *("world_size", "nodes", "session_tag", "perf_tag", "application", "is_baseline"),
 )
-"""Facts about a run, in the order of the labels; an unknown fact has no label."""
+"""Facts about a run, in the order of the labels. An unknown fact has no label."""
 
 RUN_INFO = FamilySpec(
     name="training_run_info",
@@ -151,7 +151,7 @@ def _add_peak(
 
 
 def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, int]:
-    """Return the sort key of processes that may describe the run; processes without facts sort last."""
+    """Return the sort key of processes that may describe the run. Processes without facts sort last."""
     rank, worker = visible.key.rank, visible.slot.number or 0
     return (not any(_facts(visible)), not visible.process.is_alive, rank is None, rank or 0, worker)
 
@@ -210,7 +210,7 @@ _MODELS = (
 )
 
 _SLICE = re.compile(r"MIG|GRID|VGPU|\d+[ABCQ]")
-"""Pattern of a device slice's name (`GRID A100-10C`); the peak of a slice is unknown."""
+"""Pattern of a device slice's name (`GRID A100-10C`). The peak performance of a slice is unknown."""
 
 _TYPES: tuple[tuple[str, str], ...] = (
     (r"fp8|float8|e4m3|e5m2|transformer.engine", "fp8"),

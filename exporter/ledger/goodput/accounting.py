@@ -24,7 +24,7 @@ from exporter.training.phases import PHASES, WORK
 DOWNTIME_LAG_SECONDS = 60.0
 """Delay before downtime is counted: the next process starts up to this long before the first snapshot."""
 MAX_PROCESS_IDS = 64
-"""Maximum number of stored ids of counted processes; a stored process is not counted again."""
+"""Maximum number of stored ids of counted processes. A process with a stored id is not counted again."""
 
 CAUSE_OF_PHASE: Mapping[str, str] = {
     name: phase.badput for name, phase in PHASES.items() if phase.badput and phase.badput != "other"
@@ -228,7 +228,7 @@ class Goodput:
             attempt.failed_seconds, attempt.hung_seconds = reading.failed_seconds, 0.0
 
     def _count_hang(self, attempt: Attempt, reading: TrainingReading, *, is_hanging: bool) -> None:
-        """Count the open iteration of a hang; after the iteration ends, deduct the hang from the work."""
+        """Count the open iteration of a hang. After the iteration ends, deduct the hang from the work."""
         previous = attempt.reading
         if attempt.hung_seconds > 0 and (
             reading.steps > previous.steps or reading.open_seconds < attempt.hung_seconds

@@ -240,7 +240,7 @@ class Endings:
         return process.outcome
 
     def successor(self, process: ProcessTotals, later: Iterable[ProcessTotals]) -> ProcessTotals | None:
-        """Return the next attempt; after a training, a process of the same launch is an attempt only if the process trains."""
+        """Return the next attempt. After a training, a process of the same launch is an attempt only if the process trains."""
         identity = process.identity
         accepts_any = not process.has_trained or self.expects_restart(identity.run)
         return next(
@@ -308,7 +308,7 @@ def _is_own(end: End, process: ExitedProcess) -> bool:
 
 
 def _is_launch(end: End, process: ExitedProcess) -> bool:
-    """Return True if an end belongs to the launch of a process; ends of older releases contain only the run."""
+    """Return True if an end belongs to the launch of a process. Ends of older releases contain only the run."""
     if end.worker:
         return False
     if end.launch and process.launch:

@@ -38,7 +38,7 @@ class SessionPass:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Attempts with the same session tag, or with the same run if there is no tag; times are monotonic."""
+    """Attempts with the same session tag, or with the same run if there is no tag. Times are monotonic."""
 
     key: StateKey
     goodput: Goodput = field(default_factory=Goodput)

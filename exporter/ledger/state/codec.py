@@ -48,7 +48,7 @@ def decoding() -> Iterator[None]:
 
 
 def to_json(value: Any) -> Any:
-    """Return a value as JSON types; a mapping with keys other than strings becomes a list of pairs."""
+    """Return a value as JSON types. A mapping with keys other than strings becomes a list of pairs."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, enum.Enum):

@@ -106,7 +106,7 @@ class StateStore:
         return key in self._name_by_key
 
     def release(self, key: StateKey) -> None:
-        """Release a key for other sidecars; a key that is not claimed is ignored."""
+        """Release a key for other sidecars. A key that is not claimed is ignored."""
         with self._guard:
             if name := self._name_by_key.pop(key, None):
                 self._locks.release(name)
@@ -137,7 +137,7 @@ class StateStore:
         return None
 
     def save(self, key: StateKey, content: bytes) -> None:
-        """Replace the file of a claimed key; after an error the old file is unchanged."""
+        """Replace the file of a claimed key. After an error the old file is unchanged."""
         path = self.directory / file_name(key)
         with self._using(path.name):
             self._renew_locks()
@@ -148,7 +148,7 @@ class StateStore:
             replace_file(str(path), data, temporary=f"{path}.tmp", mode=0o600)
 
     def recent(self, kind: str, within_seconds: float) -> Sequence[StateKey]:
-        """Return the keys of a kind that this sidecar saved within the given time; damaged files are moved aside."""
+        """Return the keys of a kind that this sidecar saved within the given time. Damaged files are moved aside."""
         keys: list[StateKey] = []
         if not os.path.lexists(self.directory):
             return keys
@@ -192,7 +192,7 @@ class StateStore:
     def record(
         self, subject: str, decode: Callable[[bytes], RecordT], *, run: str = ""
     ) -> StateRecord[RecordT]:
-        """Return the record of a subject, or of a subject of a run; no file is opened yet."""
+        """Return the record of a subject, or of a subject of a run, without opening a file."""
         # The key contains the sidecar: on shared storage, each machine counts separately.
         return StateRecord(self, ("page", run, subject, self.sidecar), decode)
 

@@ -35,7 +35,7 @@ _MAX_MEMORY_BYTES = 128 << 20
 """Resident memory from which the child requests a restart, in case of a memory leak."""
 
 Install = Callable[[Any, Mapping[str, Any]], None]
-"""Function that replaces NVML by a replayed library; called with pynvml and the first message."""
+"""Function that replaces NVML by a replayed library. Called with pynvml and the first message."""
 
 Commands = queue.SimpleQueue[dict[str, Any]]
 

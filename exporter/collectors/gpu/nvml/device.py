@@ -141,7 +141,7 @@ class NvmlDevice:
         return self.pass_time >= self._paused_until.get(call, 0.0) and not self.is_unsupported(item)
 
     def read_fields(self, conversions: Mapping[Field, Convert]) -> dict[Field, Any]:
-        """Read field values in a single call; fields without a value are omitted from the result."""
+        """Read field values in a single call. Fields without a value are omitted from the result."""
         fields = [field for field in conversions if self.may_call(field_item(field), FIELDS_CALL)]
         if not fields:
             return {}
@@ -170,7 +170,7 @@ class NvmlDevice:
         return self.read_fields(dict.fromkeys(fields, lambda raw: count(int(raw))))
 
     def by_kind(self, kinds: Mapping[int, str]) -> dict[str, int]:
-        """Read field values that count the kinds of an event; return the counts by kind."""
+        """Read field values that count the kinds of an event, and return the counts by kind."""
         numbers = self.counts(kinds)
         return {event_kind: numbers[field] for field, event_kind in kinds.items() if field in numbers}
 

@@ -320,7 +320,7 @@ class NvmlSampler:
             raise RestartError("devices_changed")
 
     def _cost(self) -> dict[str, Any]:
-        """Return number, duration and errors of the calls; for the event thread, whose calls block, only the errors."""
+        """Return the number, the duration and the errors of the calls, or only the errors of the event thread, whose calls block."""
         errors = Counter(self._library.errors) + Counter(self._events.library.errors.copy())
         return {
             "calls": self._library.calls,

@@ -29,9 +29,9 @@ __all__ = ["OTelExporter"]
 
 SPAN_ID = "one_logger_span_id"
 MAX_EVENTS = 1024
-"""Limit of sent events per span; the latest are sent."""
+"""Maximum number of events that are sent with a span. The latest events are sent."""
 MAX_UNSENT_SPANS = 4096
-"""Limit of kept ended spans while the backend rejects spans; the latest are kept."""
+"""Maximum number of ended spans that are kept while the backend rejects spans. The latest spans are kept."""
 MAX_INTEGER = 2**63 - 1
 
 
@@ -120,7 +120,7 @@ class OTelExporter(BaseExporter):
 
     @cached_property
     def _tracer(self) -> Any:
-        """Tracer of this exporter; created at the first record, when the application name is set."""
+        """Tracer of this exporter, created at the first record, when the application name is set."""
         resource, limits = self._resource or self._default_resource(), SpanLimits(max_events=MAX_EVENTS)
         # `close` shuts the provider down; at exit, the SDK would do so before the last spans arrive.
         provider = TracerProvider(resource=resource, span_limits=limits, shutdown_on_exit=False)

@@ -152,7 +152,7 @@ class WandBExporter(BaseExporter):
 
 
 WandBExporterBase = WandBExporterSync = WandBExporterAsync = WandBExporter
-"""Class names of one-logger; the classes do not differ, because every exporter has a thread."""
+"""Class names of one-logger, which are one class, because every exporter has a thread."""
 
 
 def get_current_time_msec() -> int:
