@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dashboards.board import NODE, RESTARTS, RUN, Board, Row, Variable
 from dashboards.energy_loss import (
+    COST_PER_HOUR,
     ENERGY_BY_CAUSE,
     KWH,
     LOST_COST_BY_RUN,
+    LOST_PER_HOUR_BY_CAUSE,
     LOST_SHARE_BY_RUN,
     PROGRESS_CAUSE,
-    RUNS_WITHOUT_PROGRESS,
     WALL_SECONDS,
     loss_by_cause,
     loss_by_run,
+    loss_now,
 )
 from dashboards.gpu_load import DISTINCT_COLORS
 from dashboards.palette import (
@@ -77,7 +79,7 @@ def board() -> Board:
 
 def _overview_panels() -> tuple[Panel, ...]:
     total_cost_query = "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))"
-    cost_per_hour_template = "sum by (currency) (rate(training_cost_total{{@run}}[5m]){condition}) * 3600"
+    cost_per_hour_query = f"sum by (currency) ({COST_PER_HOUR})"
     return (
         stat(
             "Time without progress",
@@ -98,13 +100,11 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "Lost per hour now",
             instant_query(
-                f"{cost_per_hour_template.format(condition=f' and on (run) {RUNS_WITHOUT_PROGRESS}')}"
-                f" or {cost_per_hour_template.format(condition='')} * 0",
+                f"sum by (currency) ({LOST_PER_HOUR_BY_CAUSE}) or {cost_per_hour_query} * 0",
                 "{{currency}} per hour",
             ),
-            instant_query(f"count({RUNS_WITHOUT_PROGRESS}) or vector(0)", "runs without a recent step"),
             unit="none",
-            decimals=0,
+            decimals=2,
             text_mode="value_and_name",
             thresholds=warn_above(ANY_LOSS, ANY_LOSS),
             w=5,
@@ -112,7 +112,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "Cost so far",
             instant_query(total_cost_query, "{{currency}}"),
-            instant_query(cost_per_hour_template.format(condition=""), "{{currency}} per hour"),
+            instant_query(cost_per_hour_query, "{{currency}} per hour"),
             unit="none",
             decimals=2,
             text_mode="value_and_name",
@@ -132,6 +132,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             decimals=1,
             w=2,
         ),
+        loss_now(),
         loss_by_cause(),
         loss_by_run(),
     )
@@ -230,17 +231,24 @@ def _efficiency_panels() -> tuple[Panel, ...]:
     )
 
 
+def _since_start(total: str) -> str:
+    """Return PromQL for the increase of a total since the start of the time range, in kilowatt-hours, without zeros."""
+    before = total.replace("[$__range]", "[15m] @ start()")
+    return f"({total} - ({before} or 0 * {total})) / 3.6e6 > 0"
+
+
 def _waste_panels() -> tuple[Panel, ...]:
     """Return the panels about wasted energy."""
     return (
         time_series(
-            "Wasted power by cause",
+            "Wasted energy by cause",
             Query(
-                "sum by (cause) (rate(training_wasted_energy_joules_total{@run}[$__rate_interval]))"
-                " and on (cause) sum by (cause) (last_over_time(training_wasted_energy_joules_total{@run}[15m])) > 0",
+                _since_start(
+                    "sum by (cause) (last_over_time(training_wasted_energy_joules_total{@run}[$__range]))"
+                ),
                 "{{cause}}",
             ),
-            unit="watt",
+            unit=KWH,
             stacked=True,
             overrides=colors_by_name(BADPUT_CAUSE_COLORS),
         ),
@@ -249,10 +257,14 @@ def _waste_panels() -> tuple[Panel, ...]:
 
 def _carbon_panels() -> tuple[Panel, ...]:
     """Return the panels about emissions, cost and their settings."""
+    rate_by_kind = "sum by (run, kind, currency) (rate(training_cost_total{@run}[5m]))"
+    share = (
+        f"({rate_by_kind} / on (run, currency) group_left () (sum by (run, currency) ({rate_by_kind}) > 0))"
+    )
     return (
         time_series(
             "CO2 per hour",
-            Query("sum by (run) (rate(training_carbon_grams_total{@run}[5m])) * 3600", "{{run}}"),
+            Query("3600 * max by (run) (run:training_carbon:grams_rate5m{@run})", "{{run}}"),
             unit="massg",
             w=8,
         ),
@@ -270,7 +282,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
         time_series(
             "Cost per hour",
             Query(
-                "sum by (kind, currency) (rate(training_cost_total{@run}[5m])) * 3600",
+                f"sum by (kind, currency) ({share} * on (run, currency) group_left () ({COST_PER_HOUR}))",
                 "{{kind}}, {{currency}}",
             ),
             unit="none",

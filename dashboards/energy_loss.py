@@ -36,7 +36,12 @@ RUN_ENERGY = _increase("training_energy_joules_total{@run}", "run")
 _ACCOUNTED_ENERGY = _increase("training_energy_joules_total{@run}", "run", condition=_ACCOUNTED)
 _WASTED_ENERGY = _increase("training_wasted_energy_joules_total{@run}", "run, cause", condition=_ACCOUNTED)
 WALL_SECONDS = _increase("training_wall_seconds_total{@run}", "run", "max")
-_BADPUT = _increase("training_badput_seconds_total{@run}", "run, cause", "max")
+_BOOKED_BADPUT = _increase("training_badput_seconds_total{@run}", "run, cause", "max")
+_OVERDUE = _as_cause(
+    "clamp_max(max by (run) (run:training_step_overdue:seconds{@run}) > 0, $__range_s)", "hang"
+)
+_BADPUT = f"({_BOOKED_BADPUT} + on (run, cause) {_OVERDUE} or {_BOOKED_BADPUT} or {_OVERDUE})"
+"""PromQL for the badput of each run by cause; a standstill counts from the overdue step on, before the ledger decides that the run hangs."""
 _WORK = f"(({WALL_SECONDS}) - sum by (run) ({_BADPUT}))"
 _COMPUTE_BY_STAGE = (
     "training_rank_compute_seconds{@run} * on (instance, run, rank, worker) group_left (label_stage)"
@@ -71,16 +76,39 @@ COST_BY_CAUSE = f"({TIME_BY_CAUSE} / on (run) group_left () ({WALL_SECONDS} > 0)
 """PromQL for the cost of each run by cause. The cost is divided in proportion to the time."""
 PROGRESS_CAUSE = _as_cause("vector(1)", "progress")
 NO_PROGRESS_SECONDS = 120
-RUNS_WITHOUT_PROGRESS = (
-    f"(time() - max by (run) (training_last_progress_timestamp_seconds{{@run}}) > {NO_PROGRESS_SECONDS}"
-    ' and on (run) max by (run) (training_run_state{@run, state=~"running|stalled|hung|starting"}) == 1)'
+_STANDSTILL = (
+    f"(max by (run) (run:training_step_overdue:seconds{{@run}}) > 0 or on (run)"
+    ' max by (run) (training_run_state{@run, state=~"stalled|hung"}) == 1 or on (run)'
+    f" (time() - max by (run) (training_last_progress_timestamp_seconds{{@run}}) > {NO_PROGRESS_SECONDS}"
+    ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1))'
 )
-"""PromQL for the seconds since the last step of running runs without a recent step."""
+COST_PER_HOUR = "3600 * max by (run, currency) (run:training_cost:rate5m{@run})"
+"""PromQL for the cost per hour of each run, as on *Fleet*."""
+_OBSERVED = "clamp_max(max by (run) (rate(training_wall_seconds_total{@run}[5m])) > 0, 1)"
+_RECENT_BADPUT = (
+    'max by (run, cause) (rate(training_badput_seconds_total{@run, cause!~"hang|lost_progress|downtime"}[5m]))'
+    f" / on (run) group_left () {_OBSERVED}"
+)
+_RESTARTS = 'sum by (run) (max by (run, cause) (increase(training_badput_seconds_total{@run, cause=~"lost_progress|downtime"}[1h]))) / 3600'
+_LOST_SHARE_NOW = (
+    f"({_as_cause(f'(0 * {_STANDSTILL} + 1)', 'standstill')}"
+    f" or ({_RECENT_BADPUT} or {_as_cause('max by (run) (run:training_straggler_wait:ratio{@run})', 'slowest_rank')})"
+    f" unless on (run) {_STANDSTILL} or {_as_cause(_RESTARTS, 'restarts')} unless on (run) {_STANDSTILL})"
+)
+"""PromQL for the share of the time that each run loses now, by cause: a standstill loses all of the time.
+
+The ledger books a hang and the loss of a crash at once, so that a rate over five minutes would exceed the loss: a hang is a
+standstill, and restarts count over the last hour.
+"""
+LOST_PER_HOUR_BY_CAUSE = f"({_LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR}) > 0)"
+"""PromQL for the cost per hour of the time that each run loses now, by cause."""
 
 KWH = "suffix: kWh"
 CAUSE_TEXTS = value_mappings(
     {
         "progress": ("progress", GOOD),
+        "standstill": ("no step", BAD),
+        "restarts": ("restarts in the last hour", BAD),
         "slowest_rank": ("waiting for the slowest rank", WARNING),
         "data_stall": ("waiting for data", WARNING),
         "hang": ("hang", BAD),
@@ -112,6 +140,21 @@ def loss_by_cause() -> Panel:
         w=12,
         h=11,
         max_data_points=120,
+    )
+
+
+def loss_now() -> Panel:
+    """Return the table of what each run loses now, by cause, the most expensive first."""
+    return table(
+        "Losses now",
+        Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("cause", "Cause", mappings=CAUSE_TEXTS),
+        Column(LOST_PER_HOUR_BY_CAUSE, "Cost per hour", decimals=2, width=120),
+        percent(f"{_LOST_SHARE_NOW} > 0", "of its time", 140, bar=(0, 1)),
+        Column("currency", "Currency", width=90),
+        sort="Cost per hour",
+        w=24,
+        h=6,
     )
 
 

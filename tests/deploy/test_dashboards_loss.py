@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
-from rules_support import needs_promtool, promtool
+from rules_support import ROOT, needs_promtool, promtool
 
 pytestmark = needs_promtool
 
+RECORDING_RULES = [str(path) for path in sorted((ROOT / "deploy/prometheus/rules").glob("recording-*.yml"))]
 RUN = 'training_{name}{{run="a",instance="n{node}"{labels}}}'
 DOWN_AT_5_MIN = "1x20 0x40"
 
@@ -24,8 +25,9 @@ def assert_panel(
     *,
     query_id: str = "A",
     factor: int = 1,
+    minutes: int = 15,
 ) -> None:
-    """Compare the values of a panel's query after 15 minutes, times *factor* and rounded; the series have a sample per 15 s."""
+    """Compare the values of a panel's query, times *factor* and rounded; the series have a sample per 15 s."""
     query = next(
         query for query in panel_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)
     )
@@ -38,13 +40,16 @@ def assert_panel(
         "promql_expr_test": [
             {
                 "expr": f"round({factor} * ({expression}))",
-                "eval_time": "15m",
+                "eval_time": f"{minutes}m",
                 "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
             }
         ],
     }
     path = tmp_path / "case.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump({"rule_files": RECORDING_RULES, "evaluation_interval": "15s", "tests": [case]}),
+        encoding="utf-8",
+    )
 
     completed = promtool("test", "rules", path)
 
@@ -133,14 +138,83 @@ def test_the_loss_is_everything_but_progress(
     )
 
 
-def test_a_run_without_a_step_for_two_minutes_costs_before_it_hangs(tmp_path: Path) -> None:
+COSTLY_RUN = (
+    run_series("wall_seconds_total", "0+15x60")
+    | run_series("cost_total", "0+0.15x60", labels=',kind="device_time",currency="EUR"')
+    | run_series("run_state", "1x60", labels=',state="running"')
+)
+"""A run that costs 36 EUR per hour."""
+
+
+@pytest.mark.parametrize(
+    ("series", "cause", "euros_per_hour"),
+    [
+        pytest.param(
+            run_series("last_progress_timestamp_seconds", "0+15x50 750x10", labels=',rank="0"'),
+            "standstill",
+            36,
+            id="no step for two minutes",
+        ),
+        pytest.param(
+            run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"'),
+            "data_stall",
+            18,
+            id="half of the time is a data stall",
+        ),
+        pytest.param(
+            run_series("badput_seconds_total", "0x40 900x20", labels=',cause="lost_progress"'),
+            "restarts",
+            9,
+            id="a restart lost a quarter of an hour",
+        ),
+        pytest.param(
+            run_series("rank_compute_seconds", "0.5x60", labels=',rank="0"')
+            | run_series("rank_compute_seconds", "1x60", labels=',rank="1"')
+            | run_series("rank_info", "1x60", labels=',rank="0"')
+            | run_series("rank_info", "1x60", labels=',rank="1"')
+            | run_series("step_duration_seconds_sum", "0+15x60", labels=',mode="train"')
+            | run_series("step_duration_seconds_count", "0+15x60", labels=',mode="train"'),
+            "slowest_rank",
+            9,
+            id="ranks wait a quarter of the time",
+        ),
+    ],
+)
+def test_the_loss_per_hour_counts_every_cause(
+    tmp_path: Path, series: dict[str, str], cause: str, euros_per_hour: float
+) -> None:
+    total = {'{currency="EUR"}': euros_per_hour}
+    by_cause = {f'{{run="a",cause="{cause}",currency="EUR"}}': euros_per_hour}
+
+    assert_panel(tmp_path, "training-energy", "Lost per hour now", COSTLY_RUN | series, total)
+    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | series, by_cause)
+
+
+def test_a_standstill_is_lost_time_before_the_ledger_counts_a_hang(tmp_path: Path) -> None:
     series = (
-        run_series("cost_total", "0+0.15x60", labels=',kind="device_time",currency="EUR"')
-        | run_series("last_progress_timestamp_seconds", "0+15x50 750x10", labels=',rank="0"')
-        | run_series("run_state", "1x60", labels=',state="running"')
+        COSTLY_RUN
+        | run_series("last_progress_timestamp_seconds", "0+15x48 720x12", labels=',rank="0"')
+        | run_series("step_longest_seconds", "1x60")
+        | run_series("phase_active", "1x60", labels=',rank="0",phase="backward"')
+        | run_series("badput_seconds_total", "0+1x60", labels=',cause="data_stall"')
+        | run_series("steps_total", "0+15x48 720x12", labels=',rank="0",mode="train"')
     )
 
-    assert_panel(tmp_path, "training-energy", "Lost per hour now", series, {'{currency="EUR"}': 36})
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Where time, energy and money went",
+        series,
+        {'{cause="hang"}': 180, '{cause="data_stall"}': 60, '{cause="progress"}': 660},
+    )
+
+
+@pytest.mark.parametrize("minutes", [1, 3, 15])
+def test_the_cost_per_hour_is_right_in_the_first_minutes(tmp_path: Path, minutes: int) -> None:
+    labels = '{kind="device_time",currency="EUR"}'
+    expected = {labels: 36.0}
+
+    assert_panel(tmp_path, "training-energy", "Cost per hour", COSTLY_RUN, expected, minutes=minutes)
 
 
 GPU = 'gpu_{name}{{instance="n1",gpu="{gpu}",uuid="G{gpu}"{labels}}}'
