@@ -125,7 +125,7 @@ def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = Fa
 LAST_COMPUTE = "last_over_time(training_rank_compute_seconds{@run}[$__rate_interval])"
 """PromQL for the compute time of a step of each rank, from the last sample within `$__rate_interval`."""
 
-WORK_PHASES = "|".join(sorted(phases.WORK))
+WORK_PHASES = "|".join(sorted(phases.WORK_PHASES))
 SAVE_PHASES = "|".join(row.name for row in phases.PHASES.values() if row.badput == "checkpoint_save")
 """Phases that are work, and phases of a save, as regular expressions."""
 OBSERVED_RATIO = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from ledger_support import Page, Sidecar, make_process, make_snapshot
 
-from exporter.ledger.goodput.accounting import CAUSES
+from exporter.ledger.goodput.accounting import BADPUT_CAUSES
 from exporter.recording.values import END_REASONS, Ending, StatReading, TrainingReading
 
 
@@ -104,7 +104,9 @@ def training_value(page: Page, name: str, run: str = "r", **labels: str) -> floa
 
 def badput_seconds(page: Page, run: str = "r") -> dict[str, float]:
     """Return the lost seconds by cause."""
-    causes = {cause: training_value(page, "badput_seconds_total", run, cause=cause) for cause in CAUSES}
+    causes = {
+        cause: training_value(page, "badput_seconds_total", run, cause=cause) for cause in BADPUT_CAUSES
+    }
     return {cause: seconds for cause, seconds in causes.items() if seconds}
 
 

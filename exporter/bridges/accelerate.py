@@ -17,7 +17,7 @@ from exporter.patching import Around, version_of, when_imported
 VALIDATION_LOSSES = ("eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss")
 GRADIENT_NORMS = ("grad_norm", "train/grad_norm", "gradient_norm")
 LEARNING_RATES = ("learning_rate", "lr", "train/lr", "train/learning_rate")
-"""Names under which jobs log a value; the training loss is read from each step instead."""
+"""Names under which jobs log a value. The training loss is read from the steps instead."""
 
 
 def install() -> None:

@@ -45,5 +45,5 @@ def _samples(batch: Any, depth: int) -> int | None:
     if not depth or isinstance(batch, (str, bytes)) or not (is_mapping or isinstance(batch, Sequence)):
         return None
     values = batch.values() if is_mapping else batch
-    found = next(filter(None, (_samples(value, depth - 1) for value in values)), None)
-    return found if found or is_mapping else len(batch) or None
+    samples = next(filter(None, (_samples(value, depth - 1) for value in values)), None)
+    return samples if samples or is_mapping else len(batch) or None

@@ -59,7 +59,7 @@ class _FitSource(Source):
 
     @property
     def step(self) -> int:
-        """Steps of the optimizer; read from the device, so only at the start of a loop and at saves."""
+        """Steps of the optimizer. Read only at the start of a loop and at saves, because the number is on the device."""
         iterations = getattr(getattr(self.model, "optimizer", None), "iterations", None)
         return 0 if iterations is None else int(iterations)
 

@@ -20,10 +20,10 @@ def _nobody() -> None:
 
 
 class LeadingOptimizer:
-    """Optimizer whose steps end the loop's steps: the first that steps. Other optimizers, as in a GAN, count as parts.
+    """Optimizer whose steps end the steps of the loop: the first optimizer that steps.
 
-    If the leader no longer steps, an optimizer replaces the leader after two steps. A new optimizer that steps after
-    new data begins a new loop as the leader.
+    Steps of other optimizers, as in a GAN, are parts of the same step. An optimizer becomes the leader at its second step
+    without a step of the leader in between, or at its first step if a batch was fetched since the last step of an optimizer.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class LeadingOptimizer:
         return now - self._waiting_since > UNSEEN_SECONDS
 
     def ends_step(self, optimizer: Any, *, has_new_data: bool) -> bool:
-        """Note that an optimizer has stepped; return True if a step of the loop ends.
+        """Record that an optimizer has stepped. Return True if a step of the loop ends.
 
         *has_new_data* is True if a batch was fetched since the last step of an optimizer.
         """

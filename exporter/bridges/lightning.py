@@ -93,7 +93,7 @@ class LightningCallback(Source):
 
     @property
     def step(self) -> int:
-        """Optimizer steps including steps of earlier processes; in manual optimization, batches."""
+        """Optimizer steps including steps of earlier processes, or batches in manual optimization."""
         if self._manual:
             return int(self.trainer.fit_loop.epoch_loop.batch_progress.total.ready)
         return int(self.trainer.global_step)
@@ -132,7 +132,7 @@ class LightningCallback(Source):
         self.tracker.end_all()
 
     def on_exception(self, error: BaseException) -> None:
-        """Close all open blocks after an exception; a completed step counts even if a later callback fails."""
+        """Close all open blocks after an exception. A completed step counts even if a later callback fails."""
         self._in_batch = self._in_batch and self._manual
         self._turn_ends()
         self.tracker.end_all(error)
@@ -185,7 +185,7 @@ class LightningCallback(Source):
             self.tracker.begin_iteration()
 
     def _turn_ends(self) -> None:
-        """Close the iteration after an optimizer step; without a step, the iteration continues with more batches."""
+        """Close the iteration after an optimizer step. Without a step, the iteration continues with more batches."""
         if self._in_batch or not self.tracker.is_open(Level.ITERATION):
             return
         if not self._batches_in_turn:
@@ -244,7 +244,7 @@ class LightningCallback(Source):
     # Checkpoints ------------------------------------------------------------------------------------------------
 
     def checkpoint(self, *, whole: bool) -> Around:
-        """Record a checkpoint that is written or queued; only a whole checkpoint can resume the job."""
+        """Record a checkpoint that is written or queued. Only a whole checkpoint can resume the job."""
         self._turn_ends()
         checkpoint_io = self.trainer.strategy.checkpoint_io
         writer = getattr(checkpoint_io, "checkpoint_io", None)  # writer behind an AsyncCheckpointIO

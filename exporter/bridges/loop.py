@@ -56,7 +56,7 @@ class LoopTracker:
         self._sampled = SampledTensors()
         self._open: list[_OpenBlock] = []
         self.phases = Phases(self._iteration)
-        self.phase = self.phases.switch
+        self.phase = self.phases.switch_to
 
     def is_open(self, level: Level) -> bool:
         """Return True if a block of this level is open."""
@@ -66,7 +66,7 @@ class LoopTracker:
         return False
 
     def begin(self, level: Level, block: AbstractContextManager[Any]) -> None:
-        """Enter a block inside the open blocks; the previous phase ends."""
+        """End the open phase, and enter a block inside the open blocks."""
         self._end_phase()
         block.__enter__()
         self._open.append(_OpenBlock(level, block))

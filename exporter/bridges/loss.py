@@ -121,7 +121,7 @@ class StepLoss:
             self._passes.append(_Pass(value, _factors(loss)))
 
     def take(self) -> Any:
-        """Return the loss of the step, or None if unknown; later passes belong to the next step."""
+        """Return the loss of the step, or None if unknown. Later passes belong to the next step."""
         count = self._count
         if not count:
             return None
@@ -172,7 +172,7 @@ def _factors(loss: Any) -> Sequence[float] | None:
     node = loss.grad_fn
     if type(node).__name__ not in _READ:  # the usual case
         return ()
-    found: list[float] = []
+    factors: list[float] = []
     for _ in range(_DEEPEST):
         name = type(node).__name__
         if name in _SCALING:
@@ -187,13 +187,13 @@ def _factors(loss: Any) -> Sequence[float] | None:
             if factor is None:
                 return None
             if factor != 1.0:
-                found.append(1.0 / factor if name == "DivBackward0" else factor)
+                factors.append(1.0 / factor if name == "DivBackward0" else factor)
             node = node_before
         elif name in _UNCHANGED or (name in _REDUCING and prod(node._saved_self_sym_sizes) == 1):  # noqa: SLF001
             node = node.next_functions[0][0]
         else:
             break
-    return tuple(found)
+    return tuple(factors)
 
 
 def _number(constant: Any) -> float | None:

@@ -26,9 +26,9 @@ QUEUE_EVENTS = 1 << 22
 SLICE_EVENTS = 1 << 15
 """Events drained per slice, in about a millisecond."""
 MAX_DELIVERED_EVENTS = 1 << 12
-"""First events of a slice, which handlers and `recent` receive; all events are counted."""
+"""Number of events of a slice that handlers and `recent` receive. All events are counted."""
 MAX_SERIES = 1000
-"""Maximum number of recorded series; values of further series are dropped and counted."""
+"""Maximum number of recorded series. Values of further series are dropped and counted."""
 
 _WINDOW_AGGREGATIONS = {"mean", "min", "max", "value"}
 _TOTALS = {"count": "samples", "sum": "added"}

@@ -32,7 +32,7 @@ _INITIALIZATIONS = frozenset(
 _SETUP = _INITIALIZATIONS | {kinds.APPLICATION}
 """Kinds that belong to the job, not to the training."""
 _FREQUENT = kinds.STEPS | frozenset(kinds.SHORT)
-"""Kinds recorded by blocks; all other kinds are recorded by callbacks with a time."""
+"""Kinds recorded by blocks. Other kinds are recorded by callbacks with a time."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ _new_batch = tuple.__new__  # a third of the time of a named tuple's own constru
 
 
 class PendingBatch(NamedTuple):
-    """A batch, and the iterator of the loader from which the batch was fetched; a named tuple for speed."""
+    """Batch, and the iterator of the loader that returned the batch. A named tuple, because one is created in every step."""
 
     loader: int
     samples: int | None

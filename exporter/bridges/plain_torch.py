@@ -35,7 +35,7 @@ def active_loop() -> LoopSource | None:
 
 
 def watch(owner: Any, name: str, hook: Callable[..., Around | None]) -> None:
-    """Patch a method if this version's class defines the method; the hook receives the active source and the arguments."""
+    """Patch a method if this version's class defines the method. The hook receives the active source and the arguments."""
 
     def watched(*args: Any, **kwargs: Any) -> Around | None:
         source = active_loop()

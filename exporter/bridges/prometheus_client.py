@@ -28,7 +28,7 @@ from exporter.recording.values import Aggregation
 POLL_SECONDS = 5.0
 HANG_SECONDS = 10.0
 MAX_SERIES = 2000
-"""Maximum number of series of a process; further series are dropped and logged once."""
+"""Maximum number of series of a process. Further series are dropped and logged once."""
 _SIDECAR_PREFIXES = ("python_", "process_")
 """Prefixes of families that the sidecar itself exports for the job's processes."""
 
@@ -87,12 +87,12 @@ class Registries(Periodic):
         )
 
     def add(self, registry: Any) -> None:
-        """Add a registry to the poll; a repeated call is harmless."""
+        """Add a registry to the poll. A second call has no effect."""
         if not any(known is registry for known in self._registries):
             self._registries.append(registry)
 
     def tick(self) -> None:
-        """Poll if due; stop polling a collector that hangs."""
+        """Poll if due, and stop polling a collector that hangs."""
         poll = self._poll
         if poll is not None and monotonic() - poll[1] > HANG_SECONDS:
             self._abandon(poll[0])

@@ -86,7 +86,7 @@ class ActiveSource:
         return True
 
     def release(self, source: Source) -> None:
-        """Deactivate a source; without effect on an inactive source."""
+        """Deactivate a source. Has no effect on an inactive source."""
         if self.source is source:
             self.source = self.fallback
 
@@ -103,7 +103,7 @@ class ExitHooks:
         self._began = self._registered = False
 
     def begin_application(self) -> None:
-        """Begin an application, once; not in a job that has configured telemetry itself."""
+        """Begin an application, once, unless the job has configured telemetry itself."""
         if not self._began:
             self._began = True
             self.register()
@@ -111,7 +111,7 @@ class ExitHooks:
                 training.on_app_start()
 
     def register(self) -> None:
-        """Register for the end of the process; a repeated call is harmless."""
+        """Register for the end of the process. A second call has no effect."""
         if not self._registered:
             self._registered = True
             # Registered after the recorder's function and hence called earlier: these records are published.

@@ -40,7 +40,7 @@ class _HookState:
     """State of the hooks in this process."""
 
     def __init__(self) -> None:
-        self.installed = False
+        self.is_installed = False
         self.optimizer_made = False
         self.optimizer_steps = 0  # started
         self.next_scale = 0.0
@@ -58,17 +58,17 @@ _HOOKS = _HookState()
 
 
 def install() -> None:
-    """Install the hooks on torch; a repeated call is harmless.
+    """Install the hooks on torch. A second call has no effect.
 
     Raises:
         ImportError: torch is not installed.
         AttributeError: A patched function does not exist in this version of torch.
     """
-    if _HOOKS.installed:
+    if _HOOKS.is_installed:
         return
     torch: Any = import_module("torch")
     loaders: Any = import_module("torch.utils.data.dataloader")
-    _HOOKS.installed = True
+    _HOOKS.is_installed = True
     optimizers: Any = import_module("torch.optim.optimizer")
     optimizers.register_optimizer_step_pre_hook(_optimizer_begins)
     optimizers.register_optimizer_step_post_hook(_optimizer_ends)
@@ -231,7 +231,7 @@ def watch_training_mode(*, on: bool) -> None:
 
     The hook exists only during a validation: torch calls `train` for each of a model's modules, in some jobs in every step.
     """
-    if not _HOOKS.installed:
+    if not _HOOKS.is_installed:
         return
     module_class = import_module("torch").nn.Module
     present = module_class.train
@@ -266,14 +266,14 @@ def _trains(module: Any) -> None:
 
 
 def _watch_process_group(module: ModuleType) -> None:
-    """Record the rank of processes that the job starts itself; a launcher sets the rank in the environment."""
+    """Record the rank of processes that the job starts itself. A launcher sets the rank in the environment."""
 
-    def made(*_args: Any, **_kwargs: Any) -> Around:
+    def around_init(*_args: Any, **_kwargs: Any) -> Around:
         _, error = yield
         if error is None:
             set_rank(int(module.get_rank()))
 
-    patch_existing(module, ("init_process_group",), made)
+    patch_existing(module, ("init_process_group",), around_init)
 
 
 def _save(saved: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
@@ -341,8 +341,8 @@ def _scaled_step_begins(scaler: Any, optimizer: Any = None, *_args: Any, **kwarg
 
 
 def _scaled_step_ends(step: _ScaledStep, _result: Any, error: BaseException | None) -> None:
-    skipped = step.scaler.is_enabled() and step.steps_before == _HOOKS.optimizer_steps
-    if error is None and skipped and ACTIVE.source is not NOBODY:
+    is_skipped = step.scaler.is_enabled() and step.steps_before == _HOOKS.optimizer_steps
+    if error is None and is_skipped and ACTIVE.source is not NOBODY:
         training.skipped_step("overflow")
         ACTIVE.source.optimizer_skipped(step.optimizer)
         _HOOKS.next_scale = 0.0

@@ -144,7 +144,7 @@ class LoopSource(TrainingThread):
                 self._tracker.phase(None)
 
     def fetch_ends(self, loader: Any, batch: Any, error: BaseException | None) -> None:
-        """Store the batch until the backward pass; an exhausted loader ends the epoch or the validation."""
+        """Store the batch until the backward pass. An exhausted loader ends the epoch or the validation."""
         if (
             self._state is FETCHING
             and self._fetching is loader
@@ -273,7 +273,7 @@ class LoopSource(TrainingThread):
             self._loss.give(loss)
 
     def backward_begins(self, tensors: Any) -> LoopState | None:
-        """Begin a backward pass; return the state after it."""
+        """Begin a backward pass, and return the state for its end."""
         state, phases = self._state, self._phases
         if (
             state is FORWARD and self._thread == get_ident() and phases.advance(phases.backward)
@@ -299,7 +299,7 @@ class LoopSource(TrainingThread):
         if self._state is BACKWARD:
             self._state = after
             if after is not READY or not self._phases.advance(self._phases.outside):
-                self._phases.switch(after.phase)
+                self._phases.switch_to(after.phase)
 
     def gradient_norm_is(self, norm: Any) -> None:
         """Record the norm of the gradients."""
@@ -372,7 +372,7 @@ class LoopSource(TrainingThread):
         return self.checkpoint(whole=holds_optimizer(saved), at_once=at_once)
 
     def checkpoint(self, *, whole: bool, at_once: bool = True) -> Around:
-        """Record a checkpoint if the training has begun; only a whole checkpoint can resume the job."""
+        """Record a checkpoint if the training has begun. Only a whole checkpoint can resume the job."""
         tracker = self._tracker
         if tracker is None or self._thread != get_ident():
             return

@@ -135,7 +135,7 @@ class _Callback(Source):
         self.tracker.phase(None)
 
     def on_step_end(self, _state: Any) -> None:
-        """End an optimizer step; logs, evaluations and saves follow."""
+        """End an optimizer step, before the logs, evaluations and saves that follow."""
         if self._loss is not None:
             self.tracker.record("loss", self._loss)
             self._loss = None
@@ -271,7 +271,7 @@ def _evaluation_of(mode: str) -> Hook:
 
 
 def _flops(model: Any, *, recomputes: bool) -> dict[str, Any]:
-    """Return the FLOPs per token by transformers' formula; empty for models to which the formula does not apply."""
+    """Return the FLOPs per token by transformers' formula. Empty for models to which the formula does not apply."""
     if getattr(model, "main_input_name", "") != "input_ids":
         return {}
     if not all(parameter.requires_grad for parameter in model.parameters()):

@@ -182,7 +182,7 @@ class PhaseClock:
 
     # On the main thread ----------------------------------------------------------------------------------
 
-    def switch(self, totals: PhaseTotals, now: float) -> None:
+    def switch_to(self, totals: PhaseTotals, now: float) -> None:
         """Count the time up to now and switch to a phase."""
         if now >= self.history.bin_end:
             self._close_bin(now)
@@ -204,7 +204,7 @@ class PhaseClock:
         entry.has_phase = phase is not None
         entry.is_nested = phase is None or (totals is self.active and len(self.stack) > 1)
         entry.mark = 0.0
-        self.switch(totals, now)
+        self.switch_to(totals, now)
         if not totals.is_entered:
             self._add(totals)
         if not entry.is_nested:
@@ -245,7 +245,7 @@ class PhaseClock:
 
     def remove(self, entries: list[StackEntry], now: float) -> None:
         """Remove blocks from the stack and count their durations."""
-        self.switch(self.active, now)
+        self.switch_to(self.active, now)
         for entry in entries:
             if entry not in self.stack:
                 continue  # removed by a signal handler
@@ -257,7 +257,7 @@ class PhaseClock:
             if not entry.has_phase:
                 entry.totals = outer
             outer = entry.totals
-        self.switch(outer, now)
+        self.switch_to(outer, now)
 
     def _count_duration(self, entry: StackEntry) -> None:
         totals = entry.totals
@@ -270,7 +270,7 @@ class PhaseClock:
         """Continue an open block in a different phase."""
         if now >= self.history.bin_end:
             self.remove_ended(now)
-        self.switch(self.active, now)
+        self.switch_to(self.active, now)
         if entry not in self.stack:
             return  # ended with its task
         if not totals.is_entered:
@@ -344,7 +344,7 @@ class PhaseClock:
     def possible_work(self, now: float) -> float:
         """Return the seconds that may have been work in a job that reports no iterations."""
         if self.thread in {None, get_ident()}:
-            self.switch(self.active, now)
+            self.switch_to(self.active, now)
         return self.work_seconds() + self.phases[OTHER].seconds
 
     # On the recording thread -----------------------------------------------------------------------------

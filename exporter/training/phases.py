@@ -44,5 +44,5 @@ PHASES: dict[str, Phase] = {
 }
 """All phases by name."""
 
-WORK = frozenset(row.name for row in PHASES.values() if row.work)
+WORK_PHASES = frozenset(row.name for row in PHASES.values() if row.work)
 """Names of the phases that are work."""

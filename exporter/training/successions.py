@@ -1,8 +1,8 @@
-"""Successions of phases: an iteration that continues in one phase after the other, and is followed by the next iteration.
+"""Phases that follow each other in training iterations, for the bridges.
 
-Used by the bridges. A job's own code spends its time in torch, so that a hook finds nothing of the exporter in the caches of
-the processor, and each C function that a hook calls costs up to 0.3 µs. An edge therefore changes the phase of the iteration's
-entry on the clock's stack instead of entering a block, and calls only the clock.
+A job spends its time in torch, so that the caches of the processor contain nothing of the exporter when a hook runs, and a
+call of a C function costs up to 0.3 µs. The start of a phase therefore changes the phase of the iteration on the clock's stack
+instead of entering a block, and in the usual case calls only `monotonic`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _new_record = tuple.__new__  # a third of the time of a named tuple's own constr
 class Phases:
     """Phases of a training, of which at most one is open.
 
-    A phase is a block of its own where blocks are observed or timed on a GPU, outside of an iteration, and on threads other
-    than the main thread.
+    Usually the block of the iteration continues in the phase. A phase has a separate block if blocks are observed or timed on a
+    GPU, outside of an iteration, and on threads other than the main thread.
 
     Attributes:
-        iteration: The block of every iteration.
-        outside: Time of an iteration outside of the other phases.
+        iteration: Block that is entered again for each iteration.
+        outside: Totals of the phase that has the time of an iteration outside of the other phases.
     """
 
     __slots__ = ("iteration", "outside", "data_loading", "forward", "backward", "optimizer", "_block")
@@ -41,10 +41,10 @@ class Phases:
         self.forward = _CLOCK.phases["forward"]
         self.backward = _CLOCK.phases["backward"]
         self.optimizer = _CLOCK.phases["optimizer"]
-        self._block: HotBlock | None = None  # the open phase, if a block
+        self._block: HotBlock | None = None  # separate block of the open phase
 
-    def switch(self, name: str | None) -> None:
-        """Leave the open phase, if any, and enter the named phase at the same time; None enters no phase."""
+    def switch_to(self, name: str | None) -> None:
+        """Leave the open phase, if any, and enter the named phase at the same time. For None, no phase is entered."""
         totals = self.outside if name is None else _CLOCK.phases[name]
         block, iteration = self._block, self.iteration
         if totals is (iteration.totals if block is None else block.totals):
@@ -67,7 +67,11 @@ class Phases:
             block.__enter__()
 
     def advance(self, totals: PhaseTotals) -> bool:
-        """Continue the iteration in a phase; return False, without a change, in an unusual case. For the main thread."""
+        """Continue the iteration in a phase. Must be called on the main thread.
+
+        Returns False, without a change, at the end of a bin of the history, while the clock is watched, inside another block,
+        outside of the iteration, and at the first entry of a phase.
+        """
         clock, iteration = _CLOCK, self.iteration
         ended = iteration.totals
         now = monotonic()
@@ -89,14 +93,14 @@ class Phases:
             totals.entries += 1
         if ended.cells is not None:
             ended.duration_seconds += duration
-            if ended.lower_bound < duration <= ended.upper_bound:  # in the cell of the duration before
+            if ended.lower_bound < duration <= ended.upper_bound:  # in the cell of the previous duration
                 ended.cells[ended.cell] += 1
             else:
                 ended.count(duration)
         return True
 
     def _continue_in(self, totals: PhaseTotals) -> None:
-        """Continue the iteration in a phase, in all cases."""
+        """Continue the iteration in a phase, also in the cases in which `advance` returns False."""
         if totals is not self.iteration.totals:
             _CLOCK.continue_in(self.iteration, totals, monotonic())
             if totals is not self.outside:
@@ -106,7 +110,7 @@ class Phases:
         """Leave the open phase, if any."""
         block = self._block
         if block is None:
-            self.switch(None)
+            self.switch_to(None)
         else:
             self._block = None
             block.__exit__(None, error, None)

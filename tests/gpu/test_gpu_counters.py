@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.collectors.gpu.counters import REASONS, CounterRule, MonotonicCounter
+from exporter.collectors.gpu.counters import CORRECTION_REASONS, CounterRule, MonotonicCounter
 from exporter.collectors.gpu.family import CHILD_COUNTER
 from exporter.collectors.gpu.nvml.driver_samples import SampleRing
 
@@ -34,7 +34,7 @@ def test_a_total_never_decreases(rule: CounterRule, readings: list[tuple[int, fl
 
         assert increase >= 0
         assert counter.total >= previous
-        assert set(counter.resets) <= set(REASONS)
+        assert set(counter.resets) <= set(CORRECTION_REASONS)
         previous = counter.total
 
 

@@ -16,7 +16,7 @@ from goodput_support import (
 from ledger_support import Sidecar
 from places import PROJECT
 
-from exporter.ledger.goodput.accounting import CAUSES
+from exporter.ledger.goodput.accounting import BADPUT_CAUSES
 
 DAY = 86_400.0
 
@@ -165,4 +165,4 @@ def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> No
     }
     for excerpt in ("**productive 180**", "lost_progress 15.5", "**wall 384.5**", "was 15 and wall 238.5"):
         assert excerpt in text
-    assert all(f"| `{cause}` |" in text for cause in CAUSES)
+    assert all(f"| `{cause}` |" in text for cause in BADPUT_CAUSES)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ledger_support import Page, Sidecar
 
 from exporter.feed.runs import End
-from exporter.ledger.goodput.accounting import CAUSES
+from exporter.ledger.goodput.accounting import BADPUT_CAUSES
 from exporter.ledger.goodput.endings import ExitEvidence
 from exporter.ledger.goodput.run_state import FINAL_STATES, STATES
 from exporter.recording.values import END_REASONS
@@ -22,7 +22,7 @@ COUNTERS = (
     ("wall_seconds_total", {}),
     ("productive_seconds_total", {}),
     ("lost_steps_total", {}),
-    *(("badput_seconds_total", {"cause": cause}) for cause in CAUSES),
+    *(("badput_seconds_total", {"cause": cause}) for cause in BADPUT_CAUSES),
     *(("interruptions_total", {"reason": reason}) for reason in END_REASONS),
     *(("restarts_total", {"reason": reason}) for reason in END_REASONS),
 )

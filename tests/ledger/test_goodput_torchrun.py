@@ -25,7 +25,7 @@ from test_goodput_scenarios import page as page_of
 from test_goodput_scenarios import wait_for
 from waiting import PATIENCE
 
-from exporter.ledger.goodput.accounting import CAUSES
+from exporter.ledger.goodput.accounting import BADPUT_CAUSES
 
 TRAIN = """
 import json, os, signal, sys, time
@@ -146,7 +146,8 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
         job_records("loop", attempt)[-1]["at"] - starts[attempt] for attempt in range(3)
     )
     lost_time = {
-        cause: training_value(page, "badput_seconds_total", run, cause=cause) or 0.0 for cause in CAUSES
+        cause: training_value(page, "badput_seconds_total", run, cause=cause) or 0.0
+        for cause in BADPUT_CAUSES
     }
 
     assert training_value(page, "wall_seconds_total", run) == pytest.approx(wall, abs=0.5)

@@ -69,7 +69,7 @@ def test_energy_carbon_and_cost_continue(directory: Path) -> None:
 def test_a_cause_that_the_state_lacks_starts_at_zero(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accounting, "CAUSES", (*accounting.CAUSES, "evaluation"))
+    monkeypatch.setattr(accounting, "BADPUT_CAUSES", (*accounting.BADPUT_CAUSES, "evaluation"))
     monkeypatch.setattr(f"{accounting.__name__}.END_REASONS", (*END_REASONS, "firmware"))
     (path,) = directory.glob("ledger/goodput*")
     goodput = loads(accounting.Goodput, read_state_file(path).content)

@@ -17,7 +17,7 @@ from exporter.ledger.energy.options import EnergyOptions
 from exporter.ledger.energy.records import decode_run
 from exporter.ledger.energy.run_energy import RunEnergy
 from exporter.ledger.energy.work import ProcessWork, WorkAccount
-from exporter.ledger.goodput.accounting import CAUSES
+from exporter.ledger.goodput.accounting import BADPUT_CAUSES
 from exporter.ledger.state.codec import dumps
 
 
@@ -123,7 +123,7 @@ def test_without_an_energy_source_families_are_absent_and_with_one_they_start_at
     wasted_series = {sample.labels for sample in run.energy.samples() if "wasted" in sample.spec.name}
 
     assert initial_samples == []
-    assert wasted_series == {(cause,) for cause in CAUSES}
+    assert wasted_series == {(cause,) for cause in BADPUT_CAUSES}
 
 
 amounts = st.floats(0, 1e6)
@@ -174,7 +174,7 @@ class Machine(SidecarNode):
 
 def wasted_joules(page: Page) -> dict[str, float]:
     wasted_joules = {
-        cause: training_value(page, "wasted_energy_joules_total", cause=cause) for cause in CAUSES
+        cause: training_value(page, "wasted_energy_joules_total", cause=cause) for cause in BADPUT_CAUSES
     }
     return {cause: joules for cause, joules in wasted_joules.items() if joules}
 

@@ -34,7 +34,7 @@ def train_in_succession(steps: int) -> Phases:
         iteration.__enter__()
         for _ in range(steps):
             for name in STEP:
-                phases.switch(name)
+                phases.switch_to(name)
             phases.next_iteration()
         iteration.__exit__(None, None, None)
     return phases
@@ -81,15 +81,15 @@ def test_a_block_of_the_job_inside_a_phase_keeps_its_own_time() -> None:
         iteration.__enter__()
         slept_seconds = 0.0
         for _ in range(3):
-            phases.switch("forward")
+            phases.switch_to("forward")
             block = training.phase("logging")
             block.__enter__()
             start = time.monotonic()
             time.sleep(0.01)
             slept_seconds += time.monotonic() - start
-            phases.switch("backward")  # the job's block is still open
+            phases.switch_to("backward")  # the job's block is still open
             block.__exit__(None, None, None)
-            phases.switch("optimizer")
+            phases.switch_to("optimizer")
             phases.next_iteration()
         iteration.__exit__(None, None, None)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-REASONS = ("wrap", "reset", "backwards", "jump")
+RESET_REASONS = ("wrap", "reset", "backwards", "jump")
+"""Reasons for which the reading of a register is not a plain increase."""
 
 MAX_WATTS = 4000.0
 """Upper bound of the power of a package, its memory, a module of packages or a GPU."""
@@ -30,7 +31,7 @@ class EnergyCounter:
         self.watts: float | None = None  # mean power between the last two readings
         self.register: float | None = None  # last reading
         self.time = 0.0  # monotonic time of the last reading
-        self.resets: dict[str, float] = dict.fromkeys(REASONS, 0.0)
+        self.resets: dict[str, float] = dict.fromkeys(RESET_REASONS, 0.0)
         self.range_joules = range_joules
         self._max_watts = max_watts
 

@@ -36,7 +36,7 @@ from exporter.collectors.kernel_files import (
 from exporter.errors import CollectError
 from exporter.families import Collected
 
-GAPS = ("permission", "lost", "error")
+GAP_REASONS = ("permission", "lost", "error")
 """Reasons of gaps, which are intervals without a valid reading."""
 INTERFACES = ("intel-rapl", "intel-rapl-tpmi", "intel-rapl-mmio")
 """Kernel drivers of RAPL, the preferred driver first."""
@@ -61,7 +61,9 @@ class EnergyDevice:
     is_measured: bool = True  # False for a model
     idle: IdlePower = field(default_factory=IdlePower)
     readable: bool = False  # the last reading succeeded
-    gaps: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GAPS, 0.0))  # seconds by reason
+    gaps: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(GAP_REASONS, 0.0)
+    )  # seconds by reason
     counter: EnergyCounter = field(default_factory=EnergyCounter)
 
     def update(self, now: float) -> None:

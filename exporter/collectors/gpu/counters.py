@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-REASONS = ("wrap", "reset", "glitch")
+CORRECTION_REASONS = ("wrap", "reset", "glitch")
 """Reasons of a correction: a register wrapped, the raw counter restarted, or a single number was wrong."""
 
 _SLACK_SECONDS = 0.25

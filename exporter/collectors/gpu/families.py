@@ -11,7 +11,7 @@ from exporter.collectors.gpu.link_families import LINK_FAMILIES
 
 GPU_FAMILIES = (*CARD_FAMILIES, *LINK_FAMILIES, *HEALTH_FAMILIES)
 
-RULES = {
+COUNTER_RULES = {
     source.reading: source.rule
     for family in GPU_FAMILIES
     for source in family.sources

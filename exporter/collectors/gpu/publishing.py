@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exporter.collectors.gpu.counters import REASONS
+from exporter.collectors.gpu.counters import CORRECTION_REASONS
 from exporter.collectors.gpu.families import GPU_FAMILIES
 from exporter.collectors.gpu.family import GPU, GpuFamily
 from exporter.collectors.gpu.state import GpuRegistry, GpuState, Labels
@@ -327,4 +327,4 @@ def _add_child(block: dict[str, Samples], registry: GpuRegistry) -> None:
         block[CALL_SECONDS.name][()] = registry.call_seconds.total
         block[CHILD_CPU.name][()] = registry.cpu_seconds.total
         resets = registry.resets()
-        block[RESETS.name] = {(reason,): resets.get(reason, 0) for reason in REASONS}
+        block[RESETS.name] = {(reason,): resets.get(reason, 0) for reason in CORRECTION_REASONS}

@@ -22,7 +22,7 @@ from exporter.collectors.gpu.energy import (
     PowerBlock,
     PowerSample,
 )
-from exporter.collectors.gpu.families import RULES
+from exporter.collectors.gpu.families import COUNTER_RULES
 from exporter.collectors.gpu.family import CHILD_COUNTER
 from exporter.collectors.gpu.kernel_log import KernelXids
 from exporter.collectors.job import EnergyReading, GpuListing, GpuProcessUse
@@ -113,7 +113,7 @@ class GpuState:
         return replace(reading, is_mig=bool(self.instances))
 
     def _take_reading(self, reading: str, pairs: Any, time: float, child: int) -> None:
-        values, rule = self.values.setdefault(reading, {}), RULES.get(reading)
+        values, rule = self.values.setdefault(reading, {}), COUNTER_RULES.get(reading)
         for names, number in pairs:
             labels = tuple(names)
             if number is None:

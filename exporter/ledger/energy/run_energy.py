@@ -21,8 +21,8 @@ from exporter.ledger.energy.options import EnergyOptions, Intensity
 from exporter.ledger.energy.power_split import UNATTRIBUTED, Split
 from exporter.ledger.energy.records import ComponentMethod, CostKind, PhaseMethod, RunRecord, SettledWork
 from exporter.ledger.energy.work import ProcessWork, WorkAccount
-from exporter.ledger.goodput.accounting import CAUSE_OF_PHASE, CAUSES
-from exporter.training.phases import WORK
+from exporter.ledger.goodput.accounting import BADPUT_CAUSES, CAUSE_OF_PHASE
+from exporter.training.phases import WORK_PHASES
 
 _Key = TypeVar("_Key")
 
@@ -83,7 +83,7 @@ class RunEnergy:
         self.record = record
         self._reports_training = record.is_split
         if record.is_split:
-            for cause in CAUSES:  # a record of an older release may lack a cause
+            for cause in BADPUT_CAUSES:  # a record of an older release may lack a cause
                 record.wasted_joules.setdefault(cause, 0.0)
         if record.boot != self._boot:
             record.boot, record.alive_at = self._boot, None
@@ -198,7 +198,7 @@ class RunEnergy:
         record = self.record
         if not record.is_split:  # only with energy, so that a run without an energy source has no zeros
             record.is_split = True
-            for cause in CAUSES:
+            for cause in BADPUT_CAUSES:
                 record.wasted_joules.setdefault(cause, 0.0)
         if joules <= 0:
             return
@@ -237,7 +237,7 @@ class RunEnergy:
 
     def _count_phase(self, phase: str, joules: float) -> None:
         cause = CAUSE_OF_PHASE.get(phase, "other")
-        if phase in WORK:
+        if phase in WORK_PHASES:
             self.record.pool_joules += joules
         elif cause == "validation" and self._counts_validation:
             self.record.productive_joules += joules

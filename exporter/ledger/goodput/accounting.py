@@ -19,7 +19,7 @@ from typing import ClassVar
 from exporter.ledger.goodput.attempt import Attempt, Deduction, UncommittedSteps
 from exporter.ledger.goodput.hang import HangRule
 from exporter.recording.values import END_REASONS, TrainingReading
-from exporter.training.phases import PHASES, WORK
+from exporter.training.phases import PHASES, WORK_PHASES
 
 DOWNTIME_LAG_SECONDS = 60.0
 """Delay before downtime is counted: the next process starts up to this long before the first snapshot."""
@@ -31,7 +31,7 @@ CAUSE_OF_PHASE: Mapping[str, str] = {
 }
 """Badput cause of each phase; a phase that is neither here nor work is `other`."""
 
-CAUSES = (*dict.fromkeys(CAUSE_OF_PHASE.values()), "lost_progress", "downtime", "hang", "other")
+BADPUT_CAUSES = (*dict.fromkeys(CAUSE_OF_PHASE.values()), "lost_progress", "downtime", "hang", "other")
 """Causes of badput."""
 
 INFERRED_LOOP_SECONDS = 60.0
@@ -73,7 +73,7 @@ class Goodput:
 
     def __post_init__(self) -> None:
         # State of an older release may lack a cause or a reason.
-        self.badput = {**dict.fromkeys(CAUSES, 0.0), **self.badput}
+        self.badput = {**dict.fromkeys(BADPUT_CAUSES, 0.0), **self.badput}
         self.restarts = {**dict.fromkeys(END_REASONS, 0), **self.restarts}
         self.interruptions = {**dict.fromkeys(END_REASONS, 0), **self.interruptions}
 
@@ -167,7 +167,7 @@ class Goodput:
             self.complete()  # work after the last finished step need not be repeated
             return
         self.interruptions[reason] += 1
-        if reading.phase in WORK:
+        if reading.phase in WORK_PHASES:
             lost_seconds += tail_seconds
         else:
             self.badput[CAUSE_OF_PHASE.get(reading.phase, "other")] += tail_seconds

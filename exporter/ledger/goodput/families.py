@@ -6,7 +6,7 @@ The sidecar that reads rank 0 publishes these families. The totals continue afte
 from __future__ import annotations
 
 from exporter.families import Collected, FamilySpec
-from exporter.ledger.goodput.accounting import CAUSES, Goodput
+from exporter.ledger.goodput.accounting import BADPUT_CAUSES, Goodput
 from exporter.recording.values import END_REASONS
 
 _ABSENT = (
@@ -82,7 +82,7 @@ BADPUT = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("run", "cause"),
-    help=f"Time in which the training made no lasting progress, by cause: {', '.join(CAUSES)}. Validation can be"
+    help=f"Time in which the training made no lasting progress, by cause: {', '.join(BADPUT_CAUSES)}. Validation can be"
     " configured to count as productive." + _TOTAL_ABSENT,
     source="see docs/goodput.md",
 )
