@@ -1,4 +1,4 @@
-"""Start-up hook of every Python process in a job of `training-exporter run`: installs bridges before their libraries load.
+"""Start-up hook of the Python processes of a job of `training-exporter run`, which installs bridges before libraries load.
 
 `run` puts this folder first in PYTHONPATH, because most libraries look for no entry point. The environment's own
 `sitecustomize` is loaded afterwards. Exceptions are swallowed here.

@@ -19,10 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-Level = Literal["debug", "info", "warn", "error"]
-Form = Literal["logfmt", "json"]
+LogLevel = Literal["debug", "info", "warn", "error"]
+LogFormat = Literal["logfmt", "json"]
 
-LEVELS: Mapping[Level, int] = {
+LEVELS: Mapping[LogLevel, int] = {
     "error": logging.ERROR,
     "warn": logging.WARNING,
     "info": logging.INFO,
@@ -41,7 +41,7 @@ _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 class Formatter(logging.Formatter):
     """Formatter with a line per record; hostile values are escaped, shortened or replaced by the formatting exception."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: LogFormat) -> None:
         super().__init__()
         self._as_json = form == "json"
 
@@ -150,9 +150,9 @@ class BoundedQueueHandler(logging.handlers.QueueHandler):
 
 
 class Logs:
-    """Logging of the process until `finish`: every logger, Python's warnings, and exceptions that end threads."""
+    """Logging of the process until `finish`: the root logger, Python's warnings, and exceptions that end threads."""
 
-    def __init__(self, *, level: Level = "info", form: Form = "logfmt", descriptor: int = 2) -> None:
+    def __init__(self, *, level: LogLevel = "info", form: LogFormat = "logfmt", descriptor: int = 2) -> None:
         lines: queue.Queue[Any] = queue.Queue(MAX_QUEUED_LINES)
         self._handler = BoundedQueueHandler(lines)
         self._listener = logging.handlers.QueueListener(lines, _Output(descriptor, self._handler))
@@ -163,7 +163,7 @@ class Logs:
         logging.raiseExceptions = False  # a broken log call must not write a traceback between the lines
         threading.excepthook = _log_thread_exception
 
-    def configure(self, *, level: Level, form: Form) -> None:
+    def configure(self, *, level: LogLevel, form: LogFormat) -> None:
         """Change level and format from the next record on."""
         logging.getLogger().setLevel(LEVELS[level])
         self._handler.setFormatter(Formatter(form))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from exporter.cli.flags import DEFAULT_ADDRESS
-from exporter.cli.logs import Form, Level
+from exporter.cli.logs import LogFormat, LogLevel
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.config.options import Duration, Notation, Range, format_duration, option
 from exporter.recording.stacks import Detail
@@ -91,8 +91,8 @@ class StateSection:
 class LogSection:
     """Log lines on standard error."""
 
-    level: Level = option("info", "Minimum level of the logged lines.")
-    format: Form = option("logfmt", "Format of a line.")
+    level: LogLevel = option("info", "Minimum level of the logged lines.")
+    format: LogFormat = option("logfmt", "Format of a line.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class FeedReader:
         self._leftovers: dict[str, float] = {}
 
     def scan(self) -> Scan:
-        """Scan every file. Raises `FeedDirectoryError` if the directory is missing, foreign or unreadable."""
+        """Read changed files within the limits of a pass. Raises `FeedDirectoryError` if the directory cannot be used."""
         if not self._is_trusted and not os.path.lexists(self._directory):
             self._files.clear()
             return Scan((), ())

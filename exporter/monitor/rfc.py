@@ -180,7 +180,7 @@ class _ProfiledTimer(Timer):
 
 
 class StatCollector(ABC):
-    """Receiver of every sample of every Stat of this package, on the collector's thread."""
+    """Receiver of the samples of the job's Stats, on a thread of the collector."""
 
     @abstractmethod
     def handle(self, stat: Stat, v: float) -> None:
@@ -188,7 +188,11 @@ class StatCollector(ABC):
 
 
 def register_stat_collector(collector: StatCollector) -> Handle:
-    """Deliver every later sample to a collector, until `unregister`. Raises TypeError for an object without `handle`."""
+    """Deliver later samples to a collector, until `unregister`. Batches above the limit of the queue are dropped and counted.
+
+    Raises:
+        TypeError: The collector has no method `handle`.
+    """
     if isinstance(collector, type) or not callable(getattr(collector, "handle", None)):
         raise TypeError(f"a collector must be an object with handle(stat, v), not {collector!r}")
 
@@ -211,7 +215,7 @@ def register_stat_collector(collector: StatCollector) -> Handle:
 
 
 class AggregatingStatCollector(StatCollector):
-    """Collector that aggregates all samples since the last `reset`.
+    """Collector that aggregates the delivered samples since the last `reset`.
 
     The collector has a separate window for each Stat, because a report covers the time between two calls of `reset`, and
     quantiles of the Stat's own windows cannot be merged.

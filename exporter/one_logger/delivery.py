@@ -60,7 +60,7 @@ class SpanFilter:
         """Return a filter that excludes short and frequent spans."""
         return cls(ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
 
-    def wants(self, name: SpanName) -> bool:
+    def accepts(self, name: SpanName) -> bool:
         """Return True if spans of this name are exported."""
         is_whitelist = self.mode is ExportCustomizationMode.WHITELIST_SPANS
         return self.mode is ALL or (to_name(name) in self.names) is is_whitelist
@@ -104,28 +104,28 @@ class Delivery:
         """Stop exporting events of these names."""
         self._excluded_events = frozenset(names)
 
-    def wants(self, name: SpanName) -> bool:
+    def accepts(self, name: SpanName) -> bool:
         """Return True if spans of this name reach an exporter."""
-        return bool(self.queues) and self._filter.wants(name) and os.getpid() == self._process
+        return bool(self.queues) and self._filter.accepts(name) and os.getpid() == self._process
 
     def start(self, span: Span) -> None:
         """Export the start of a span."""
-        if self.wants(span.name):
+        if self.accepts(span.name):
             self._queue_call("export_start", span.copy_at_start(self._exported_parent(span)))
 
     def event(self, span: Span, event: Event) -> None:
         """Export an event of a span."""
-        if event.name_str not in self._excluded_events and self.wants(span.name):
+        if event.name_str not in self._excluded_events and self.accepts(span.name):
             self._queue_call("export_event", event, span.snapshot_copy(self._exported_parent(span)))
 
     def error(self, span: Span, event: ErrorEvent) -> None:
         """Export an error of the application."""
-        if self.wants(span.name):
+        if self.accepts(span.name):
             self._queue_call("export_error", event, span.snapshot_copy(self._exported_parent(span)))
 
     def stop(self, span: Span) -> None:
         """Export the stop of a span that has stopped."""
-        if self.wants(span.name):
+        if self.accepts(span.name):
             self._queue_call("export_stop", span.snapshot_copy(self._exported_parent(span)))
 
     def telemetry_data_error(self, message: str, attributes: Attributes | None = None) -> None:
@@ -162,7 +162,7 @@ class Delivery:
     def _exported_parent(self, span: Span) -> Span | None:
         """Return the nearest enclosing span that is exported."""
         parent = span.parent_span
-        while parent is not None and not self._filter.wants(parent.name):
+        while parent is not None and not self._filter.accepts(parent.name):
             parent = parent.parent_span
         return parent
 

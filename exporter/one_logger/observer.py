@@ -97,9 +97,9 @@ class OneLoggerObserver:
         if self.settings.propagates:
             raise OneLoggerError(message)
 
-    def wants(self, kind: BlockKind) -> bool:
+    def observes(self, kind: BlockKind) -> bool:
         """Return True if blocks of a kind are exported."""
-        return self.delivery.wants(kind.span_name)
+        return self.delivery.accepts(kind.span_name)
 
     def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
         """Return True if a block can be exported, and count an invalid call."""

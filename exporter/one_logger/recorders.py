@@ -31,7 +31,7 @@ class RecorderObserver:
         self._recorder = recorder
         self.spans = SpanExport(recorder.delivery)
 
-    def wants(self, kind: BlockKind) -> bool:  # noqa: ARG002  # part of the protocol
+    def observes(self, kind: BlockKind) -> bool:  # noqa: ARG002  # part of the protocol
         """Return False: the blocks of the recorder are always observed."""
         return False
 

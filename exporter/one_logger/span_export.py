@@ -20,7 +20,7 @@ class SpanExport:
 
     def start(self, span: Span) -> None:
         """Export the start of a span, if spans of this name are exported."""
-        if self.delivery.wants(span.name):
+        if self.delivery.accepts(span.name):
             self._open.add(span.id)
             self.delivery.start(span)
 

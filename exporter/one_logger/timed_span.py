@@ -104,7 +104,7 @@ class timed_span:  # noqa: N801  # one-logger's name
         if kind is None or create_block is None:
             return None
         observer = current()
-        return create_block() if observer is None or not observer.wants(kind) else None
+        return create_block() if observer is None or not observer.observes(kind) else None
 
 
 def _guarded(call: Callable[[], Any]) -> Any:

@@ -109,7 +109,7 @@ class Kind:
 
     def route(self, handlers: Iterable[Handle]) -> None:
         """Select the handlers that receive this kind."""
-        self.handlers = tuple([handler for handler in handlers if handler.wants(self.type, self.severity)])
+        self.handlers = tuple([handler for handler in handlers if handler.accepts(self.type, self.severity)])
 
     def admits(self) -> bool:
         """Return True if the next event is delivered."""

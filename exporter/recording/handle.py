@@ -99,7 +99,7 @@ class Handle(Worker):
         """Number of delivered events."""
         return self.processed_items + self._direct_deliveries.read()
 
-    def wants(self, type: str, severity: str) -> bool:
+    def accepts(self, type: str, severity: str) -> bool:
         """Return True if the handler receives events of this type and severity."""
         is_matching = self._types is None or any(fnmatchcase(type, pattern) for pattern in self._types)
         return is_matching and LEVELS[severity] >= self._level

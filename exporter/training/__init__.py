@@ -1,6 +1,7 @@
 """Training telemetry: blocks, callbacks, metrics and run metadata of a training job.
 
-Configuration, exporters and spans of one-logger are in `exporter.one_logger`.
+The functions `on_*` have the names and arguments of one-logger's callbacks. Configuration, exporters and spans of one-logger are
+in `exporter.one_logger`.
 """
 
 from __future__ import annotations

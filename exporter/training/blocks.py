@@ -152,7 +152,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
         if TRAINING.observers.logs_spans():
             log_begin(observed, with_parameters=False)
         TRAINING.observers.notify(
-            lambda observer: observer.block_began(observed) if observer.wants(kind) else None
+            lambda observer: observer.block_began(observed) if observer.observes(kind) else None
         )
 
     def end(
@@ -190,7 +190,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
         if is_complete:
             TRAINING.observers.notify(
                 lambda observer: (
-                    observer.block_ended(observed, timestamp, error) if observer.wants(self.kind) else None
+                    observer.block_ended(observed, timestamp, error) if observer.observes(self.kind) else None
                 ),
                 propagates=error is None,
             )

@@ -30,7 +30,7 @@ class ObservedBlock:
 class TrainingObserver(Protocol):
     """Consumer of blocks. Exceptions of its methods are logged and ignored, except OneLoggerError, which reaches the job."""
 
-    def wants(self, kind: BlockKind) -> bool:
+    def observes(self, kind: BlockKind) -> bool:
         """Return True to observe the blocks of a hot kind. Blocks of other kinds are always observed."""
 
     def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:

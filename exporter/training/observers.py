@@ -43,7 +43,7 @@ class Observers:
         self._update()
 
     def is_watching(self) -> bool:
-        """Return True if every edge of a block is observed."""
+        """Return True if there is an observer, or an event handler that requests the spans of steps."""
         return bool(self._observers) or self._logs_spans
 
     def logs_spans(self) -> bool:
@@ -56,7 +56,7 @@ class Observers:
             self._update()
 
     def _update(self) -> None:
-        requested_kinds = {kind for kind in _HOT for observer in self._observers if observer.wants(kind)}
+        requested_kinds = {kind for kind in _HOT for observer in self._observers if observer.observes(kind)}
         self._logs_spans = self.logs_spans()
         self.kinds = frozenset(requested_kinds | (set(_HOT) if self._logs_spans else set()))
         self._on_change()

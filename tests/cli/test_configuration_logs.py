@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import PATIENCE
 
-from exporter.cli.logs import MAX_QUEUED_LINES, MAX_VALUE_LENGTH, Form, Formatter, Level, Logs
+from exporter.cli.logs import MAX_QUEUED_LINES, MAX_VALUE_LENGTH, Formatter, LogFormat, LogLevel, Logs
 
 LOG = logging.getLogger("exporter.test")
 
 
 @contextmanager
-def logging_to(descriptor: int, level: Level = "debug", form: Form = "logfmt") -> Iterator[Logs]:
+def logging_to(descriptor: int, level: LogLevel = "debug", form: LogFormat = "logfmt") -> Iterator[Logs]:
     logs = Logs(level=level, form=form, descriptor=descriptor)
     try:
         yield logs
@@ -32,7 +32,9 @@ def logging_to(descriptor: int, level: Level = "debug", form: Form = "logfmt") -
         logging.getLogger().setLevel(logging.WARNING)  # the previous level
 
 
-def lines_of(action: Callable[[Logs], object], level: Level = "debug", form: Form = "logfmt") -> list[str]:
+def lines_of(
+    action: Callable[[Logs], object], level: LogLevel = "debug", form: LogFormat = "logfmt"
+) -> list[str]:
     """Return the lines that an action logs through a real pipe."""
     read_end, write_end = os.pipe()
     with logging_to(write_end, level, form) as logs:

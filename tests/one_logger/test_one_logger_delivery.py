@@ -280,7 +280,7 @@ def test_a_filter_beside_all_spans_and_a_mode_that_is_none_are_refused() -> None
         SpanFilter(ExportCustomizationMode.EXPORT_ALL_SPANS, ["a"])
     with pytest.raises(OneLoggerError, match="must be one of EXPORT_ALL_SPANS"):
         SpanFilter("NOTHING")  # type: ignore[arg-type]
-    assert not any(SpanFilter.default().wants(name) for name in DEFAULT_SPANS_EXPORT_BLACKLIST)
+    assert not any(SpanFilter.default().accepts(name) for name in DEFAULT_SPANS_EXPORT_BLACKLIST)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

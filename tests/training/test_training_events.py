@@ -158,7 +158,7 @@ def test_application_and_loop_events_have_start_end_and_outcome() -> None:
 class IterationObserver:
     """Observer that requests the spans of iterations, and ignores every call."""
 
-    def wants(self, kind: BlockKind) -> bool:
+    def observes(self, kind: BlockKind) -> bool:
         return kind is kinds.TRAINING_ITERATION
 
     def allows(self, *_: object) -> bool:

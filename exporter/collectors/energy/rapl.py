@@ -96,7 +96,7 @@ class RaplCollector:
         self._last_pass_time: float | None = None
 
     def collect(self) -> Collected:
-        """Read all registers and meters once."""
+        """Read the registers and meters, unless another exporter on this machine counts their energy."""
         collected = Collected()
         if not self._counts_energy():
             self._pause()

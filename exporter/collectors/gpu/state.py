@@ -138,7 +138,7 @@ class GpuRegistry:
     """Registry of all GPUs of the machine, updated from the child's messages."""
 
     def __init__(self, *, outage_seconds: float = OUTAGE_SECONDS) -> None:
-        self.lock = threading.RLock()  # guards every attribute
+        self.lock = threading.RLock()  # guards the other attributes
         self.gpus: dict[int, GpuState] = {}  # by NVML's index
         self.machine: Mapping[str, Any] = {}  # first message of the child, or empty
         self.resident_bytes: float | None = None  # of the child; None without a child or message

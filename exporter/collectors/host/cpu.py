@@ -112,7 +112,7 @@ class CpuCollector:
         }
 
     def _monotonic_times(self, cpu: str, seconds: dict[str, float]) -> dict[str, float]:
-        """Return CPU times by mode, without guest time in user and nice, that never decrease."""
+        """Return the CPU times by mode, without guest time in user and nice. They decrease only after a hotplug of the CPU."""
         seconds["user"] = max(0.0, seconds["user"] - seconds.get("guest", 0.0))
         seconds["nice"] = max(0.0, seconds["nice"] - seconds.get("guest_nice", 0.0))
         if self._highest.hold((cpu, "idle"), seconds["idle"]) - seconds["idle"] >= CPU_HOTPLUG_SECONDS:

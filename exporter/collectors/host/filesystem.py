@@ -118,7 +118,7 @@ class FilesystemOptions(SlowOptions):
 
 
 class FilesystemCollector:
-    """Collector of the size of every mounted filesystem."""
+    """Collector of the size and the state of the selected mounted filesystems."""
 
     name = "filesystem"
     specs = SPECS

@@ -81,7 +81,7 @@ class LustreCollector:
         self._directories = (procfs() / "fs/lustre/llite", sys / "kernel/debug/lustre/llite")
 
     def collect(self) -> Collected:
-        """Read the statistics of every Lustre client."""
+        """Read the statistics of the Lustre clients."""
         collected = Collected()
         with source(collected, "Lustre"):
             mountinfo = read_optional(self._mountinfo) or ""

@@ -89,7 +89,7 @@ class NfsCollector:
         self._proc = procfs()
 
     def collect(self) -> Collected:
-        """Read the statistics of every NFS filesystem once."""
+        """Read the statistics of the mounted NFS filesystems, once per filesystem."""
         collected = Collected()
         path = self._proc / "self/mountstats"
         with source(collected, path):
