@@ -49,7 +49,7 @@ from elastic_support import page_of
 exporter.flush()
 print(page_of(pathlib.Path(os.environ["EXPORTER_FEED_DIR"])))
 """
-"""Code with which a running process prints its page; `TESTS` is on the import path."""
+"""Code with which a running process prints its page. `TESTS` is on the import path."""
 
 LIGHTNING = """
 import warnings
@@ -77,7 +77,7 @@ def installed_distribution(directory: Path) -> Path:
 
 
 class Job:
-    """Job that has ended; `page` is the exposition of a sidecar that reads its feed."""
+    """Job that has ended. `page` is the exposition of a sidecar that reads its feed."""
 
     def __init__(self, process: subprocess.CompletedProcess[str], page: str) -> None:
         self.process = process

@@ -27,7 +27,7 @@ in cgroup v2), `old` (Linux 3.10; cgroup v1, two controllers on one mount); only
 `container` (v2 in a namespace) and `separate` (v1, a mount per controller, no namespace)."""
 
 UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
-"""True to write the golden files instead of comparing; review the difference."""
+"""True to write the golden files instead of comparing. Review the difference."""
 
 NEEDS_JOB = {"checkpoint_dirs", "processes", "process_memory", "rapl"}
 """Collectors that need a job, checkpoint directories or changing registers."""
@@ -77,8 +77,8 @@ def recorded_statvfs(root: Path) -> Callable[[str], os.statvfs_result]:
     def statvfs(mount_point: str) -> os.statvfs_result:
         response = answers.get(mount_point, "ENOENT")
         if isinstance(response, str):
-            number = getattr(errno, response)
-            raise OSError(number, os.strerror(number))
+            error_number = getattr(errno, response)
+            raise OSError(error_number, os.strerror(error_number))
         return os.statvfs_result(response)
 
     return statvfs
@@ -113,7 +113,7 @@ def text_of(metrics: Iterable[Metric]) -> str:
 
 
 def _shortest(value: float) -> str:
-    """Return a number rounded to 12 digits; whole numbers are exact."""
+    """Return a number rounded to 12 digits. Whole numbers stay exact."""
     return repr(value) if float(value).is_integer() else f"{value:.12g}"
 
 

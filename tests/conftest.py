@@ -1,4 +1,4 @@
-"""Fixtures and settings of all tests; a private feed directory protects the user's directory."""
+"""Fixtures and settings of all tests. A private feed directory protects the user's directory."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ContainedSidecar:
 
     @property
     def page(self) -> str:
-        """Metrics read inside the network namespace; empty during the start of the sidecar."""
+        """Metrics read inside the network namespace, empty until the sidecar has started."""
         command = ["nsenter", f"--target={self.pid}", "--net", sys.executable, "-c", GET]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
 

@@ -53,7 +53,7 @@ MACHINES: dict[str, Zones] = {"xeon": XEON, "laptop": LAPTOP, "threadripper": TH
 
 @dataclass
 class Machine:
-    """Simulated machine; `joules` are the registers without wrap-around."""
+    """Simulated machine. `joules` are the registers without wrap-around."""
 
     root: Path
     zones: Zones = field(default_factory=lambda: dict(XEON))
@@ -89,7 +89,7 @@ class Machine:
         (self.root / "proc/uptime").write_text(f"{self.monotonic_seconds:.2f} 1.00\n")
 
     def draw(self, seconds: float, watts: float) -> None:
-        """Advance the time; every register increases by the same power."""
+        """Advance the time. Every register increases at the same power."""
         self.monotonic_seconds += seconds
         for key in self.joules:
             self.joules[key] += watts * seconds

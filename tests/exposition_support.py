@@ -43,7 +43,7 @@ def wide_gauge(name: str, series: int, **labels: str) -> Metric:
 
 
 def read(body: bytes, form: Format) -> dict[Series, float]:
-    """Parse a body with the official parser and return the values by series; fails on a duplicate series."""
+    """Parse a body with the official parser and return the values by series. A duplicate series fails the test."""
     parse: Callable[[str], Iterable[Metric]] = parse_text if form is Format.TEXT else parse_openmetrics
     values: dict[Series, float] = {}
     for sample in itertools.chain.from_iterable(metric.samples for metric in parse(body.decode())):

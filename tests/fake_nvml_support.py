@@ -134,7 +134,7 @@ def running_collector(fake: FakeNvml, *, period: float = 1.0, retry: float = 30.
 
 
 def play_constant_load(fake: FakeNvml, load: Load | None = None) -> float:
-    """Give all GPUs the same constant load; return the current Unix time."""
+    """Give all GPUs the same constant load, and return the current Unix time."""
     now = time.time()
     fake.play((now - 1000.0, load or Load()))
     return now

@@ -107,7 +107,7 @@ class Child:
 
 @contextmanager
 def training_process(directory: Path, *prefix: str) -> Iterator[Child]:
-    """Run a training process with a command prefix; the process is killed at the end."""
+    """Run a training process with a command prefix, and kill the process at the end."""
     child = Child(directory, *prefix)
     try:
         yield child
@@ -117,7 +117,7 @@ def training_process(directory: Path, *prefix: str) -> Iterator[Child]:
 
 @contextmanager
 def mounted_filesystem(target: Path, *arguments: str) -> Iterator[None]:
-    """Mount a filesystem during a test; skip the test where mounting is not permitted."""
+    """Mount a filesystem during a test, or skip the test where mounting is not permitted."""
     result = subprocess.run(["mount", *arguments, str(target)], capture_output=True, text=True, check=False)
     if result.returncode:
         pytest.skip(f"mounting is not permitted here: {result.stderr.strip()}")

@@ -168,7 +168,7 @@ class MonitoredJob:
         self.sidecar.feed.kill(self.process)
 
     def die(self, seconds: float = 4.0) -> Page:
-        """Kill the job; the sidecar reads the feed immediately and again after *seconds*."""
+        """Kill the job. The sidecar reads the feed immediately and again after *seconds*."""
         self.kill()
         self.sidecar.collect()
         return self.sidecar.collect_after(seconds)

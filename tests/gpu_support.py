@@ -32,7 +32,7 @@ from exporter.replay.machines import load_machine
 DATA = Path(__file__).parent / "data" / "gpu"
 
 UPDATE_GOLDEN = os.environ.get("UPDATE_GOLDEN") == "1"
-"""True to write the expected expositions instead of comparing; review the difference."""
+"""True to write the expected expositions instead of comparing. Review the difference."""
 
 SHORT_TIMINGS = Timings(deadline=1.5, start_deadline=10, patience=0.3, first_backoff=0.2, max_backoff=1.0)
 """Short timings of the supervisor, long enough for a busy machine."""
@@ -94,7 +94,10 @@ class ReplayResult:
         return numbers
 
     def values(self, name: str, gpu: str | None = None) -> dict[tuple[str, ...], float]:
-        """Return the samples of a family by label values; with `gpu`, only of this GPU, by the labels after `gpu` and `uuid`."""
+        """Return the samples of a family by label values.
+
+        With `gpu`, return only the samples of this GPU, by the labels after `gpu` and `uuid`.
+        """
         samples = values(self.families(), name)
         return (
             samples if gpu is None else {key[2:]: number for key, number in samples.items() if key[0] == gpu}

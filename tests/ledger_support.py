@@ -135,7 +135,7 @@ class Clock:
 
 
 class Sidecar:
-    """Ledger of a feed; `restart` simulates SIGKILL and a new start."""
+    """Ledger of a feed. `restart` simulates SIGKILL and a new start."""
 
     def __init__(self, directory: Path, feed: MemoryFeed | None = None, clock: Clock | None = None) -> None:
         self.directory = directory
@@ -184,7 +184,7 @@ class Sidecar:
 
 
 class Page:
-    """Published families, selected by name and labels; histograms and summaries by sample name."""
+    """Published families, selected by name and labels. Histograms and summaries are selected by sample name."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self.families = {visible_name(metric): metric for metric in metrics}

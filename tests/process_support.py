@@ -20,7 +20,7 @@ HERTZ = 100
 
 @dataclass
 class FakeProcess:
-    """Simulated process; changes are visible after the next `Proc.write`."""
+    """Simulated process. Changes are visible after the next `Proc.write`."""
 
     pid: int
     parent: int = 1
@@ -130,7 +130,7 @@ class SimulatedJob:
         self.proc.wall = wall
 
     def add_recording(self, process: FakeProcess, *, rank: int | None = 0) -> JobProcess:
-        """Add a recording process; the first Stat is 10 s after the start."""
+        """Add a recording process whose first Stat is 10 s after its start."""
         role = "trainer" if rank is not None else "agent"
         identity = make_process(run="r", rank=rank, role=role, started=process.started_at + 10.0)
         own_pid = process.own_pid or process.pid

@@ -103,7 +103,7 @@ class Prometheus:
         return float(series[0]["value"][1]) if series else None
 
     def range(self, expression: str, start: float, end: float, step: float = 0.25) -> dict[float, float]:
-        """Return the points of a range query with at most one series; a gap has no points."""
+        """Return the points of a range query with at most one series. A gap has no points."""
         results = query_api(self.url, "query_range", query=expression, start=start, end=end, step=step)
         assert len(results) <= 1, f"{expression}: {[series['metric'] for series in results]}"
         return {float(moment): float(value) for series in results for moment, value in series["values"]}

@@ -296,7 +296,7 @@ def differences(
 
 
 def is_equal(name: str, expected: Any, actual: Any, tolerance: Mapping[str, float]) -> bool:
-    """Compare two values; integers exactly, also with a float."""
+    """Compare two values. Integers must be equal exactly, also to a float."""
     if isinstance(expected, bool) or isinstance(actual, bool):
         return expected is actual
     if not isinstance(expected, int | float) or not isinstance(actual, int | float):

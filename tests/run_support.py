@@ -58,7 +58,7 @@ def run_to_completion(command: Sequence[str], **options: object) -> subprocess.C
 
 
 def short_interval_flags(flags: Sequence[str]) -> list[str]:
-    """Return the flag of a configuration with short intervals; empty if `flags` name a configuration."""
+    """Return the flag of a configuration with short intervals, or nothing if `flags` name a configuration."""
     has_own_configuration = any(flag.startswith("--config.file") for flag in flags)
     return [] if has_own_configuration else [f"--config.file={REPOSITORY / 'tests/data/quick.yml'}"]
 
@@ -88,7 +88,7 @@ def free_port() -> int:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file; empty if the file does not exist."""
+    """Return the lines of a file, an empty list if the file does not exist."""
     return path.read_text().splitlines() if path.exists() else []
 
 
@@ -123,12 +123,16 @@ def fetch(url: str) -> str | None:
 
 
 def page(port: int, path: str = "/metrics") -> str:
-    """Return a page of the sidecar; empty without a server."""
+    """Return a page of the sidecar, an empty text without a server."""
     return fetch(f"http://127.0.0.1:{port}{path}") or ""
 
 
 def scrape(port: int, path: str = "/metrics") -> str:
-    """Return a page of the sidecar; raise OSError without a server."""
+    """Return a page of the sidecar.
+
+    Raises:
+        OSError: No server listens.
+    """
     text = page(port, path)
     if not text:
         raise OSError(path)
@@ -148,7 +152,7 @@ def sample_value(port: int, prefix: str) -> float | None:
 
 @contextlib.contextmanager
 def web_server(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterator[str]:
-    """Run a server that responds with the result of a function of method, path and body; yields the address."""
+    """Run a server that responds with the result of a function of method, path and body, and yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def respond(self) -> None:
@@ -172,7 +176,7 @@ def web_server(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterat
 
 @contextlib.contextmanager
 def running_process(command: Sequence[str], feed: Path, **options: object) -> Iterator[subprocess.Popen[str]]:
-    """Start a process group; at the end, kill the group and every process that names the feed directory."""
+    """Start a process group. At the end, kill the group and every process that names the feed directory."""
     settings: dict[str, object] = {
         "env": child_environment(),
         "start_new_session": True,

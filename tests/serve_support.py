@@ -67,9 +67,9 @@ class Sidecar:
         self.process.send_signal(signal.SIGHUP)
         wait_until(lambda: self.log.count("reloaded") > reload_count)
 
-    def end(self, number: int = signal.SIGTERM) -> int:
+    def end(self, signal_number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the exit status."""
-        self.process.send_signal(number)
+        self.process.send_signal(signal_number)
         return self.process.wait(15)
 
 

@@ -48,7 +48,7 @@ JOB: Rows = {
 
 
 class Document(HTMLParser):
-    """Parsed page, with its tags, attributes and text; unbalanced elements fail the test."""
+    """Parsed page with its tags, attributes and text. Unbalanced elements fail the test."""
 
     def __init__(self, page: bytes) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def families_of(rows: Rows) -> list[Metric]:
 
 
 def history_of(ticks: int, rows: Callable[[int], Rows], every: float = 5.0) -> History:
-    """Return a history with a point for each tick; the last point is `every` seconds old."""
+    """Return a history with a point for each tick. The last point is `every` seconds old."""
     times = iter(NOW - every * (ticks - tick) for tick in range(ticks))
     history = History(interval_seconds=5, clock=lambda: next(times))
     for tick in range(ticks):

@@ -79,8 +79,8 @@ class Rank:
         print(line, file=self.process.stdin, flush=True)
         return time.time()
 
-    def send(self, number: signal.Signals) -> float:
-        self.process.send_signal(number)
+    def send(self, signal_number: signal.Signals) -> float:
+        self.process.send_signal(signal_number)
         return time.time()
 
     def recorded_times(self, life: int = -1) -> list[float]:
@@ -105,8 +105,8 @@ class Sidecar:
         self.process = subprocess.Popen(self._command)
         wait_until(lambda: fetch(f"http://{self.address}/-/ready"), 15)
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> float:
-        self.process.send_signal(number)
+    def end(self, signal_number: signal.Signals = signal.SIGTERM) -> float:
+        self.process.send_signal(signal_number)
         self.process.wait(timeout=20 * PATIENCE)
         return time.time()
 
@@ -123,7 +123,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Play the scenario once; the tests then query Prometheus."""
+    """Play the scenario once. The tests then query Prometheus."""
     directory = tmp_path_factory.mktemp("stage")
     (directory / "feed").mkdir()
     with ExitStack() as ends:

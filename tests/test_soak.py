@@ -1,4 +1,4 @@
-"""Soak program, two minutes of it on CI; `make soak` runs for hours."""
+"""Two minutes of the soak program on CI. `make soak` runs it for hours."""
 
 from __future__ import annotations
 

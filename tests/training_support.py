@@ -1,4 +1,4 @@
-"""Support for tests of the training: a simulated clock, the process's recorder, and child processes."""
+"""Training with a simulated clock, the process's recorder, and child processes, for tests of the training API."""
 
 from __future__ import annotations
 

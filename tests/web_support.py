@@ -131,7 +131,7 @@ def fetch(
 
 
 def scrape_repeatedly(port: int, count: int = 3, context: ssl.SSLContext | None = None) -> list[Reply]:
-    """Scrape several times; each scrape must succeed within 5 s, a margin for a busy machine."""
+    """Scrape several times. Each scrape must succeed within 5 s, a margin for a busy machine."""
     replies = [fetch(port, context=context) for _ in range(count)]
     assert [reply.status for reply in replies] == [200] * count
     assert max(reply.seconds for reply in replies) < 5
@@ -231,7 +231,7 @@ class Authority:
         return path
 
     def client(self, *names: str) -> ssl.SSLContext:
-        """Return the TLS context of a client; with names, the client has a certificate of this authority."""
+        """Return the TLS context of a client. With names, the client has a certificate of this authority."""
         context = ssl.create_default_context(cafile=str(self.directory / "ca.pem"))
         if names:
             self.authority.issue_cert(*names).configure_cert(context)

@@ -37,26 +37,26 @@ def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_hook_is_called_once_after_the_import_and_is_then_removed(
     module_name: str,
 ) -> None:
-    found, finders = list[ModuleType](), list(sys.meta_path)
+    modules, finders = list[ModuleType](), list(sys.meta_path)
     patching.when_imported(module_name, lambda module: module.missing)
-    patching.when_imported(module_name, found.append)
+    patching.when_imported(module_name, modules.append)
     assert importlib.util.find_spec(module_name) is not None  # looking is not importing
-    assert found == []
+    assert modules == []
 
     module = importlib.import_module(module_name)
 
-    assert found == [module]
+    assert modules == [module]
     assert module.value == 5
     assert {type(loader).__name__ for loader in module.seen} == {"SourceFileLoader"}
     assert sys.meta_path == finders
 
 
 def test_a_hook_waits_for_a_module_that_cannot_be_imported_yet(module_name: str, tmp_path: Path) -> None:
-    found: list[ModuleType] = []
+    modules: list[ModuleType] = []
     source = tmp_path / f"{module_name}.py"
     good = source.read_text()
     source.write_text("raise ValueError('not yet')")
-    patching.when_imported(module_name, found.append)
+    patching.when_imported(module_name, modules.append)
     with pytest.raises(ValueError, match="not yet"):
         importlib.import_module(module_name)
     source.write_text(good + "\n# another size\n")
@@ -64,7 +64,7 @@ def test_a_hook_waits_for_a_module_that_cannot_be_imported_yet(module_name: str,
     importlib.invalidate_caches()
     importlib.import_module(module_name)
 
-    assert len(found) == 1
+    assert len(modules) == 1
 
 
 # Being installed ----------------------------------------------------------------------------------------------
@@ -98,9 +98,9 @@ def test_the_entry_point_never_raises(tmp_path: Path) -> None:
     (tmp_path / "exporter/__init__.py").write_text("raise RuntimeError('a broken installation')")
     (tmp_path / "exporter_auto.py").write_text((REPOSITORY / "exporter_auto.py").read_text())
 
-    done = bare("import exporter_auto; exporter_auto.start()", tmp_path, EXPORTER_AUTO="1")
+    completed_run = bare("import exporter_auto; exporter_auto.start()", tmp_path, EXPORTER_AUTO="1")
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (completed_run.returncode, completed_run.stdout, completed_run.stderr) == (0, "", "")
 
 
 def test_installing_bridges_does_not_import_torch(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ exporter_auto.start()
 from exporter.bridges import install
 print("torch" in sys.modules, install() == tuple(exporter_auto.BRIDGES))
 """
-    done = child(tmp_path / "feed", program, EXPORTER_AUTO="1")
+    completed_run = child(tmp_path / "feed", program, EXPORTER_AUTO="1")
 
-    assert (done.stdout, done.stderr) == ("False True\n", "")
+    assert (completed_run.stdout, completed_run.stderr) == ("False True\n", "")
 
 
 @pytest.mark.parametrize("name", exporter_auto.BRIDGES)
@@ -132,10 +132,10 @@ bridges.install("keras")
 import keras
 print(bridges.install("accelerate"))
 """
-    done = child(tmp_path / "feed", program, PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
+    completed_run = child(tmp_path / "feed", program, PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
 
-    assert done.stdout == "('accelerate',)\n"
-    assert "the bridge keras could not be installed: ZeroDivisionError" in done.stderr
+    assert completed_run.stdout == "('accelerate',)\n"
+    assert "the bridge keras could not be installed: ZeroDivisionError" in completed_run.stderr
 
 
 @needs("torch")
@@ -151,25 +151,23 @@ model(torch.ones(2, 4)).sum().backward()
 optimizer.step()
 print("gauges", json.dumps(gauges()))
 """
-    told = job(tmp_path, program)
+    recorded = job(tmp_path, program)
 
-    assert told.differences({STEPS: 1}) == {}
-    assert told.process.stderr == ""
+    assert recorded.differences({STEPS: 1}) == {}
+    assert recorded.process.stderr == ""
 
 
 def test_a_hook_on_a_module_that_is_being_imported_is_called_after_the_import(
     module_name: str, tmp_path: Path
 ) -> None:
-    waiting = (
-        f"from exporter import patching\nfound = []\npatching.when_imported({module_name!r}, found.append)\n"
-    )
-    (tmp_path / f"{module_name}.py").write_text(f"{waiting}assert not found\n")
+    waiting = f"from exporter import patching\nmodules = []\npatching.when_imported({module_name!r}, modules.append)\n"
+    (tmp_path / f"{module_name}.py").write_text(f"{waiting}assert not modules\n")
     (tmp_path / f"{module_name}_next.py").touch()
 
     module = importlib.import_module(module_name)
     importlib.import_module(f"{module_name}_next")
 
-    assert module.found == [module]
+    assert module.modules == [module]
 
 
 # An unchanged program that uses every function with a hook.
@@ -211,16 +209,18 @@ print("exporter" in sys.modules, [thread.name for thread in threading.enumerate(
 def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path, loglevel: str) -> None:
     paths = f"{installed_distribution(tmp_path / 'site')}:{REPOSITORY}"
     plain = child(tmp_path / "nothing", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel)
-    done = child(tmp_path / "feed", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1")
+    completed_run = child(
+        tmp_path / "feed", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1"
+    )
     page = page_of(tmp_path / "feed")
 
     *lines, last = plain.stdout.splitlines()
     assert lines == ["sink my_app loss 0.5", 'raised "the job\'s own"']
     assert last == "False []"
-    assert done.stdout.splitlines()[:-1] == lines
-    assert done.stdout.splitlines()[-1].startswith("True ['exporter-recording'")
-    assert done.stderr == plain.stderr
-    assert ('"on.console"' in done.stderr) is (loglevel == "INFO")
+    assert completed_run.stdout.splitlines()[:-1] == lines
+    assert completed_run.stdout.splitlines()[-1].startswith("True ['exporter-recording'")
+    assert completed_run.stderr == plain.stderr
+    assert ('"on.console"' in completed_run.stderr) is (loglevel == "INFO")
     assert not list((tmp_path / "nothing").iterdir())
     assert sum_by_labels(page, "torchelastic_train_step_seconds_sum") == 0.012
     assert sum_by_labels(page, "my_app_loss_sum") == 0.5
@@ -378,5 +378,5 @@ def test_allocator_statistics_become_the_documented_families(tmp_path: Path) -> 
     assert sum_by_labels(page, "training_gpu_oom_total", gpu="0") == 1
     assert sum_by_labels(page, "training_gpu_oom_total", gpu="1") == 0
     states = {"allocated": 5, "reserved": 40, "peak_allocated": 10, "peak_reserved": 80}
-    for state, found in states.items():
-        assert sum_by_labels(page, "training_gpu_memory_bytes", gpu="0", state=state) == found
+    for state, expected_bytes in states.items():
+        assert sum_by_labels(page, "training_gpu_memory_bytes", gpu="0", state=state) == expected_bytes

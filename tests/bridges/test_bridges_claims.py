@@ -29,10 +29,10 @@ def library() -> type[Library]:
     return type("Copy", (), dict(vars(Library)))  # the same method in a separate class
 
 
-def bracket(recorded: list[Any]) -> Hook:
+def bracket(observed_values: list[Any]) -> Hook:
     def hook(_self: object, number: int, **_rest: object) -> Around:
-        recorded.append(number)
-        recorded.append((yield))
+        observed_values.append(number)
+        observed_values.append((yield))
 
     return hook
 
@@ -47,15 +47,15 @@ def broken_after(*_args: Any, **_kwargs: Any) -> Around:
 
 
 def test_a_patched_method_returns_and_raises_as_before(library: type[Library]) -> None:
-    recorded: list[Any] = []
+    observed_values: list[Any] = []
     for _ in range(2):  # once only
-        patch(library, "work", bracket(recorded))
+        patch(library, "work", bracket(observed_values))
 
     assert library().work(1) == 2
     with pytest.raises(KeyError, match="the job's own") as raised:
         library().work(3, fail=True)
-    assert recorded[:3] == [1, (2, None), 3]
-    assert isinstance(recorded[3][1], KeyError)
+    assert observed_values[:3] == [1, (2, None), 3]
+    assert isinstance(observed_values[3][1], KeyError)
     if sys.version_info >= (3, 11):  # before 3.11, a bare raise repeats the frame
         files = {Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)}
         assert files == {Path(__file__).name}

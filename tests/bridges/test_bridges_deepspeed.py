@@ -18,7 +18,7 @@ ENVIRONMENT = {
     "WORLD_SIZE": "1",
 }
 
-DEEPSPEED = """
+ENGINE_CODE = """
 import os, socket
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
@@ -59,7 +59,7 @@ def train(engine, dtype=torch.float32):
 """
 
 
-def own(recorded: Job, name: str) -> float:
+def own_value(recorded: Job, name: str) -> float:
     return next(
         float(line.split()[-1])
         for line in recorded.process.stdout.splitlines()
@@ -75,31 +75,31 @@ print("gauges", json.dumps(gauges()))
 
 
 def test_a_step_is_a_step_of_the_engine_and_the_loss_is_not_divided(tmp_path: Path) -> None:
-    recorded = job(tmp_path, f"{DEEPSPEED}engine = engine_of(){RUN}", ENVIRONMENT)
+    recorded = job(tmp_path, f"{ENGINE_CODE}engine = engine_of(){RUN}", ENVIRONMENT)
 
     expected = {STEPS: 3, "microbatches_total": 12, SAMPLES: 48, SAVED: 1, "run_info framework=deepspeed": 1}
-    found = recorded.gauges("gauges")
+    gauges = recorded.gauges("gauges")
     assert recorded.differences(expected) == {}
-    assert found["loss,mode=train"] == pytest.approx(own(recorded, "loss"), rel=1e-5)
-    assert found["learning_rate"] == 0.125
-    assert found["step"] == 3
+    assert gauges["loss,mode=train"] == pytest.approx(own_value(recorded, "loss"), rel=1e-5)
+    assert gauges["learning_rate"] == 0.125
+    assert gauges["step"] == 3
 
 
 def test_zero_norms_and_losses_of_the_engine_are_recorded(tmp_path: Path) -> None:
-    program = f"{DEEPSPEED}engine = engine_of(zero_optimization={{'stage': 2}}){RUN}"
+    program = f"{ENGINE_CODE}engine = engine_of(zero_optimization={{'stage': 2}}){RUN}"
     recorded = job(tmp_path, program, ENVIRONMENT)
 
-    found = recorded.gauges("gauges")
+    gauges = recorded.gauges("gauges")
     assert recorded.differences({STEPS: 3, SAMPLES: 48, SAVED: 1}) == {}
-    assert found["loss,mode=train"] == pytest.approx(own(recorded, "loss"), rel=1e-5)
-    assert found["grad_norm"] == pytest.approx(own(recorded, "norm"), rel=1e-5)
+    assert gauges["loss,mode=train"] == pytest.approx(own_value(recorded, "loss"), rel=1e-5)
+    assert gauges["grad_norm"] == pytest.approx(own_value(recorded, "norm"), rel=1e-5)
 
 
 def test_steps_without_finite_gradients_are_skipped_steps(tmp_path: Path) -> None:
     half = "fp16={'enabled': True, 'initial_scale_power': 40, 'hysteresis': 1}"
-    program = f"{DEEPSPEED}engine = engine_of({half}, zero_optimization={{'stage': 2}})\ntrain(engine, torch.float16)\nprint('own skipped', engine.skipped_steps)\nprint('gauges', json.dumps(gauges()))\n"
+    program = f"{ENGINE_CODE}engine = engine_of({half}, zero_optimization={{'stage': 2}})\ntrain(engine, torch.float16)\nprint('own skipped', engine.skipped_steps)\nprint('gauges', json.dumps(gauges()))\n"
     recorded = job(tmp_path, program, ENVIRONMENT)
 
-    assert own(recorded, "skipped") == 3
+    assert own_value(recorded, "skipped") == 3
     assert recorded.differences({STEPS: 3, "skipped_steps_total reason=overflow": 3}) == {}
-    assert recorded.gauges("gauges")["loss_scale"] == own(recorded, "scale")
+    assert recorded.gauges("gauges")["loss_scale"] == own_value(recorded, "scale")

@@ -55,7 +55,7 @@ def test_steps_of_an_optimizer_that_does_not_derive_from_torch_are_counted(tmp_p
     (package / "optimizer.py").write_text(OPTIMIZER)
     recorded = job(tmp_path, LEARNER, AUTO)
 
-    found = recorded.gauges("gauges")
+    gauges = recorded.gauges("gauges")
     expected = {
         STEPS: 20,
         SAMPLES: 80,
@@ -65,5 +65,5 @@ def test_steps_of_an_optimizer_that_does_not_derive_from_torch_are_counted(tmp_p
         "run_info framework=fastai": 1,
     }
     assert recorded.differences(expected) == {}
-    assert found["loss,mode=train"] == pytest.approx(found["own loss"], rel=1e-5)
-    assert found["learning_rate"] == 0.125
+    assert gauges["loss,mode=train"] == pytest.approx(gauges["own loss"], rel=1e-5)
+    assert gauges["learning_rate"] == 0.125

@@ -53,16 +53,16 @@ other.terminate()
 )
 def test_the_training_process_has_rank_0_and_no_other_process_has_a_rank(tmp_path: Path, launch: str) -> None:
     train = f"{TRAIN}\nif __name__ == '__main__':\n    train()\n"
-    found = script(tmp_path, train, f"import exporter.bridges\n{launch}")
+    spawned_job = script(tmp_path, train, f"import exporter.bridges\n{launch}")
 
-    assert found.differences({f"{STEPS} rank=0": 3, SAVED: 1}) == {}
-    assert "worker=" not in found.page
-    updated = series(found.page, "training_feed_last_update_timestamp_seconds")
+    assert spawned_job.differences({f"{STEPS} rank=0": 3, SAVED: 1}) == {}
+    assert "worker=" not in spawned_job.page
+    updated = series(spawned_job.page, "training_feed_last_update_timestamp_seconds")
     assert len([key for key in updated if 'rank="' in key]) == 1
 
 
 def test_spawned_ranks_take_their_rank_from_the_process_group(tmp_path: Path) -> None:
-    found = script(tmp_path, TRAIN + SPAWN)
+    spawned_job = script(tmp_path, TRAIN + SPAWN)
 
-    assert found.differences({f"{STEPS} rank=0": 3, f"{STEPS} rank=1": 3}) == {}
-    assert "worker=" not in found.page
+    assert spawned_job.differences({f"{STEPS} rank=0": 3, f"{STEPS} rank=1": 3}) == {}
+    assert "worker=" not in spawned_job.page

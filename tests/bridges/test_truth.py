@@ -43,7 +43,7 @@ SLOWER_RATIO = 1.5
 """Tolerance of a step duration: hooks, and scheduling between the two clock readings."""
 
 SHORTER_RATIO = 0.7
-"""Loaders of Accelerate fetch a batch ahead; the last batch of a validation lies outside the block."""
+"""Tolerance of a validation. Loaders of Accelerate fetch a batch ahead, so the last batch lies outside the block."""
 
 
 @dataclass
@@ -75,12 +75,12 @@ class Truth:
     @property
     def attempts(self) -> list[list[dict[str, Any]]]:
         """The lines of each attempt."""
-        found: list[list[dict[str, Any]]] = []
+        attempts: list[list[dict[str, Any]]] = []
         for line in self.diary:
             if line["event"] == "attempt":
-                found.append([])
-            found[-1].append(line)
-        return found
+                attempts.append([])
+            attempts[-1].append(line)
+        return attempts
 
     @property
     def lost(self) -> list[dict[str, Any]]:
@@ -114,7 +114,7 @@ def truth_of(name: str, directory: Path) -> Truth:
 
 
 def last_page(port: int) -> str:
-    """Scrape like a Prometheus with a short interval until the exporter ends; return its last page."""
+    """Scrape like a Prometheus with a short interval until the exporter ends, and return its last page."""
     page = ""
     with contextlib.suppress(OSError):
         while True:
@@ -150,8 +150,8 @@ def last_values_are_those_of_the_last_step(truth: Truth) -> None:
         if field in logged:
             assert sum_by_labels(truth.live, family) == pytest.approx(logged[field], rel=1e-5)
     if truth.of("validated"):
-        found = sum_by_labels(truth.live, "training_loss", mode="validation")
-        assert found == pytest.approx(truth.of("validated")[-1]["loss"], rel=1e-5)
+        shown_loss = sum_by_labels(truth.live, "training_loss", mode="validation")
+        assert shown_loss == pytest.approx(truth.of("validated")[-1]["loss"], rel=1e-5)
 
 
 def durations_are_those_of_the_job(truth: Truth) -> None:

@@ -202,7 +202,7 @@ def keys_of(node: object) -> Iterator[str]:
 
 
 def outcome(text: str) -> list[str]:
-    """Return the problems of a file; empty for a valid file."""
+    """Return the problems of a file, an empty list for a valid file."""
     try:
         load(text, "c", Configuration)
     except ConfigurationError as error:

@@ -40,7 +40,7 @@ def demo_command(*flags: str, port: int = 0) -> list[str]:
 
 @contextlib.contextmanager
 def demo(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Run a demo in a temporary directory; yields the process and the port."""
+    """Run a demo in a temporary directory, and yield the process and the port."""
     env = child_environment(TMPDIR=str(tmp_path), EXPORTER_FEED_DIR=str(tmp_path / "never"))
     command = demo_command(f"--feed.dir={tmp_path}", *flags)
     with running_process(

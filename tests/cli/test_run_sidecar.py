@@ -108,17 +108,19 @@ def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(launch
         assert run.returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_after_a_signal_run_waits_at_most_three_seconds(feed: Path, tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_after_a_signal_run_waits_at_most_three_seconds(
+    feed: Path, tmp_path: Path, signal_number: int
+) -> None:
     job, sleeping_sidecar = ["sh", "-c", f"touch {tmp_path}/ready; exec sleep 60"], ["/bin/sleep", "60"]
     with running_process(
         supervise_command(feed, job, sidecar=sleeping_sidecar, linger_seconds=60), feed
     ) as run:
         wait_until((tmp_path / "ready").exists)
         start = time.monotonic()
-        run.send_signal(number)
+        run.send_signal(signal_number)
 
-        assert run.wait(timeout=10 * PATIENCE) == -number
+        assert run.wait(timeout=10 * PATIENCE) == -signal_number
         assert time.monotonic() - start < 3 + 3 * PATIENCE  # the sidecar would sleep for 60 s
 
 
@@ -282,8 +284,8 @@ def test_a_sidecar_that_ignores_sigterm_is_killed(feed: Path, tmp_path: Path) ->
         wait_until(lambda: ready.exists() and not runs.any_active(feed))
         time.sleep(0.3)
         # `run` is stopped when the time limit of the sidecar expires.
-        for number, seconds in ((signal.SIGTERM, 0.5), (signal.SIGSTOP, 3.0), (signal.SIGCONT, 0.0)):
-            run.send_signal(number)
+        for signal_number, seconds in ((signal.SIGTERM, 0.5), (signal.SIGSTOP, 3.0), (signal.SIGCONT, 0.0)):
+            run.send_signal(signal_number)
             time.sleep(seconds)
         assert run.wait(timeout=8 * PATIENCE) == 0
     assert processes_naming(str(ready)) == set()

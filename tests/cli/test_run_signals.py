@@ -57,7 +57,7 @@ time.sleep(30)
 def job_that_logs_signals(
     tmp_path: Path, *, prefix: Sequence[str] = (), inner_prefix: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """Start a job under `run` that logs its signals; programs can precede `run` and the job."""
+    """Start a job under `run` that logs its signals. Programs can precede `run` and the job."""
     notes = tmp_path / "notes"
     command = [*prefix, *supervise_command(tmp_path, [*inner_prefix, *signal_logging_job(notes)])]
     with running_process(command, tmp_path, stderr=subprocess.PIPE) as process:
@@ -76,7 +76,7 @@ def signals_after_the_last(notes: Path, end: Callable[[], object]) -> list[str]:
 
 @contextlib.contextmanager
 def terminal(command: list[str], feed: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Run a command with a terminal; yields the process and the descriptor of the terminal's controlling side."""
+    """Run a command with a terminal, and yield the process and the descriptor of the terminal's controlling side."""
     controller, terminal_end = pty.openpty()
     streams = {"stdin": terminal_end, "stdout": terminal_end, "stderr": terminal_end}
     try:
@@ -89,20 +89,20 @@ def terminal(command: list[str], feed: Path) -> Iterator[tuple[subprocess.Popen[
 
 
 @pytest.mark.parametrize(
-    ("send", "number", "inner_prefix"),
+    ("send", "signal_number", "inner_prefix"),
     [
-        *((os.kill, number, []) for number in FORWARDED_SIGNALS),
-        *((os.killpg, number, []) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
+        *((os.kill, signal_number, []) for signal_number in FORWARDED_SIGNALS),
+        *((os.killpg, signal_number, []) for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
         pytest.param(os.killpg, signal.SIGTERM, ["setsid"], id="a job that left the group"),
     ],
 )
 def test_a_signal_to_run_or_to_the_process_group_reaches_the_job_once(
-    tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals, inner_prefix: list[str]
+    tmp_path: Path, send: Callable[[int, int], None], signal_number: signal.Signals, inner_prefix: list[str]
 ) -> None:
     with job_that_logs_signals(tmp_path, inner_prefix=inner_prefix) as (run, notes):
-        send(run.pid, number)
+        send(run.pid, signal_number)
 
-        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == [number.name]
+        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == [signal_number.name]
         assert run.wait() == 0
 
 

@@ -1,4 +1,4 @@
-"""Silent jobs: reason and remedy; and jobs beside a file named `exporter.py`."""
+"""Reason and remedy for jobs that record nothing, and jobs beside a file named `exporter.py`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
 def job(
     tmp_path: Path, program: str, *prefix: str, python: str = sys.executable, **variables: str
 ) -> Iterator[int]:
-    """Run a sleeping Python job like `run`; yields the process id."""
+    """Run a sleeping Python job like `run`, and yield its process id."""
     script = tmp_path / "train.py"
     script.write_text(f"{program}\nprint('ready', flush=True)\nimport time; time.sleep(60)\n")
     env = child_environment(EXPORTER_AUTO="1", EXPORTER_FEED_DIR=str(tmp_path)) | variables

@@ -99,7 +99,7 @@ sys.stdin.read()
 def attached_job(
     feed: Path, port: int, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], int | None]]:
-    """Run a job that starts a sidecar; yields the job and the pid of the sidecar, and closes the job's input at the end."""
+    """Run a job that starts a sidecar, and yield the job and the pid of the sidecar. The job's input is closed at the end."""
     env, pipe = environment(EXPORTER_FEED_DIR=str(feed), **variables), subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-c", JOB, str(port)], env=env, stdin=pipe, stdout=pipe, text=True

@@ -32,10 +32,10 @@ def test_the_listening_address_is_logged_and_the_machine_is_on_the_page(tmp_path
     assert "exporter_config_last_reload_successful 1" in page
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_sidecar_normally(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_sidecar_normally(tmp_path: Path, signal_number: int) -> None:
     with sidecar(tmp_path, "--log.format=json") as running:
-        status = running.end(number)
+        status = running.end(signal_number)
 
     assert status == 0
     assert json.loads(running.log.splitlines()[-1])["msg"] == "ended"
@@ -123,7 +123,9 @@ def test_the_sidecar_serves_without_standard_streams(tmp_path: Path) -> None:
     command = f"exec {sys.executable} -m exporter --web.listen-address=127.0.0.1:{port} --feed.dir={tmp_path}"
     with running_process(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], tmp_path) as process:
         wait_until(lambda: is_ready(port, "/-/healthy"))
-        descriptors = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)]
+        descriptors = [
+            str(Path(f"/proc/{process.pid}/fd/{descriptor}").readlink()) for descriptor in range(3)
+        ]
         process.terminate()
 
         assert process.wait(10) == 0

@@ -1,4 +1,4 @@
-"""Running sidecar: reloads; energy and processes of a real job after SIGKILL and beside a second exporter."""
+"""Reloads of a running sidecar, and energy and processes of a real job after SIGKILL and beside a second exporter."""
 
 from __future__ import annotations
 

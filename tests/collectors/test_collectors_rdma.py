@@ -25,9 +25,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch, **errors: int) -> Iterator[list[str]
 
     def read(path: Path) -> bytes:
         opened_paths.append(str(path))
-        number = errors.get(path.name)
-        if number is not None:
-            raise OSError(number, os.strerror(number), str(path))
+        error_number = errors.get(path.name)
+        if error_number is not None:
+            raise OSError(error_number, os.strerror(error_number), str(path))
         return real(path)
 
     with monkeypatch.context() as patch:

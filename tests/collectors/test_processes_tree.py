@@ -42,7 +42,7 @@ def proc(tmp_path: Path) -> Proc:
 
 @pytest.fixture
 def job(proc: Proc) -> SimulatedJob:
-    """Return a job with a single rank; the trainer is process 100."""
+    """Return a job with a single rank, whose trainer is process 100."""
     job = SimulatedJob(proc)
     job.add_recording(proc.add(FakeProcess(100)))
     return job

@@ -1,4 +1,4 @@
-"""Parsing of text into dataclasses; problems are reported together, with positions."""
+"""Parsing of text into dataclasses. Problems are reported together, with positions."""
 
 from __future__ import annotations
 

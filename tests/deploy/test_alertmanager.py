@@ -51,7 +51,7 @@ class Receiver:
         return 200, b""
 
     def alert(self, name: str, status: str) -> tuple[str, dict[str, Any]]:
-        """Wait for an alert with this status; return the path of the request and the alert."""
+        """Wait for an alert with this status, and return the path of the request and the alert."""
 
         def matching_alerts() -> list[tuple[str, dict[str, Any]]]:
             return [

@@ -88,7 +88,7 @@ MOMENTARY_PANELS = {
     "Waiting for data",
     "Swap and page faults",  # single page faults of the test machine
 }
-"""Panels with values that change every second; two servers scrape at different times."""
+"""Panels whose values change every second, so that two servers with different scrape times disagree."""
 AGE = re.compile(r"^time\(\) -|timestamp\(|:age_seconds")
 MISSED_SCRAPES = (0.8, 0.84)
 """Start and end, as fractions of the scenario, of the failed scrapes of one server; all other faults precede these scrapes."""

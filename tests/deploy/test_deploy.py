@@ -36,7 +36,7 @@ VERSION = "1.34"
 
 
 def program(name: str, package: str) -> str:
-    """Path of a validator; without it the test is skipped with the package to install."""
+    """Return the path of a validator. Without the validator, skip the test and name the package to install."""
     executable = shutil.which(name) or shutil.which(name, path=str(BIN))
     if executable is None:
         pytest.skip(f"install {package} for {name}")

@@ -124,7 +124,7 @@ class World:
         self.scrapes += 1
 
     def hardware(self, node: str) -> dict[str, float]:
-        """Return the samples of a node's link to the switch; the first node also has two GPUs."""
+        """Return the samples of a node's link to the switch, and of the two GPUs of the first node."""
         target = f'instance="{node}",job="training"'
         port = f'{target},device="mlx5_0",port="1"'
         samples = {

@@ -93,7 +93,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 
 def has_excuse(rule: Rule) -> bool:
-    """Return True if a part of the expression can be absent; recording rules are resolved to families."""
+    """Return True if a part of the expression can be absent. Recording rules are resolved to families."""
     by_name = {record.name: record for record in records()}
     names = [selector.name for selector in selectors(rule.expr)]
     return any(

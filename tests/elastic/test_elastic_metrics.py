@@ -1,4 +1,4 @@
-"""torchelastic metrics: the same calls on the torch module and the compatibility module; corrected defects."""
+"""torchelastic metrics: equal calls on torch's module and the compatibility module, and defects that the latter corrects."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_unbounded_names_share_one_counter_and_one_log_line(
 
 
 def _churn(page: Page, name: str, stop: threading.Event, failures: list[BaseException]) -> None:
-    """Publish and withdraw a block; all values of a publication are equal."""
+    """Publish and withdraw a block. All values of a publication are equal."""
     source = random.Random(name)
     try:
         while not stop.wait(0.001):

@@ -43,7 +43,7 @@ def feed_file(
     last_section_suffix: bytes = b"",
     first_section_suffix: bytes = b"",
 ) -> bytes:
-    """Return the bytes of a feed file; the suffixes are appended to the first and the last section."""
+    """Return the bytes of a feed file. The suffixes are appended to the first and the last section."""
     process = {"pid": 7, "started": 1.0, "run": "r", "rank": 0}
     sections = [
         json.dumps({"process": process, "stats": definitions}, separators=(",", ":")).encode()[:-1]

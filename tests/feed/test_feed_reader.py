@@ -113,7 +113,7 @@ def test_age_starts_at_the_file_time_and_then_follows_the_clock_of_the_reader(
 
 
 def refused_files(directory: Path) -> dict[str, str]:
-    """Scan twice: each scan reports a refusal; the valid file must be read."""
+    """Scan twice. Each scan must report a refusal and read the valid file."""
     valid_id = publish_once(directory)
     reader = FeedReader(directory)
     first, second = reader.scan(), reader.scan()

@@ -35,7 +35,7 @@ RULES = ({"match": "loss", "enabled": True},)
 
 @pytest.fixture
 def shared_directory() -> Iterator[Path]:
-    """Yield a directory of root that all users can write to; the test runs as a user without privileges."""
+    """Yield a directory of root that all users can write to. The test runs as a user without privileges."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o1777)
         with without_privileges():

@@ -1,4 +1,4 @@
-"""Counters of a GPU: monotonic, and correct after wraps, resets, glitches and restarts; integrals of samples."""
+"""Counters of a GPU after wraps, resets, glitches and restarts, and integrals of samples."""
 
 from __future__ import annotations
 

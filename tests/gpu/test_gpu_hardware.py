@@ -1,4 +1,4 @@
-"""Invariants of GPU readings: on replayed machines, and on the GPUs of this machine if it has any.
+"""Invariants of GPU readings, on replayed machines and on the GPUs of this machine if it has any.
 
 `python -m pytest tests/gpu/test_gpu_hardware.py -m gpu -s` reads the GPUs of this machine and prints the ratio of the energy
 counter to the integrated power of each GPU.

@@ -82,7 +82,7 @@ def test_gpm_can_be_switched_off() -> None:
 
 
 def test_the_replayed_h100_shows_the_recorded_values() -> None:
-    """Compare the families with the values captured on the hardware; the machine's description has their source."""
+    """Compare the families with the values captured on the hardware. The machine's description names their source."""
     families = replay("h100-real", 65).families()
 
     def only_value(name: str, *labels: str) -> float:

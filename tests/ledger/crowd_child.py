@@ -16,7 +16,7 @@ from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore
 
 MAX_ADDRESS_SPACE_BYTES = 400 << 20
-"""Limit of the address space; an interpreter with its libraries needs over 100 MiB at the start."""
+"""Limit of the address space. An interpreter with its libraries needs over 100 MiB at the start."""
 
 resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE_BYTES, MAX_ADDRESS_SPACE_BYTES))
 directory = Path(sys.argv[1])

@@ -40,7 +40,7 @@ class Run:
 
 
 class Node(EnergyNode):
-    """Machine of 4 CPUs with controlled power; one CPU can belong to a foreign process."""
+    """Machine of 4 CPUs with controlled power. One CPU can belong to a foreign process."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class Node(EnergyNode):
         return list(self.rapl.readings)
 
     def joules(self) -> dict[str, float]:
-        """Run one pass of every collector; return the joules of the run by component."""
+        """Collect once from every collector, and return the joules of the run by component."""
         self.clock.wall, self.clock.monotonic = self.wall, self.machine.monotonic_seconds
         self.rapl.collect()
         joules_by_run: Counter[str] = Counter()

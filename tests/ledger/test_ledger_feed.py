@@ -233,7 +233,7 @@ def test_damaged_and_hostile_files_affect_only_themselves_with_one_line_per_reas
 def test_a_process_whose_file_is_not_read_yet_has_not_ended_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Limit the first pass of the second sidecar to a single file; later passes read the other files."""
+    """Limit the first pass of the second sidecar to a single file. Later passes read the other files."""
     writers = [FeedWriter(tmp_path, new_identity(rank=rank)) for rank in range(3)]
     for writer in writers:
         writer.publish(new_recording(count=5))

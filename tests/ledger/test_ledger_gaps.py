@@ -146,7 +146,7 @@ GOLDEN = DATA / "ledger.metrics"
 
 @pytest.fixture
 def small_job_page(sidecar: Sidecar) -> str:
-    """Return the page of two ranks and an agent, with all types of families; rank 1 was restarted and has two workers."""
+    """Return the page of two ranks and an agent, with all types of families. Rank 1 was restarted and has two workers."""
     histogram = make_definition(
         "train.step", Aggregation.MEAN, unit="seconds", buckets=(0.1, 1.0), help="Time per step."
     )

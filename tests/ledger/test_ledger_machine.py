@@ -120,7 +120,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(job=jobs, collects_first=st.booleans())
     def delete_feed_file(self, job: Job, collects_first: bool) -> None:
-        """Delete the feed file of a process; a running process writes a new file."""
+        """Delete the feed file of a process. A running process writes a new file."""
         if self.feed.files.pop(job.process.id, None) is not None:
             if collects_first:
                 self.run_pass()

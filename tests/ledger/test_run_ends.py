@@ -60,7 +60,7 @@ def sum_of_series(text: str, name: str) -> float:
 
 
 def observed_states(tmp_path: Path, command: list[str], final: str) -> tuple[set[str], str]:
-    """Run a job until its final state; return all observed states, and the last page."""
+    """Run a job until its final state, and return all observed states and the last page."""
     feed, port, all_states = tmp_path / "feed", free_port(), set[str]()
     feed.mkdir()
     last_page = ""

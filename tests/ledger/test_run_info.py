@@ -70,7 +70,7 @@ def page_with(
     gpus: tuple[EnergyReading, ...] = (),
     peaks: tuple[PeakFlops, ...] = (),
 ) -> Page:
-    """Return the page of these processes; the pid of each process is 100 plus the rank."""
+    """Return the page of these processes. The pid of each process is 100 plus the rank."""
     sidecar = Sidecar(tmp_path)
     sidecar.collector.gpus = Gpus(use=lambda: uses, readings=lambda: gpus)
     sidecar.collector.sessions.options = GoodputOptions(peak_flops=peaks)

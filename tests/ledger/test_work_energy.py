@@ -1,4 +1,4 @@
-"""Energy of work by phase and by outcome; both sums equal the energy of the run."""
+"""Energy of work by phase and by outcome. Both sums equal the energy of the run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Run:
         return self.counters("training_productive_energy_joules_total").get("", 0.0)
 
     def check(self) -> None:
-        """Check that both sums equal the energy of the run; uncommitted work is part of the second sum."""
+        """Check that both sums equal the energy of the run. Uncommitted work is part of the second sum."""
         phases = self.counters("training_phase_energy_joules_total")
         pool = self.energy.record.pool_joules
         assert sum(phases.values()) == pytest.approx(self.divided_joules, rel=1e-6, abs=1e-4)

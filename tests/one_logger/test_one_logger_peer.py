@@ -192,7 +192,7 @@ def test_the_reader_of_one_logger_parses_our_log_lines() -> None:
 
 
 def test_a_custom_exporter_that_declares_its_overrides_works_here(tmp_path: Path) -> None:
-    """Define an exporter with the `@override` that one-logger requires; `@override` compares the names of parameters."""
+    """Define an exporter with the `@override` that one-logger requires and that compares the names of parameters."""
     methods = {
         "initialize": "",
         "export_start": "span",

@@ -14,13 +14,13 @@ def gauges() -> dict[str, float | None]:
     from exporter.training.recorder import TRAINING
 
     exporter.flush()
-    found = {}
+    values = {}
     for reading in TRAINING.series():
         definition = reading.definition
         if definition.kind == "gauge":
             key = ",".join([definition.name, *(f"{name}={value}" for name, value in definition.labels)])
-            found[key.removeprefix("training.")] = reading.value
-    return found
+            values[key.removeprefix("training.")] = reading.value
+    return values
 
 
 def begin(run: str) -> None:
@@ -33,7 +33,7 @@ def begin(run: str) -> None:
 
 
 def expect(loss: float | None) -> None:
-    """Print the recorded loss beside the loss in the log of the job; None for a loss that cannot be found."""
+    """Print the recorded loss beside the job's own loss, which is None if the bridge cannot see it."""
     print("loss", gauges().get("loss,mode=train"), loss)
 
 

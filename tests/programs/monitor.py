@@ -48,7 +48,7 @@ def log_and_add_from_two_threads(path: str) -> None:
 
 
 def fork_with_an_open_window() -> None:
-    """Fork with two samples in the open window of a Stat; parent and child check their own samples."""
+    """Fork with two samples in the open window of a Stat. Parent and child check their own samples."""
     events: list[monitor.Event] = []
     monitor.register_event_handler(events.append)
     stat = monitor.Stat("d19", [Aggregation.SUM, Aggregation.COUNT], 3600.0)

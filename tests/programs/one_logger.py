@@ -51,7 +51,7 @@ def configure(**fields: Any) -> None:
 
 
 def fork_in_a_training_loop() -> None:
-    """Fork in a training loop; parent and child open a span each."""
+    """Fork in a training loop. Parent and child each open a span."""
     configure()
     with application(), training_loop(train_iterations_start=0):
         with training_iteration():
@@ -68,7 +68,7 @@ def fork_in_a_training_loop() -> None:
 
 
 def fork_while_threads_create_span_names() -> None:
-    """Fork 30 times while three threads open spans of new names; each child opens a span of a new name."""
+    """Fork 30 times while three threads open spans of new names. Each child opens a span of a new name."""
     configure()
     numbers, stop = itertools.count(), threading.Event()
 
@@ -156,7 +156,7 @@ def import_every_name() -> None:
 
 
 def train_with_an_added_phase() -> None:
-    """Enter a phase that the table has in a copy of the package; print its entries, and all misuse."""
+    """Enter a phase that the table has in a copy of the package, and print its entries and all misuse."""
     kind = kinds.by_span_name("data_transfer")
     assert kind is not None
     configure()

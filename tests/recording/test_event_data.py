@@ -178,7 +178,7 @@ def test_any_event_is_one_printable_line_and_one_json_line(
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Complete lines of a file; a truncated line is not JSON."""
+    """Return the records of a file's complete lines. A truncated line is not JSON."""
     records = []
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(ValueError):

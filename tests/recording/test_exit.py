@@ -33,7 +33,7 @@ def seconds_to_exit(feed: Path, program: str, **environment: str) -> float:
 
 
 def exits_within(limit_seconds: float, feed: Path, program: str, **environment: str) -> bool:
-    """Return True if one of five runs exits in time; a busy machine can delay single runs."""
+    """Return True if one of five runs exits in time. A busy machine can delay single runs."""
     return any(seconds_to_exit(feed, program, **environment) < limit_seconds for _ in range(5))
 
 

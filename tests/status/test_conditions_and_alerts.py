@@ -42,7 +42,7 @@ OF_TARGETS = {"cluster", "job", "instance", "pod"}
 OF_RUNS = {condition.alert for module in (runs, ranks, checkpoints) for condition in module.CONDITIONS}
 OF_CARDS = {condition.alert for module in (gpus, gpu_links) for condition in module.CONDITIONS}
 ACROSS_NODES = {"GpuStraggler", "TrainingStraggler"}
-"""Alerts that compare the ranks or cards of all nodes; a page compares those of its node."""
+"""Alerts that compare the ranks or cards of all nodes, whereas a page compares those of its node."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ActiveCondition:
 
     @classmethod
     def from_labels(cls, alert: str, instance: str, run: str, uuid: str) -> ActiveCondition:
-        """Return the alert with the labels that identify its subject; alerts of runs are not bound to a node."""
+        """Return the alert with the labels that identify its subject. Alerts of runs are not bound to a node."""
         if alert in OF_RUNS:
             return cls(alert, "", run)
         return cls(alert, instance, uuid if alert in OF_CARDS else "")
@@ -120,7 +120,7 @@ def seconds(text: str) -> float:
 
 
 def expand_series(notation: str) -> tuple[float | None, ...]:
-    """Return the values of promtool's notation; None where the series has no sample."""
+    """Return the values of promtool's notation, with None where the series has no sample."""
     values: list[float | None] = []
     for token in notation.split():
         if token in {"stale", "_"}:

@@ -1,4 +1,4 @@
-"""Content of the status page; foreign text cannot run."""
+"""Content of the status page. Foreign text cannot run as a script."""
 
 from __future__ import annotations
 

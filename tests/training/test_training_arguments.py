@@ -165,7 +165,7 @@ calls = st.tuples(
 
 
 def call(name: str, arguments: list[Any], open_blocks: list[Any]) -> None:
-    """Make a call, or leave the innermost open block; a returned block is entered."""
+    """Make a call and enter the block that it returns, or leave the innermost open block."""
     if name in {"leave", "fail"}:
         if open_blocks:
             error = ValueError("x") if name == "fail" else None

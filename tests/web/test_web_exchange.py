@@ -17,7 +17,7 @@ def connection_with(data: bytes = b"") -> HttpConnection:
 
 
 def parse_chunks(*chunks: bytes) -> Request | int | None:
-    """Feed chunks to a connection; return the request, the status of the error, or None if incomplete."""
+    """Return the request in the chunks, the status of their error, or None if they are incomplete."""
     connection = connection_with()
     for chunk in chunks:
         connection.feed(chunk)

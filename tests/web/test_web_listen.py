@@ -1,4 +1,4 @@
-"""Listen addresses: notation and binding; recognition of regular scrapers."""
+"""Notation and binding of listen addresses, and recognition of regular scrapers."""
 
 from __future__ import annotations
 
