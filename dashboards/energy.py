@@ -16,11 +16,11 @@ from dashboards.energy_loss import (
     loss_by_run,
     loss_now,
 )
-from dashboards.gpu_load import DISTINCT_COLORS
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
     BLUE,
+    COLOR_BY_SERIES_NAME,
     GREY,
     NEUTRAL,
     ORANGE,
@@ -159,7 +159,7 @@ def _power_panels() -> tuple[Panel, ...]:
                 "{{run}}",
             ),
             unit="watt",
-            color=DISTINCT_COLORS,
+            color=COLOR_BY_SERIES_NAME,
         ),
         time_series(
             "Power of nodes",
@@ -174,7 +174,7 @@ def _power_panels() -> tuple[Panel, ...]:
                 "DRAM of {{instance}}",
             ),
             unit="watt",
-            color=DISTINCT_COLORS,
+            color=COLOR_BY_SERIES_NAME,
         ),
         time_series(
             "Power and idle power of each GPU",

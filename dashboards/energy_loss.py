@@ -119,7 +119,7 @@ CAUSE_TEXTS = value_mappings(
         "validation": ("validation", NEUTRAL),
         "init": ("start", NEUTRAL),
         "compile": ("compilation", NEUTRAL),
-        "other": ("other", NEUTRAL),
+        "other": ("other, or not attributed", NEUTRAL),
     }
 )
 

@@ -6,7 +6,7 @@ run holds any of the selected GPUs.
 
 from __future__ import annotations
 
-from dashboards.palette import THROTTLE_REASON_COLORS, colors_by_name
+from dashboards.palette import COLOR_BY_SERIES_NAME, THROTTLE_REASON_COLORS, colors_by_name
 from dashboards.panels import Panel, bars, dashboard_link, time_series
 from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
@@ -14,7 +14,6 @@ from dashboards.tables import Column, table
 MAX_LINES = 8
 LEGEND = "{{instance}} GPU {{gpu}}"
 RANKS_LINK = dashboard_link("training-ranks", "Ranks on this node")
-DISTINCT_COLORS = {"mode": "palette-classic"}
 GPUS_OF_ANY_RUN = (
     'last_over_time(training_rank_info{@cluster, uuid!=""}[$__range] @ end())'
     " or last_over_time(training_process_gpu_memory_bytes{@cluster}[$__range] @ end())"
@@ -53,7 +52,7 @@ def utilization_panels() -> tuple[Panel, ...]:
             _median(expression),
             unit="percentunit",
             maximum=1,
-            color=DISTINCT_COLORS,
+            color=COLOR_BY_SERIES_NAME,
             w=6,
             links=(RANKS_LINK,),
         )
@@ -78,7 +77,7 @@ def memory_panels() -> tuple[Panel, ...]:
             _median("gpu_memory_used_bytes{@gpu}"),
             Query("max(gpu_memory_total_bytes{@gpu})", "size of a GPU", reference=True),
             unit="bytes",
-            color=DISTINCT_COLORS,
+            color=COLOR_BY_SERIES_NAME,
             w=10,
         ),
         bars(
@@ -106,7 +105,7 @@ def power_panels() -> tuple[Panel, ...]:
             _median(power),
             Query('min(gpu_power_limit_watts{@gpu, limit="enforced"})', "lowest limit", reference=True),
             unit="watt",
-            color=DISTINCT_COLORS,
+            color=COLOR_BY_SERIES_NAME,
             w=8,
         ),
         time_series(
@@ -115,7 +114,7 @@ def power_panels() -> tuple[Panel, ...]:
             _median(temperature),
             unit="celsius",
             minimum=None,
-            color=DISTINCT_COLORS,
+            color=COLOR_BY_SERIES_NAME,
             w=8,
         ),
         time_series(
@@ -123,7 +122,7 @@ def power_panels() -> tuple[Panel, ...]:
             _extreme_gpus(clock, lowest=True),
             _median(clock),
             unit="hertz",
-            color=DISTINCT_COLORS,
+            color=COLOR_BY_SERIES_NAME,
             w=8,
         ),
         time_series(
@@ -137,7 +136,7 @@ def power_panels() -> tuple[Panel, ...]:
             "Thermal and power brake throttling",
             _extreme_gpus(throttled),
             unit="percentunit",
-            color=DISTINCT_COLORS,
+            color=COLOR_BY_SERIES_NAME,
             links=(RANKS_LINK,),
         ),
     )
@@ -152,7 +151,7 @@ def link_panels() -> tuple[Panel, ...]:
         for text, way in (("sent", "transmit"), ("received", "receive")):
             extreme = _extreme_gpus(rate.format(way=way), lowest=True)
             queries.append(Query(extreme.expression, f"{text}, {LEGEND}", dashed=way == "receive"))
-        return time_series(title, *queries, unit="Bps", legend="hidden", color=DISTINCT_COLORS)
+        return time_series(title, *queries, unit="Bps", legend="hidden", color=COLOR_BY_SERIES_NAME)
 
     return traffic("NVLink traffic", "nvlink"), traffic("PCIe traffic", "pcie")
 

@@ -17,11 +17,16 @@ THROTTLED_RATIO = 0.05
 """Smallest share of time with thermal or power throttling that is a problem."""
 XID_SECONDS = 3600
 """Time for which an Xid is a problem."""
-GPUS_WITH_RANK = (
-    "max by (instance, gpu, run, rank) (last_over_time(gpu_up{@gpu}[$__range]) * 0 * on (uuid) group_left (run, rank)"
+_PRESENT = "last_over_time(gpu_up{@gpu}[$__range]) * 0"
+_LOCAL_RANKS = 'label_replace(last_over_time(training_rank_info{@cluster, uuid="", local_rank!=""}[$__range]), "gpu", "$1", "local_rank", "(.+)")'
+GPUS_OF_RANKS = (
+    f"(max by (instance, gpu, run, rank) ({_PRESENT} * on (uuid) group_left (run, rank)"
     ' topk by (uuid) (1, last_over_time(training_rank_info{@cluster, uuid!=""}[$__range])))'
-    " or on (instance, gpu) max by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]) * 0)"
+    f" or on (instance, gpu) max by (instance, gpu, run, rank) ({_PRESENT} * on (instance, gpu) group_left (run, rank)"
+    f" topk by (instance, gpu) (1, {_LOCAL_RANKS})))"
 )
+"""PromQL for the GPUs that a rank used in the time range, by UUID, else by local rank, with the last run and rank."""
+GPUS_WITH_RANK = f"{GPUS_OF_RANKS} or on (instance, gpu) max by (instance, gpu) ({_PRESENT})"
 """PromQL for each GPU of the time range, with the last run and rank that used the GPU."""
 
 
@@ -84,7 +89,14 @@ _GPU_PROBLEMS = (
     _xid('xid=~"{}"', "drain the node; reset the GPU or reboot"),
     _xid('xid!~"{}"', "read the log of the job; reset the GPU if it returns"),
     _gpu_flag(
-        "gpu_recovery_action{@gpu}", "driver requests a recovery", "do the recovery action in the table below"
+        "(gpu_recovery_action{@gpu} == bool 1)",
+        "driver requests a GPU reset",
+        "drain the GPU, then reset the GPU",
+    ),
+    _gpu_flag(
+        "(gpu_recovery_action{@gpu} > bool 1)",
+        "driver requests a recovery",
+        "drain the node; the column Recovery action below names the action",
     ),
     Problem(
         "uncorrected memory errors",
@@ -148,6 +160,7 @@ def current_problems() -> Panel:
     gpus = " or ".join(problem.rows for problem in _GPU_PROBLEMS)
     with_rank = f"({gpus}) + on (instance, gpu) group_left (run, rank) ({GPUS_WITH_RANK})"
     rows = f"max without (reason, xid) ({with_rank} or {nodes})"
+    held = f"max without (reason, xid) (({gpus}) * 0 + 1 + on (instance, gpu) group_left (run, rank) {GPUS_OF_RANKS})"
     no_problem = f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "")'
     return table(
         "What is wrong",
@@ -172,8 +185,13 @@ def current_problems() -> Panel:
             mappings=value_mappings({-1: (NO_VALUE, NEUTRAL)}),
         ),
         Column("remedy", "Remedy"),
-        sort="Since",
-        descending=False,
+        Column(
+            f"{held} or max without (reason, xid) ({nodes}) * 0 + 1 or {rows} * 0",
+            "In use",
+            width=75,
+            mappings=value_mappings({1: ("yes", BAD), 0: ("no", NEUTRAL)}),
+        ),
+        sort="In use",
         w=24,
         h=8,
         max_data_points=120,

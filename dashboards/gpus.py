@@ -14,7 +14,7 @@ from dashboards.gpu_load import (
     used_gpus,
     utilization_panels,
 )
-from dashboards.gpu_problems import GPUS_WITH_RANK, THROTTLED, current_problems, problem_counts
+from dashboards.gpu_problems import GPUS_OF_RANKS, THROTTLED, current_problems, problem_counts
 from dashboards.palette import BAD, GOOD, WARNING
 from dashboards.panels import Panel, stat, state_timeline, value_mappings, warn_above, warn_below
 from dashboards.queries import Query, instant_query
@@ -88,7 +88,8 @@ def board() -> Board:
 
 def _overview_panels() -> tuple[Panel, ...]:
     exporters = "min by (instance) (up{@node})"
-    runs_in_trouble = f"group by (run) (({GPUS_WITH_RANK}) and on (instance, gpu) {problem_counts()} > 0)"
+    gpus_in_trouble = f"({problem_counts()} > 0)"
+    runs_in_trouble = f"group by (run) ({GPUS_OF_RANKS} and on (instance, gpu) {gpus_in_trouble})"
     return (
         stat(
             "Exporters",
@@ -120,7 +121,8 @@ def _overview_panels() -> tuple[Panel, ...]:
             "Cost of runs with a GPU problem",
             instant_query(
                 f"sum by (currency) (rate(training_cost_total{{@cluster}}[5m]) and on (run) {runs_in_trouble}) * 3600"
-                " or sum by (currency) (rate(training_cost_total{@cluster}[5m])) * 0",
+                " or sum by (currency) (rate(training_cost_total{@cluster}[5m])) * 0"
+                f" unless on () ({gpus_in_trouble} unless on (instance, gpu) {GPUS_OF_RANKS})",
                 "{{currency}} per hour",
             ),
             unit="none",

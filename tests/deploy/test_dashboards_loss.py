@@ -247,6 +247,45 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(tmp_path: Path) -> N
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: 300_000})
 
 
+HOT_GPU = {
+    'up{job="training",instance="n1"}': "1x60",
+    GPU.format(name="up", gpu=0, labels=',job="training"'): "1x60",
+    GPU.format(name="clocks_event_seconds_total", gpu=0, labels=',job="training",reason="thermal"'): "0+9x60",
+    'training_cost_total{run="a",instance="n1",currency="EUR"}': "0+0.15x60",
+}
+
+
+@pytest.mark.parametrize(
+    ("rank_info", "expected"),
+    [
+        ('training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}', {'{currency="EUR"}': 36.0}),
+        ('training_rank_info{run="a",rank="3",local_rank="0",instance="n1"}', {'{currency="EUR"}': 36.0}),
+        ('training_rank_info{run="a",rank="3",uuid="G7",instance="n1"}', {}),
+    ],
+)
+def test_the_cost_of_a_gpu_problem_is_unknown_if_no_rank_is_known(
+    tmp_path: Path, rank_info: str, expected: dict[str, float]
+) -> None:
+    series = HOT_GPU | {rank_info: "1x60"}
+
+    assert_panel(tmp_path, "training-gpus", "Cost of runs with a GPU problem", series, expected)
+
+
+@pytest.mark.parametrize(
+    ("uuid", "owner", "in_use"), [("G0", ',run="a",rank="3"', 1), ("G7", "", 0)], ids=["held", "free"]
+)
+def test_a_problem_of_a_gpu_that_a_run_holds_is_marked(
+    tmp_path: Path, uuid: str, owner: str, in_use: int
+) -> None:
+    series = HOT_GPU | {f'training_rank_info{{run="a",rank="3",uuid="{uuid}",instance="n1"}}': "1x60"}
+    labels = (
+        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or power",'
+        'remedy="check the cooling and the power supply"}'
+    )
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: in_use}, query_id="C")
+
+
 def test_nothing_is_wrong_with_healthy_gpus(tmp_path: Path) -> None:
     series = {
         'up{job="training",instance="n1"}': "1x60",
