@@ -76,7 +76,7 @@ class Family:
     precedence: Precedence = Precedence.TOTAL
 
     def family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
-        """Return a metric from samples by label values, in the order of `labels`; an empty value omits the label."""
+        """Return a metric from samples by label values, in the order of `labels`. An empty value omits the label."""
         metric = Metric(self._base(), self.help, self.type, self.unit)
         metric.samples = self.samples(samples)
         return metric
@@ -250,7 +250,7 @@ class Collected(list[Metric]):
             self._families[spec.name].samples += spec.samples({labels: value})
 
     def add_family(self, spec: Family, samples: Mapping[tuple[str, ...], float | Distribution]) -> None:
-        """Add a family with samples by label values; without samples, nothing is added."""
+        """Add a family with samples by label values, unless there are no samples."""
         if samples:
             self.append(spec.family(samples))
 
@@ -269,7 +269,7 @@ class Collected(list[Metric]):
 
 
 class AnyCollector(Protocol):
-    """Collector of prometheus_client with a name; run by the scheduler."""
+    """Collector of prometheus_client with a name, run by the scheduler."""
 
     @property
     def name(self) -> str:

@@ -70,7 +70,7 @@ def patch(owner: Any, name: str, hook: Hook) -> None:
 
 
 def patch_frequent(owner: Any, name: str, before: BeforeHook, after: AfterHook) -> None:
-    """Wrap a method that is called in every step with two functions; a patched method is not patched again.
+    """Wrap a method that is called in every step with two functions. A patched method is not patched again.
 
     Raises:
         AttributeError: The owner has no such method.

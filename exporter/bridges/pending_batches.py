@@ -65,7 +65,7 @@ class PendingBatches:
         return [batches.popleft() for _ in range(len(batches) - ahead)]
 
     def _of_thread(self) -> deque[PendingBatch]:
-        """Return the batches of the thread that trains, otherwise of this thread; of too many threads none are kept."""
+        """Return the batches of the thread that trains, or of this thread. Above the limit of threads, batches are not kept."""
         if self._batches is not None:
             return self._batches
         batches = self._by_thread.get(get_ident())

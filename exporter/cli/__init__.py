@@ -1,1 +1,1 @@
-"""Commands of `training-exporter`: serve, run, check, stacks, demo, push and assets; and their configuration."""
+"""Commands of `training-exporter` (serve, run, check, stacks, demo, push, assets) and their configuration."""

@@ -246,7 +246,7 @@ def energy(configuration: Configuration) -> Iterator[CheckFinding]:
 
 
 def nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
-    """Compare the versions of the NVIDIA driver and the NVML library; no device is opened."""
+    """Compare the versions of the NVIDIA driver and the NVML library, without opening a device."""
     gpu, version = configuration.gpu, root / "proc/driver/nvidia/version"
     library = _library_version(root)
     if not gpu.enabled:

@@ -43,7 +43,7 @@ StatPattern = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Overrides for the Stats of a pattern; missing keys leave the definition in the code unchanged."""
+    """Overrides for the Stats of a pattern. A missing key leaves the definition in the code unchanged."""
 
     match: StatPattern = option(
         REQUIRED,
@@ -93,7 +93,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """All settings; the defaults work without a file."""
+    """All settings. The defaults work without a file."""
 
     web: WebSection = option(WebSection(), "The HTTP server.")
     feed: FeedSection = option(FeedSection(), "Data from the training processes.")

@@ -45,7 +45,7 @@ def mistake(source: str, message: str) -> ConfigurationError:
 
 
 def say(line: str) -> None:
-    """Write a line to standard error; write errors are ignored."""
+    """Write a line to standard error. Write errors are ignored."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
             # A single write, so that the job's output cannot split the line.

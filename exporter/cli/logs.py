@@ -39,7 +39,7 @@ _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 class Formatter(logging.Formatter):
-    """Formatter with a line per record; hostile values are escaped, shortened or replaced by the formatting exception."""
+    """Formatter with a line per record. Unsafe values are escaped, shortened or replaced by the formatting exception."""
 
     def __init__(self, form: LogFormat) -> None:
         super().__init__()

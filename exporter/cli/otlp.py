@@ -56,7 +56,7 @@ class StartTimes:
         self._previous_push: int | None = None
 
     def begin(self, exporter_start: int) -> None:
-        """Set the start time for the series of the first push; later calls do nothing."""
+        """Set the start time for the series of the first push. Later calls do nothing."""
         if self._previous_push is None:
             self._previous_push = exporter_start
 

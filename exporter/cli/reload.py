@@ -84,7 +84,7 @@ class Reloader:
             _log.info("configuration reloaded")
 
     def reload_soon(self) -> None:
-        """Reload on a thread unless a reload is queued; the log reports problems."""
+        """Reload on a thread unless a reload is queued. Problems are logged."""
         if not self._waiting.is_set():
             self._waiting.set()
             threading.Thread(target=self._reload_in_background, name="exporter-reload", daemon=True).start()

@@ -224,7 +224,7 @@ class SidecarService:
             _log.info("NVML is being opened again", extra=fields)
 
     def reload_soon(self) -> None:
-        """Reload the configuration on a thread; the log reports problems."""
+        """Reload the configuration on a thread. Problems are logged."""
         self._reloader.reload_soon()
 
     def next_expected_scrape(self) -> float | None:

@@ -144,7 +144,7 @@ def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
 
 
 def _tree(pid: int) -> list[LaunchedProcess]:
-    """Return a process and its descendants, parents first; unreadable processes are skipped."""
+    """Return a process and its descendants, parents first, without unreadable processes."""
     processes: list[LaunchedProcess] = []
     with suppress(psutil.Error):
         root = psutil.Process(pid)

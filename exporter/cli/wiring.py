@@ -63,7 +63,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEntry:
-    """Row of the schedule. New options recreate the collectors; new times only reschedule them."""
+    """Row of the schedule. New options recreate the collectors, and new times only reschedule them."""
 
     name: str
     create: Callable[[], Sequence[AnyCollector]]

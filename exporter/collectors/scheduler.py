@@ -29,7 +29,7 @@ from exporter.families import AnyCollector, Collected
 LOG = logging.getLogger("exporter.collectors")
 
 WATCH_SECONDS = 1.0
-"""Longest interval of the watchdog; shorter deadlines shorten the interval."""
+"""Longest interval of the watchdog. The interval is at most half of the shortest deadline."""
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +147,7 @@ class Scheduler:
                 thread.join(max(0.0, deadline_time - time.monotonic()))
 
     def run_soon(self, name: str) -> None:
-        """Run a collector now, or after the running pass; an unknown name is ignored."""
+        """Run a collector now, or after the running pass. An unknown name is ignored."""
         with self._lock:
             task = self._tasks.get(name)
             if task is not None and task.collector is not None:
@@ -177,7 +177,7 @@ class Scheduler:
         return self._lanes.setdefault(name, Lane(name, threading.Condition(self._lock)))
 
     def _start_lane(self, lane: Lane) -> bool:
-        """Start a new thread for a lane; an earlier thread exits after its collector returns."""
+        """Start a new thread for a lane. An earlier thread exits after its collector returns."""
         thread = threading.Thread(
             target=self._serve, args=(lane,), name=f"exporter-{lane.name}"[:15], daemon=True
         )

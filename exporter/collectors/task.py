@@ -41,7 +41,7 @@ class CollectorTask:
     logged_sources: set[str] = field(default_factory=set)
 
     def schedule(self, collector: AnyCollector, *, lane: str, interval: float, deadline: float) -> None:
-        """Assign a collector to this name; the counters continue."""
+        """Assign a collector to this name. The counters continue."""
         self.collector, self.lane = collector, lane
         self.interval_seconds, self.deadline_seconds = interval, deadline
         self.due, self.duration_seconds, self.unsupported = -math.inf, None, ()

@@ -71,7 +71,7 @@ def parse(text: str, source: str, hint: Any) -> Any:
 
 
 class _Conversion:
-    """Conversion of a file from nodes to values; collects problems instead of raising the first."""
+    """Conversion of a file from nodes to values. Collects all problems instead of raising the first."""
 
     def __init__(self, source: str) -> None:
         self.problems: list[Problem] = []
@@ -196,7 +196,7 @@ class _Conversion:
         return _BAD if len(self.problems) > problem_count else instance
 
     def _value(self, node: yaml.ScalarNode) -> bool | int | float | str | None:
-        """Return a scalar as PyYAML reads the scalar; other types, such as dates, remain text."""
+        """Return a scalar as PyYAML reads the scalar. Other types, such as dates, remain text."""
         text: str = node.value
         try:
             value = self._constructor.construct_object(node)

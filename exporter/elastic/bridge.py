@@ -131,7 +131,7 @@ class PrometheusEventHandler(logging.Handler):
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Record an event once for all handlers of this class; other log records are ignored."""
+        """Record an event once for all handlers of this class. Other log records are ignored."""
         if getattr(record, RECORDED_ATTRIBUTE, False):
             return
         try:

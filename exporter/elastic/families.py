@@ -78,7 +78,7 @@ def metric_name(group: object, name: object) -> MetricName | None:
 
 
 def _name_parts(text: object) -> list[str]:
-    """Return the parts between dots; characters other than letters and digits become underscores."""
+    """Return the parts between dots. Characters other than letters and digits become underscores."""
     raw_text = "" if text is None else text_of(text)
     cleaned_text = "".join(
         [character if character in _WORD_CHARACTERS or character == "." else "_" for character in raw_text]
@@ -87,7 +87,7 @@ def _name_parts(text: object) -> list[str]:
 
 
 def text_of(value: object) -> str:
-    """Return a group or a name as bounded printable text; runs no code of the object."""
+    """Return a group or a name as bounded printable text, without running code of the object."""
     if isinstance(value, str):
         return clean_text(str.__str__(value))
     return str(value) if type(value) in {int, float, bool} else class_name(value)
@@ -116,7 +116,7 @@ class MetricStats:
             refuse("name")(value)
 
     def _resolve(self, pair: Pair) -> Record:
-        """Accept or refuse a new pair; concurrent calls have the same result."""
+        """Accept or refuse a new pair. Concurrent calls have the same result."""
         record = PLATFORM.recorder(pair[1]) if pair[0] == GROUP else None
         if record is None:
             if len(self._records) >= MAX_NAMES:

@@ -72,7 +72,7 @@ def compress(body: bytes) -> bytes:
 
 
 def _elements(header: str | None) -> Iterator[AcceptedElement]:
-    """Yield the elements of a header; elements with an invalid weight are skipped."""
+    """Yield the elements of a header, without elements with an invalid weight."""
     for text in (header or "").lower().split(","):
         name, *parameters = text.split(";")
         pairs = (parameter.partition("=") for parameter in parameters)

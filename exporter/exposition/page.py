@@ -159,7 +159,7 @@ class Page:
             self._published_blocks[name] = block
 
     def withdraw(self, name: str) -> None:
-        """Remove the families of a publisher from the page; an unknown publisher is ignored."""
+        """Remove the families of a publisher from the page. An unknown publisher is ignored."""
         with self._lock:
             self._published_blocks.pop(name, None)
 

@@ -109,7 +109,7 @@ def field_converters(kind: Any, *omitted: str) -> dict[str, Convert]:
 
 
 def convert_fields(body: Mapping[str, Any], table: Mapping[str, Convert]) -> dict[str, Any]:
-    """Return the converted fields that are present; unknown keys are ignored."""
+    """Return the converted fields that are present. Unknown keys are ignored."""
     return {name: convert(body[name]) for name, convert in table.items() if name in body}
 
 

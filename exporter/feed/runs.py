@@ -163,7 +163,7 @@ def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
 
 
 def ends(feed_directory: Path) -> list[End]:
-    """Return the exit statuses of all ended jobs; unreadable files are ignored."""
+    """Return the exit statuses of ended jobs. Unreadable files are ignored."""
     exit_statuses = []
     for path, body in _documents(feed_directory, END_SUFFIX):
         with contextlib.suppress(LookupError, TypeError, ValueError):
@@ -176,7 +176,7 @@ def ends(feed_directory: Path) -> list[End]:
 
 
 def jobs(feed_directory: Path) -> list[Job]:
-    """Return the jobs of running launches; unreadable files are ignored."""
+    """Return the jobs of running launches. Unreadable files are ignored."""
     running_jobs = []
     for path, body in _documents(feed_directory, JOB_SUFFIX):
         with contextlib.suppress(LookupError, TypeError, ValueError):

@@ -39,7 +39,7 @@ class _SlotSeries:
 
 
 class StatMetrics:
-    """Families of all Stats; an unchanged family is the same object as in the last pass."""
+    """Families of all Stats. An unchanged family is the same object as in the last pass."""
 
     def __init__(self, owners: FamilyOwners) -> None:
         self._owners = owners

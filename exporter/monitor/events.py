@@ -20,7 +20,7 @@ from exporter.recording.handle import Adapter, Handle
 data_value_t = str | float | int | bool
 """Type of an event's values."""
 EventHandlerHandle = Handle
-"""Return type of `register_event_handler`; the handler stays registered without a reference to the handle."""
+"""Return type of `register_event_handler`. The handler stays registered without a reference to the handle."""
 
 STAT_EVENT = "torch.monitor.Stat"
 """Name of the event of a closed window."""
@@ -134,7 +134,7 @@ def register_event_handler(callback: Callable[[Event], None]) -> EventHandlerHan
 
 
 def unregister_event_handler(handler: EventHandlerHandle) -> None:
-    """Unregister a handler after the delivery of all earlier events; a second call has no effect."""
+    """Unregister a handler after the delivery of all earlier events. A second call has no effect."""
     unregister(handler)
 
 

@@ -118,7 +118,7 @@ def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
 
 
 def unregister(handle: Handle) -> None:
-    """Unregister a handler or a collector; a second call has no effect."""
+    """Unregister a handler or a collector. A second call has no effect."""
     if handle in RECORDER.stats.batch_handlers:
         RECORDER.flush(REPORT_SECONDS)
         RECORDER.stats.batch_handlers.remove(handle)

@@ -235,7 +235,7 @@ class Settings:
 
 
 class LoggerConfig(Settings):
-    """Logging of invalid calls, under the logger `exporter`; log files only if a path is given."""
+    """Logging of invalid calls, under the logger `exporter`. Log files are written only if a path is given."""
 
     log_level = Field(_level, "INFO")
     log_format = Field(_text, "%(name)s - %(levelname)s - %(message)s")
@@ -321,7 +321,7 @@ def is_telemetry_config(value: object) -> bool:
 
 
 def _telemetry_config(value: object) -> Any:
-    """Convert the configuration of a training job; return the configuration of other applications unchanged."""
+    """Convert the configuration of a training job. Return the configuration of other applications unchanged."""
     is_other_application = is_telemetry_config(value) and not hasattr(value, "global_batch_size_or_fn")
     return value if is_other_application else TrainingTelemetryConfig.convert(value)
 

@@ -173,7 +173,7 @@ def _python_files(paths: Sequence[str]) -> Iterator[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Migrate files; return the exit status."""
+    """Migrate files, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m exporter.one_logger.migrate",
         description="Rewrite imports of nv_one_logger to exporter.one_logger; prints a diff.",

@@ -62,6 +62,6 @@ def name_of_class(kind: type) -> str:
 
 
 def module_of_class(kind: type) -> str:
-    """Return the name of the module of a class; empty if there is none."""
+    """Return the name of the module of a class, or an empty text."""
     name = class_attribute(kind, "__module__")
     return name if type(name) is str else ""

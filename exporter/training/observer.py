@@ -65,7 +65,7 @@ class TrainingObserver(Protocol):
         """Handle a step that is reported after its end."""
 
     def iteration_ended(self, kind: BlockKind, start_time: float, end_time: float, is_failed: bool) -> None:
-        """Handle the end of a training, validation or test iteration, before counting; the times are monotonic."""
+        """Handle the end of a training, validation or test iteration, before counting. The times are monotonic."""
 
     def event_added(self, span: Span, event: Event) -> None:
         """Handle an event that the job has added to a span."""

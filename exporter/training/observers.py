@@ -62,7 +62,7 @@ class Observers:
         self._on_change()
 
     def notify(self, call: Callable[[TrainingObserver], Any], *, propagates: bool = True) -> list[Any]:
-        """Call every observer and return the results; OneLoggerError is raised only if *propagates*."""
+        """Call every observer and return the results. OneLoggerError is raised only if *propagates*."""
         results = []
         for observer in self._observers:
             try:

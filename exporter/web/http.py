@@ -1,4 +1,4 @@
-"""HTTP/1.1 requests and responses of a connection. h11 parses; this module enforces the limits."""
+"""HTTP/1.1 requests and responses of a connection. h11 parses, and this module enforces the limits."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class EnergyCounter:
         return seconds
 
     def forget(self) -> None:
-        """Discard the last reading; the total remains."""
+        """Discard the last reading, and keep the total."""
         self.register = None
 
     def _measure_increase(self, step: float, register: float, seconds: float) -> float | None:

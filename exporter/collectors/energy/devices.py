@@ -71,7 +71,7 @@ class EnergyDevice:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Discard the last reading; the total remains."""
+        """Discard the last reading, and keep the total."""
         self.counter.forget()
 
     def reading(self, now: float) -> EnergyReading:
@@ -129,7 +129,7 @@ class PowerMeter(EnergyDevice):
         self.counter.watts, self._last_time = watts, now
 
     def forget(self) -> None:
-        """Discard the last reading; the total remains."""
+        """Discard the last reading, and keep the total."""
         self._last_time = self.counter.watts = None
 
 

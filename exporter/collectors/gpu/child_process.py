@@ -109,7 +109,7 @@ class NvmlChild:
             self._process.wait(seconds)
 
     def close(self) -> None:
-        """Close the pipes; a running child then exits."""
+        """Close the pipes, which makes a running child exit."""
         self._stdin.close()
         self._stdout.close()
         self._stderr.close()

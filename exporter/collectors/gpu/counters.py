@@ -49,7 +49,7 @@ class MonotonicCounter:
     _child: int | None = None
 
     def advance(self, raw: float, time: float, child: int) -> float:
-        """Add a raw number that a child read at a monotonic time; return the increase of the total, in the raw unit."""
+        """Add a raw number that a child read at a monotonic time. Return the increase of the total, in the raw unit."""
         previous_total, reading, last = self.total, RawReading(raw, time), self._last
         if self.rule.restarts_with_child:
             previous_raw = last.raw if last is not None and child == self._child else 0

@@ -42,7 +42,7 @@ class KernelLog:
             self.close()
 
     def close(self) -> None:
-        """Close the log; the counts remain."""
+        """Close the log, and keep the counts."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

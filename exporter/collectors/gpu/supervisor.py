@@ -110,7 +110,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="exporter-nvml", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; may be called only once."""
+        """Start the thread. Must be called only once."""
         self._thread.start()
 
     def stop(self, timeout_seconds: float = 2.0) -> None:

@@ -21,7 +21,7 @@ StatvfsResult = os.statvfs_result | OSError | None
 
 
 class StatvfsPool:
-    """Pool of concurrent statvfs calls; a hanging call affects only one filesystem."""
+    """Pool of concurrent statvfs calls, in which a hanging call affects only one filesystem."""
 
     def __init__(
         self,

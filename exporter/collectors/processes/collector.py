@@ -1,4 +1,4 @@
-"""Resource use of the job's processes by run, rank and role; pids are never labels."""
+"""Resource use of the job's processes by run, rank and role, without pids as labels."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ BUDGET_SECONDS = 0.5
 MAX_LOCK_RATIO = 1e-3
 """Maximum share of the time for which the memory lock of a process is held."""
 MIN_INTERVAL_SECONDS = 55.0
-"""Minimum time between two readings of a process. The first reading is in the next pass."""
+"""Minimum time between two readings of a process. A new process is read in the next pass with time left."""
 RETENTION_SECONDS = 180.0
-"""Time for which a reading is published; longer for a process that is read rarely."""
+"""Minimum time for which a reading is published. A reading of a process that is read rarely is published longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class RunTotals:
         )
 
     def forget_ended(self, living: Collection[psutil.Process]) -> None:
-        """Discard the last readings of ended processes; the totals remain."""
+        """Discard the last readings of ended processes, and keep the totals."""
         self._last = {process: usage for process, usage in self._last.items() if process in living}
 
 

@@ -51,7 +51,7 @@ class EventHandler(abc.ABC):
 
     @abc.abstractmethod
     def record(self, event: Event) -> None:
-        """Handle an event; exceptions are counted."""
+        """Handle an event. Exceptions are counted."""
 
 
 class NullEventHandler(EventHandler):

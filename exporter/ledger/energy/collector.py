@@ -116,7 +116,7 @@ class EnergyCollector:
         self.configure(options or EnergyOptions())
 
     def configure(self, options: EnergyOptions) -> None:
-        """Replace the options from the next pass on; may be called from any thread."""
+        """Replace the options from the next pass on. May be called on any thread."""
         path = options.carbon_intensity_file
         self._settings = _Settings(options, None if path is None else CarbonFile(path))
 

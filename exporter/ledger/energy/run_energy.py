@@ -31,7 +31,7 @@ POWER_SAMPLES, EXCLUSIVE, TIME_SHARE = "power_samples", "exclusive", "time_share
 
 @dataclass(frozen=True, slots=True)
 class RunSample:
-    """Value of a family of the run; the labels are without the run."""
+    """Value of a family of the run. The labels do not include the run."""
 
     spec: FamilySpec
     labels: tuple[str, ...]

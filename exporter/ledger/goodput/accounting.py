@@ -87,7 +87,7 @@ class Goodput:
 
     @property
     def latest(self) -> Attempt:
-        """Latest attempt; the caller checks that an attempt exists."""
+        """Latest attempt. The caller checks that an attempt exists."""
         assert self.attempt is not None  # noqa: S101 - the caller has checked that an attempt exists
         return self.attempt
 

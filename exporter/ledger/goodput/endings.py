@@ -229,7 +229,7 @@ class Endings:
         self._moment = Moment(0.0, 0.0)
 
     def begin_pass(self, processes: Sequence[ProcessTotals], now: Moment) -> ExitEvidence:
-        """Use the evidence and the processes of a new pass; return the evidence."""
+        """Store the evidence and the processes of a new pass, and return the evidence."""
         self._pass, self._processes, self._moment = self.evidence.with_cached_sources(), processes, now
         return self._pass
 

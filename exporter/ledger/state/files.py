@@ -24,7 +24,7 @@ StateKey = tuple[str, ...]
 
 SUFFIX, ASIDE = ".ledger", ".damaged-"
 MAX_BYTES = 32 << 20
-"""Maximum size of a state file; larger files are neither written nor read."""
+"""Maximum size of a state file. Larger files are neither written nor read."""
 _MAGIC = b"training-exporter-ledger"
 _VERSION = 3
 _MAX_HEADER_BYTES = 128

@@ -263,7 +263,7 @@ class StateRecord(Generic[RecordT]):
             raise CollectError(str(error), reason="state") from error
 
     def save(self, value: RecordT) -> None:
-        """Save a value; after an error the old file is unchanged."""
+        """Save a value. After an error the old file is unchanged."""
         try:
             self._store.save(self._key, dumps(value))
         except StateError as error:

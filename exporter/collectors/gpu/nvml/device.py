@@ -205,7 +205,7 @@ class NvmlDevice:
         return self._architecture
 
     def identity(self) -> dict[str, str]:
-        """Return model and identity as label values; unknown values are empty."""
+        """Return model and identity as label values. Unknown values are empty."""
         values = {name: self.query(name, call, convert=make) for name, (call, make) in _IDENTITY.items()}
         return {name: "" if value is None else str(value) for name, value in values.items()}
 

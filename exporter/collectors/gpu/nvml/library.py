@@ -57,7 +57,7 @@ LIBRARY_DOWN_ERRORS = frozenset({"uninitialized", "driver_not_loaded", "lib_rm_v
 
 
 def name_of(code: object) -> str:
-    """Return the name of a return code; unknown codes share a name to limit the number of label values."""
+    """Return the name of a return code. Unknown codes share a name, to limit the number of label values."""
     return _NAMES.get(code, "other") if isinstance(code, int) else "other"
 
 

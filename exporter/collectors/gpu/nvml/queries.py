@@ -30,7 +30,7 @@ from exporter.collectors.gpu.nvml.units import (
 
 
 class Tier(enum.Enum):
-    """Group of queries with a common period; the value is the period in seconds."""
+    """Group of queries with a common period. The value is the period in seconds."""
 
     FAST = 1.0
     FREQUENT = 2.0
