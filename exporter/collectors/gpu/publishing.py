@@ -12,6 +12,7 @@ from exporter.collectors.gpu.counters import CORRECTION_REASONS
 from exporter.collectors.gpu.families import GPU_FAMILIES
 from exporter.collectors.gpu.family import GPU, GpuFamily
 from exporter.collectors.gpu.state import GpuRegistry, GpuState, Labels
+from exporter.collectors.gpu.supervisor import RESTART_REASONS
 from exporter.families import Collected, FamilyCache, FamilySpec
 
 NVML_UP = FamilySpec(
@@ -98,7 +99,8 @@ CHILD_RESTARTS = FamilySpec(
     name="exporter_nvml_child_restarts_total",
     type="counter",
     labels=("reason",),
-    help="Restarts of the process that calls NVML, by the reason for which the previous process ended.",
+    help="Restarts of the process that calls NVML, by the reason for which the previous process ended:"
+    f" {', '.join(RESTART_REASONS)}.",
     source="the supervisor of the NVML child",
 )
 CHILD_MEMORY = FamilySpec(

@@ -12,8 +12,8 @@ PROCESS_UP = FamilySpec(
     type="gauge",
     labels=("run", "rank"),
     help=(
-        "1 if the process of the rank is running, 0 after its end, as shown by the kernel's lock on the feed file. Absent some"
-        " time after the end."
+        "1 if any recording process of the rank is running, otherwise 0, as shown by the kernel's lock on the feed file."
+        " training_feed_alive has the same for each process. Absent after the retention time of the run (feed.linger)."
     ),
     source="record lock of the feed",
 )
