@@ -84,13 +84,17 @@ def firing_alerts(
     group_labels = ", ".join(group_by)
     urgencies = urgency(selector, labels)
     rows = f"topk by ({group_labels}) (1, {urgencies})" if group_by else urgencies
-    no_alert = placeholder_row(f'ALERTS{{alertstate="firing", {selector}}}', "alertname", "no alert fires")
+    no_alert_query = placeholder_row(
+        f'ALERTS{{alertstate="firing", {selector}}}', "alertname", "no alert fires"
+    )
     if unknown:
-        down = f'label_replace({no_alert} and on () {unknown}, "alertname", "node unknown", "", "")'
-        no_alert = f"({no_alert} unless on () {unknown} or {down})"
+        unknown_node_query = (
+            f'label_replace({no_alert_query} and on () {unknown}, "alertname", "node unknown", "", "")'
+        )
+        no_alert_query = f"({no_alert_query} unless on () {unknown} or {unknown_node_query})"
 
     def with_title(expression: str) -> str:
-        return f'label_replace({expression}, "title", "$1", "alertname", "(.+)") or {no_alert}'
+        return f'label_replace({expression}, "title", "$1", "alertname", "(.+)") or {no_alert_query}'
 
     other_alerts = f"(count by ({group_labels}) ({urgencies}) - 1)"
     count_column = Column(

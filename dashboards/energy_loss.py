@@ -15,7 +15,7 @@ from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import Panel, dashboard_link, value_mappings
 from dashboards.tables import Column, percent, table
 
-_ACCOUNTED = " and on (instance, run) last_over_time(training_wall_seconds_total{@run}[$__range])"
+_ON_NODE_OF_LEDGER = " and on (instance, run) last_over_time(training_wall_seconds_total{@run}[$__range])"
 
 
 def _increase(selection: str, by: str, aggregation: str = "sum", condition: str = "") -> str:
@@ -33,8 +33,10 @@ def _as_cause(expression: str, cause: str) -> str:
 
 
 RUN_ENERGY = _increase("training_energy_joules_total{@run}", "run")
-_ACCOUNTED_ENERGY = _increase("training_energy_joules_total{@run}", "run", condition=_ACCOUNTED)
-_WASTED_ENERGY = _increase("training_wasted_energy_joules_total{@run}", "run, cause", condition=_ACCOUNTED)
+_ACCOUNTED_ENERGY = _increase("training_energy_joules_total{@run}", "run", condition=_ON_NODE_OF_LEDGER)
+_WASTED_ENERGY = _increase(
+    "training_wasted_energy_joules_total{@run}", "run, cause", condition=_ON_NODE_OF_LEDGER
+)
 WALL_SECONDS = _increase("training_wall_seconds_total{@run}", "run", "max")
 _BOOKED_BADPUT = _increase("training_badput_seconds_total{@run}", "run, cause", "max")
 _OVERDUE = _as_cause(

@@ -25,8 +25,8 @@ GPUS_OF_ANY_RUN = (
 
 def used_gpus(expression: str) -> str:
     """Return PromQL for the GPUs that a run holds, or for all selected GPUs if no run holds any of them."""
-    used = f"({expression}) and on (uuid) ({GPUS_OF_ANY_RUN})"
-    return f"({used} or ({expression}) unless on () ({used}))"
+    used_gpus_query = f"({expression}) and on (uuid) ({GPUS_OF_ANY_RUN})"
+    return f"({used_gpus_query} or ({expression}) unless on () ({used_gpus_query}))"
 
 
 def _extreme_gpus(expression: str, *, lowest: bool = False) -> Query:
@@ -97,7 +97,7 @@ def power_panels() -> tuple[Panel, ...]:
     power, temperature = "gpu_power_watts{@gpu}", 'gpu_temperature_celsius{@gpu, sensor="gpu"}'
     clock = 'gpu_clock_hertz{@gpu, clock="sm"}'
     clock_limits = 'rate(gpu_clocks_event_seconds_total{@gpu, reason!="low_utilization"}[$__rate_interval])'
-    throttled = "max by (instance, gpu, uuid) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval]))"
+    throttled_query = "max by (instance, gpu, uuid) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval]))"
     return (
         time_series(
             "Power of each GPU",
@@ -134,7 +134,7 @@ def power_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Thermal and power brake throttling",
-            _extreme_gpus(throttled),
+            _extreme_gpus(throttled_query),
             unit="percentunit",
             color=COLOR_BY_SERIES_NAME,
             links=(RANKS_LINK,),
@@ -146,11 +146,11 @@ def link_panels() -> tuple[Panel, ...]:
     """Return the panels about traffic over NVLink and PCIe."""
 
     def traffic(title: str, link: str) -> Panel:
-        rate = f"sum by (instance, gpu, uuid) (rate(gpu_{link}_{{way}}_bytes_total{{{{@gpu}}}}[$__rate_interval]))"
+        rate = f"sum by (instance, gpu, uuid) (rate(gpu_{link}_{{direction}}_bytes_total{{{{@gpu}}}}[$__rate_interval]))"
         queries = []
-        for text, way in (("sent", "transmit"), ("received", "receive")):
-            extreme = _extreme_gpus(rate.format(way=way), lowest=True)
-            queries.append(Query(extreme.expression, f"{text}, {LEGEND}", dashed=way == "receive"))
+        for text, direction in (("sent", "transmit"), ("received", "receive")):
+            extreme = _extreme_gpus(rate.format(direction=direction), lowest=True)
+            queries.append(Query(extreme.expression, f"{text}, {LEGEND}", dashed=direction == "receive"))
         return time_series(title, *queries, unit="Bps", legend="hidden", color=COLOR_BY_SERIES_NAME)
 
     return traffic("NVLink traffic", "nvlink"), traffic("PCIe traffic", "pcie")

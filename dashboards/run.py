@@ -115,18 +115,18 @@ def _phase_panels() -> tuple[Panel, ...]:
 
 def _optional_panels() -> tuple[Panel, ...]:
     """Return the panels that need CUDA or configured checkpoint directories."""
-    timed = "sum(rate(training_gpu_timed_steps_total{@rank}[$__rate_interval]))"
+    timed_steps_query = "sum(rate(training_gpu_timed_steps_total{@rank}[$__rate_interval]))"
     work = f'phase=~"{WORK_PHASES}"'
     return (
         time_series(
             "GPU time of a step",
             Query(
                 "sum by (phase) (rate(training_phase_gpu_seconds_total{@rank}[$__rate_interval]))"
-                f" / ignoring (phase) group_left () {timed}",
+                f" / ignoring (phase) group_left () {timed_steps_query}",
                 "{{phase}}",
             ),
             Query(
-                f"sum(rate(training_phase_gpu_seconds_total{{@rank, {work}}}[$__rate_interval])) / {timed}"
+                f"sum(rate(training_phase_gpu_seconds_total{{@rank, {work}}}[$__rate_interval])) / {timed_steps_query}"
                 f" - sum(rate(training_phase_seconds_total{{@rank, {work}}}[$__rate_interval]))"
                 ' / sum(rate(training_steps_total{@rank, mode="train"}[$__rate_interval]))',
                 "work queued ahead of the GPU",

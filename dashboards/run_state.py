@@ -52,9 +52,9 @@ def _state_with_note(series: str, levels: dict[int, str]) -> str:
         f'label_replace(label_join({steps}, "steps", " of ", "step", "target"),'
         ' "note", " early, at step $1", "steps", "(.+)")'
     )
-    finished = f"max by (state) ({series.format(states='finished')} == 1)"
+    finished_query = f"max by (state) ({series.format(states='finished')} == 1)"
     return (
-        f"{WARNING_LEVEL} * {finished} * on () group_left (note) {early_end}"
+        f"{WARNING_LEVEL} * {finished_query} * on () group_left (note) {early_end}"
         f" or on () (({state}) * on (state) group_left (note) ({reason} or on (state) 0 * ({state}) + 1))"
     )
 
@@ -62,9 +62,9 @@ def _state_with_note(series: str, levels: dict[int, str]) -> str:
 def _missing_ranks() -> str:
     """Return PromQL for the level of missing ranks of a live run, with their number as the label `missing`."""
     live_ranks = "(count(max by (rank) (training_process_up{@run}) == 1) or vector(0))"
-    number = f"max(training_world_size{{@run}}) - {live_ranks} > 0"
+    missing_count_query = f"max(training_world_size{{@run}}) - {live_ranks} > 0"
     is_live = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
-    text = f'label_replace(count_values("missing", {number}), "missing", ", $1 ranks missing", "missing", "(.+)")'
+    text = f'label_replace(count_values("missing", {missing_count_query}), "missing", ", $1 ranks missing", "missing", "(.+)")'
     return f"{WARNING_LEVEL} * {text} and on () {is_live} or on () vector(0)"
 
 
@@ -72,8 +72,8 @@ def _alerts() -> str:
     """Return PromQL for the level of the run's firing alerts, with their number as the label `alerts`."""
 
     def alerts(severity: str, text: str, level: int) -> str:
-        number = f'count(ALERTS{{alertstate="firing", severity="{severity}", @run}})'
-        return f'{level} * label_replace(count_values("alerts", {number}), "alerts", ", $1 {text}", "alerts", "(.+)")'
+        alert_count_query = f'count(ALERTS{{alertstate="firing", severity="{severity}", @run}})'
+        return f'{level} * label_replace(count_values("alerts", {alert_count_query}), "alerts", ", $1 {text}", "alerts", "(.+)")'
 
     return f"{alerts('critical', 'critical', BAD_LEVEL)} or on () {alerts('warning', 'warning', WARNING_LEVEL)} or on () vector(0)"
 

@@ -56,7 +56,7 @@ class OddNumber(int):
 
 recursive_list: list[Any] = []
 recursive_list.append(recursive_list)
-ODD = [
+HOSTILE_VALUES = [
     Odd(),
     OddText("x"),
     OddNumber(3),
@@ -71,15 +71,19 @@ ODD = [
 CALLS = [name for name in training.__all__ if name[0].islower() and name not in {"assert_that", "batches"}]
 
 
-def odd_arguments(name: str, odd: Any) -> Iterator[dict[str, Any]]:
+def hostile_arguments(name: str, hostile_value: Any) -> Iterator[dict[str, Any]]:
     """Return hostile arguments of a call: the required ones, with each optional one, and with all."""
     parameters = inspect.signature(getattr(training, name)).parameters.values()
-    required = {parameter.name: odd for parameter in parameters if parameter.default is parameter.empty}
-    other_arguments = {parameter.name: odd for parameter in parameters if parameter.name not in required}
+    required = {
+        parameter.name: hostile_value for parameter in parameters if parameter.default is parameter.empty
+    }
+    other_arguments = {
+        parameter.name: hostile_value for parameter in parameters if parameter.name not in required
+    }
     yield from (
         required,
         required | other_arguments,
-        *(required | {parameter: odd} for parameter in other_arguments),
+        *(required | {parameter: hostile_value} for parameter in other_arguments),
     )
 
 
@@ -105,15 +109,17 @@ def test_numbers_of_any_library_count(number: Any) -> None:
 
 
 @pytest.mark.parametrize("is_configured", [False, True])
-@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
+@pytest.mark.parametrize(
+    "hostile_value", HOSTILE_VALUES, ids=lambda hostile_value: type(hostile_value).__name__
+)
 def test_no_argument_raises_or_prevents_a_body_from_running(
-    odd: Any, is_configured: bool, capfd: pytest.CaptureFixture[str]
+    hostile_value: Any, is_configured: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if is_configured:
         configured(telemetry={}, export=EXPORT_ALL)
     block_count = body_count = 0
     for name in CALLS:
-        for arguments in odd_arguments(name, odd):
+        for arguments in hostile_arguments(name, hostile_value):
             block = getattr(training, name)(**arguments)
             if hasattr(block, "__exit__"):
                 block_count += 1
@@ -156,11 +162,12 @@ def test_a_span_of_any_name_is_exported_under_a_text() -> None:
     assert exported(memory).names() == ["application", "<list>", "<Odd>"]
 
 
-odd: st.SearchStrategy[Any] = st.sampled_from(
+argument_values: st.SearchStrategy[Any] = st.sampled_from(
     [None, 0, -1, 3, 10**30, 2.5, math.nan, math.inf, "x", "", [1], {}, b"y", True]
 )
 calls = st.tuples(
-    st.sampled_from([*CALLS, *["leave"] * 8, *["fail"] * 4]), st.lists(odd, min_size=13, max_size=13)
+    st.sampled_from([*CALLS, *["leave"] * 8, *["fail"] * 4]),
+    st.lists(argument_values, min_size=13, max_size=13),
 )
 
 
