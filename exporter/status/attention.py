@@ -39,14 +39,14 @@ class Onsets:
         if since is not None:
             if finding.match.event:
                 return f"{age(since, now)} ({clock(since)})"
-            return f"for {duration(max(0.0, now - since))} (since {clock(since)})"
+            return f"for {_elapsed(since, now)} (since {clock(since)})"
         if finding.match.event:
             return "before the start of the exporter"
         start = self._start_times.get(finding.key)
         if start is None:
             return "since now"
         at_least = "at least " if finding.key in (self._initial_keys or ()) else ""
-        return f"for {at_least}{duration(max(0.0, now - start))} (since {clock(start)})"
+        return f"for {at_least}{_elapsed(start, now)} (since {clock(start)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +106,18 @@ def concern_groups(view: View, current: Sequence[Finding], onsets: Onsets) -> li
 
 
 def headline(view: View, current: Sequence[Finding], onsets: Onsets) -> Headline | None:
-    """Return the headline of the page, or None without findings."""
+    """Return the headline of the page, or None without findings. A box of findings counts as one problem."""
     if not current:
         return None
     urgent = [finding for finding in current if finding.is_urgent]
     shown = urgent or current
     starts = [start for finding in shown if (start := onsets.start(finding)) is not None]
     since = f" since {clock(min(starts))}" if starts else ""
-    count = len(shown)
-    noun = ("urgent problem" if urgent else "warning") + ("s" if count > 1 else "")
-    warnings = len(current) - len(urgent)
-    others = f", and {warnings} warning{'s' if warnings > 1 else ''}" if urgent and warnings else ""
     subjects = _by_subject(view, shown)
+    count = len(subjects)
+    noun = ("urgent problem" if urgent else "warning") + ("s" if count > 1 else "")
+    warnings = len(_by_subject(view, current)) - count
+    others = f", and {warnings} warning{'s' if warnings > 1 else ''}" if urgent and warnings else ""
     runs = frozenset().union(*(subject.runs for subject in subjects))
     details = [", ".join(subject.title for subject in subjects)]
     details += [f"the affected runs cost {amount} on this node" for amount in hourly_costs(view, runs)]
@@ -159,6 +159,11 @@ def _concern(finding: Finding, onsets: Onsets, now: float) -> Concern:
         anchor=finding.condition.anchor,
         stacks=finding.match.stacks,
     )
+
+
+def _elapsed(start: float, now: float) -> str:
+    """Return the time since a start, at least a tenth of a second."""
+    return duration(max(0.1, round(now - start, 1)))
 
 
 def _sentence(text: str) -> str:

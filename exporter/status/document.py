@@ -134,7 +134,7 @@ def render(view: View, onsets: Onsets) -> bytes:
         runs=[run_section(view, run) for run in [*view.runs.values()][:MAX_ROWS]],
         ranks=ranks_section(view) if view.ranks else None,
         machine=machine_section(view),
-        gpus=gpus_section(view) if view.gpus else None,
+        gpus=gpus_section(view, current) if view.gpus else None,
         gpu_remark=" ".join(remarks),
         statistics=statistics_fold(view),
         collectors=collectors_fold(view.collectors),

@@ -37,6 +37,8 @@
 
   const createPlot = (area, content) => {
     const format = (value) => value == null ? "–" : (formatters[content.unit] || formatters[""])(value);
+    // Without a cursor the legend has the last value of each line.
+    const latestOrValue = (plot, value, line, index) => format(index == null ? plot.data[line].at(-1) : value);
     const axis = {stroke: colour("--dim"), grid: {stroke: colour("--line"), width: 1}, ticks: {show: false}};
     const powers = Array.from({length: 50}, (_, power) => 2 ** power);
     const plot = new uPlot({
@@ -55,7 +57,7 @@
       series: [
         {label: "UTC", value: (_, time) => time == null ? "–" : clock(time, true)},
         ...content.names.map((name, index) => (
-          {label: name, stroke: colour(`--c${index % COLOURS}`), width: 1.5, points: {show: false}, value: (_, value) => format(value)}
+          {label: name, stroke: colour(`--c${index % COLOURS}`), width: 1.5, points: {show: false}, value: latestOrValue}
         )),
       ],
     }, content.data, area);

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exporter.collectors.status import CollectorStatus
+from exporter.status.condition import Finding
 from exporter.status.elements import (
     MISSING,
     Figure,
@@ -38,6 +39,13 @@ _CONDITIONS = {
     "silent": StyledText("silent", "bad"),
     "hangs": StyledText("no progress", "bad"),
 }
+_FAULTS = {
+    "GpuXidCritical": "Xid {1}",
+    "GpuEccUncorrected": "memory errors",
+    "GpuRecoveryActionNeeded": "recovery requested",
+    "GpuRowRemapFailed": "row remapping failed",
+}
+"""State of a GPU by alert; placeholders are the parts of the subject."""
 _VERDICTS = {
     None: StyledText("not yet", "dim"),
     True: StyledText("ok", "good"),
@@ -108,8 +116,13 @@ def ranks_section(view: View) -> TableSection:
     )
 
 
-def gpus_section(view: View) -> TableSection:
-    """Return the table and the plots of the GPUs."""
+def gpus_section(view: View, current: Sequence[Finding]) -> TableSection:
+    """Return the table and the plots of the GPUs. The state of a GPU includes its urgent findings."""
+    faults: dict[str, list[str]] = {}
+    for finding in current:
+        name = _FAULTS.get(finding.condition.alert)
+        if name and finding.is_urgent:
+            faults.setdefault(finding.match.subject[0], []).append(name.format(*finding.match.subject))
     names = {labels["uuid"]: labels.get("name", "") for labels, _ in view.readings.rows("gpu_info")}
     models = {names.get(gpu.uuid, "") for gpu in view.gpus}
     several_runs = len({rank.run for rank in view.ranks}) > 1
@@ -130,7 +143,13 @@ def gpus_section(view: View) -> TableSection:
             "GPU": (StyledText(gpu.index, "", colours[gpu.uuid]),),
             "model": styled(names.get(gpu.uuid, "")) if len(models) > 1 else (),
             "rank": styled(", ".join(holders)),
-            "state": (StyledText("up", "good") if gpu.is_up else StyledText("lost", "bad"), *throttled),
+            "state": (
+                StyledText("lost", "bad")
+                if not gpu.is_up
+                else StyledText("up", "" if gpu.uuid in faults else "good"),
+                *styled(", ".join(faults.get(gpu.uuid, ())), "bad"),
+                *throttled,
+            ),
             "busy": value_or_dash(value("gpu_utilization_ratio"), share),
             "tensor cores": value_or_dash(value("gpu_tensor_activity_ratio"), share),
             "memory": value_or_dash(used, size) + of_total,

@@ -42,11 +42,11 @@ def test_a_page_without_problems_has_no_headline() -> None:
     assert "Nothing needs attention" in status_page(JOB).visible_text
 
 
-def test_the_headline_counts_urgent_problems_and_names_start_and_card() -> None:
+def test_the_headline_counts_boxes_and_names_start_and_card() -> None:
     summary = headline_of(FAULTY_CARD)
 
     assert summary is not None
-    assert summary.text == "2 urgent problems since 1970-01-01 02:41 UTC, and 2 warnings"
+    assert summary.text == "1 urgent problem since 1970-01-01 02:41 UTC, and 1 warning"
     assert summary.details == "GPU 3 (rank 0 of night)."
     assert summary.is_urgent
 
@@ -107,7 +107,21 @@ def test_a_slow_rank_and_a_missing_gpu_are_in_the_box_of_their_card() -> None:
 def test_the_headline_precedes_the_state_of_the_exporter() -> None:
     words = status_page(FAULTY_CARD).visible_text
 
-    assert words.index("2 urgent problems") < words.index("Exporter ready")
+    assert words.index("1 urgent problem") < words.index("Exporter ready")
+
+
+def test_the_table_of_gpus_names_the_faults_of_a_card() -> None:
+    assert "up Xid 48, recovery requested" in status_page(FAULTY_CARD).visible_text
+
+
+def test_a_problem_that_has_just_begun_lasts_a_tenth_of_a_second() -> None:
+    view = view_of(FAULTY_CARD)
+    current = findings(view)
+    onsets = Onsets()
+    onsets.record(NOW - 60, [])
+    onsets.record(NOW - 0.236, current)
+
+    assert any(onsets.text(finding, NOW).startswith("for 0.2 s (") for finding in current)
 
 
 def test_an_xid_is_explained() -> None:
