@@ -115,7 +115,7 @@ class JobCollector:
         self._owners = FamilyOwners()
         self._stats = StatMetrics(self._owners)
         self._ranks = Ranks(state)
-        self._states = RunStates()
+        self._states = RunStates(state)
         self._logged_refusals: frozenset[tuple[str, str]] = frozenset()
         self._logged_foreign: set[str] = set()
         self._refusal_counts: Counter[str] = Counter(dict.fromkeys(feed.REFUSAL_REASONS, 0))
@@ -225,7 +225,13 @@ class JobCollector:
         self.sessions.add_families(collected)
         runs = {slot.key.run for slot in slots}
         self._states.add_families(
-            collected, self._ranks.processes(), runs, self.endings, feed_pass.rules, feed_pass.moment
+            collected,
+            self._ranks.processes(),
+            runs,
+            self.endings,
+            feed_pass.rules,
+            feed_pass.moment,
+            is_owner=feed_pass.is_owner,
         )
         self._add_conflicts(collected, feed_pass.moment)
         self._add_own_state(collected)

@@ -261,6 +261,31 @@ def test_a_helper_has_no_rank_and_a_late_trainer_is_counted_once(sidecar: Sideca
     assert final_page.count("loss", run="r", role="helper") is None
 
 
+def test_the_start_of_the_state_survives_a_restart_of_the_sidecar(running: MonitoredJob) -> None:
+    running.job.train(5)
+    before = write_and_collect(running)
+    running.job.train(5)
+    running.sidecar.restart()
+    after = write_and_collect(running)
+
+    assert [state(before), state(after)] == ["running", "running"]
+    assert since_seconds(after) == since_seconds(before)
+
+
+def test_a_new_process_of_the_run_has_its_own_start_after_a_restart_of_the_sidecar(
+    running: MonitoredJob,
+) -> None:
+    before = write_and_collect(running)
+    running.sidecar.restart()
+    running.sidecar.clock.advance(60.0)
+    successor = MonitoredJob(running.sidecar, a_job())
+    running.die(0.0)
+    after = write_and_collect(successor)
+
+    assert state(after) == "running"
+    assert (since_seconds(after) or 0.0) > (since_seconds(before) or 0.0)
+
+
 @pytest.mark.parametrize("trainer_first", [True, False])
 def test_the_process_that_trains_is_the_rank(sidecar: Sidecar, trainer_first: bool) -> None:
     wrapper = make_process(started=1.0)

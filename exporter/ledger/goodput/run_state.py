@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
+from exporter.errors import CollectError
 from exporter.families import Collected, FamilySpec
 from exporter.ledger.goodput.endings import Endings, follows
 from exporter.ledger.goodput.hang import WAITING_PHASES
 from exporter.ledger.goodput.outcome import EvidenceSource, Outcome
+from exporter.ledger.state.codec import loads
+from exporter.ledger.state.store import StateRecord, StateStore
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 
 ACTIVE_STATES = ("starting", "running", "stalled", "hung", "ending")
@@ -66,10 +71,12 @@ class RunState:
 
 
 class RunStates:
-    """States of all runs in the last pass, with the time of the last change."""
+    """States of all runs in the last pass, with the time of the last change, which a restart of the sidecar keeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: StateStore) -> None:
         self._runs: dict[str, RunState] = {}
+        self._store = store
+        self._records: dict[str, StateRecord[RunState]] = {}
 
     def overdue(self) -> Mapping[str, RunState]:
         """Return the hung and stalled runs of the last pass."""
@@ -83,6 +90,8 @@ class RunStates:
         endings: Endings,
         rules: GapRules,
         now: Moment,
+        *,
+        is_owner: bool,
     ) -> None:
         """Add the families of the runs in *visible_runs*, except on nodes that have only ranks other than 0."""
         runs: dict[str, list[ProcessTotals]] = {}
@@ -95,7 +104,10 @@ class RunStates:
                 continue
             state = _state_of(run_processes, endings, rules, now)
             # The time of a state is the time of the first pass in that state.
-            state = self._runs[run] = previous[run] if previous.get(run) == state else state
+            known_state = previous[run] if run in previous else self._saved_state(run, run_processes)
+            state = self._runs[run] = state if known_state is None or known_state != state else known_state
+            if is_owner and state is not previous.get(run):
+                self._save(run, state)
             if all(process.identity.rank for process in _trainers(run_processes)):
                 continue  # on a node without rank 0, the state serves only the explanation of hangs
             for name in STATES:
@@ -104,6 +116,31 @@ class RunStates:
             if state.state in FINAL_STATES:
                 labels = (state.state, state.reason, state.exit_status, state.signal, state.exception)
                 collected.add(OUTCOME, 1.0, run, *labels)
+        for run in self._records.keys() - self._runs.keys():
+            self._records.pop(run).release()
+
+    def _saved_state(self, run: str, processes: list[ProcessTotals]) -> RunState | None:
+        """Return the state that an earlier sidecar saved, unless all running processes have started since then."""
+        # An unusable state directory is reported by the ranks.
+        with contextlib.suppress(CollectError):
+            saved_state = self._record(run).load()
+            started = min(
+                (process.identity.started for process in processes if process.is_alive), default=0.0
+            )
+            if saved_state is not None and saved_state.since_timestamp >= started:
+                return saved_state
+        return None
+
+    def _save(self, run: str, state: RunState) -> None:
+        with contextlib.suppress(CollectError):
+            record = self._record(run)
+            if record.claim():
+                record.save(state)
+
+    def _record(self, run: str) -> StateRecord[RunState]:
+        if run not in self._records:
+            self._records[run] = self._store.record("state", partial(loads, RunState), run=run)
+        return self._records[run]
 
 
 def _state_of(processes: list[ProcessTotals], endings: Endings, rules: GapRules, now: Moment) -> RunState:
