@@ -122,7 +122,8 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(
                 f"sum by (currency) (rate(training_cost_total{{@cluster}}[5m]) and on (run) {runs_in_trouble}) * 3600"
                 " or sum by (currency) (rate(training_cost_total{@cluster}[5m])) * 0"
-                f" unless on () ({gpus_in_trouble} unless on (instance, gpu) {GPUS_OF_RANKS})",
+                f" unless on () ({gpus_in_trouble} unless on (instance, gpu) {GPUS_OF_RANKS}"
+                ' and on (instance) training_rank_info{@cluster, uuid="", local_rank=""})',
                 "{{currency}} per hour",
             ),
             unit="none",

@@ -260,10 +260,11 @@ HOT_GPU = {
     [
         ('training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}', {'{currency="EUR"}': 36.0}),
         ('training_rank_info{run="a",rank="3",local_rank="0",instance="n1"}', {'{currency="EUR"}': 36.0}),
-        ('training_rank_info{run="a",rank="3",uuid="G7",instance="n1"}', {}),
+        ('training_rank_info{run="a",rank="3",uuid="G7",instance="n1"}', {'{currency="EUR"}': 0.0}),
+        ('training_rank_info{run="a",rank="3",instance="n1"}', {}),
     ],
 )
-def test_the_cost_of_a_gpu_problem_is_unknown_if_no_rank_is_known(
+def test_the_cost_of_a_gpu_problem_is_unknown_if_the_gpu_of_a_rank_is_unknown(
     tmp_path: Path, rank_info: str, expected: dict[str, float]
 ) -> None:
     series = HOT_GPU | {rank_info: "1x60"}
