@@ -9,7 +9,7 @@ from __future__ import annotations
 from dashboards.alerts import firing_alerts
 from dashboards.board import RUNBOOK, Annotation, Board, Row
 from dashboards.compare import BASELINE, PERF_TAG, RUNS, comparison_panels
-from dashboards.fleet_runs import run_panels
+from dashboards.fleet_runs import UNSEEN_RUNS, run_panels
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
@@ -49,6 +49,7 @@ def _node_problems() -> str:
     return f"sum by (instance) ({' or '.join(terms)})"
 
 
+EXPORTER_UP = "instance:exporter:up{@cluster} == 1"
 NODE_PROBLEMS = _node_problems()
 
 
@@ -91,12 +92,18 @@ def _overview_panels() -> tuple[Panel, ...]:
                 " run:training_ranks_up:sum{@cluster} > 0) or 0 * count(run:training_ranks_up:sum{@cluster})",
                 "progress",
             ),
-            instant_query("count(run:training_ranks_up:sum{@cluster} > 0)", "of"),
+            instant_query(
+                f"count(max by (run) (run:training_ranks_up:sum{{@cluster}}) > 0 or on (run) {UNSEEN_RUNS})",
+                "of",
+            ),
             instant_query(
                 "count(run:training_last_progress:age_seconds{@cluster} >= 300 and on (cluster, run)"
                 " run:training_ranks_up:sum{@cluster} > 0) or 0 * count(run:training_ranks_up:sum{@cluster})",
                 "no progress",
                 BAD,
+            ),
+            instant_query(
+                f"count({UNSEEN_RUNS}) or 0 * count(run:training_ranks_up:sum{{@cluster}})", "unknown", BAD
             ),
             unit="none",
             text_mode="value_and_name",
@@ -113,6 +120,12 @@ def _overview_panels() -> tuple[Panel, ...]:
             "GPUs",
             instant_query("sum(cluster:gpu_devices:sum{@cluster})", "up"),
             instant_query("sum(cluster:gpu_missing:sum{@cluster})", "missing", BAD),
+            instant_query(
+                "sum(last_over_time(instance:gpu_devices:sum{@cluster}[1h])"
+                " and on (cluster, instance) instance:exporter:up{@cluster} == 0) or 0 * count(cluster:exporter_up:count{@cluster})",
+                "unknown",
+                BAD,
+            ),
             unit="none",
             text_mode="value_and_name",
             w=4,
@@ -231,7 +244,11 @@ def _node_panels() -> tuple[Panel, ...]:
             percent(
                 "avg by (instance) (instance:gpu_sm_activity:avg{@cluster})", "SM activity", 140, bar=(0, 1)
             ),
-            percent("avg by (instance) (instance:gpu_busy:ratio5m{@cluster})", "GPU busy", 80),
+            percent(
+                f"avg by (instance) (instance:gpu_busy:ratio5m{{@cluster}} and on (cluster, instance) {EXPORTER_UP})",
+                "GPU busy",
+                80,
+            ),
             Column("sum by (instance) (instance:gpu_power:watts{@cluster})", "Power", unit="watt", width=90),
             Column(
                 "max by (instance) (instance:gpu_temperature:max{@cluster})",
@@ -240,7 +257,7 @@ def _node_panels() -> tuple[Panel, ...]:
                 width=90,
             ),
             percent(
-                "max by (instance) (instance:gpu_thermal_throttle:ratio5m{@cluster})",
+                f"max by (instance) (instance:gpu_thermal_throttle:ratio5m{{@cluster}} and on (cluster, instance) {EXPORTER_UP})",
                 "Throttled",
                 100,
                 warn_above(0.01, 0.1),

@@ -12,15 +12,18 @@ from dashboards.alerts import (
     urgency,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
-from dashboards.panels import Panel, dashboard_link, threshold_steps, value_mappings, warn_above, warn_below
+from dashboards.panels import Panel, dashboard_link, value_mappings, warn_above, warn_below
 from dashboards.tables import Column, percent, table
 
+NO_NEWS = CRITICAL - 0.5
+"""Urgency of a run without a sample, between the urgencies of critical alerts and warnings."""
 RUN_VERDICTS = value_mappings(
     {
-        NO_PROGRESS: ("no progress", BAD),
-        CRITICAL: ("critical", BAD),
-        WARN: ("warning", WARNING),
-        0: ("no alert", NEUTRAL),
+        str(NO_PROGRESS): ("no progress", BAD),
+        str(CRITICAL): ("critical", BAD),
+        str(NO_NEWS): ("no news", BAD),
+        str(WARN): ("warning", WARNING),
+        "0": ("no alert", NEUTRAL),
     }
 )
 STATE_MAPPINGS = value_mappings(
@@ -34,6 +37,7 @@ STATE_MAPPINGS = value_mappings(
         "finished": ("finished", GOOD),
         "failed": ("failed", BAD),
         "lost": ("lost", BAD),
+        "unknown": ("unknown", WARNING),
     }
 )
 RUN_INFO = "max by (run, user) (run:training_run:info{@cluster})"
@@ -42,6 +46,28 @@ _LATEST_STATE = (
 )
 """PromQL for a series of value 1 with the latest state of each run as a label."""
 RUN_INFO_WITH_STATE = f"{RUN_INFO} * on (run) group_left (state) ({_LATEST_STATE}) or on (run) {RUN_INFO}"
+LAST_NEWS = (
+    "max by (run) (max_over_time(timestamp(run:training_run_state:info{{@cluster, state{matcher}"
+    '"stopped|finished|failed|lost"}})[1h:30s]))'
+)
+UNSEEN_RUNS = (
+    f"({LAST_NEWS.format(matcher='!~')} unless on (run) run:training_run_state:info{{@cluster}}"
+    f" unless on (run) {LAST_NEWS.format(matcher='=~')} > on (run) {LAST_NEWS.format(matcher='!~')})"
+)
+"""PromQL for the time of the last sample of each run that has not ended and that no exporter reports."""
+_LAST_NODES = "group by (run, instance) (last_over_time(instance:training_ranks:count{@cluster}[1h]))"
+_UNSEEN_NODE = (
+    f"topk by (run) (1, {_LAST_NODES} unless on (run, instance) instance:training_ranks:count{{@cluster}})"
+)
+_UNSEEN_AGE = (
+    f'label_replace(count_values by (run) ("age", floor((time() - {UNSEEN_RUNS}) / 60)),'
+    ' "age", "no news for $1 min from ", "age", "(.+)")'
+)
+_UNSEEN_NOTE = f'label_join({_UNSEEN_NODE} * on (run) group_left (age) {_UNSEEN_AGE}, "alertname", "", "age", "instance")'
+UNSEEN_ROWS = (
+    "label_replace(max by (run, user) (last_over_time(run:training_run:info{@cluster}[1h]))"
+    f' * on (run) group_left (alertname) ({_UNSEEN_NOTE}), "state", "unknown", "", "")'
+)
 FIRING_ALERTS = 'ALERTS{{@cluster, alertstate="firing", {matcher}}}'
 NO_PROGRESS_SECONDS = 300
 """Time without a step after which a live run counts as making no progress."""
@@ -65,6 +91,7 @@ def _urgency_query() -> str:
             (WARN, 'run!="", severity="warning"'),
         )
     ]
+    alert_queries.insert(2, f"{NO_NEWS} + 0 * {UNSEEN_RUNS}")
     return " or on (run) ".join(
         [f"{NO_PROGRESS} + 0 * {no_progress_query}", *alert_queries, f"0 * max by (run) ({RUN_INFO})"]
     )
@@ -77,7 +104,7 @@ def _worst_alert_query() -> str:
 
 
 RUN_ROWS = (
-    f"({RUN_INFO_WITH_STATE}) * on (run) group_left (alertname) (0 * {_worst_alert_query()} + 1)"
+    f"({UNSEEN_ROWS}) or on (run) ({RUN_INFO_WITH_STATE}) * on (run) group_left (alertname) (0 * {_worst_alert_query()} + 1)"
     f" or on (run) ({RUN_INFO_WITH_STATE})"
 )
 
@@ -100,8 +127,16 @@ def run_panels() -> tuple[Panel, ...]:
             Column("state", "State", width=90, mappings=STATE_MAPPINGS),
             Column("alertname", "Worst alert", width=265, mappings=title_mappings()),
             Column(
-                "1000 * (time() - max by (run) (run:training_run_state:age_seconds{@cluster}))",
-                "Since",
+                "1000 * max by (run) (max by (run, alertname) (ALERTS_FOR_STATE{@cluster})"
+                f" and on (run, alertname) {_worst_alert_query()})",
+                "Alert since",
+                unit=CLOCK_TIME,
+                width=115,
+            ),
+            Column(
+                "1000 * (time() - max by (run) (run:training_run_state:age_seconds{@cluster})"
+                f" or on (run) {UNSEEN_RUNS})",
+                "State since",
                 unit=CLOCK_TIME,
                 width=115,
             ),
@@ -134,7 +169,7 @@ def run_panels() -> tuple[Panel, ...]:
                 "max by (run) (run:training_straggler_score:min{@cluster})",
                 "Slowest",
                 80,
-                threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
+                warn_below(0.9, 0.75),
             ),
             percent(
                 "max by (run) (run:training_waiting_for_data:max5m{@cluster})",

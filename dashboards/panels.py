@@ -58,8 +58,8 @@ def warn_above(warning: float, bad: float | None = None) -> Json:
 
 
 def warn_below(warning: float, bad: float) -> Json:
-    """Return thresholds that colour values below `warning` and below `bad`."""
-    return threshold_steps((None, BAD), (bad, WARNING), (warning, NEUTRAL))
+    """Return thresholds that colour values below `warning` and below `bad`; an absent value has no colour."""
+    return threshold_steps((None, NEUTRAL), (-1, BAD), (bad, WARNING), (warning, NEUTRAL))
 
 
 def value_mappings(texts: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]) -> list[Json]:
@@ -142,6 +142,7 @@ def time_series(
         links: Data links of the series.
     """
     custom: Json = {
+        "barMaxWidth": 20,
         "drawStyle": "bars" if bars else "line",
         "fillOpacity": 70 if stacked or bars else fill,
         "insertNulls": False,

@@ -353,3 +353,16 @@ def test_the_timeline_has_only_exporters_and_gpus_that_failed(tmp_path: Path) ->
         '{instance="n1",gpu="1",subject="n1 GPU 1"}': 0.0,
     }
     assert_panel(tmp_path, "training-gpus", "Exporters, drivers and GPUs with a failure", series, expected)
+
+
+def test_a_run_that_no_exporter_reports_is_below_critical_with_the_age_and_node(tmp_path: Path) -> None:
+    series = (
+        run_series("run_state", "1x20 stale", labels=',state="running"')
+        | run_series("run_info", "1x20 stale", labels=',user="u"')
+        | run_series("process_up", "1x20 stale", labels=',rank="0"')
+    )
+    row = '{run="a", user="u", state="unknown", alertname="no news for 10 min from n1"}'
+
+    assert_panel(tmp_path, "training-fleet", "All runs", series, {row: 1})
+    assert_panel(tmp_path, "training-fleet", "All runs", series, {'{run="a"}': 5}, query_id="B", factor=2)
+    assert_panel(tmp_path, "training-fleet", "Runs that progress", series, {"{}": 1}, query_id="D")
