@@ -45,8 +45,10 @@ RANKS_LINK = dashboard_link("training-ranks", "Ranks", run="${run}")
 GPUS_LINK = dashboard_link("training-gpus", "GPUs of this run", run="${run}")
 WALL_SECONDS = "max(training_wall_seconds_total{@run})"
 STEP_AGE_SECONDS = "(time() - max(training_last_progress_timestamp_seconds{@run}))"
+STEP_OVERDUE = f"{STEP_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
+"""PromQL with a value while no step has finished for five times the longest step, and for 30 seconds."""
 STEP_OVERDUE_SECONDS = (
-    f"({STEP_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
+    f"({STEP_OVERDUE}"
     ' and on () max(training_run_state{@run, state="running"}) == 1'
     f' and on () max(training_phase_active{{@run, phase=~"{WORK_PHASES}"}}) == 1 or on () vector(0))'
 )
@@ -131,7 +133,7 @@ def _number_panels() -> tuple[Panel, ...]:
     return (
         stat(
             "Slowest rank",
-            instant_query(SLOWEST_RANK, SLOWEST_RANK_LEGEND),
+            instant_query(f"{SLOWEST_RANK} unless on () {STEP_OVERDUE}", SLOWEST_RANK_LEGEND),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
@@ -157,6 +159,7 @@ def _number_panels() -> tuple[Panel, ...]:
             instant_query(
                 "clamp_min(max(training_step_target{@run}) - max(training_step{@run}), 0)"
                 f' / (max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0)'
+                f" unless on () {STEP_OVERDUE}"
             ),
             unit="dthms",
             w=3,

@@ -108,6 +108,23 @@ def test_time_left_is_right_in_the_first_minutes_and_ends_with_the_run(tmp_path:
 
 
 @needs_promtool
+def test_time_left_is_blank_while_a_step_is_overdue(tmp_path: Path) -> None:
+    series = {
+        'training_step{run="a"}': "0+15x20 300x40",
+        'training_step_target{run="a"}': "10000x60",
+        'training_steps_total{run="a",rank="0",mode="train"}': "0+15x20 300x40",
+        'training_wall_seconds_total{run="a"}': "0+15x60",
+        'training_run_state{run="a",state="running"}': "1x60",
+        'training_last_progress_timestamp_seconds{run="a",rank="0"}': "0+15x20 300x40",
+        'training_step_longest_seconds{run="a",rank="0"}': "1x60",
+    }
+
+    messages = failures(tmp_path, "Time left", series, {"4m": 9760, "6m": None})
+
+    assert not messages, messages
+
+
+@needs_promtool
 @pytest.mark.parametrize("dashboard", ["training-run", "training-energy"])
 def test_cost_so_far_does_not_decrease_while_the_exporter_of_a_node_is_down(
     tmp_path: Path, dashboard: str
