@@ -16,14 +16,14 @@ CLOCK_TIME = "time:MMM D HH:mm"
 """Grafana's unit for Unix milliseconds as a date and a clock time."""
 NO_PROGRESS_ALERTS = "RunDied|TrainingHang"
 """Alerts about runs that make no progress, the most urgent alerts."""
-NO_PROGRESS, CRITICAL, WARN, INFO = 4, 3, 2, 1
+URGENCY_NO_PROGRESS, URGENCY_CRITICAL, URGENCY_WARNING, URGENCY_INFO = 4, 3, 2, 1
 """Urgencies of alerts."""
 URGENCIES = value_mappings(
     {
-        NO_PROGRESS: ("no progress", BAD),
-        CRITICAL: ("critical", BAD),
-        WARN: ("warning", WARNING),
-        INFO: ("info", NEUTRAL),
+        URGENCY_NO_PROGRESS: ("no progress", BAD),
+        URGENCY_CRITICAL: ("critical", BAD),
+        URGENCY_WARNING: ("warning", WARNING),
+        URGENCY_INFO: ("info", NEUTRAL),
         0: (NO_VALUE, NEUTRAL),
     }
 )
@@ -49,10 +49,10 @@ def title_mappings() -> list[Json]:
 def urgency(selector: str, labels: str) -> str:
     """Return PromQL for the urgency of the firing alerts, by labels."""
     matchers = {
-        NO_PROGRESS: f'alertname=~"{NO_PROGRESS_ALERTS}"',
-        CRITICAL: f'severity="critical", alertname!~"{NO_PROGRESS_ALERTS}"',
-        WARN: 'severity="warning"',
-        INFO: 'severity="info"',
+        URGENCY_NO_PROGRESS: f'alertname=~"{NO_PROGRESS_ALERTS}"',
+        URGENCY_CRITICAL: f'severity="critical", alertname!~"{NO_PROGRESS_ALERTS}"',
+        URGENCY_WARNING: 'severity="warning"',
+        URGENCY_INFO: 'severity="info"',
     }
     return " or ".join(
         f'{value} * max by ({labels}) (ALERTS{{alertstate="firing", {matcher}, {selector}}})'
@@ -67,7 +67,7 @@ def firing_alerts(
     h: int,
     *,
     group_by: Sequence[str] = (),
-    unknown: str = "",
+    unknown_if: str = "",
 ) -> Panel:
     """Return the table of firing alerts, the most urgent first; if no alert fires, a row says so.
 
@@ -78,7 +78,7 @@ def firing_alerts(
         h: Height in grid rows.
         group_by: Labels of a group of alerts. The table then has only the most urgent alert of each group, with the number of
             the other alerts. Empty for all alerts.
-        unknown: PromQL with a value while the exporters are down, because alerts about their nodes cannot fire; "" for none.
+        unknown_if: PromQL with a value while the exporters are down, because alerts about their nodes cannot fire; "" for none.
     """
     labels = ", ".join(["alertname", *(column.source for column in columns)])
     group_labels = ", ".join(group_by)
@@ -87,11 +87,11 @@ def firing_alerts(
     no_alert_query = placeholder_row(
         f'ALERTS{{alertstate="firing", {selector}}}', "alertname", "no alert fires"
     )
-    if unknown:
+    if unknown_if:
         unknown_node_query = (
-            f'label_replace({no_alert_query} and on () {unknown}, "alertname", "node unknown", "", "")'
+            f'label_replace({no_alert_query} and on () {unknown_if}, "alertname", "node unknown", "", "")'
         )
-        no_alert_query = f"({no_alert_query} unless on () {unknown} or {unknown_node_query})"
+        no_alert_query = f"({no_alert_query} unless on () {unknown_if} or {unknown_node_query})"
 
     def with_title(expression: str) -> str:
         return f'label_replace({expression}, "title", "$1", "alertname", "(.+)") or {no_alert_query}'

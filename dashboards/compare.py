@@ -13,9 +13,9 @@ from dashboards.panels import Json, Panel, dashboard_link, threshold_steps, time
 from dashboards.queries import Query, table_query
 from dashboards.tables import Column, matrix, table
 
-SAME_WORK_RUNS = (
-    '(last_over_time(training_run_info{{@cluster, perf_tag=~"$perf_tag", perf_tag!=""{more}}}[$__range])'
-    ' or last_over_time(training_run_info{{@cluster, perf_tag="", model=~"$perf_tag"{more}}}[$__range]))'
+SAME_WORK_RUNS_TEMPLATE = (
+    '(last_over_time(training_run_info{{@cluster, perf_tag=~"$perf_tag", perf_tag!=""{extra_matchers}}}[$__range])'
+    ' or last_over_time(training_run_info{{@cluster, perf_tag="", model=~"$perf_tag"{extra_matchers}}}[$__range]))'
 )
 """PromQL for the runs with the selected `perf_tag`, and for the runs without `perf_tag` whose model is the selected value."""
 PERF_TAG = Variable(
@@ -30,7 +30,7 @@ PERF_TAG = Variable(
 RUNS = Variable(
     "run",
     "Runs",
-    f"query_result(group by (run) ({SAME_WORK_RUNS.format(more='')}))",
+    f"query_result(group by (run) ({SAME_WORK_RUNS_TEMPLATE.format(extra_matchers='')}))",
     all_value=None,
     regex='/run="([^"]+)"/',
     description="Runs to compare with the baseline.",
@@ -41,7 +41,7 @@ BASELINE = Variable(
     "baseline",
     "Baseline",
     "query_result(sort_desc(max by (run)"
-    f" ({SAME_WORK_RUNS.format(more=IS_BASELINE_MATCHER)} * 2 or {SAME_WORK_RUNS.format(more='')})))",
+    f" ({SAME_WORK_RUNS_TEMPLATE.format(extra_matchers=IS_BASELINE_MATCHER)} * 2 or {SAME_WORK_RUNS_TEMPLATE.format(extra_matchers='')})))",
     multi=False,
     regex='/run="([^"]+)"/',
     sort=0,
@@ -49,29 +49,31 @@ BASELINE = Variable(
 )
 
 
-def _tokens_per_second(run: str) -> str:
+def _tokens_per_second(run_matchers: str) -> str:
     return (
-        f'sum by (run) (increase(training_tokens_total{{{run}, mode="train"}}[$__range]))'
-        f" / max by (run) (increase(training_wall_seconds_total{{{run}}}[$__range]))"
+        f'sum by (run) (increase(training_tokens_total{{{run_matchers}, mode="train"}}[$__range]))'
+        f" / max by (run) (increase(training_wall_seconds_total{{{run_matchers}}}[$__range]))"
     )
 
 
-def _ideal_step_seconds(run: str) -> str:
-    return f"max by (run) (avg_over_time(training_step_ideal_seconds{{{run}}}[$__range]))"
+def _ideal_step_seconds(run_matchers: str) -> str:
+    return f"max by (run) (avg_over_time(training_step_ideal_seconds{{{run_matchers}}}[$__range]))"
 
 
-def _joules_per_token(run: str) -> str:
+def _joules_per_token(run_matchers: str) -> str:
     return (
-        f"sum by (run) (increase(training_energy_joules_total{{{run}}}[$__range]))"
-        f' / sum by (run) (increase(training_tokens_total{{{run}, mode="train"}}[$__range]))'
+        f"sum by (run) (increase(training_energy_joules_total{{{run_matchers}}}[$__range]))"
+        f' / sum by (run) (increase(training_tokens_total{{{run_matchers}, mode="train"}}[$__range]))'
     )
 
 
 LOSS_TEMPLATE = 'max by (run) (training_loss{{{}, mode="train"}})'
 STEP_QUERY = "max by (run) (training_step{@run})"
 LAST_STEP_QUERY = "max by (run) (last_over_time(training_step{@run}[$__range] @ end()))"
-ROW_DISTANCE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEP_QUERY}))) - 1))"
-ROW_DISTANCE_QUERY = f"scalar(ceil(max({LAST_STEP_QUERY}) / 10 / {ROW_DISTANCE_UNIT}) * {ROW_DISTANCE_UNIT})"
+ROW_DISTANCE_ROUNDING = f"scalar(10 ^ (floor(log10(max({LAST_STEP_QUERY}))) - 1))"
+ROW_DISTANCE_QUERY = (
+    f"scalar(ceil(max({LAST_STEP_QUERY}) / 10 / {ROW_DISTANCE_ROUNDING}) * {ROW_DISTANCE_ROUNDING})"
+)
 """PromQL for the distance in steps between two rows of *Loss by step*.
 
 The distance is a tenth of the largest step number, rounded up to one significant digit.
@@ -80,16 +82,16 @@ SELECTED_RUNS_SELECTOR, BASELINE_SELECTOR = "@run", 'cluster=~"$cluster", run="$
 
 
 def _comparison_columns(
-    query_for: Callable[[str], str], title: str, unit: str, decimals: int, better_colors: Json
+    query_for: Callable[[str], str], title: str, unit: str, decimals: int, difference_thresholds: Json
 ) -> tuple[Column, Column]:
     """Return a column with a value of each run, and a column with the relative difference from the baseline.
 
     Args:
-        query_for: Function that returns the PromQL of the value for a run selector.
+        query_for: Function that returns the PromQL of the value for the matchers of the runs.
         title: Heading of the value column.
         unit: Grafana's identifier of the unit.
         decimals: Number of decimals of the value.
-        better_colors: Thresholds that colour the difference.
+        difference_thresholds: Thresholds that colour the difference.
     """
     delta = f"\N{GREEK CAPITAL LETTER DELTA} {title}"
     return (
@@ -99,7 +101,7 @@ def _comparison_columns(
             delta,
             "percentunit",
             100,
-            better_colors,
+            difference_thresholds,
             decimals=1,
         ),
     )

@@ -20,20 +20,20 @@ from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
     BLUE,
-    COLOR_BY_SERIES_NAME,
     GREY,
+    HASHED_COLOR,
     NEUTRAL,
     ORANGE,
     PHASE_COLORS,
     WARNING,
-    colors_by_first_word,
-    colors_by_name,
+    colors_by_prefix,
     fixed_color,
+    fixed_colors_by_name,
     shades,
 )
 from dashboards.panels import (
     Panel,
-    bars,
+    bar_gauge,
     stat,
     threshold_steps,
     time_series,
@@ -159,7 +159,7 @@ def _power_panels() -> tuple[Panel, ...]:
                 "{{run}}",
             ),
             unit="watt",
-            color=COLOR_BY_SERIES_NAME,
+            color=HASHED_COLOR,
         ),
         time_series(
             "Power of nodes",
@@ -174,7 +174,7 @@ def _power_panels() -> tuple[Panel, ...]:
                 "DRAM of {{instance}}",
             ),
             unit="watt",
-            color=COLOR_BY_SERIES_NAME,
+            color=HASHED_COLOR,
         ),
         time_series(
             "Power and idle power of each GPU",
@@ -216,7 +216,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
             w=6,
         ),
         energy_per_unit_panel("Joules per token", "training_tokens_total", "joule"),
-        bars(
+        bar_gauge(
             "Energy by phase",
             instant_query(
                 "topk(9, sum by (phase) (last_over_time(training_phase_energy_joules_total{@run}[15m]))) / 3.6e6",
@@ -224,7 +224,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
             ),
             unit=KWH,
             decimals=2,
-            overrides=colors_by_name(PHASE_COLORS | {"unattributed": GREY}),
+            overrides=fixed_colors_by_name(PHASE_COLORS | {"unattributed": GREY}),
             color=fixed_color(GREY),
             w=12,
         ),
@@ -250,7 +250,7 @@ def _waste_panels() -> tuple[Panel, ...]:
             ),
             unit=KWH,
             stacked=True,
-            overrides=colors_by_name(BADPUT_CAUSE_COLORS),
+            overrides=fixed_colors_by_name(BADPUT_CAUSE_COLORS),
         ),
     )
 
@@ -288,7 +288,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
             unit="none",
             decimals=2,
             stacked=True,
-            overrides=colors_by_first_word({"electricity": ORANGE, "device_time": BLUE}),
+            overrides=colors_by_prefix({"electricity": ORANGE, "device_time": BLUE}),
             w=8,
         ),
         table(

@@ -18,11 +18,12 @@ from dashboards.palette import (
     ORANGE,
     PURPLE,
     VERMILION,
-    colors_by_name,
+    fixed_colors_by_name,
     shades,
 )
 from dashboards.panels import (
     Panel,
+    bad_above,
     dashboard_link,
     stat,
     time_series,
@@ -193,7 +194,7 @@ def _cluster_panels() -> tuple[Panel, ...]:
             Query("avg by (cause) (run:training_badput_share:ratio6h{@cluster}) > 0", "{{cause}}"),
             unit="percentunit",
             stacked=True,
-            overrides=colors_by_name(BADPUT_CAUSE_COLORS),
+            overrides=fixed_colors_by_name(BADPUT_CAUSE_COLORS),
             w=8,
         ),
         time_series(
@@ -239,7 +240,7 @@ def _node_panels() -> tuple[Panel, ...]:
                 "sum by (instance) (instance:gpu_missing:sum{@cluster})",
                 "Missing GPUs",
                 width=80,
-                thresholds=warn_above(1, 1),
+                thresholds=bad_above(1),
             ),
             percent(
                 "avg by (instance) (instance:gpu_sm_activity:avg{@cluster})", "SM activity", 140, bar=(0, 1)
@@ -266,7 +267,7 @@ def _node_panels() -> tuple[Panel, ...]:
                 "sum by (instance) (instance:gpu_xid:count1h{@cluster})",
                 "Xid, 1 h",
                 width=80,
-                thresholds=warn_above(1, 1),
+                thresholds=bad_above(1),
             ),
             percent(
                 "max by (instance) (instance:host_cpu:ratio{@cluster})", "CPU", 70, warn_above(0.9, 0.97)

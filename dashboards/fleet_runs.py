@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from dashboards.alerts import (
     CLOCK_TIME,
-    CRITICAL,
-    NO_PROGRESS,
     NO_PROGRESS_ALERTS,
-    WARN,
+    URGENCY_CRITICAL,
+    URGENCY_NO_PROGRESS,
+    URGENCY_WARNING,
     title_mappings,
     urgency,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
-from dashboards.panels import Panel, dashboard_link, value_mappings, warn_above, warn_below
+from dashboards.panels import Panel, bad_above, dashboard_link, value_mappings, warn_above, warn_below
 from dashboards.tables import Column, percent, table
 
-NO_NEWS = CRITICAL - 0.5
+URGENCY_NO_NEWS = URGENCY_CRITICAL - 0.5
 """Urgency of a run without a sample, between the urgencies of critical alerts and warnings."""
-RUN_VERDICTS = value_mappings(
+URGENCY_MAPPINGS = value_mappings(
     {
-        str(NO_PROGRESS): ("no progress", BAD),
-        str(CRITICAL): ("critical", BAD),
-        str(NO_NEWS): ("no news", BAD),
-        str(WARN): ("warning", WARNING),
+        str(URGENCY_NO_PROGRESS): ("no progress", BAD),
+        str(URGENCY_CRITICAL): ("critical", BAD),
+        str(URGENCY_NO_NEWS): ("no news", BAD),
+        str(URGENCY_WARNING): ("warning", WARNING),
         "0": ("no alert", NEUTRAL),
     }
 )
@@ -46,13 +46,13 @@ _LATEST_STATE = (
 )
 """PromQL for a series of value 1 with the latest state of each run as a label."""
 RUN_INFO_WITH_STATE = f"{RUN_INFO} * on (run) group_left (state) ({_LATEST_STATE}) or on (run) {RUN_INFO}"
-LAST_NEWS = (
+LAST_NEWS_TEMPLATE = (
     "max by (run) (max_over_time(timestamp(run:training_run_state:info{{@cluster, state{matcher}"
     '"stopped|finished|failed|lost"}})[1h:30s]))'
 )
 UNSEEN_RUNS = (
-    f"({LAST_NEWS.format(matcher='!~')} unless on (run) run:training_run_state:info{{@cluster}}"
-    f" unless on (run) {LAST_NEWS.format(matcher='=~')} > on (run) {LAST_NEWS.format(matcher='!~')})"
+    f"({LAST_NEWS_TEMPLATE.format(matcher='!~')} unless on (run) run:training_run_state:info{{@cluster}}"
+    f" unless on (run) {LAST_NEWS_TEMPLATE.format(matcher='=~')} > on (run) {LAST_NEWS_TEMPLATE.format(matcher='!~')})"
 )
 """PromQL for the time of the last sample of each run that has not ended and that no exporter reports."""
 _LAST_NODES = "group by (run, instance) (last_over_time(instance:training_ranks:count{@cluster}[1h]))"
@@ -68,7 +68,7 @@ UNSEEN_ROWS = (
     "label_replace(max by (run, user) (last_over_time(run:training_run:info{@cluster}[1h]))"
     f' * on (run) group_left (alertname) ({_UNSEEN_NOTE}), "state", "unknown", "", "")'
 )
-FIRING_ALERTS = 'ALERTS{{@cluster, alertstate="firing", {matcher}}}'
+FIRING_ALERTS_TEMPLATE = 'ALERTS{{@cluster, alertstate="firing", {matcher}}}'
 NO_PROGRESS_SECONDS = 300
 """Time without a step after which a live run counts as making no progress."""
 
@@ -76,7 +76,8 @@ NO_PROGRESS_SECONDS = 300
 def _urgency_query() -> str:
     """Return PromQL for the urgency of each run.
 
-    The urgency is `NO_PROGRESS` for a run that failed, hangs or completes no steps, else that of the worst firing alert.
+    The urgency is `URGENCY_NO_PROGRESS` for a run that failed, hangs, is lost or completes no steps, otherwise the urgency of
+    the most urgent firing alert.
     """
     no_progress_query = (
         'max by (run) (run:training_run_state:info{@cluster, state=~"hung|failed|lost"}'
@@ -84,27 +85,27 @@ def _urgency_query() -> str:
         " and on (cluster, run) run:training_ranks_up:sum{@cluster} > 0)"
     )
     alert_queries = [
-        f"{value} + 0 * max by (run) ({FIRING_ALERTS.format(matcher=matcher)})"
+        f"{value} + 0 * max by (run) ({FIRING_ALERTS_TEMPLATE.format(matcher=matcher)})"
         for value, matcher in (
-            (NO_PROGRESS, f'run!="", alertname=~"{NO_PROGRESS_ALERTS}"'),
-            (CRITICAL, 'run!="", severity="critical"'),
-            (WARN, 'run!="", severity="warning"'),
+            (URGENCY_NO_PROGRESS, f'run!="", alertname=~"{NO_PROGRESS_ALERTS}"'),
+            (URGENCY_CRITICAL, 'run!="", severity="critical"'),
+            (URGENCY_WARNING, 'run!="", severity="warning"'),
         )
     ]
-    alert_queries.insert(2, f"{NO_NEWS} + 0 * {UNSEEN_RUNS}")
+    alert_queries.insert(2, f"{URGENCY_NO_NEWS} + 0 * {UNSEEN_RUNS}")
     return " or on (run) ".join(
-        [f"{NO_PROGRESS} + 0 * {no_progress_query}", *alert_queries, f"0 * max by (run) ({RUN_INFO})"]
+        [f"{URGENCY_NO_PROGRESS} + 0 * {no_progress_query}", *alert_queries, f"0 * max by (run) ({RUN_INFO})"]
     )
 
 
-def _worst_alert_query() -> str:
+def _most_urgent_alert_query() -> str:
     """Return PromQL for the most urgent alert of each run, as the label `alertname`."""
     urgencies = urgency('@cluster, run!=""', "run, alertname")
     return f"topk by (run) (1, {urgencies})"
 
 
 RUN_ROWS = (
-    f"({UNSEEN_ROWS}) or on (run) ({RUN_INFO_WITH_STATE}) * on (run) group_left (alertname) (0 * {_worst_alert_query()} + 1)"
+    f"({UNSEEN_ROWS}) or on (run) ({RUN_INFO_WITH_STATE}) * on (run) group_left (alertname) (0 * {_most_urgent_alert_query()} + 1)"
     f" or on (run) ({RUN_INFO_WITH_STATE})"
 )
 
@@ -123,12 +124,12 @@ def run_panels() -> tuple[Panel, ...]:
                     dashboard_link("training-energy", "Energy and cost", run="${__value.raw}"),
                 ),
             ),
-            Column(_urgency_query(), "Verdict", decimals=0, width=110, mappings=RUN_VERDICTS),
+            Column(_urgency_query(), "Verdict", decimals=0, width=110, mappings=URGENCY_MAPPINGS),
             Column("state", "State", width=90, mappings=STATE_MAPPINGS),
             Column("alertname", "Worst alert", width=265, mappings=title_mappings()),
             Column(
                 "1000 * max by (run) (max by (run, alertname) (ALERTS_FOR_STATE{@cluster})"
-                f" and on (run, alertname) {_worst_alert_query()})",
+                f" and on (run, alertname) {_most_urgent_alert_query()})",
                 "Alert since",
                 unit=CLOCK_TIME,
                 width=115,
@@ -154,7 +155,7 @@ def run_panels() -> tuple[Panel, ...]:
                 "Missing",
                 decimals=0,
                 width=80,
-                thresholds=warn_above(1, 1),
+                thresholds=bad_above(1),
             ),
             Column(
                 "max by (run) (run:training_last_progress:age_seconds{@cluster})",

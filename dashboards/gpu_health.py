@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dashboards.gpu_problems import GPUS_WITH_RANK, THROTTLED, XID_TEXTS, problem_counts
-from dashboards.palette import ABSENT, BAD, GOOD, GREY, KHAKI, NEUTRAL, PURPLE, WARNING, colors_by_first_word
-from dashboards.panels import Panel, dashboard_link, time_series, value_mappings, warn_above
+from dashboards.palette import ABSENT, BAD, GOOD, GREY, KHAKI, NEUTRAL, PURPLE, WARNING, colors_by_prefix
+from dashboards.panels import Panel, bad_above, dashboard_link, time_series, value_mappings, warn_above
 from dashboards.queries import Query, event_counts
 from dashboards.tables import ZERO_AS_DASH, Column, percent, placeholder_row, table
 
@@ -34,7 +34,7 @@ def _health_table() -> Panel:
         Column("gpu", "GPU", width=60),
         Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column("rank", "Rank", width=70),
-        Column(problem_counts(), "Problems", width=90, thresholds=warn_above(1, 1)),
+        Column(problem_counts(), "Problems", width=90, thresholds=bad_above(1)),
         Column(
             "min by (instance, gpu) (gpu_up{@gpu})"
             " or on (instance, gpu) min by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]) * 0 - 1)",
@@ -48,7 +48,7 @@ def _health_table() -> Panel:
             "Xids, 1 h",
             decimals=0,
             width=80,
-            thresholds=warn_above(1, 1),
+            thresholds=bad_above(1),
         ),
         percent(f"max by (instance, gpu) ({THROTTLED})", "Throttled", 90, warn_above(0.01, 0.1)),
         Column(
@@ -61,7 +61,7 @@ def _health_table() -> Panel:
             'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, kind="uncorrected"})',
             "ECC errors",
             width=100,
-            thresholds=warn_above(1, 1),
+            thresholds=bad_above(1),
         ),
         Column(
             "max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",
@@ -110,9 +110,7 @@ def _new_errors() -> Panel:
         "New errors",
         Query(f"{' or '.join(errors)} or {no_error}", "{{error}}"),
         unit="none",
-        overrides=colors_by_first_word(
-            {"Xid": BAD, "ECC": WARNING, "PCIe": KHAKI, "NVLink": PURPLE, "no": GREY}
-        ),
+        overrides=colors_by_prefix({"Xid": BAD, "ECC": WARNING, "PCIe": KHAKI, "NVLink": PURPLE, "no": GREY}),
         bars=True,
         w=10,
         h=6,

@@ -6,8 +6,8 @@ run holds any of the selected GPUs.
 
 from __future__ import annotations
 
-from dashboards.palette import COLOR_BY_SERIES_NAME, THROTTLE_REASON_COLORS, colors_by_name
-from dashboards.panels import Panel, bars, dashboard_link, time_series
+from dashboards.palette import HASHED_COLOR, THROTTLE_REASON_COLORS, fixed_colors_by_name
+from dashboards.panels import Panel, bar_gauge, dashboard_link, time_series
 from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
 
@@ -52,7 +52,7 @@ def utilization_panels() -> tuple[Panel, ...]:
             _median(expression),
             unit="percentunit",
             maximum=1,
-            color=COLOR_BY_SERIES_NAME,
+            color=HASHED_COLOR,
             w=6,
             links=(RANKS_LINK,),
         )
@@ -77,10 +77,10 @@ def memory_panels() -> tuple[Panel, ...]:
             _median("gpu_memory_used_bytes{@gpu}"),
             Query("max(gpu_memory_total_bytes{@gpu})", "size of a GPU", reference=True),
             unit="bytes",
-            color=COLOR_BY_SERIES_NAME,
+            color=HASHED_COLOR,
             w=10,
         ),
-        bars(
+        bar_gauge(
             "GPU memory by rank",
             instant_query(
                 "topk(20, sum by (run, rank, gpu, instance) (training_process_gpu_memory_bytes{@node_run}))",
@@ -105,7 +105,7 @@ def power_panels() -> tuple[Panel, ...]:
             _median(power),
             Query('min(gpu_power_limit_watts{@gpu, limit="enforced"})', "lowest limit", reference=True),
             unit="watt",
-            color=COLOR_BY_SERIES_NAME,
+            color=HASHED_COLOR,
             w=8,
         ),
         time_series(
@@ -114,7 +114,7 @@ def power_panels() -> tuple[Panel, ...]:
             _median(temperature),
             unit="celsius",
             minimum=None,
-            color=COLOR_BY_SERIES_NAME,
+            color=HASHED_COLOR,
             w=8,
         ),
         time_series(
@@ -122,7 +122,7 @@ def power_panels() -> tuple[Panel, ...]:
             _extreme_gpus(clock, lowest=True),
             _median(clock),
             unit="hertz",
-            color=COLOR_BY_SERIES_NAME,
+            color=HASHED_COLOR,
             w=8,
         ),
         time_series(
@@ -130,13 +130,13 @@ def power_panels() -> tuple[Panel, ...]:
             Query(f"sum by (reason) ({used_gpus(clock_limits)})", "{{reason}}"),
             unit="suffix: GPUs",
             decimals=1,
-            overrides=colors_by_name(THROTTLE_REASON_COLORS),
+            overrides=fixed_colors_by_name(THROTTLE_REASON_COLORS),
         ),
         time_series(
             "Thermal and power brake throttling",
             _extreme_gpus(throttled_query),
             unit="percentunit",
-            color=COLOR_BY_SERIES_NAME,
+            color=HASHED_COLOR,
             links=(RANKS_LINK,),
         ),
     )
@@ -151,7 +151,7 @@ def link_panels() -> tuple[Panel, ...]:
         for text, direction in (("sent", "transmit"), ("received", "receive")):
             extreme = _extreme_gpus(rate.format(direction=direction), lowest=True)
             queries.append(Query(extreme.expression, f"{text}, {LEGEND}", dashed=direction == "receive"))
-        return time_series(title, *queries, unit="Bps", legend="hidden", color=COLOR_BY_SERIES_NAME)
+        return time_series(title, *queries, unit="Bps", legend="hidden", color=HASHED_COLOR)
 
     return traffic("NVLink traffic", "nvlink"), traffic("PCIe traffic", "pcie")
 

@@ -1,6 +1,6 @@
 """Dashboard *Node*: resources of a node, limits of the container, and the exporter.
 
-`@node`, `@node_any_job` and `@node_run` are named selectors of `dashboards.queries`.
+`@node`, `@node_any_job`, `@node_run` and `@run` are named selectors of `dashboards.queries`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from dashboards.palette import (
     PURPLE,
     SKY_BLUE,
     VERMILION,
-    colors_by_name,
+    fixed_colors_by_name,
 )
-from dashboards.panels import Panel, dashboard_link, stat, time_series, warn_above
+from dashboards.panels import Panel, bad_above, dashboard_link, stat, time_series, warn_above
 from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
 
 UID = "training-node"
 PAGE_BYTES = 4096
-"""Assumed size of a memory page. No family has the page size of a node; nodes with larger pages read more per fault."""
+"""Assumed size of a memory page. The exporter does not publish the page size; the panel understates nodes with larger pages."""
 CPU_MODE_COLORS = {
     "user": BLUE,
     "nice": SKY_BLUE,
@@ -137,7 +137,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             w=14,
             h=7,
-            unknown=NO_EXPORTER_UP,
+            unknown_if=NO_EXPORTER_UP,
         ),
         stat(
             "OOM kills",
@@ -147,7 +147,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             decimals=0,
-            thresholds=warn_above(1, 1),
+            thresholds=bad_above(1),
             w=4,
         ),
         stat(
@@ -236,7 +236,7 @@ def _cpu_panels() -> tuple[Panel, ...]:
             unit="none",
             decimals=1,
             stacked=True,
-            overrides=colors_by_name(CPU_MODE_COLORS),
+            overrides=fixed_colors_by_name(CPU_MODE_COLORS),
             w=8,
         ),
         time_series(
@@ -254,7 +254,7 @@ def _cpu_panels() -> tuple[Panel, ...]:
             unit="none",
             decimals=1,
             stacked=True,
-            overrides=colors_by_name({"user": BLUE, "system": ORANGE}),
+            overrides=fixed_colors_by_name({"user": BLUE, "system": ORANGE}),
             w=8,
         ),
         time_series("Pressure", *_pressure_queries(), unit="percentunit", maximum=1, w=8),

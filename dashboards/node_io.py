@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.palette import BAD, BLUE, KHAKI, ORANGE, PURPLE, VERMILION
 from dashboards.panels import (
     Panel,
-    bars,
+    bar_gauge,
     dashboard_link,
     threshold_steps,
     time_series,
@@ -47,7 +47,7 @@ def disk_panels() -> tuple[Panel, ...]:
             unit="s",
             w=6,
         ),
-        bars(
+        bar_gauge(
             "Filesystems",
             instant_query(
                 "1 - host_filesystem_avail_bytes{@node} / (host_filesystem_size_bytes{@node} > 0)",

@@ -1,8 +1,8 @@
 """Colour palette that is safe for colour-blind readers on Grafana's dark and light themes.
 
-The palette is based on that of Okabe and Ito. It replaces their blue, and yellow and black, which are invisible on one of the
-themes, and adds further colours. In panels of a status, blue and the text colour mean good, orange means a warning, and
-vermilion means bad. Colour is never the only signal: a text or a number says the same.
+The palette is based on that of Okabe and Ito, with further colours. Yellow and black, each invisible on one theme, are
+replaced; so is the blue, by a lighter blue. In panels of a status, blue is good, the text colour is neutral, grey is absent,
+orange is a warning, and vermilion is bad. Colour is never the only signal: a text or a number says the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INDIGO = "#4A3FD8"
 PALE_BLUE = "#9DBFE6"
 SILVER = "#C0C0C0"
 
-COLOR_BY_SERIES_NAME = {"mode": "palette-classic-by-name"}
+HASHED_COLOR = {"mode": "palette-classic-by-name"}
 """Colour mode that derives the colour from a hash of the series name, for names that are not known in advance."""
 
 GOOD, NEUTRAL, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
@@ -55,7 +55,7 @@ PHASE_COLORS = {
 }
 """Colours of phases.
 
-Training work is blue, green or violet; data loading is orange. Checkpoints are pink, evaluation is khaki, and the phases of the
+Training work is blue, green or violet; data loading is orange. Checkpoints are purple, evaluation is khaki, and the phases of the
 start-up are brown. A restart is vermilion, and other time is grey.
 """
 
@@ -99,7 +99,7 @@ def shades(color: str) -> dict[str, str]:
     return {"mode": "shades", "fixedColor": color}
 
 
-def colors_by_name(colors: Mapping[str, str]) -> list[Override]:
+def fixed_colors_by_name(colors: Mapping[str, str]) -> list[Override]:
     """Return overrides from {series name: colour}."""
     return [
         series_override({"id": "byName", "options": name}, fixed_color(color))
@@ -107,11 +107,11 @@ def colors_by_name(colors: Mapping[str, str]) -> list[Override]:
     ]
 
 
-def colors_by_first_word(colors: Mapping[str, str]) -> list[Override]:
-    """Return overrides from {first word of the series name: colour}."""
+def colors_by_prefix(colors: Mapping[str, str]) -> list[Override]:
+    """Return overrides from {prefix of the series name: colour}."""
     return [
-        series_override({"id": "byRegexp", "options": f"/^{word}/"}, fixed_color(color))
-        for word, color in colors.items()
+        series_override({"id": "byRegexp", "options": f"/^{prefix}/"}, fixed_color(color))
+        for prefix, color in colors.items()
     ]
 
 
@@ -125,7 +125,7 @@ def series_override(
 ) -> Override:
     """Return an override for the matching series.
 
-    `reference`, `dashed` and `right_axis` have the meaning of the fields of `Query`.
+    `reference`, `dashed` and `right_axis` have the meaning of the fields of `dashboards.queries.Query`.
     """
     properties: dict[str, Any] = {"color": color} if color else {}
     if reference or dashed or right_axis:

@@ -14,9 +14,9 @@ from typing import Any
 from dashboards.palette import (
     BAD,
     BLUE,
-    COLOR_BY_SERIES_NAME,
     GOOD,
     GREY,
+    HASHED_COLOR,
     NEUTRAL,
     WARNING,
     Override,
@@ -57,6 +57,11 @@ def warn_above(warning: float, bad: float | None = None) -> Json:
     return threshold_steps(*bounds, *([] if bad is None else [(bad, BAD)]))
 
 
+def bad_above(bad: float) -> Json:
+    """Return thresholds that colour values from `bad` on as bad."""
+    return warn_above(bad, bad)
+
+
 def warn_below(warning: float, bad: float) -> Json:
     """Return thresholds that colour values below `warning` and below `bad`; an absent value has no colour."""
     return threshold_steps((None, NEUTRAL), (-1, BAD), (bad, WARNING), (warning, NEUTRAL))
@@ -72,7 +77,7 @@ def value_mappings(texts: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str
 
 
 YES_NO = value_mappings({1: ("yes", GOOD), 0: ("no", BAD)})
-SOFT_MAX = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
+DEFAULT_SOFT_MAX_BY_UNIT = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
 """Axis maximum by unit while all values are smaller, so that noise does not fill the panel."""
 
 HEATMAP_POINTS = 120
@@ -112,7 +117,7 @@ def time_series(
     legend: str = "list",
     thresholds: Json | None = None,
     decimals: int | None = None,
-    use_soft_maximum: bool = True,
+    use_default_soft_max: bool = True,
     log_scale: bool = False,
     links: Sequence[Json] = (),
 ) -> Panel:
@@ -125,8 +130,8 @@ def time_series(
         w: Width in grid columns.
         h: Height in grid rows.
         minimum: Lower end of the axis; None for automatic.
-        maximum: Upper end of the axis unless a value is larger: a line outside the panel would look like a gap.
-        fill: Opacity in percent of the area below a line.
+        maximum: Upper end of the axis; larger values extend the axis, because a clipped line would look like a gap.
+        fill: Opacity in percent of the area below a line; ignored for stacked series and bars.
         stacked: Stack the series.
         bars: Draw stacked bars instead of lines.
         step_interpolation: Hold each value until the next value.
@@ -137,7 +142,7 @@ def time_series(
             values on the right (the last value of a run that has ended may be old), or `hidden`.
         thresholds: Thresholds, drawn as dashed lines.
         decimals: Number of decimals; None for automatic.
-        use_soft_maximum: Use `SOFT_MAX` of the unit on a linear axis from 0 without a `maximum`.
+        use_default_soft_max: Use `DEFAULT_SOFT_MAX_BY_UNIT` of the unit on a linear axis from 0 without a `maximum`.
         log_scale: Use a logarithmic axis.
         links: Data links of the series.
     """
@@ -164,8 +169,8 @@ def time_series(
     }
     if log_scale:
         minimum = None  # a logarithmic axis has no zero
-    elif maximum is None and use_soft_maximum and minimum == 0:
-        maximum = SOFT_MAX.get(unit)
+    elif maximum is None and use_default_soft_max and minimum == 0:
+        maximum = DEFAULT_SOFT_MAX_BY_UNIT.get(unit)
     if maximum is not None:
         custom["axisSoftMax"] = maximum
     defaults = field_defaults(unit, thresholds or NO_THRESHOLDS, minimum, None, decimals)
@@ -176,7 +181,7 @@ def time_series(
         if query.color or query.reference or query.dashed
     ]
     if color is None and not overrides and not any(query.color for query in queries):
-        color = COLOR_BY_SERIES_NAME
+        color = HASHED_COLOR
     defaults |= {"color": color or fixed_color(BLUE), "custom": custom, "links": list(links)}
     return build_panel("timeseries", title, queries, w, h, defaults, [*query_overrides, *overrides], options)
 
@@ -237,7 +242,7 @@ def stat(
     return build_panel("stat", title, queries, w, h, defaults, [*query_overrides, *overrides], options)
 
 
-def bars(
+def bar_gauge(
     title: str,
     *queries: Query,
     unit: str,

@@ -11,6 +11,7 @@ from dashboards.palette import (
 from dashboards.panels import (
     NO_VALUE,
     Panel,
+    bad_above,
     dashboard_link,
     stat,
     threshold_steps,
@@ -128,7 +129,7 @@ def _node_table() -> Panel:
             "Missing",
             decimals=0,
             width=100,
-            thresholds=warn_above(1, 1),
+            thresholds=bad_above(1),
             mappings=ZERO_AS_DASH,
         ),
         Column(

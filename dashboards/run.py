@@ -13,8 +13,8 @@ from dashboards.palette import (
     PHASE_COLORS,
     PURPLE,
     VERMILION,
-    colors_by_name,
     fixed_color,
+    fixed_colors_by_name,
     series_override,
     shades,
 )
@@ -98,10 +98,10 @@ def _phase_panels() -> tuple[Panel, ...]:
             stacked=True,
             color=fixed_color(GREY),
             overrides=[
-                *colors_by_name(
+                *fixed_colors_by_name(
                     {name: color for name, color in PHASE_COLORS.items() if name in NAMED_PHASES.split("|")}
                 ),
-                *colors_by_name({"checkpoint saves": PURPLE, "all other phases": GREY}),
+                *fixed_colors_by_name({"checkpoint saves": PURPLE, "all other phases": GREY}),
                 {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "max", "value": 1}]},
             ],
             legend="means",
@@ -135,7 +135,7 @@ def _optional_panels() -> tuple[Panel, ...]:
             unit="s",
             stacked=True,
             color=fixed_color(GREY),
-            overrides=colors_by_name(PHASE_COLORS),
+            overrides=fixed_colors_by_name(PHASE_COLORS),
             legend="right",
             w=12,
             h=12,
@@ -168,14 +168,14 @@ def _learning_panels() -> tuple[Panel, ...]:
             "Gradient norm",
             Query("max(training_grad_norm{@run})", "gradient norm", BLUE),
             unit="none",
-            use_soft_maximum=False,
+            use_default_soft_max=False,
         ),
         time_series(
             "Learning rate, loss scale",
             Query("max(training_learning_rate{@run})", "learning rate", BLUE),
             Query("max(training_loss_scale{@run})", "loss scale (right)", ORANGE, right_axis=True),
             unit="none",
-            use_soft_maximum=False,
+            use_default_soft_max=False,
         ),
     )
 
@@ -211,7 +211,7 @@ def _checkpoint_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             bars=True,
-            overrides=colors_by_name({"ok": BLUE, "failed": VERMILION}),
+            overrides=fixed_colors_by_name({"ok": BLUE, "failed": VERMILION}),
             w=6,
         ),
     )
@@ -240,7 +240,7 @@ def _goodput_panels() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             stacked=True,
-            overrides=colors_by_name(BADPUT_CAUSE_COLORS),
+            overrides=fixed_colors_by_name(BADPUT_CAUSE_COLORS),
             w=8,
         ),
         stat("Lost steps", instant_query("max(training_lost_steps_total{@run})"), unit="locale", w=8, h=8),

@@ -13,11 +13,12 @@ from dashboards.palette import (
     PALE_BLUE,
     WARNING,
     Override,
-    colors_by_name,
     fixed_color,
+    fixed_colors_by_name,
 )
 from dashboards.panels import (
     Panel,
+    bad_above,
     dashboard_link,
     stat,
     threshold_steps,
@@ -182,7 +183,7 @@ def _number_panels() -> tuple[Panel, ...]:
             unit="none",
             decimals=0,
             text_mode="value_and_name",
-            thresholds=warn_above(1, 1),
+            thresholds=bad_above(1),
             w=4,
         ),
         stat(
@@ -236,7 +237,7 @@ def _time_series_panels() -> tuple[Panel, ...]:
             unit="none",
             minimum=None,
             overrides=[
-                *colors_by_name({"train": BLUE, "validation": ORANGE, "test": GREEN}),
+                *fixed_colors_by_name({"train": BLUE, "validation": ORANGE, "test": GREEN}),
                 *nonfinite_bars,
             ],
             w=6,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 class RunScenario(enum.Enum):
-    """Run of the data set, named after its incident if it has one. The value is the name of the run."""
+    """Runs of the data set; most are named after their incident. The value is the name of the run."""
 
     HEALTHY = "healthy"  # nothing happens
     STRAGGLER = "straggler"  # heat throttles the GPU of one rank
@@ -36,7 +36,7 @@ class EventTimes:
     nan_end: float = 510.0  # first finite loss after the NaN losses
     exporter_restart: float = 540.0  # restart of the killed exporter
     killed_run_restart: float = 555.0  # restart of the killed run
-    run_end: float = 660.0  # end of the run that ends normally
+    finished_run_end: float = 660.0  # end of the run that ends normally
     end: float = 1440.0  # end of the data set
 
 
@@ -64,15 +64,15 @@ NODE_RANKS = (
         for index in range(8)
     ),
     NodeRanks(RunScenario.STRAGGLER, "gpu-09", range(4)),
-    NodeRanks(RunScenario.XID_ECC, "gpu-09", range(2), 4),
+    NodeRanks(RunScenario.XID_ECC, "gpu-09", range(2), first_gpu=4),
     NodeRanks(RunScenario.LOST_CARD, "gpu-10", range(2)),
-    NodeRanks(RunScenario.LOADER_STALL, "gpu-10", range(2), 4),
+    NodeRanks(RunScenario.LOADER_STALL, "gpu-10", range(2), first_gpu=4),
     NodeRanks(RunScenario.NAN_LOSS, "gpu-11", range(2)),
-    NodeRanks(RunScenario.FAILING_SAVES, "gpu-11", range(2), 4),
+    NodeRanks(RunScenario.FAILING_SAVES, "gpu-11", range(2), first_gpu=4),
     NodeRanks(RunScenario.HANG, "gpu-12", range(2)),
-    NodeRanks(RunScenario.KILLED, "gpu-12", range(2), 4),
+    NodeRanks(RunScenario.KILLED, "gpu-12", range(2), first_gpu=4),
     NodeRanks(RunScenario.EXPORTER_DOWN, "gpu-13", range(2)),
-    NodeRanks(RunScenario.FINISHED, "gpu-13", range(2), 4),
+    NodeRanks(RunScenario.FINISHED, "gpu-13", range(2), first_gpu=4),
     NodeRanks(RunScenario.EXPORTER_DOWN, "gpu-14", range(2, 4)),
 )
 

@@ -275,7 +275,7 @@ def _load(scenario: RunScenario) -> list[dict[str, Any]]:
             (TIMES.killed_run_restart - TIMES.incident + FIRST_STEP_SECONDS, 0.0),
             (TIMES.end, 0.93),
         ],
-        RunScenario.FINISHED: [(TIMES.run_end - TIMES.incident, 0.93), (TIMES.end, 0.0)],
+        RunScenario.FINISHED: [(TIMES.finished_run_end - TIMES.incident, 0.93), (TIMES.end, 0.0)],
     }.get(scenario, [(TIMES.end, 0.93)])
     steps = [
         (STARTUP_SECONDS + FIRST_STEP_SECONDS - 5.0, 0.02),

@@ -80,7 +80,9 @@ class Rank:
 
     def _train(self) -> None:
         step_start, completed_saves, validations = self._scenario_start + self._first_step_seconds, 0, 0
-        while not (self._scenario is RunScenario.FINISHED and self._has_reached(step_start, TIMES.run_end)):
+        while not (
+            self._scenario is RunScenario.FINISHED and self._has_reached(step_start, TIMES.finished_run_end)
+        ):
             self._step += 1
             step_start = self._iteration(step_start)
             elapsed_seconds = step_start - self._scenario_start

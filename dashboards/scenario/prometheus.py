@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "deploy" / "prometheus" / "rules"
+RULES_DIRECTORY = ROOT / "deploy" / "prometheus" / "rules"
 START_TIMEOUT_SECONDS = 30.0
 
 
@@ -36,20 +36,26 @@ class PrometheusServer:
 
 
 def start_prometheus(
-    directory: Path, job: str, targets: Mapping[str, int], intervals: Intervals, *, retention: str = "15d"
+    directory: Path,
+    job: str,
+    port_by_instance: Mapping[str, int],
+    intervals: Intervals,
+    *,
+    retention: str = "15d",
 ) -> PrometheusServer:
     """Start a Prometheus server and wait until it is ready. Data of an earlier server in the directory is kept.
 
     Args:
         directory: Directory for the configuration, the log and the data.
         job: Label `job` of the targets.
-        targets: Ports on 127.0.0.1 by the value of the label `instance`.
+        port_by_instance: Ports on 127.0.0.1 by the value of the label `instance`.
         intervals: Scrape and rule intervals.
         retention: Time for which Prometheus keeps samples.
 
     Raises:
         FileNotFoundError: Prometheus is not installed.
-        TimeoutError: Prometheus exits early, or is not ready within `START_TIMEOUT_SECONDS`.
+        RuntimeError: Prometheus has exited.
+        TimeoutError: Prometheus is not ready within `START_TIMEOUT_SECONDS`.
     """
     prometheus_path = shutil.which("prometheus")
     if prometheus_path is None:
@@ -57,7 +63,7 @@ def start_prometheus(
             "the program prometheus is not on PATH; install Prometheus: apt-get install prometheus"
         )
     directory.mkdir(exist_ok=True)
-    for path in RULES.glob("*.yml"):
+    for path in RULES_DIRECTORY.glob("*.yml"):
         rules = yaml.safe_load(path.read_text(encoding="utf-8"))
         for group in rules["groups"]:
             group["interval"] = (
@@ -66,7 +72,7 @@ def start_prometheus(
         (directory / path.name).write_text(yaml.safe_dump(rules), encoding="utf-8")
     configuration_path = directory / "prometheus.yaml"
     configuration_path.write_text(
-        yaml.safe_dump(_configuration(directory, job, targets, intervals)), encoding="utf-8"
+        yaml.safe_dump(_configuration(directory, job, port_by_instance, intervals)), encoding="utf-8"
     )
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -82,22 +88,29 @@ def start_prometheus(
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while not _is_ready(url):
-        if time.monotonic() > deadline or process.poll() is not None:
-            raise TimeoutError(f"Prometheus is not ready; see {directory / 'prometheus.log'}")
+        if process.poll() is not None:
+            message = (
+                f"Prometheus has exited with status {process.returncode}; see {directory / 'prometheus.log'}"
+            )
+            raise RuntimeError(message)
+        if time.monotonic() > deadline:
+            message = f"Prometheus is not ready after {START_TIMEOUT_SECONDS:g} s; see {directory / 'prometheus.log'}"
+            raise TimeoutError(message)
         time.sleep(0.1)
     return PrometheusServer(process, url)
 
 
 def _configuration(
-    directory: Path, job: str, targets: Mapping[str, int], intervals: Intervals
+    directory: Path, job: str, port_by_instance: Mapping[str, int], intervals: Intervals
 ) -> dict[str, Any]:
-    interval = f"{int(intervals.scrape * 1000)}ms"
-    timeout = f"{int(min(intervals.scrape, 10.0) * 1000)}ms"
+    scrape_interval = f"{int(intervals.scrape * 1000)}ms"
+    scrape_timeout = f"{int(min(intervals.scrape, 10.0) * 1000)}ms"
     static_configs = [
-        {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}} for name, port in targets.items()
+        {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}}
+        for name, port in port_by_instance.items()
     ]
     return {
-        "global": {"scrape_interval": interval, "scrape_timeout": timeout},
+        "global": {"scrape_interval": scrape_interval, "scrape_timeout": scrape_timeout},
         "rule_files": [str(directory / "*.yml")],
         "scrape_configs": [{"job_name": job, "static_configs": static_configs}] if static_configs else [],
     }
@@ -112,7 +125,7 @@ def _is_ready(url: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a free port of 127.0.0.1."""
+    """Return a port of 127.0.0.1 that is free at the moment of the call."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
