@@ -65,12 +65,13 @@ class FeedSection:
     )
     stale_after: Annotated[Duration, Range(1, 3600)] = option(
         10.0,
-        "Age of a feed file after which the window gauges of the running process are absent.",
+        "Age of a feed file after which the window gauges of the running process are absent: the larger of this value and "
+        "three flush intervals of the process.",
         restart=True,
     )
     linger: Annotated[Duration, Range(0, 30 * 86400)] = option(
         900.0,
-        "Retention time: time for which totals are published after the exit of the process, unless the rank restarts.",
+        "How long totals are still published after a process exits, unless its rank restarts.",
         restart=True,
     )
 
@@ -101,8 +102,9 @@ class HangSection:
 
     stacks: Literal["full", "location", "off"] = option(
         "full",
-        "Request the stacks of the ranks of a hung or stalled run: full stacks (full), only the innermost line of the job's "
-        "own code (location), or no stacks (off). With full and location, the metrics contain names of files and functions.",
+        "Request the stacks of the ranks of a hung or stalled run: full stacks (full), only the innermost frame of the "
+        "job's own code and the frame it called (location), or no stacks (off). With full and location, the metrics contain "
+        "names of files and functions.",
     )
     interval: Annotated[Duration, Range(0.5, 60)] = option(
         2.0, "Interval between two reads of the requested stacks."
@@ -136,7 +138,7 @@ class GpuSection(GpuOptions):
     enabled: bool = option(True, "Start the child process that loads NVML.")
     interval: Annotated[Duration, Range(0.1, 3600)] = option(
         10.0,
-        "Maximum time between two publications. Each pass over the GPUs is published immediately.",
+        "Publish at least this often, even if no pass over the GPUs has finished. Each finished pass is published immediately.",
     )
     deadline: Annotated[Duration, Range(0.1, 3600)] = option(
         GPU_DEADLINE_SECONDS,

@@ -145,7 +145,7 @@ class JobCollector:
             self.is_loaded = True
             self.processes = None
             raise CollectError(str(error), reason="directory") from error
-        rules = GapRules(self._stale_after_seconds, self._linger_seconds, self.sessions.options.hang)
+        rules = GapRules(self._stale_after_seconds, self._linger_seconds, self.sessions.options.hang_rule)
         # A listing may contain a file and its replacement: the higher sequence is used.
         in_order = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
         entries = {entry.snapshot.process.id: entry for entry in in_order}

@@ -57,7 +57,7 @@ class Registry:
         self._table.set_enabled(pattern, enabled=enabled)
 
     def on_window(self, handler: Callable[[Stat, WindowReading], object], match: str = "*") -> Handle:
-        """Register a handler of closed windows with samples, of the Stats whose names match a shell pattern.
+        """Call *handler* for each closed, non-empty window of the Stats whose names match a shell pattern.
 
         Calls `handler(stat, window)` in order, on a thread of the handler's own. Exceptions of the handler and windows dropped
         by a full queue are counted. The `unregister` method of the returned handle ends the delivery. Raises TypeError for a
@@ -90,7 +90,7 @@ class Stat:
     Args:
         name: Words of letters, digits and `_`, joined by dots: `training.batch.latency`.
         aggregations: Aggregations of each window; None means MEAN, MAX, P50, P90, P95 and P99. The number of samples and their
-            exact total and sum are always published.
+            exact sum are always published.
         window_seconds: Length of a window, at least 0.1; windows are aligned to multiples of the length on the wall clock,
             equally for all ranks. None for count windows.
         window_samples: Samples that close a window; with both limits, the first reached closes the window.
@@ -210,7 +210,7 @@ class Stat:
         return REGISTRY.register_window_handler(handler, lambda state: state is self._state)
 
     def get(self) -> dict[Aggregation, float]:
-        """Return the aggregations of the last closed window. Empty without a window, or with less than `min_samples` samples."""
+        """Return the aggregations of the last closed window. Empty without a window, or with fewer than `min_samples` samples."""
         return dict(self._state.closed_window.values)
 
     @property
@@ -277,8 +277,8 @@ def metric(
     """Create a series of a family without windows, for compatibility modules and bridges, and return its function `add`.
 
     The kind is `counter` (the sum of the added numbers, published as 0 from the start), `gauge` (the latest number), `histogram` or
-    `summary`. The counter `training.elastic.restarts` becomes `training_elastic_restarts_total`. *is_exporter_family* marks a family
-    of the exporter, which the sidecar declares (`exporter.ledger.family_owners`). Raises DefinitionError, as `Stat` does.
+    `summary`. The counter `training.elastic.restarts` becomes `training_elastic_restarts_total`. *is_exporter_family* is True
+    if the sidecar declares type and help of the family itself (`exporter.ledger.family_owners`). Raises DefinitionError, as `Stat` does.
     """
     aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
     definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)

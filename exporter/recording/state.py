@@ -15,7 +15,7 @@ from exporter.recording.exponential import count_into
 from exporter.recording.handle import Handle
 from exporter.recording.tensors import TensorReader
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
-from exporter.recording.windows import ExactSum, Window
+from exporter.recording.windows import DoubleDoubleSum, Window
 
 BUFFER_SAMPLES = 1 << 19
 """Bound of a Stat's buffer: a million samples a second for half a second, at most 16 MiB."""
@@ -71,7 +71,7 @@ class StatState:
         self.buffer.clear()
         self.refusals.clear()
         self.count = 0
-        self._sum = ExactSum()
+        self._sum = DoubleDoubleSum()
         self._summable = True
         self._bucket_counts: list[int] | None = None
         self._exponential: dict[int, int] = {}

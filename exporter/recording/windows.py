@@ -1,4 +1,4 @@
-"""Window clock, exact sums, window aggregates, quantiles and the median.
+"""Window clock, double-double sums, window aggregates, quantiles and the median.
 
 The objects are not thread-safe: the caller holds a lock, or is the only user of the object.
 """
@@ -13,14 +13,14 @@ from operator import mul
 
 from exporter.recording.values import AGGREGATIONS, Aggregation
 
-STEP_TOLERANCE = 0.1
+CLOCK_JUMP_TOLERANCE = 0.1
 """Step of the wall clock, as a share of the window, above which the window is closed and the clock realigned."""
 MIN_WINDOW_SHARE = 0.1
 """Length of the shortest window that the clock starts, as a share of the configured length."""
 EXACT_SAMPLES = 1024
 """Number of samples up to which quantiles are exact."""
 RELATIVE_ERROR = 0.01
-"""Largest relative error of a quantile of more samples."""
+"""Largest relative error of an order statistic of more samples."""
 MAX_BINS = 4096
 """Maximum number of bins per sign, which span a factor of 1e35. Smaller magnitudes are counted in the smallest bin."""
 SMALLEST_MAGNITUDE = 1e-300
@@ -29,7 +29,7 @@ SMALLEST_MAGNITUDE = 1e-300
 _MAX_FLOAT = 1.7976931348623157e308
 _GROWTH = (1 + RELATIVE_ERROR * 0.99) / (1 - RELATIVE_ERROR * 0.99)  # the last percent absorbs rounding
 _LOG_GROWTH = log(_GROWTH)
-_MIDDLE = (
+_MIDDLE_FACTOR = (
     2 * _GROWTH / (_GROWTH + 1)
 )  # factor from a bin's lower bound to the value with equal relative error to both bounds
 
@@ -61,7 +61,7 @@ class WindowClock:
         return closed_window
 
     def _has_stepped(self, wall: float, monotonic: float) -> bool:
-        return abs(wall - monotonic - self._offset) > STEP_TOLERANCE * self._seconds
+        return abs(wall - monotonic - self._offset) > CLOCK_JUMP_TOLERANCE * self._seconds
 
     def _align(self, wall: float, monotonic: float) -> None:
         self._offset = wall - monotonic
@@ -70,8 +70,8 @@ class WindowClock:
         self.due_monotonic = monotonic + self.end - wall
 
 
-class ExactSum:
-    """Running sum in twice the precision of a float."""
+class DoubleDoubleSum:
+    """Nearly exact running sum: a double-double, the unevaluated sum of two floats."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -88,7 +88,7 @@ class ExactSum:
 
 
 class Window:
-    """Aggregates of an open window; computes only the requested aggregations.
+    """Aggregates of an open window; keeps deviations and quantiles only if requested.
 
     Attributes:
         needs_order: True if a quantile is requested, for which `add` requires all samples sorted.
@@ -102,11 +102,13 @@ class Window:
         self._computations = [
             (aggregation, spec.compute) for aggregation, spec in specs if spec.compute is not None
         ]
-        self._ratios = [(aggregation, spec.ratio) for aggregation, spec in specs if spec.ratio is not None]
+        self._quantile_ratios = [
+            (aggregation, spec.ratio) for aggregation, spec in specs if spec.ratio is not None
+        ]
         self._quantiles = Quantiles()
-        self.needs_order = bool(self._ratios)
+        self.needs_order = bool(self._quantile_ratios)
         self.samples = 0
-        self._sum = ExactSum()
+        self._sum = DoubleDoubleSum()
         self.low = self.high = self.last = 0.0
         self._needs_deviations = Aggregation.STDDEV in aggregations
         self._mean = self.squared_deviations = 0.0
@@ -133,24 +135,24 @@ class Window:
         if not self.samples:
             return {}
         results = {aggregation: compute(self) for aggregation, compute in self._computations}
-        quantiles = self._quantiles.quantiles(ratio for _, ratio in self._ratios)
-        results.update(zip((aggregation for aggregation, _ in self._ratios), quantiles, strict=True))
+        quantiles = self._quantiles.quantiles(ratio for _, ratio in self._quantile_ratios)
+        results.update(zip((aggregation for aggregation, _ in self._quantile_ratios), quantiles, strict=True))
         # A value beyond the range of floats is absent, like missing data.
         return {aggregation: value for aggregation, value in results.items() if isfinite(value)}
 
     def _add_deviations(self, samples: list[float]) -> None:
         """Merge the squared deviations of a batch into the window's (Chan, Golub, LeVeque 1979)."""
-        count, batch = self.samples, len(samples)
+        sample_count, batch_count = self.samples, len(samples)
         try:
-            mean = fsum(samples) / batch
+            mean = fsum(samples) / batch_count
         except OverflowError:
             self.squared_deviations = inf
             return
         deviations = [sample - mean for sample in samples]
         shift = mean - self._mean
-        between_batches = shift * shift * count * batch / (count + batch)
+        between_batches = shift * shift * sample_count * batch_count / (sample_count + batch_count)
         self.squared_deviations += sum(map(mul, deviations, deviations)) + between_batches
-        self._mean += shift * batch / (count + batch)
+        self._mean += shift * batch_count / (sample_count + batch_count)
 
 
 class Quantiles:
@@ -179,11 +181,11 @@ class Quantiles:
                 self._exact += samples
                 return
             samples, self._exact = sorted(self._exact + samples), None
-        negatives = bisect_right(samples, -SMALLEST_MAGNITUDE)
-        positives = bisect_left(samples, SMALLEST_MAGNITUDE)
-        self._zeros += positives - negatives
-        _add_to_bins(samples[positives:], self._positive)
-        _add_to_bins([-sample for sample in reversed(samples[:negatives])], self._negative)
+        negatives_end = bisect_right(samples, -SMALLEST_MAGNITUDE)
+        positives_start = bisect_left(samples, SMALLEST_MAGNITUDE)
+        self._zeros += positives_start - negatives_end
+        _add_to_bins(samples[positives_start:], self._positive)
+        _add_to_bins([-sample for sample in reversed(samples[:negatives_end])], self._negative)
 
     def quantiles(self, ratios: Iterable[float]) -> list[float]:
         """Return the quantiles of ratios from 0 to 1, linearly interpolated, or an empty list without samples."""
@@ -199,9 +201,11 @@ class Quantiles:
         return results
 
     def _order_statistics(self) -> Callable[[int], float]:
-        bins = [(-_middle(index), self._negative[index]) for index in sorted(self._negative, reverse=True)]
+        bins = [
+            (-_bin_middle(index), self._negative[index]) for index in sorted(self._negative, reverse=True)
+        ]
         bins += [(0.0, self._zeros)] if self._zeros else []
-        bins += [(_middle(index), self._positive[index]) for index in sorted(self._positive)]
+        bins += [(_bin_middle(index), self._positive[index]) for index in sorted(self._positive)]
         ends = list(accumulate(count for _, count in bins))
         return lambda position: bins[bisect_right(ends, position)][0]
 
@@ -218,8 +222,8 @@ def median(numbers: Iterable[float]) -> float:
     )
 
 
-def _middle(index: int) -> float:
-    return min(exp((index - 1) * _LOG_GROWTH) * _MIDDLE, _MAX_FLOAT)
+def _bin_middle(index: int) -> float:
+    return min(exp((index - 1) * _LOG_GROWTH) * _MIDDLE_FACTOR, _MAX_FLOAT)
 
 
 def _add_to_bins(samples: list[float], bins: dict[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Training telemetry: blocks, callbacks, metrics and run metadata of a training job.
+"""Training telemetry: blocks (context managers), callbacks, metrics and run metadata of a training job.
 
 The functions `on_*` have the names and arguments of one-logger's callbacks. Configuration, exporters and spans of one-logger are
 in `exporter.one_logger`.

@@ -1,4 +1,4 @@
-"""Conversion of the arguments of `training_loop`: callables are called, numbers become plain Python numbers."""
+"""Conversion of the arguments of `training_loop`: callable targets are called, numbers become plain Python numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from exporter.training.misuse import report
 
 
 def loop_values(
-    call: str,
+    call_name: str,
     iterations_start: object,
     samples_start: object,
     iterations_target: object,
@@ -17,21 +17,25 @@ def loop_values(
     return {
         "train_iterations_start": to_scalar(iterations_start),
         "train_samples_start": to_scalar(samples_start),
-        "train_iterations_target": _whole_number(iterations_target, call, "train_iterations_target"),
-        "train_samples_target": _whole_number(samples_target, call, "train_samples_target"),
+        "train_iterations_target": _target_as_int(iterations_target, call_name, "train_iterations_target"),
+        "train_samples_target": _target_as_int(samples_target, call_name, "train_samples_target"),
     }
 
 
-def _whole_number(target: object, call: str, name: str) -> int | None:
+def _target_as_int(target: object, call_name: str, name: str) -> int | None:
     """Return a target, or the result of a callable, as an int. None is valid; other values are misuse and return None."""
+    # The last argument of `report` completes the message "expected …".
     try:
         number = to_scalar(target() if callable(target) else target)
     except Exception as error:  # noqa: BLE001  # the callable belongs to the job
-        report(call, "callable_raised", f"{name} to be a number, but its callable raised {safe_repr(error)}")
+        report(
+            call_name, "callable_raised", f"{name} to be a number, but its callable raised {safe_repr(error)}"
+        )
         return None
     if type(number) is float and number.is_integer():
-        return int(number)  # such as 1e5 from a YAML file
+        return int(number)  # such as 1e5 in Python code
     if number is None or type(number) is int:
         return number
-    report(call, name, f"{name} to be a whole number, not {safe_repr(number)}"[:200])
+    # Cut, because the job's value may be a long text.
+    report(call_name, name, f"{name} to be a whole number, not {safe_repr(number)}"[:200])
     return None

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from exporter.recording.definition import check_definition
 from exporter.recording.state import StatState
 from exporter.recording.values import Aggregation, StatReading
-from exporter.recording.windows import EXACT_SAMPLES, RELATIVE_ERROR, ExactSum, Quantiles, Window, WindowClock
+from exporter.recording.windows import (
+    EXACT_SAMPLES,
+    RELATIVE_ERROR,
+    DoubleDoubleSum,
+    Quantiles,
+    Window,
+    WindowClock,
+)
 
 ALL_AGGREGATIONS = frozenset(Aggregation)
 MAX_FLOAT = 1.7976931348623157e308
@@ -81,7 +88,7 @@ def test_after_a_suspension_the_current_window_starts_at_the_last_boundary() -> 
 
 @given(st.lists(st.lists(st.floats(-1e300, 1e300), max_size=20), max_size=20))
 def test_a_sum_in_batches_is_the_correctly_rounded_sum_of_all(batches: list[list[float]]) -> None:
-    total = ExactSum()
+    total = DoubleDoubleSum()
     for batch in batches:
         total.add(batch)
     samples = sum(batches, [0.0])

@@ -16,12 +16,12 @@ class GoodputOptions:
 
     validation: Literal["badput", "productive"] = option(
         "badput",
-        "Count validation and test as lost time (badput) or as work (productive). Applies from the next attempt on.",
+        "Count validation and test as lost time (badput) or as work (productive). A change takes effect with the next attempt.",
     )
     new_task_after: Annotated[Duration, Range(0, 365 * 86400)] = option(
         3600.0,
-        "Pause after which a process starts a new task, if the process has no session tag, starts at step 0 and loads "
-        "no checkpoint. The pause counts for neither the old nor the new task.",
+        "Pause after which a process starts a new task. The option applies to a process without a session tag that starts "
+        "at step 0 and loads no checkpoint. The pause counts for neither the old nor the new task.",
     )
     hang_after: Annotated[Duration, Range(1, 86400)] = option(
         HANG_AFTER_SECONDS,
@@ -32,7 +32,7 @@ class GoodputOptions:
     )
     hang_steps: Annotated[float, Range(1, 1000)] = option(
         HANG_STEPS,
-        "A run counts as hung after this many times its longest recent step; see hang_after.",
+        "Factor of the longest recent step that the time without a step must also exceed; see hang_after.",
         example=20.0,
     )
     peak_flops: tuple[PeakFlops, ...] = option(
@@ -40,6 +40,6 @@ class GoodputOptions:
     )
 
     @property
-    def hang(self) -> HangRule:
+    def hang_rule(self) -> HangRule:
         """Hang rule of these options."""
         return HangRule(self.hang_after, self.hang_steps)
