@@ -34,7 +34,16 @@ from exporter.training.kinds import MODEL_FORWARD, TRAINING_ITERATION
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 from energy_support import energy_of
-from power_trace_support import END, PHASE_SPANS, START, TRACE, Node, PhaseSpan, counter_at, joules
+from power_trace_support import (
+    PHASE_SPANS,
+    PLAY_END_SECONDS,
+    PLAY_START_SECONDS,
+    TRACE,
+    Node,
+    PhaseSpan,
+    energy_joules_at,
+    joules,
+)
 
 TRUE_WATTS = {"product": 775.0, "copy": 410.0, "pause": 137.0}
 """Power in phases of many seconds: 750 to 800 W, 400 to 420 W, and the last three seconds of the trace."""
@@ -108,7 +117,7 @@ def sidecar_power(windows: Sequence[PhaseSpan]) -> tuple[dict[str, float], float
     with tempfile.TemporaryDirectory() as directory:
         page = Node(Path(directory), phase_spans=windows).play()
     joules_by_phase = joules(page, "training_phase_energy_joules_total", method="power_samples")
-    counter_joules = counter_at(END) - counter_at(START)
+    counter_joules = energy_joules_at(PLAY_END_SECONDS) - energy_joules_at(PLAY_START_SECONDS)
     watts = {phase: joules_by_phase[phase] / seconds[phase] for phase in seconds}
     return watts, energy_of(page) / counter_joules - 1
 

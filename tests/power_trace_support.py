@@ -51,11 +51,11 @@ class FakePynvml:
         return 1, [sample for sample in samples if sample.timeStamp > last]
 
 
-def counter_at(moment: float) -> float:
+def energy_joules_at(seconds: float) -> float:
     """Return the energy counter in joules, interpolated between the values of the trace (every half second)."""
     points = TRACE["energy_counter_joules"]
-    (start, low), (end, high) = next(pair for pair in itertools.pairwise(points) if moment < pair[1][0])
-    return float(low + (high - low) * (moment - start) / (end - start))
+    (start, low), (end, high) = next(pair for pair in itertools.pairwise(points) if seconds < pair[1][0])
+    return float(low + (high - low) * (seconds - start) / (end - start))
 
 
 class Card:
@@ -76,16 +76,17 @@ class Card:
         readings = PassReadings()
         self._buffers.read_power(wall=EPOCH + seconds, readings=readings)
         if counter:
-            readings.set_value(ENERGY, 1000 * counter_at(seconds))
+            readings.set_value(ENERGY, 1000 * energy_joules_at(seconds))
         entry = {"index": 0, "uuid": self.uuid, "number": 0, **readings.message()}
         self.registry.take_sample(parse(encode({"kind": "sample", "time": seconds, "gpus": [entry]})), 1)
 
 
 # The complete sidecar ------------------------------------------------------------------------------------
 
-START, END = 0.01, 19.51
-MONOTONIC = 5000.0
+PLAY_START_SECONDS, PLAY_END_SECONDS = 0.01, 19.51
+MONOTONIC_START_SECONDS = 5000.0
 """Time of the monotonic clock at the start of the trace."""
+JOB_PID = 7
 PHASE_BY_MARK = {
     "gemm_400ms": "forward",
     "idle_400ms": "logging",
@@ -113,7 +114,7 @@ class Node(SidecarNode):
         self, directory: Path, *, other_processes: int = 0, phase_spans: Sequence[PhaseSpan] = PHASE_SPANS
     ) -> None:
         self.card, self.other_processes = Card(), other_processes
-        self.job = SimulatedTraining(start_seconds=MONOTONIC)
+        self.job = SimulatedTraining(start_seconds=MONOTONIC_START_SECONDS)
         self.process = make_process(started=EPOCH)
         ends = [(end, False, phase) for phase, _, end in phase_spans]
         self.phase_boundaries = sorted([*((start, True, phase) for phase, start, _ in phase_spans), *ends])
@@ -125,40 +126,43 @@ class Node(SidecarNode):
 
     def gpu_use(self) -> Sequence[GpuProcessUse]:
         return tuple(
-            GpuProcessUse(7 + index, "0", self.card.uuid) for index in range(1 + self.other_processes)
+            GpuProcessUse(JOB_PID + index, "0", self.card.uuid) for index in range(1 + self.other_processes)
         )
 
     def power(self, since_by_uuid: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
         return self.card.registry.power_samples(since_by_uuid)
 
-    def flush(self) -> None:
+    def publish_and_collect(self) -> None:
         """Write the feed of the job, and read it in the sidecar."""
         while self.phase_boundaries and self.phase_boundaries[0][0] <= self.seconds:
             boundary_seconds, is_start, phase = self.phase_boundaries.pop(0)
             if is_start:
-                self.job.enter(named_kind(phase, phase=True), MONOTONIC + boundary_seconds)
+                self.job.enter(named_kind(phase, phase=True), MONOTONIC_START_SECONDS + boundary_seconds)
             else:
-                self.job.leave(MONOTONIC + boundary_seconds)
-        self.job.publish(MONOTONIC + self.seconds)
+                self.job.leave(MONOTONIC_START_SECONDS + boundary_seconds)
+        self.job.publish(MONOTONIC_START_SECONDS + self.seconds)
         self.sequence += 1
         snapshot = make_snapshot(self.process, sequence=self.sequence, written=self.clock.wall)
         snapshot = snapshot.replace(recording=snapshot.recording.replace(training=self.job.reading()))
-        self.sidecar.feed.publish(snapshot, pid=7)
+        self.sidecar.feed.publish(snapshot, pid=JOB_PID)
         self.sidecar.collect()
 
     def play(self) -> Page:
         """Replay the trace with samples every 2 s, the counter every 10 s, a flush every second and an attribution every 5 s."""
-        for tenth in range(int(10 * (END - START)) + 1):
-            self.seconds = START + tenth / 10
-            self.clock.wall, self.clock.monotonic = EPOCH + self.seconds, MONOTONIC + self.seconds
+        for tenth in range(int(10 * (PLAY_END_SECONDS - PLAY_START_SECONDS)) + 1):
+            self.seconds = PLAY_START_SECONDS + tenth / 10
+            self.clock.wall, self.clock.monotonic = (
+                EPOCH + self.seconds,
+                MONOTONIC_START_SECONDS + self.seconds,
+            )
             if tenth % 20 == 0:
                 self.card.read(self.seconds, counter=tenth % 100 == 0)
             if tenth % 10 == 3:
-                self.flush()
+                self.publish_and_collect()
             if tenth % 50 == 5:
                 self.collect()
         self.card.read(self.seconds, counter=True)
-        self.flush()
+        self.publish_and_collect()
         return self.collect()
 
 

@@ -72,7 +72,11 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    def command(self, line: str = "stats") -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
+        """Return the state reported by the server."""
+        return self.command("stats")
+
+    def command(self, line: str) -> dict[str, Any]:
         """Send a command and return the state reported by the server."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 from gpu_support import replay, small_machine
-from power_trace_support import EPOCH, TRACE, Card, counter_at
+from power_trace_support import EPOCH, TRACE, Card, energy_joules_at
 
 from exporter.collectors.gpu.state import GpuRegistry
 
@@ -61,7 +61,7 @@ def test_samples_are_delivered_once_and_kept_for_a_bounded_time(trace_result: Tr
 def test_energy_follows_the_counter_and_samples_interpolate_it(trace_result: TraceResult) -> None:
     registry, _ = trace_result
     (integral_reading,) = registry.energies()
-    energy = 1000 * counter_at(19.6)
+    energy = 1000 * energy_joules_at(19.6)
     entry = {
         "index": 0,
         "uuid": "GPU-a",
@@ -74,9 +74,11 @@ def test_energy_follows_the_counter_and_samples_interpolate_it(trace_result: Tra
     (counter_reading,) = registry.energies()
 
     # Read at 0 and at 10 s, the rest is integrated.
-    assert integral_reading.joules == pytest.approx(counter_at(LAST_READ) - counter_at(0.01), rel=0.01)
+    assert integral_reading.joules == pytest.approx(
+        energy_joules_at(LAST_READ) - energy_joules_at(0.01), rel=0.01
+    )
     assert integral_reading.source == "nvml_counter"
-    assert counter_reading.joules == pytest.approx(counter_at(19.6) - counter_at(0.01), rel=0.003)
+    assert counter_reading.joules == pytest.approx(energy_joules_at(19.6) - energy_joules_at(0.01), rel=0.003)
 
 
 def test_samples_continue_over_a_new_child() -> None:

@@ -13,7 +13,16 @@ from energy_support import EnergyNode, energy_of, gpu_reading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Clock, Page
-from power_trace_support import END, EPOCH, PHASE_BY_MARK, START, TRACE, Node, counter_at, joules
+from power_trace_support import (
+    EPOCH,
+    PHASE_BY_MARK,
+    PLAY_END_SECONDS,
+    PLAY_START_SECONDS,
+    TRACE,
+    Node,
+    energy_joules_at,
+    joules,
+)
 from training_support import SimulatedTraining
 
 from exporter.collectors.job import EnergyReading
@@ -38,7 +47,9 @@ def test_phases_have_the_power_of_the_card_and_sum_to_its_counter(tmp_path: Path
     assert 750 < power["gemm_100ms"] < 800
     assert 395 < power["copy_100ms"] < 425
     assert 130 < power["idle_long"] < 140
-    assert sum(measured_joules.values()) == pytest.approx(counter_at(END) - counter_at(START), rel=0.003)
+    assert sum(measured_joules.values()) == pytest.approx(
+        energy_joules_at(PLAY_END_SECONDS) - energy_joules_at(PLAY_START_SECONDS), rel=0.003
+    )
     assert sum(joules(page, FAMILY).values()) == pytest.approx(energy_of(page), abs=1e-6)
     # Phases that are too short are marked.
     quality = joules(page, QUALITY)

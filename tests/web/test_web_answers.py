@@ -140,10 +140,10 @@ def test_sixty_four_clients_at_once_share_a_few_renders() -> None:
         child.command("slow 0.05")
         list(clients.map(lambda _: scrape_repeatedly(child.port, 10), range(64)))
         wait_until(
-            lambda: child.command()["exporter_scrapes_total"] == 640
+            lambda: child.stats()["exporter_scrapes_total"] == 640
         )  # shortly after the client has received it
 
-        assert child.command()["renders"] < 128
+        assert child.stats()["renders"] < 128
 
 
 def test_a_hanging_render_affects_only_its_scrapes() -> None:
@@ -195,7 +195,7 @@ def test_a_scrape_in_flight_is_answered_while_the_server_stops() -> None:
         child.command("finish")
         peer, idle = (stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(2))
         peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        wait_until(lambda: child.command()["exporter_http_connections{running}"] == 1)
+        wait_until(lambda: child.stats()["exporter_http_connections{running}"] == 1)
         child.terminate()
         idle_end = idle.recv(1)
         wait_until(lambda: is_refused(address))

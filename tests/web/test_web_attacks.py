@@ -24,9 +24,9 @@ COMPLETE_REQUEST = INCOMPLETE_REQUEST + b"\r\n"
 def test_a_thousand_silent_half_open_connections_do_not_delay_scrapes_and_are_reaped() -> None:
     with Child(limits={"head_seconds": 2}) as child, ClientCrowd(child.port, 1000, INCOMPLETE_REQUEST):
         scrape_repeatedly(child.port)
-        attacked_stats = child.command()
-        wait_until(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
-        final_stats = child.command()
+        attacked_stats = child.stats()
+        wait_until(lambda: child.stats()["exporter_http_connections{incomplete}"] == 0)
+        final_stats = child.stats()
         scrape_repeatedly(child.port, 1)
 
     assert attacked_stats["exporter_http_connection_errors_total{evicted}"] >= 1000 - 512
@@ -39,9 +39,9 @@ def test_connections_that_trickle_bytes_are_closed_at_the_same_deadline() -> Non
     with child, ClientCrowd(child.port, 1000) as crowd, ThreadPoolExecutor(1) as executor:
         executor.submit(crowd.trickle, INCOMPLETE_REQUEST[:20], 0.2)
         scrape_repeatedly(child.port)
-        wait_until(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
+        wait_until(lambda: child.stats()["exporter_http_connections{incomplete}"] == 0)
         scrape_repeatedly(child.port, 1)
-        cpu = child.command()["cpu"]
+        cpu = child.stats()["cpu"]
 
     assert cpu < 8
 
@@ -55,9 +55,9 @@ def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path,
     child = Child(web_config=web_config, files=256)
     with child, ClientCrowd(child.port, 400, hello if tls else INCOMPLETE_REQUEST):
         scrape_repeatedly(child.port, context=context)
-        initial_cpu_seconds = child.command()["cpu"]
+        initial_cpu_seconds = child.stats()["cpu"]
         time.sleep(1.5)
-        cpu_seconds = child.command()["cpu"] - initial_cpu_seconds
+        cpu_seconds = child.stats()["cpu"] - initial_cpu_seconds
         scrape_repeatedly(child.port, 1, context=context)
 
     assert cpu_seconds < 0.75  # a server that spins on accept uses 1.5 s
@@ -70,10 +70,10 @@ def test_accepting_continues_when_descriptors_run_out_below_the_cap() -> None:
         ClientCrowd(child.port, 60, INCOMPLETE_REQUEST),
     ):
         replies = [fetch(child.port, "/-/healthy") for _ in range(3)]
-        stats = child.command()
+        stats = child.stats()
         initial_cpu_seconds = stats["cpu"]
         time.sleep(1.0)
-        cpu_seconds = child.command()["cpu"] - initial_cpu_seconds
+        cpu_seconds = child.stats()["cpu"] - initial_cpu_seconds
 
     assert [reply.status for reply in replies] == [200] * 3
     assert stats["exporter_http_connection_errors_total{accept}"] > 0
@@ -83,7 +83,7 @@ def test_accepting_continues_when_descriptors_run_out_below_the_cap() -> None:
 def test_clients_that_never_read_displace_only_each_other() -> None:
     child = Child(series=200_000, files=80, limits={"stalled_seconds": 0.2, "render_seconds": 60})
     with child, ClientCrowd(child.port, 30, COMPLETE_REQUEST, receive_bytes=4096):
-        wait_until(lambda: child.command()["exporter_http_connections{writing}"] == 16)
+        wait_until(lambda: child.stats()["exporter_http_connections{writing}"] == 16)
         time.sleep(0.3)
         replies = [fetch(child.port, "/-/healthy") for _ in range(3)]
 
@@ -94,7 +94,7 @@ def test_a_scraper_behind_many_clients_that_do_not_read_is_answered() -> None:
     child = Child(series=60_000, limits={"connections": 64, "write_seconds": 60})
     with child, ClientCrowd(child.port, 250, COMPLETE_REQUEST, receive_bytes=4096):
         replies = [fetch(child.port, "/-/healthy") for _ in range(20)]
-        refused = child.command()["exporter_http_connection_errors_total{full}"]
+        refused = child.stats()["exporter_http_connection_errors_total{full}"]
 
     assert [reply.status for reply in replies] == [200] * 20
     assert refused == 0

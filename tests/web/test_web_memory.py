@@ -1,6 +1,6 @@
 """Memory, refused queries and queued work under hostile clients.
 
-The three tests of memory limit the server's address space to 256 MiB. The attacks are limited in number and duration, and
+The three memory tests cap the server's address space at 256 MiB. The attacks are limited in number and duration, and
 their target is 127.0.0.1.
 """
 
@@ -19,14 +19,14 @@ from web_support import Authority, Child, ClientCrowd, fetch, port_of, scrape_re
 from exporter.exposition.negotiation import Format
 from exporter.web.endpoints import MetricsEndpoint
 
-MEMORY_LIMIT = {"memory_bytes": 256 << 20}
+MEMORY_LIMIT_OPTIONS = {"memory_bytes": 256 << 20}
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def test_many_long_names_leave_no_memory_behind() -> None:
-    with Child(series=50, **MEMORY_LIMIT) as child:
+    with Child(series=50, **MEMORY_LIMIT_OPTIONS) as child:
         fetch(child.port)
-        initial_bytes = child.command()["resident"]
+        initial_bytes = child.stats()["resident"]
         statuses = set()
         for number in range(400):
             names = "&".join(f"name[]=*{number}x{index}{'[a-z]*' * 20}" for index in range(90))
@@ -34,7 +34,7 @@ def test_many_long_names_leave_no_memory_behind() -> None:
         short_name_statuses = {
             fetch(child.port, f"/metrics?name[]=x{number}*").status for number in range(400)
         }
-        final_bytes = child.command()["resident"]
+        final_bytes = child.stats()["resident"]
 
     assert statuses | short_name_statuses == {200}
     assert final_bytes < initial_bytes + (8 << 20)
@@ -58,9 +58,9 @@ def test_an_unknown_or_oversized_query_is_refused_with_a_helpful_message(query: 
 
 
 def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
-    page = MetricsEndpoint(lambda _form, names: b"" if names else b"up 1\n")
+    endpoint = MetricsEndpoint(lambda _form, names: b"" if names else b"up 1\n")
 
-    with serving(page) as server:
+    with serving(endpoint) as server:
         statuses = [fetch(port_of(server), path).status for path in ("/metrics?name[]=none", "/metrics")]
         wait_until(
             lambda: sample_values(server)["exporter_scrapes_total"] == 1
@@ -75,39 +75,39 @@ def test_clients_that_do_not_read_use_bounded_memory_that_is_released(tmp_path: 
     authority = Authority(tmp_path)
     options: dict[str, Any] = {"web_config": str(authority.config())} if tls else {}
     context = authority.client() if tls else None
-    # A body of 1.2 MB, rendered separately for each consecutive client.
+    # A body of 1.2 MB, rendered anew for each client.
     limits = {"write_seconds": 60, "render_seconds": 30}
-    with Child(series=60_000, limits=limits, **options, **MEMORY_LIMIT) as child:
+    with Child(series=60_000, limits=limits, **options, **MEMORY_LIMIT_OPTIONS) as child:
         fetch(child.port, context=context)
-        initial_bytes = child.command()["resident"]
-        peaks: list[float] = []
+        initial_bytes = child.stats()["resident"]
+        resident_bytes_with_crowd: list[float] = []
         resident_bytes_by_round: list[float] = []
         for _ in range(3):
             with ClientCrowd(child.port, 40 if tls else 120, REQUEST, receive_bytes=4096, context=context):
                 scrape_repeatedly(child.port, 1, context=context)
-                peaks.append(child.command()["resident"])
-            wait_until(lambda: child.command()["exporter_http_connections{writing}"] == 0)
-            resident_bytes_by_round.append(child.command()["resident"])
+                resident_bytes_with_crowd.append(child.stats()["resident"])
+            wait_until(lambda: child.stats()["exporter_http_connections{writing}"] == 0)
+            resident_bytes_by_round.append(child.stats()["resident"])
 
-    assert max(peaks) < initial_bytes + (96 << 20)
+    assert max(resident_bytes_with_crowd) < initial_bytes + (96 << 20)
     # The allocator keeps a varying amount of free memory between rounds.
-    assert resident_bytes_by_round[-1] < max(peaks) + (8 << 20)
+    assert resident_bytes_by_round[-1] < max(resident_bytes_with_crowd) + (8 << 20)
     assert resident_bytes_by_round[-1] < initial_bytes + (64 << 20)
 
 
 def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     with Child(
-        series=50, web_config=str(authority.config()), limits={"head_seconds": 1}, **MEMORY_LIMIT
+        series=50, web_config=str(authority.config()), limits={"head_seconds": 1}, **MEMORY_LIMIT_OPTIONS
     ) as child:
         resident_bytes_by_round = []
         for _ in range(4):
             with ClientCrowd(child.port, 1000):
                 scrape_repeatedly(child.port, 1, context=authority.client())
-            wait_until(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
-            resident_bytes_by_round.append(child.command()["resident"])
+            wait_until(lambda: child.stats()["exporter_http_connections{incomplete}"] == 0)
+            resident_bytes_by_round.append(child.stats()["resident"])
 
-    # On a busy machine, fewer connections overlap in a round, so one earlier round is no measure.
+    # On a busy machine, fewer connections overlap in a round, so no single earlier round is a reliable baseline.
     assert resident_bytes_by_round[-1] < max(resident_bytes_by_round[:-1]) + (8 << 20)
 
 
@@ -133,4 +133,4 @@ def test_unique_names_with_tiny_timeouts_leave_no_queue() -> None:
     assert statuses <= {200, 503}
     assert (later_response.status, full_response.status) == (200, 200)
     assert later_response.seconds < 2
-    assert render_count < 200  # most abandoned requests, of 320 in total, are not rendered
+    assert render_count < 200  # of 320 requests, most were abandoned and must not be rendered
