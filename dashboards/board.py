@@ -354,7 +354,8 @@ TEXT_DIRECTORY = Path(__file__).resolve().parent / "text"
 DEFAULT_GAP_TEXT = (
     "The exporter or its source was down. No line spans a gap, and a rate next to a gap is too low."
 )
-PARAGRAPH_LABELS = ("**Bad:** ", "**Action:** ", "**A gap or no data:** ", "**Empty:** ")
+EMPTY_LABEL = "**Text when empty:** "
+PARAGRAPH_LABELS = ("**Bad:** ", "**Action:** ", "**A gap or no data:** ", EMPTY_LABEL)
 
 
 def read_texts(uid: str, directory: Path = TEXT_DIRECTORY) -> dict[str, tuple[str, str]]:
@@ -389,4 +390,4 @@ def _parse_text(title: str, body: str) -> tuple[str, str]:
     if missing or paragraphs[0] in labelled.values():
         raise ValueError(f"{title}: missing {', '.join(missing) or 'description'}")
     description = "\n\n".join([paragraphs[0], *(labelled[label] for label in PARAGRAPH_LABELS[:3])])
-    return description, labelled["**Empty:** "].removeprefix("**Empty:** ")
+    return description, labelled[EMPTY_LABEL].removeprefix(EMPTY_LABEL)

@@ -82,7 +82,9 @@ def test_a_panel_has_a_unit_a_description_and_draws_no_line_over_a_gap(uid: str)
 
 
 def test_an_incomplete_panel_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.md").write_text("# A\n\n### Loss\n\nWhat it is.\n\n**Bad:** a rise.\n\n**Empty:** none\n")
+    (tmp_path / "a.md").write_text(
+        "# A\n\n### Loss\n\nWhat it is.\n\n**Bad:** a rise.\n\n**Text when empty:** none\n"
+    )
 
     with pytest.raises(ValueError, match="Loss: missing Action"):
         read_texts("a", tmp_path)
