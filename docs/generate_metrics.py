@@ -100,7 +100,8 @@ STAT_TEXT = """\
 
 A Stat `training.batch.latency` with the unit `seconds` is published as the following families. Their labels are `run`,
 `rank`, `worker` if a rank has several processes, and the constant labels of the Stat. The unit is a suffix of the name,
-and is not repeated if the name already has it.
+and is not repeated if the name already has it. The gauge of SUM contains `added`, because OpenMetrics reserves the suffix
+`_sum` for summaries and histograms. The gauge of VALUE contains `last`: VALUE is the last sample of the window.
 
 | name | type | content | absent |
 |---|---|---|---|

@@ -41,7 +41,7 @@ SERIES = FamilySpec(
 SERIES_LIMIT = FamilySpec(
     name="exporter_series_limit",
     type="gauge",
-    help="Largest number of series on the page; exporter_series_dropped_total counts the series beyond it.",
+    help="Maximum number of series that a page may contain; exporter_series_dropped_total counts the series beyond it.",
     source="configuration",
 )
 SERIES_DROPPED = FamilySpec(
@@ -51,7 +51,7 @@ SERIES_DROPPED = FamilySpec(
     help=(
         "Series left out of the page, counted each time the page is written. Reasons: cap (too many series), duplicate (a"
         " label set or family that exists already), labels (not text, or too long), name (not a valid family), value (not a"
-        " number, NaN, a counter below zero, buckets that fall). Absent until a series is left out."
+        " number, NaN, a counter below zero, decreasing buckets). Absent until a series is left out."
     ),
     source="exposition",
 )

@@ -12,10 +12,10 @@ PROCESS_UP = FamilySpec(
     type="gauge",
     labels=("run", "rank"),
     help=(
-        "1 if any recording process of the rank is running, otherwise 0, as shown by the kernel's lock on the feed file."
-        " training_feed_alive has the same for each process. Absent after the retention time of the run (feed.linger)."
+        "1 if any recording process of the rank is running, otherwise 0. A running process holds a record lock on the lock file"
+        " of its feed. training_feed_alive has the same for each process. Absent after the retention time of the run (feed.linger)."
     ),
-    source="record lock of the feed",
+    source="record lock on the lock file of the feed",
 )
 INSTANCES = FamilySpec(
     name="training_process_instances",

@@ -81,8 +81,11 @@ ENERGY = FamilySpec(
     type="counter",
     unit="joules",
     labels=("run", "component", "method"),
-    help="Energy of the run on this machine, by the method of attribution: exclusive, sm_share, memory_share, cpu_share,"
-    " whole." + _RUN_ABSENT,
+    help="Energy of the run on this machine, by the method of attribution. exclusive: only this run uses the GPU. sm_share:"
+    " in proportion to the SM utilization of the processes on the GPU. memory_share: in proportion to their memory on the GPU"
+    " (component gpu), or to the resident memory of the run (component dram). cpu_share: in proportion to CPU time, and"
+    " idle power in proportion to the CPUs of the run. whole: all energy of the machine"
+    " (energy.whole_machine, if a single run is on the machine)." + _RUN_ABSENT,
     source="sum of share * energy of each device",
 )
 SHARE = FamilySpec(
@@ -90,7 +93,7 @@ SHARE = FamilySpec(
     type="gauge",
     unit="ratio",
     labels=("run", "component", "device"),
-    help="Share of the run in a device's energy in the last interval. Absent if the share is unknown.",
+    help="Share of a device's energy attributed to the run in the last interval. Absent if the share is unknown.",
     source="see training_energy_joules_total",
 )
 PUE = FamilySpec(

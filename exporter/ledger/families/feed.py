@@ -58,8 +58,8 @@ CONFLICTS = FamilySpec(
     name="training_rank_conflicts",
     type="gauge",
     labels=("run", "rank"),
-    help="Further running processes that train as the same rank of a run with a configured name, because two jobs have"
-    " the same run name. Absent without a conflict.",
+    help="Number of extra running processes that claim the same rank of a run with a configured name: two jobs use one run"
+    " name. Absent without a conflict.",
     source="processes of a rank that overlap for 15 s",
 )
 EVENTS = FamilySpec(
@@ -141,9 +141,9 @@ FOREIGN = FamilySpec(
     name="exporter_feed_foreign_entry",
     type="gauge",
     labels=("entry",),
-    help="1 for each file of a different user with a name of the exporter (owner.lock, overrides.json, stacks.request, runs,"
-    " ledger) in a shared feed or state directory. This exporter ignores the file and uses a name with the user id"
-    " instead. Absent otherwise.",
+    help="1 for each file that another user created under a name reserved for the exporter (owner.lock, overrides.json,"
+    " stacks.request, runs, ledger) in a shared feed or state directory. This exporter ignores the file and uses a name with"
+    " the user id instead. Absent otherwise.",
     source="feed directory, state directory",
 )
 SUPPRESSED = FamilySpec(
