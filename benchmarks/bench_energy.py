@@ -53,6 +53,12 @@ PHASES = {
     40: {"optimizer": "product", "zero_grad": "pause"},
 }
 
+NOTES = {
+    40: ["shorter than 2.5 power samples (50 ms), so the phase blends with its neighbours"],
+    20: ["fifths of the phases of 100 ms, so most neighbours have equal power"],
+}
+"""Reasons of errors, by length of the phases in ms."""
+
 
 def windows_of_20_ms() -> list[PhaseSpan]:
     """Return phases of 20 ms: the fifths of the phases of 100 ms."""
@@ -178,7 +184,8 @@ def main() -> None:
         budget = 5.0 if length >= 100 else None
         peers = {tool: round(value * 100, 1) for tool, value in errors.items() if tool != "training-exporter"}
         title = f"Largest error of the mean power of a phase, phases of {length} ms"
-        rows.append(Row(title, round(errors["training-exporter"] * 100, 1), "%", budget, peers))
+        error_percent = round(errors["training-exporter"] * 100, 1)
+        rows.append(Row(title, error_percent, "%", budget, peers, NOTES.get(length, ())))
     rows.append(
         Row(
             "Error of the energy of all phases, relative to the energy counter",

@@ -270,7 +270,7 @@ def microseconds_of_call(
 
 
 def verdicts(points: Sequence[dict[str, float]]) -> dict[str, str]:
-    """Return the growth of each figure with the first figure: flat, linear at most, or more than linear at some points."""
+    """Return the growth of each figure with the first figure: flat, linear at most, or more than linear up to some points."""
     across, *names = points[0]
     growths = {}
     for name in names:
@@ -281,8 +281,8 @@ def verdicts(points: Sequence[dict[str, float]]) -> dict[str, str]:
         ]
         steep = [x for x, exponent in steps if exponent > LINEAR]
         total_exponent = math.log(pairs[-1][1] / pairs[0][1]) / math.log(pairs[-1][0] / pairs[0][0])
-        steep_points = ", ".join(f"{x:,.0f}" for x in steep)
-        growth = f"more than linear at {steep_points}" if steep else "linear at most"
+        steep_points = " and ".join(f"up to {x:,.0f}" for x in steep)
+        growth = f"more than linear {steep_points} {across}" if steep else "linear at most"
         growths[name] = "flat" if total_exponent <= FLAT else growth
     return growths
 

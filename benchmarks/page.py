@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from growth import FLAT, LINEAR
 from report import QUICK, REPOSITORY
 
 RESULTS = REPOSITORY / "benchmarks/results.json"
@@ -73,9 +74,12 @@ def page(results: dict[str, Any]) -> str:
         "# Benchmarks",
         "",
         "Each section shows the last run of a benchmark program, with the machine and the commit of that run. `make bench` repeats the",
-        "runs. Peers are other tools that were measured in the same run. The machine is shared and sometimes half as fast as usual:",
-        "compare the values of a row, not the values of different rows.",
+        "runs. Peers are other tools that were measured in the same run. The machine is shared and sometimes half as fast as usual.",
+        "In the tables with budgets, compare only values of the same row. The rows of a growth table are from one run, a row after the",
+        "other: small differences between rows may be due to the machine.",
         "",
+        "- A *quick run* (`--quick`) has fewer or shorter measurements, so its values vary more.",
+        "- The suffix `-dirty` of a commit means that the run had uncommitted changes.",
         "- *Budget* is the highest value that this project accepts. A row above its budget is marked as missed.",
         f"- Budgets of times apply to a machine on which `Histogram.observe` of prometheus_client takes {BUDGET_OBSERVE_NS} ns. A *scaled*",
         f"  value is multiplied by {BUDGET_OBSERVE_NS} ns and divided by the time of `Histogram.observe` in the same run.",
@@ -88,12 +92,11 @@ def page(results: dict[str, Any]) -> str:
         if name not in results:
             continue
         result = results[name]
-        quick = "; quick run" if result.get("quick") else ""
         parts += [
             "",
             f"## `python benchmarks/{name}.py`",
             "",
-            f"{result['machine']}; CPython {result['python']}; commit {result['commit']}{quick}.",
+            run_description(result),
             "",
             "| figure | measured | budget | peers and notes |",
             "|---|---|---|---|",
@@ -104,13 +107,26 @@ def page(results: dict[str, Any]) -> str:
             "",
             "## `python benchmarks/growth.py`",
             "",
-            "Growth of the costs with the load. The sidecar is scraped every five seconds. The columns are the CPU time and the memory of",
-            "the sidecar (of the job, in the table of iterations), the number of series, and the size and the duration of a scrape. The",
-            "last line of a table compares the growth of a column with the growth of the first column.",
+            run_description(results[GROWTH]),
+            "",
+            "Growth of the costs with the load. The sidecar is scraped every five seconds. The columns are CPU time, memory, number of",
+            "series, and size and duration of a scrape. CPU time and memory are those of the sidecar, but those of the job in the table",
+            "of iterations.",
+            "",
+            "The last line of a table compares the growth of a column with the growth of the first column, the load. If a value grows as",
+            f"the load to the power *e*, the growth is *flat* for *e* of at most {FLAT} from the first to the last row, and otherwise *linear at",
+            f"most* for *e* of at most {LINEAR} from each row to the next. *More than linear up to* a load means a higher *e* from the row",
+            "before that load to the row of that load.",
             "",
         ]
         parts += [line for curve in results[GROWTH]["curves"] for line in curve_section(curve)]
     return "\n".join([*parts, ""]).replace("\n\n\n", "\n\n")
+
+
+def run_description(result: Mapping[str, Any]) -> str:
+    """Return the line about the machine, the Python version and the commit of a run."""
+    quick = "; quick run" if result.get("quick") else ""
+    return f"{result['machine']}; CPython {result['python']}; commit {result['commit']}{quick}."
 
 
 def curve_section(curve: dict[str, Any]) -> list[str]:
