@@ -17,7 +17,7 @@ from dashboards.tables import Column, percent, table
 
 URGENCY_NO_NEWS = URGENCY_CRITICAL - 0.5
 """Urgency of a run without a sample, between the urgencies of critical alerts and warnings."""
-URGENCY_MAPPINGS = value_mappings(
+RUN_URGENCY_MAPPINGS = value_mappings(
     {
         str(URGENCY_NO_PROGRESS): ("no progress", BAD),
         str(URGENCY_CRITICAL): ("critical", BAD),
@@ -124,7 +124,7 @@ def run_panels() -> tuple[Panel, ...]:
                     dashboard_link("training-energy", "Energy and cost", run="${__value.raw}"),
                 ),
             ),
-            Column(_urgency_query(), "Verdict", decimals=0, width=110, mappings=URGENCY_MAPPINGS),
+            Column(_urgency_query(), "Verdict", decimals=0, width=110, mappings=RUN_URGENCY_MAPPINGS),
             Column("state", "State", width=90, mappings=STATE_MAPPINGS),
             Column("alertname", "Worst alert", width=265, mappings=title_mappings()),
             Column(

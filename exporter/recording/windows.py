@@ -14,7 +14,7 @@ from operator import mul
 from exporter.recording.values import AGGREGATIONS, Aggregation
 
 CLOCK_JUMP_TOLERANCE = 0.1
-"""Step of the wall clock, as a share of the window, above which the window is closed and the clock realigned."""
+"""Jump of the wall clock, as a share of the window, above which the window is closed and the clock realigned."""
 MIN_WINDOW_SHARE = 0.1
 """Length of the shortest window that the clock starts, as a share of the configured length."""
 EXACT_SAMPLES = 1024
@@ -37,7 +37,7 @@ _MIDDLE_FACTOR = (
 class WindowClock:
     """Clock of windows that end at multiples of their length on the wall clock, so that the windows of all ranks coincide.
 
-    The end of a window is timed on the monotonic clock, so that a step of the wall clock does not stretch the window.
+    The end of a window is timed on the monotonic clock, so that a jump of the wall clock does not stretch the window.
     """
 
     def __init__(self, seconds: float, *, wall: float, monotonic: float) -> None:
@@ -46,21 +46,21 @@ class WindowClock:
         self._align(wall, monotonic)
 
     def overdue_seconds(self, *, wall: float, monotonic: float) -> float | None:
-        """Return the seconds since the end of the window, or None before the end. A step of the wall clock ends the window."""
+        """Return the seconds since the end of the window, or None before the end. A jump of the wall clock ends the window."""
         if monotonic >= self.due_monotonic:
             return monotonic - self.due_monotonic
-        return 0.0 if self._has_stepped(wall, monotonic) else None
+        return 0.0 if self._has_jumped(wall, monotonic) else None
 
     def advance(self, *, wall: float, monotonic: float) -> tuple[float, float]:
         """Realign the clock, start the next window, and return start and end of the closed window."""
-        has_stepped = self._has_stepped(wall, monotonic)
-        closed_window = (self.start, min(wall, self.end) if has_stepped else self.end)
+        has_jumped = self._has_jumped(wall, monotonic)
+        closed_window = (self.start, min(wall, self.end) if has_jumped else self.end)
         self._align(wall, monotonic)
         # After a suspension the next window starts at the latest boundary, not at the end of the closed window.
-        self.start = wall if has_stepped else max(closed_window[1], self.end - self._seconds)
+        self.start = wall if has_jumped else max(closed_window[1], self.end - self._seconds)
         return closed_window
 
-    def _has_stepped(self, wall: float, monotonic: float) -> bool:
+    def _has_jumped(self, wall: float, monotonic: float) -> bool:
         return abs(wall - monotonic - self._offset) > CLOCK_JUMP_TOLERANCE * self._seconds
 
     def _align(self, wall: float, monotonic: float) -> None:
