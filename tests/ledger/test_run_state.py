@@ -261,25 +261,25 @@ def test_a_helper_has_no_rank_and_a_late_trainer_is_counted_once(sidecar: Sideca
     assert final_page.count("loss", run="r", role="helper") is None
 
 
-def test_the_start_of_the_state_survives_a_restart_of_the_sidecar(running: MonitoredJob) -> None:
-    running.job.train(5)
-    before = write_and_collect(running)
-    running.job.train(5)
-    running.sidecar.restart()
-    after = write_and_collect(running)
+def test_the_start_of_the_state_survives_a_restart_of_the_sidecar(running_job: MonitoredJob) -> None:
+    running_job.job.train(5)
+    before = write_and_collect(running_job)
+    running_job.job.train(5)
+    running_job.sidecar.restart()
+    after = write_and_collect(running_job)
 
     assert [state(before), state(after)] == ["running", "running"]
     assert since_seconds(after) == since_seconds(before)
 
 
 def test_a_new_process_of_the_run_has_its_own_start_after_a_restart_of_the_sidecar(
-    running: MonitoredJob,
+    running_job: MonitoredJob,
 ) -> None:
-    before = write_and_collect(running)
-    running.sidecar.restart()
-    running.sidecar.clock.advance(60.0)
-    successor = MonitoredJob(running.sidecar, a_job())
-    running.die(0.0)
+    before = write_and_collect(running_job)
+    running_job.sidecar.restart()
+    running_job.sidecar.clock.advance(60.0)
+    successor = MonitoredJob(running_job.sidecar, a_job())
+    running_job.die(0.0)
     after = write_and_collect(successor)
 
     assert state(after) == "running"
