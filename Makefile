@@ -38,7 +38,7 @@ types: setup
 	$(BIN)/mypy
 
 test: setup system
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 bench: setup
 	$(BIN)/python benchmarks/page.py
@@ -49,7 +49,7 @@ soak: setup system
 
 # Every property test, and with them every reader of bytes from outside, on twenty times as many examples: some minutes.
 fuzz: setup system
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m hypothesis --hypothesis-profile=fuzz --timeout=0
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m hypothesis --hypothesis-profile=fuzz --timeout=0
 
 # The table of docs/SECURITY.md: some eight minutes, on 127.0.0.1.
 attack: setup system

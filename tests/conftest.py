@@ -21,27 +21,14 @@ for _name in ("EXPORTER_RUN", "EXPORTER_DISABLED", "EXPORTER_AUTO", "RANK", "LOC
 atexit.register(shutil.rmtree, _FEED, ignore_errors=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
 
-# Energies and rates over real seconds need idle cores: these files run last, when the others leave some.
-_FILES_OF_REAL_SECONDS = {"test_energy_of_runs", "test_gpu_fake_nvml"}
-# The slowest of the other files start first, so that none runs alone.
+# The slowest files start first, so that none runs alone at the end. Files that measure energies and rates over real
+# seconds follow the files that keep both cores busy.
 _SLOWEST_FILES = [
-    *("test_bridges_lightning", "test_truth", "test_soak", "test_bridges_deepspeed"),
-    *("test_dashboards_scenario", "test_bridges_torchrun", "test_end_to_end"),
-    *("test_bridges_plain_torch", "test_foreign_jobs", "test_bridges_ranks", "test_hang_page"),
-    *("test_bridges_examples", "test_rules_faults", "test_bridges_ignite", "test_bridges_keras"),
+    *("test_bridges_lightning", "test_bridges_torchrun", "test_soak", "test_dashboards_scenario"),
+    *("test_bridges_plain_torch", "test_truth", "test_bridges_ranks", "test_foreign_jobs"),
+    *("test_bridges_deepspeed", "test_energy_of_runs", "test_gpu_fake_nvml", "test_bridges_examples"),
+    *("test_rules_faults", "test_end_to_end", "test_hang_page", "test_bridges_ignite", "test_bridges_keras"),
 ]
-# Their tests share no fixture and mostly wait: each may run on any worker. The tests of every other file share a worker.
-_FILES_OF_INDEPENDENT_TESTS = {
-    *(
-        "test_truth",
-        "test_energy_of_runs",
-        "test_gpu_fake_nvml",
-        "test_bridges_torchrun",
-        "test_foreign_jobs",
-    ),
-    *("test_hang_page", "test_rules_faults", "test_gpu_life", "test_serve_gpu", "test_bridges_ranks"),
-    *("test_bridges_examples", "test_stacks_live", "test_run_nodes", "test_goodput_torchrun"),
-}
 
 # Test machines are shared, so that the duration of an example is meaningless.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -81,14 +68,10 @@ def unconfigured_process() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the slowest files first, group the tests by file, and scale the limits that tests set for themselves."""
+    """Start the slowest files first, and scale the limits that tests set for themselves."""
     order = {name: position for position, name in enumerate(_SLOWEST_FILES)}
-    items.sort(
-        key=lambda item: (item.path.stem in _FILES_OF_REAL_SECONDS, order.get(item.path.stem, len(order)))
-    )
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
     for item in items:
-        if item.path.stem not in _FILES_OF_INDEPENDENT_TESTS:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
         if limit := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(limit.args[0] * PATIENCE), append=False)
 
