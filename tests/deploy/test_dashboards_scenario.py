@@ -228,7 +228,11 @@ def test_no_event_or_total_is_doubled_and_nothing_is_missing(
             )
             ratio = (abs(sum(actual.values())) + 0.05) / (abs(sum(expected.values())) + 0.05)
             differences[query] = f"{query}: {expected} became {actual}"
-            if expected.keys() == actual.keys() and 0.5 < ratio < 1.8:
+            # Of GPUs with nearly equal power, topk selects different ones in each server.
+            has_same_series = expected.keys() == actual.keys() or (
+                "topk" in query.expression and len(expected) == len(actual)
+            )
+            if has_same_series and 0.5 < ratio < 1.8:
                 del differences[query]
 
     assert not differences, "\n".join(differences.values())
