@@ -81,6 +81,7 @@ ALL_TARGETS_UP = "min(min_over_time(up[8s]))"
 MOMENTARY_PANELS = {
     "Loss by step",  # the last row is not complete
     "Cost of the slowest rank",
+    "Exporters, drivers and GPUs with a failure",  # a start of seconds may lie between two scrapes
     "Mean SM activity",
     "Mean SM activity of used GPUs",
     "Ranks by phase",
