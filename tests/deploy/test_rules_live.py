@@ -64,7 +64,10 @@ ABSENT = {
 """Families or series that can be absent here, with the reason."""
 
 
-NOTHING_YET = {"run:training_mttf:seconds": "before the first interruption"}
+NOTHING_YET = {
+    "run:training_mttf:seconds": "before the first interruption",
+    "gpu:gpu_recovery_action:info": "no GPU requests an action",
+}
 """Recording rules without a result although their families exist, with the reason."""
 
 
