@@ -33,6 +33,11 @@ class Onsets:
             since = self._start_times.get(finding.key)
         return since
 
+    def headline_start(self, finding: Finding) -> float | None:
+        """Return the start of a finding, or None if the finding is a past event or began before the exporter."""
+        is_older = finding.match.since is None and finding.key in (self._initial_keys or ())
+        return None if finding.match.is_past or is_older else self.start(finding)
+
     def text(self, finding: Finding, now: float) -> str:
         """Return since when the finding holds, or when the event happened."""
         since = finding.match.since
@@ -111,7 +116,7 @@ def headline(view: View, current: Sequence[Finding], onsets: Onsets) -> Headline
         return None
     urgent = [finding for finding in current if finding.is_urgent]
     shown = urgent or current
-    starts = [start for finding in shown if (start := onsets.start(finding)) is not None]
+    starts = [start for finding in shown if (start := onsets.headline_start(finding)) is not None]
     since = f" since {clock(min(starts))}" if starts else ""
     subjects = _by_subject(view, shown)
     count = len(subjects)

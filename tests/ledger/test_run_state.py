@@ -272,6 +272,28 @@ def test_the_start_of_the_state_survives_a_restart_of_the_sidecar(running_job: M
     assert since_seconds(after) == since_seconds(before)
 
 
+def test_a_second_hang_after_a_restart_of_the_sidecar_has_its_own_start(running_job: MonitoredJob) -> None:
+    running_job.job.hold(400.0)
+    first = write_and_collect(running_job)
+    running_job.job.train(5)  # while no sidecar runs
+    running_job.job.hold(400.0)
+    running_job.sidecar.restart()
+    second = write_and_collect(running_job)
+
+    assert [state(first), state(second)] == ["hung", "hung"]
+    assert (since_seconds(second) or 0.0) >= (since_seconds(first) or 0.0) + 400
+
+
+def test_a_damaged_file_of_a_state_is_moved_aside(running_job: MonitoredJob) -> None:
+    write_and_collect(running_job)
+    [file] = running_job.sidecar.directory.glob("**/*_state_*.ledger")
+    file.write_bytes(b"garbage")
+    running_job.sidecar.restart()
+
+    assert state(write_and_collect(running_job)) == "running"
+    assert [path for path in file.parent.iterdir() if path.name.startswith(file.name) and path != file]
+
+
 def test_a_new_process_of_the_run_has_its_own_start_after_a_restart_of_the_sidecar(
     running_job: MonitoredJob,
 ) -> None:

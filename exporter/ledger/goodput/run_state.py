@@ -77,6 +77,7 @@ class RunStates:
         self._runs: dict[str, RunState] = {}
         self._store = store
         self._records: dict[str, StateRecord[RunState]] = {}
+        self._saved: dict[str, RunState] = {}  # by run; after an error, the state of a later pass is saved
 
     def overdue(self) -> Mapping[str, RunState]:
         """Return the hung and stalled runs of the last pass."""
@@ -104,9 +105,11 @@ class RunStates:
                 continue
             state = _state_of(run_processes, endings, rules, now)
             # The time of a state is the time of the first pass in that state.
-            known_state = previous[run] if run in previous else self._saved_state(run, run_processes)
+            known_state = previous.get(run)
+            if known_state is None and state.state == "running":  # the start of every other state is computed
+                known_state = self._load(run, run_processes, is_owner=is_owner)
             state = self._runs[run] = state if known_state is None or known_state != state else known_state
-            if is_owner and state is not previous.get(run):
+            if is_owner and state is not self._saved.get(run):
                 self._save(run, state)
             if all(process.identity.rank for process in _trainers(run_processes)):
                 continue  # on a node without rank 0, the state serves only the explanation of hangs
@@ -118,15 +121,18 @@ class RunStates:
                 collected.add(OUTCOME, 1.0, run, *labels)
         for run in self._records.keys() - self._runs.keys():
             self._records.pop(run).release()
+            self._saved.pop(run, None)
 
-    def _saved_state(self, run: str, processes: list[ProcessTotals]) -> RunState | None:
-        """Return the state that an earlier sidecar saved, unless all running processes have started since then."""
+    def _load(self, run: str, processes: list[ProcessTotals], *, is_owner: bool) -> RunState | None:
+        """Return the state that an earlier sidecar saved, unless all running trainers have started since then."""
         # An unusable state directory is reported by the ranks.
         with contextlib.suppress(CollectError):
-            saved_state = self._record(run).load()
-            started = min(
-                (process.identity.started for process in processes if process.is_alive), default=0.0
-            )
+            record = self._record(run)
+            if is_owner:
+                record.claim()  # a damaged file is moved aside only if this sidecar holds the record
+            saved_state = record.load()
+            trainers = [process for process in _trainers(processes) if process.is_alive]
+            started = min((trainer.identity.started for trainer in trainers), default=0.0)
             if saved_state is not None and saved_state.since_timestamp >= started:
                 return saved_state
         return None
@@ -136,6 +142,7 @@ class RunStates:
             record = self._record(run)
             if record.claim():
                 record.save(state)
+                self._saved[run] = state
 
     def _record(self, run: str) -> StateRecord[RunState]:
         if run not in self._records:
