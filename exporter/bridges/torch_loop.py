@@ -334,8 +334,7 @@ class LoopSource(TrainingThread):
         self._stepping = None
         if has_stepped:
             self._end_step(tracker, optimizer, learning_rate(optimizer) if self._loss.is_read else None)
-        phases = self._phases
-        if self._state is OPTIMIZER and phases.iteration.totals is phases.outside:  # the usual case
+        if self._state is OPTIMIZER and self._phases.is_outside():  # the usual case
             self._state = READY
         else:
             self._enter(tracker, READY)

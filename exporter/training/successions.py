@@ -25,7 +25,7 @@ class Phases:
     """Phases of a training, of which at most one is open.
 
     Usually the block of the iteration continues in the phase. A phase has a separate block if blocks are observed or timed on a
-    GPU, outside of an iteration, and on threads other than the main thread.
+    GPU, inside a block of the job, outside of an iteration, and on threads other than the main thread.
 
     Attributes:
         iteration: Block that is entered again for each iteration.
@@ -57,7 +57,7 @@ class Phases:
             block.__exit__(None, None, None)
         if not is_main or _CLOCK.iteration is not iteration:
             iteration.totals = self.outside
-        elif totals is self.outside or not _CLOCK.is_watched:
+        elif totals is self.outside or (not _CLOCK.is_watched and _CLOCK.stack[-1] is iteration):
             self._continue_in(totals)
             return
         else:
@@ -78,6 +78,7 @@ class Phases:
         if (
             now >= clock.limit
             or clock.active is not ended
+            or clock.stack[-1] is not iteration  # a block inside, which may have the phase of the iteration
             or clock.iteration is not iteration
             or not totals.is_entered
         ):
@@ -98,6 +99,10 @@ class Phases:
             else:
                 ended.count(duration)
         return True
+
+    def is_outside(self) -> bool:
+        """Return True if no phase is open."""
+        return self._block is None and self.iteration.totals is self.outside
 
     def _continue_in(self, totals: PhaseTotals) -> None:
         """Continue the iteration in a phase, also in the cases in which `advance` returns False."""

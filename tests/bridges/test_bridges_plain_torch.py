@@ -271,6 +271,30 @@ def test_an_unchanged_torch_job_is_recorded(tmp_path: Path, name: str) -> None:
     assert recorded.differences(expected) == {}
 
 
+WATCHED_GAN = """
+from exporter.bridges import plain_torch
+from exporter.training.recorder import TRAINING
+plain_torch.install()
+exporter.events.register(lambda event: None, types="span.*")  # requests the spans of phases
+(generator, first), (critic, second) = model_and_optimizer(), model_and_optimizer(torch.optim.SGD)
+for (batch,) in loader(32):
+    train_step(generator, first, batch)
+    time.sleep(0.03)
+    train_step(critic, second, batch)
+    time.sleep(0.03)
+print("optimizer", TRAINING.clock.phases["optimizer"].seconds)
+"""
+
+
+def test_work_after_the_step_of_either_optimizer_is_no_optimizer_time_while_spans_are_requested(
+    tmp_path: Path,
+) -> None:
+    recorded = job(tmp_path, PRELUDE + WATCHED_GAN)
+
+    [line] = [line for line in recorded.process.stdout.splitlines() if line.startswith("optimizer")]
+    assert 0 < float(line.split()[1]) < 0.1  # of 0.48 s between the steps
+
+
 OWN_OPTIMIZER = """
 from exporter.bridges import leading_optimizer
 leading_optimizer.UNSEEN_SECONDS = 0.2

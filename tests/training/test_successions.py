@@ -96,3 +96,47 @@ def test_a_block_of_the_job_inside_a_phase_keeps_its_own_time() -> None:
     assert TRAINING.clock.phases["logging"].seconds == pytest.approx(slept_seconds, abs=0.02)
     assert entries()["backward"] == entries()["forward"] == 3
     assert TRAINING.clock.stack == [TRAINING.clock.base]
+
+
+def test_a_phase_of_the_job_around_an_edge_counts_once() -> None:
+    iteration = IterationBlock(TRAINING_ITERATION)
+    phases = Phases(iteration)
+    with training.training_loop(0):
+        iteration.__enter__()
+        for _ in range(20):
+            with training.phase(
+                "data_loading"
+            ):  # the job's own block, in the phase that the loader's hook enters
+                phases.switch_to("data_loading")
+                phases.switch_to("forward")
+            for name in ("backward", None, "optimizer"):
+                phases.switch_to(name)
+            phases.next_iteration()
+        iteration.__exit__(None, None, None)
+
+    for name in ("data_loading", "forward", "backward", "optimizer"):
+        totals = TRAINING.clock.phases[name]
+        assert sum(totals.cells or ()) == totals.entries
+        assert totals.duration_seconds == pytest.approx(totals.seconds, abs=1e-6)
+    assert entries()["forward"] == 20
+
+
+def test_an_edge_inside_a_span_of_the_job_has_the_phase_that_follows() -> None:
+    iteration = IterationBlock(TRAINING_ITERATION)
+    phases = Phases(iteration)
+    train_in_succession(2)
+    seconds_before = TRAINING.clock.phases["backward"].seconds
+    with training.training_loop(0):
+        iteration.__enter__()
+        phases.switch_to("forward")
+        with training.span("x"):
+            phases.switch_to("backward")
+            with training.phase("zero_grad"):
+                pass
+            start = time.monotonic()
+            time.sleep(0.02)
+            slept_seconds = time.monotonic() - start
+        phases.next_iteration()
+        iteration.__exit__(None, None, None)
+
+    assert TRAINING.clock.phases["backward"].seconds - seconds_before >= slept_seconds
