@@ -1,0 +1,124 @@
+"""Jobs and GPUs of the tests of energy: a libnvidia-ml.so.1 whose GPUs draw a constant 500 W, and processes that train on them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from container_support import ContainedSidecar
+from fake_nvml_support import FakeNvml, Load, play_constant_load
+from serve_support import Sidecar, environment
+from waiting import wait_until
+
+WATTS = 500.0
+CARD = "GPU-00000001-fa4e-4e47-8888-123456789abc"
+"""UUID of the stand-in's second GPU."""
+JOB = """
+import sys, time
+from exporter import training
+until = time.monotonic() + float(sys.argv[1])
+with training.training_loop(train_iterations_start=0):
+    while time.monotonic() < until:
+        with training.training_iteration():
+            time.sleep(0.05)
+"""
+
+
+CRASHING_JOB = """
+import sys, time
+from exporter import training
+with training.training_loop(train_iterations_start=0):
+    with training.checkpoint_load():
+        time.sleep(float(sys.argv[1]))
+        raise OSError("no such checkpoint")
+"""
+
+
+class Job:
+    """A process that trains on a GPU."""
+
+    def __init__(
+        self, tmp_path: Path, run: str, seconds: float, rank: int = 0, code: str = JOB, **variables: str
+    ) -> None:
+        self.run, self.started_at = run, time.monotonic()
+        identity = {"EXPORTER_RUN": run, "RANK": str(rank)}
+        env = environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), **identity, **variables)
+        self.process = subprocess.Popen([sys.executable, "-c", code, str(seconds)], env=env)
+        self._ended_at = 0.0
+        self._waiter = threading.Thread(target=self._wait)
+        self._waiter.start()
+
+    def wait(self) -> float:
+        """Wait for the exit and return the lifetime in seconds."""
+        self._waiter.join()
+        return self._ended_at - self.started_at
+
+    def _wait(self) -> None:
+        self.process.wait()
+        self._ended_at = time.monotonic()
+
+    def kill(self) -> float:
+        self.process.kill()
+        return self.wait()
+
+
+def joules(running: Sidecar | ContainedSidecar, family: str, run: str, label: str = "") -> float:
+    """Return the sum over the series of a run with a label."""
+    pattern = rf'^{family}{{(?=[^}}]*run="{run}")(?=[^}}]*{label})[^}}]*}} (\S+)$'
+    return sum(float(number) for number in re.findall(pattern, running.page, re.MULTILINE))
+
+
+def last_energy_pass(running: Sidecar | ContainedSidecar) -> str:
+    """Return the time of the last pass of the energy ledger."""
+    match = re.search(
+        r'^exporter_collector_last_success_timestamp_seconds{collector="energy"} (\S+)$',
+        running.page,
+        re.MULTILINE,
+    )
+    return "" if match is None else match[1]
+
+
+def wait_for_settled_energy(running: Sidecar | ContainedSidecar, run: str) -> float:
+    """Return the energy of a run that has ended, once four passes in a row have not changed it."""
+    last_joules, unchanged_passes, last_passes = -1.0, 0, ""
+    while unchanged_passes < 4:
+        wait_until(lambda: last_energy_pass(running) != last_passes)  # noqa: B023  # called at once
+        last_passes = last_energy_pass(running)
+        current_joules = joules(running, "training_energy_joules_total", run)
+        last_joules, unchanged_passes = (
+            current_joules,
+            unchanged_passes + 1 if current_joules == last_joules else 0,
+        )
+    return last_joules
+
+
+def hold(fake: FakeNvml, jobs: Sequence[Job], gpus: range | None = None) -> None:
+    fake.hold(*((job.process.pid, gpu) for job in jobs for gpu in gpus or range(fake.count)))
+
+
+def start_fake_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 1) -> FakeNvml:
+    (tmp_path / "feed").mkdir(mode=0o700)
+    fake = FakeNvml(tmp_path / "nvml", count=count)
+    play_constant_load(fake, Load(watts=WATTS))
+    for name, text in fake.environment.items():
+        monkeypatch.setenv(name, text)
+    return fake
+
+
+def flags(tmp_path: Path, *energy: str) -> str:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"energy: {{{', '.join([f'lock_dir: {tmp_path}', *energy])}}}\n")
+    return f"--config.file={file}"
+
+
+def idle_watts(running: Sidecar, method: str) -> float | None:
+    """Return the idle power of the first GPU by a method."""
+    pattern = rf'^gpu_power_idle_watts{{(?=[^}}]*gpu="0")[^}}]*method="{method}"[^}}]*}} (\S+)$'
+    match = re.search(pattern, running.page, re.MULTILINE)
+    return None if match is None else float(match[1])
