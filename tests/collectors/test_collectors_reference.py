@@ -29,7 +29,11 @@ def all_specs() -> list[FamilySpec]:
     """Return all specifications of the package."""
     for module_info in pkgutil.walk_packages(exporter.__path__, "exporter."):
         if not module_info.name.endswith("__main__"):
-            importlib.import_module(module_info.name)
+            try:
+                importlib.import_module(module_info.name)
+            except ModuleNotFoundError as error:
+                if str(error.name).startswith("exporter"):
+                    raise  # only a framework may be missing
     modules = [module for name, module in sys.modules.items() if name.startswith("exporter.")]
     return [
         spec

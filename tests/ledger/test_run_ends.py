@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from bridges_support import needs
 from run_support import free_port, page, run_command, running_process
 from waiting import wait_until
 
@@ -78,7 +79,15 @@ def observed_states(tmp_path: Path, command: list[str], final: str) -> tuple[set
     return all_states, last_page
 
 
-@pytest.mark.parametrize("launcher", ["python", "bash", "torchrun", "torchrun with an id"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "python",
+        "bash",
+        pytest.param("torchrun", marks=needs("torch")),
+        pytest.param("torchrun with an id", marks=needs("torch")),
+    ],
+)
 def test_a_job_with_a_nonzero_exit_status_is_failed_and_never_finished(
     tmp_path: Path, script: Path, launcher: str
 ) -> None:
