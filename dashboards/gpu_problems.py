@@ -17,15 +17,19 @@ THROTTLED_RATIO = 0.05
 """Smallest share of time with thermal or power throttling that is a problem."""
 XID_SECONDS = 3600
 """Time for which an Xid is a problem."""
-_PRESENT = "last_over_time(gpu_up{@gpu}[$__range]) * 0"
+_PRESENT = "(0 * gpu_up{@gpu} or on (instance, gpu) 0 * last_over_time(gpu_up{@gpu}[$__range]))"
+"""PromQL for the GPUs of the time range, without former cards of an index that another card has now."""
 _LOCAL_RANKS = 'label_replace(last_over_time(training_rank_info{@cluster, uuid="", local_rank!=""}[$__range]), "gpu", "$1", "local_rank", "(.+)")'
 GPUS_OF_RANKS = (
-    f"(max by (instance, gpu, run, rank) ({_PRESENT} * on (uuid) group_left (run, rank)"
+    f"topk by (instance, gpu) (1, max by (instance, gpu, run, rank) ({_PRESENT} * on (uuid) group_left (run, rank)"
     ' topk by (uuid) (1, last_over_time(training_rank_info{@cluster, uuid!=""}[$__range])))'
     f" or on (instance, gpu) max by (instance, gpu, run, rank) ({_PRESENT} * on (instance, gpu) group_left (run, rank)"
     f" topk by (instance, gpu) (1, {_LOCAL_RANKS})))"
 )
-"""PromQL for the GPUs that a rank used in the time range, by UUID, else by local rank, with the last run and rank."""
+"""PromQL for the GPUs that a rank used in the time range, by UUID, else by local rank, with the last run and rank.
+
+An index has one result, even if several cards had the index or exporters of one node number the cards differently.
+"""
 GPUS_WITH_RANK = f"{GPUS_OF_RANKS} or on (instance, gpu) max by (instance, gpu) ({_PRESENT})"
 """PromQL for each GPU of the time range, with the last run and rank that used the GPU."""
 

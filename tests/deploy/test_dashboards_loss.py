@@ -287,6 +287,30 @@ def test_a_problem_of_a_gpu_that_a_run_holds_is_marked(
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: in_use}, query_id="C")
 
 
+RANK_ON_OLD_CARD = {'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x20 stale"}
+RANK_ON_NEW_CARD = {'training_rank_info{run="b",rank="5",uuid="G7",instance="n1"}': "_x20 1x40"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "owner", "in_use"),
+    [
+        pytest.param(RANK_ON_OLD_CARD | RANK_ON_NEW_CARD, ',run="b",rank="5"', 1, id="both cards had a rank"),
+        pytest.param(RANK_ON_OLD_CARD, "", 0, id="the new card is free"),
+    ],
+)
+def test_a_problem_of_a_new_card_names_the_rank_of_this_card_and_not_of_the_card_before(
+    tmp_path: Path, ranks: dict[str, str], owner: str, in_use: int
+) -> None:
+    new_card = {name.replace('uuid="G0"', 'uuid="G7"'): values for name, values in HOT_GPU.items()}
+    series = new_card | ranks | {GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
+    labels = (
+        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or power",'
+        'remedy="check the cooling and the power supply"}'
+    )
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: in_use}, query_id="C")
+
+
 def test_nothing_is_wrong_with_healthy_gpus(tmp_path: Path) -> None:
     series = {
         'up{job="training",instance="n1"}': "1x60",
