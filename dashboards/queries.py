@@ -143,11 +143,15 @@ MEAN_STEP_SECONDS = (
 )
 SPEED_RATIO_BY_NODE = f"scalar(min({COMPUTE_SECONDS})) / {COMPUTE_SECONDS_BY_NODE}"
 """PromQL for the speed of each rank relative to the fastest rank, by node and rank."""
+_ONLY_GPU_BY_RANK = (
+    f"({GPU_INDEX_BY_RANK} and on (instance, rank) count by (instance, rank) ({GPU_INDEX_BY_RANK}) == 1)"
+)
 SLOWEST_RANK = (
     f"bottomk(1, {SPEED_RATIO_BY_NODE}) * on (instance, rank) group_left (card)"
-    f' (label_replace({GPU_INDEX_BY_RANK}, "card", ", GPU $1", "gpu", "(.+)")'
+    f' (label_replace({_ONLY_GPU_BY_RANK}, "card", ", GPU $1", "gpu", "(.+)")'
     f" or on (instance, rank) 0 * {COMPUTE_SECONDS_BY_NODE} + 1)"
 )
+"""PromQL for the relative speed of the slowest rank, with its GPU unless the rank uses several."""
 SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{card}}"
 LOST_RATIO = (
     '((max(training_run_state{@run, state="hung"}) == 1)'

@@ -161,6 +161,31 @@ def test_ranks_of_a_node_without_an_exporter_are_not_seen_rather_than_ended(tmp_
         assert not messages, messages
 
 
+@needs_promtool
+@pytest.mark.parametrize(
+    ("cards", "label"),
+    [((0,), ', card=", GPU 0"'), ((0, 1), "")],
+    ids=["one GPU", "two GPUs"],
+)
+@pytest.mark.parametrize("dashboard", ["training-run", "training-ranks"])
+def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
+    tmp_path: Path, dashboard: str, cards: tuple[int, ...], label: str
+) -> None:
+    memory = 'training_process_gpu_memory_bytes{{run="a",instance="n2",rank="1",gpu="{0}",uuid="G{0}"}}'
+    series = {
+        RANK.format(name="rank_compute_seconds", node=1, rank=0, more=""): "1x20",
+        RANK.format(name="rank_compute_seconds", node=2, rank=1, more=""): "2x20",
+        **{memory.format(card): "1x20" for card in cards},
+    }
+    labels = f'{{instance="n2",rank="1"{label}}}'
+
+    messages = failures(
+        tmp_path, "Slowest rank", series, {"4m": 50}, dashboard=dashboard, labels=labels, factor=100
+    )
+
+    assert not messages, messages
+
+
 STATE = 'training_run_state{{run="a",instance="n1",state="{}"}}'
 
 
