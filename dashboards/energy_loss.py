@@ -13,6 +13,7 @@ from __future__ import annotations
 from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import Panel, dashboard_link, value_mappings
+from dashboards.queries import STAGE_OF_RANK
 from dashboards.tables import Column, percent, table
 
 _ON_NODE_OF_LEDGER = " and on (instance, run) last_over_time(training_wall_seconds_total{@run}[$__range])"
@@ -45,10 +46,7 @@ _OVERDUE = _as_cause(
 _BADPUT = f"({_BOOKED_BADPUT} + on (run, cause) {_OVERDUE} or {_BOOKED_BADPUT} or {_OVERDUE})"
 """PromQL for the badput of each run by cause; a standstill counts from the overdue step on, before the ledger decides that the run hangs."""
 _WORK = f"(({WALL_SECONDS}) - sum by (run) ({_BADPUT}))"
-_COMPUTE_BY_STAGE = (
-    "training_rank_compute_seconds{@run} * on (instance, run, rank, worker) group_left (label_stage)"
-    " group by (instance, run, rank, worker, label_stage) (training_rank_info{@run})"
-)
+_COMPUTE_BY_STAGE = f"training_rank_compute_seconds{{@run}} * {STAGE_OF_RANK}"
 _WAIT_PER_STEP = f"avg by (run) (max by (run, label_stage) ({_COMPUTE_BY_STAGE}) - avg by (run, label_stage) ({_COMPUTE_BY_STAGE}))"
 """PromQL for the mean time for which the ranks of a pipeline stage wait for the slowest rank of the stage in a step."""
 _STEPS = _increase('training_steps_total{@run, mode="train"}', "run", "max")

@@ -153,11 +153,20 @@ SLOWEST_RANK = (
 )
 """PromQL for the relative speed of the slowest rank, with its GPU unless the rank uses several."""
 SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{card}}"
+STAGE_OF_RANK = (
+    "on (instance, run, rank, worker) group_left (label_stage)"
+    " group by (instance, run, rank, worker, label_stage) (training_rank_info{@run})"
+)
+"""Operand of a multiplication that adds the pipeline stage to series of ranks."""
+_COMPUTE_BY_STAGE = f"max by (rank, label_stage) (({LAST_COMPUTE} > 0) * {STAGE_OF_RANK})"
+_WAIT_PER_STEP = (
+    f"avg(max by (label_stage) ({_COMPUTE_BY_STAGE}) - avg by (label_stage) ({_COMPUTE_BY_STAGE}))"
+)
 LOST_RATIO = (
     '((max(training_run_state{@run, state="hung"}) == 1)'
-    f" or on () clamp_max((max({COMPUTE_SECONDS}) - avg({COMPUTE_SECONDS})) / {MEAN_STEP_SECONDS}, 1))"
+    f" or on () clamp_max({_WAIT_PER_STEP} / {MEAN_STEP_SECONDS}, 1))"
 )
-"""PromQL for the share of the GPU time in which ranks wait for the slowest rank, by their compute times; 1 while the run hangs."""
+"""PromQL for the share of the GPU time in which ranks wait for the slowest rank of their stage, by their compute times; 1 while the run hangs."""
 LOST_GPU_HOURS_PER_HOUR = f"{LOST_RATIO} * count(group by (uuid) ({GPU_UUID_BY_RANK}))"
 LOST_COST_PER_HOUR = (
     f"3600 * sum by (currency) (rate(training_cost_total{{@run}}[5m])) / on () group_left () {OBSERVED_RATIO}"

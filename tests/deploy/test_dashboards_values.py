@@ -186,6 +186,27 @@ def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
     assert not messages, messages
 
 
+STAGES = {
+    RANK.format(name=name, node=1, rank=rank, more=more): values
+    for rank, stage, seconds in ((0, 0, 1), (1, 0, 1), (2, 1, 2), (3, 1, 3))
+    for name, more, values in (
+        ("rank_compute_seconds", "", f"{seconds}x60"),
+        ("rank_info", f',label_stage="{stage}"', "1x60"),
+    )
+}
+"""Two pipeline stages: two ranks that take 1 s for a step, and two that take 2 and 3 s."""
+
+
+@needs_promtool
+def test_ranks_of_one_pipeline_stage_do_not_wait_for_the_slower_ranks_of_another(tmp_path: Path) -> None:
+    duration = 'training_step_duration_seconds_{}{{run="a",rank="0",mode="train"}}'
+    series = STAGES | {duration.format("sum"): "0+10x60", duration.format("count"): "0+2x60"}
+
+    messages = failures(tmp_path, "Cost of the slowest rank", series, {"4m": 5}, factor=100)
+
+    assert not messages, messages
+
+
 STATE = 'training_run_state{{run="a",instance="n1",state="{}"}}'
 
 
