@@ -23,10 +23,12 @@ def _increase(selection: str, by: str, aggregation: str = "sum", condition: str 
     """Return PromQL for the increase of counters in the time range.
 
     The last values count of a run that ended or whose exporter is down; a counter that starts in the time range starts at 0.
+    The difference of each series looks back six hours, so that an outage of one exporter over the start of the range does not
+    count the whole total of its node.
     """
-    current = f"{aggregation} by ({by}) (last_over_time({selection}[$__range]){condition})"
-    previous = f"{aggregation} by ({by}) (last_over_time({selection}[15m] offset $__range){condition})"
-    return f"clamp_min({current} - ({previous} or 0 * {current}), 0)"
+    current = f"last_over_time({selection}[$__range])"
+    previous = f"last_over_time({selection}[6h] offset $__range)"
+    return f"{aggregation} by ({by}) (clamp_min({current} - ({previous} or 0 * {current}), 0){condition})"
 
 
 def _as_cause(expression: str, cause: str) -> str:

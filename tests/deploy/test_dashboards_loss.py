@@ -138,6 +138,27 @@ def test_the_loss_is_everything_but_progress(
     )
 
 
+def test_energy_before_an_outage_over_the_start_of_the_time_range_is_not_energy_of_the_range(
+    tmp_path: Path,
+) -> None:
+    series = (
+        run_series("run_state", "1x400", labels=',state="running"')
+        | run_series("energy_joules_total", "3.6e6+3000x400")
+        | run_series("energy_joules_total", "3.6e6+3000x40 stale _x138 3.72e6+3000x220", node=2)
+    )
+
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Cost and loss of each run",
+        series,
+        {'{run="a"}': 720 + 660},
+        query_id="F",
+        factor=3600,
+        minutes=100,
+    )
+
+
 COSTLY_RUN = (
     run_series("wall_seconds_total", "0+15x60")
     | run_series("cost_total", "0+0.15x60", labels=',kind="device_time",currency="EUR"')
