@@ -63,7 +63,7 @@ PREAMBLE = """\
 # Metrics
 
 All metric families of the exporter. `make docs` generates this page from the specifications in the code; do not edit the
-page. Names are a contract: the changelog lists every change under *Metrics*.
+page. Names are a contract: the changelog lists every change under *Metric names*.
 
 - Base units (seconds, bytes, hertz, celsius), ratios from 0 to 1, `_total` on counters only.
 - An unknown value is an *absent* series, not NaN or a sentinel. A few families show the last value after the exit of the
