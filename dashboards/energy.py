@@ -1,20 +1,17 @@
-"""Dashboard *Energy and cost*: power, energy per step and token, wasted energy, emissions, cost, and the source of each value."""
+"""Dashboard *Energy and cost*: power, losses, energy per step and token, emissions, cost, and the source of each value."""
 
 from __future__ import annotations
 
 from dashboards.board import NODE, RESTARTS, RUN, Board, Row, Variable
-from dashboards.energy_loss import (
-    COST_PER_HOUR,
-    ENERGY_BY_CAUSE,
+from dashboards.energy_loss import COST_PER_HOUR, WASTED_ENERGY_SINCE_START
+from dashboards.energy_overview import (
+    COMPLETE_RUN_POWER,
     KWH,
-    LOST_COST_BY_RUN,
-    LOST_PER_HOUR_BY_CAUSE,
-    LOST_SHARE_BY_RUN,
-    PROGRESS_CAUSE,
-    WALL_SECONDS,
-    loss_by_cause,
-    loss_by_run,
-    loss_now,
+    MAX_RATIO,
+    MIN_RATIO,
+    RUN_POWER,
+    device_panels,
+    overview_panels,
 )
 from dashboards.palette import (
     BAD,
@@ -34,19 +31,14 @@ from dashboards.palette import (
 from dashboards.panels import (
     Panel,
     bar_gauge,
-    stat,
     threshold_steps,
     time_series,
     value_mappings,
-    warn_above,
 )
-from dashboards.queries import Query, blank_if_incomplete, instant_query
+from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
 
 UID = "training-energy"
-RUN_POWER_QUERY = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
-ANY_LOSS = 0.01
-"""Threshold of the tile *Lost per hour now*: any loss is bad."""
 NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
@@ -66,10 +58,10 @@ def board() -> Board:
         description="Power, energy per step and token, wasted energy, CO2 emissions and cost; measured and modelled values are marked.",
         variables=(RUN, NODE_VARIABLE),
         rows=(
-            Row("At a glance", _overview_panels()),
-            Row("Power", _power_panels()),
+            Row("At a glance", overview_panels()),
+            Row("Power and waste over time", _time_panels()),
+            Row("Nodes and GPUs", (*device_panels(), *_device_power_panels())),
             Row("Energy per unit of work", _efficiency_panels()),
-            Row("Waste over time", _waste_panels()),
             Row("Carbon and cost", _carbon_panels()),
             Row("Sources", _source_panels()),
         ),
@@ -77,68 +69,31 @@ def board() -> Board:
     )
 
 
-def _overview_panels() -> tuple[Panel, ...]:
-    total_cost_query = "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))"
-    cost_per_hour_query = f"sum by (currency) ({COST_PER_HOUR})"
+def _time_panels() -> tuple[Panel, ...]:
+    """Return the panels of the power and of the wasted energy of runs over time."""
     return (
-        stat(
-            "Time without progress",
-            instant_query(f"sum(({LOST_SHARE_BY_RUN}) * on (run) {WALL_SECONDS}) / sum({WALL_SECONDS})"),
-            unit="percentunit",
-            decimals=1,
-            thresholds=warn_above(0.1, 0.3),
-        ),
-        stat(
-            "Lost in this time range",
-            instant_query(f"sum by (currency) ({LOST_COST_BY_RUN})", "{{currency}}"),
-            instant_query(f"sum(({ENERGY_BY_CAUSE}) unless on (cause) {PROGRESS_CAUSE})", "kWh"),
-            unit="none",
-            decimals=2,
-            text_mode="value_and_name",
-            w=5,
-        ),
-        stat(
-            "Lost per hour now",
-            instant_query(
-                f"sum by (currency) ({LOST_PER_HOUR_BY_CAUSE}) or {cost_per_hour_query} * 0",
-                "{{currency}} per hour",
+        time_series(
+            "Power of runs",
+            Query(
+                f"{COMPLETE_RUN_POWER} and on (run)"
+                " topk(8, sum by (run) (rate(training_energy_joules_total{@run}[$__range] @ end())))",
+                "{{run}}",
             ),
-            unit="none",
-            decimals=2,
-            text_mode="value_and_name",
-            thresholds=warn_above(ANY_LOSS, ANY_LOSS),
-            w=5,
+            unit="watt",
+            color=HASHED_COLOR,
         ),
-        stat(
-            "Cost so far",
-            instant_query(total_cost_query, "{{currency}}"),
-            instant_query(cost_per_hour_query, "{{currency}} per hour"),
-            unit="none",
-            decimals=2,
-            text_mode="value_and_name",
-            w=5,
-        ),
-        stat(
-            "Energy so far",
-            instant_query("sum(last_over_time(training_energy_joules_total{@run}[15m])) / 3.6e6"),
+        time_series(
+            "Wasted energy by cause",
+            Query(WASTED_ENERGY_SINCE_START, "{{cause}}"),
             unit=KWH,
-            decimals=1,
-            w=3,
+            stacked=True,
+            overrides=fixed_colors_by_name(BADPUT_CAUSE_COLORS),
         ),
-        stat(
-            "CO2 so far",
-            instant_query("sum(last_over_time(training_carbon_grams_total{@run}[15m]))"),
-            unit="massg",
-            decimals=1,
-            w=2,
-        ),
-        loss_now(),
-        loss_by_cause(),
-        loss_by_run(),
     )
 
 
-def _power_panels() -> tuple[Panel, ...]:
+def _device_power_panels() -> tuple[Panel, ...]:
+    """Return the panels of the power of nodes and GPUs."""
     gpu_power_query, cpu_power_query = (
         f"sum by (instance) (rate({family}_energy_joules_total{{@node_any_job}}[$__rate_interval]))"
         for family in ("gpu", "host_cpu")
@@ -149,18 +104,6 @@ def _power_panels() -> tuple[Panel, ...]:
         ' < 0.3 * max by (instance, gpu) (gpu_power_limit_watts{@node_any_job, limit="enforced"})'
     )
     return (
-        time_series(
-            "Power of runs",
-            Query(
-                blank_if_incomplete(
-                    "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))", "run"
-                )
-                + " and on (run) topk(8, sum by (run) (rate(training_energy_joules_total{@run}[$__range] @ end())))",
-                "{{run}}",
-            ),
-            unit="watt",
-            color=HASHED_COLOR,
-        ),
         time_series(
             "Power of nodes",
             Query(
@@ -198,7 +141,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
         return time_series(
             title,
             Query(
-                f'{RUN_POWER_QUERY} / (sum by (run) (rate({family}{{@run, mode="train"}}[$__rate_interval])) > 0)',
+                f'{RUN_POWER} / (sum by (run) (rate({family}{{@run, mode="train"}}[$__rate_interval])) > 0)',
                 "{{run}}",
             ),
             unit=unit,
@@ -209,7 +152,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
         time_series(
             "Joules per step",
             Query(
-                f'{RUN_POWER_QUERY} / (max by (run) (rate(training_steps_total{{@run, mode="train"}}[$__rate_interval])) > 0)',
+                f'{RUN_POWER} / (max by (run) (rate(training_steps_total{{@run, mode="train"}}[$__rate_interval])) > 0)',
                 "{{run}}",
             ),
             unit="joule",
@@ -227,30 +170,6 @@ def _efficiency_panels() -> tuple[Panel, ...]:
             overrides=fixed_colors_by_name(PHASE_COLORS | {"unattributed": GREY}),
             color=fixed_color(GREY),
             w=12,
-        ),
-    )
-
-
-def _since_start(total: str) -> str:
-    """Return PromQL for the increase of a total since the start of the time range, in kilowatt-hours, without zeros."""
-    before = total.replace("[$__range]", "[15m] @ start()")
-    return f"({total} - ({before} or 0 * {total})) / 3.6e6 > 0"
-
-
-def _waste_panels() -> tuple[Panel, ...]:
-    """Return the panels about wasted energy."""
-    return (
-        time_series(
-            "Wasted energy by cause",
-            Query(
-                _since_start(
-                    "sum by (cause) (last_over_time(training_wasted_energy_joules_total{@run}[$__range]))"
-                ),
-                "{{cause}}",
-            ),
-            unit=KWH,
-            stacked=True,
-            overrides=fixed_colors_by_name(BADPUT_CAUSE_COLORS),
         ),
     )
 
@@ -335,7 +254,9 @@ def _source_panels() -> tuple[Panel, ...]:
                 "Counter ÷ integrated power",
                 decimals=2,
                 width=140,
-                thresholds=threshold_steps((None, NEUTRAL), (0.001, BAD), (0.8, NEUTRAL), (1.25, BAD)),
+                thresholds=threshold_steps(
+                    (None, NEUTRAL), (0.001, BAD), (MIN_RATIO, NEUTRAL), (MAX_RATIO, BAD)
+                ),
             ),
             Column(
                 "sum by (instance, device) (exporter_energy_resets_total{@node_any_job})"

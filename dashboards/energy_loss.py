@@ -3,31 +3,40 @@
     time   = progress + slowest_rank + causes of badput
     energy = progress + slowest_rank + causes of wasted energy
 
-Progress is work, saved or not yet saved, without the waits for the slowest rank. The ledger of the node of rank 0 knows the
+Progress is work, saved or not yet saved, without the waits for the slowest rank. The ledger on the node of rank 0 knows the
 outcome of the work; the shares of its energy are applied to the energy of all nodes of the run. Cost is divided by time, so that the costs of
 the causes add up to the cost of the run.
+
+Before the ledger decides that a run hangs, a standstill counts as a hang from the overdue step on. Afterwards only the hang in the
+ledger counts.
 """
 
 from __future__ import annotations
 
-from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
-from dashboards.panels import Panel, dashboard_link, value_mappings
+from dashboards.panels import value_mappings
 from dashboards.queries import STAGE_OF_RANK
-from dashboards.tables import Column, percent, table
 
-_ON_NODE_OF_LEDGER = " and on (instance, run) last_over_time(training_wall_seconds_total{@run}[$__range])"
+_BEFORE_RANGE = "last_over_time({selection}[6h] offset $__range)"
+"""Template of the values at the start of the time range, for instant queries.
+
+Looks back six hours, so that an outage of one exporter over the start of the range does not count the whole total of its node.
+"""
+_BEFORE_PLOT = (
+    "(last_over_time({selection}[6h] @ start()) or last_over_time({selection}[$__range] @ start()))"
+)
+"""Template of the values at the start of the time range, for range queries, also for runs that had ended before."""
 
 
-def _increase(selection: str, by: str, aggregation: str = "sum", condition: str = "") -> str:
+def increase_in_range(
+    selection: str, by: str, aggregation: str = "sum", condition: str = "", before: str = _BEFORE_RANGE
+) -> str:
     """Return PromQL for the increase of counters in the time range.
 
     The last values count of a run that ended or whose exporter is down; a counter that starts in the time range starts at 0.
-    The difference of each series looks back six hours, so that an outage of one exporter over the start of the range does not
-    count the whole total of its node.
     """
     current = f"last_over_time({selection}[$__range])"
-    previous = f"last_over_time({selection}[6h] offset $__range)"
+    previous = before.format(selection=selection)
     return f"{aggregation} by ({by}) (clamp_min({current} - ({previous} or 0 * {current}), 0){condition})"
 
 
@@ -35,23 +44,24 @@ def _as_cause(expression: str, cause: str) -> str:
     return f'label_replace({expression}, "cause", "{cause}", "", "")'
 
 
-RUN_ENERGY = _increase("training_energy_joules_total{@run}", "run")
-_ACCOUNTED_ENERGY = _increase("training_energy_joules_total{@run}", "run", condition=_ON_NODE_OF_LEDGER)
-_WASTED_ENERGY = _increase(
-    "training_wasted_energy_joules_total{@run}", "run, cause", condition=_ON_NODE_OF_LEDGER
+_ON_NODE_OF_LEDGER = " and on (instance, run) last_over_time(training_wall_seconds_total{@run}[$__range])"
+_OVERDUE_SECONDS = (
+    "(clamp_max(max by (run) (run:training_step_overdue:seconds{@run}) > 0, $__range_s)"
+    ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1'
+    " and on (run) time() - max by (run) (training_last_progress_timestamp_seconds{@run}) > 30)"
 )
-WALL_SECONDS = _increase("training_wall_seconds_total{@run}", "run", "max")
-_BOOKED_BADPUT = _increase("training_badput_seconds_total{@run}", "run, cause", "max")
-_OVERDUE = _as_cause(
-    "clamp_max(max by (run) (run:training_step_overdue:seconds{@run}) > 0, $__range_s)", "hang"
-)
+"""PromQL for the time since the last step of a run that is overdue; the conditions end with the standstill, up to 30 s before the rule."""
+
+WALL_SECONDS = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
+_BOOKED_BADPUT = increase_in_range("training_badput_seconds_total{@run}", "run, cause", "max")
+_OVERDUE = _as_cause(_OVERDUE_SECONDS, "hang")
 _BADPUT = f"({_BOOKED_BADPUT} + on (run, cause) {_OVERDUE} or {_BOOKED_BADPUT} or {_OVERDUE})"
-"""PromQL for the badput of each run by cause; a standstill counts from the overdue step on, before the ledger decides that the run hangs."""
-_WORK = f"(({WALL_SECONDS}) - sum by (run) ({_BADPUT}))"
+"""PromQL for the badput of each run by cause."""
+_WORK = f"clamp_min(({WALL_SECONDS}) - sum by (run) ({_BADPUT}), 0)"
 _COMPUTE_BY_STAGE = f"training_rank_compute_seconds{{@run}} * {STAGE_OF_RANK}"
 _WAIT_PER_STEP = f"avg by (run) (max by (run, label_stage) ({_COMPUTE_BY_STAGE}) - avg by (run, label_stage) ({_COMPUTE_BY_STAGE}))"
 """PromQL for the mean time for which the ranks of a pipeline stage wait for the slowest rank of the stage in a step."""
-_STEPS = _increase('training_steps_total{@run, mode="train"}', "run", "max")
+_STEPS = increase_in_range('training_steps_total{@run, mode="train"}', "run", "max")
 _WAIT = (
     f"(avg_over_time(({_WAIT_PER_STEP})[$__range:$__interval]) * on (run) {_STEPS} < {_WORK} or 0 * {_WORK})"
 )
@@ -59,31 +69,56 @@ TIME_BY_CAUSE = (
     f"({_BADPUT} or {_as_cause(_WAIT, 'slowest_rank')} or {_as_cause(f'({_WORK} - {_WAIT})', 'progress')})"
 )
 """PromQL for the seconds of each run by cause."""
-_WASTED_SHARE = f"({_WASTED_ENERGY} / on (run) group_left () ({_ACCOUNTED_ENERGY} > 0))"
-_WORK_SHARE = f"(1 - sum by (run) {_WASTED_SHARE})"
+
+
+def _run_energy(before: str) -> str:
+    return increase_in_range("training_energy_joules_total{@run}", "run", before=before)
+
+
+def _wasted_energy(before: str) -> str:
+    """Return PromQL for the wasted joules of each run by cause, over all nodes of the run."""
+    accounted = increase_in_range(
+        "training_energy_joules_total{@run}", "run", condition=_ON_NODE_OF_LEDGER, before=before
+    )
+    booked = increase_in_range(
+        "training_wasted_energy_joules_total{@run}", "run, cause", condition=_ON_NODE_OF_LEDGER, before=before
+    )
+    scaled = f"({booked} * on (run) group_left () ({_run_energy(before)} / ({accounted} > 0)))"
+    power = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
+    overdue = _as_cause(f"({_OVERDUE_SECONDS} * on (run) {power})", "hang")
+    return f"({scaled} + on (run, cause) {overdue} or {scaled} or {overdue})"
+
+
+RUN_ENERGY = _run_energy(_BEFORE_RANGE)
+_WASTED_ENERGY = _wasted_energy(_BEFORE_RANGE)
+_WORK_ENERGY = f"clamp_min({RUN_ENERGY} - on (run) sum by (run) ({_WASTED_ENERGY}), 0)"
 _WAIT_SHARE = f"({_WAIT} / ({_WORK} > 0) or 0 * {_WORK})"
 ENERGY_BY_CAUSE = (
-    f"(({_WASTED_SHARE} or {_as_cause(f'({_WORK_SHARE} * {_WAIT_SHARE})', 'slowest_rank')}"
-    f" or {_as_cause(f'({_WORK_SHARE} * (1 - {_WAIT_SHARE}))', 'progress')})"
-    f" * on (run) group_left () {RUN_ENERGY} / 3.6e6)"
+    f"(({_WASTED_ENERGY} or {_as_cause(f'({_WORK_ENERGY} * on (run) {_WAIT_SHARE})', 'slowest_rank')}"
+    f" or {_as_cause(f'({_WORK_ENERGY} * on (run) (1 - {_WAIT_SHARE}))', 'progress')}) / 3.6e6)"
 )
 """PromQL for the kilowatt-hours of each run by cause."""
+WASTED_ENERGY_SINCE_START = f"sum by (cause) ({_wasted_energy(_BEFORE_PLOT)}) / 3.6e6 > 0"
+"""PromQL for the wasted kilowatt-hours by cause, from the start of the time range to each point of a plot."""
 _LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_WAIT})"
-LOST_SHARE_BY_RUN = f"({_LOST_SECONDS} / ({WALL_SECONDS} > 0))"
+LOST_SHARE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS} > 0), 1)"
 """PromQL for the share of each run's time that was without progress."""
-_COST = _increase("training_cost_total{@run}", "run, currency")
-LOST_COST_BY_RUN = f"({_COST} * on (run) group_left () {LOST_SHARE_BY_RUN})"
+RUN_COST = increase_in_range("training_cost_total{@run}", "run, currency")
+"""PromQL for the cost of each run."""
+LOST_COST_BY_RUN = f"({RUN_COST} * on (run) group_left () {LOST_SHARE_BY_RUN})"
 """PromQL for the cost of each run's time without progress."""
-COST_BY_CAUSE = f"({TIME_BY_CAUSE} / on (run) group_left () ({WALL_SECONDS} > 0) * on (run) group_left (currency) ({_COST}))"
+COST_BY_CAUSE = f"({TIME_BY_CAUSE} / on (run) group_left () ({WALL_SECONDS} > 0) * on (run) group_left (currency) ({RUN_COST}))"
 """PromQL for the cost of each run by cause. The cost is divided in proportion to the time."""
 PROGRESS_CAUSE = _as_cause("vector(1)", "progress")
+
 NO_PROGRESS_SECONDS = 120
-_STANDSTILL = (
+STANDSTILL = (
     f"(max by (run) (run:training_step_overdue:seconds{{@run}}) > 0 or on (run)"
     ' max by (run) (training_run_state{@run, state=~"stalled|hung"}) == 1 or on (run)'
     f" (time() - max by (run) (training_last_progress_timestamp_seconds{{@run}}) > {NO_PROGRESS_SECONDS}"
     ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1))'
 )
+"""PromQL with a value for each run whose step is overdue, or that has made no step for two minutes."""
 COST_PER_HOUR = "3600 * max by (run, currency) (run:training_cost:rate5m{@run})"
 """PromQL for the cost per hour of each run, as on *Fleet*."""
 _OBSERVED = "clamp_max(max by (run) (rate(training_wall_seconds_total{@run}[5m])) > 0, 1)"
@@ -91,21 +126,37 @@ _RECENT_BADPUT = (
     'max by (run, cause) (rate(training_badput_seconds_total{@run, cause!~"hang|lost_progress|downtime"}[5m]))'
     f" / on (run) group_left () {_OBSERVED}"
 )
+_STRAGGLER_WAIT = _as_cause("max by (run) (run:training_straggler_wait:ratio{@run})", "slowest_rank")
 _RESTARTS = 'sum by (run) (max by (run, cause) (increase(training_badput_seconds_total{@run, cause=~"lost_progress|downtime"}[1h]))) / 3600'
-_LOST_SHARE_NOW = (
-    f"({_as_cause(f'(0 * {_STANDSTILL} + 1)', 'standstill')}"
-    f" or ({_RECENT_BADPUT} or {_as_cause('max by (run) (run:training_straggler_wait:ratio{@run})', 'slowest_rank')})"
-    f" unless on (run) {_STANDSTILL} or {_as_cause(_RESTARTS, 'restarts')} unless on (run) {_STANDSTILL})"
+LOST_SHARE_NOW = (
+    f"({_as_cause(f'(0 * {STANDSTILL} + 1)', 'standstill')}"
+    f" or ({_RECENT_BADPUT} or {_STRAGGLER_WAIT})"
+    f" unless on (run) {STANDSTILL} or {_as_cause(_RESTARTS, 'restarts')} unless on (run) {STANDSTILL})"
 )
 """PromQL for the share of the time that each run loses now, by cause: a standstill loses all of the time.
 
 The ledger books a hang and the loss of a crash at once, so that a rate over five minutes would exceed the loss: a hang is a
 standstill, and restarts count over the last hour.
 """
-LOST_PER_HOUR_BY_CAUSE = f"({_LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR}) > 0)"
+LOST_PER_HOUR_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR}) > 0)"
 """PromQL for the cost per hour of the time that each run loses now, by cause."""
+_SMALL_LOSS = 0.05
+"""Share of the time up to which a loss has not begun."""
 
-KWH = "suffix: kWh"
+
+def _last_small(share: str) -> str:
+    """Return PromQL for the last time in the time range at which a share was small; 0 if the share was never small."""
+    return f"max_over_time((time() * ({share} <= bool {_SMALL_LOSS}))[$__range:$__interval])"
+
+
+LOSS_SINCE = (
+    f"({_as_cause('max by (run) (training_last_progress_timestamp_seconds{@run})', 'standstill')}"
+    f" or {_as_cause('max by (run) (training_attempt_start_timestamp_seconds{@run})', 'restarts')}"
+    f" or {_last_small(f'({_RECENT_BADPUT})')} or {_last_small(_STRAGGLER_WAIT)})"
+    f" and on (run, cause) {LOST_SHARE_NOW} > {_SMALL_LOSS}"
+)
+"""PromQL for the start of each loss in Unix seconds; 0 for a loss that began before the time range."""
+
 CAUSE_TEXTS = value_mappings(
     {
         "progress": ("progress", GOOD),
@@ -124,70 +175,4 @@ CAUSE_TEXTS = value_mappings(
         "other": ("other, or not attributed", NEUTRAL),
     }
 )
-
-
-def loss_by_cause() -> Panel:
-    """Return the table of time, energy and cost by cause. The shares add up to 100 %."""
-    seconds, kilowatt_hours = f"sum by (cause) ({TIME_BY_CAUSE})", f"sum by (cause) ({ENERGY_BY_CAUSE})"
-    return table(
-        "Where time, energy and money went",
-        Column("cause", "Cause", mappings=CAUSE_TEXTS),
-        Column(f"{seconds} > 0", "Time", unit="s", width=80),
-        percent(f"{seconds} / on () group_left () sum({TIME_BY_CAUSE}) > 0", "of time", 125, bar=(0, 1)),
-        Column(f"{kilowatt_hours} > 0", "Energy", unit=KWH, decimals=2, width=90),
-        percent(f"{kilowatt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "of energy", 80),
-        Column(f"sum by (cause, currency) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=70),
-        Column("currency", "Currency", width=70),
-        sort="Time",
-        w=12,
-        h=11,
-        max_data_points=120,
-    )
-
-
-def loss_now() -> Panel:
-    """Return the table of what each run loses now, by cause, the most expensive first."""
-    return table(
-        "Losses now",
-        Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
-        Column("cause", "Cause", mappings=CAUSE_TEXTS),
-        Column(LOST_PER_HOUR_BY_CAUSE, "Cost per hour", decimals=2, width=120),
-        percent(f"{_LOST_SHARE_NOW} > 0", "of its time", 140, bar=(0, 1)),
-        Column("currency", "Currency", width=90),
-        sort="Cost per hour",
-        w=24,
-        h=6,
-    )
-
-
-def loss_by_run() -> Panel:
-    """Return the table of the totals and losses of each run, the largest loss first."""
-    return table(
-        "Cost and loss of each run",
-        Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
-        Column("state", "State", width=85, mappings=STATE_MAPPINGS),
-        Column(
-            "time() - max by (run) (training_last_progress_timestamp_seconds{@run})"
-            " and on (run) max by (run) (training_process_up{@run}) == 1",
-            "Last step",
-            unit="s",
-            decimals=0,
-            width=80,
-        ),
-        percent(LOST_SHARE_BY_RUN, "Lost time", 80),
-        Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=80),
-        Column(f"sum by (run) ({_COST})", "Cost", decimals=2, width=80),
-        Column(f"{RUN_ENERGY} / 3.6e6", "Energy", unit=KWH, decimals=2, width=90),
-        Column(
-            _increase("training_carbon_grams_total{@run}", "run"),
-            "CO2",
-            unit="massg",
-            decimals=1,
-            width=80,
-        ),
-        row_query="max by (run, state) (training_run_state{@run} == 1)",
-        sort="Lost cost",
-        w=12,
-        h=11,
-        max_data_points=120,
-    )
+"""Value mappings from causes to texts."""

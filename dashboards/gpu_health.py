@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from dashboards.gpu_problems import GPUS_WITH_RANK, THROTTLED, XID_TEXTS, problem_counts
+from dashboards.gpu_problems import (
+    GPUS_WITH_RANK,
+    RECOVERY_ACTION_TEXTS,
+    THROTTLED,
+    XID_TEXTS,
+    problem_counts,
+)
 from dashboards.palette import ABSENT, BAD, GOOD, GREY, KHAKI, NEUTRAL, PURPLE, WARNING, colors_by_prefix
 from dashboards.panels import Panel, bad_above, dashboard_link, time_series, value_mappings, warn_above
 from dashboards.queries import Query, event_counts
 from dashboards.tables import ZERO_AS_DASH, Column, percent, placeholder_row, table
 
-RECOVERY_ACTIONS = value_mappings(
-    {
-        0: ("nothing", NEUTRAL),
-        1: ("GPU reset", BAD),
-        2: ("reboot", BAD),
-        3: ("drain peers", WARNING),
-        4: ("drain and reset", BAD),
-        5: ("IMEX recovery", BAD),
-        6: ("bus reset", BAD),
-        7: ("system reboot", BAD),
-    }
-)
-
 
 def health_panels() -> tuple[Panel, ...]:
-    """Return the panels about errors; GPUs with problems come first."""
+    """Return the panels about errors; a GPU with problems precedes a healthy GPU."""
     return (_health_table(), _new_errors(), _xid_table())
 
 
@@ -55,7 +48,7 @@ def _health_table() -> Panel:
             "max by (instance, gpu) (gpu_recovery_action{@gpu})",
             "Recovery action",
             width=130,
-            mappings=RECOVERY_ACTIONS,
+            mappings=RECOVERY_ACTION_TEXTS,
         ),
         Column(
             'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, kind="uncorrected"})',

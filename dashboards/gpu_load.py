@@ -1,18 +1,36 @@
 """Panels of the dashboard *GPUs*: use, memory, power, heat, clocks, links, MIG instances and inventory.
 
-A plot shows at most `MAX_LINES` GPUs: those that stand out most in the time range. GPUs that no run holds are hidden while a
-run holds any of the selected GPUs.
+A plot shows outliers, and the GPU devices with the highest or lowest means in the time range, at most `MAX_LINES` of each. An outlier
+is a GPU with a clear difference from the median at the end of the time range. The line of an outlier is thick, with the same colour in
+every panel; other lines are thin and grey. A GPU without a run is hidden if a run holds any selected GPU.
 """
 
 from __future__ import annotations
 
-from dashboards.palette import HASHED_COLOR, THROTTLE_REASON_COLORS, fixed_colors_by_name
-from dashboards.panels import Panel, bar_gauge, dashboard_link, time_series
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dashboards.palette import (
+    BLUE,
+    GREY,
+    HASHED_COLOR,
+    THROTTLE_REASON_COLORS,
+    Override,
+    fixed_color,
+    fixed_colors_by_name,
+)
+from dashboards.panels import Json, Panel, bar_gauge, dashboard_link, time_series
 from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
 
 MAX_LINES = 8
 LEGEND = "{{instance}} GPU {{gpu}}"
+OUTLIER_NOTE = ": outlier"
+"""Addition to the legend of a GPU that differs from the median at the end of the time range."""
+_OUTLIER_OVERRIDE: Override = {
+    "matcher": {"id": "byRegexp", "options": f"/{OUTLIER_NOTE}$/"},
+    "properties": [{"id": "color", "value": HASHED_COLOR}, {"id": "custom.lineWidth", "value": 3}],
+}
 RANKS_LINK = dashboard_link("training-ranks", "Ranks on this node")
 GPUS_OF_ANY_RUN = (
     'last_over_time(training_rank_info{@cluster, uuid!=""}[$__range] @ end())'
@@ -20,42 +38,72 @@ GPUS_OF_ANY_RUN = (
     ' or label_replace(last_over_time(training_energy_share_ratio{@cluster, component="gpu"}[$__range] @ end()) > 0,'
     ' "uuid", "$1", "device", "(.+)")'
 )
-"""PromQL for the GPUs that any run holds, as in the rules `run_gpu:…`."""
+"""PromQL for each GPU that a run holds, as in the rules `run_gpu:…`."""
 
 
 def used_gpus(expression: str) -> str:
-    """Return PromQL for the GPUs that a run holds, or for all selected GPUs if no run holds any of them."""
+    """Return PromQL for each GPU that a run holds, or for each selected GPU if none has a run."""
     used_gpus_query = f"({expression}) and on (uuid) ({GPUS_OF_ANY_RUN})"
     return f"({used_gpus_query} or ({expression}) unless on () ({used_gpus_query}))"
 
 
-def _extreme_gpus(expression: str, *, lowest: bool = False) -> Query:
-    """Return the query for the GPUs with the largest or smallest means over the time range."""
-    mean = f"avg_over_time(({expression})[$__range:$__interval] @ end())"
-    select = "bottomk" if lowest else "topk"
-    return Query(
-        f"{used_gpus(expression)} and on (instance, gpu) {select}({MAX_LINES}, {used_gpus(mean)})", LEGEND
+@dataclass(frozen=True, slots=True)
+class GpuQuantity:
+    """Quantity of each GPU, with the difference from the median that makes a GPU an outlier."""
+
+    expression: str
+    is_low_bad: bool  # low values are bad, otherwise high values
+    distance: str  # PromQL for the smallest difference of an outlier; `{median}` is the median
+
+
+def _gpu_plot(
+    title: str,
+    quantity: GpuQuantity,
+    *references: Query,
+    unit: str,
+    w: int,
+    maximum: float | None = None,
+    minimum: float | None = 0,
+    links: Sequence[Json] = (),
+) -> Panel:
+    """Return the plot of a quantity, with outliers, extreme means and the median."""
+    expression = quantity.expression
+    recent = used_gpus(f"avg_over_time(({expression})[2m:30s] @ end())")
+    median = f"scalar(quantile(0.5, {recent}))"
+    difference = f"{median} - ({recent})" if quantity.is_low_bad else f"({recent}) - {median}"
+    outliers = f"topk({MAX_LINES}, {difference} > {quantity.distance.format(median=median)})"
+    lines = (
+        f'label_replace({used_gpus(expression)} and on (instance, gpu) {outliers}, "note", "{OUTLIER_NOTE}", "", "")'
+        f" or on (instance, gpu) {_extreme_gpus(expression, lowest=quantity.is_low_bad)}"
+    )
+    return time_series(
+        title,
+        Query(lines, f"{LEGEND}{{{{note}}}}"),
+        Query(f"quantile(0.5, {used_gpus(expression)})", "median", BLUE, reference=True),
+        *references,
+        unit=unit,
+        maximum=maximum,
+        minimum=minimum,
+        color=fixed_color(GREY),
+        overrides=[_OUTLIER_OVERRIDE],
+        w=w,
+        links=links,
     )
 
 
-def _median(expression: str) -> Query:
-    return Query(f"quantile(0.5, {used_gpus(expression)})", "median", reference=True)
+def _extreme_gpus(expression: str, *, lowest: bool) -> str:
+    """Return PromQL for each GPU with one of the largest or smallest means over the time range."""
+    mean = f"avg_over_time(({expression})[$__range:$__interval] @ end())"
+    select = "bottomk" if lowest else "topk"
+    return f"({used_gpus(expression)} and on (instance, gpu) {select}({MAX_LINES}, {used_gpus(mean)}))"
 
 
 def utilization_panels() -> tuple[Panel, ...]:
     """Return the panels about the use of the compute units and of the memory bandwidth."""
 
     def activity(title: str, expression: str) -> Panel:
-        return time_series(
-            title,
-            _extreme_gpus(expression, lowest=True),
-            _median(expression),
-            unit="percentunit",
-            maximum=1,
-            color=HASHED_COLOR,
-            w=6,
-            links=(RANKS_LINK,),
-        )
+        quantity = GpuQuantity(expression, is_low_bad=True, distance="0.2")
+        return _gpu_plot(title, quantity, unit="percentunit", maximum=1, w=6, links=(RANKS_LINK,))
 
     return (
         activity("SM activity", "gpu_sm_activity_ratio{@gpu}"),
@@ -71,13 +119,11 @@ def utilization_panels() -> tuple[Panel, ...]:
 def memory_panels() -> tuple[Panel, ...]:
     """Return the panels about device memory."""
     return (
-        time_series(
+        _gpu_plot(
             "Memory in use",
-            _extreme_gpus("gpu_memory_used_bytes{@gpu}"),
-            _median("gpu_memory_used_bytes{@gpu}"),
+            GpuQuantity("gpu_memory_used_bytes{@gpu}", is_low_bad=False, distance="0.2 * {median}"),
             Query("max(gpu_memory_total_bytes{@gpu})", "size of a GPU", reference=True),
             unit="bytes",
-            color=HASHED_COLOR,
             w=10,
         ),
         bar_gauge(
@@ -94,35 +140,27 @@ def memory_panels() -> tuple[Panel, ...]:
 
 def power_panels() -> tuple[Panel, ...]:
     """Return the panels about power, temperature, clocks and throttling."""
-    power, temperature = "gpu_power_watts{@gpu}", 'gpu_temperature_celsius{@gpu, sensor="gpu"}'
-    clock = 'gpu_clock_hertz{@gpu, clock="sm"}'
     clock_limits = 'rate(gpu_clocks_event_seconds_total{@gpu, reason!="low_utilization"}[$__rate_interval])'
-    throttled_query = "max by (instance, gpu, uuid) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval]))"
+    throttled = "max by (instance, gpu, uuid) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval]))"
     return (
-        time_series(
+        _gpu_plot(
             "Power of each GPU",
-            _extreme_gpus(power, lowest=True),
-            _median(power),
+            GpuQuantity("gpu_power_watts{@gpu}", is_low_bad=True, distance="0.2 * {median}"),
             Query('min(gpu_power_limit_watts{@gpu, limit="enforced"})', "lowest limit", reference=True),
             unit="watt",
-            color=HASHED_COLOR,
             w=8,
         ),
-        time_series(
+        _gpu_plot(
             "Temperature of each GPU",
-            _extreme_gpus(temperature),
-            _median(temperature),
+            GpuQuantity('gpu_temperature_celsius{@gpu, sensor="gpu"}', is_low_bad=False, distance="8"),
             unit="celsius",
             minimum=None,
-            color=HASHED_COLOR,
             w=8,
         ),
-        time_series(
+        _gpu_plot(
             "SM clock",
-            _extreme_gpus(clock, lowest=True),
-            _median(clock),
+            GpuQuantity('gpu_clock_hertz{@gpu, clock="sm"}', is_low_bad=True, distance="0.1 * {median}"),
             unit="hertz",
-            color=HASHED_COLOR,
             w=8,
         ),
         time_series(
@@ -132,11 +170,11 @@ def power_panels() -> tuple[Panel, ...]:
             decimals=1,
             overrides=fixed_colors_by_name(THROTTLE_REASON_COLORS),
         ),
-        time_series(
+        _gpu_plot(
             "Thermal and power brake throttling",
-            _extreme_gpus(throttled_query),
+            GpuQuantity(throttled, is_low_bad=False, distance="0.05"),
             unit="percentunit",
-            color=HASHED_COLOR,
+            w=12,
             links=(RANKS_LINK,),
         ),
     )
@@ -150,7 +188,7 @@ def link_panels() -> tuple[Panel, ...]:
         queries = []
         for text, direction in (("sent", "transmit"), ("received", "receive")):
             extreme = _extreme_gpus(rate.format(direction=direction), lowest=True)
-            queries.append(Query(extreme.expression, f"{text}, {LEGEND}", dashed=direction == "receive"))
+            queries.append(Query(extreme, f"{text}, {LEGEND}", dashed=direction == "receive"))
         return time_series(title, *queries, unit="Bps", legend="hidden", color=HASHED_COLOR)
 
     return traffic("NVLink traffic", "nvlink"), traffic("PCIe traffic", "pcie")
@@ -178,7 +216,7 @@ def mig_panels() -> tuple[Panel, ...]:
 
 
 def inventory_panels() -> tuple[Panel, ...]:
-    """Return the table of the GPUs' models, drivers and addresses."""
+    """Return the table of GPU models, drivers and addresses."""
     return (
         table(
             "GPUs and their drivers",

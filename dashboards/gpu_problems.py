@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dashboards.alerts import CLOCK_TIME
 from dashboards.availability import EXPORTER_DOWN_SINCE, NOT_SCRAPED_SINCE, last_time
-from dashboards.palette import BAD, GOOD, NEUTRAL
+from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
-from dashboards.tables import Column, table
+from dashboards.tables import ZERO_AS_DASH, Column, table
 from exporter.status.conditions.gpus import CRITICAL_XIDS
 from exporter.status.xids import XID_MEANINGS
 
@@ -34,89 +36,160 @@ GPUS_WITH_RANK = f"{GPUS_OF_RANKS} or on (instance, gpu) max by (instance, gpu) 
 """PromQL for each GPU of the time range, with the last run and rank that used the GPU."""
 
 
+class Damage(enum.IntEnum):
+    """Effect of a problem on the run that uses the node or the GPU; the largest effect comes first."""
+
+    NO_RUN = 0
+    POSSIBLE = 1
+    SLOW = 2
+    UNKNOWN = 3
+    WRONG_RESULTS = 4
+    STANDSTILL = 5
+
+
+DAMAGE_TEXTS = value_mappings(
+    {
+        Damage.STANDSTILL.value: ("stops the run", BAD),
+        Damage.WRONG_RESULTS.value: ("may damage results", BAD),
+        Damage.UNKNOWN.value: ("unknown", WARNING),
+        Damage.SLOW.value: ("slows the run", WARNING),
+        Damage.POSSIBLE.value: ("possible", WARNING),
+        Damage.NO_RUN.value: ("no run", NEUTRAL),
+        -1: (NO_VALUE, NEUTRAL),
+    }
+)
+PRIORITIES_PER_DAMAGE = 100
+"""Number of priorities for each kind of damage: of several problems with equal damage, the earlier in the list is shown."""
+RECOVERY_ACTION_TEXTS = value_mappings(
+    {
+        0: ("nothing", NEUTRAL),
+        1: ("GPU reset", BAD),
+        2: ("node reboot", BAD),
+        3: ("drain peer to peer", WARNING),
+        4: ("drain and GPU reset", BAD),
+        5: ("IMEX recovery", BAD),
+        6: ("bus reset", BAD),
+        7: ("system reboot", BAD),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Problem of a node or GPU."""
 
     text: str  # `$1` is the value of `label`
-    since: str  # PromQL for the start in Unix seconds, by node and GPU
+    condition: str  # PromQL with a value for each node or GPU with the problem
+    since: str  # PromQL for the start in Unix seconds, at least for each node or GPU with the problem
     remedy: str
+    damage: Damage
     label: str = "instance"
 
-    @property
-    def rows(self) -> str:
-        """PromQL for the start of the problem, with text and remedy as labels."""
-        with_text = f'label_replace({self.since}, "problem", "{self.text}", "{self.label}", "(.*)")'
+    def row(self, priority: int) -> str:
+        """Return PromQL for the damage and the priority of the problem, with text and remedy as labels."""
+        value = PRIORITIES_PER_DAMAGE * self.damage + priority
+        with_text = f'label_replace(0 * ({self.condition}) + {value}, "problem", "{self.text}", "{self.label}", "(.*)")'
         return f'label_replace({with_text}, "remedy", "{self.remedy}", "", "")'
 
+    @property
+    def start(self) -> str:
+        """PromQL for the start of the problem by node and GPU."""
+        return f"min by (instance, gpu) ({self.since} and on (instance, gpu) ({self.condition}))"
 
-def _gpu_flag(family: str, text: str, remedy: str) -> Problem:
+
+def _gpu_flag(family: str, text: str, remedy: str, damage: Damage) -> Problem:
     """Return the problem of a GPU that begins when the values of a family become larger than 0."""
-    since = last_time(f"max by (instance, gpu) ({family}) == bool 0")
-    return Problem(text, f"{since} and on (instance, gpu) max by (instance, gpu) ({family}) > 0", remedy)
+    value = f"max by (instance, gpu) ({family})"
+    return Problem(text, f"{value} > 0", last_time(f"{value} == bool 0"), remedy, damage)
 
 
-def _xid(matcher: str, remedy: str) -> Problem:
+def _xid(matcher: str, remedy: str, damage: Damage) -> Problem:
     """Return the problem of recent Xids.
 
     `matcher` selects or excludes the Xids that point to the hardware.
     """
     selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
     last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu, {selector}}})"
-    return Problem("Xid $1", f"{last} > time() - {XID_SECONDS}", remedy, "xid")
+    recent = f"({last} > time() - {XID_SECONDS})"
+    return Problem("Xid $1", recent, recent, remedy, damage, "xid")
 
 
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu, kind="uncorrected"}'
 _UNCORRECTED = f"sum by (instance, gpu) ({_ECC_ERRORS})"
+_MAX_THROTTLED = f"max by (instance, gpu) ({THROTTLED})"
 _NODE_PROBLEMS = (
     Problem(
-        "exporter down, node unknown", EXPORTER_DOWN_SINCE, "check the machine, then the log of the exporter"
-    ),
-    Problem("exporter not scraped any more", NOT_SCRAPED_SINCE, "check the targets of Prometheus"),
-    Problem(
         "driver does not respond: $1",
-        "max by (instance, reason) (gpu_nvml_error_info{@node}) * 0 + on (instance) group_left ()"
-        f" max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})"
+        "max by (instance, reason) (gpu_nvml_error_info{@node})"
         " and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0",
+        f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
         "run nvidia-smi; reload the driver or reboot",
+        Damage.STANDSTILL,
         "reason",
+    ),
+    Problem(
+        "exporter down, node unknown",
+        "min by (instance) (up{@node}) == 0",
+        EXPORTER_DOWN_SINCE,
+        "check the machine, then the log of the exporter",
+        Damage.UNKNOWN,
+    ),
+    Problem(
+        "exporter not scraped any more",
+        NOT_SCRAPED_SINCE,
+        NOT_SCRAPED_SINCE,
+        "check the targets of Prometheus",
+        Damage.UNKNOWN,
     ),
 )
 _GPU_PROBLEMS = (
     Problem(
         "GPU does not respond: $1",
-        "max by (instance, gpu, reason) (gpu_error_info{@gpu}) * 0 + on (instance, gpu) group_left ()"
-        f" max by (instance, gpu) ({last_time('gpu_up{@gpu} == bool 1')})",
+        "max by (instance, gpu, reason) (gpu_error_info{@gpu})",
+        f"max by (instance, gpu) ({last_time('gpu_up{@gpu} == bool 1')})",
         "drain the node, then reset the GPU",
+        Damage.STANDSTILL,
         "reason",
     ),
-    _xid('xid=~"{}"', "drain the node; reset the GPU or reboot"),
-    _xid('xid!~"{}"', "read the log of the job; reset the GPU if it returns"),
-    _gpu_flag(
-        "(gpu_recovery_action{@gpu} == bool 1)",
-        "driver requests a GPU reset",
-        "drain the GPU, then reset the GPU",
-    ),
-    _gpu_flag(
-        "(gpu_recovery_action{@gpu} > bool 1)",
-        "driver requests a recovery",
-        "drain the node; the column Recovery action below names the action",
-    ),
+    _xid('xid=~"{}"', "drain the node; reset the GPU or reboot", Damage.WRONG_RESULTS),
     Problem(
         "uncorrected memory errors",
-        f"{last_time(f'{_UNCORRECTED} < bool sum by (instance, gpu) ({_ECC_ERRORS} @ end())')} and on (instance, gpu) {_UNCORRECTED} > 0",
+        f"{_UNCORRECTED} > 0",
+        last_time(f"{_UNCORRECTED} < bool sum by (instance, gpu) ({_ECC_ERRORS} @ end())"),
         "return to a checkpoint from before the error; reset the GPU",
-    ),
-    _gpu_flag("gpu_remapped_rows_failed{@gpu}", "a memory row could not be remapped", "replace the GPU"),
-    _gpu_flag("gpu_remapped_rows_pending{@gpu}", "a memory row waits for a reset", "reset the GPU when free"),
-    Problem(
-        "throttled by heat or power",
-        last_time(f"max by (instance, gpu) ({THROTTLED}) <= bool {THROTTLED_RATIO}")
-        + f" and on (instance, gpu) max by (instance, gpu) ({THROTTLED}) > {THROTTLED_RATIO}",
-        "check the cooling and the power supply",
+        Damage.WRONG_RESULTS,
     ),
     _gpu_flag(
-        'gpu_nvlink_links{@gpu, state="inactive"}', "NVLinks are down", "reset the GPU; check the links"
+        "gpu_remapped_rows_failed{@gpu}",
+        "a memory row could not be remapped",
+        "replace the GPU",
+        Damage.WRONG_RESULTS,
+    ),
+    _gpu_flag(
+        "gpu_recovery_action{@gpu}",
+        "the driver requests a recovery",
+        "drain the node, then do what the driver requests",
+        Damage.WRONG_RESULTS,
+    ),
+    Problem(
+        "throttled by heat or power",
+        f"{_MAX_THROTTLED} > {THROTTLED_RATIO}",
+        last_time(f"{_MAX_THROTTLED} <= bool {THROTTLED_RATIO}"),
+        "check the cooling and the power supply",
+        Damage.SLOW,
+    ),
+    _gpu_flag(
+        'gpu_nvlink_links{@gpu, state="inactive"}',
+        "NVLinks are down",
+        "reset the GPU; check the links",
+        Damage.SLOW,
+    ),
+    _xid('xid!~"{}"', "read the log of the job; reset the GPU if it returns", Damage.POSSIBLE),
+    _gpu_flag(
+        "gpu_remapped_rows_pending{@gpu}",
+        "a memory row waits for a reset",
+        "reset the GPU when free",
+        Damage.POSSIBLE,
     ),
 )
 
@@ -158,45 +231,61 @@ PROBLEM_TEXTS = [
 NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
 
 
+def _rows(problems: Sequence[Problem]) -> str:
+    """Return PromQL for the damage and priority of all current problems; an earlier problem has a higher priority."""
+    return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
+
+
 def current_problems() -> Panel:
-    """Return the table of the current problems of nodes and GPUs, with their start and remedy."""
-    nodes = " or ".join(problem.rows for problem in _NODE_PROBLEMS)
-    gpus = " or ".join(problem.rows for problem in _GPU_PROBLEMS)
-    with_rank = f"({gpus}) + on (instance, gpu) group_left (run, rank) ({GPUS_WITH_RANK})"
-    rows = f"max without (reason, xid) ({with_rank} or {nodes})"
-    held = f"max without (reason, xid) (({gpus}) * 0 + 1 + on (instance, gpu) group_left (run, rank) {GPUS_OF_RANKS})"
-    no_problem = f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "")'
+    """Return the table of the nodes and GPUs with a problem, with the worst problem of each, the largest damage first."""
+    gpus, nodes = _rows(_GPU_PROBLEMS), _rows(_NODE_PROBLEMS)
+    used = f"({gpus}) + on (instance, gpu) group_left (run, rank) 0 * ({GPUS_OF_RANKS})"
+    unused = f"(({gpus}) unless on (instance, gpu) ({GPUS_OF_RANKS})) % {PRIORITIES_PER_DAMAGE}"
+    rows = f"max without (reason, xid) (topk by (instance, gpu) (1, {used} or {unused} or {nodes}))"
+    starts = " or ".join(
+        f'label_replace({problem.start}, "problem", "{index}", "", "")'
+        for index, problem in enumerate((*_GPU_PROBLEMS, *_NODE_PROBLEMS))
+    )
+    start = f"min by (instance, gpu) ({starts})"
+    no_problem = f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "") unless on () ({rows})'
     return table(
         "What is wrong",
-        Column("instance", "Node", width=110, links=(NODE_LINK,)),
+        Column(
+            f"floor(({rows}) / {PRIORITIES_PER_DAMAGE}) or {no_problem}",
+            "Damage",
+            decimals=0,
+            width=150,
+            mappings=DAMAGE_TEXTS,
+        ),
+        Column("instance", "Node", width=100, links=(NODE_LINK,)),
         Column("gpu", "GPU", width=60),
-        Column("run", "Run", width=170, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("run", "Run", width=150, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column("rank", "Rank", width=70),
         Column("problem", "Problem", mappings=PROBLEM_TEXTS),
         Column(
-            f"{rows} * 1000 or on () {no_problem}",
-            "Since",
-            unit=CLOCK_TIME,
-            width=170,
-            mappings=value_mappings({0: ("before this time range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
+            f"count by (instance, gpu) ({gpus} or {nodes}) - 1",
+            "Other problems",
+            decimals=0,
+            width=120,
+            mappings=ZERO_AS_DASH,
         ),
         Column(
-            f"(time() - ({rows} > 0)) or on () {no_problem}",
-            "For",
-            unit="s",
-            decimals=0,
-            width=90,
-            mappings=value_mappings({-1: (NO_VALUE, NEUTRAL)}),
+            "max by (instance, gpu) (gpu_recovery_action{@gpu}) > 0",
+            "Driver requests",
+            width=150,
+            mappings=RECOVERY_ACTION_TEXTS,
         ),
         Column("remedy", "Remedy"),
         Column(
-            f"{held} or max without (reason, xid) ({nodes}) * 0 + 1 or {rows} * 0",
-            "In use",
-            width=75,
-            mappings=value_mappings({1: ("yes", BAD), 0: ("no", NEUTRAL)}),
+            f"{start} * 1000",
+            "Since",
+            unit=CLOCK_TIME,
+            width=125,
+            mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
-        sort="In use",
+        Column(f"time() - ({start} > 0)", "For", unit="s", decimals=0, width=80),
+        sort="Damage",
         w=24,
-        h=8,
+        h=7,
         max_data_points=120,
     )

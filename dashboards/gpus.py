@@ -26,13 +26,13 @@ GPUS_OF_RUN = (
     ' or label_replace(last_over_time(training_energy_share_ratio{@run, component="gpu"}[$__range]) > 0,'
     ' "uuid", "$1", "device", "(.+)")'
 )
-"""PromQL for the GPUs of a run, as in the rules `run_gpu:…`."""
+"""PromQL for each GPU of a run, as in the rules `run_gpu:…`."""
 RUN_VARIABLE = Variable(
     RUN.name,
     RUN.label,
     RUN.query,
     all_value=".*",
-    description="Run whose GPUs are shown; All shows every GPU of the nodes.",
+    description="Selects the GPU of each rank of the run; All selects every GPU of the nodes.",
 )
 NODE_VARIABLE = Variable(
     NODE.name,
@@ -51,7 +51,7 @@ UUID_VARIABLE = Variable(
     all_value=None,
     regex='/uuid="([^"]+)"/',
     hidden=True,
-    description="UUIDs of the GPUs of the selected runs and nodes.",
+    description="UUID of each GPU of the selected runs and nodes.",
 )
 GPU_VARIABLE = Variable(
     "gpu",
@@ -60,17 +60,18 @@ GPU_VARIABLE = Variable(
     sort=NUMERICAL_SORT,
     description="Index of the GPU in CUDA_VISIBLE_DEVICES of the job; without that variable, the index in NVML.",
 )
-
+COST = "max by (run, currency) (run:training_cost:rate5m{@cluster})"
+"""PromQL for the cost of each run per second, as on *Fleet*."""
 MAX_FAILURES = 6
-"""Maximum number of exporters, of drivers and of GPUs in the timeline of failures."""
+"""Maximum number of rows of each kind in the timeline of failures: exporter, driver and GPU."""
 
 
 def board() -> Board:
-    """Return the dashboard of the GPUs of runs or nodes."""
+    """Return the dashboard of GPU problems and GPU load, for runs or nodes."""
     return Board(
         uid=UID,
         title="Training / GPUs",
-        description="Problems, use, memory, power, heat, clocks and links of the GPUs of a run, or of some nodes.",
+        description="Problems, use, memory, power, heat, clocks and links of each GPU of a run, or of some nodes.",
         variables=(JOB, RUN_VARIABLE, NODE_VARIABLE, UUID_VARIABLE, GPU_VARIABLE),
         rows=(
             Row("At a glance", _overview_panels()),
@@ -120,8 +121,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "Cost of runs with a GPU problem",
             instant_query(
-                f"sum by (currency) (rate(training_cost_total{{@cluster}}[5m]) and on (run) {runs_in_trouble}) * 3600"
-                " or sum by (currency) (rate(training_cost_total{@cluster}[5m])) * 0"
+                f"3600 * sum by (currency) ({COST} and on (run) {runs_in_trouble}) or 0 * sum by (currency) ({COST})"
                 f" unless on () ({gpus_in_trouble} unless on (instance, gpu) {GPUS_OF_RANKS}"
                 ' and on (instance) training_rank_info{@cluster, uuid="", local_rank=""})',
                 "{{currency}} per hour",
@@ -161,7 +161,7 @@ def _overview_panels() -> tuple[Panel, ...]:
 
 
 def _failures() -> str:
-    """Return PromQL for the state of all selected nodes, and of the exporters, drivers and GPUs that failed in the time range."""
+    """Return PromQL for the state of all selected nodes, and of each exporter, driver and GPU that failed in the time range."""
 
     def failed(series: str, labels: str) -> str:
         downtime = f"1 - avg by ({labels}) (avg_over_time({series}[$__range] @ end())) > 0"

@@ -11,8 +11,8 @@ from dashboards.alerts import firing_alerts
 from dashboards.availability import NO_EXPORTER_UP, exporter_state
 from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Board, Row
 from dashboards.exporter_health import exporter_panels
-from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
+from dashboards.node_ranks import ranks_table, runs_table
 from dashboards.palette import (
     BAD,
     BLUE,
@@ -29,11 +29,11 @@ from dashboards.palette import (
 )
 from dashboards.panels import Panel, bad_above, dashboard_link, stat, time_series, warn_above
 from dashboards.queries import Query, instant_query
-from dashboards.tables import Column, table
+from dashboards.tables import Column
 
 UID = "training-node"
 PAGE_BYTES = 4096
-"""Assumed size of a memory page. The exporter does not publish the page size; the panel understates nodes with larger pages."""
+"""Assumed size of a memory page. The exporter does not publish the page size. The panel understates page faults of nodes with larger pages."""
 CPU_MODE_COLORS = {
     "user": BLUE,
     "nice": SKY_BLUE,
@@ -48,7 +48,7 @@ CPU_MODE_COLORS = {
 
 
 def board() -> Board:
-    """Return the dashboard of one node."""
+    """Return the dashboard of a single node, the value of the variable `node`."""
     return Board(
         uid=UID,
         title="Training / Node",
@@ -94,7 +94,9 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "Cost per hour",
             instant_query(
-                "sum by (currency) (rate(training_cost_total{@node_run}[5m]) and on (instance) up{@node} == 1) * 3600",
+                # The slope does not depend on the age of the run.
+                "3600 * sum by (currency) (clamp_min(deriv(training_cost_total{@node_run}[5m]), 0)"
+                " and on (instance, run) training_process_up{@node_run} == 1)",
                 "{{currency}}",
             ),
             unit="none",
@@ -127,7 +129,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             thresholds=warn_above(0.7, 0.9),
             w=3,
         ),
-        _runs_table(),
+        runs_table(),
         firing_alerts(
             "@node_any_job",
             (
@@ -135,10 +137,11 @@ def _overview_panels() -> tuple[Panel, ...]:
                 Column("rank", "Rank", width=70),
                 Column("gpu", "GPU", width=70),
             ),
-            w=14,
-            h=7,
+            w=13,
+            h=6,
             unknown_if=NO_EXPORTER_UP,
         ),
+        ranks_table(),
         stat(
             "OOM kills",
             instant_query(
@@ -174,53 +177,6 @@ def _overview_panels() -> tuple[Panel, ...]:
             text_mode="value_and_name",
             w=12,
         ),
-    )
-
-
-def _runs_table() -> Panel:
-    """Return the table of the runs with ranks on the node.
-
-    While the exporter is down, the table has the last known runs.
-    """
-    runs_query = "max by (run) (last_over_time(training_process_up{@node_run}[$__range]))"
-    run_state_query = f"max by (run, state) (training_run_state{{@run}} == 1) and on (run) {runs_query}"
-    return table(
-        "Runs on this node",
-        Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
-        Column("state", "State", width=85, mappings=STATE_MAPPINGS),
-        Column(
-            f"time() - max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs_query}",
-            "State age",
-            unit="s",
-            decimals=0,
-            width=85,
-        ),
-        Column(
-            "count by (run) (max by (run, rank) (training_process_up{@node_run}) == 1)"
-            " or on (run) 0 * count by (run) (training_process_up{@node_run})",
-            "Ranks alive",
-            decimals=0,
-            width=85,
-        ),
-        Column(
-            "count by (run) (group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range])))",
-            "Ranks",
-            decimals=0,
-            width=70,
-        ),
-        Column(
-            "time() - max by (run) (training_last_progress_timestamp_seconds{@node_run})",
-            "Last step",
-            unit="s",
-            decimals=0,
-            width=85,
-            thresholds=warn_above(60, 300),
-        ),
-        row_query=f"{run_state_query} or on (run) {runs_query}",
-        sort="State age",
-        descending=False,
-        w=10,
-        h=7,
     )
 
 

@@ -22,6 +22,7 @@ SELECTORS = {
     "rank": 'cluster=~"$cluster", run=~"$run", rank=~"$rank"',
     # Drivers since 575 split `thermal` into hw_thermal and sw_thermal. The reasons overlap, so their sum is meaningless.
     "throttling": 'reason=~"thermal|hw_thermal|sw_thermal|hw_power_brake"',
+    "node_run_any_job": 'cluster=~"$cluster", instance=~"$node", run=~"$run"',
     "node_run": 'cluster=~"$cluster", job=~"$job", instance=~"$node", run=~"$run"',
 }
 """Matchers by selector name."""

@@ -1,64 +1,14 @@
-"""Values of panels about losses, problems and exporters that are down, for synthetic series, evaluated by promtool."""
+"""Time, energy and cost by cause on the dashboard *Energy and cost*, for synthetic series, evaluated by promtool."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import yaml
-from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
-from rules_support import ROOT, needs_promtool, promtool
+from panel_support import assert_panel, run_series
+from rules_support import needs_promtool
 
 pytestmark = needs_promtool
-
-RECORDING_RULES = [str(path) for path in sorted((ROOT / "deploy/prometheus/rules").glob("recording-*.yml"))]
-RUN = 'training_{name}{{run="a",instance="n{node}"{labels}}}'
-DOWN_AT_5_MIN = "1x20 0x40"
-
-
-def assert_panel(
-    tmp_path: Path,
-    dashboard: str,
-    panel: str,
-    series: dict[str, str],
-    expected: dict[str, float],
-    *,
-    query_id: str = "A",
-    factor: int = 1,
-    minutes: int = 15,
-) -> None:
-    """Compare the values of a panel's query, times *factor* and rounded; the series have a sample per 15 s."""
-    query = next(
-        query for query in panel_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)
-    )
-    expression = fill_variables(
-        query.expression, SELECTED_VALUES | ({"node": "n1"} if dashboard == "training-node" else {})
-    )
-    case = {
-        "interval": "15s",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [
-            {
-                "expr": f"round({factor} * ({expression}))",
-                "eval_time": f"{minutes}m",
-                "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
-            }
-        ],
-    }
-    path = tmp_path / "case.yaml"
-    path.write_text(
-        yaml.safe_dump({"rule_files": RECORDING_RULES, "evaluation_interval": "15s", "tests": [case]}),
-        encoding="utf-8",
-    )
-
-    completed = promtool("test", "rules", path)
-
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-
-
-def run_series(name: str, values: str, node: int = 1, labels: str = "") -> dict[str, str]:
-    return {RUN.format(name=name, node=node, labels=labels): values}
-
 
 HANG_AND_STRAGGLER = (
     run_series("wall_seconds_total", "0+15x60")
@@ -119,7 +69,8 @@ def test_time_energy_and_cost_are_divided_among_causes_that_add_up_to_the_whole(
 @pytest.mark.parametrize(
     ("panel", "query_id", "factor", "expected"),
     [
-        ("Time without progress", "A", 900, {"{}": 510}),
+        ("Useful in this time range", "A", 900, {"{}": 390}),
+        ("Useful in this time range", "B", 10200, {"{}": 5070}),
         ("Lost in this time range", "A", 100, {'{currency="EUR"}': 510}),
         ("Lost in this time range", "B", 10200, {"{}": 10260}),
     ],
@@ -153,9 +104,108 @@ def test_energy_before_an_outage_over_the_start_of_the_time_range_is_not_energy_
         "Cost and loss of each run",
         series,
         {'{run="a"}': 720 + 660},
-        query_id="F",
+        query_id="D",
         factor=3600,
         minutes=100,
+    )
+
+
+HANG = (
+    run_series("wall_seconds_total", "0+15x60")
+    | run_series("badput_seconds_total", "0x42 285+15x17", labels=',cause="hang"')
+    | run_series("badput_seconds_total", "0+1.5x24 36x36", labels=',cause="data_stall"')
+    | run_series("run_state", "1x42 0x18", labels=',state="running"')
+    | run_series("run_state", "0x42 1x18", labels=',state="hung"')
+    | run_series("last_progress_timestamp_seconds", "0+15x24 360x36", labels=',rank="0"')
+    | run_series("step_longest_seconds", "1x60", labels=',rank="0"')
+    | run_series("phase_active", "1x60", labels=',rank="0",phase="backward"')
+    | run_series("energy_joules_total", "0+60000x60")
+    | run_series("energy_joules_total", "0+60000x60", node=2)
+    | run_series("wasted_energy_joules_total", "0x42 1140000+60000x17", labels=',cause="hang"')
+    | run_series("wasted_energy_joules_total", "0+6000x24 144000x36", labels=',cause="data_stall"')
+    | run_series("cost_total", "0+0.15x60", labels=',kind="device_time",currency="EUR"')
+)
+"""A run on two nodes of 4 kW each, without a step from 6:00 on; the ledger on node 1 decides at 10:45 that the run hangs."""
+AT_DECISION = 10.75
+
+
+@pytest.mark.parametrize(
+    ("minutes", "data_stall", "hang"),
+    [(1, 6, 0), (9, 36, 180), (AT_DECISION, 36, 285), (15, 36, 540)],
+    ids=["first minute", "standstill", "decision", "hang"],
+)
+def test_time_energy_and_cost_agree_with_the_ledger_before_and_after_its_decision(
+    tmp_path: Path, minutes: float, data_stall: int, hang: int
+) -> None:
+    seconds = {"data_stall": data_stall} | ({"hang": hang} if hang else {})
+    watts = {"data_stall": 8000, "hang": 8000}
+    joules = {f'{{cause="{cause}"}}': value * watts[cause] for cause, value in seconds.items()}
+    shares = {f'{{cause="{cause}"}}': value for cause, value in seconds.items()}
+    progress = 60 * minutes - data_stall - hang
+    panel = "Where time, energy and money went"
+
+    assert_panel(
+        tmp_path, "training-energy", panel, HANG, shares | {'{cause="progress"}': progress}, minutes=minutes
+    )
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Wasted energy by cause",
+        HANG,
+        joules,
+        factor=3_600_000,
+        minutes=minutes,
+    )
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        panel,
+        HANG,
+        joules | {'{cause="progress"}': progress * 8000},
+        query_id="C",
+        factor=3_600_000,
+        minutes=minutes,
+    )
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Cost and loss of each run",
+        HANG,
+        {'{run="a"}': data_stall + hang},
+        query_id="G",
+        factor=round(60 * minutes),
+        minutes=minutes,
+    )
+
+
+def test_the_waste_of_a_run_that_ended_before_the_time_range_is_not_drawn(tmp_path: Path) -> None:
+    series = (
+        run_series("wall_seconds_total", "900x10 stale")
+        | run_series("energy_joules_total", "3600000x10 stale")
+        | run_series("wasted_energy_joules_total", "360000x10 stale", labels=',cause="data_stall"')
+    )
+
+    assert_panel(tmp_path, "training-energy", "Wasted energy by cause", series, {})
+
+
+def test_a_loss_has_its_start(tmp_path: Path) -> None:
+    stall = run_series("badput_seconds_total", "0x20 0+7.5x40", labels=',cause="data_stall"')
+
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Losses now",
+        COSTLY_RUN | stall,
+        {'{run="a",cause="data_stall"}': 345_000},  # above 5 % of five minutes half a minute after its start
+        query_id="C",
+    )
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Losses now",
+        HANG,
+        {'{run="a",cause="standstill"}': 360_000},
+        query_id="C",
     )
 
 
@@ -208,7 +258,7 @@ def test_the_loss_per_hour_counts_every_cause(
     by_cause = {f'{{run="a",cause="{cause}",currency="EUR"}}': euros_per_hour}
 
     assert_panel(tmp_path, "training-energy", "Lost per hour now", COSTLY_RUN | series, total)
-    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | series, by_cause)
+    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | series, by_cause, query_id="B")
 
 
 def test_a_standstill_is_lost_time_before_the_ledger_counts_a_hang(tmp_path: Path) -> None:
@@ -236,178 +286,3 @@ def test_the_cost_per_hour_is_right_in_the_first_minutes(tmp_path: Path, minutes
     expected = {labels: 36.0}
 
     assert_panel(tmp_path, "training-energy", "Cost per hour", COSTLY_RUN, expected, minutes=minutes)
-
-
-GPU = 'gpu_{name}{{instance="n1",gpu="{gpu}",uuid="G{gpu}"{labels}}}'
-WITH_DEAD_EXPORTER = {
-    'up{job="training",instance="n1"}': DOWN_AT_5_MIN,
-    'up{job="training",instance="n2"}': "1x60",
-}
-
-
-def test_an_exporter_that_is_down_is_a_problem_with_its_start(tmp_path: Path) -> None:
-    remedy = "check the machine, then the log of the exporter"
-    series = WITH_DEAD_EXPORTER | {GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
-
-    labels = f'{{instance="n1",problem="exporter down, node unknown",remedy="{remedy}"}}'
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: 300_000})
-
-
-def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(tmp_path: Path) -> None:
-    series = {
-        'up{job="training",instance="n1"}': "1x60",
-        GPU.format(name="up", gpu=0, labels=',job="training"'): DOWN_AT_5_MIN,
-        GPU.format(name="error_info", gpu=0, labels=',job="training",reason="gpu_is_lost"'): "_x21 1x40",
-        'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
-    }
-
-    labels = (
-        '{instance="n1",gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
-        'remedy="drain the node, then reset the GPU"}'
-    )
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: 300_000})
-
-
-HOT_GPU = {
-    'up{job="training",instance="n1"}': "1x60",
-    GPU.format(name="up", gpu=0, labels=',job="training"'): "1x60",
-    GPU.format(name="clocks_event_seconds_total", gpu=0, labels=',job="training",reason="thermal"'): "0+9x60",
-    'training_cost_total{run="a",instance="n1",currency="EUR"}': "0+0.15x60",
-}
-
-
-@pytest.mark.parametrize(
-    ("rank_info", "expected"),
-    [
-        ('training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}', {'{currency="EUR"}': 36.0}),
-        ('training_rank_info{run="a",rank="3",local_rank="0",instance="n1"}', {'{currency="EUR"}': 36.0}),
-        ('training_rank_info{run="a",rank="3",uuid="G7",instance="n1"}', {'{currency="EUR"}': 0.0}),
-        ('training_rank_info{run="a",rank="3",instance="n1"}', {}),
-    ],
-)
-def test_the_cost_of_a_gpu_problem_is_unknown_if_the_gpu_of_a_rank_is_unknown(
-    tmp_path: Path, rank_info: str, expected: dict[str, float]
-) -> None:
-    series = HOT_GPU | {rank_info: "1x60"}
-
-    assert_panel(tmp_path, "training-gpus", "Cost of runs with a GPU problem", series, expected)
-
-
-@pytest.mark.parametrize(
-    ("uuid", "owner", "in_use"), [("G0", ',run="a",rank="3"', 1), ("G7", "", 0)], ids=["held", "free"]
-)
-def test_a_problem_of_a_gpu_that_a_run_holds_is_marked(
-    tmp_path: Path, uuid: str, owner: str, in_use: int
-) -> None:
-    series = HOT_GPU | {f'training_rank_info{{run="a",rank="3",uuid="{uuid}",instance="n1"}}': "1x60"}
-    labels = (
-        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or power",'
-        'remedy="check the cooling and the power supply"}'
-    )
-
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: in_use}, query_id="C")
-
-
-RANK_ON_OLD_CARD = {'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x20 stale"}
-RANK_ON_NEW_CARD = {'training_rank_info{run="b",rank="5",uuid="G7",instance="n1"}': "_x20 1x40"}
-
-
-@pytest.mark.parametrize(
-    ("ranks", "owner", "in_use"),
-    [
-        pytest.param(RANK_ON_OLD_CARD | RANK_ON_NEW_CARD, ',run="b",rank="5"', 1, id="both cards had a rank"),
-        pytest.param(RANK_ON_OLD_CARD, "", 0, id="the new card is free"),
-    ],
-)
-def test_a_problem_of_a_new_card_names_the_rank_of_this_card_and_not_of_the_card_before(
-    tmp_path: Path, ranks: dict[str, str], owner: str, in_use: int
-) -> None:
-    new_card = {name.replace('uuid="G0"', 'uuid="G7"'): values for name, values in HOT_GPU.items()}
-    series = new_card | ranks | {GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
-    labels = (
-        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or power",'
-        'remedy="check the cooling and the power supply"}'
-    )
-
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: in_use}, query_id="C")
-
-
-def test_nothing_is_wrong_with_healthy_gpus(tmp_path: Path) -> None:
-    series = {
-        'up{job="training",instance="n1"}': "1x60",
-        GPU.format(name="up", gpu=0, labels=',job="training"'): "1x60",
-    }
-
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
-
-
-def test_gpus_of_a_node_whose_exporter_is_down_are_unknown(tmp_path: Path) -> None:
-    series = WITH_DEAD_EXPORTER | {
-        GPU.format(name="up", gpu=gpu, labels=',job="training"'): "1x20 stale" for gpu in range(2)
-    }
-
-    assert_panel(tmp_path, "training-gpus", "GPUs", series, {"{}": 2}, query_id="C")
-
-
-def test_the_mean_sm_activity_covers_gpus_that_a_run_holds(tmp_path: Path) -> None:
-    activity = {
-        GPU.format(name="sm_activity_ratio", gpu=gpu, labels=',job="training"'): f"{value}x60"
-        for gpu, value in ((0, 0.9), (1, 0.1))
-    }
-    held = {'training_rank_info{run="a",rank="0",uuid="G0",instance="n1"}': "1x60"}
-
-    panel = "Mean SM activity of used GPUs"
-    assert_panel(tmp_path, "training-gpus", panel, activity | held, {"{}": 90}, factor=100)
-    assert_panel(tmp_path, "training-gpus", panel, activity, {"{}": 50}, factor=100)
-
-
-@pytest.mark.parametrize(("exporter", "text"), [(DOWN_AT_5_MIN, "node unknown"), ("1x60", "no alert fires")])
-def test_without_an_exporter_the_alerts_of_a_node_are_unknown(
-    tmp_path: Path, exporter: str, text: str
-) -> None:
-    series = {'up{job="training",instance="n1"}': exporter}
-
-    assert_panel(tmp_path, "training-node", "Firing alerts", series, {f'{{alertname="{text}"}}': 0})
-
-
-@pytest.mark.parametrize(
-    ("exporter", "state", "seconds"),
-    [(DOWN_AT_5_MIN, "down for", 600), ("1x60", "up for", 893), ("1x20 stale", "not scraped for", 600)],
-)
-def test_the_exporter_is_up_from_its_start_or_down_from_its_last_scrape(
-    tmp_path: Path, exporter: str, state: str, seconds: int
-) -> None:
-    series = {
-        'up{job="training",instance="n1"}': exporter,
-        'process_start_time_seconds{job="training",instance="n1"}': "7x60",
-    }
-
-    labels = f'{{instance="n1",state="{state}"}}'
-    assert_panel(tmp_path, "training-node", "Exporter", series, {labels: seconds})
-
-
-def test_the_timeline_has_only_exporters_and_gpus_that_failed(tmp_path: Path) -> None:
-    series = WITH_DEAD_EXPORTER | {
-        GPU.format(name="up", gpu=gpu, labels=',job="training"'): values
-        for gpu, values in ((0, "1x60"), (1, "1x20 0x40"))
-    }
-
-    expected = {
-        '{subject="all exporters and GPUs"}': 0.0,
-        '{instance="n1",subject="n1 exporter"}': 0.0,
-        '{instance="n1",gpu="1",subject="n1 GPU 1"}': 0.0,
-    }
-    assert_panel(tmp_path, "training-gpus", "Exporters, drivers and GPUs with a failure", series, expected)
-
-
-def test_a_run_that_no_exporter_reports_is_below_critical_with_the_age_and_node(tmp_path: Path) -> None:
-    series = (
-        run_series("run_state", "1x20 stale", labels=',state="running"')
-        | run_series("run_info", "1x20 stale", labels=',user="u"')
-        | run_series("process_up", "1x20 stale", labels=',rank="0"')
-    )
-    row = '{run="a", user="u", state="unknown", alertname="no news for 10 min from n1"}'
-
-    assert_panel(tmp_path, "training-fleet", "All runs", series, {row: 1})
-    assert_panel(tmp_path, "training-fleet", "All runs", series, {'{run="a"}': 5}, query_id="B", factor=2)
-    assert_panel(tmp_path, "training-fleet", "Runs that progress", series, {"{}": 1}, query_id="D")

@@ -1,0 +1,166 @@
+"""Panels of the dashboard *Node* about the training on the node: the runs and the ranks."""
+
+from __future__ import annotations
+
+from dashboards.fleet_runs import STATE_MAPPINGS
+from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
+from dashboards.panels import Panel, dashboard_link, value_mappings, warn_above
+from dashboards.tables import Column, percent, table
+
+SILENT_SECONDS = 15
+"""Age of the snapshot from which a living process is silent, as on the status page of the exporter."""
+RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
+ALIVE, ENDED, UNKNOWN, SILENT = 1, 0, -1, 2
+"""Values of the column *Process*."""
+_RANKS = "group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range]))"
+_GPUS = (
+    'training_rank_info{@node_run, gpu!=""}',
+    "training_process_gpu_memory_bytes{@node_run}",
+    'label_replace(training_rank_info{@node_run, local_rank!=""}, "gpu", "$1", "local_rank", "(.+)")',
+)
+_GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
+    " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPUS)
+)
+"""PromQL for the GPU of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
+_PHASES = "topk by (run, rank) (1, max by (run, rank, phase) (training_phase_active{@node_run} == 1))"
+
+
+def runs_table() -> Panel:
+    """Return the table of the runs with ranks on the node.
+
+    While the exporter is down, the table has the last known runs.
+    """
+    runs_query = "max by (run) (last_over_time(training_process_up{@node_run}[$__range]))"
+    run_state_query = f"max by (run, state) (training_run_state{{@run}} == 1) and on (run) {runs_query}"
+    return table(
+        "Runs on this node",
+        Column("run", "Run", links=(RUN_LINK,)),
+        Column("state", "State", width=85, mappings=STATE_MAPPINGS),
+        Column(
+            f"time() - max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs_query}",
+            "State age",
+            unit="s",
+            decimals=0,
+            width=85,
+        ),
+        Column(
+            f"max by (run) (training_step{{@run}}) and on (run) {runs_query}", "Step", decimals=0, width=70
+        ),
+        Column(
+            "count by (run) (max by (run, rank) (training_process_up{@node_run}) == 1)"
+            " or on (run) 0 * count by (run) (training_process_up{@node_run})",
+            "Ranks alive",
+            decimals=0,
+            width=85,
+        ),
+        Column(
+            "count by (run) (group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range])))",
+            "Ranks",
+            decimals=0,
+            width=70,
+        ),
+        Column(
+            "time() - max by (run) (training_last_progress_timestamp_seconds{@node_run})",
+            "Last step",
+            unit="s",
+            decimals=0,
+            width=85,
+            thresholds=warn_above(60, 300),
+        ),
+        row_query=f"{run_state_query} or on (run) {runs_query}",
+        sort="State age",
+        descending=False,
+        w=11,
+        h=6,
+    )
+
+
+def ranks_table() -> Panel:
+    """Return the table of the ranks on the node, with their phase, steps, waits for data, GPU and loader processes.
+
+    While the exporter is down, the table has the last known ranks.
+    """
+    process_up = "max by (run, rank) (training_process_up{@node_run})"
+    snapshot_time = 'training_feed_last_update_timestamp_seconds{@node_run, role=~"trainer|"}'
+    silent = f"min by (run, rank) (timestamp({snapshot_time}) - {snapshot_time}) > {SILENT_SECONDS}"
+    phase_time = "sum by (run, rank) (rate(training_phase_seconds_total{@node_run}[$__rate_interval]))"
+    data_time = 'sum by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[$__rate_interval]))'
+
+    def of_gpu(expression: str) -> str:
+        return f"max by (run, rank) (({_GPU_OF_RANK}) * on (gpu) group_left () max by (gpu) ({expression}))"
+
+    return table(
+        "Ranks on this node",
+        Column("run", "Run", links=(RUN_LINK,)),
+        Column("rank", "Rank", width=65),
+        Column("gpu", "GPU", width=65),
+        Column(
+            f"({silent}) * 0 + {SILENT} and on (run, rank) {process_up} == 1"
+            f" or on (run, rank) {process_up} or on (run, rank) {_RANKS} * 0 - 1",
+            "Process",
+            width=85,
+            mappings=value_mappings(
+                {
+                    ALIVE: ("alive", GOOD),
+                    ENDED: ("ended", NEUTRAL),
+                    SILENT: ("silent", BAD),
+                    UNKNOWN: ("unknown", WARNING),
+                }
+            ),
+        ),
+        Column("phase", "Phase", width=130),
+        Column(
+            'max by (run, rank) (training_steps_total{@node_run, mode="train"})',
+            "Steps",
+            decimals=0,
+            width=75,
+        ),
+        Column(
+            f"time() - max by (run, rank) (training_last_progress_timestamp_seconds{{@node_run}}) and on (run, rank) {process_up} == 1",
+            "Last step",
+            unit="s",
+            decimals=0,
+            width=85,
+            thresholds=warn_above(60, 300),
+        ),
+        Column(
+            "max by (run, rank) (training_rank_compute_seconds{@node_run})",
+            "Compute",
+            unit="s",
+            decimals=2,
+            width=90,
+        ),
+        percent(f"{data_time} / ({phase_time} > 0)", "Data wait", 95, warn_above(0.1, 0.3)),
+        percent(
+            of_gpu("clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[$__rate_interval]), 1)"),
+            "GPU busy",
+            90,
+        ),
+        Column(
+            of_gpu('gpu_temperature_celsius{@node, sensor="gpu"}'),
+            "GPU heat",
+            unit="celsius",
+            decimals=0,
+            width=90,
+        ),
+        Column(
+            'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[$__rate_interval]))',
+            "Loader CPUs",
+            decimals=2,
+            width=110,
+        ),
+        Column(
+            'sum by (run, rank) (training_process_resident_bytes{@node_run, role="dataloader"})',
+            "Loader memory",
+            unit="bytes",
+            width=120,
+        ),
+        row_query=(
+            f"({_RANKS} * on (run, rank) group_left (gpu) {_GPU_OF_RANK} or on (run, rank) {_RANKS})"
+            f" * on (run, rank) group_left (phase) {_PHASES} or on (run, rank)"
+            f" {_RANKS} * on (run, rank) group_left (gpu) {_GPU_OF_RANK} or on (run, rank) {_RANKS}"
+        ),
+        sort="Last step",
+        w=24,
+        h=9,
+    )

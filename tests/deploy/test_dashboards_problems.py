@@ -1,0 +1,304 @@
+"""Problems of GPUs, nodes and ranks on the dashboards, for synthetic series, evaluated by promtool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from panel_support import assert_panel, run_series
+from rules_support import needs_promtool
+
+pytestmark = needs_promtool
+
+DOWN_AT_5_MIN = "1x20 0x40"
+GPU = 'gpu_{name}{{instance="n1",gpu="{gpu}",uuid="G{gpu}"{labels}}}'
+WITH_DEAD_EXPORTER = {
+    'up{job="training",instance="n1"}': DOWN_AT_5_MIN,
+    'up{job="training",instance="n2"}': "1x60",
+}
+
+
+def test_an_exporter_that_is_down_is_a_problem_with_its_start(tmp_path: Path) -> None:
+    remedy = "check the machine, then the log of the exporter"
+    series = WITH_DEAD_EXPORTER | {GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
+
+    labels = f'{{instance="n1",problem="exporter down, node unknown",remedy="{remedy}"}}'
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: UNKNOWN})
+    assert_panel(
+        tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 300_000}, query_id="D"
+    )
+
+
+UNKNOWN, STOPS, WRONG_RESULTS, SLOWS, NO_RUN = 3, 5, 4, 2, 0
+"""Values of the column *Damage*."""
+
+
+def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        GPU.format(name="up", gpu=0, labels=',job="training"'): DOWN_AT_5_MIN,
+        GPU.format(name="error_info", gpu=0, labels=',job="training",reason="gpu_is_lost"'): "_x21 1x40",
+        'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
+    }
+
+    labels = (
+        '{instance="n1",gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
+        'remedy="drain the node, then reset the GPU"}'
+    )
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: STOPS})
+    assert_panel(
+        tmp_path,
+        "training-gpus",
+        "What is wrong",
+        series,
+        {'{instance="n1",gpu="0"}': 300_000},
+        query_id="D",
+    )
+
+
+@pytest.mark.parametrize(
+    ("query_id", "labels", "value"),
+    [
+        (
+            "A",
+            '{instance="n1",gpu="0",run="a",rank="3",problem="Xid 48",remedy="drain the node; reset the GPU or reboot"}',
+            WRONG_RESULTS,
+        ),
+        ("B", '{instance="n1",gpu="0"}', 4),
+        ("C", '{instance="n1",gpu="0"}', 1),
+        ("D", '{instance="n1",gpu="0"}', 285_000),
+    ],
+    ids=["worst problem", "other problems", "requested action", "first start"],
+)
+def test_a_card_with_several_problems_has_one_row(
+    tmp_path: Path, query_id: str, labels: str, value: float
+) -> None:
+    name = ',job="training"'
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        GPU.format(name="up", gpu=0, labels=name): "1x60",
+        GPU.format(name="xid_last_timestamp_seconds", gpu=0, labels=f'{name},xid="48"'): "_x20 301x40",
+        GPU.format(name="xid_last_timestamp_seconds", gpu=0, labels=f'{name},xid="63"'): "_x20 302x40",
+        GPU.format(name="recovery_action", gpu=0, labels=name): "0x20 1x40",
+        GPU.format(name="remapped_rows_pending", gpu=0, labels=name): "0x19 1x41",
+        GPU.format(name="ecc_errors_total", gpu=0, labels=f'{name},kind="uncorrected"'): "0x20 2x40",
+        'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
+    }
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: value}, query_id=query_id)
+
+
+HOT_GPU = {
+    'up{job="training",instance="n1"}': "1x60",
+    GPU.format(name="up", gpu=0, labels=',job="training"'): "1x60",
+    GPU.format(name="clocks_event_seconds_total", gpu=0, labels=',job="training",reason="thermal"'): "0+9x60",
+    'training_cost_total{run="a",instance="n1",currency="EUR"}': "0+0.15x60",
+    'training_run_state{run="a",instance="n1",state="running"}': "1x60",
+}
+
+
+@pytest.mark.parametrize(
+    ("rank_info", "expected"),
+    [
+        ('training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}', {'{currency="EUR"}': 36.0}),
+        ('training_rank_info{run="a",rank="3",local_rank="0",instance="n1"}', {'{currency="EUR"}': 36.0}),
+        ('training_rank_info{run="a",rank="3",uuid="G7",instance="n1"}', {'{currency="EUR"}': 0.0}),
+        ('training_rank_info{run="a",rank="3",instance="n1"}', {}),
+    ],
+)
+def test_the_cost_of_a_gpu_problem_is_unknown_if_the_gpu_of_a_rank_is_unknown(
+    tmp_path: Path, rank_info: str, expected: dict[str, float]
+) -> None:
+    series = HOT_GPU | {rank_info: "1x60"}
+
+    assert_panel(tmp_path, "training-gpus", "Cost of runs with a GPU problem", series, expected)
+
+
+@pytest.mark.parametrize(
+    ("uuid", "owner", "damage"),
+    [("G0", ',run="a",rank="3"', SLOWS), ("G7", "", NO_RUN)],
+    ids=["held", "free"],
+)
+def test_a_problem_of_a_gpu_without_a_run_damages_no_run(
+    tmp_path: Path, uuid: str, owner: str, damage: int
+) -> None:
+    series = HOT_GPU | {f'training_rank_info{{run="a",rank="3",uuid="{uuid}",instance="n1"}}': "1x60"}
+    labels = (
+        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or power",'
+        'remedy="check the cooling and the power supply"}'
+    )
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: damage})
+
+
+RANK_ON_OLD_CARD = {'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x20 stale"}
+RANK_ON_NEW_CARD = {'training_rank_info{run="b",rank="5",uuid="G7",instance="n1"}': "_x20 1x40"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "owner", "damage"),
+    [
+        pytest.param(
+            RANK_ON_OLD_CARD | RANK_ON_NEW_CARD, ',run="b",rank="5"', SLOWS, id="both cards had a rank"
+        ),
+        pytest.param(RANK_ON_OLD_CARD, "", NO_RUN, id="the new card is free"),
+    ],
+)
+def test_a_problem_of_a_new_card_names_the_rank_of_this_card_and_not_of_the_card_before(
+    tmp_path: Path, ranks: dict[str, str], owner: str, damage: int
+) -> None:
+    new_card = {name.replace('uuid="G0"', 'uuid="G7"'): values for name, values in HOT_GPU.items()}
+    series = new_card | ranks | {GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
+    labels = (
+        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or power",'
+        'remedy="check the cooling and the power supply"}'
+    )
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: damage})
+
+
+def test_nothing_is_wrong_with_healthy_gpus(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        GPU.format(name="up", gpu=0, labels=',job="training"'): "1x60",
+    }
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
+
+
+def test_a_hot_gpu_is_an_outlier_in_the_plot_of_temperatures(tmp_path: Path) -> None:
+    temperatures = {
+        GPU.format(name="temperature_celsius", gpu=gpu, labels=',job="training",sensor="gpu"'): values
+        for gpu, values in ((0, "62x60"), (1, "62x60"), (2, "62x50 89x10"))
+    }
+    labels = 'job="training",sensor="gpu"'
+    expected = {
+        f'{{__name__="gpu_temperature_celsius",instance="n1",gpu="0",uuid="G0",{labels}}}': 62,
+        f'{{__name__="gpu_temperature_celsius",instance="n1",gpu="1",uuid="G1",{labels}}}': 62,
+        f'{{instance="n1",gpu="2",uuid="G2",note=": outlier",{labels}}}': 89,
+    }
+
+    unnamed = {
+        name.replace('__name__="gpu_temperature_celsius",', ""): value for name, value in expected.items()
+    }
+    assert_panel(tmp_path, "training-gpus", "Temperature of each GPU", temperatures, unnamed)
+
+
+def test_gpus_of_a_node_whose_exporter_is_down_are_unknown(tmp_path: Path) -> None:
+    series = WITH_DEAD_EXPORTER | {
+        GPU.format(name="up", gpu=gpu, labels=',job="training"'): "1x20 stale" for gpu in range(2)
+    }
+
+    assert_panel(tmp_path, "training-gpus", "GPUs", series, {"{}": 2}, query_id="C")
+
+
+def test_the_mean_sm_activity_covers_gpus_that_a_run_holds(tmp_path: Path) -> None:
+    activity = {
+        GPU.format(name="sm_activity_ratio", gpu=gpu, labels=',job="training"'): f"{value}x60"
+        for gpu, value in ((0, 0.9), (1, 0.1))
+    }
+    held = {'training_rank_info{run="a",rank="0",uuid="G0",instance="n1"}': "1x60"}
+
+    panel = "Mean SM activity of used GPUs"
+    assert_panel(tmp_path, "training-gpus", panel, activity | held, {"{}": 90}, factor=100)
+    assert_panel(tmp_path, "training-gpus", panel, activity, {"{}": 50}, factor=100)
+
+
+@pytest.mark.parametrize(("exporter", "text"), [(DOWN_AT_5_MIN, "node unknown"), ("1x60", "no alert fires")])
+def test_without_an_exporter_the_alerts_of_a_node_are_unknown(
+    tmp_path: Path, exporter: str, text: str
+) -> None:
+    series = {'up{job="training",instance="n1"}': exporter}
+
+    assert_panel(tmp_path, "training-node", "Firing alerts", series, {f'{{alertname="{text}"}}': 0})
+
+
+ALIVE, ENDED, PROCESS_UNKNOWN, SILENT = 1, 0, -1, 2
+"""Values of the column *Process*."""
+
+
+@pytest.mark.parametrize(
+    ("process_up", "snapshots", "process"),
+    [
+        ("1x60", "0+15x60", ALIVE),
+        ("1x60", "0+15x40 600x20", SILENT),
+        ("1x20 0x40", "0+15x20 300x40", ENDED),
+        ("1x20 stale", "0+15x20 stale", PROCESS_UNKNOWN),
+    ],
+    ids=["alive", "silent", "ended", "exporter down"],
+)
+def test_a_rank_on_the_node_is_alive_silent_ended_or_unknown(
+    tmp_path: Path, process_up: str, snapshots: str, process: int
+) -> None:
+    series = {
+        'training_process_up{job="training",run="a",rank="0",instance="n1"}': process_up,
+        'training_feed_last_update_timestamp_seconds{job="training",run="a",rank="0",role="trainer",instance="n1"}': snapshots,
+    }
+
+    assert_panel(
+        tmp_path, "training-node", "Ranks on this node", series, {'{run="a",rank="0"}': process}, query_id="B"
+    )
+
+
+def test_the_ranks_of_a_node_have_their_wait_for_data_and_the_cpus_of_their_loaders(tmp_path: Path) -> None:
+    rank = 'job="training",run="a",rank="0",instance="n1"'
+    series = {
+        f"training_process_up{{{rank}}}": "1x60",
+        f'training_phase_seconds_total{{{rank},role="trainer",phase="data_loading"}}': "0+6x60",
+        f'training_phase_seconds_total{{{rank},role="trainer",phase="forward"}}': "0+9x60",
+        f'training_process_cpu_seconds_total{{{rank},role="dataloader",mode="user"}}': "0+30x60",
+    }
+
+    for query_id, factor, value in (("F", 100, 40), ("I", 1, 2)):
+        assert_panel(
+            tmp_path,
+            "training-node",
+            "Ranks on this node",
+            series,
+            {'{run="a",rank="0"}': value},
+            query_id=query_id,
+            factor=factor,
+        )
+
+
+@pytest.mark.parametrize(
+    ("exporter", "state", "seconds"),
+    [(DOWN_AT_5_MIN, "down for", 600), ("1x60", "up for", 893), ("1x20 stale", "not scraped for", 600)],
+)
+def test_the_exporter_is_up_from_its_start_or_down_from_its_last_scrape(
+    tmp_path: Path, exporter: str, state: str, seconds: int
+) -> None:
+    series = {
+        'up{job="training",instance="n1"}': exporter,
+        'process_start_time_seconds{job="training",instance="n1"}': "7x60",
+    }
+
+    labels = f'{{instance="n1",state="{state}"}}'
+    assert_panel(tmp_path, "training-node", "Exporter", series, {labels: seconds})
+
+
+def test_the_timeline_has_only_exporters_and_gpus_that_failed(tmp_path: Path) -> None:
+    series = WITH_DEAD_EXPORTER | {
+        GPU.format(name="up", gpu=gpu, labels=',job="training"'): values
+        for gpu, values in ((0, "1x60"), (1, "1x20 0x40"))
+    }
+
+    expected = {
+        '{subject="all exporters and GPUs"}': 0.0,
+        '{instance="n1",subject="n1 exporter"}': 0.0,
+        '{instance="n1",gpu="1",subject="n1 GPU 1"}': 0.0,
+    }
+    assert_panel(tmp_path, "training-gpus", "Exporters, drivers and GPUs with a failure", series, expected)
+
+
+def test_a_run_that_no_exporter_reports_is_below_critical_with_the_age_and_node(tmp_path: Path) -> None:
+    series = (
+        run_series("run_state", "1x20 stale", labels=',state="running"')
+        | run_series("run_info", "1x20 stale", labels=',user="u"')
+        | run_series("process_up", "1x20 stale", labels=',rank="0"')
+    )
+    row = '{run="a", user="u", state="unknown", alertname="no news for 10 min from n1"}'
+
+    assert_panel(tmp_path, "training-fleet", "All runs", series, {row: 1})
+    assert_panel(tmp_path, "training-fleet", "All runs", series, {'{run="a"}': 5}, query_id="B", factor=2)
+    assert_panel(tmp_path, "training-fleet", "Runs that progress", series, {"{}": 1}, query_id="D")

@@ -1,0 +1,60 @@
+"""Support for tests of panels: values of a panel's query for synthetic series, evaluated by promtool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
+from rules_support import ROOT, promtool
+
+RECORDING_RULES = [str(path) for path in sorted((ROOT / "deploy/prometheus/rules").glob("recording-*.yml"))]
+RUN = 'training_{name}{{run="a",instance="n{node}"{labels}}}'
+
+
+def assert_panel(
+    tmp_path: Path,
+    dashboard: str,
+    panel: str,
+    series: dict[str, str],
+    expected: Mapping[str, float],
+    *,
+    query_id: str = "A",
+    factor: int = 1,
+    minutes: float = 15,
+) -> None:
+    """Compare the values of a panel's query, times *factor* and rounded; the series have a sample per 15 s.
+
+    The time range of a plot starts at 0.
+    """
+    query = next(
+        query for query in panel_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)
+    )
+    expression = fill_variables(
+        query.expression, SELECTED_VALUES | ({"node": "n1"} if dashboard == "training-node" else {})
+    )
+    case = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f"round({factor} * ({expression}))".replace("@ start()", "@ 0"),
+                "eval_time": f"{60 * minutes:.0f}s",
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
+            }
+        ],
+    }
+    path = tmp_path / "case.yaml"
+    path.write_text(
+        yaml.safe_dump({"rule_files": RECORDING_RULES, "evaluation_interval": "15s", "tests": [case]}),
+        encoding="utf-8",
+    )
+
+    completed = promtool("test", "rules", path)
+
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+
+
+def run_series(name: str, values: str, node: int = 1, labels: str = "") -> dict[str, str]:
+    return {RUN.format(name=name, node=node, labels=labels): values}
