@@ -63,13 +63,14 @@ class Concern:
     time_text: str
     remedy: str
     alert: str  # "" for a condition without an alert
+    entry: str  # alert whose runbook entry also applies to a condition without an alert; "" for none
     anchor: str
     stacks: tuple[StackGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ConcernGroup:
-    """Concerns about one card, one run, or the node, urgent concerns first."""
+    """Concerns about one card, one run, or the node: first the concerns that explain others, then the urgent concerns."""
 
     title: str
     concerns: tuple[Concern, ...]
@@ -105,9 +106,13 @@ def concerns(current: Sequence[Finding], onsets: Onsets, now: float) -> list[Con
 def concern_groups(view: View, current: Sequence[Finding], onsets: Onsets) -> list[ConcernGroup]:
     """Return the findings by subject, subjects with urgent findings first."""
     return [
-        ConcernGroup(subject.title, tuple(concerns(findings, onsets, view.exporter.now)))
+        ConcernGroup(subject.title, tuple(concerns(_explanations_first(findings), onsets, view.exporter.now)))
         for subject, findings in _by_subject(view, current).items()
     ]
+
+
+def _explanations_first(current: Sequence[Finding]) -> list[Finding]:
+    return sorted(current, key=lambda finding: not finding.condition.explains)
 
 
 def headline(view: View, current: Sequence[Finding], onsets: Onsets) -> Headline | None:
@@ -139,6 +144,21 @@ def hourly_costs(view: View, runs: Collection[str]) -> list[str]:
     return [f"{amount:,.2f} {currency} per hour" for currency, amount in amounts.items()]
 
 
+def total_costs(view: View, runs: Collection[str]) -> dict[str, float]:
+    """Return the cost of runs on this node so far, by currency."""
+    amounts: dict[str, float] = {}
+    for labels, amount in view.readings.rows("training_cost_total"):
+        if labels["run"] in runs:
+            amounts[labels["currency"]] = amounts.get(labels["currency"], 0.0) + amount
+    return amounts
+
+
+def cost_of_node(view: View) -> str:
+    """Return the cost of all runs on this node, per hour and so far; "" without a price."""
+    totals = [f"{amount:,.2f} {currency} so far" for currency, amount in total_costs(view, view.runs).items()]
+    return ", ".join([*hourly_costs(view, view.runs), *totals])
+
+
 def _by_subject(view: View, current: Sequence[Finding]) -> Mapping[Subject, list[Finding]]:
     """Return the findings by card, run or node, in the order of the first finding of each subject."""
     cards = {gpu.uuid: Subject(gpu.title, frozenset(run for run, _ in gpu.last_holders)) for gpu in view.gpus}
@@ -161,6 +181,7 @@ def _concern(finding: Finding, onsets: Onsets, now: float) -> Concern:
         time_text=onsets.text(finding, now),
         remedy=_sentence(statement.remedy),
         alert=finding.condition.alert,
+        entry=finding.condition.entry,
         anchor=finding.condition.anchor,
         stacks=finding.match.stacks,
     )

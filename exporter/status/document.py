@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from exporter.status.attention import Onsets, concern_groups, headline
+from exporter.status.attention import Onsets, concern_groups, cost_of_node, headline
 from exporter.status.conditions import CONDITIONS, findings
 from exporter.status.elements import COLOURS, HEIGHT, MAX_ROWS, WIDTH
 from exporter.status.numbers import duration, share
@@ -131,6 +131,7 @@ def render(view: View, onsets: Onsets) -> bytes:
         conditions=sum(bool(condition.alert) for condition in CONDITIONS),
         hidden_groups=max(0, len(groups) - MAX_ROWS),
         series=view.readings.value("exporter_series"),
+        cost=cost_of_node(view),
         runs=[run_section(view, run) for run in [*view.runs.values()][:MAX_ROWS]],
         ranks=ranks_section(view) if view.ranks else None,
         machine=machine_section(view),

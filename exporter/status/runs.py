@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exporter.status.attention import hourly_costs
+from exporter.status.attention import hourly_costs, total_costs
 from exporter.status.elements import (
     BarSegment,
     Figure,
@@ -155,19 +155,31 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
             f"CO2{node_note}", value_or_dash(readings.total("training_carbon_grams_total", run=name), grams)
         ),
     ]
-    costs: dict[str, float] = {}
-    for labels, amount in readings.rows("training_cost_total", run=name):
-        costs[labels["currency"]] = costs.get(labels["currency"], 0.0) + amount
-    for currency, amount in costs.items():
+    for currency, amount in total_costs(view, {name}).items():
         figures += figure(
             f"cost{node_note}", styled(f"{amount:,.2f} {currency}"), *hourly_costs(view, {name})
         )
-    badput = readings.rows("training_badput_seconds_total", run=name)
-    lost_by_cause = sorted(
-        ((seconds, labels["cause"]) for labels, seconds in badput if seconds > 0), reverse=True
-    )
-    notes = [f"{cause} {duration(seconds)}" for seconds, cause in lost_by_cause[:_MAX_BADPUT_CAUSES]]
-    return figures + (figure("lost to", (), *notes) if notes else [])
+    return figures + _lost(view, run)
+
+
+def _lost(view: View, run: Run) -> list[Figure]:
+    """Return the share of the time that was badput, with the cost of that time and the largest causes."""
+    badput = {
+        labels["cause"]: seconds
+        for labels, seconds in view.readings.rows("training_badput_seconds_total", run=run.name)
+        if seconds > 0
+    }
+    wall = view.readings.value("training_wall_seconds_total", run=run.name)
+    if not badput or not wall:
+        return []
+    ratio = min(1.0, sum(badput.values()) / wall)
+    costs = [
+        f"{ratio * amount:,.2f} {currency}{_node_note(run)}"
+        for currency, amount in total_costs(view, {run.name}).items()
+    ]
+    causes = sorted(badput, key=lambda cause: -badput[cause])[:_MAX_BADPUT_CAUSES]
+    notes = [f"{cause} {duration(badput[cause])}" for cause in causes]
+    return figure("lost time", styled(share(ratio)), *costs, *notes)
 
 
 def _run_plots(view: View, run: Run) -> list[Plot]:

@@ -146,7 +146,7 @@ def gpus_section(view: View, current: Sequence[Finding]) -> TableSection:
             "state": (
                 StyledText("lost", "bad")
                 if not gpu.is_up
-                else StyledText("up", "" if gpu.uuid in faults else "good"),
+                else StyledText("up", "" if gpu.uuid in faults or gpu.throttled_ratio else "good"),
                 *styled(", ".join(faults.get(gpu.uuid, ())), "bad"),
                 *throttled,
             ),

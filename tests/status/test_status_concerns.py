@@ -74,8 +74,8 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
     [
         (RANK_1_ENDED, ["Rank 1 of night ended before the other ranks. for 2.0 s"]),
         (ALL_ENDED, []),
-        (SILENT, ["Rank 0 of night: the process lives and has not reported lately. for 60 s"]),
-        (OUTDATED_FEED, ["Rank 0 of night: the process lives and reports nothing. for 10 min"]),
+        (SILENT, ["The process of rank 0 of night is alive and not reporting. for 60 s"]),
+        (OUTDATED_FEED, ["The process of rank 0 of night is alive and no longer reporting. for 10 min"]),
         (progress(5000), []),  # only the ledger decides
         (dead_run("failed"), ["Run night failed: killed by SIGKILL; it has not restarted. for 90 s"]),
         (
@@ -85,7 +85,9 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
         (SLOW_RANK | {"training_rank_info": run_sample(1.0, rank="1", label_stage="last")}, []),
         (
             SLOW_RANK,
-            ["Rank 1 of night slow: 0.4 s of compute time per step, the fastest rank 0.25 s. since now"],
+            [
+                "A step takes 0.4 s of compute time on rank 1 of night, and 0.25 s on the fastest rank. since now"
+            ],
         ),
         (long_save(101.0), [SAVING]),
         (long_save(99.0), []),
@@ -258,7 +260,7 @@ def ecc(count: float) -> Rows:
 
 def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_concern() -> None:
     history = history_of(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), every=60.0)
-    text = "GPU 3 (rank 5 of night): 2 uncorrected ECC errors since the driver was loaded"
+    text = "GPU 3 (rank 5 of night) has had 2 uncorrected ECC errors since the driver was loaded"
 
     (recent,), (earlier,) = concerns_of(GPU_3 | ecc(2.0), past=history), concerns_of(GPU_3 | ecc(2.0))
     assert (recent.text, recent.urgent) == (f"{text}, the last 30 min ago.", True)
@@ -283,7 +285,7 @@ def test_a_nan_of_twelve_minutes_ago_is_not_now_and_ends_with_the_run() -> None:
     history = history_of(40, lambda minute: nonfinite(min(minute, 29)), every=60.0)
     (concern,) = concerns_of(JOB, past=history)
 
-    assert concern.text == "2 losses of run night NaN or infinite, the last 11 min ago."
+    assert concern.text == "Run night has had 2 losses of NaN or infinity, the last 11 min ago."
     assert concern.time_text.startswith("12 min ago (")
     assert concern.urgent
     assert concerns_of(JOB | {"training_run_state": run_sample(1.0, state="finished")}, past=history) == []

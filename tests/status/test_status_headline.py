@@ -164,3 +164,49 @@ def test_a_run_with_a_late_step_is_amber() -> None:
     rows = JOB | RUNNING | {"training_last_progress_timestamp_seconds": run_sample(NOW - 90, rank="0")}
 
     assert "night running no step for 90 s" in status_page(rows).visible_text
+
+
+SILENT_RANK: Rows = {
+    "training_feed_last_update_timestamp_seconds": run_sample(NOW - 1, rank="0")
+    + run_sample(NOW - 60, rank="1"),
+    "training_run_state": run_sample(1.0, state="running"),
+}
+
+
+def test_a_silent_rank_is_first_in_the_box_of_its_run_and_names_the_runbook_entry() -> None:
+    hung = {
+        "training_run_state": run_sample(1.0, state="hung"),
+        "training_run_state_since_timestamp_seconds": run_sample(NOW - 900),
+    }
+    view = view_of(JOB | SILENT_RANK | hung)
+    (group,) = concern_groups(view, findings(view), Onsets())
+    first, second = group.concerns
+
+    assert first.text == "The process of rank 1 of night is alive and not reporting."
+    assert (first.alert, first.entry, first.anchor) == ("", "TrainingFeedLost", "trainingfeedlost")
+    assert second.urgent
+    assert second.alert == "TrainingHang"
+    assert "/runbook#trainingfeedlost" in status_page(JOB | SILENT_RANK).links
+
+
+def test_a_silent_rank_is_urgent_if_the_run_makes_no_steps() -> None:
+    standstill = {"training_last_progress_timestamp_seconds": run_sample(NOW - 40, rank="0")}
+    validation = {"training_phase_active": run_sample(1.0, rank="0", phase="validation")}
+
+    (urgent,) = (concern for concern in concerns_of(JOB | SILENT_RANK | standstill) if concern.urgent)
+
+    assert (
+        urgent.text
+        == "The process of rank 1 of night is alive and not reporting, and run night makes no steps."
+    )
+    assert not any(concern.urgent for concern in concerns_of(JOB | SILENT_RANK))
+    assert not any(concern.urgent for concern in concerns_of(JOB | SILENT_RANK | standstill | validation))
+
+
+def test_the_page_tells_the_cost_of_the_runs_and_of_the_lost_time_if_a_price_is_set() -> None:
+    cost = {"training_cost_total": run_sample(50.0, kind="device_time", currency="EUR")}
+    words = status_page(JOB | cost).visible_text
+
+    assert "The runs on this node cost 50.00 EUR so far ." in words
+    assert "lost time 6.0 % 3.00 EUR data_stall 60 s" in words
+    assert "cost" not in status_page(JOB).visible_text

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.numbers import duration, ranges
-from exporter.status.view import STOPPED_SECONDS, Rank, View
+from exporter.status.view import PAUSING_CAUSES, STOPPED_SECONDS, Rank, View
+from exporter.training.phases import PHASES
 
 STUCK_SECONDS = 3600.0
 LOST_SECONDS = 120.0
@@ -62,11 +63,32 @@ def _silent_seconds(rank: Rank, view: View) -> float:
     return view.exporter.now - rank.updated_at if rank.alive and rank.updated_at is not None else 0.0
 
 
+def _stopped_runs(view: View) -> set[str]:
+    """Return the runs that have made no step since a rank fell silent, outside start, compilation, saves and validation."""
+    stopped: set[str] = set()
+    for name in view.runs:
+        ranks = [rank for rank in view.ranks if rank.run == name]
+        last = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
+        pauses = any(PHASES[rank.phase].badput in PAUSING_CAUSES for rank in ranks if rank.phase in PHASES)
+        if last is not None and view.exporter.now - last > STOPPED_SECONDS and not pauses:
+            stopped.add(name)
+    return stopped
+
+
+def _blocking(view: View) -> Iterator[Match]:
+    stopped = _stopped_runs(view)
+    for affected in _affected_ranks(view, lambda rank: _silent_seconds(rank, view) > STOPPED_SECONDS):
+        if affected.run in stopped:
+            yield _silent_match(affected)
+
+
 def _silent(view: View) -> Iterator[Match]:
+    stopped = _stopped_runs(view)
     for affected in _affected_ranks(
         view, lambda rank: STOPPED_SECONDS < _silent_seconds(rank, view) <= LOST_SECONDS
     ):
-        yield _silent_match(affected)
+        if affected.run not in stopped:
+            yield _silent_match(affected)
 
 
 def _lost(view: View) -> Iterator[Match]:
@@ -76,7 +98,9 @@ def _lost(view: View) -> Iterator[Match]:
 
 def _silent_match(affected: AffectedRanks) -> Match:
     since = min(rank.updated_at or 0.0 for rank in affected.ranks)
-    return Match((affected.run,), {"ranks": affected.title}, since=since)
+    is_single = len(affected.ranks) == 1
+    processes = f"the process{'' if is_single else 'es'} of {affected.title} {'is' if is_single else 'are'}"
+    return Match((affected.run,), {"processes": processes, "run": affected.run}, since=since)
 
 
 def _stuck(view: View) -> Iterator[Match]:
@@ -138,20 +162,33 @@ CONDITIONS = (
         condition="the process of a rank ended while other ranks of the run live",
         severity=AlertSeverity.CRITICAL,
         sentence="{ranks} ended before the other ranks",
-        remedy="read the log of the rank; the others wait for it in the next collective",
+        remedy="read the log of the rank; the other ranks wait in the next collective",
+        explains=True,
         find=_ended,
+    ),
+    Condition(
+        condition="a living process silent for more than 15 s, and no step of the run for more than 15 s",
+        severity=AlertSeverity.CRITICAL,
+        sentence="{processes} alive and not reporting, and run {run} makes no steps",
+        remedy="check whether the process is stopped or holds the GIL: `training-exporter stacks` prints its stack",
+        entry="TrainingFeedLost",
+        explains=True,
+        find=_blocking,
     ),
     Condition(
         alert="TrainingFeedLost",
         condition="a running process without a snapshot for more than 120 s",
-        sentence="{ranks}: the process lives and reports nothing",
+        sentence="{processes} alive and no longer reporting",
         remedy="check whether the process is stopped or holds the GIL, and the space of the feed directory",
+        explains=True,
         find=_lost,
     ),
     Condition(
         condition="a living process silent for more than 15 s",
-        sentence="{ranks}: the process lives and has not reported lately",
+        sentence="{processes} alive and not reporting",
         remedy="check whether the process is stopped or holds the GIL, and the space of the feed directory",
+        entry="TrainingFeedLost",
+        explains=True,
         find=_silent,
     ),
     Condition(
@@ -159,14 +196,14 @@ CONDITIONS = (
         condition=(
             "a rank more than 3600 s in one phase of starting, compiling, loading or saving, or in a validation without a batch"
         ),
-        sentence="{ranks}: no progress in {phases}",
+        sentence="{ranks} made no progress in {phases}",
         remedy="check what the phase waits for: storage, other nodes, a compilation",
         find=_stuck,
     ),
     Condition(
         alert="TrainingStraggler",
         condition="compute time of the fastest rank below threshold:training_straggler:ratio of the rank's compute time",
-        sentence="{ranks}{cards} slow: {slowest} of compute time per step, the fastest rank {fastest}",
+        sentence="a step takes {slowest} of compute time on {ranks}{cards}, and {fastest} on the fastest rank",
         remedy="check heat, clocks and power limit of the card, then the CPU of the node",
         find=_stragglers,
     ),

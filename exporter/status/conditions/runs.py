@@ -214,7 +214,7 @@ CONDITIONS = (
         alert="TrainingLossNonFinite",
         condition="any loss in 15m that is not finite, until the run ends",
         severity=AlertSeverity.CRITICAL,
-        sentence="{count} of run {run} NaN or infinite{last}",
+        sentence="run {run} has had {count} of NaN or infinity{last}",
         remedy="return to a checkpoint from before, unless a loss scaler skipped the step",
         find=_losses,
     ),
