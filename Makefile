@@ -1,12 +1,12 @@
-# One short target each; `make check` is what CI runs.
+# `make check` runs everything that CI runs.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# On CI every foreign program and framework must be there; elsewhere tests that miss one skip and say so.
+# With CI=true, torch and the frameworks of the bridges are installed too. Tests that lack a package or a program are skipped.
 TORCH ?= $(if $(CI),torch==2.13.0,)
 EXTRAS ?= $(if $(CI),[test$(COMMA)frameworks],[test])
 COMMA := ,
-# Tests mostly wait for processes: four at a time on two cores take half the time; 0 runs them one by one.
+# Number of parallel tests. Tests mostly wait for processes, so four at a time halve the time on two cores; 0 disables xdist.
 WORKERS ?= 4
 
 .PHONY: setup system check lint types test bench soak fuzz attack upstream docs demo dashboards rules release clean
@@ -43,19 +43,19 @@ test: setup system
 bench: setup
 	$(BIN)/python benchmarks/page.py
 
-# A busy node for twenty minutes; SOAK=8h for the patient.
+# Load of a busy node for twenty minutes; SOAK=8h sets another duration.
 soak: setup system
 	SOAK=$(or $(SOAK),20m) $(BIN)/python benchmarks/soak.py
 
-# Every property test, and with them every reader of bytes from outside, on twenty times as many examples: some minutes.
+# All property tests, which include the readers of untrusted bytes, with twenty times as many examples. Takes some minutes.
 fuzz: setup system
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m hypothesis --hypothesis-profile=fuzz --timeout=0
 
-# The table of docs/SECURITY.md: some eight minutes, on 127.0.0.1.
+# Prints the table of docs/SECURITY.md. Takes about eight minutes, on 127.0.0.1.
 attack: setup system
 	$(BIN)/python benchmarks/attack.py
 
-# Test suites of PyTorch or nv-one-logger, from a checkout, against the compatibility modules.
+# Runs the test suites of PyTorch or nv-one-logger, from a checkout, with the compatibility modules.
 upstream: setup
 	$(BIN)/python benchmarks/upstream.py "$(CHECKOUT)"
 
@@ -66,18 +66,18 @@ docs: setup
 demo: $(BIN)/.demo
 	$(BIN)/python -m exporter demo
 
-# Regenerates and checks them; with DASHRENDER=<directory of that tool> also draws each, into build/dashboards.
+# Generates and checks the dashboards. With DASHRENDER=<directory of dashrender>, also draws them into build/dashboards.
 dashboards: setup system
 	$(BIN)/python -m dashboards
 	$(BIN)/python -m pytest -q tests/deploy/test_dashboards.py tests/deploy/test_dashboards_scenario.py
 	@if [ -n "$(DASHRENDER)" ]; then $(BIN)/python -m dashboards.pictures --dashrender "$(DASHRENDER)"; else \
 	  echo 'no pictures: make dashboards DASHRENDER=<directory of dashrender>'; fi
 
-# Writes what the alerts say into their cases, and the table of the runbook.
+# Writes the texts of the alerts into their promtool cases, and the table of the runbook.
 rules: setup system
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/deploy/test_rules.py
 
-# Wheel, source archive, chart and image with checksums, in dist/.
+# Builds wheel, source archive, chart and image with checksums, in dist/.
 release: setup
 	scripts/release $(BIN)/python
 

@@ -1,5 +1,5 @@
 // Monitoring mixin: alerts, recording rules and dashboards, for mixtool, Grizzly and kube-prometheus.
-// `_config` sets the base addresses of the links in alerts, and thresholds by the name of their series.
+// `_config` sets the base addresses of the links in alerts, and the thresholds by the names of their series.
 local alertFiles = [
   importstr 'deploy/prometheus/rules/alerts-energy.yml',
   importstr 'deploy/prometheus/rules/alerts-exporter.yml',

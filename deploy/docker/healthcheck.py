@@ -1,7 +1,8 @@
-"""Whether the exporter in this container answers: exit status 0, else 1 with the reason on standard error.
+"""Health check of the container image: exit status 0 if the exporter responds, otherwise 1 with the reason on standard error.
 
-The image's HEALTHCHECK; Kubernetes asks `/-/healthy` itself. Any answer of the exporter counts, a refused password
-too: what is asked is whether the process lives. `$EXPORTER_HEALTH_ADDRESS` is where, if not on the usual port.
+HEALTHCHECK of the image runs this script; Kubernetes requests `/-/healthy` directly. Every response below status 500 is
+healthy, such as 401 for a missing password, because the check is about the process and not about access.
+`$EXPORTER_HEALTH_ADDRESS` replaces the default address, 127.0.0.1:20909.
 """
 # ruff: noqa: INP001 - a script of the image, not a package
 
@@ -12,11 +13,13 @@ import os
 import ssl
 import sys
 
-ANSWER_SECONDS = 2.5  # below the timeout of HEALTHCHECK, which kills without a word
+TIMEOUT_SECONDS = (
+    2.5  # below the timeout of HEALTHCHECK, which kills the script before the script prints the reason
+)
 
 
-def problem_of(connection: http.client.HTTPConnection) -> str | None:
-    """Ask once: None when it answers, else what went wrong."""
+def failure_of(connection: http.client.HTTPConnection) -> str | None:
+    """Send one request. Return None if the exporter is healthy, otherwise the reason."""
     try:
         connection.request("GET", "/-/healthy")
         status = connection.getresponse().status
@@ -27,24 +30,28 @@ def problem_of(connection: http.client.HTTPConnection) -> str | None:
     return None if status < http.client.INTERNAL_SERVER_ERROR else f"status {status}"
 
 
-def answers(address: str) -> str | None:
-    """Ask over HTTP, then over TLS; None when it answers, else what went wrong."""
+def failure_at(address: str) -> str | None:
+    """Send a request over HTTP, then over TLS. Return None if either is healthy, otherwise both reasons."""
     unverified = ssl.create_default_context()
-    unverified.check_hostname = False  # the certificate is not for 127.0.0.1; nothing is sent
+    unverified.check_hostname = False  # the certificate is not for 127.0.0.1, and no secret is sent
     unverified.verify_mode = ssl.CERT_NONE
-    plain = problem_of(http.client.HTTPConnection(address, timeout=ANSWER_SECONDS / 2))
-    if plain is None:
+    http_failure = failure_of(http.client.HTTPConnection(address, timeout=TIMEOUT_SECONDS / 2))
+    if http_failure is None:
         return None
-    tls = problem_of(http.client.HTTPSConnection(address, timeout=ANSWER_SECONDS / 2, context=unverified))
-    return None if tls is None else f"{address} does not answer: {plain}; over TLS {tls}"
+    tls_failure = failure_of(
+        http.client.HTTPSConnection(address, timeout=TIMEOUT_SECONDS / 2, context=unverified)
+    )
+    return (
+        None if tls_failure is None else f"{address} is not healthy: {http_failure}; over TLS {tls_failure}"
+    )
 
 
 def main() -> int:
-    """Ask, and say why not."""
-    problem = answers(os.environ.get("EXPORTER_HEALTH_ADDRESS", "127.0.0.1:20909"))
-    if problem:
-        print(problem, file=sys.stderr)  # noqa: T201 - shown by `docker inspect`
-    return 1 if problem else 0
+    """Check the exporter, and print the reason of a failure."""
+    failure = failure_at(os.environ.get("EXPORTER_HEALTH_ADDRESS", "127.0.0.1:20909"))
+    if failure:
+        print(failure, file=sys.stderr)  # noqa: T201 - shown by `docker inspect`
+    return 1 if failure else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Prints deploy/prometheus/rules as one PrometheusRule of the Prometheus operator.
+"""Conversion of rule files to a PrometheusRule, the resource of the Prometheus operator.
 
-    python deploy/kubernetes/prometheusrule.py [DIRECTORY OF RULE FILES] | kubectl apply -f -
+    python deploy/kubernetes/prometheusrule.py [DIRECTORY] | kubectl apply -f -
 
-Needs PyYAML.
+The default directory is deploy/prometheus/rules. Requires PyYAML.
 """
 # ruff: noqa: INP001 - a script, not a package
 
@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-RULES = Path(__file__).resolve().parents[1] / "prometheus/rules"
+RULES_DIRECTORY = Path(__file__).resolve().parents[1] / "prometheus/rules"
 
 
-def prometheus_rule(rules: Path = RULES) -> dict[str, Any]:
-    """Make the resource from all rule files of a directory."""
+def prometheus_rule(directory: Path = RULES_DIRECTORY) -> dict[str, Any]:
+    """Return the PrometheusRule with the groups of all rule files in a directory."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -29,7 +29,7 @@ def prometheus_rule(rules: Path = RULES) -> dict[str, Any]:
         "spec": {
             "groups": [
                 group
-                for path in sorted(rules.glob("*.yml"))
+                for path in sorted(directory.glob("*.yml"))
                 for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
             ]
         },
@@ -37,5 +37,7 @@ def prometheus_rule(rules: Path = RULES) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else RULES
-    yaml.safe_dump(prometheus_rule(directory), sys.stdout, sort_keys=False, width=1000, allow_unicode=True)
+    rules_directory = Path(sys.argv[1]) if len(sys.argv) > 1 else RULES_DIRECTORY
+    yaml.safe_dump(
+        prometheus_rule(rules_directory), sys.stdout, sort_keys=False, width=1000, allow_unicode=True
+    )

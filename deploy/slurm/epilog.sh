@@ -1,8 +1,9 @@
 #!/bin/sh
-# Epilog of Slurm (slurm.conf: Epilog=…), as root on each node of a job: its target goes, and with it its series at
-# the next scrape; its port is free again, its feed directory removed.
+# Epilog of Slurm (slurm.conf: Epilog=…). Runs as root on each node of a job: removes the job's target file, frees the port
+# and deletes the feed directory. Prometheus ends the series of the target at the next scrape.
 #
-# Never fails and never hangs, since either drains the node: what is shared comes last, and is given PATIENCE seconds.
+# Slurm drains a node if the epilog fails or hangs. The exit status is therefore always 0, and the only access to the shared
+# directory is the last command, which is killed after PATIENCE seconds.
 SD_DIR=${SD_DIR:-/shared/prometheus/sd}
 PORT_DIR=${PORT_DIR:-/run/training-exporter-ports}
 
@@ -12,7 +13,7 @@ for port in "$PORT_DIR"/*; do
 done
 [ -z "${SLURM_JOB_UID:-}" ] || rm -rf "${SHM_DIR:-/dev/shm}/exporter-$SLURM_JOB_UID-$SLURM_JOB_ID"
 host=$(hostname -s)
-# shellcheck disable=SC2016 # expanded by the shell that is watched, which looks at the shared directory
+# shellcheck disable=SC2016 # the shell under `timeout` expands the arguments
 timeout -s KILL "${PATIENCE:-10}" sh -c 'rm -f "$1/training-$2.json" "$1/.$2".*' sh "$SD_DIR" "$SLURM_JOB_ID-$host" ||
     echo "training-exporter: the target of job $SLURM_JOB_ID stays in $SD_DIR" >&2
 exit 0
