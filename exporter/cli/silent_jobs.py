@@ -18,7 +18,10 @@ RUN_SILENT = FamilySpec(
     labels=("run", "reason"),
     help=(
         f"1 for a run whose Python job has recorded nothing {runs.SILENT_SECONDS:.0f} s after its start. Reasons: "
-        "not_installed, shadowed, turned_off, environment, feed_directory, nothing_recorded. Absent once the job records."
+        "not_installed (the job's Python cannot import the package), shadowed (another module named exporter is imported),"
+        " turned_off (EXPORTER_DISABLED=1 or EXPORTER_AUTO=0), environment (the job has a different EXPORTER_FEED_DIR),"
+        " feed_directory (full, or not writable for the job), nothing_recorded (no bridge applies, and the job calls no"
+        " function of exporter). Absent once the job records."
     ),
     source="`training-exporter run`, which inspects the job's interpreter",
 )

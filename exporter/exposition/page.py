@@ -35,7 +35,7 @@ from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 SERIES = FamilySpec(
     name="exporter_series",
     type="gauge",
-    help="Series of the last written page; a histogram counts its buckets, its sum and its count.",
+    help="Number of series of the last written page. Each bucket, the sum and the count of a histogram are separate series.",
     source="exposition",
 )
 SERIES_LIMIT = FamilySpec(
@@ -49,9 +49,9 @@ SERIES_DROPPED = FamilySpec(
     type="counter",
     labels=("family", "reason"),
     help=(
-        "Series left out of the page, counted each time the page is written. Reasons: cap (too many series), duplicate (a"
+        "Series omitted from the page, counted each time the page is written. Reasons: cap (too many series), duplicate (a"
         " label set or family that exists already), labels (not text, or too long), name (not a valid family), value (not a"
-        " number, NaN, a counter below zero, decreasing buckets). Absent until a series is left out."
+        " number, NaN, a counter below zero, decreasing buckets). Absent until a series is omitted."
     ),
     source="exposition",
 )

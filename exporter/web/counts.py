@@ -59,8 +59,8 @@ RELOAD_SUCCESSFUL = FamilySpec(
     name="exporter_web_config_last_reload_successful",
     type="gauge",
     help=(
-        "1 if the settings in force are those of the current web.config.yml and its files, else 0. "
-        "Absent without such a file."
+        "1 if the current web configuration file, with the certificates and keys that the file names, is in force, otherwise 0."
+        " Absent without a web configuration file."
     ),
     source="web server",
 )

@@ -73,7 +73,7 @@ PROCESSES = GpuFamily(
         name="gpu_processes",
         type="gauge",
         labels=GPU,
-        help="Compute processes on the GPU. Absent if the driver does not list processes.",
+        help="Number of compute processes on the GPU. Absent if the driver does not list processes.",
         source="nvmlDeviceGetComputeRunningProcesses",
     ),
     sources=(ReadingSource(reading="processes"),),

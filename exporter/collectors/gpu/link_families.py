@@ -84,7 +84,7 @@ NVLINK_LINKS = GpuFamily(
         name="gpu_nvlink_links",
         type="gauge",
         labels=(*GPU, "state"),
-        help="NVLink ports by state: active or inactive. Absent without NVLink.",
+        help="Number of NVLink ports by state: active or inactive. Absent without NVLink.",
         source="nvmlDeviceGetNvLinkState",
     ),
     sources=(ReadingSource(reading="nvlink_links"),),

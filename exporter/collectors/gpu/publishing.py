@@ -84,7 +84,7 @@ CALL_SECONDS = FamilySpec(
     name="exporter_nvml_call_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time in NVML calls, including pynvml. Absent before the first pass.",
+    help="Time spent in NVML calls, including the time spent in pynvml. Absent before the first pass.",
     source="monotonic clock around each call",
 )
 ERRORS = FamilySpec(
@@ -114,7 +114,7 @@ CHILD_CPU = FamilySpec(
     name="exporter_nvml_child_cpu_seconds_total",
     type="counter",
     unit="seconds",
-    help="CPU time of the processes that called NVML. Absent before the first pass.",
+    help="CPU time of the process that calls NVML, including earlier processes that were replaced. Absent before the first pass.",
     source="times(2)",
 )
 RESETS = FamilySpec(
@@ -122,8 +122,8 @@ RESETS = FamilySpec(
     type="counter",
     labels=("reason",),
     help="Corrections of GPU counters by reason: a register wrapped (wrap), the driver was reloaded or the counter jumped "
-    "(reset), a single number was wrong (glitch). Absent before the first pass.",
-    source="comparison with the previous number",
+    "(reset), a single reading was wrong (glitch). Absent before the first pass.",
+    source="comparison with the previous reading",
 )
 ENERGY = FamilySpec(
     name="gpu_energy_joules_total",
@@ -139,7 +139,7 @@ XID_ERRORS = FamilySpec(
     name="gpu_xid_errors_total",
     type="counter",
     labels=(*GPU, "xid"),
-    help="Xid errors since the exporter started, also while the GPU is lost. Absent before the first Xid error.",
+    help="Xid errors by number since the exporter started; counted also while the GPU is lost. Absent before the first Xid error.",
     source="nvmlEventSetWait_v2 and /dev/kmsg, the larger of the two",
 )
 XID_TIME = FamilySpec(
@@ -147,7 +147,7 @@ XID_TIME = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=(*GPU, "xid"),
-    help="Unix time of the last Xid error. Absent before the first Xid error.",
+    help="Unix time of the last Xid error with this number. Absent before the first Xid error.",
     source="nvmlEventSetWait_v2 and /dev/kmsg",
 )
 _MIG = (*GPU, "mig_uuid")

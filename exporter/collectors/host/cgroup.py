@@ -28,8 +28,8 @@ INFO = FamilySpec(
     type="info",
     labels=("version", "path", "scope"),
     help=(
-        "Cgroup that the families of a resource (scope: cpu, memory) describe: the cgroup with the tightest limit between"
-        " the exporter's own and the root, or without limits the exporter's own. Absent where no cgroup is visible."
+        "Cgroup that the families of a resource (scope: cpu, memory) describe. Of the exporter's cgroup and its ancestors, it"
+        " is the cgroup with the tightest limit; without limits, the exporter's cgroup. Absent where no cgroup is visible."
     ),
     source="/proc/self/cgroup, mountinfo",
 )

@@ -25,7 +25,7 @@ TOTAL = FamilySpec(
     name="host_memory_total_bytes",
     type="gauge",
     unit="bytes",
-    help="Memory that the kernel can use.",
+    help="Memory that the kernel can use: physical memory without reserved areas and the kernel's code.",
     source="/proc/meminfo MemTotal",
 )
 AVAILABLE = FamilySpec(

@@ -42,7 +42,7 @@ RECEIVE_DROPPED = FamilySpec(
     name="host_network_receive_dropped_total",
     type="counter",
     labels=("device",),
-    help="Received packets dropped because a buffer was full.",
+    help="Received packets that were not processed, for example because a buffer was full or the protocol is unknown.",
     source="/proc/net/dev",
 )
 TRANSMIT_BYTES = FamilySpec(
@@ -64,7 +64,7 @@ TRANSMIT_DROPPED = FamilySpec(
     name="host_network_transmit_dropped_total",
     type="counter",
     labels=("device",),
-    help="Packets dropped before transmission because a buffer was full.",
+    help="Packets dropped before transmission, for example because a buffer was full.",
     source="/proc/net/dev",
 )
 UP = FamilySpec(

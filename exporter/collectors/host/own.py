@@ -35,7 +35,7 @@ RESIDENT_BYTES = FamilySpec(
     name="process_resident_memory_bytes",
     type="gauge",
     unit="bytes",
-    help="Memory of the exporter in RAM. Absent off Linux.",
+    help="Resident memory of the exporter. Absent off Linux.",
     source="/proc/self/stat rss",
 )
 VIRTUAL_BYTES = FamilySpec(

@@ -81,8 +81,8 @@ HARDWARE = FamilySpec(
     type="counter",
     labels=("device", "port", "counter"),
     help=(
-        "Events that the adapter counts: packets out of sequence, congestion notifications, retries. Absent where the"
-        " adapter has no such counter."
+        "Events that the adapter counts, such as packets out of sequence, congestion notifications and retries. The label"
+        " counter is the name of the kernel's file. Absent where the adapter has no such counter."
     ),
     source="/sys/class/infiniband hw_counters",
 )

@@ -42,7 +42,7 @@ CPU = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("run", "rank", "role", "mode"),
-    help="CPU time of all processes since the sidecar started, including processes that have ended. "
+    help="CPU time of the processes by mode (user, system) since the sidecar started, including processes that have exited. "
     + _HIDDEN,
     source="/proc/<pid>/stat utime, stime",
 )
@@ -59,7 +59,7 @@ IO_READ = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("run", "rank", "role"),
-    help="Bytes read from storage since the sidecar started. " + _PRIVATE,
+    help="Bytes that the processes read from storage since the sidecar started. " + _PRIVATE,
     source="/proc/<pid>/io read_bytes",
 )
 IO_WRITTEN = FamilySpec(
@@ -67,21 +67,21 @@ IO_WRITTEN = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("run", "rank", "role"),
-    help="Bytes written to storage since the sidecar started. " + _PRIVATE,
+    help="Bytes that the processes wrote to storage since the sidecar started. " + _PRIVATE,
     source="/proc/<pid>/io write_bytes",
 )
 THREADS = FamilySpec(
     name="training_process_threads",
     type="gauge",
     labels=("run", "rank", "role"),
-    help="Threads of all processes. " + _HIDDEN,
+    help="Number of threads of the processes. " + _HIDDEN,
     source="/proc/<pid>/status Threads",
 )
 OPEN_FDS = FamilySpec(
     name="training_process_open_fds",
     type="gauge",
     labels=("run", "rank", "role"),
-    help="Largest number of open file descriptors of a process. " + _PRIVATE,
+    help="Number of open file descriptors of the process that has the most. " + _PRIVATE,
     source="/proc/<pid>/fd",
 )
 GPU_MEMORY = FamilySpec(
@@ -90,7 +90,7 @@ GPU_MEMORY = FamilySpec(
     unit="bytes",
     labels=("run", "rank", "role", "gpu", "uuid"),
     help=(
-        "GPU memory of the processes. Absent where the driver does not report the memory of a process (some MIG modes, vGPU),"
+        "Device memory that the processes use on a GPU. Absent where the driver does not report the memory of a process (some MIG modes, vGPU),"
         " or where it reports pids of a different pid namespace."
     ),
     source="NVML compute running processes",

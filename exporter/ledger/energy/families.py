@@ -93,7 +93,7 @@ SHARE = FamilySpec(
     type="gauge",
     unit="ratio",
     labels=("run", "component", "device"),
-    help="Share of a device's energy attributed to the run in the last interval. Absent if the share is unknown.",
+    help="Share of the device's energy that was attributed to the run in the last interval. Absent if the share is unknown.",
     source="see training_energy_joules_total",
 )
 PUE = FamilySpec(
@@ -107,7 +107,8 @@ INTENSITY = FamilySpec(
     name="training_carbon_intensity_grams_per_joule",
     type="gauge",
     labels=("zone", "source", "factor", "kind"),
-    help="Current carbon intensity of electricity. Absent if not configured, or before the file was read.",
+    help="Carbon intensity of electricity: grams of CO2 equivalent per joule, from the configuration (source=config) or the"
+    " file (source=file). Absent if not configured, or before the file was read.",
     source="configuration or its file, g/kWh / 3.6e6",
 )
 INTENSITY_TIME = FamilySpec(
@@ -131,23 +132,23 @@ PRICE = FamilySpec(
     name="training_electricity_price_per_joule",
     type="gauge",
     labels=("currency", "source"),
-    help="Price of electricity. Absent if not configured.",
+    help="Price of a joule of electricity, in the currency of the label. Absent if not configured.",
     source="configuration, per kWh / 3.6e6",
 )
 GPU_PRICE = FamilySpec(
     name="training_gpu_price_per_second",
     type="gauge",
     labels=("currency",),
-    help="Price of a GPU per second. Absent if not configured.",
+    help="Price of a GPU for one second, in the currency of the label. Absent if not configured.",
     source="configuration, per hour / 3600",
 )
 COST = FamilySpec(
     name="training_cost_total",
     type="counter",
     labels=("run", "kind", "currency"),
-    help="Cost of the run on this machine by kind: electricity (times the PUE, if configured) and device_time. The price of"
-    " a GPU hour usually includes electricity: configure and add both only if you pay for them separately."
-    + _RUN_ABSENT,
+    help="Cost of the run on this machine in the currency of the label, by kind: electricity (times the PUE, if configured)"
+    " and device_time (time of the GPUs). The price of a GPU hour usually includes electricity: configure and add both"
+    " only if you pay for them separately." + _RUN_ABSENT,
     source="sum of energy * PUE * price; sum of time * price * share",
 )
 PHASE_ENERGY = FamilySpec(

@@ -49,9 +49,11 @@ REJECTED = FamilySpec(
     name="training_stat_rejected_samples_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "stat", "reason"),
-    help="Rejected samples of a Stat by reason. For the reason overflow, the value is the number of reads of a full"
-    " buffer; the number of lost samples is unknown. Part of training_feed_dropped_total: do not add the two. Absent"
-    " before the first rejected sample.",
+    help="Rejected samples of a Stat by reason: nan, infinite, not_a_number, out_of_range (too large for a float), error (a"
+    " passive callback or the copy of a tensor raised). Tensors: shape (not one element), device (neither CPU nor CUDA),"
+    " placement (a shard), capture (during graph capture), backlog (too many copies), thread_ended (before the copy was"
+    " read). overflow counts the reads of a full buffer; the number of lost samples is unknown. Part of"
+    " training_feed_dropped_total: do not add the two. Absent before the first rejected sample.",
     source="feed of the process",
 )
 CONFLICTS = FamilySpec(

@@ -19,7 +19,7 @@ LOSS = TrainingFamily(
     name="training_loss",
     type="gauge",
     labels=(*RUN_LABELS, "mode"),
-    help=f"Last finite loss.{LAST_VALUE_ABSENT}",
+    help=f"Last finite loss by mode (train, validation, test).{LAST_VALUE_ABSENT}",
     source="training.record(loss=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -35,7 +35,7 @@ LEARNING_RATE = TrainingFamily(
     name="training_learning_rate",
     type="gauge",
     labels=RUN_LABELS,
-    help=f"Learning rate.{LAST_VALUE_ABSENT}",
+    help=f"Last recorded learning rate.{LAST_VALUE_ABSENT}",
     source="training.record(learning_rate=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -43,7 +43,7 @@ LOSS_SCALE = TrainingFamily(
     name="training_loss_scale",
     type="gauge",
     labels=RUN_LABELS,
-    help=f"Loss scale under mixed precision.{LAST_VALUE_ABSENT}",
+    help=f"Last recorded loss scale of mixed precision.{LAST_VALUE_ABSENT}",
     source="training.record(loss_scale=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -66,8 +66,8 @@ MISUSE = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "call", "rule"),
     help=(
-        "Invalid calls of exporter.training by function and violated rule. Invalid calls are counted, logged "
-        f"once and ignored.{TOTAL_ABSENT}"
+        "Invalid calls of exporter.training by function (call) and violated rule; docs/training.md lists the rules. Invalid"
+        f" calls are counted, logged once and ignored.{TOTAL_ABSENT}"
     ),
     source="exporter.training",
 )

@@ -23,7 +23,8 @@ ATTEMPT = FamilySpec(
     name="training_attempt",
     type="gauge",
     labels=("run",),
-    help="Number of the current or last attempt at the task, starting from 1." + _ABSENT,
+    help="Number of the current or last attempt, starting from 1. An attempt is a process of rank 0 (docs/goodput.md)."
+    + _ABSENT,
     source="successive processes of rank 0",
 )
 ATTEMPT_START = FamilySpec(
@@ -38,7 +39,7 @@ ATTEMPT_STEPS = FamilySpec(
     name="training_attempt_steps",
     type="gauge",
     labels=("run",),
-    help="Steps completed by the attempt." + _ABSENT,
+    help="Steps completed by the current or last attempt." + _ABSENT,
     source="steps of the current process of rank 0",
 )
 FIRST_STEP = FamilySpec(
@@ -90,7 +91,8 @@ LOST_STEPS = FamilySpec(
     name="training_lost_steps_total",
     type="counter",
     labels=("run",),
-    help="Executed steps that have to be repeated." + _TOTAL_ABSENT,
+    help="Executed steps that were lost, because the next attempt started at an earlier step."
+    + _TOTAL_ABSENT,
     source="steps beyond the first step of the next attempt",
 )
 RESTARTS = FamilySpec(
