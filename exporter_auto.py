@@ -1,7 +1,7 @@
 """Entry points that other libraries call in a job: `import torch`, Lightning's Trainer and Fabric, one-logger.
 
-This module is outside of the package so that `import torch` loads nothing of the package unless `EXPORTER_AUTO=1`, which
-`training-exporter run` sets for the job. Exceptions are swallowed here: they would make `import torch` fail.
+This module is outside of the package, so that `import torch` does not load the package unless `EXPORTER_AUTO=1`, which
+`training-exporter run` sets for the job. Exceptions are suppressed, because they would make `import torch` fail.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ BRIDGES: dict[str, str] = {
     "one_logger": "nv_one_logger.recorder.default_recorder",
     "prometheus_client": "prometheus_client",
 }
-"""Every bridge NAME, and the module (not a namespace package) whose import calls `install()` of `exporter/bridges/NAME.py`.
+"""Library of each bridge: the import of the module on the right calls `install()` of `exporter/bridges/NAME.py`.
 
-Lightning and Fabric are not listed: they create their callbacks through the entry points below.
+The module must not be a namespace package. Lightning and Fabric are not listed: they create their callbacks through the entry
+points below.
 """
 
 
@@ -38,7 +39,7 @@ def start() -> None:
     if os.environ.get("EXPORTER_AUTO") != "1":
         return
     try:
-        from exporter.bridges import install  # noqa: PLC0415  # nothing is loaded unless the job asks for it
+        from exporter.bridges import install  # noqa: PLC0415  # loaded only if EXPORTER_AUTO=1
 
         install()
     except Exception:  # noqa: BLE001, S110  # an exception would make `import torch` fail
@@ -49,7 +50,7 @@ def _callbacks(bridge: str, package: str) -> list[Any]:
     if not _is_enabled():
         return []
     try:
-        from importlib import import_module  # noqa: PLC0415  # nothing is loaded unless the job asks for it
+        from importlib import import_module  # noqa: PLC0415  # loaded only if EXPORTER_AUTO=1
 
         return [import_module(f"exporter.bridges.{bridge}").callback(package)]
     except Exception:  # noqa: BLE001  # an exception would make the Trainer fail

@@ -1,8 +1,9 @@
-"""The command line, whatever else is called `exporter`: `training-exporter`, `python -m training_exporter`.
+"""Entry point of the command line: `training-exporter`, or `python -m training_exporter`.
 
-A job's directory often holds an `exporter.py` or `exporter/` of its own, which Python would import in place of ours from
-the working directory or PYTHONPATH. So this module, whose name nobody else has, loads the package that lies beside it.
-Standard library only. The sidecar and the ranks of the demo are started by this file's path:
+The directory of a job often contains another `exporter.py` or `exporter/`, which Python would import from the working
+directory or PYTHONPATH instead of this project's package. This module has an unambiguous name, and loads the package from its
+own directory. It imports only the standard library. The exporter starts the sidecar, and the ranks of the demo, by
+the path of this file:
 
     python /path/to/training_exporter.py [FLAGS]                     the command line
     python /path/to/training_exporter.py -m exporter.cli.NAME [ARG]  `main` of another module
@@ -18,27 +19,27 @@ from pathlib import Path
 
 
 def load_package() -> None:
-    """Make `import exporter` find the package beside this file, also where another one was found first."""
-    folder = Path(__file__).resolve().parent / "exporter"
+    """Import the package `exporter` from the directory of this file, regardless of the module search path."""
+    package_directory = Path(__file__).resolve().parent / "exporter"
     spec = importlib.util.spec_from_file_location(
-        "exporter", folder / "__init__.py", submodule_search_locations=[str(folder)]
+        "exporter", package_directory / "__init__.py", submodule_search_locations=[str(package_directory)]
     )
     if spec is None or spec.loader is None:
-        raise ImportError(f"no package in {folder}")
+        raise ImportError(f"no package in {package_directory}")
     package = importlib.util.module_from_spec(spec)
     sys.modules["exporter"] = package
     spec.loader.exec_module(package)
 
 
 def main() -> int:
-    """Do what the process's command line asks for; its exit status."""
+    """Run the command of the command line and return its exit status."""
     module = "exporter.cli.main"
     if sys.argv[1:2] == ["-m"]:
         module = sys.argv[2]
         del sys.argv[1:3]
     elif not sys.argv[1:] or sys.argv[1].startswith("-"):
-        # A SIGHUP before the sidecar can hear it would end it, and a Ctrl-C amid an import may be lost; both are heard
-        # as soon as it can.
+        # Until the sidecar has installed its handlers, SIGHUP would end the process, and a Ctrl-C during an import may be lost.
+        # Blocked signals are delivered when the sidecar unblocks them.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT})
     try:
         load_package()
@@ -50,7 +51,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
-        del sys.path[
-            0
-        ]  # the working directory, or the folder that this file lies in: neither is for other imports
+        # The working directory or the directory of this file: no further module may be imported from there.
+        del sys.path[0]
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Generator of docs/BENCHMARKS.md and of the tables in README and docs/operations.md, from the results of the benchmarks.
+"""Generator of docs/BENCHMARKS.md and of tables in README, docs/comparison.md and docs/operations.md, from the results of the benchmarks.
 
 `python benchmarks/page.py` runs the four benchmarks and growth, or the named benchmarks (including fleet, which runs for twenty
 minutes on a quiet machine), then writes the documents and benchmarks/results.json. `--quick` shortens each benchmark. With
@@ -29,6 +29,13 @@ COSTS_OF_THE_SIDECAR = {
     "Memory of the NVML child": "memory of the NVML child",
 }
 """Rows of docs/operations.md, and the last rows of the README, with the names there."""
+
+COSTS_OF_RECORDING = {
+    "CPU time of a call of `Stat.add`": "a call of `Stat.add`",
+    "CPU time of a call of `exporter.elastic.metrics.put_metric`": "a call of `put_metric`",
+    "CPU time of an iteration with 4 phases and 3 values": "an iteration with four phases and three values",
+}
+"""Rows of docs/comparison.md, with the names there."""
 
 README_ROWS = {
     "CPU time of a call of `Stat.add`": "`Stat.add`",
@@ -184,6 +191,7 @@ def replace_region(document: str, region: str, text: str) -> str:
 def documents(results: dict[str, Any]) -> dict[Path, str]:
     """Return the content of each document by path."""
     readme, operations = REPOSITORY / "README.md", REPOSITORY / "docs/operations.md"
+    comparison = REPOSITORY / "docs/comparison.md"
     operations_text = operations.read_text(encoding="utf-8")
     operations_text = replace_region(operations_text, "sidecar", table(results, COSTS_OF_THE_SIDECAR))
     if FLEET in results:
@@ -192,6 +200,9 @@ def documents(results: dict[str, Any]) -> dict[Path, str]:
         REPOSITORY / "docs/BENCHMARKS.md": page(results),
         readme: replace_region(readme.read_text(encoding="utf-8"), "costs", table(results, README_ROWS)),
         operations: operations_text,
+        comparison: replace_region(
+            comparison.read_text(encoding="utf-8"), "recording", table(results, COSTS_OF_RECORDING)
+        ),
     }
 
 
