@@ -27,7 +27,10 @@ class GpuOptions:
         "auto",
         "auto: monitor all GPUs, if any. required: the exporter is not ready while NVML does not answer.",
     )
-    replay: str | None = option(None, "Name of an included machine to replay in place of NVML, for example h100; docs/replay.md lists the machines.")
+    replay: str | None = option(
+        None,
+        "Name of an included machine to replay in place of NVML, for example h100; docs/replay.md lists the machines.",
+    )
     gpm: bool = option(
         True, "Sample performance counters (SM, tensor and memory activity), available from Hopper on."
     )

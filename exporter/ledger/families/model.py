@@ -75,7 +75,7 @@ CHECKPOINTS = TrainingFamily(
     name="training_checkpoints_total",
     type="counter",
     labels=(*RUN_LABELS, "kind", "result"),
-    help=f"Saves by kind (sync, async, local) and result (ok, failed).{TOTAL_ABSENT}",
+    help=f"Saves by kind (sync, async, or local: lost with the node) and result (ok, failed).{TOTAL_ABSENT}",
     source="checkpoint_save, on_save_checkpoint_*",
 )
 CHECKPOINT_DURATION = TrainingFamily(
@@ -94,7 +94,7 @@ CHECKPOINT_LAST_SUCCESS_TIMESTAMP = TrainingFamily(
     type="gauge",
     unit="seconds",
     labels=RUN_LABELS,
-    help=f"Unix time of the latest successful save.{POSITION_ABSENT}",
+    help=f"Unix time of the latest successful save, except local saves.{POSITION_ABSENT}",
     source="on_save_checkpoint_success",
     lifetime=Lifetime.POSITION,
 )
@@ -102,7 +102,7 @@ CHECKPOINT_LAST_STEP = TrainingFamily(
     name="training_checkpoint_last_step",
     type="gauge",
     labels=RUN_LABELS,
-    help=f"Step of the latest successful save.{POSITION_ABSENT}",
+    help=f"Highest step of the successful saves of the training loop, except local saves.{POSITION_ABSENT}",
     source="on_save_checkpoint_success",
     lifetime=Lifetime.POSITION,
 )
@@ -111,7 +111,7 @@ CHECKPOINT_LAST_BYTES = TrainingFamily(
     type="gauge",
     unit="bytes",
     labels=RUN_LABELS,
-    help=f"Size of the latest successful save.{POSITION_ABSENT}",
+    help=f"Size of the latest successful save with a reported size, except local saves.{POSITION_ABSENT}",
     source="training.checkpoint_saved(bytes=...)",
     lifetime=Lifetime.POSITION,
 )
@@ -120,7 +120,7 @@ CHECKPOINT_INTERVAL = TrainingFamily(
     type="gauge",
     unit="seconds",
     labels=RUN_LABELS,
-    help=f"Median time between the last 5 successful saves.{GAUGE_ABSENT}",
+    help=f"Median time between the last 5 successful saves, except local saves.{GAUGE_ABSENT}",
     source="on_save_checkpoint_success",
 )
 GPU_MEMORY_BYTES = TrainingFamily(

@@ -125,7 +125,11 @@ LAST_PROGRESS_TIMESTAMP = TrainingFamily(
     type="gauge",
     unit="seconds",
     labels=IDENTITY_LABELS,
-    help=f"Unix time of the end of the latest step or validation batch.{POSITION_ABSENT}",
+    help=(
+        "Unix time of the end of the latest step or validation batch. After the exit, the last value is shown for the retention"
+        " time of the run (feed.linger). Absent if the job does not report the value, between the end of the training loop and"
+        " the exit, or if the feed of a running process is stale."
+    ),
     source="end of an iteration",
     lifetime=Lifetime.POSITION,
 )
