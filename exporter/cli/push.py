@@ -253,7 +253,7 @@ def target_of(arguments: Sequence[str], source: str = _DEFAULT_SOURCE) -> PushTa
         try:
             return Otlp(text, source)
         except ImportError as error:
-            remedy = f"pip install 'training-exporter[otlp]' ({error})"
+            remedy = f"pip install opentelemetry-exporter-otlp-proto-http ({error})"
             raise mistake("otlp", f"OpenTelemetry's exporter is not installed: {remedy}") from None
     if len(arguments) == 1 and _is_web(text) and urlsplit(text).path.startswith("/metrics/job"):
         return Gateway(text)

@@ -107,7 +107,7 @@ def load_protection(path: Path, previous: Protection | None = None) -> Protectio
     config = load_web_config(path)
     problem = ""
     if config.basic_auth_users and importlib.util.find_spec("bcrypt") is None:
-        problem = "basic_auth_users needs the bcrypt package: pip install training-exporter[auth]"
+        problem = "basic_auth_users needs the bcrypt package: pip install bcrypt"
     elif previous is not None and (protection := _removed_protection(previous.config, config)):
         problem = (
             f"{protection} cannot be switched off while the server runs; restart the exporter to do that"

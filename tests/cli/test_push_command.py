@@ -195,7 +195,7 @@ def test_node_exporter_shows_the_file_on_its_page(server: Server, tmp_path: Path
 @pytest.fixture
 def receiver(server: Server) -> Server:
     pytest.importorskip(
-        "opentelemetry.exporter.otlp.proto.http", reason="pip install 'training-exporter[otlp]'"
+        "opentelemetry.exporter.otlp.proto.http", reason="pip install opentelemetry-exporter-otlp-proto-http"
     )
     server.page = b"# TYPE x gauge\nx 1\n"
     return server
