@@ -119,8 +119,8 @@ REFUSED = FamilySpec(
     name="exporter_feed_refused_total",
     type="counter",
     labels=("reason",),
-    help=f"Refused feed files by reason: {', '.join(REFUSAL_REASONS)}. A file is counted again only after a change of the"
-    " reason.",
+    help=f"Refused feed files by reason: {', '.join(REFUSAL_REASONS)}. training-exporter check explains the"
+    " reason. A file is counted again only after a change of the reason.",
     source="feed directory",
 )
 OWNER = FamilySpec(
