@@ -329,5 +329,5 @@ def test_a_refusing_endpoint_is_reported(receiver: Server, capsys: pytest.Captur
 def test_without_the_extra_the_install_command_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
 
-    with pytest.raises(ConfigurationError, match=r"pip install 'training-exporter\[otlp\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install opentelemetry-exporter-otlp-proto-http"):
         target_of(["otlp", "http://127.0.0.1:4318"])

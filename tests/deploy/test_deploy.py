@@ -114,7 +114,7 @@ def test_the_health_check_detects_a_running_exporter(tmp_path: Path) -> None:
 
     assert (alive.returncode, alive.stderr) == (0, "")
     assert dead.returncode == 1
-    assert "does not answer: ConnectionRefusedError" in dead.stderr
+    assert "is not healthy: ConnectionRefusedError" in dead.stderr
 
 
 # --- compose and Grafana -------------------------------------------------------------------------------------
