@@ -192,5 +192,5 @@ def test_users_without_the_bcrypt_package_are_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "bcrypt", None)
-    with pytest.raises(ConfigurationError, match=r"pip install training-exporter\[auth\]"):
+    with pytest.raises(ConfigurationError, match=r"pip install bcrypt"):
         Server((), listen=["127.0.0.1:0"], web_config=write_users(tmp_path, alice=hash_password("x")))
