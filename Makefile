@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 TORCH ?= $(if $(CI),torch==2.13.0,)
 EXTRAS ?= $(if $(CI),[test$(COMMA)frameworks],[test])
 COMMA := ,
-# Number of parallel tests. Tests mostly wait for processes, so four at a time halve the time on two cores; 0 disables xdist.
-WORKERS ?= 4
+# Number of parallel tests. Tests mostly wait for processes, so six at a time keep two cores busy; 0 disables xdist.
+WORKERS ?= 6
+# Tests that measure for tens of seconds or load both cores run on CI, and elsewhere with SLOW=1.
+export SLOW
 
 .PHONY: setup system check lint types test bench soak fuzz attack upstream docs demo dashboards rules release clean
 

@@ -29,6 +29,8 @@ _SLOWEST_FILES = [
     *("test_bridges_examples", "test_foreign_jobs", "test_rules_faults", "test_end_to_end"),
 ]
 
+RUNS_SLOW_TESTS = bool(os.environ.get("CI") or os.environ.get("SLOW"))
+
 # Test machines are shared, so that the duration of an example is meaningless.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fuzz", settings.get_profile("shared"), max_examples=2000)
@@ -67,12 +69,14 @@ def unconfigured_process() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the slowest files first, and scale the limits that tests set for themselves."""
+    """Start the slowest files first, scale the limits that tests set for themselves, and skip slow tests unless requested."""
     order = {name: position for position, name in enumerate(_SLOWEST_FILES)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
     for item in items:
         if limit := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(limit.args[0] * PATIENCE), append=False)
+        if not RUNS_SLOW_TESTS and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow; make test SLOW=1 runs it"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -17,12 +17,19 @@ from waiting import wait_until
 UNSHARE = ["unshare", "--pid", "--net", "--mount", "--fork", "--kill-child", "--mount-proc"]
 PORT = 9100  # free in a new network namespace
 
-GET = f"""
-import fcntl, socket, struct, urllib.request
+READER = f"""
+import fcntl, socket, struct, sys, urllib.request
 UP_AND_RUNNING, SIOCSIFFLAGS = 0x41, 0x8914
 fcntl.ioctl(socket.socket(), SIOCSIFFLAGS, struct.pack("16sh", b"lo", UP_AND_RUNNING))
-print(urllib.request.urlopen("http://127.0.0.1:{PORT}/metrics", timeout=10).read().decode())
+for _ in sys.stdin:
+    try:
+        page = urllib.request.urlopen("http://127.0.0.1:{PORT}/metrics", timeout=10).read()
+    except OSError:
+        page = b""
+    sys.stdout.buffer.write(b"%d\\n%b" % (len(page), page))
+    sys.stdout.flush()
 """
+"""Program that writes the length of the metrics page and the page for each line that it reads."""
 
 
 def reason_to_skip() -> str:
@@ -39,6 +46,7 @@ class ContainedSidecar:
 
     unshare: subprocess.Popen[bytes]
     log_file: Path
+    _reader: subprocess.Popen[bytes] | None = None
 
     @property
     def log(self) -> str:
@@ -53,8 +61,21 @@ class ContainedSidecar:
     @property
     def page(self) -> str:
         """Metrics read inside the network namespace, empty until the sidecar has started."""
-        command = ["nsenter", f"--target={self.pid}", "--net", sys.executable, "-c", GET]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+        if self._reader is None:
+            command = ["nsenter", f"--target={self.pid}", "--net", sys.executable, "-c", READER]
+            self._reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._reader.stdin is not None
+        assert self._reader.stdout is not None
+        self._reader.stdin.write(b"\n")
+        self._reader.stdin.flush()
+        return self._reader.stdout.read(int(self._reader.stdout.readline())).decode()
+
+    def end(self) -> None:
+        """Kill the sidecar and the reader of its page."""
+        for process in (self.unshare, self._reader):
+            if process is not None:
+                process.kill()  # --kill-child ends the sidecar too
+                process.communicate(timeout=60)
 
     def sample(self, series: str) -> float | None:
         """Return the value of a series, or None if absent."""
@@ -79,5 +100,4 @@ def sidecar_in_namespaces(tmp_path: Path, feed: Path, configuration: str = "") -
         wait_until(lambda: "listening on" in running.log or process.poll() is not None)
         yield running
     finally:
-        process.kill()  # --kill-child ends the sidecar too
-        process.wait(15)
+        running.end()

@@ -74,28 +74,24 @@ def joules(running: Sidecar | ContainedSidecar, family: str, run: str, label: st
     return sum(float(number) for number in re.findall(pattern, running.page, re.MULTILINE))
 
 
-def last_energy_pass(running: Sidecar | ContainedSidecar) -> str:
-    """Return the time of the last pass of the energy ledger."""
-    match = re.search(
-        r'^exporter_collector_last_success_timestamp_seconds{collector="energy"} (\S+)$',
-        running.page,
-        re.MULTILINE,
-    )
-    return "" if match is None else match[1]
-
-
-def wait_for_settled_energy(running: Sidecar | ContainedSidecar, run: str) -> float:
-    """Return the energy of a run that has ended, once four passes in a row have not changed it."""
-    last_joules, unchanged_passes, last_passes = -1.0, 0, ""
+def settled_joules(running: Sidecar | ContainedSidecar, *runs: str) -> list[float]:
+    """Return the energies of runs that have ended, once four passes of the energy collector in a row have not changed them."""
+    last_joules: list[float] = []
+    unchanged_passes, last_pass = 0, ""
     while unchanged_passes < 4:
-        wait_until(lambda: last_energy_pass(running) != last_passes)  # noqa: B023  # called at once
-        last_passes = last_energy_pass(running)
-        current_joules = joules(running, "training_energy_joules_total", run)
-        last_joules, unchanged_passes = (
-            current_joules,
-            unchanged_passes + 1 if current_joules == last_joules else 0,
-        )
+        wait_until(lambda: _last_energy_pass(running) != last_pass)  # noqa: B023  # called at once
+        last_pass = _last_energy_pass(running)
+        current_joules = [joules(running, "training_energy_joules_total", run) for run in runs]
+        unchanged_passes = unchanged_passes + 1 if current_joules == last_joules else 0
+        last_joules = current_joules
     return last_joules
+
+
+def _last_energy_pass(running: Sidecar | ContainedSidecar) -> str:
+    """Return the time of the last pass of the energy collector, as printed on the page."""
+    pattern = r'^exporter_collector_last_success_timestamp_seconds{collector="energy"} (\S+)$'
+    match = re.search(pattern, running.page, re.MULTILINE)
+    return "" if match is None else match[1]
 
 
 def hold(fake: FakeNvml, jobs: Sequence[Job], gpus: range | None = None) -> None:
@@ -111,9 +107,10 @@ def start_fake_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int 
     return fake
 
 
-def flags(tmp_path: Path, *energy: str) -> str:
+def energy_flag(tmp_path: Path, *settings: str) -> str:
+    """Return the flag of a configuration with settings of the section `energy`."""
     file = tmp_path / "config.yaml"
-    file.write_text(f"energy: {{{', '.join([f'lock_dir: {tmp_path}', *energy])}}}\n")
+    file.write_text(f"energy: {{{', '.join([f'lock_dir: {tmp_path}', *settings])}}}\n")
     return f"--config.file={file}"
 
 

@@ -11,6 +11,7 @@ from prometheus_support import needs_prometheus
 from rules_support import ROOT
 
 
+@pytest.mark.slow
 @needs_prometheus
 @pytest.mark.timeout(360)
 def test_short_lived_ranks_are_counted_as_in_their_own_logs() -> None:

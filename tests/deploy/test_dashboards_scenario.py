@@ -24,6 +24,7 @@ from dashboards.scenario import Timeline
 from dashboards.scenario.cluster import RUN, Cluster
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(240),
     pytest.mark.skipif(
         shutil.which("prometheus") is None, reason="install Prometheus: apt-get install prometheus"

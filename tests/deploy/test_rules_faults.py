@@ -159,7 +159,7 @@ class World:
                 }
             ],
         }
-        body = {"rule_files": [*map(str, RULES)], "evaluation_interval": "30s", "tests": [case]}
+        body = {"rule_files": [*map(str, RULES)], "evaluation_interval": f"{INTERVAL}s", "tests": [case]}
         path = directory / "case.yaml"
         path.write_text(yaml.safe_dump(body), encoding="utf-8")
         completed = promtool("test", "rules", path)

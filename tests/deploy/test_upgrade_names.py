@@ -7,6 +7,7 @@ queries, `recorded.txt` the recording rules, `alerts.txt` the alerts, on which s
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ def names(file_stem: str) -> list[str]:
     return (UPGRADE_DATA / f"{file_stem}.txt").read_text(encoding="utf-8").split()
 
 
+@cache
 def names_in_changelog() -> set[str]:
     """Return the former names in the section *Metric names* of the unreleased changes, and the removed names."""
     unreleased_changes = (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
@@ -30,6 +32,13 @@ def names_in_changelog() -> set[str]:
     return set(re.findall(r"`([A-Za-z_:0-9]+)(?=[`{*])", "\n".join([*former_names, removed_names])))
 
 
+@cache
+def published_names() -> set[str]:
+    """Return the metric names in docs/METRICS.md."""
+    return set(re.findall(r"`([a-z_0-9]+)`", (PROJECT / "docs/METRICS.md").read_text(encoding="utf-8")))
+
+
+@cache
 def rules(key: str) -> set[str]:
     """Return the names of the alerts (`alert`) or of the recording rules (`record`)."""
     groups = [group for path in RULES for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
@@ -38,11 +47,7 @@ def rules(key: str) -> set[str]:
 
 @pytest.mark.parametrize("name", names("families"))
 def test_a_family_in_a_query_of_the_release_before_is_published_or_listed_as_renamed(name: str) -> None:
-    published_names = set(
-        re.findall(r"`([a-z_0-9]+)`", (PROJECT / "docs/METRICS.md").read_text(encoding="utf-8"))
-    )
-
-    assert not {name, SAMPLES.sub("", name)}.isdisjoint(published_names | names_in_changelog())
+    assert not {name, SAMPLES.sub("", name)}.isdisjoint(published_names() | names_in_changelog())
 
 
 @pytest.mark.parametrize("name", names("recorded"))

@@ -100,6 +100,7 @@ def test_a_process_that_writes_is_not_stale_while_its_file_waits(tmp_path: Path)
         assert entry.age_seconds < 5.0
 
 
+@pytest.mark.slow
 def test_an_honest_file_is_read_beside_many_files_that_exhaust_the_memory(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"{number:032x}.feed").write_bytes(many_stats(number))

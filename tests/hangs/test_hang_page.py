@@ -125,6 +125,7 @@ def test_a_data_loader_whose_workers_were_killed_ends_the_run_with_the_reason_of
     assert 'outcome="failed"' in outcome[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(NO_NAMESPACES), reason=NO_NAMESPACES)
 def test_a_sidecar_in_another_pid_namespace_explains_answers_and_names_missing_evidence(
     tmp_path: Path,

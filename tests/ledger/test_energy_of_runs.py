@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 
@@ -11,18 +10,18 @@ from energy_run_support import (
     CRASHING_JOB,
     WATTS,
     Job,
-    flags,
+    energy_flag,
     hold,
     idle_watts,
     joules,
+    settled_joules,
     start_fake_nvml,
-    wait_for_settled_energy,
 )
 from fake_nvml_support import Load, needs_fake_nvml, play_constant_load
 from serve_support import sidecar
 from waiting import wait_until
 
-pytestmark = needs_fake_nvml
+pytestmark = [pytest.mark.slow, needs_fake_nvml]
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -30,14 +29,14 @@ def test_a_run_is_attributed_the_energy_of_its_whole_lifetime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_killed: bool
 ) -> None:
     fake = start_fake_nvml(tmp_path, monkeypatch)
-    with sidecar(tmp_path, flags(tmp_path)) as running:
+    with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
         job = Job(tmp_path, "a", 60 if is_killed else 10)
         hold(fake, [job])
         if is_killed:
             time.sleep(13)
         seconds = job.kill() if is_killed else job.wait()
-        run_joules = wait_for_settled_energy(running, "a")
+        (run_joules,) = settled_joules(running, "a")
         other_joules = running.sample('training_wasted_energy_joules_total{run="a",cause="other"}')
 
     assert run_joules == pytest.approx(WATTS * seconds, rel=0.02)
@@ -48,7 +47,7 @@ def test_an_attempt_of_two_seconds_is_attributed_its_energy_and_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = start_fake_nvml(tmp_path, monkeypatch)
-    with sidecar(tmp_path, flags(tmp_path)) as running:
+    with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
         first = Job(tmp_path, "a", 1.5, code=CRASHING_JOB)
         hold(fake, [first])
@@ -56,32 +55,11 @@ def test_an_attempt_of_two_seconds_is_attributed_its_energy_and_cause(
         second = Job(tmp_path, "a", 10)
         hold(fake, [second])
         seconds += second.wait()
-        run_joules = wait_for_settled_energy(running, "a")
+        (run_joules,) = settled_joules(running, "a")
         cause = joules(running, "training_wasted_energy_joules_total", "a", 'cause="checkpoint_load"')
 
     assert run_joules == pytest.approx(WATTS * seconds, rel=0.05)
     assert cause == pytest.approx(WATTS * 1.5, rel=0.1)
-
-
-def test_a_restart_of_the_sidecar_loses_only_the_energy_of_the_downtime(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = start_fake_nvml(tmp_path, monkeypatch)
-    with sidecar(tmp_path, flags(tmp_path)) as running:
-        wait_until(lambda: "gpu_energy_joules_total{" in running.page)
-        job = Job(tmp_path, "a", 60)
-        hold(fake, [job])
-        time.sleep(14)
-        downtime_seconds = time.monotonic()
-        running.end(signal.SIGKILL)
-    with sidecar(tmp_path, flags(tmp_path)) as running:
-        wait_until(lambda: "gpu_energy_joules_total{" in running.page)
-        downtime_seconds = time.monotonic() - downtime_seconds
-        time.sleep(12)
-        seconds = job.kill()
-        run_joules = wait_for_settled_energy(running, "a")
-
-    assert WATTS * (seconds - downtime_seconds) * 0.98 <= run_joules <= WATTS * seconds * 1.02
 
 
 def test_idle_power_is_right_at_a_steady_draw_and_after_one_damaged_reading(
@@ -89,7 +67,7 @@ def test_idle_power_is_right_at_a_steady_draw_and_after_one_damaged_reading(
 ) -> None:
     fake = start_fake_nvml(tmp_path, monkeypatch)
     start = play_constant_load(fake, Load(watts=300.0))
-    with sidecar(tmp_path, flags(tmp_path, "interval: 1s")) as running:
+    with sidecar(tmp_path, energy_flag(tmp_path, "interval: 1s")) as running:
         wait_until(lambda: idle_watts(running, "before_start"))
         initial_idle = idle_watts(running, "before_start")
         fault_time = time.time()
