@@ -170,7 +170,7 @@ def simulate(
             messages.append(encode(sampler.sample(clock.now(), clock.wall())))
             due = max(due + options.period, clock.now())
 
-    messages.append(encode(child.last_message(sampler, sample)))
+    messages.append(encode(child.run_until_exit(sampler, sample)))
     return [parse(line) for line in messages]
 
 

@@ -41,7 +41,7 @@ def mistakes(text: str) -> list[str]:
         ('delay: {"*": 1s}', 'no function "*" is replayed'),
         ("gpus: [2]", "no GPU 2; the machine has 2"),
         ("at: 5s, until: 3s", "is not after the start"),
-        ("fields: {power: 5}", '"power" is no id'),
+        ("fields: {power: 5}", '"power" is not an id'),
         ("driver: new", "a version such as"),
         ("processes: [{pid: 0}]", "pid: expected a whole number"),
         ("set: {energy: {idle: 5, bits: 32}}", "only a counter has a width"),
@@ -61,7 +61,7 @@ def test_a_mistake_in_the_timeline_is_found_at_its_place(timeline_entry: str, me
         (small_text(head='cuda: "thirteen"'), "cuda: expected a version such as"),
         (
             small_text().replace("gpus:", "gpus:\n  - {model: small, count: 63}"),
-            "gpus: are 65; at most 64 are watched",
+            "gpus: are 65; at most 64 are monitored",
         ),
     ],
 )

@@ -218,6 +218,13 @@ def test_a_driver_update_causes_no_gap(tmp_path: Path) -> None:
         assert value(collector, RESTARTS, "lib_rm_version_mismatch") == 1
 
 
+def test_a_gpu_that_nvml_no_longer_lists_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running_collector(write_machine(tmp_path, "at: 1s, gpus: [1], removed: true")) as collector:
+        wait_until(lambda: value(collector, RESTARTS, "devices_changed") == 1)
+        wait_until(lambda: list(gpus_up(collector)) == ["0"])
+        wait_until(lambda: "NVML no longer lists GPU 1" in caplog.messages)
+
+
 def test_nvml_is_detached_on_request_and_reattached(tmp_path: Path) -> None:
     with running_collector(write_machine(tmp_path)) as collector:
         wait_until(lambda: nvml_up(collector))

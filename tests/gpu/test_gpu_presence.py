@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from gpu_support import MIG_MACHINE, ReplayResult, replay, small_machine, values
 
+from exporter.collectors.gpu.options import expected_devices
 from exporter.collectors.gpu.publishing import GpuBlock
 from exporter.collectors.gpu.state import GpuRegistry
 
@@ -69,6 +70,31 @@ def test_a_visible_instance_includes_its_parent_gpu() -> None:
     uuid = replay(small_machine(MIG_MACHINE), 6).registry.gpus[1].instances[0].uuid
 
     assert numbers(replay(small_machine(MIG_MACHINE), 1, visible=uuid)) == {1: 0}
+
+
+@pytest.mark.parametrize("gpus", [[1], [0, 1]])
+def test_instances_of_a_gpu_count_as_one_expected_gpu(gpus: list[int]) -> None:
+    machine = replay(small_machine(MIG_MACHINE), 6).registry
+    visible = ",".join(instance.uuid for gpu in gpus for instance in machine.gpus[gpu].instances)
+    result = replay(small_machine(MIG_MACHINE), 6, visible=visible)
+    families = result.families(expected=expected_devices(visible))
+
+    assert visible.count("MIG-") == 2 * len(gpus)
+    assert values(families, "gpu_devices") == {(): len(gpus)}
+    assert values(families, "gpu_devices_expected") == {(): len(gpus)}
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("MIG-GPU-1234/1/0,MIG-GPU-1234/2/0,MIG-GPU-5678/1/0", 2),
+        ("MIG-1234,MIG-5678", 1),
+        ("0,2,2", 2),
+        ("-1", None),
+    ],
+)
+def test_gpus_are_expected_by_name_before_nvml_lists_them(visible: str, expected: int | None) -> None:
+    assert expected_devices(visible) == expected
 
 
 def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters() -> None:

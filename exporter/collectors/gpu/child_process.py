@@ -38,7 +38,7 @@ class NvmlChild:
 
     Args:
         start_message: The first message, with the options.
-        now: Present time of the monotonic clock.
+        now: Current time of the monotonic clock.
         command: Command line of the child.
 
     Raises:
@@ -54,7 +54,7 @@ class NvmlChild:
         self.slow_call: SlowCall | None = None
         self._stderr = os.fdopen(os.memfd_create("nvml-child-stderr"), "w+b")
         try:
-            # Never a fork without exec: NVML and the sidecar's threads would not survive it.
+            # A fork without exec would inherit locks that other threads of the sidecar hold.
             self._process = subprocess.Popen(
                 command,
                 bufsize=0,
@@ -87,7 +87,7 @@ class NvmlChild:
         return self._process.pid
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message; commands are shorter than the pipe's buffer, so writing does not block."""
+        """Send a message. Does not block, because a command is shorter than the pipe's buffer and the child reads at once."""
         data = memoryview(encode({"kind": kind, **fields}))
         with contextlib.suppress(OSError):  # the child has exited; the next read handles the exit
             while data:
@@ -120,16 +120,20 @@ class NvmlChild:
         if status is None:
             description = "closed its pipe"
         elif status < 0:
-            is_known_signal = -status in {signal_number.value for signal_number in signal.Signals}
-            description = (
-                f"was killed by {signal.Signals(-status).name if is_known_signal else f'signal {-status}'}"
-            )
+            description = f"was killed by {_signal_name(-status)}"
         else:
             description = f"ended with status {status}"
         size = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, size - _STDERR_BYTES))
         lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
         return f"{description}: {lines[-1][:200]}" if lines else description
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def command_of(module: str) -> tuple[str, ...]:

@@ -40,10 +40,14 @@ class GpuCollector:
         options: Selection of GPUs and period of the passes.
         replay: Description of a machine, as plain values, that is replayed in place of NVML.
         visible: The job's CUDA_VISIBLE_DEVICES.
-        on_change: Called when NVML or a GPU is lost or returns; must not block.
+        timings: Timeouts and delays of the supervisor.
+        kernel_log: Source of Xid errors besides NVML; /dev/kmsg by default.
+        command: Command line of the child; by default the module `nvml.child`.
+        on_change: Called when NVML fails or works again, and when a GPU is listed, lost, removed or returns; must not block.
         on_sample: Called after each pass of the child; must not block.
         counts_energy: Returns False if a different exporter counts the GPU energy of this machine.
         detached: True to start without loading NVML.
+        monotonic: The clock.
     """
 
     name = "gpu"
@@ -75,18 +79,16 @@ class GpuCollector:
         self._counts_energy = counts_energy
         self.detached = detached
         self._monotonic = monotonic
-        # Start of a replay: monotonic time of the first message of the first child.
-        self._origin: float | None = None
-        outage_seconds = max(OUTAGE_SECONDS, 2.5 * options.period)
-        self.registry = GpuRegistry(
-            outage_seconds=outage_seconds
-        )  # its lock also guards the next three attributes
+        # Start of a replay's timeline: monotonic time of the first message of the first child.
+        self._replay_origin: float | None = None
+        # The lock of the registry also guards the next three attributes.
+        self.registry = GpuRegistry(outage_seconds=max(OUTAGE_SECONDS, 2.5 * options.period))
         self._reason, self._message = STARTING, ""
         self._was_up = False
         self._supervisor = Supervisor(
-            start=self._start_child,
-            take=self._take,
-            change=self._change,
+            start_child=self._start_child,
+            on_message=self._handle_message,
+            on_state=self._handle_state,
             # A child sends no message between two passes.
             timings=dataclasses.replace(timings, deadline=timings.deadline + max(0.0, options.period - 1.0)),
             monotonic=monotonic,
@@ -121,7 +123,7 @@ class GpuCollector:
         Raises:
             CollectError: The supervisor's thread has exited.
         """
-        if self._is_started and not self._supervisor.alive:
+        if self._is_started and not self._supervisor.is_alive:
             raise CollectError("the thread that supervises the NVML child has exited", reason=_NVML_DOWN)
         expected = expected_devices(self._visible)
         is_paused = not (self.is_exclusive_replay or self._counts_energy())
@@ -134,7 +136,7 @@ class GpuCollector:
             has_gpus = bool(self.registry.gpus)
         if is_paused and has_gpus:
             collected.unsupported.append(
-                "another exporter on this machine counts its energy; the families are absent here"
+                "another exporter on this machine counts its energy; gpu_energy_joules_total is absent here"
             )
         if reason in {"", STARTING, DETACHED}:
             return collected
@@ -193,31 +195,32 @@ class GpuCollector:
             # Shorter than the deadline, so that the GPU of a hanging call is known at the deadline.
             "slow_call_seconds": 0.75 * self._timings.deadline,
             "replay": self._replay,
-            "origin": self._origin,
+            "origin": self._replay_origin,
         }
         return NvmlChild(start_message, now=self._monotonic(), command=self._command)
 
-    def _take(self, message: Mapping[str, Any], child: int) -> None:
+    def _handle_message(self, message: Mapping[str, Any], child: int) -> None:
         if message["kind"] == "machine":
             self.registry.machine = dict(message)
-            self._origin = self._origin or self._monotonic()
-        elif self.registry.take_sample(message, child):
+            self._replay_origin = self._replay_origin or self._monotonic()
+            return
+        if self.registry.take_sample(message, child):
             self._log_changes()
             self.on_change()
-        else:
-            self._log_gaps()
-            self._on_sample()
+        self._log_gaps()
+        self._on_sample()
 
     def _log_gaps(self) -> None:
-        for gpu in self.registry.new_energy_gaps():
+        for number, joules in self.registry.new_energy_gaps():
             LOG.warning(
                 "GPU %s: %.0f J that were used while the GPU had no energy readings are counted in exporter_energy_gap_joules_total",
-                *gpu,
+                number,
+                joules,
             )
 
     def _log_changes(self) -> None:
         """Log state changes of single GPUs, which the status of the collector does not show."""
-        gpus = dict(self.registry.gpus)  # only this thread changes the registry
+        gpus = dict(self.registry.gpus)  # without the lock: only this thread adds and removes GPUs
         for index, gpu in gpus.items():
             name, failure = f"GPU {gpu.number} ({gpu.uuid or 'UUID unknown'})", gpu.failure
             if failure and self._logged_failures.get(index) != (name, failure):
@@ -225,12 +228,12 @@ class GpuCollector:
                 LOG.warning("%s does not answer: %s", name, failure)
             elif not failure and self._logged_failures.pop(index, None) is not None:
                 LOG.info("%s answers again", name)
-        for index in self._known_indices - gpus.keys():
+        for index in sorted(self._known_indices - gpus.keys()):
             self._logged_failures.pop(index, None)
             LOG.warning("NVML no longer lists GPU %s", index)
         self._known_indices = set(gpus)
 
-    def _change(self, reason: str, message: str, gpu: int | None) -> None:
+    def _handle_state(self, reason: str, message: str, gpu: int | None) -> None:
         with self.registry.lock:
             self._reason, self._message = reason, message
             self._was_up |= reason == ""

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 CORRECTION_REASONS = ("wrap", "reset", "glitch")
 """Reasons of a correction: a register wrapped, the raw counter restarted, or a single number was wrong."""
 
+# The maximum increase has a margin of a tenth and 0.25 s, because the driver updates a counter between two readings.
+_RATE_MARGIN = 1.1
 _SLACK_SECONDS = 0.25
-_TOLERANCE = 1.1
-_WIDTH = 1 << 32
+_REGISTER_RANGE = 1 << 32
 _MAX_DOUBTS = 2
+"""Number of consecutive impossible readings from which the total is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class MonotonicCounter:
     resets: dict[str, int] = field(default_factory=dict)  # corrections by reason
     _last: RawReading | None = None
     _suspect: RawReading | None = None
-    _doubts: int = 0  # consecutive numbers that continue neither the last number nor the suspect
+    _doubts: int = 0  # consecutive readings that continue neither the last accepted reading nor the suspect
     _child: int | None = None
 
     def advance(self, raw: float, time: float, child: int) -> float:
@@ -62,7 +64,7 @@ class MonotonicCounter:
         elif self._continues(last, reading):
             self._accept(raw - last.raw, reading, "" if self._suspect is None else "glitch")
         elif self._wraps(last, reading):
-            self._accept(raw + _WIDTH - last.raw, reading, "wrap")
+            self._accept(raw + _REGISTER_RANGE - last.raw, reading, "wrap")
         elif self._suspect is not None and self._continues(self._suspect, reading):
             self._restart(last, self._suspect, reading)
         else:
@@ -96,14 +98,14 @@ class MonotonicCounter:
         return 0 <= reading.raw - last.raw <= self._max_increase(reading.time - last.time)
 
     def _wraps(self, last: RawReading, reading: RawReading) -> bool:
-        if not reading.raw < _WIDTH // 2 <= last.raw < _WIDTH:
+        if not reading.raw < _REGISTER_RANGE // 2 <= last.raw < _REGISTER_RANGE:
             return False
         # Without a maximum rate, a wrap is assumed only for an increase below 2^29.
         has_max_rate = self.rule.max_per_second is not None
-        max_increase = self._max_increase(reading.time - last.time) if has_max_rate else _WIDTH // 8
-        return reading.raw + _WIDTH - last.raw <= max_increase
+        max_increase = self._max_increase(reading.time - last.time) if has_max_rate else _REGISTER_RANGE // 8
+        return reading.raw + _REGISTER_RANGE - last.raw <= max_increase
 
     def _max_increase(self, seconds: float) -> float:
         if self.rule.max_per_second is None:
             return float("inf")
-        return self.rule.max_per_second / self.rule.scale * (seconds * _TOLERANCE + _SLACK_SECONDS)
+        return self.rule.max_per_second / self.rule.scale * (seconds * _RATE_MARGIN + _SLACK_SECONDS)

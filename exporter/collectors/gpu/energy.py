@@ -1,9 +1,9 @@
 """Energy of a GPU: the card's counter, with integrated power between two readings of the counter.
 
-Runs in the sidecar and performs no I/O. The counter is read every 10 s only, because a reading costs milliseconds;
-the integral of the driver's power samples grows in every pass. A reading of the counter replaces the integral since
-the previous reading. The energy of an outage, in which neither counter nor power were read, is counted as a gap and
-is not part of the total.
+Runs in the sidecar and performs no I/O. The counter is read about every 10 s, because a reading costs milliseconds;
+the integral of the driver's power samples grows in each pass with new samples. A reading of the counter replaces the
+integral since the previous reading. The energy of an outage, in which neither the counter nor the power was read, is
+counted as a gap and is not part of the total.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HISTORY_SECONDS = 60.0
 """Retention of totals, for the attribution of energy to processes."""
 
 CLOCK_STEP_SECONDS = 5.0
-"""Difference by which samples must be older than the last sample to prove a step of the wall clock."""
+"""A time that is earlier than the last sample by more than this shows that the wall clock was set back."""
 
 # No card draws 10 kW; a counter that grows faster is not the energy.
 _RULE = CounterRule(scale=0.001, max_per_second=10_000.0, starts_at_zero=True)
@@ -64,10 +64,10 @@ class GpuEnergy:
     power_samples: deque[PowerSample] = field(default_factory=deque)  # oldest first
     history: deque[EnergyPoint] = field(default_factory=deque)  # totals, oldest first
     _counter: MonotonicCounter | None = None
-    _integral: float = 0.0  # joules, over all children
-    _base_joules: float = 0.0  # of the counter, at the last reading
-    _integral_at_base: float = 0.0  # at the same reading
-    _raw_integral: float = 0.0  # joules, of the current child
+    _integral_joules: float = 0.0  # of the power, over all children
+    _base_joules: float = 0.0  # total at the last reading of the counter
+    _integral_at_base_joules: float = 0.0  # `_integral_joules` at the same reading
+    _child_integral_joules: float = 0.0  # of the power, as the current child reported it last
     _child: int | None = None
     _counter_time: float = 0.0  # monotonic time of the counter's last accepted reading
     _has_outage: bool = False  # since the last reading of the counter
@@ -81,31 +81,36 @@ class GpuEnergy:
     def register_joules(self) -> float | None:
         """Energy of the card's counter, extended by the integral up to the last reading; None without a counter."""
         raw = None if self._counter is None else self._counter.raw
-        return None if raw is None else raw * _RULE.scale + self._integral - self._integral_at_base
+        if raw is None:
+            return None
+        return raw * _RULE.scale + self._integral_joules - self._integral_at_base_joules
 
     def take(
         self, power: PowerBlock | None, millijoules: float | None, time: float, child: int, *, is_paused: bool
     ) -> None:
-        """Add the readings of a pass: power, and the counter at a monotonic time; with `is_paused`, nothing is counted."""
+        """Add the readings of a pass: the power samples, and the counter, which was read at a monotonic time.
+
+        With `is_paused`, the total does not grow.
+        """
         is_first_counter = millijoules is not None and self._counter is None
         if is_first_counter:
             self._counter = MonotonicCounter(_RULE)
         if power is not None:
             self._take_power(power, child, is_paused=is_paused)
         if is_first_counter:
-            self._integral_at_base = self._integral
+            self._integral_at_base_joules = self._integral_joules
         if millijoules is not None and self._counter is not None:
             self._take_counter(self._counter, millijoules, time, child, is_paused=is_paused)
         self._keep_total()
 
     def _take_power(self, block: PowerBlock, child: int, *, is_paused: bool) -> None:
         self._keep_samples(block)
-        previous_joules = self._raw_integral if child == self._child else 0.0
+        previous_joules = self._child_integral_joules if child == self._child else 0.0
         if child != self._child or block.end_time > self.time:
-            self._read(block.end_time)
+            self._record_reading(block.end_time)
         increase_joules = max(0.0, block.integral_joules - previous_joules)
-        self._raw_integral, self._child = block.integral_joules, child
-        self._integral += increase_joules
+        self._child_integral_joules, self._child = block.integral_joules, child
+        self._integral_joules += increase_joules
         if is_paused:
             self._base_joules -= increase_joules
         if self._counter is None:
@@ -123,9 +128,9 @@ class GpuEnergy:
         self.resets = counter.resets
         if counter.raw is None:  # in doubt until the next number
             return
-        self._read(time)
+        self._record_reading(time)
         self._counter_time = time
-        integral_joules = self._integral - self._integral_at_base
+        integral_joules = self._integral_joules - self._integral_at_base_joules
         if is_paused:
             self._base_joules += integral_joules
         elif self._has_outage and previous_raw is not None:
@@ -136,7 +141,7 @@ class GpuEnergy:
         else:
             self._base_joules += increase_joules
         self._has_outage = False
-        self._integral_at_base = self._integral
+        self._integral_at_base_joules = self._integral_joules
         self._publish_counter()
 
     def reading(
@@ -155,7 +160,7 @@ class GpuEnergy:
             name=name,
             index=str(number),
             # Without a counter the integral is `joules` itself.
-            power_joules=self._integral if has_counter else None,
+            power_joules=self._integral_joules if has_counter else None,
             resets=dict(self.resets),
             gap_seconds={NO_READING: self.gap_seconds} if self.gap_seconds else {},
             gap_joules={NO_READING: self.gap_joules} if self.gap_joules else {},
@@ -165,6 +170,7 @@ class GpuEnergy:
 
     def is_current(self, now: float) -> bool:
         """Return True if the last readings are recent enough to publish the total."""
+        # The power is read in each pass, the counter once in about ten passes.
         is_recent = (
             now - self.time < self.outage_seconds / 4 or now - self._counter_time < self.outage_seconds
         )
@@ -176,7 +182,7 @@ class GpuEnergy:
             after = 0.0
         return [sample for sample in self.power_samples if sample[0] > after]
 
-    def _read(self, time: float) -> None:
+    def _record_reading(self, time: float) -> None:
         """Record the time of an accepted reading, and the outage if the previous reading is too old."""
         if self.joules and time - self.time >= self.outage_seconds:
             self.gap_seconds += time - self.time
@@ -184,7 +190,7 @@ class GpuEnergy:
         self.time = max(self.time, time)
 
     def _publish_counter(self) -> None:
-        increase_joules = max(0.0, self._integral - self._integral_at_base)
+        increase_joules = max(0.0, self._integral_joules - self._integral_at_base_joules)
         # A total never decreases: after a downward correction it stays constant until the counter has caught up.
         previous_joules = self.joules.get(COUNTER_SOURCE, 0.0)
         self.joules[COUNTER_SOURCE] = max(previous_joules, self._base_joules + increase_joules)

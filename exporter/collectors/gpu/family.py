@@ -8,7 +8,7 @@ from exporter.collectors.gpu.counters import CounterRule
 from exporter.families import FamilySpec
 
 GPU = ("gpu", "uuid")
-"""Labels of every family of a GPU."""
+"""Labels that identify the GPU, the first labels of its families."""
 
 CHILD_COUNTER = CounterRule(restarts_with_child=True)
 """Rule of totals that start at 0 in each NVML child."""
@@ -34,5 +34,7 @@ class GpuFamily:
 
     spec: FamilySpec  # labels: `gpu`, `uuid`, then the reading's labels
     sources: tuple[ReadingSource, ...]
-    by_link: bool = False  # True for a sum over NVLinks: the first label of a reading is the link
+    by_link: bool = (
+        False  # True if the value is a sum over the NVLinks: the first label of the reading is the link
+    )
     rare: frozenset[str] = frozenset()  # values of the last label whose series are omitted while 0

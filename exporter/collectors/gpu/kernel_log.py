@@ -30,11 +30,11 @@ class KernelLog:
         self._path = path
         self._clock = clock
         self._descriptor: int | None = None
-        self._rest = ""
+        self._incomplete_line = ""
         self._counts: dict[str, dict[str, tuple[int, float]]] = {}
 
     def open(self) -> None:
-        """Open the log and seek to the end."""
+        """Open the log and seek to the end. Without permission, the log stays closed."""
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._descriptor, 0, os.SEEK_END)
@@ -48,7 +48,7 @@ class KernelLog:
             self._descriptor = None
 
     def read(self) -> KernelXids:
-        """Read new records and return the counts."""
+        """Read the new records and return the counts since the log was opened."""
         while self._descriptor is not None:
             try:
                 record = os.read(self._descriptor, _RECORD_BYTES)
@@ -66,7 +66,8 @@ class KernelLog:
 
     def _take(self, record: bytes) -> None:
         # A record is a line with continuation lines; a plain file is read in chunks.
-        *lines, self._rest = (self._rest + record.decode("utf-8", "replace")).split("\n")
+        text = self._incomplete_line + record.decode("utf-8", "replace")
+        *lines, self._incomplete_line = text.split("\n")
         for match in filter(None, map(_XID.search, lines)):
             domain, bus, device, xid = match.groups()
             # NVML writes 00000000:3B:00.0.

@@ -16,7 +16,7 @@ from exporter.config.options import Duration, Range, option
 MAX_GPUS = 64
 """Maximum number of monitored GPUs."""
 
-_MIN_PREFIX_LENGTH = 5  # "GPU-" and a digit
+_MIN_PREFIX_LENGTH = 5  # "GPU-" or "MIG-", and a digit
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ DEFAULT_OPTIONS = GpuOptions()
 
 
 def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict[int, int] | None:
-    """Return the job's index of each GPU, by its position among the accessible GPUs, or None if the variable names no GPU.
+    """Return the job's index of each named GPU by position among the accessible GPUs; None if the variable names no GPU.
 
     Args:
         visible: CUDA_VISIBLE_DEVICES.
@@ -57,31 +57,42 @@ def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict
     if visible is None or expected_devices(visible) is None:
         return None
     numbers: dict[int, int] = {}
-    for position, entry in enumerate(visible.split(",")):
-        index = _index_of(entry.strip(), uuids)
-        if index is None:
+    for number, entry in enumerate(visible.split(",")):
+        position = _position_of(entry.strip(), uuids)
+        if position is None:
             break
-        numbers.setdefault(index, position)
+        numbers.setdefault(position, number)
     return numbers
 
 
 def expected_devices(visible: str | None) -> int | None:
-    """Return the number of GPUs named in the variable, even if absent, or None if the variable names no GPU."""
-    entries = set()
-    for entry in (visible or "").split(","):
-        text = entry.strip()
-        if not (text.isdecimal() or text.startswith(("GPU-", "MIG-"))):
+    """Return the minimum number of GPUs that the variable names, even if absent, or None if the variable names no GPU.
+
+    The variable does not show whether MIG devices are on the same GPU, so that they count as one GPU.
+    """
+    gpus = set()
+    for entry in map(str.strip, (visible or "").split(",")):
+        if entry.isdecimal() or entry.startswith(("GPU-", "MIG-GPU-")):
+            gpus.add(_gpu_of(entry))
+        elif entry.startswith("MIG-"):
+            gpus.add("MIG")
+        else:
             break
-        entries.add(text)
-    return len(entries) or None
+    return len(gpus) or None
 
 
-def _index_of(entry: str, uuids: Mapping[int, Sequence[str]]) -> int | None:
+def _gpu_of(entry: str) -> str:
+    """Return the entry of the GPU for a MIG device in the old format, `MIG-GPU-<uuid>/<gi>/<ci>`. Others are unchanged."""
+    return entry.removeprefix("MIG-").partition("/")[0] if entry.startswith("MIG-GPU-") else entry
+
+
+def _position_of(entry: str, uuids: Mapping[int, Sequence[str]]) -> int | None:
     if entry.isdecimal():
         return int(entry) if int(entry) in uuids else None
-    # Old format of a MIG device: MIG-GPU-<uuid>/<gi>/<ci>.
-    prefix = entry.removeprefix("MIG-").partition("/")[0] if entry.startswith("MIG-GPU-") else entry
+    prefix = _gpu_of(entry)
     if len(prefix) < _MIN_PREFIX_LENGTH:
         return None
-    indices = {index for index, names in uuids.items() if any(name.startswith(prefix) for name in names)}
-    return indices.pop() if len(indices) == 1 else None
+    positions = {
+        position for position, names in uuids.items() if any(name.startswith(prefix) for name in names)
+    }
+    return positions.pop() if len(positions) == 1 else None

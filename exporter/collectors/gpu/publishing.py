@@ -37,16 +37,16 @@ DEVICES = FamilySpec(
 DEVICES_EXPECTED = FamilySpec(
     name="gpu_devices_expected",
     type="gauge",
-    help="Number of GPUs that should answer: those in CUDA_VISIBLE_DEVICES, otherwise the largest number that NVML has listed, "
-    "including lost GPUs. Absent before NVML has listed a GPU.",
+    help="Number of GPUs that should answer, lost GPUs included: the largest number that NVML has listed, or the number of GPUs "
+    "in CUDA_VISIBLE_DEVICES if that is larger. Absent if the variable names no GPU and NVML has listed none.",
     source="CUDA_VISIBLE_DEVICES, nvmlDeviceGetCount",
 )
 GPU_UP = FamilySpec(
     name="gpu_up",
     type="gauge",
     labels=GPU,
-    help="1 if the GPU answers any call, otherwise 0. While the value is 0, only counters of past events of the GPU are "
-    "published. Absent while NVML does not answer.",
+    help="1 if the GPU answers any call, otherwise 0. While the value is 0, the readings of the GPU are absent, and its Xid "
+    "errors stay. Absent while NVML does not answer, except for a GPU that was lost before or that hangs.",
     source="the NVML child",
 )
 GPU_ERROR = FamilySpec(
@@ -60,7 +60,7 @@ RESET_REQUIRED = FamilySpec(
     name="gpu_reset_required",
     type="gauge",
     labels=GPU,
-    help="1 if the driver does not use the GPU until it is reset, otherwise 0. Absent while NVML does not answer.",
+    help="1 if the driver does not use the GPU until it is reset, otherwise 0. Absent like gpu_up.",
     source="NVML_ERROR_RESET_REQUIRED",
 )
 INFO_IDENTITY = (
@@ -201,7 +201,7 @@ Samples = dict[Labels, float]
 class GpuBlock:
     """Publisher of the families of all GPUs, which reuses the families of the previous pass.
 
-    A pass comes every second, and most readings are older: a family without a new reading keeps the values of the last pass.
+    Most readings are older than a pass: a family without a new reading keeps the values of the previous pass.
     """
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class GpuBlock:
             registry: All GPUs; the caller holds the registry's lock.
             reason: Reason of NVML's failure; "" if NVML is up.
             restarts: Restarts of the child by reason.
-            expected: Number of GPUs in CUDA_VISIBLE_DEVICES, or None.
+            expected: Minimum number of GPUs by CUDA_VISIBLE_DEVICES, or None.
         """
         gpus = sorted(registry.gpus.values(), key=lambda gpu: (gpu.number, gpu.index))
         block: dict[str, Samples] = {spec.name: {} for spec in OTHER_SPECS}
@@ -225,8 +225,9 @@ class GpuBlock:
             block[NVML_ERROR.name][reason,] = 1
         else:
             block[DEVICES.name][()] = sum(gpu.failure == "" for gpu in gpus)
-        if expected or registry.max_gpu_count:
-            block[DEVICES_EXPECTED.name][()] = expected or registry.max_gpu_count
+        expected_count = max(expected or 0, registry.max_gpu_count)
+        if expected_count:
+            block[DEVICES_EXPECTED.name][()] = expected_count
         for gpu in gpus:
             _add_status(block, gpu, registry.machine)
             if gpu.failure == "":
@@ -239,7 +240,7 @@ class GpuBlock:
         if not reason and registry.resident_bytes:
             block[CHILD_MEMORY.name][()] = registry.resident_bytes
         block[CHILD_RESTARTS.name] = {
-            (restart_reason,): number for restart_reason, number in sorted(restarts.items())
+            (restart_reason,): count for restart_reason, count in sorted(restarts.items())
         }
         gpus_up = [gpu for gpu in gpus if gpu.failure == ""]
         updated_readings = registry.take_changes()
@@ -253,7 +254,10 @@ class GpuBlock:
     def _readings(
         self, family: GpuFamily, gpus: Sequence[GpuState], updated_readings: set[str] | None
     ) -> Mapping[Labels, float]:
-        """Return the values of a family; the values of the previous pass if no reading of the family is in *updated_readings*."""
+        """Return the values of a family.
+
+        These are the values of the previous pass unless a reading of the family is in *updated_readings*, or that is None.
+        """
         previous = self._cache.values(family.spec)
         if previous is not None and updated_readings is not None:
             readings = {source.reading for source in family.sources}
@@ -281,22 +285,22 @@ def _add_status(block: dict[str, Samples], gpu: GpuState, machine: Mapping[str, 
 def _add_readings(samples: Samples, gpu: GpuState, family: GpuFamily) -> None:
     gpu_labels = gpu.labels()
     for source in family.sources:
-        present = gpu.values.get(source.reading)
-        if not present:
+        latest_values = gpu.values.get(source.reading)
+        if not latest_values:
             continue
         if source.rule is None:
-            samples.update({(*gpu_labels, *labels): number for labels, number in present.items()})
+            samples.update({(*gpu_labels, *labels): value for labels, value in latest_values.items()})
             continue
         for labels, counter in gpu.counters[source.reading].items():
-            number = counter.value()
+            total = counter.value()
             # A sum over links includes inactive links, because a counter must not decrease.
-            if number is None or not (family.by_link or labels in present):
+            if total is None or not (family.by_link or labels in latest_values):
                 continue
-            if not number and labels and labels[-1] in family.rare:
+            if not total and labels and labels[-1] in family.rare:
                 continue
             # The family of a reading by link has no label for the link.
-            series = (*gpu_labels, *(labels[1:] if family.by_link else labels))
-            samples[series] = samples.get(series, 0) + number
+            series_labels = (*gpu_labels, *(labels[1:] if family.by_link else labels))
+            samples[series_labels] = samples.get(series_labels, 0) + total
 
 
 def _add_instances(block: dict[str, Samples], gpu: GpuState) -> None:
@@ -304,22 +308,22 @@ def _add_instances(block: dict[str, Samples], gpu: GpuState) -> None:
         block[MIG_INFO.name][
             gpu.labels(instance.uuid, str(instance.gi), str(instance.ci), instance.profile)
         ] = 1
-        for spec, number in (
-            (MIG_MEMORY_TOTAL, instance.memory_total),
-            (MIG_MEMORY_USED, instance.memory_used),
-            (MIG_SM_ACTIVITY, instance.sm),
+        for spec, value in (
+            (MIG_MEMORY_TOTAL, instance.memory_total_bytes),
+            (MIG_MEMORY_USED, instance.memory_used_bytes),
+            (MIG_SM_ACTIVITY, instance.sm_activity_ratio),
         ):
-            if number is not None:
-                block[spec.name][gpu.labels(instance.uuid)] = number
+            if value is not None:
+                block[spec.name][gpu.labels(instance.uuid)] = value
 
 
 def _add_xids(block: dict[str, Samples], gpu: GpuState) -> None:
-    # NVML's events and the kernel log report the same errors; neither has the errors before it was opened.
+    # NVML's events and the kernel log report the same errors. Each lacks the errors before it was opened.
     for xid in sorted({*gpu.xids, *gpu.kernel_xids}):
         event_count = gpu.xids[xid].total if xid in gpu.xids else 0
         block[XID_ERRORS.name][gpu.labels(xid)] = max(event_count, gpu.kernel_xids.get(xid, 0))
-    for xid, last in gpu.xid_times.items():
-        block[XID_TIME.name][gpu.labels(xid)] = last
+    for xid, unix_time in gpu.xid_times.items():
+        block[XID_TIME.name][gpu.labels(xid)] = unix_time
 
 
 def _add_child(block: dict[str, Samples], registry: GpuRegistry) -> None:

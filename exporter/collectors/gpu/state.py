@@ -1,7 +1,7 @@
 """Registry of GPUs: latest readings and counters from the messages of the NVML child.
 
-Runs in the sidecar. The supervisor's thread delivers the messages; every method may be called from any thread.
-`child` is the sequence number of the child that sent a message. Counters continue after a restart of the child and
+Runs in the sidecar. The supervisor's thread delivers the messages; the methods of `GpuRegistry` may be called from any
+thread. `child` is the sequence number of the child that sent a message. Counters continue after a restart of the child and
 after the absence of a GPU, but not after a restart of the sidecar.
 """
 
@@ -38,9 +38,9 @@ class MigInstance:
     gi: int  # GPU instance
     ci: int  # compute instance
     profile: str
-    memory_total: int | None = None
-    memory_used: int | None = None
-    sm: float | None = None  # activity of the SMs, a ratio
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    sm_activity_ratio: float | None = None
 
 
 @dataclass(slots=True)
@@ -48,9 +48,9 @@ class GpuState:
     """Latest readings and counters of a GPU."""
 
     index: int  # NVML index
-    number: int  # the job's number of the GPU
+    number: int  # index in the job's numbering; the label `gpu`
     uuid: str = ""  # empty before the first read
-    failure: str | None = None  # reason; "" if the GPU is up, None if unknown, without a child
+    failure: str | None = None  # reason; "" if the GPU is up, None if unknown because no child works
     identity: Mapping[str, str] = field(default_factory=dict)
     values: dict[str, dict[Labels, float]] = field(default_factory=dict)  # latest readings by name and labels
     counters: dict[str, dict[Labels, MonotonicCounter]] = field(default_factory=dict)
@@ -67,13 +67,13 @@ class GpuState:
         return str(self.number), self.uuid, *label_values
 
     def lose(self, reason: str | None) -> None:
-        """Record a failure: clear the readings and keep the counters."""
+        """Clear the readings, because the GPU does not answer or no child works, and keep the counters."""
         self.failure = reason
         self.values.clear()
         self.processes, self.instances = (), ()
 
     def take(self, entry: Mapping[str, Any], time: float, child: int, *, is_paused: bool) -> None:
-        """Add the readings of a pass; with `is_paused`, the energy total does not change."""
+        """Add the readings of a pass. With `is_paused`, the energy total does not grow."""
         for reading, values in entry["replaced"].items():
             self.values.pop(reading, None)
             self._take_reading(reading, values, time, child)
@@ -92,10 +92,10 @@ class GpuState:
             self.instances = tuple(MigInstance(**instance) for instance in entry["instances"])
 
     def take_xids(self, xids: Mapping[str, Any], time: float, child: int) -> None:
-        """Add the Xids that the child has counted: the number and the last time of each Xid."""
-        for xid, (number, last) in xids.items():
-            self.xids.setdefault(xid, MonotonicCounter(CHILD_COUNTER)).advance(number, time, child)
-            self.xid_times[xid] = max(last, self.xid_times.get(xid, 0.0))
+        """Add the Xids that the child has counted: the count and the Unix time of the last error, by Xid."""
+        for xid, (count, unix_time) in xids.items():
+            self.xids.setdefault(xid, MonotonicCounter(CHILD_COUNTER)).advance(count, time, child)
+            self.xid_times[xid] = max(unix_time, self.xid_times.get(xid, 0.0))
 
     def value(self, reading: str) -> float | None:
         """Return the value of a reading without labels."""
@@ -114,15 +114,15 @@ class GpuState:
 
     def _take_reading(self, reading: str, pairs: Any, time: float, child: int) -> None:
         values, rule = self.values.setdefault(reading, {}), COUNTER_RULES.get(reading)
-        for names, number in pairs:
-            labels = tuple(names)
-            if number is None:
+        for label_values, value in pairs:
+            labels = tuple(label_values)
+            if value is None:
                 values.pop(labels, None)
                 continue
-            values[labels] = number
+            values[labels] = value
             if rule is not None:
                 counters = self.counters.setdefault(reading, {})
-                counters.setdefault(labels, MonotonicCounter(rule)).advance(number, time, child)
+                counters.setdefault(labels, MonotonicCounter(rule)).advance(value, time, child)
 
     def _process(self, entry: Mapping[str, Any]) -> GpuProcessUse:
         return GpuProcessUse(
@@ -151,13 +151,13 @@ class GpuRegistry:
         self.errors: dict[Labels, MonotonicCounter] = {}  # by call and error
         self._outage_seconds = outage_seconds
         self._removed_gpus: dict[str, GpuState] = {}  # by UUID
-        self._updated_readings: set[str] = (
-            set()
-        )  # names of the readings received since the last `take_changes`
-        self._gpus_changed = True  # a GPU was added, removed, lost or returned since the last `take_changes`
+        # Changes since the last `take_changes`: names of the readings received, and whether a GPU was added, removed, lost
+        # or renumbered, or has returned.
+        self._updated_readings: set[str] = set()
+        self._gpus_changed = True
 
     def take_sample(self, message: Mapping[str, Any], child: int) -> bool:
-        """Add a pass of a child; return True if a GPU was lost or has returned.
+        """Add a pass of a child. Return True if a GPU was added, removed or lost, or has returned.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: The message is invalid.
@@ -184,7 +184,7 @@ class GpuRegistry:
             return has_changed
 
     def take_changes(self) -> set[str] | None:
-        """Return the names of the readings received since the last call, or None if a GPU was added, removed, lost or returned."""
+        """Return the names of the readings received since the last call, or None if all families must be computed again."""
         with self.lock:
             updated_readings = None if self._gpus_changed else self._updated_readings
             self._updated_readings, self._gpus_changed = set(), False
@@ -192,10 +192,13 @@ class GpuRegistry:
 
     def take_kernel_xids(self, kernel_xids: KernelXids) -> None:
         """Add the Xids of the kernel log, counted since the sidecar started."""
-        for gpu in self.gpus.values():
-            for xid, (number, last) in kernel_xids.get(gpu.identity.get("pci_bus_id", ""), {}).items():
-                gpu.kernel_xids[xid] = number
-                gpu.xid_times[xid] = max(last, gpu.xid_times.get(xid, 0.0))
+        with self.lock:
+            for gpu in self.gpus.values():
+                for xid, (count, unix_time) in kernel_xids.get(
+                    gpu.identity.get("pci_bus_id", ""), {}
+                ).items():
+                    gpu.kernel_xids[xid] = count
+                    gpu.xid_times[xid] = max(unix_time, gpu.xid_times.get(xid, 0.0))
 
     def clear_readings(self, *, hanging: int | None = None) -> None:
         """Clear the readings of all GPUs, because there is no working child; `hanging` is the GPU of a hanging call."""
@@ -208,15 +211,16 @@ class GpuRegistry:
     def resets(self) -> Mapping[str, int]:
         """Return the number of corrections of counters by reason, over all GPUs."""
         corrections: Tally[str] = Tally()
-        for gpu in (*self.gpus.values(), *self._removed_gpus.values()):
-            counters = [counter for by_label in gpu.counters.values() for counter in by_label.values()]
-            # Called every second for hundreds of counters, nearly all of which were never corrected.
-            for resets in filter(None, [gpu.energy.resets, *[counter.resets for counter in counters]]):
-                corrections.update(resets)
+        with self.lock:
+            for gpu in (*self.gpus.values(), *self._removed_gpus.values()):
+                counters = [counter for by_label in gpu.counters.values() for counter in by_label.values()]
+                # Called every second for hundreds of counters, nearly all of which were never corrected.
+                for resets in filter(None, [gpu.energy.resets, *[counter.resets for counter in counters]]):
+                    corrections.update(resets)
         return corrections
 
     def new_energy_gaps(self) -> list[tuple[int, float]]:
-        """Return the joules of gaps since the last call, with the number of the GPU."""
+        """Return the number of each GPU with gaps since the last call, and the joules of these gaps."""
         with self.lock:
             gaps = [
                 (gpu.number, gpu.energy.new_gap_joules)
@@ -248,9 +252,10 @@ class GpuRegistry:
             return tuple(gpu.energy_reading() for gpu in self.gpus.values() if gpu.uuid)
 
     def power_samples(self, since_by_uuid: Mapping[str, float]) -> dict[str, list[PowerSample]]:
-        """Return the last power samples of each GPU by UUID, oldest first, after the times in `since_by_uuid`.
+        """Return the power samples of each GPU by UUID, oldest first, after the Unix times in `since_by_uuid`.
 
-        One sample per 20 ms if the driver has samples, otherwise one per pass; 30 s are retained.
+        The driver takes a sample every 20 ms; without a sample buffer, there is one sample per pass. The samples of the
+        last 30 s are retained.
         """
         with self.lock:
             samples_by_uuid = {
@@ -260,7 +265,7 @@ class GpuRegistry:
         return {uuid: samples for uuid, samples in samples_by_uuid.items() if samples}
 
     def _remove_moved(self, uuids: Mapping[int, str]) -> bool:
-        """Remove GPUs whose index has changed; return True if any GPU was removed."""
+        """Remove GPUs that are no longer listed or whose index has changed. Return True if any GPU was removed."""
         moved_indices = [
             index
             for index, gpu in self.gpus.items()
@@ -275,6 +280,7 @@ class GpuRegistry:
     def _take_gpu(self, entry: Mapping[str, Any], time: float, child: int) -> bool:
         index, uuid = int(entry["index"]), str(entry["uuid"])
         gpu = self.gpus.get(index)
+        is_new = gpu is None
         if gpu is None:
             new_gpu = GpuState(index, index, energy=GpuEnergy(outage_seconds=self._outage_seconds))
             gpu = self.gpus[index] = self._removed_gpus.pop(uuid, new_gpu)
@@ -293,4 +299,6 @@ class GpuRegistry:
             gpu.take(entry, time, child, is_paused=self.energy_is_paused)
             self._updated_readings.update(entry["replaced"], entry["values"])
         self._gpus_changed |= previous_labels != gpu.labels() or previous_reason != gpu.failure
-        return previous_reason != gpu.failure if gpu.failure else bool(previous_reason)
+        if gpu.failure:
+            return is_new or previous_reason != gpu.failure
+        return is_new or bool(previous_reason)  # after None, no GPU has returned: the child was replaced

@@ -21,7 +21,7 @@ from exporter.collectors.gpu.nvml import ProtocolError
 STARTING, DETACHED = "starting", "detached"
 
 IMMEDIATE_RESTARTS = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm_version_mismatch"})
-"""Exit reasons after which the next child starts immediately."""
+"""Exit reasons after which the next child starts immediately, unless an earlier child failed shortly before."""
 
 MAX_IMMEDIATE_HANGS = 3
 """Number of consecutive hangs on a GPU that are followed by an immediate restart. Later restarts are delayed."""
@@ -38,14 +38,14 @@ RESTART_REASONS = (CRASHED, HUNG, *sorted({*IMMEDIATE_RESTARTS, "driver_not_load
 class Timings:
     """Timeouts and backoffs of the supervisor, in seconds."""
 
-    deadline: float = 5.0  # time without a message after which a serving child hangs
-    # The same for a child that starts: without persistence mode, initialising a GPU takes seconds.
+    deadline: float = 5.0  # time without a message after which a serving child counts as hanging
+    # The same for a starting child: without persistence mode, initialising a GPU takes seconds.
     start_deadline: float = 30.0
     patience: float = 5.0  # time from the detection of a hang to the start of a replacement
     first_backoff: float = 5.0  # delay after the first failure
     max_backoff: float = 300.0  # maximum delay
-    steady: float = 60.0  # age of a child at which earlier failures are forgotten
-    shutdown: float = 1.5  # maximum duration of a requested exit
+    steady: float = 60.0  # age of a child at whose exit earlier failures are forgotten
+    shutdown: float = 1.5  # wait for a requested exit
 
 
 DEFAULT_TIMINGS = Timings()
@@ -57,19 +57,19 @@ StartChild = Callable[[tuple[int, ...], tuple[tuple[int, str], ...]], NvmlChild]
 class Supervisor:
     """Supervisor of an NVML child, and of at most one hanging predecessor.
 
-    - A child that exits is replaced after 5 s, and after repeated failures at growing intervals; a child that requested
-      its restart is replaced immediately.
+    - A child that exits is replaced after 5 s, and after repeated failures at growing intervals. A child that requested
+      its restart (`IMMEDIATE_RESTARTS`) is replaced immediately, unless an earlier child failed shortly before.
     - A child whose call hangs on a GPU is replaced before the readings of the other GPUs expire. The new child skips
       this GPU. From the fourth consecutive hang on, the replacement is delayed.
-    - A child without a message within the deadline hangs. It is not killed, because killing a process inside a driver
-      call can harm the driver, and exits when the call returns. A replacement starts after `patience` seconds. If the
-      replacement hangs as well, the supervisor waits until one of the calls returns.
+    - A child without a message within the deadline counts as hanging. Until the sidecar stops, it is not killed, because
+      killing a process inside a driver call can harm the driver; it exits when the call returns. A replacement starts
+      after `patience` seconds. If the replacement hangs as well, the supervisor waits until one of the calls returns.
     - A skipped GPU is used again after the hanging call has returned; the call is then made less often.
 
     Args:
-        start: Function that starts a child.
-        take: Called with a message `machine` or `sample`, and the number of the child.
-        change: Called with the reason of NVML's failure ("" if NVML is up), a description, and the index of the GPU of a
+        start_child: Function that starts a child.
+        on_message: Called with a message `machine` or `sample`, and the number of the child.
+        on_state: Called with the reason of NVML's failure ("" if NVML is up), a description, and the index of the GPU of a
             hanging call, if known.
         timings: Timeouts and delays.
         monotonic: The clock.
@@ -78,16 +78,16 @@ class Supervisor:
     def __init__(
         self,
         *,
-        start: StartChild,
-        take: Callable[[Mapping[str, Any], int], None],
-        change: Callable[[str, str, int | None], None],
+        start_child: StartChild,
+        on_message: Callable[[Mapping[str, Any], int], None],
+        on_state: Callable[[str, str, int | None], None],
         timings: Timings = DEFAULT_TIMINGS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.restarts: dict[str, int] = dict.fromkeys(RESTART_REASONS, 0)
-        self._start = start
-        self._take = take
-        self._change = change
+        self._start_child = start_child
+        self._on_message = on_message
+        self._on_state = on_state
         self._timings = timings
         self._monotonic = monotonic
         self._active: NvmlChild | None = None
@@ -99,10 +99,12 @@ class Supervisor:
         self._child_number = 0
         self._start_due: float | None = 0.0  # time of the next start; None for no start
         self._hung_since: float | None = None
-        self._sampled_at = 0.0  # of any child: a predecessor's readings are published until the deadline
+        # Time of the last sample of any child: the readings of a replaced child are published until the deadline.
+        self._sampled_at = 0.0
         self._reason = STARTING
-        self._is_detached = False  # _detached and _stopping are set by other threads
-        self._stopping = False
+        # Set by other threads.
+        self._is_detached = False
+        self._is_stopping = False
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_writer.setblocking(False)
@@ -115,7 +117,7 @@ class Supervisor:
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
         """Stop the thread and the child. A hanging child is killed at once."""
-        self._stopping = True
+        self._is_stopping = True
         self._wake()
         self._thread.join(timeout_seconds)
 
@@ -130,7 +132,7 @@ class Supervisor:
         self._wake()
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """True if the supervisor thread is running."""
         return self._thread.is_alive()
 
@@ -146,7 +148,7 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
+            while not self._is_stopping:
                 self._act(self._monotonic(), is_detached=self._is_detached)
                 for key, _ in self._selector.select(self._wait_seconds(self._monotonic())):
                     if isinstance(key.fileobj, NvmlChild):
@@ -196,7 +198,9 @@ class Supervisor:
     def _launch(self, now: float) -> None:
         self._start_due = None
         try:
-            self._active = self._start(tuple(sorted(self._skipped_gpus)), tuple(sorted(self._avoided_calls)))
+            self._active = self._start_child(
+                tuple(sorted(self._skipped_gpus)), tuple(sorted(self._avoided_calls))
+            )
         except OSError as error:
             self._start_due = now + self._backoff()
             self._set(CRASHED, f"the process that calls NVML cannot be started: {error}")
@@ -235,10 +239,10 @@ class Supervisor:
         self._hung_since = None
         self._forget_failures(child, now)
         self.restarts[HUNG] += 1
-        self._start_due = now + self._backoff(immediate=1 if gpu is None else MAX_IMMEDIATE_HANGS)
+        self._start_due = now + self._backoff(immediate_starts=1 if gpu is None else MAX_IMMEDIATE_HANGS)
 
     def _reuse_skipped(self, hanging_child: NvmlChild) -> None:
-        """Use the skipped GPUs again, because the hanging call has returned."""
+        """Use the skipped GPUs again, except GPUs that have hung often, because the hanging call has returned."""
         self._close(hanging_child)
         self._hanging_child = None
         for gpu in sorted(self._skipped_gpus):
@@ -278,7 +282,7 @@ class Supervisor:
 
     def _process(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
         kind = message["kind"]
-        # The pipe thread sends `slow`, so that the message does not show that the sampling thread is responsive.
+        # The child's pipe thread sends `slow`: this message does not show that the sampling thread is responsive.
         if kind == "slow":
             child.slow_call = SlowCall(message["gpu"], str(message["call"]))
             return
@@ -287,12 +291,12 @@ class Supervisor:
             child.exit_message = message
         elif kind == "machine":
             child.is_serving = True
-            self._take(message, self._child_number)
+            self._on_message(message, self._child_number)
         elif kind == "sample":
             child.slow_call = None
             self._hung_since = None
             self._sampled_at = now
-            self._take(message, self._child_number)
+            self._on_message(message, self._child_number)
             if self._reason not in {"", DETACHED}:
                 self._set("", "")
 
@@ -308,15 +312,15 @@ class Supervisor:
             return
         if child.is_serving or reason == CRASHED:
             self.restarts[reason if reason in self.restarts else "unknown"] += 1
-        immediate = reason in IMMEDIATE_RESTARTS and child.is_serving
-        self._start_due = now + self._backoff(immediate=int(immediate))
-        if not immediate:
+        is_requested = reason in IMMEDIATE_RESTARTS and child.is_serving
+        self._start_due = now + self._backoff(immediate_starts=int(is_requested))
+        if not is_requested:
             self._set(reason, message)
 
-    def _backoff(self, *, immediate: int = 0) -> float:
-        """Return the delay before the next start; 0 for the first `immediate` consecutive failures."""
+    def _backoff(self, *, immediate_starts: int = 0) -> float:
+        """Count a failure, and return the delay before the next start; 0 for the first `immediate_starts` failures in a row."""
         self._failures += 1
-        if self._failures <= immediate:
+        if self._failures <= immediate_starts:
             return 0.0
         timings = self._timings
         return min(timings.max_backoff, timings.first_backoff * 2.0 ** min(self._failures - 1, 16))
@@ -331,7 +335,7 @@ class Supervisor:
 
     def _set(self, reason: str, message: str, gpu: int | None = None) -> None:
         self._reason = reason
-        self._change(reason, message, gpu)
+        self._on_state(reason, message, gpu)
 
     def _close(self, child: NvmlChild) -> None:
         self._selector.unregister(child)

@@ -27,14 +27,14 @@ class MessageReader:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._rest = b""
+        self._incomplete_line = b""
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Read from the pipe, which may block, and return the complete messages, or None at the end. Raises ProtocolError."""
+        """Read once from the pipe, which may block. Return the complete messages, or None at the end. Raises ProtocolError."""
         data = os.read(self.descriptor, 1 << 16)
         if not data:
             return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
         return [parse(line) for line in lines]
 
 

@@ -30,7 +30,7 @@ from exporter.collectors.gpu.nvml.sampler import NvmlSampler, RestartError
 from exporter.collectors.gpu.options import GpuOptions
 
 _PR_SET_PDEATHSIG = 1
-_COST_SECONDS = 10.0
+_COST_INTERVAL_SECONDS = 10.0
 _MAX_MEMORY_BYTES = 128 << 20
 """Resident memory from which the child requests a restart, in case of a memory leak."""
 
@@ -76,14 +76,14 @@ def _serve(install: Install | None) -> None:
         return
     start, *later_messages = received_messages
     options = GpuOptions(**start.get("options", {}))
-    _exit_with(start.get("parent", 0))
+    _exit_with_parent(start.get("parent", 0))
     output.send("progress", step="import")
     try:
         import pynvml  # noqa: PLC0415 - without the package the child reports the reason
     except ImportError as error:
         output.send("exit", reason="binding_not_found", message=str(error)[:200])
         return
-    os.dup2(1, 2)  # the sidecar reads standard error only while the child starts
+    os.dup2(1, 2)  # standard error goes to a memory file of the sidecar, which must not grow
     with contextlib.suppress(AttributeError, OSError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)  # releases memory used for compiling pynvml
     if install is not None:
@@ -103,10 +103,10 @@ def _serve(install: Install | None) -> None:
     def sample() -> None:
         output.send(**sampler.start(time.monotonic()))
         events.start()
-        limit = start.get("memory_limit_bytes", _MAX_MEMORY_BYTES)
-        _sample(sampler, commands, output, options.period, limit)
+        max_memory_bytes = start.get("memory_limit_bytes", _MAX_MEMORY_BYTES)
+        _sample(sampler, commands, output, options.period, max_memory_bytes)
 
-    output.send(**last_message(sampler, sample))
+    output.send(**run_until_exit(sampler, sample))
 
 
 def _listen(
@@ -144,7 +144,7 @@ def _listen(
         os._exit(0)  # the sidecar has exited; the main thread may be in a call that never returns
 
 
-def last_message(sampler: NvmlSampler, sample: Callable[[], None]) -> dict[str, Any]:
+def run_until_exit(sampler: NvmlSampler, sample: Callable[[], None]) -> dict[str, Any]:
     """Run `sample` until the child must exit, and return the message `exit`."""
     reason = "detached"
     try:
@@ -167,13 +167,14 @@ def _sample(
     period_seconds: float,
     max_memory_bytes: int,
 ) -> None:
+    """Read all GPUs periodically until the command `stop`. Raises RestartError if the child uses too much memory."""
     next_pass_at = next_cost_at = time.monotonic()
     own_cost: dict[str, float] = {}
     while True:
         now = time.monotonic()
         message = sampler.sample(now, time.time())
         if now >= next_cost_at:
-            next_cost_at = now + _COST_SECONDS
+            next_cost_at = now + _COST_INTERVAL_SECONDS
             message["own"] = own_cost = _own_cost()
         output.send(**message)
         if own_cost["resident_bytes"] > max_memory_bytes:
@@ -188,8 +189,8 @@ def _sample(
                 sampler.reattach(command["gpu"], command["calls"], time.monotonic())
 
 
-def _exit_with(parent: int) -> None:
-    """Let the kernel kill this process when the parent's thread exits, which runs as long as the sidecar."""
+def _exit_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent thread exits: the supervisor's, which runs as long as the sidecar."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -203,7 +204,7 @@ def _loading_error() -> str:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError as error:
         return str(error)[:200]
-    return ""  # the library exists, but a replayed machine is without it
+    return ""  # the library exists, but the replayed machine has none
 
 
 def _own_cost() -> dict[str, float]:

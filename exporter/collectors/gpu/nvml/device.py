@@ -45,6 +45,7 @@ _REPROBE_SECONDS = 600.0
 SLOW_CALL_SECONDS = 0.25
 """Duration from which a call counts as slow; normal calls take at most 5 ms."""
 PAUSE_PER_SECOND = 100.0
+"""Seconds for which a slow call is paused, per second of its duration."""
 MAX_PAUSE_SECONDS = 300.0
 
 
@@ -94,8 +95,9 @@ class NvmlDevice:
         self._reprobe_seconds = reprobe_seconds
         self._architecture = 0  # 0 before the first result
         self._retry_times: dict[str, float] = {}  # time of the next attempt, by unsupported query
-        self._paused_until = dict.fromkeys(avoid, MAX_PAUSE_SECONDS)  # end of the pause, by call
-        self._avoids_calls = bool(self._paused_until)
+        # End of the pause by call. `avoid` is paused from the first pass on; `pass_time` is not set earlier.
+        self._paused_until = dict.fromkeys(avoid, MAX_PAUSE_SECONDS)
+        self._is_before_first_pass = bool(self._paused_until)
 
     def query(self, item: str, call: str, *arguments: Any, convert: Convert = lambda value: value) -> Any:
         """Call a function with the GPU's handle and return the converted result, or None without a value.
@@ -134,9 +136,9 @@ class NvmlDevice:
                 )
 
     def may_call(self, item: str, call: str) -> bool:
-        """Return True if neither the query is unsupported nor the call paused."""
-        if self._avoids_calls:  # in the first pass, because `pass_time` is not set earlier
-            self._avoids_calls = False
+        """Return True if the query is not known to be unsupported and the call is not paused."""
+        if self._is_before_first_pass:
+            self._is_before_first_pass = False
             self._paused_until = dict.fromkeys(self._paused_until, self.pass_time + MAX_PAUSE_SECONDS)
         return self.pass_time >= self._paused_until.get(call, 0.0) and not self.is_unsupported(item)
 
@@ -152,27 +154,27 @@ class NvmlDevice:
                 self.fail(field_item(field), FIELDS_CALL, failure.error)
             return {}
         self.result_count -= 1  # each field value is counted separately
-        numbers: dict[Field, Any] = {}
+        results: dict[Field, Any] = {}
         for field, value in zip(fields, values, strict=False):
             error = member_error(value.nvmlReturn) if value.nvmlReturn else ""
             try:
                 if not error:
                     self.result_count += 1
-                    numbers[field] = conversions[field](_number_of(value))
+                    results[field] = conversions[field](_number_of(value))
             except GarbageError:
                 error = GARBAGE
             if error:
                 self.fail(field_item(field), FIELDS_CALL, error)
-        return numbers
+        return results
 
     def counts(self, fields: Iterable[Field]) -> dict[Field, int]:
-        """Read field values that are counts."""
+        """Read field values that are counts. Fields without a value are omitted from the result."""
         return self.read_fields(dict.fromkeys(fields, lambda raw: count(int(raw))))
 
     def by_kind(self, kinds: Mapping[int, str]) -> dict[str, int]:
         """Read field values that count the kinds of an event, and return the counts by kind."""
-        numbers = self.counts(kinds)
-        return {event_kind: numbers[field] for field, event_kind in kinds.items() if field in numbers}
+        counts = self.counts(kinds)
+        return {event_kind: counts[field] for field, event_kind in kinds.items() if field in counts}
 
     def is_unsupported(self, item: str) -> bool:
         """Return True if the GPU did not support or permit a query at a recent attempt."""
@@ -206,7 +208,9 @@ class NvmlDevice:
 
     def identity(self) -> dict[str, str]:
         """Return model and identity as label values. Unknown values are empty."""
-        values = {name: self.query(name, call, convert=make) for name, (call, make) in _IDENTITY.items()}
+        values = {
+            name: self.query(name, call, convert=convert) for name, (call, convert) in _IDENTITY.items()
+        }
         return {name: "" if value is None else str(value) for name, value in values.items()}
 
 

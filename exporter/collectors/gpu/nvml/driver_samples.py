@@ -16,8 +16,10 @@ from exporter.collectors.gpu.nvml.readings import PassReadings
 from exporter.collectors.gpu.nvml.units import Convert, GarbageError, ratio, watts
 
 MAX_GAP_SECONDS = 5.0
-_FUTURE_MICROSECONDS = int(MAX_GAP_SECONDS * 1e6)
+_MAX_FUTURE_MICROSECONDS = int(MAX_GAP_SECONDS * 1e6)
+"""Time by which a sample may be ahead of the wall clock; later samples are garbage, or the clock was set back."""
 _MAX_DELAY_MICROSECONDS = 500_000
+"""Age of the newest sample from which the instantaneous reading is used."""
 
 _CALL = "nvmlDeviceGetSamples"
 _POWER, _UTILIZATION = 0, 1
@@ -41,8 +43,8 @@ class SampleRing:
     def __init__(self, gap_seconds: float = MAX_GAP_SECONDS) -> None:
         self.integral = 0.0  # of the values over time, in value-seconds, since the first sample
         # Time of the newest sample on the driver's clock; None before the first sample.
-        self.last: int | None = None
-        self._gap = int(gap_seconds * 1e6)
+        self.newest_microseconds: int | None = None
+        self._max_gap_microseconds = int(gap_seconds * 1e6)
 
     def take(
         self, samples: list[Sample], *, wall_microseconds: int, instantaneous: float | None
@@ -51,29 +53,33 @@ class SampleRing:
 
         Args:
             samples: Samples of the buffer, which may contain samples of earlier passes.
-            wall_microseconds: Present time on the driver's clock.
+            wall_microseconds: Current time on the driver's clock.
             instantaneous: The instantaneous reading, used if the buffer has no recent sample.
         """
-        future = wall_microseconds + _FUTURE_MICROSECONDS
-        if self.last is not None and self.last > future:
-            self.last = None  # the wall clock was set back
-        new_samples = sorted(sample for sample in samples if (self.last or 0) < sample[0] <= future)
-        if self.last is None:
-            # All samples are older than this child: they are returned, but not integrated.
-            self.last = wall_microseconds
-            return [sample for sample in new_samples if sample[0] > wall_microseconds - self._gap]
+        latest_time = wall_microseconds + _MAX_FUTURE_MICROSECONDS
+        newest = self.newest_microseconds
+        if newest is not None and newest > latest_time:
+            newest = None  # the wall clock was set back
+        new_samples = sorted(sample for sample in samples if (newest or 0) < sample[0] <= latest_time)
+        if newest is None:
+            # The samples are older than this child: the recent ones are returned, but not integrated.
+            self.newest_microseconds = wall_microseconds
+            earliest_time = wall_microseconds - self._max_gap_microseconds
+            return [sample for sample in new_samples if sample[0] > earliest_time]
         for time, value in new_samples:
-            self._add(time, value)
-        if instantaneous is not None and wall_microseconds - self.last > _MAX_DELAY_MICROSECONDS:
-            self._add(wall_microseconds, instantaneous)
+            newest = self._add(newest, time, value)
+        if instantaneous is not None and wall_microseconds - newest > _MAX_DELAY_MICROSECONDS:
+            newest = self._add(newest, wall_microseconds, instantaneous)
             new_samples.append((wall_microseconds, instantaneous))
+        self.newest_microseconds = newest
         return new_samples
 
-    def _add(self, time: int, value: float) -> None:
-        microseconds = time - (self.last or 0)
-        if microseconds <= self._gap:
+    def _add(self, previous_time: int, time: int, value: float) -> int:
+        """Integrate a value since the previous sample, unless the gap is too long. Return the time of the new sample."""
+        microseconds = time - previous_time
+        if microseconds <= self._max_gap_microseconds:
             self.integral += value * microseconds / 1e6
-        self.last = time
+        return time
 
 
 class DriverSamples:
@@ -81,8 +87,8 @@ class DriverSamples:
 
     def __init__(self, device: NvmlDevice, period_seconds: float, totals: Totals) -> None:
         self._device = device
-        gap = max(MAX_GAP_SECONDS, 1.5 * period_seconds)
-        self._power, self._utilization = SampleRing(gap), SampleRing(gap)
+        gap_seconds = max(MAX_GAP_SECONDS, 1.5 * period_seconds)
+        self._power, self._utilization = SampleRing(gap_seconds), SampleRing(gap_seconds)
         self._totals = totals
 
     def read_power(self, *, wall: float, readings: PassReadings) -> None:
@@ -90,12 +96,13 @@ class DriverSamples:
         new_samples = self._read(
             self._power, _POWER, watts, wall=wall, instantaneous=readings.get("power_watts")
         )
-        if new_samples is None or self._power.last is None:
+        newest_microseconds = self._power.newest_microseconds
+        if new_samples is None or newest_microseconds is None:
             return
-        first_microseconds = new_samples[0][0] if new_samples else self._power.last
+        first_microseconds = new_samples[0][0] if new_samples else newest_microseconds
         readings.power = {
             "integral_joules": self._power.integral,
-            "end_time": self._device.pass_time - (wall - self._power.last / 1e6),
+            "end_time": self._device.pass_time - (wall - newest_microseconds / 1e6),
             "first_microseconds": first_microseconds,
             "step_microseconds": [
                 later - earlier
@@ -125,18 +132,18 @@ class DriverSamples:
         wall: float,
         instantaneous: float | None,
     ) -> list[Sample] | None:
-        samples = self._drain(sample_type, ring.last or 0, convert)
+        samples = self._drain(sample_type, ring.newest_microseconds or 0, convert)
         if samples is None and instantaneous is None:
             return None
         return ring.take(samples or [], wall_microseconds=int(wall * 1e6), instantaneous=instantaneous)
 
-    def _drain(self, sample_type: int, last: int, convert: Convert) -> list[Sample] | None:
+    def _drain(self, sample_type: int, since_microseconds: int, convert: Convert) -> list[Sample] | None:
         """Return the samples after a time, or None if there is no buffer or all samples are garbage."""
         device, item = self._device, f"samples.{sample_type}"
         if not device.may_call(item, _CALL):
             return None
         try:
-            value_type, samples = device.call(_CALL, sample_type, last)
+            value_type, samples = device.call(_CALL, sample_type, since_microseconds)
         except CallFailedError as failure:
             if failure.error == "not_found":  # no new samples
                 return []
@@ -146,13 +153,13 @@ class DriverSamples:
         if layout is None:
             device.fail(item, _CALL, GARBAGE)
             return None
-        raw_samples, garbage_count = [], 0
+        valid_samples, garbage_count = [], 0
         for sample in samples:
             time, number = layout.unpack_from(bytes(sample))
             try:
-                raw_samples.append((time, convert(number)))
+                valid_samples.append((time, convert(number)))
             except GarbageError:
                 garbage_count += 1
         if garbage_count:
             device.library.count_error(_CALL, GARBAGE)
-        return None if garbage_count and not raw_samples else raw_samples
+        return None if garbage_count and not valid_samples else valid_samples

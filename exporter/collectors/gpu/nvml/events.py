@@ -25,7 +25,7 @@ _MAX_XIDS = 200
 
 
 class NvmlEvents:
-    """Counter of the Xids of all GPUs; the event thread makes its calls with `library`."""
+    """Counter of the Xids of all GPUs. The event thread makes its calls with `library`, and `wall` is the wall clock."""
 
     def __init__(self, library: NvmlLibrary, *, wall: Callable[[], float]) -> None:
         self.library = library
@@ -34,7 +34,7 @@ class NvmlEvents:
         self._xids: dict[int, dict[str, tuple[int, float]]] = {}
         self._indices: dict[int, int] = {}
         self._set: Any = None
-        self._registered_indices: set[int] = set()  # indices of the registered GPUs
+        self._registered_indices: set[int] = set()
 
     def register(self, library: NvmlLibrary, devices: Iterable[NvmlDevice]) -> None:
         """Register GPUs for Xid events if the set of GPUs has changed; GPUs without events are a normal state."""
@@ -62,7 +62,7 @@ class NvmlEvents:
             pass
 
     def xids(self, index: int) -> dict[str, tuple[int, float]]:
-        """Return the number of each Xid of a GPU since the process started, and the Unix time of the last one."""
+        """Return the count and the Unix time of the last error of a GPU since the process started, by Xid."""
         with self._lock:
             return dict(self._xids.get(index, {}))
 

@@ -24,8 +24,8 @@ MIN_INTERVAL_SECONDS = 0.1
 
 SM_ACTIVITY = 2
 
-_SUPPORT_SECONDS = 10.0
-"""Interval between two queries of the GPM support."""
+_SUPPORT_INTERVAL_SECONDS = 10.0
+"""Minimum time between two queries of the GPM support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class GpmMetrics:
     def is_supported(self) -> bool:
         """Return True if the GPU supports GPM and can be sampled now."""
         device = self._device
-        if self._queried_at is None or device.pass_time - self._queried_at >= _SUPPORT_SECONDS:
+        if self._queried_at is None or device.pass_time - self._queried_at >= _SUPPORT_INTERVAL_SECONDS:
             self._queried_at = device.pass_time
             answer = device.query("gpm", "nvmlGpmQueryDeviceSupport")
             self._is_supported = answer is not None and bool(answer.isSupportedDevice)
@@ -99,7 +99,8 @@ class GpmMetrics:
         """Take a sample and compute the metrics since the previous sample.
 
         Returns:
-            The metrics that have a value, by id; None for the first sample, and less than 100 ms after the previous sample.
+            The metrics that have a value, by id; none if GPM is unsupported or the call fails. None for the first sample, and
+            less than 100 ms after the previous sample.
         """
         device = self._device
         if not self.is_supported():
@@ -126,40 +127,39 @@ class GpmMetrics:
         """Discard the previous sample."""
         self._sampled_at = None
 
-    def _compute(self, numbers: list[int]) -> dict[int, float]:
-        """Return the metrics between the two samples; metrics that are NaN or unsupported are omitted."""
+    def _compute(self, metric_ids: list[int]) -> dict[int, float]:
+        """Return the metrics between the two samples by id; metrics that are NaN or unsupported are omitted."""
         device = self._device
-        supported_numbers = [
-            number for number in numbers if not device.is_unsupported(f"{self._item}.{number}")
+        supported_ids = [
+            metric_id for metric_id in metric_ids if not device.is_unsupported(f"{self._item}.{metric_id}")
         ]
-        if not supported_numbers:
+        if not supported_ids:
             return {}
         request = device.library.binding.c_nvmlGpmMetricsGet_t()
         request.version = 1
-        request.numMetrics = len(supported_numbers)
+        request.numMetrics = len(supported_ids)
         request.sample1, request.sample2 = self._previous_sample, self._sample
-        for position, number in enumerate(supported_numbers):
-            request.metrics[position].metricId = number
+        for position, metric_id in enumerate(supported_ids):
+            request.metrics[position].metricId = metric_id
         try:
             device.library.call("nvmlGpmMetricsGet", request)
         except CallFailedError as failure:
-            if failure.error in UNSUPPORTED_ERRORS and len(supported_numbers) > 1:
+            if failure.error in UNSUPPORTED_ERRORS and len(supported_ids) > 1:
                 # A request with an unknown metric fails as a whole: request each metric separately.
-                return {
-                    key: value
-                    for single in supported_numbers
-                    for key, value in self._compute([single]).items()
-                }
-            for number in supported_numbers:
-                device.fail(f"{self._item}.{number}", failure.call, failure.error)
+                values: dict[int, float] = {}
+                for metric_id in supported_ids:
+                    values |= self._compute([metric_id])
+                return values
+            for metric_id in supported_ids:
+                device.fail(f"{self._item}.{metric_id}", failure.call, failure.error)
             return {}
         values = {}
-        for position, number in enumerate(supported_numbers):
+        for position, metric_id in enumerate(supported_ids):
             metric = request.metrics[position]
             if metric.nvmlReturn:
-                device.fail(f"{self._item}.{number}", "nvmlGpmMetricsGet", member_error(metric.nvmlReturn))
+                device.fail(f"{self._item}.{metric_id}", "nvmlGpmMetricsGet", member_error(metric.nvmlReturn))
             elif isfinite(metric.value):
-                values[number] = metric.value
+                values[metric_id] = metric.value
         return values
 
 
@@ -186,6 +186,7 @@ class Gpm:
             return  # keep the last readings
         for row in ACTIVITY:
             readings.set_value(row.reading, ratio_of(self._device, values, row), *row.labels)
+        # Without GPM, the utilization samples provide the busy time.
         if BUSY_ROW.metric in values or self.counts_busy_seconds():
             self._add(readings, BUSY_ROW, ratio_of(self._device, values, BUSY_ROW))
         for row in (*PCIE, *NVLINK):
@@ -193,7 +194,7 @@ class Gpm:
             self._add(readings, row, rate)
 
     def _add(self, readings: PassReadings, row: GpmRow, rate: float | None) -> None:
-        """Integrate a rate over the time between the samples."""
+        """Integrate a rate over the time between the samples; None makes the reading absent."""
         if rate is not None:
             self._totals[row.reading] = self._totals.get(row.reading, 0.0) + rate * self._metrics.seconds
         readings.set_value(row.reading, None if rate is None else self._totals[row.reading])

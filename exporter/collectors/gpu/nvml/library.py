@@ -47,7 +47,7 @@ UNSUPPORTED_ERRORS = frozenset(
         "freq_not_supported",
     }
 )
-"""Errors of calls that the GPU or driver does not support: a normal state, retried after ten minutes."""
+"""Errors of calls that the GPU or the driver does not support, which is a normal state."""
 
 DEVICE_DOWN_ERRORS = frozenset({"gpu_is_lost", "reset_required", "gpu_not_found"})
 """Errors after which all calls on the GPU fail until it returns."""
@@ -85,15 +85,18 @@ class NvmlLibrary:
     def __init__(self, binding: Any, *, clock: Callable[[], float]) -> None:
         self.binding = binding
         self.calls = 0
-        self.seconds = 0.0  # in all calls
-        self.last_seconds = 0.0  # in the last call
+        self.seconds = 0.0  # duration of all calls
+        self.last_seconds = 0.0  # duration of the last call
         # By call and error; calls that a GPU does not support are not counted.
         self.errors: Counter[tuple[str, str]] = Counter()
         self.current: CallInProgress | None = None  # None between calls
         self.current_gpu: int | None = None  # index of the GPU that is being read
         self._clock = clock
         # Old versions of pynvml have no NVMLLibraryMismatchError.
-        self._errors = (binding.NVMLError, getattr(binding, "NVMLLibraryMismatchError", binding.NVMLError))
+        self._error_classes = (
+            binding.NVMLError,
+            getattr(binding, "NVMLLibraryMismatchError", binding.NVMLError),
+        )
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of pynvml. Raises CallFailedError if the call fails."""
@@ -106,16 +109,15 @@ class NvmlLibrary:
         try:
             try:
                 return function(*arguments)
-            except self._errors as error:
+            except self._error_classes as error:
                 if name_of(getattr(error, "value", None)) != "insufficient_size":
                     raise
                 # pynvml reads the number of items before the items, and the number can grow in between.
                 return function(*arguments)
-        except self._errors as error:
-            error_name = name_of(
-                getattr(error, "value", 13)
-            )  # NVMLLibraryMismatchError has no code; a function is missing
-            raise CallFailedError(name, error_name) from None
+        except self._error_classes as error:
+            # NVMLLibraryMismatchError has no code: the library lacks a function.
+            code = getattr(error, "value", CODES["function_not_found"])
+            raise CallFailedError(name, name_of(code)) from None
         except Exception:  # noqa: BLE001 - pynvml can raise any exception, see above
             raise CallFailedError(name, GARBAGE) from None
         finally:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from exporter.collectors.gpu.nvml.device import BLACKWELL, SUM_OF_LINKS, NvmlDevice
 from exporter.collectors.gpu.nvml.readings import Labels, PassReadings
 
-_NVLINK_COUNT = 91
+_NVLINK_COUNT_FIELD = 91
 _MAX_LINKS = 36
 _OLD_DRIVER_LINKS = 18
 _STATE = "nvmlDeviceGetNvLinkState"
@@ -68,7 +68,7 @@ class NvLinks:
         self.has_links = False  # True if the GPU has links
         self.has_traffic_counters = False  # True if the links have traffic counters
         self._device = device
-        self._active: list[int] = []
+        self._active_links: list[int] = []
 
     def read_traffic(self, readings: PassReadings) -> None:
         """Read the bytes sent and received."""
@@ -79,7 +79,7 @@ class NvLinks:
         for pair in _TRAFFIC[::-1] if is_newest_first else _TRAFFIC:
             # The fields count the same bytes in different ways: use only the first field of a direction with a value.
             fields = [source for source in pair if source.direction not in counted_directions]
-            byte_counts = self._bytes([source.field for source in fields])
+            byte_counts = self._byte_counts([source.field for source in fields])
             for source in pair:
                 readings.set_all(source.reading, byte_counts.get(source.field, {}))
             counted_directions |= {source.direction for source in fields if byte_counts[source.field]}
@@ -88,18 +88,18 @@ class NvLinks:
     def read_slow(self, readings: PassReadings) -> None:
         """Read the link states and errors."""
         device = self._device
-        number = device.counts((_NVLINK_COUNT,)).get(_NVLINK_COUNT)
+        link_count = device.counts((_NVLINK_COUNT_FIELD,)).get(_NVLINK_COUNT_FIELD)
         # Drivers without field 91 return "not supported" for every link that does not exist.
-        links = range(min(number, _MAX_LINKS) if number else _OLD_DRIVER_LINKS)
+        links = range(min(link_count, _MAX_LINKS) if link_count else _OLD_DRIVER_LINKS)
         states = {link: device.query(f"nvlink.{link}", _STATE, link) for link in links}
-        is_active = {link: state != 0 for link, state in states.items() if state is not None}
-        self._active = [link for link, active in is_active.items() if active]
-        self.has_links = bool(is_active)
-        active = len(self._active)
-        ports: dict[Labels, float] = (
-            {("active",): active, ("inactive",): len(is_active) - active} if is_active else {}
-        )
-        readings.set_all("nvlink_links", ports)
+        existing_links = [link for link, state in states.items() if state is not None]
+        self._active_links = [link for link in existing_links if states[link] != 0]
+        self.has_links = bool(existing_links)
+        ports_by_state: dict[Labels, float] = {}
+        if existing_links:
+            active_count = len(self._active_links)
+            ports_by_state = {("active",): active_count, ("inactive",): len(existing_links) - active_count}
+        readings.set_all("nvlink_links", ports_by_state)
         supported_links = [link for link in links if not device.is_unsupported(f"nvlink.{link}")]
         readings.set_all("nvlink_errors", self._errors(supported_links) if supported_links else {})
 
@@ -110,18 +110,18 @@ class NvLinks:
         errors: dict[Labels, float] = {}
         for field, error_kind in (_FIFTH_GENERATION_ERRORS if is_fifth_generation else _ERRORS).items():
             by_link = self._by_link(field, links)
-            errors.update(((*link, error_kind), number) for link, number in by_link.items())
+            errors.update(((*link, error_kind), count) for link, count in by_link.items())
         if not is_fifth_generation:
             kinds_by_link = {error_kind for _, error_kind in errors}
             sums = {**_SUMMED_ERRORS, **_OLD_DRIVER_ERRORS}
             totals = device.by_kind(
                 {field: error_kind for field, error_kind in sums.items() if error_kind not in kinds_by_link}
             )
-            errors.update((("", error_kind), number) for error_kind, number in totals.items())
+            errors.update((("", error_kind), count) for error_kind, count in totals.items())
         return errors
 
-    def _bytes(self, fields: Sequence[int]) -> dict[int, dict[Labels, float]]:
-        """Return the sum over the links of each field if the driver supports it, otherwise the values by link."""
+    def _byte_counts(self, fields: Sequence[int]) -> dict[int, dict[Labels, float]]:
+        """Return the sum over the links of each field if the driver supports the sum, otherwise the values by link."""
         sums = self._device.counts([(field, SUM_OF_LINKS) for field in fields])
         byte_counts: dict[int, dict[Labels, float]] = {}
         for field in fields:
@@ -129,7 +129,7 @@ class NvLinks:
             if total is not None:
                 byte_counts[field] = {("",): total}
             elif self._device.is_unsupported(f"field.{field}.{SUM_OF_LINKS}"):
-                byte_counts[field] = self._by_link(field, self._active)
+                byte_counts[field] = self._by_link(field, self._active_links)
             else:
                 # The sum failed in this pass only. Values by link would belong to a different counter.
                 byte_counts[field] = {}
@@ -137,4 +137,4 @@ class NvLinks:
 
     def _by_link(self, field: int, links: list[int]) -> dict[Labels, float]:
         counts = self._device.counts([(field, link) for link in links])
-        return {(str(scope[1]),): number for scope, number in counts.items() if isinstance(scope, tuple)}
+        return {(str(scope[1]),): count for scope, count in counts.items() if isinstance(scope, tuple)}

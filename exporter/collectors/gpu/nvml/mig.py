@@ -19,7 +19,7 @@ from exporter.collectors.gpu.nvml.units import flag, small
 
 _MAX_INSTANCES = 16
 _REPROBE_SECONDS = 60.0
-_SM = tuple(row for row in ACTIVITY if row.metric == SM_ACTIVITY)
+_SM_ROW = next(row for row in ACTIVITY if row.metric == SM_ACTIVITY)
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Mig:
         previous_uuids = self.uuids()
         mode = self._device.query("mig_mode", "nvmlDeviceGetMigMode", convert=lambda pair: flag(pair[0]))
         self._instances, self.is_outdated = list(self._list_instances()) if mode else [], False
-        if self.uuids() != previous_uuids:
+        if self.uuids() != previous_uuids:  # the samples may be of GPU instances that no longer exist
             self._sm_activity.clear()
             for metrics in self._metrics.values():
                 metrics.discard()
@@ -58,13 +58,12 @@ class Mig:
     def sample(self) -> None:
         """Sample the performance counters of each GPU instance."""
         # A GPU instance without a compute instance cannot be sampled, and is not in the list.
-        for number in {instance.labels["gi"] for instance in self._instances}:
-            if number not in self._metrics:
-                metrics = GpmMetrics(self._device, f"gpm.gi{number}", "nvmlGpmMigSampleGet", number)
-                self._metrics[number] = metrics
-            values = self._metrics[number].read(_SM)
+        for gi in {instance.labels["gi"] for instance in self._instances}:
+            if gi not in self._metrics:
+                self._metrics[gi] = GpmMetrics(self._device, f"gpm.gi{gi}", "nvmlGpmMigSampleGet", gi)
+            values = self._metrics[gi].read((_SM_ROW,))
             if values is not None:
-                self._sm_activity[number] = ratio_of(self._device, values, _SM[0])
+                self._sm_activity[gi] = ratio_of(self._device, values, _SM_ROW)
 
     def uuids(self) -> list[str]:
         """Return the UUIDs of the MIG devices."""
@@ -105,4 +104,9 @@ class Mig:
         self.is_outdated |= instance.was_readable and total_bytes is None
         instance.was_readable = total_bytes is not None
         activity = self._sm_activity.get(instance.labels["gi"])
-        return {**instance.labels, "memory_total": total_bytes, "memory_used": used_bytes, "sm": activity}
+        return {
+            **instance.labels,
+            "memory_total_bytes": total_bytes,
+            "memory_used_bytes": used_bytes,
+            "sm_activity_ratio": activity,
+        }

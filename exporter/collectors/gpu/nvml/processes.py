@@ -27,7 +27,7 @@ class GpuProcesses:
     """Reader of a GPU's processes."""
 
     def __init__(self) -> None:
-        self._last = 0  # time of the newest sample on the driver's clock, microseconds
+        self._newest_microseconds = 0  # time of the newest sample on the driver's clock
 
     def read(self, device: NvmlDevice, *, wall: float, readings: PassReadings) -> None:
         """Read the processes, and their SM utilization since the previous pass."""
@@ -39,7 +39,8 @@ class GpuProcesses:
         readings.has_process_list = True
         readings.set_value("processes", None if memory_by_pid is None else len(memory_by_pid))
         if memory_by_pid is not None:
-            # The utilization of a single process is not needed, and costs more than the list.
+            # Utilization divides the energy of a GPU among processes. For a single process it would be wasted: it costs more
+            # than the list.
             sm_ratios = self._utilization(device, wall=wall) if len(memory_by_pid) > 1 else {}
             readings.processes = [
                 {"pid": pid, "memory": memory, "sm": sm_ratios.get(pid)}
@@ -51,7 +52,7 @@ class GpuProcesses:
         if not device.may_call(item, _UTILIZATION):
             return {}
         # For the time 0, the driver returns the last, possibly stale sample of each process.
-        since_microseconds = self._last or int((wall - _MAX_SAMPLE_SECONDS) * 1e6)
+        since_microseconds = self._newest_microseconds or int((wall - _MAX_SAMPLE_SECONDS) * 1e6)
         try:
             samples = device.call(_UTILIZATION, since_microseconds)
         except CallFailedError as failure:
@@ -68,9 +69,9 @@ class GpuProcesses:
                 ratios_by_pid.setdefault(sample.pid, []).append(ratio(sample.smUtil))
             except GarbageError:
                 device.library.count_error(_UTILIZATION, GARBAGE)
-            self._last = max(self._last, sample.timeStamp)
-        if self._last > latest_microseconds:  # the wall clock was set back
-            self._last = 0
+            self._newest_microseconds = max(self._newest_microseconds, sample.timeStamp)
+        if self._newest_microseconds > latest_microseconds:  # the wall clock was set back
+            self._newest_microseconds = 0
         return {pid: sum(ratios) / len(ratios) for pid, ratios in ratios_by_pid.items() if ratios}
 
 

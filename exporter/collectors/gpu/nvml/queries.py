@@ -113,13 +113,14 @@ def _clocks_event(
     first_version: tuple[int, int] | None = None,
     last_version: tuple[int, int] = (1 << 30, 0),
 ) -> FieldQuery:
+    drivers = None
+    if first_version is not None:
+        drivers = DriverVersions(first_version=first_version, last_version=last_version)
     return FieldQuery(
         tier=Tier.FAST,
         field=field,
         target=LabelledReading(reading="clocks_event_nanoseconds", labels=(reason,)),
-        drivers=None
-        if first_version is None
-        else DriverVersions(first_version=first_version, last_version=last_version),
+        drivers=drivers,
     )
 
 
@@ -277,16 +278,16 @@ QUERIES: tuple[Query, ...] = (
 
 
 def queries_of(driver_version: str) -> dict[Tier, tuple[Query, ...]]:
-    """Return the queries that a driver version supports, by tier."""
+    """Return the queries by tier, without field ids that have another meaning in this driver version."""
     parts = driver_version.split(".")
     is_parsable = len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal()
     version = (int(parts[0]), int(parts[1])) if is_parsable else (0, 0)
 
-    def fits(query: Query) -> bool:
+    def applies(query: Query) -> bool:
         drivers = query.drivers if isinstance(query, FieldQuery) else None
         return drivers is None or drivers.first_version <= version <= drivers.last_version
 
-    return {tier: tuple(query for query in QUERIES if query.tier is tier and fits(query)) for tier in Tier}
+    return {tier: tuple(query for query in QUERIES if query.tier is tier and applies(query)) for tier in Tier}
 
 
 def read(device: NvmlDevice, queries: Sequence[Query], readings: PassReadings) -> None:
@@ -297,19 +298,18 @@ def read(device: NvmlDevice, queries: Sequence[Query], readings: PassReadings) -
         readings.set_value(field.target.reading, values.get(field.field), *field.target.labels)
     for query in queries:
         if isinstance(query, CallQuery):
-            answer = execute(device, query)
+            results = execute(device, query)
             for position, target in enumerate(query.targets):
-                readings.set_value(
-                    target.reading, None if answer is None else answer[position], *target.labels
-                )
+                value = None if results is None else results[position]
+                readings.set_value(target.reading, value, *target.labels)
 
 
 def execute(device: NvmlDevice, query: CallQuery) -> Sequence[float] | None:
-    """Execute a query, with the older call if the driver does not support the newer one; return the values, or None."""
+    """Execute a query, with the older call if the driver does not support the newer one. Return the values, or None."""
     item = f"{query.call}{query.arguments or ''}"
-    answer: Sequence[float] | None = device.query(item, query.call, *query.arguments, convert=query.convert)
+    values: Sequence[float] | None = device.query(item, query.call, *query.arguments, convert=query.convert)
     older = query.older
-    if answer is None and older is not None and device.is_unsupported(item):
+    if values is None and older is not None and device.is_unsupported(item):
         item = f"{older.call}{older.arguments or ''}"
-        answer = device.query(item, older.call, *older.arguments, convert=query.convert)
-    return answer
+        values = device.query(item, older.call, *older.arguments, convert=query.convert)
+    return values

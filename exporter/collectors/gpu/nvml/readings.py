@@ -21,10 +21,10 @@ class PassReadings:
     """Readings of a pass over a GPU: gauges in base units, counters in NVML's units."""
 
     values: dict[str, dict[Labels, float | None]] = field(default_factory=dict)
-    complete_readings: dict[str, dict[Labels, float]] = field(default_factory=dict)  # for all labels
+    complete_readings: dict[str, dict[Labels, float]] = field(default_factory=dict)  # see `set_all`
     power: dict[str, Any] | None = None  # fields of PowerBlock
-    processes: list[dict[str, Any]] | None = None
-    has_process_list: bool = False
+    processes: list[dict[str, Any]] | None = None  # None if the driver does not list processes
+    has_process_list: bool = False  # True if `processes` was read in this pass
     instances: list[dict[str, Any]] | None = None
 
     def set_value(self, reading: str, value: float | None, *labels: str) -> None:
@@ -40,14 +40,14 @@ class PassReadings:
         return self.values.get(reading, {}).get(())
 
     def message(self) -> dict[str, Any]:
-        """Return the entry of the GPU in a message; moves the energy counter out of `values`."""
-        energy = self.values.pop(ENERGY, {}).get(())
+        """Return the entry of the GPU in a message. Removes the energy counter from `values`."""
+        millijoules = self.values.pop(ENERGY, {}).get(())
         entry: dict[str, Any] = {
             "values": {name: list(values.items()) for name, values in self.values.items()},
             "replaced": {name: list(values.items()) for name, values in self.complete_readings.items()},
         }
-        if energy is not None:
-            entry["energy_millijoules"] = energy
+        if millijoules is not None:
+            entry["energy_millijoules"] = millijoules
         if self.power is not None:
             entry["power"] = self.power
         if self.has_process_list:

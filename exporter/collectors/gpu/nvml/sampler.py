@@ -38,6 +38,7 @@ MAX_RETRIES = 10
 
 NO_PERMISSION = "no_permission"
 _STAGGER_COUNT = 8
+"""Number of parts of a slow tier's period in which different GPUs are due."""
 
 
 class RestartError(DownError):
@@ -129,7 +130,7 @@ class Slot:
     """Entry in NVML's list of GPUs."""
 
     index: int  # NVML index
-    number: int  # the job's number of the GPU; the NVML index if unknown
+    number: int  # index in the job's numbering; the NVML index if unknown
     uuid: str = ""  # empty before the first read
     failure: str = ""  # reason; "" if the GPU is up
     failed_attempts: int = 0  # failed attempts since the loss
@@ -139,7 +140,7 @@ class Slot:
 
 
 class NvmlSampler:
-    """Sampler of all GPUs of the machine.
+    """Sampler of the selected GPUs of the machine.
 
     Args:
         library: The library of the sampling thread.
@@ -214,9 +215,9 @@ class NvmlSampler:
             for slot, previous_reason in zip(selected_slots, previous_reasons, strict=True)
             if not previous_reason
         ]
-        if "unknown" in new_reasons and (
-            new_reasons.count("unknown") > 1 or all(slot.failure for slot in selected_slots)
-        ):
+        # An unknown error on several GPUs, or on the last GPU that answered, is a failure of NVML and not of a GPU.
+        has_no_gpu = all(slot.failure for slot in selected_slots)
+        if new_reasons.count("unknown") > (0 if has_no_gpu else 1):
             raise LibraryDownError("unknown")
         message: dict[str, Any] = {"kind": "sample", "time": now, "gpus": entries}
         if now >= self._cost_due - self._options.period / 4:
@@ -283,7 +284,8 @@ class NvmlSampler:
         slot.attached_gpu = AttachedGpu(device, self._options, self._tiers, now=now)
 
     def _lose(self, slot: Slot, reason: str, now: float) -> None:
-        slot.failed_attempts += slot.attached_gpu is None and slot.failure != ""
+        was_lost = slot.attached_gpu is None and slot.failure != ""
+        slot.failed_attempts += was_lost
         slot.attached_gpu, slot.failure = None, reason
         slot.retry_at = now + self._options.retry
         if slot.failed_attempts >= MAX_RETRIES and reason != NO_PERMISSION:
@@ -320,12 +322,15 @@ class NvmlSampler:
             raise RestartError("devices_changed")
 
     def _cost(self) -> dict[str, Any]:
-        """Return the number, the duration and the errors of the calls, or only the errors of the event thread, whose calls block."""
+        """Return the number, the duration and the errors of the calls since the child started.
+
+        Of the event thread, whose calls block, only the errors are included.
+        """
         errors = Counter(self._library.errors) + Counter(self._events.library.errors.copy())
         return {
             "calls": self._library.calls,
             "seconds": self._library.seconds,
-            "errors": [(call, error, number) for (call, error), number in errors.items()],
+            "errors": [(call, error, count) for (call, error), count in errors.items()],
         }
 
     def _devices(self) -> list[NvmlDevice]:
