@@ -156,6 +156,18 @@ def test_the_numbers_match_the_tools_of_the_system(job: Job) -> None:
     assert value(collected, f"{PROCESS}_open_fds", *TRAINER) == descriptors
 
 
+def test_unreadable_io_stays_absent_after_the_process_has_ended() -> None:
+    job = Job()
+    collector = collector_of(job)
+    with without_privileges():
+        collector.collect()
+    job.close()
+    collected = collector.collect()
+
+    assert value(collected, CPU, *TRAINER, "user") >= 0
+    assert not any("_io_" in sample.name for metric in collected for sample in metric.samples)
+
+
 def test_private_facts_of_another_users_processes_are_absent(job: Job) -> None:
     collector = collector_of(job)
     with without_privileges():

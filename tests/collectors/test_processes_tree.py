@@ -271,6 +271,6 @@ def test_a_process_that_ended_before_the_tree_is_read_is_not_hidden() -> None:
         collected = Collected()
         processes = [JobProcess(identity, alive=True, pid=process.pid)]
         tree.update(processes, collected=collected, now=now, wall=time.time())
-        passes.append(tree.hidden)
+        passes.append(tree.hidden_count)
 
     assert passes == [0, 1]  # the feed reports its death before a second pass

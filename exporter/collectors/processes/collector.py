@@ -36,7 +36,7 @@ class LivingMember:
 
 @dataclass(slots=True, eq=False)
 class GroupUse:
-    """Running processes of a group in a pass, and the number of processes by state."""
+    """Running processes of a group in a pass, and the number of all its processes by state."""
 
     states: Counter[str] = field(default_factory=Counter)
     living: list[LivingMember] = field(default_factory=list)
@@ -106,7 +106,7 @@ class ProcessCollector:
             living = [process for run_processes in self._runs.values() for process in run_processes.living()]
             self.members = tuple(process.member for process in living)
             self.use = self._machine_use(now, busy)
-            if self._tree.hidden:
+            if self._tree.hidden_count:
                 collected.unsupported.append(
                     "processes of the job are not visible (another pid namespace, or hidepid): run the exporter in the"
                     " pid namespace of the job or of the host"
@@ -132,12 +132,12 @@ class ProcessCollector:
                     if not reading.has_ended:
                         use.living.append(LivingMember(member, reading))
 
-    def _forget_ended(self, alive: Collection[str], members: Sequence[Member], now: float) -> None:
+    def _forget_ended(self, running_runs: Collection[str], members: Sequence[Member], now: float) -> None:
         """Discard runs that ended more than `linger_seconds` ago, and the readings of ended processes."""
         processes = {member.process for member in members}
         for run, run_processes in list(self._runs.items()):
             run_processes.totals.forget_ended(processes)
-            if run in alive or run_processes.living():
+            if run in running_runs or run_processes.living():
                 run_processes.last_alive_time = now
             elif now - run_processes.last_alive_time > self._linger_seconds:
                 del self._runs[run]
@@ -153,7 +153,7 @@ class ProcessCollector:
         for run, run_processes in sorted(self._runs.items()):
             groups = sorted(
                 {*run_processes.totals.groups, *run_processes.groups},
-                key=lambda process: (process.rank, process.role),
+                key=lambda group: (group.rank, group.role),
             )
             for group in groups:
                 _publish_group(collected, run, group, run_processes)
@@ -166,12 +166,12 @@ class ProcessCollector:
             for group, use in run_processes.groups.items()
             for process in use.living
         }
-        sizes: dict[tuple[str, ...], list[int | None]] = {}
+        memory_bytes: dict[tuple[str, ...], list[int | None]] = {}  # of each process, by label values
         for use in self._gpu_use():
             if use.pid in owners:
-                sizes.setdefault((*owners[use.pid], use.gpu, use.uuid), []).append(use.memory_bytes)
-        for labels, amounts in sizes.items():
-            collected.add(families.GPU_MEMORY, _fold_complete(sum, amounts), *labels)
+                memory_bytes.setdefault((*owners[use.pid], use.gpu, use.uuid), []).append(use.memory_bytes)
+        for labels, values in memory_bytes.items():
+            collected.add(families.GPU_MEMORY, _fold_complete(sum, values), *labels)
 
     def _machine_use(self, now: float, busy: float) -> MachineUse:
         memory = from_psutil("meminfo", psutil.virtual_memory)
@@ -180,18 +180,23 @@ class ProcessCollector:
             living = run_processes.living()
             if living:
                 trainers = [process.member for process in living if process.member.role == "trainer"]
-                roots = trainers or [process.member for process in living]
+                owners = trainers or [process.member for process in living]
                 runs.append(
                     RunUse(
-                        run,
-                        frozenset(process.member.process.pid for process in living),
-                        run_processes.totals.cpu_seconds,
-                        len(frozenset[int]().union(*(member.cpus for member in roots))),
-                        sum(process.reading.resident_bytes or 0 for process in living),
+                        run=run,
+                        pids=frozenset(process.member.process.pid for process in living),
+                        cpu_seconds=run_processes.totals.cpu_seconds,
+                        cpus=len(frozenset[int]().union(*(member.cpus for member in owners))),
+                        resident_bytes=sum(process.reading.resident_bytes or 0 for process in living),
                     )
                 )
-        used_bytes = memory.total - memory.available
-        return MachineUse(now, tuple(runs), busy, psutil.cpu_count() or 1, used_bytes)
+        return MachineUse(
+            time=now,
+            runs=tuple(runs),
+            cpu_busy_seconds=busy,
+            cpus=psutil.cpu_count() or 1,
+            memory_used_bytes=memory.total - memory.available,
+        )
 
 
 def _publish_group(collected: Collected, run: str, group: ProcessGroup, run_processes: RunProcesses) -> None:
@@ -220,5 +225,5 @@ def _publish_group(collected: Collected, run: str, group: ProcessGroup, run_proc
 
 def _fold_complete(fold: Callable[[list[int]], int], values: Sequence[int | None]) -> int | None:
     """Return the sum or maximum of values, or None if any value is unknown, because a partial sum would be misleading."""
-    present = [value for value in values if value is not None]
-    return fold(present) if len(present) == len(values) else None
+    known_values = [value for value in values if value is not None]
+    return fold(known_values) if len(known_values) == len(values) else None

@@ -1,7 +1,7 @@
-"""Start and end times of processes, with a resolution of 10 ms.
+"""Start and end times of processes.
 
-The start is read from /proc. The end is recorded by a thread that waits for pidfds; on a kernel without pidfds, by
-the next call of `watch`.
+The start is read from /proc, in clock ticks of usually 10 ms. A thread that waits for pidfds records the end. Without a
+pidfd (an old kernel, or no permission), the next call of `watch` after the end does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _START_FIELD = 19
 
 
 class ProcessLives:
-    """Start and end times of watched processes on the clock `monotonic`."""
+    """Start and end times of watched processes on the monotonic clock."""
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -66,11 +66,11 @@ class ProcessLives:
         with contextlib.suppress(OSError, AttributeError):  # no permission, or a kernel without pidfds
             descriptor = os.pidfd_open(pid)
             if self._waiter is None:
-                self._waiter = _Waiter(self._note_end)
+                self._waiter = _Waiter(self._record_end)
             self._waiting_pids.add(pid)
             self._waiter.add(descriptor, pid)
 
-    def _note_end(self, pid: int) -> None:
+    def _record_end(self, pid: int) -> None:
         now = self._monotonic()
         with self._lock:
             self._waiting_pids.discard(pid)
@@ -84,7 +84,7 @@ class _Waiter:
 
     def __init__(self, on_exit: Callable[[int], None]) -> None:
         self._on_exit = on_exit
-        self._stopping = False
+        self._is_stopping = False
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
@@ -92,12 +92,12 @@ class _Waiter:
         self._thread.start()
 
     def add(self, descriptor: int, pid: int) -> None:
-        """Wait for a process; the end of the process closes the descriptor."""
+        """Wait for the end of a process, then close the descriptor."""
         self._selector.register(descriptor, selectors.EVENT_READ, pid)
 
     def stop(self) -> None:
         """End the thread and close every descriptor."""
-        self._stopping = True
+        self._is_stopping = True
         self._wake_writer.send(b"!")
         self._thread.join(2.0)
         for key in list(self._selector.get_map().values()):
@@ -108,7 +108,7 @@ class _Waiter:
         self._wake_writer.close()
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._is_stopping:
             for key, _ in self._selector.select():
                 if key.data is not None:
                     self._selector.unregister(key.fd)

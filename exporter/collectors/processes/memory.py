@@ -1,8 +1,8 @@
 """Unique and proportional memory of the job's processes.
 
-For a reading, the kernel walks all page tables of the process and holds the memory lock of the *trainer* meanwhile: a
-third of a second for 8 GiB of small pages. A pass therefore has a time budget, starts with the oldest readings, and
-reads a process so rarely that its lock is held for at most a thousandth of the time.
+For a reading, the kernel walks all page tables of the process and holds its memory lock, for which a trainer may have to
+wait: a third of a second for 8 GiB of small pages. A pass therefore has a time budget, starts with the oldest readings,
+and reads a process so rarely that its lock is held for at most about a thousandth of the time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ RETENTION_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Memory of a process, and the monotonic times of the last and the next reading."""
+    """Memory of a process, and monotonic times: of the reading, of the next reading, and of the end of publication."""
 
     unique_bytes: int = 0
     proportional_bytes: int = 0
@@ -98,18 +98,22 @@ class ProcessMemoryCollector:
             group = (member.run, member.rank, member.role)
             groups.setdefault(group, []).append(self._readings[member.process])
         for labels, readings in groups.items():
-            if all(now < memory.stale_at for memory in readings):  # a partial sum would be misleading
-                collected.add(UNIQUE, sum(memory.unique_bytes for memory in readings), *labels)
-                collected.add(PROPORTIONAL, sum(memory.proportional_bytes for memory in readings), *labels)
+            if all(now < reading.stale_at for reading in readings):  # a partial sum would be misleading
+                collected.add(UNIQUE, sum(reading.unique_bytes for reading in readings), *labels)
+                collected.add(PROPORTIONAL, sum(reading.proportional_bytes for reading in readings), *labels)
         return collected
 
-    def _read(self, process: psutil.Process, pass_start: float) -> MemoryReading:
+    def _read(self, process: psutil.Process, read_start: float) -> MemoryReading:
         try:
             info = from_psutil(f"process {process.pid}", process.memory_full_info)
         except psutil.Error:  # the process has ended or belongs to a different user
             return MemoryReading()
         read_end = self._monotonic()
-        wait = max(MIN_INTERVAL_SECONDS, (read_end - pass_start) / MAX_LOCK_RATIO)
+        wait_seconds = max(MIN_INTERVAL_SECONDS, (read_end - read_start) / MAX_LOCK_RATIO)
         return MemoryReading(
-            info.uss, info.pss, read_end, read_end + wait, read_end + max(RETENTION_SECONDS, 1.5 * wait)
+            unique_bytes=info.uss,
+            proportional_bytes=info.pss,
+            read_at=read_end,
+            due_at=read_end + wait_seconds,
+            stale_at=read_end + max(RETENTION_SECONDS, 1.5 * wait_seconds),
         )

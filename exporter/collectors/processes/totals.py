@@ -34,15 +34,18 @@ class GroupTotals:
 
     user_seconds: float = 0.0
     system_seconds: float = 0.0
-    read_bytes: float = 0
-    written_bytes: float = 0
+    read_bytes: float | None = None  # None if the I/O of no process was readable
+    written_bytes: float | None = None
 
     def add(self, previous: Usage, current: Usage) -> None:
-        """Add the increase of a process; a decreased value adds 0."""
+        """Add the increase of a process. A decreased value adds 0."""
         self.user_seconds += _increase(previous.user_seconds, current.user_seconds)
         self.system_seconds += _increase(previous.system_seconds, current.system_seconds)
-        self.read_bytes += _increase(previous.read_bytes, current.read_bytes)
-        self.written_bytes += _increase(previous.written_bytes, current.written_bytes)
+        if current.read_bytes is not None:
+            self.read_bytes = (self.read_bytes or 0) + _increase(previous.read_bytes, current.read_bytes)
+        if current.written_bytes is not None:
+            increase = _increase(previous.written_bytes, current.written_bytes)
+            self.written_bytes = (self.written_bytes or 0) + increase
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +66,7 @@ class RunTotals:
     def count(
         self, process: psutil.Process, group: ProcessGroup, usage: Usage, *, predates_exporter: bool
     ) -> None:
-        """Add the increase since the last reading; `predates_exporter` is True if the process started before the sidecar."""
+        """Add the increase since the last reading. `predates_exporter` is True if the process started before the sidecar."""
         total = self.groups.setdefault(group, GroupTotals())
         previous = self._last.get(process)
         if previous is None:
@@ -86,4 +89,6 @@ def _increase(previous: float | None, current: float | None) -> float:
 
 
 def _maximum(previous: float | None, current: float | None) -> float | None:
-    return current if previous is None else previous if current is None else max(previous, current)
+    if previous is None or current is None:
+        return current if previous is None else previous
+    return max(previous, current)

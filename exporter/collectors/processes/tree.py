@@ -38,7 +38,7 @@ class Member:
     rank: str  # "" for a process of the run without a rank, such as torchrun's agent
     role: Role
     process: psutil.Process
-    root: bool = False  # a recording process without a recording ancestor in the same rank
+    is_root: bool = False  # True for a recording process without a recording ancestor in the same rank
     program: str = ""  # name of the program when the role was determined; exec changes the name
     cpus: frozenset[int] = frozenset()  # of a root: the CPUs that it may run on
 
@@ -58,19 +58,17 @@ class ProcessStatus:
 class ProcessTree:
     """Processes of all runs; processes in `ignore` and their descendants belong to no run.
 
-    `hidden` is the number of running recording processes that are not visible in this pid namespace.
+    `hidden_count` is the number of running recording processes that are not visible in this pid namespace.
     """
 
     def __init__(self, *, ignore: Collection[int], discover_seconds: float = DISCOVER_SECONDS) -> None:
         self._proc = procfs()
-        self._ignore = frozenset(ignore)
+        self._ignored_pids = frozenset(ignore)
         self._discover_seconds = discover_seconds
         self._members: dict[psutil.Process, Member] = {}
         self._last_discovery_time = -math.inf
-        self.hidden = 0
-        self._invisible_ids: set[str] = (
-            set()
-        )  # ids of the recording processes that were not visible in the last pass
+        self.hidden_count = 0
+        self._invisible_ids: set[str] = set()  # recording processes that were not visible in the last pass
 
     def update(
         self, job: Sequence[JobProcess], *, collected: Collected, now: float, wall: float
@@ -90,25 +88,25 @@ class ProcessTree:
 
     def _add_recording(self, job: Sequence[JobProcess], collected: Collected) -> bool:
         """Add the recording processes as roots; return True if a new process was added."""
-        self.hidden, has_new_process, invisible_ids = 0, False, set[str]()
+        self.hidden_count, has_new_process, invisible_ids = 0, False, set[str]()
         for process in job:
             if process.alive:
                 member = None
                 with source(collected, f"process {process.pid}"):
-                    member = self._recording(process)
+                    member = self._recording_member(process)
                     if process.pid is None:
-                        self.hidden += 1
+                        self.hidden_count += 1
                     elif member is None:
                         invisible_ids.add(process.process.id)
                 if member is not None and member.process not in self._members:
                     self._members[member.process] = member
                     has_new_process = True
-        # A process that was killed after the feed was read is invisible in one pass only, and not hidden.
-        self.hidden += len(invisible_ids & self._invisible_ids)
+        # A process that was killed after the feed was read is invisible in a single pass, and not hidden.
+        self.hidden_count += len(invisible_ids & self._invisible_ids)
         self._invisible_ids = invisible_ids
         return has_new_process
 
-    def _recording(self, recording: JobProcess) -> Member | None:
+    def _recording_member(self, recording: JobProcess) -> Member | None:
         """Return the member of a recording process, or None if the process is not visible.
 
         A pid alone is not sufficient, since a lock on a network filesystem can have a pid of another machine: the
@@ -134,13 +132,13 @@ class ProcessTree:
         status = parse(status_path, _parse_status, text)
         if status.own_pid != identity.pid or start_time > identity.started + CLOCK_STEP_SECONDS:
             return None
-        return Member(identity.run, rank, role, process, root=True, cpus=status.cpus)  # type: ignore[arg-type]
+        return Member(identity.run, rank, role, process, is_root=True, cpus=status.cpus)  # type: ignore[arg-type]
 
     def _discover(self, collected: Collected, wall: float) -> None:
         """Add the descendants of the roots."""
         descendants = {process.pid: process for process in self._descendants()}
         parents = {process.pid: _parent(process) for process in descendants.values()}
-        roots = {member.process.pid: member for member in self._members.values() if member.root}
+        roots = {member.process.pid: member for member in self._members.values() if member.is_root}
         roots_by_age = sorted(roots.values(), key=lambda root: root.process.create_time())
         for root in roots_by_age:
             # A recording worker belongs to the trainer that started it.
@@ -157,7 +155,7 @@ class ProcessTree:
         """Yield the descendants of the parents of all roots: the ranks of a job usually share a parent."""
         search_roots: dict[int, psutil.Process] = {}
         for member in self._members.values():
-            if member.root:
+            if member.is_root:
                 parent = _parent(member.process)
                 try:
                     search_root = psutil.Process(parent) if parent > 1 else member.process
@@ -176,9 +174,12 @@ class ProcessTree:
                         yield process
 
     def _owner(self, pid: int, parents: Mapping[int, int], roots: Mapping[int, Member]) -> Member | None:
-        """Return the nearest root among the ancestors of a process, or None if an ignored process is nearer or there is no root."""
+        """Return the nearest root among the ancestors of a process.
+
+        Returns None if there is no root, or if an ignored process is nearer.
+        """
         visited_pids: set[int] = set()
-        while pid in parents and pid not in visited_pids and pid not in self._ignore:
+        while pid in parents and pid not in visited_pids and pid not in self._ignored_pids:
             visited_pids.add(pid)
             pid = parents[pid]
             if pid in roots:
