@@ -16,10 +16,10 @@ from exporter.collectors.gpu.options import GpuOptions
 from exporter.config.options import Duration, Notation, Range, format_duration, option
 from exporter.recording.stacks import Detail
 from exporter.replay.machines import unknown_machine
-from exporter.web.listen import ADDRESS, parse_address
+from exporter.web.listen import ADDRESS_PATTERN, parse_address
 
 _ADDRESS_HELP = "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for any free port)"
-Address = Annotated[str, Notation(_ADDRESS_HELP, ADDRESS, lambda text: parse_address(text).text)]
+Address = Annotated[str, Notation(_ADDRESS_HELP, ADDRESS_PATTERN, lambda text: parse_address(text).text)]
 
 
 @dataclass(frozen=True, slots=True)

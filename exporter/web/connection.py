@@ -1,6 +1,7 @@
 """Connections of the web server: handshake, requests, responses and close, each with a deadline.
 
-Each connection is a task on the server's event loop, ended by cancellation. Errors of peers are counted and not logged.
+Each connection is a task on the server's event loop. A missed deadline or an eviction cancels the task. Errors of peers are
+counted and not logged.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Connection:
         self.task.add_done_callback(self._ended)
 
     def end(self, reason: Reason | None = None) -> None:
-        """Cancel the connection's task, and count the reason."""
+        """Cancel the connection's task, and count the reason, if any."""
         if reason is not None:
             self._server.counts.errors[reason] += 1
         if self.task is not None:
@@ -69,7 +70,7 @@ class Connection:
     def _enter(
         self, state: ConnectionState, seconds: float | None = None, error: Reason | None = None
     ) -> None:
-        """Change the state, with a time limit."""
+        """Change the state. After *seconds*, the connection ends with the reason *error*."""
         self._server.guard.set_state(self, state)
         self._limit(seconds, error)
 
@@ -140,7 +141,7 @@ class Connection:
         return wire
 
     def _progress(self) -> None:
-        self._server.guard.progress(self)
+        self._server.guard.record_progress(self)
 
     async def _read(self, wire: Wire) -> Request | None:
         """Return the next request, or None if the peer has closed the connection."""
@@ -160,22 +161,22 @@ class Connection:
         start = self._loop.time()
         self._enter(ConnectionState.RUNNING)
         response = await self._server.router.respond(request, self._peer)
-        persistent = await self._send(wire, response)
+        is_persistent = await self._send(wire, response)
         if response.scrape:
             counts = self._server.counts
             counts.scrapes += 1
             counts.scrape_seconds += self._loop.time() - start
             counts.scrapers.record(self._peer, request.header("user-agent") or "", time.monotonic())
-        return persistent
+        return is_persistent
 
     async def _send(self, wire: Wire, response: Response) -> bool:
         """Hand a response to the kernel. Return False if the connection must be closed."""
         self._server.counts.requests[response.route, response.status] += 1
-        parts, persistent = self._http.respond(response, close=self._server.is_closing)
+        parts, is_persistent = self._http.respond(response, close=self._server.is_closing)
         self._server.guard.begin_writing(self, response.body)
         self._limit(self._server.limits.write_seconds, "write_timeout")
         await wire.write(parts)
-        return persistent
+        return is_persistent
 
     async def _close(self, wire: Wire) -> None:
         self._enter(ConnectionState.IDLE, self._server.limits.linger_seconds)

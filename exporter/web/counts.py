@@ -1,4 +1,7 @@
-"""Counters of the web server, their families, and the detection of regular scrapers. Only the event loop writes."""
+"""Counters of the web server, their families, and the detection of regular scrapers.
+
+The event loop writes the counters; other threads only read.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +70,7 @@ RELOAD_SUCCESSFUL = FamilySpec(
 SPECS = (SCRAPES, SCRAPE_DURATION, REQUESTS, CONNECTIONS, CONNECTION_ERRORS, RELOAD_SUCCESSFUL)
 
 MAX_CLIENTS = 64
+"""Maximum number of clients whose scrapes are recorded."""
 SCRAPES_PER_CLIENT = 3
 TOLERANCE_RATIO = 0.2
 TOLERANCE_SECONDS = 0.5
@@ -88,33 +92,34 @@ class Scrapers:
             self._times[client] = (*times, now)[-SCRAPES_PER_CLIENT:]
             if len(self._times) > MAX_CLIENTS:
                 # Clients with a single scrape are dropped first: arbitrary user agents must not displace a scraper.
-                single = (key for key, scrapes in self._times.items() if len(scrapes) == 1)
-                del self._times[next(single, next(iter(self._times)))]
+                single_scrape_clients = (key for key, scrapes in self._times.items() if len(scrapes) == 1)
+                del self._times[next(single_scrape_clients, next(iter(self._times)))]
 
     def next_expected(self, now: float) -> float | None:
         """Return the monotonic time of the next scrape of a regular client.
 
-        Returns None without a regular client. A client that is late by an interval is no longer regular.
+        A client is regular if the gaps between its last scrapes are equal; two scrapes are enough. A client that is late by
+        an interval is no longer regular. Returns None without a regular client.
         """
         with self._lock:
             clients = list(self._times.values())
-        expected = []
+        expected_times = []
         for times in clients:
             gaps = [later - earlier for earlier, later in pairwise(times)]
             if not gaps or max(gaps) - min(gaps) > max(TOLERANCE_SECONDS, TOLERANCE_RATIO * max(gaps)):
                 continue
             if now < times[-1] + 2 * gaps[-1]:
-                expected.append(times[-1] + gaps[-1])
-        return min(expected, default=None)
+                expected_times.append(times[-1] + gaps[-1])
+        return min(expected_times, default=None)
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counters since the start: requests by route and status, errors by reason."""
+    """Counters since the start."""
 
     scrapes: int = 0
     scrape_seconds: float = 0.0
-    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by route and status
     errors: Counter[Reason] = field(default_factory=Counter)
     scrapers: Scrapers = field(default_factory=Scrapers)
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote_plus
 
 from exporter.errors import ConfigurationError
 from exporter.exposition.negotiation import Format, accepts_gzip, compress, negotiate
-from exporter.web.http import READ_METHODS, TEXT, Request, Response, text_response
+from exporter.web.http import PLAIN_TEXT, READ_METHODS, Request, Response, text_response
 from exporter.web.workers import Workers
 
 METRICS = "/metrics"
@@ -50,7 +50,7 @@ class Content:
     """Body and headers of a document."""
 
     body: bytes
-    content_type: str = TEXT
+    content_type: str = PLAIN_TEXT
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -59,14 +59,14 @@ class DocumentEndpoint:
 
     methods = READ_METHODS
 
-    def __init__(self, path: str, make: Callable[[], Content]) -> None:
+    def __init__(self, path: str, render: Callable[[], Content]) -> None:
         self.path = path
-        self._make = make
+        self._render = render
         self._workers = Workers("exporter-document", 2)
 
     async def respond(self, request: Request, deadline: float) -> Response:
         """Return the document, compressed if the client accepts gzip."""
-        content = await self._workers.run(self.path, self._make, deadline)
+        content = await self._workers.run(self.path, self._render, deadline)
         body, headers = content.body, dict(content.headers)
         if accepts_gzip(request.header("accept-encoding")):
             body, headers["Content-Encoding"] = compress(body), "gzip"
@@ -78,7 +78,7 @@ class DocumentEndpoint:
 
 
 class MetricsEndpoint:
-    """`/metrics`: renders the families of the `name[]` parameters, or all families, on a worker thread."""
+    """`/metrics`: renders all families, or the families of the `name[]` parameters, on a worker thread."""
 
     methods = READ_METHODS
 
@@ -93,7 +93,7 @@ class MetricsEndpoint:
         self._selections = Workers("exporter-select", max_waiting=16)
 
     async def respond(self, request: Request, deadline: float) -> Response:
-        """Return the page in the negotiated format, or status 503 until the page is complete."""
+        """Return the page in the negotiated format, 503 while the page is not ready, or 400 for an invalid query."""
         reason = self._not_ready()
         if reason is not None:
             return text_response(503, reason, RETRY_SOON)
@@ -155,19 +155,19 @@ class ReadinessEndpoint:
 
 
 class ReloadEndpoint:
-    """`/-/reload`: applies the new configuration with `reload`, which raises ConfigurationError for an invalid one."""
+    """`/-/reload`: applies a changed configuration. `reload` raises ConfigurationError for an invalid configuration."""
 
     path = "/-/reload"
     methods = ("POST", "PUT")
 
     def __init__(self, reload: Callable[[], None], *, enabled: bool) -> None:
         self._reload = reload
-        self._enabled = enabled
+        self._is_enabled = enabled
         self._workers = Workers("exporter-reload")
 
     async def respond(self, _: Request, deadline: float) -> Response:
         """Return 200 after a reload, 500 with the problems, or 403 if the endpoint is disabled."""
-        if not self._enabled:
+        if not self._is_enabled:
             return text_response(403, "reload over HTTP is disabled; start with --web.enable-lifecycle")
         try:
             # A unique key: a running reload may have read the file before this client wrote it.

@@ -32,15 +32,15 @@ class GuardedConnection(Protocol):
 class ConnectionGuard:
     """Limit on the connections of a server and on the bytes of their responses.
 
-    If the server has no room for a new connection (the limit is reached, or no file descriptor is free), the guard closes the
-    first of these connections:
+    If the server has no room for a new connection (the limit is reached, or no file descriptor is free), the guard closes one
+    connection, the first that exists of:
 
     1. a stalled response: the one whose peer has not read for the longest time;
     2. the oldest incomplete connection;
     3. the oldest idle connection.
 
-    A response that is being rendered or read therefore does not make room for a new connection. A flood of connections closes
-    only its own connections, because a scraper sends its request and reads the response at once.
+    A response that is being rendered or read is not closed for a new connection. A flood of incomplete connections therefore
+    closes its own connections before those of a scraper, which sends its request and reads the response at once.
 
     If the bodies of all responses together exceed `bytes_in_flight`, the guard closes writing connections, first those without
     progress for the longest time, until the bodies fit.
@@ -87,14 +87,17 @@ class ConnectionGuard:
                 return
             self._end(longest_waiting)
 
-    def progress(self, member: GuardedConnection) -> None:
+    def record_progress(self, member: GuardedConnection) -> None:
         """Record that the peer of a writing connection has read a part of the response."""
         writing = self._members[ConnectionState.WRITING]
         if writing.pop(member, None) is not None:
             writing[member] = time.monotonic()
 
     def evict_one(self) -> bool:
-        """Close the connection with the lowest priority. Return False if all responses are being rendered or read."""
+        """Close the connection that is first in the order of eviction.
+
+        Returns False if there is none, because all responses are being rendered or read.
+        """
         stalled_before = time.monotonic() - self._limits.stalled_seconds
         for state in (ConnectionState.WRITING, ConnectionState.INCOMPLETE, ConnectionState.IDLE):
             for member, progress_at in self._members[state].items():

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import h11
 
-TEXT = "text/plain; charset=utf-8"
+PLAIN_TEXT = "text/plain; charset=utf-8"
 READ_METHODS = ("GET", "HEAD")
 
 _ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
@@ -68,7 +68,7 @@ class Response:
 
     status: int
     body: bytes = b""  # for HEAD, the length alone is sent
-    content_type: str = TEXT
+    content_type: str = PLAIN_TEXT
     headers: Mapping[str, str] = field(default_factory=dict)  # override the default headers
     close: bool = False  # close the connection afterwards
     route: str = "other"  # label of exporter_http_requests_total
@@ -109,8 +109,10 @@ class HttpConnection:
 
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
-        # RFC 9112 section 2.2: empty lines before a request line are skipped; h11 refuses them.
-        if data := data if self.has_partial_request else data.lstrip(b"\r\n"):
+        if not self.has_partial_request:
+            # RFC 9112 section 2.2: empty lines before a request line are skipped; h11 refuses them.
+            data = data.lstrip(b"\r\n")
+        if data:  # h11 takes empty data for the end of the connection
             self._parser.receive_data(data)
 
     def request(self) -> Request | None:
@@ -151,7 +153,7 @@ class HttpConnection:
 
         h11 does not write the head, because that would take as long as parsing the request.
         """
-        persistent = not (close or response.close) and self._parser.their_state is h11.DONE
+        is_persistent = not (close or response.close) and self._parser.their_state is h11.DONE
         fields = {
             "Date": formatdate(usegmt=True),
             "Content-Type": response.content_type,
@@ -159,15 +161,15 @@ class HttpConnection:
             "X-Content-Type-Options": "nosniff",
             **response.headers,
         }
-        if not persistent:
+        if not is_persistent:
             fields["Connection"] = "close"
         lines = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in fields.items()]
         parts = ["\r\n".join([*lines, "", ""]).encode("latin-1")]
         if self._method != b"HEAD" and response.body:
             parts.append(response.body)
-        if persistent:
+        if is_persistent:
             pipelined_data = self._parser.trailing_data[0]
             self._parser, self._method = self._new_parser(), b""
             self.feed(pipelined_data)
-        return parts, persistent
+        return parts, is_persistent

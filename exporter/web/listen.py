@@ -17,7 +17,7 @@ FLAG = "--web.listen-address"
 
 SEND_BUFFER_BYTES = 64 * 1024
 
-ADDRESS = r"^(\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_]+)?\]|[A-Za-z0-9_.-]*):[0-9]{1,5}$"
+ADDRESS_PATTERN = r"^(\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_]+)?\]|[A-Za-z0-9_.-]*):[0-9]{1,5}$"
 """Pattern of an address: `:20909`, `127.0.0.1:0`, `[::1]:9100`, `host:port`."""
 _REASONS = {
     errno.EADDRINUSE: "the port is in use (by another exporter?)",
@@ -38,7 +38,7 @@ class Address:
 def parse_address(text: str) -> Address:
     """Parse an address. Raises ValueError."""
     host, _, port = text.rpartition(":")
-    if re.fullmatch(ADDRESS, text) is None or int(port) > 65535:
+    if re.fullmatch(ADDRESS_PATTERN, text) is None or int(port) > 65535:
         raise ValueError(f"{text!r} is not a listen address")
     return Address(text, host.strip("[]"), int(port))
 
@@ -68,7 +68,10 @@ def bind(address: Address, backlog: int) -> socket.socket:
 
 
 def url(listener: socket.socket, *, tls: bool, reachable: bool = True) -> str:
-    """Return the URL of a listening socket, without a path. `reachable` replaces the wildcard address by 127.0.0.1."""
+    """Return the URL of a listening socket, without a path.
+
+    With `reachable`, 127.0.0.1 replaces the wildcard address, which a client cannot connect to.
+    """
     host, port = listener.getsockname()[:2]
     if reachable and ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         host = "127.0.0.1"

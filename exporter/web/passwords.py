@@ -15,82 +15,85 @@ from exporter.web.workers import BusyError, Workers
 MAX_PASSWORD_BYTES = 72
 """bcrypt ignores further bytes, and the library refuses longer passwords."""
 
-# A hash of exporter-toolkit that no password matches, with the highest configured cost.
+MAX_KNOWN_PEERS = 256
+"""Maximum number of addresses that count as known."""
+
+# The hash with which exporter-toolkit checks the passwords of unknown users; the cost is filled in.
 _UNKNOWN_USER_HASH = "$2y${cost:02d}$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"
 
 
 class Passwords:
-    """Password checks with a cache of correct passwords, which is valid until the user's hash changes.
+    """Password checks with a cache of correct passwords, in which an entry is valid until the user's hash changes.
 
-    Equal requests share a check. The number of waiting checks is limited, in total and per address. Addresses that have sent a
-    correct password have a separate thread, so that password guesses of other addresses never delay their checks.
+    Equal requests share a check. The number of waiting checks is limited, in total and per address. Known addresses, which have
+    sent a correct password, have a separate thread: their checks do not queue behind the password guesses of other addresses.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._unknown_peers = Workers("exporter-passwords", max_waiting=limits.passwords_waiting)
-        self._known_peers = Workers("exporter-logins", max_waiting=limits.passwords_waiting)
-        self._logged_in: OrderedDict[str, None] = OrderedDict()  # addresses, the latest last
-        self._max_logged_in = limits.passwords_waiting
+        self._unknown_peer_workers = Workers("exporter-passwords", max_waiting=limits.passwords_waiting)
+        self._known_peer_workers = Workers("exporter-logins", max_waiting=limits.passwords_waiting)
+        self._known_peers: OrderedDict[str, None] = OrderedDict()  # the latest login last
         self._max_waiting_per_peer = limits.passwords_waiting_per_peer
         self._waiting_per_peer: Counter[str] = Counter()
         self._salt = os.urandom(32)
-        self._correct: set[bytes] = set()
+        self._correct_keys: set[bytes] = set()
 
     async def admits(
         self, users: Mapping[str, str], authorization: str | None, peer: str, deadline: float
     ) -> bool:
-        """Return True if the header field has a correct password; `deadline` is a time of the loop's clock.
+        """Return True if the header field has a correct password. `deadline` is a time of the loop's clock.
 
-        Raises BusyError if too many checks are queued, and LateError.
+        Raises BusyError if too many checks are queued, and LateError if the check is not finished at the deadline.
         """
         user, password = _credentials(authorization)
         if not password or len(password) > MAX_PASSWORD_BYTES or b"\0" in password:
             return False
         user_hash = users.get(user)
-        # A check takes as long for unknown as for valid users; otherwise the response time would reveal valid users.
+        # An unknown user is checked, too: the response time would otherwise reveal which users exist.
         highest_cost = max(int(value.split("$")[2]) for value in users.values())
-        expected = user_hash or _UNKNOWN_USER_HASH.format(cost=highest_cost)
-        # The plain password is not stored in memory, and the key is useless without the salt.
-        credentials = f"{user}\0{expected}\0".encode() + password
+        expected_hash = user_hash or _UNKNOWN_USER_HASH.format(cost=highest_cost)
+        # The cache does not hold plain passwords, and a key is useless without the salt.
+        credentials = f"{user}\0{expected_hash}\0".encode() + password
         key = hashlib.blake2b(credentials, key=self._salt, digest_size=32).digest()
-        if key in self._correct:
+        if key in self._correct_keys:
             self._remember_peer(peer)
             return True
         if self._waiting_per_peer[peer] >= self._max_waiting_per_peer:
             raise BusyError
         self._waiting_per_peer[peer] += 1
         try:
-            workers = self._known_peers if peer in self._logged_in else self._unknown_peers
-            correct = await workers.run(key, lambda: _check(password, expected), deadline)
+            is_known = peer in self._known_peers
+            workers = self._known_peer_workers if is_known else self._unknown_peer_workers
+            is_correct = await workers.run(key, lambda: _check(password, expected_hash), deadline)
         finally:
             self._waiting_per_peer[peer] -= 1
             self._waiting_per_peer += Counter()  # drops the zero counts
-        if user_hash is None or not correct:
+        if user_hash is None or not is_correct:
             return False
-        self._correct.add(key)
+        self._correct_keys.add(key)
         self._remember_peer(peer)
         return True
 
     def _remember_peer(self, peer: str) -> None:
-        self._logged_in[peer] = None
-        self._logged_in.move_to_end(peer)
-        if len(self._logged_in) > self._max_logged_in:
-            self._logged_in.popitem(last=False)
+        self._known_peers[peer] = None
+        self._known_peers.move_to_end(peer)
+        if len(self._known_peers) > MAX_KNOWN_PEERS:
+            self._known_peers.popitem(last=False)
 
     def stop(self) -> None:
         """End the worker threads after their current work."""
-        self._unknown_peers.stop()
-        self._known_peers.stop()
+        self._unknown_peer_workers.stop()
+        self._known_peer_workers.stop()
 
 
-def _check(password: bytes, expected: str) -> bool:
+def _check(password: bytes, expected_hash: str) -> bool:
     from bcrypt import checkpw  # noqa: PLC0415 - an optional dependency, needed only with passwords
 
-    return checkpw(password, expected.encode())
+    return checkpw(password, expected_hash.encode())
 
 
 def _credentials(authorization: str | None) -> tuple[str, bytes]:
-    """Return user and password of a `Basic` Authorization header, or empty texts for other schemes."""
+    """Return user and password of a `Basic` Authorization header, or empty values for another or an invalid header."""
     scheme, _, encoded_credentials = (authorization or "").partition(" ")
     try:
         user, _, password = base64.b64decode(encoded_credentials, validate=True).partition(b":")

@@ -1,6 +1,6 @@
 """TLS, password and header settings in force, reloaded when `web.config.yml` or a certificate changes.
 
-A worker thread checks the files before a connection or request is handled, at most once per second. If a new version is
+Before a connection or request is handled, a worker thread checks the files, at most once per second. If a new version is
 invalid or removes a protection, the previous version stays in force.
 """
 
@@ -43,13 +43,14 @@ class Protection:
 
     config: WebConfig = field(default_factory=WebConfig)
     tls: ServerTls | None = None
-    files: Signatures = field(default_factory=dict)  # computed before the files were read
+    signatures: Signatures = field(default_factory=dict)  # of the files, computed before the files were read
 
 
 class WebConfigFile:
-    """Web configuration file; `failure` is the reason why the current version is not in force, "" if it is.
+    """Web configuration file, with the version in force.
 
-    Raises ConfigurationError if the first version is invalid.
+    `failure` is the reason why the file's current version is not in force, or "". Raises ConfigurationError if the first
+    version is invalid.
     """
 
     def __init__(self, path: Path | None, limits: Limits) -> None:
@@ -59,11 +60,11 @@ class WebConfigFile:
         self._next_check = 0.0
         self._workers = Workers("exporter-web-config")
         self._current = Protection() if path is None else load_protection(path)
-        if self._current.config.http_server_config.http2 and self.tls:
+        if self._current.config.http_server_config.http2 and self.uses_tls:
             _log.info("HTTP/2 is not offered; clients are served with HTTP/1.1")
 
     @property
-    def tls(self) -> bool:
+    def uses_tls(self) -> bool:
         """Return True if connections are encrypted."""
         return self._current.tls is not None
 
@@ -74,8 +75,12 @@ class WebConfigFile:
             # No further check until this one ends: a hung file system delays a single request, by at most the timeout.
             self._next_check = float("inf")
             deadline = asyncio.get_running_loop().time() + _RELOAD_TIMEOUT_SECONDS
-            with contextlib.suppress(LateError):
+            try:
                 await self._workers.run(path, lambda: self._check_file(path), deadline)
+            except LateError:
+                pass  # the check continues on its thread
+            except RuntimeError as error:  # no thread can be started
+                self._finish_check(f"{path} cannot be checked: {error}")
         return self._current
 
     def stop(self) -> None:
@@ -86,11 +91,15 @@ class WebConfigFile:
         failure, previous = "", self._current
         try:
             # A failed load is retried at each check, because not every failure is in the files.
-            if _signatures(*previous.files) != previous.files:
+            if _signatures(*previous.signatures) != previous.signatures:
                 self._current = load_protection(path, previous)
                 _log.info("web configuration reloaded: %s", path)
         except Exception as error:  # noqa: BLE001 - the previous version stays in force after any error
             failure = str(error)
+        self._finish_check(failure)
+
+    def _finish_check(self, failure: str) -> None:
+        """Record and log the result of a check, "" for a success, and schedule the next check."""
         if failure and failure != self.failure:
             _log.error("web configuration not reloaded; the previous one stays in force: %s", failure)
         self.failure = failure
@@ -123,7 +132,7 @@ def load_protection(path: Path, previous: Protection | None = None) -> Protectio
 
 
 def _removed_protection(old: WebConfig, new: WebConfig) -> str:
-    """Return the name of a protection that a new version, possibly half written, would remove; "" for none."""
+    """Return the name of a protection that a new version would remove, or "". A half-written file is such a version."""
     if old.basic_auth_users and not new.basic_auth_users:
         return "basic_auth_users"
     old_tls, new_tls = old.tls_server_config, new.tls_server_config

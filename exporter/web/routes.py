@@ -28,7 +28,7 @@ class Router:
         self._config = config
         self._passwords = Passwords(limits)
         self._limits = limits
-        self._failing: set[str] = set()
+        self._failing_subjects: set[str] = set()  # paths, and `passwords`, whose last failure was logged
 
     async def respond(self, request: Request, peer: str) -> Response:
         """Return the response to a request. `peer` is the client's IP address. Never raises."""
@@ -94,16 +94,16 @@ class Router:
         try:
             response = await endpoint.respond(request, deadline)
         except LateError:
-            return text_response(503, "rendering this page took too long", RETRY_SOON)
+            return text_response(503, "the response was not ready within the time limit", RETRY_SOON)
         except BusyError:
-            return text_response(503, "too many pages are waiting to be rendered", RETRY_SOON)
+            return text_response(503, "too many requests are waiting", RETRY_SOON)
         except Exception as error:  # noqa: BLE001 - an internal error of the sidecar must not stop the server
             self._log_once(request.path, error)
             return text_response(500, "internal error; see the exporter's log")
-        self._failing.discard(request.path)
+        self._failing_subjects.discard(request.path)
         return response
 
     def _log_once(self, subject: str, error: Exception) -> None:
-        if subject not in self._failing:
-            self._failing.add(subject)
+        if subject not in self._failing_subjects:
+            self._failing_subjects.add(subject)
             _log.error("internal error while responding to %s", subject, exc_info=error)

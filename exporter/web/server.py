@@ -73,7 +73,7 @@ class Server:
         try:
             for address in addresses:
                 self._listeners.append(bind(address, self._limits.backlog))
-            tls = self._state.config.tls
+            tls = self._state.config.uses_tls
             self.urls = tuple(url(listener, tls=tls) for listener in self._listeners)
             for listener in self._listeners:
                 address_url = url(listener, tls=tls, reachable=False)
@@ -111,8 +111,8 @@ class Server:
 
     def _run(self, serving: threading.Event) -> None:
         try:
-            # Checks that descriptors for the event loop are available: without them, asyncio leaves a half-initialized loop that
-            # cannot be closed.
+            # Fails early if there are no descriptors for the event loop: asyncio would leave a half-initialized loop that cannot
+            # be closed.
             with contextlib.ExitStack() as spare:
                 for _ in range(4):
                     spare.callback(os.close, os.dup(self._listeners[0].fileno()))
@@ -164,16 +164,18 @@ class Server:
                 errors["full"] += 1
                 sock.close()
                 continue
-            with contextlib.suppress(OSError):  # the peer closed; the first read will show that
+            with contextlib.suppress(
+                OSError
+            ):  # the peer has closed the connection; the first read handles that
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             Connection(sock, str(address[0]), self._state)
             del sock  # otherwise the socket would stay open until the next accept
             await asyncio.sleep(0)  # start the connection before the next accept
 
     async def _wait_for_room(self) -> bool:
-        """Wait until a new connection has room. Return False after `room_seconds`.
+        """Wait until there is room for an accepted connection. Return False after `room_seconds`.
 
-        New connections wait in the kernel's backlog.
+        Meanwhile, further connections wait in the kernel's backlog.
         """
         deadline = time.monotonic() + self._limits.room_seconds
         while time.monotonic() < deadline:

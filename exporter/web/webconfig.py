@@ -1,6 +1,6 @@
 """`web.config.yml`: the file for TLS, passwords and headers, in exporter-toolkit's format.
 
-The sidecar reads the file at the start and whenever it has changed. Differences from exporter-toolkit, all of them stricter:
+The sidecar reads the file at the start and whenever it has changed. Differences from exporter-toolkit:
 
 - Client certificates are always verified, because Python's ssl verifies every requested certificate. Every
   `client_auth_type` except `NoClientCert` therefore requires `client_ca_file`.
@@ -31,7 +31,7 @@ _BCRYPT = Notation(
     r"^\$2[aby]\$(0[4-9]|1[0-8])\$[./A-Za-z0-9]{53}$",
 )
 BcryptHash = Annotated[str, Hidden(), _BCRYPT]
-"""Hash such as `$2y$10$…`. A check of a hash with a cost above 18 would last minutes."""
+"""Hash such as `$2y$10$…`. With a cost above 18, a check would take minutes."""
 
 TlsVersion = Literal["TLS12", "TLS13"]
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -81,7 +81,7 @@ class TlsServerConfig:
     @property
     def files(self) -> list[Path]:
         """Return the configured certificate and key files."""
-        return [name for name in (self.cert_file, self.key_file, self.client_ca_file) if name is not None]
+        return [path for path in (self.cert_file, self.key_file, self.client_ca_file) if path is not None]
 
     def problems(self) -> Iterable[tuple[str, str]]:
         """Yield (field, message) for unknown and conflicting values."""
@@ -90,12 +90,12 @@ class TlsServerConfig:
             yield "client_auth_type", f"{self.client_auth_type} is not one of {allowed_types}"
         for suite in set(self.cipher_suites) - set(CIPHER_SUITES):
             yield "cipher_suites", f"{suite} is not one of {', '.join(CIPHER_SUITES)}"
-        verifies = self.verify_mode != ssl.CERT_NONE
-        if verifies and self.client_ca_file is None:
+        verifies_clients = self.verify_mode != ssl.CERT_NONE
+        if verifies_clients and self.client_ca_file is None:
             reason = "Python's ssl verifies every client certificate"
             yield "client_auth_type", f"{self.client_auth_type} needs client_ca_file: {reason}"
         for name in ("client_ca_file", "client_allowed_sans"):
-            if getattr(self, name) and not verifies:
+            if getattr(self, name) and not verifies_clients:
                 reason = "without effect while client_auth_type is NoClientCert"
                 yield name, f"{reason}; set RequireAndVerifyClientCert"
         if self.min_version > self.max_version:

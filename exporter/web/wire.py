@@ -17,9 +17,9 @@ T = TypeVar("T")
 class Wire:
     """Byte stream over a connected, non-blocking socket; the owner closes the socket.
 
-    No method has a timeout; the owner cancels. `write` returns when the kernel has accepted all bytes, and calls `progress`
-    after each chunk, so that peers that do not read are detected. asyncio's TLS transport would instead buffer a response of
-    any size and report success, so that no write could have a deadline.
+    No method has a timeout; the owner cancels the call. `write` returns when the kernel has accepted all bytes, and calls
+    `progress` after each chunk of a large response, so that the guard can detect a peer that does not read. asyncio's TLS
+    transport would instead buffer a response of any size and report success, so that no write could have a deadline.
     """
 
     def __init__(self, sock: socket.socket, progress: Callable[[], None] = lambda: None) -> None:
@@ -66,9 +66,9 @@ class TlsWire(Wire):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
     async def handshake(self) -> frozenset[str] | None:
-        """Perform the handshake. Return the alternative names of the peer's verified certificate, or None without a certificate.
+        """Perform the handshake and return the alternative names of the peer's verified certificate.
 
-        Raises SSLError.
+        Returns None if the peer sent no certificate. Raises SSLError.
         """
         await self._drive(self._tls.do_handshake)
         certificate = self._tls.getpeercert()

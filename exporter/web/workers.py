@@ -1,4 +1,4 @@
-"""Worker threads for work that would block the event loop, with a shared result for equal requests.
+"""Worker threads for jobs that would block the event loop, with a shared result for equal requests.
 
 `ThreadPoolExecutor` is not used, because Python joins its threads at exit: a hung render would prevent the exit.
 """
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class LateError(Exception):
-    """Missed deadline of a request. Started work continues, and a later request with the same key waits for the same work."""
+    """Missed deadline of a request. A started job continues, and a later request with the same key waits for it."""
 
 
 class BusyError(Exception):
-    """Work that is refused because too many jobs are queued."""
+    """Request that is refused because too many jobs are queued."""
 
 
 @dataclass(eq=False, slots=True)
@@ -37,8 +37,8 @@ class Workers:
 
     def __init__(self, name: str, threads: int = 1, *, max_waiting: int = 64) -> None:
         self._name = name
-        self._threads = threads
-        self._thread_count = self._idle_threads = 0
+        self._max_thread_count = threads
+        self._thread_count = self._idle_thread_count = 0
         self._max_waiting = max_waiting
         self._jobs: dict[Hashable, _Job] = {}  # queued or running
         self._queue: dict[Hashable, _Job] = {}  # queued
@@ -76,9 +76,9 @@ class Workers:
             self._started_jobs.put(None)
 
     def _start_jobs(self) -> None:
-        while self._queue and (self._idle_threads or self._thread_count < self._threads):
-            if self._idle_threads:
-                self._idle_threads -= 1
+        while self._queue and (self._idle_thread_count or self._thread_count < self._max_thread_count):
+            if self._idle_thread_count:
+                self._idle_thread_count -= 1
             else:
                 name = f"{self._name}-{self._thread_count}"
                 threading.Thread(target=self._work, name=name, daemon=True).start()
@@ -99,7 +99,7 @@ class Workers:
             del job, result, error  # a page must not stay in memory between jobs
 
     def _finish(self, job: _Job, result: object, error: Exception | None) -> None:
-        self._idle_threads += 1
+        self._idle_thread_count += 1
         del self._jobs[job.key]
         if error is None:
             job.result.set_result(result)

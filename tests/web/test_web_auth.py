@@ -13,12 +13,13 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 from web_support import Child, fetch, port_of, serving
 
 from exporter.errors import ConfigurationError
 from exporter.web.http import Limits
 from exporter.web.passwords import Passwords
+from exporter.web.protection import WebConfigFile
 from exporter.web.server import Server
 from exporter.web.workers import BusyError
 
@@ -112,6 +113,29 @@ def test_a_cached_login_survives_a_reload_with_an_unchanged_hash(tmp_path: Path)
     assert initial_statuses == [200, 200]
     assert repeated_status == 200
     assert cpu_seconds < 0.04  # a check of cost 10 takes more CPU time than this
+
+
+def test_a_thread_that_cannot_be_started_does_not_end_the_checks_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = WebConfigFile(write_users(tmp_path, alice=HASHES[4]), Limits(file_check_seconds=0.01))
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def users_after_change() -> set[str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            await file.current()
+        write_users(tmp_path, bob=HASHES[6])
+        end = time.monotonic() + LIMIT_SECONDS
+        while "bob" not in (users := set((await file.current()).config.basic_auth_users)):
+            assert time.monotonic() < end, users
+            await asyncio.sleep(0.01)
+        return users
+
+    assert asyncio.run(users_after_change()) == {"bob"}
+    file.stop()
 
 
 class SlowBcrypt:
