@@ -22,7 +22,7 @@ class Format(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AcceptedElement:
-    """Element of Accept or Accept-Encoding."""
+    """Element of Accept or Accept-Encoding, in lower case."""
 
     name: str
     weight: float  # q, 1 by default

@@ -1,8 +1,9 @@
 """Metrics page: the last published families of all collectors, rendered as the body of a scrape.
 
-Collector threads publish and withdraw families, which replaces a reference: a publisher never waits for another publisher
-or for a scrape. A block holds the families of one publisher. A changed block is rendered by its publisher (`early`) or by the
-next scrape, while concurrent scrapes wait. Watched blocks, the exporter's own metrics, are collected at each scrape.
+A block holds the families of one publisher. Collector threads publish and withdraw blocks, which replaces a reference: a
+publisher waits neither for a scrape nor for the rendering of another block. A changed block is rendered by its publisher
+(`early`) or by the next scrape, while concurrent scrapes wait. Watched blocks, the exporter's own metrics, are collected at
+each scrape.
 
 Invariants, for any published families:
 - A body can be parsed to the end (see `text`).
@@ -28,7 +29,7 @@ from functools import cached_property
 from prometheus_client.core import Metric
 
 from exporter.exposition.negotiation import Format
-from exporter.exposition.text import Reason, RefusedError, Written, write
+from exporter.exposition.text import FamilyText, Reason, RefusedError, write
 from exporter.families import FamilySpec, Precedence, precedence_of, visible_name
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 
@@ -64,8 +65,8 @@ MAX_LOGGED_LOSSES = 20
 """Maximum number of pairs of family and reason that are logged, so that the names of a job do not fill the log."""
 
 _QUOTA_GROWTH_RATIO = 1.25
-"""The quota of a cut family grows only by at least this factor. Otherwise its last series would appear and disappear with every
-small change of other families, which would look like gaps."""
+"""Growth up to which a cut family keeps its previous quota. Otherwise its last series would appear and disappear with small
+changes of other families, which would look like gaps."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class _Tier(enum.Enum):
 class BlockText:
     """Texts of the families of a block, and the names that these families occupy."""
 
-    families: tuple[Written, ...]
+    families: tuple[FamilyText, ...]
     names: frozenset[str]
     _bodies: dict[Format, bytes] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -110,14 +111,16 @@ class PublishedBlock:
     """Families of one publisher, with the text of families that were rendered early."""
 
     families: Families
-    early: Sequence[Written | None]  # in the order of the families; None to render at the next scrape
-    complete: BlockText | None = None  # if each family was rendered early, without a dropped series
+    early_texts: Sequence[
+        FamilyText | None
+    ]  # in the order of the families; None to render at the next scrape
+    complete_text: BlockText | None = None  # if each family was rendered early, without a dropped series
 
     @property
     def series(self) -> int:
-        """Number of series that the block offers."""
-        if self.complete is not None:
-            return self.complete.series
+        """Number of series that were published, before the limit applies."""
+        if self.complete_text is not None:
+            return self.complete_text.series
         return sum(len(metric.samples) for metric in self.families)
 
 
@@ -143,7 +146,7 @@ class Page:
         self._watched_sources: dict[str, Callable[[], Iterable[Metric]]] = {}
         self._rendering = threading.RLock()  # held by the scrape that renders; guards the rest
         self._dropped_series: Counter[tuple[str, Reason]] = Counter()
-        self._failing: set[str] = set()
+        self._failed_sources: set[str] = set()  # watched blocks whose failure was logged
         self._blocks: dict[str, RenderedBlock] = {}
         self._quotas: Quotas = {}
         self._series = 0
@@ -164,7 +167,7 @@ class Page:
             self._published_blocks.pop(name, None)
 
     def watch(self, name: str, families: Callable[[], Iterable[Metric]]) -> None:
-        """Add a block that is collected at each scrape, on any thread. The block is absent if the call raises."""
+        """Add a block that is collected at each scrape, on the scrape's thread. The block is empty if the call raises."""
         with self._lock:
             self._watched_sources[name] = families
 
@@ -175,13 +178,13 @@ class Page:
         the body has all families.
         """
         blocks = self._render_blocks()
-        if wanted_names := frozenset(names):
-            prefixes = tuple(name[:-1] for name in wanted_names if name.endswith("*"))
+        if selected_names := frozenset(names):
+            prefixes = tuple(name[:-1] for name in selected_names if name.endswith("*"))
             bodies = [
                 family.body(form)
                 for block in blocks
                 for family in block.families
-                if family.names & wanted_names or any(name.startswith(prefixes) for name in family.names)
+                if family.names & selected_names or any(name.startswith(prefixes) for name in family.names)
             ]
         else:
             bodies = [block.body(form) for block in blocks]
@@ -212,12 +215,12 @@ class Page:
         with self._rendering:
             with self._lock:
                 published_blocks, watched_sources = dict(self._published_blocks), dict(self._watched_sources)
-            collected_blocks = {
+            watched_blocks = {
                 f"watched {name}": self._collect(name, call) for name, call in sorted(watched_sources.items())
             }
-            # The first block with a name keeps the name, and watched blocks precede all others.
-            blocks, previous = {**collected_blocks, **published_blocks}, self._blocks
-            quotas = self._compute_quotas(collected_blocks.values(), published_blocks.values())
+            # The first block with a family keeps it, and watched blocks precede all others.
+            blocks, previous = {**watched_blocks, **published_blocks}, self._blocks
+            quotas = self._compute_quotas(watched_blocks.values(), published_blocks.values())
             has_changed = quotas != self._quotas or list(blocks) != list(previous)
             self._quotas, self._blocks = quotas, {}
             occupied_names: set[str] = set()
@@ -225,20 +228,20 @@ class Page:
                 rendered_block = previous.get(name)
                 if has_changed or rendered_block is None or rendered_block.block is not block:
                     rendered_block = self._render_block(block, occupied_names, quotas, rendered_block)
-                    # Later blocks may lose or gain names.
+                    # If the block has other names than before, later blocks may gain or lose families.
                     has_changed = has_changed or rendered_block.text.names != previous[name].text.names
                 occupied_names |= rendered_block.text.names
                 self._blocks[name] = rendered_block
             self._series = sum(block.text.series for block in self._blocks.values())
-            return [self._blocks[name].text for name in [*sorted(published_blocks), *collected_blocks]]
+            return [self._blocks[name].text for name in [*sorted(published_blocks), *watched_blocks]]
 
     def _collect(self, name: str, families: Callable[[], Iterable[Metric]]) -> PublishedBlock:
         """Return a watched block, or an empty block if the call raises."""
         try:
             collected = tuple(families())
         except Exception:  # noqa: BLE001 - foreign code, which must not fail the scrape
-            if name not in self._failing:
-                self._failing.add(name)
+            if name not in self._failed_sources:
+                self._failed_sources.add(name)
                 _LOG.exception("block %s is left out of the page because collecting it failed", name)
             collected = ()
         return PublishedBlock(collected, [None] * len(collected))
@@ -246,28 +249,23 @@ class Page:
     def _render_block(
         self, block: PublishedBlock, occupied_names: set[str], quotas: Quotas, previous: RenderedBlock | None
     ) -> RenderedBlock:
-        complete = block.complete
-        if complete is not None and not quotas and complete.names.isdisjoint(occupied_names):
-            return RenderedBlock(block, complete)
-        # An unchanged family keeps its text: most of the exporter's own families, at every scrape.
-        old_families = (
+        """Return a block with the families whose names are not in *occupied_names*, cut to their quotas."""
+        complete_text = block.complete_text
+        if complete_text is not None and not quotas and complete_text.names.isdisjoint(occupied_names):
+            return RenderedBlock(block, complete_text)
+        # An unchanged family keeps its text, for example most families of a watched block.
+        previous_texts = (
             {} if previous is None else {family.metric.name: family for family in previous.text.families}
         )
         names: set[str] = set()
         families = []
-        for metric, early in zip(block.families, block.early, strict=True):
+        for metric, early_text in zip(block.families, block.early_texts, strict=True):
             name = visible_name(metric)
             try:
                 cut = _cut(metric, name, quotas) if quotas else metric
-                text = early if cut is metric else None
+                text = early_text if cut is metric else None
                 if text is None:
-                    old = old_families.get(cut.name)
-                    if old is None:
-                        text = write(cut)
-                    elif not old.dropped_counts and _is_unchanged(old.metric, cut):
-                        text = old
-                    else:
-                        text = write(cut, old)
+                    text = _write_changes(cut, previous_texts.get(cut.name))
                 if not (text.names.isdisjoint(occupied_names) and text.names.isdisjoint(names)):
                     raise RefusedError("duplicate")  # noqa: TRY301 - counted like a refusal of `write`
             except RefusedError as refused:
@@ -295,18 +293,19 @@ class Page:
     def _compute_quotas(
         self, watched_blocks: Collection[PublishedBlock], published_blocks: Collection[PublishedBlock]
     ) -> Quotas:
-        """Return the quotas of the families, or an empty mapping if all series fit. A tier has the capacity left by earlier tiers."""
+        """Return the quotas of the families, or an empty mapping if all series fit.
+
+        A tier has the capacity that earlier tiers leave. A family without a quota is complete.
+        """
         if sum(block.series for block in (*watched_blocks, *published_blocks)) <= self._max_series:
             return {}
-        blocks = [
-            *((True, block.families) for block in watched_blocks),
-            *((False, block.families) for block in published_blocks),
+        metrics_by_origin = [
+            *((True, metric) for block in watched_blocks for metric in block.families),
+            *((False, metric) for block in published_blocks for metric in block.families),
         ]
         # Number of series by tier, run and family.
         tiers: dict[_Tier, dict[str, Counter[str]]] = {tier: {} for tier in _Tier}
-        for is_watched, metric in (
-            (is_watched, metric) for is_watched, families in blocks for metric in families
-        ):
+        for is_watched, metric in metrics_by_origin:
             name = visible_name(metric)
             tier = _Tier.ABOUT_THE_EXPORTER if is_watched else _tier(name, metric)
             if tier in {_Tier.ABOUT_THE_EXPORTER, _Tier.EXPORTER}:
@@ -343,41 +342,48 @@ def _tier(name: str, metric: Metric) -> _Tier:
 
 
 def allocate(demands: Mapping[str, int], capacity: int) -> dict[str, int]:
-    """Return the share of each demand that must be cut: small demands are met completely before large ones are cut."""
+    """Return the share of each demand that must be cut: a small demand is met completely before a larger one is."""
     quotas: dict[str, int] = {}
-    remaining = len(demands)
+    remaining_count = len(demands)
     for name, demand in sorted(demands.items(), key=lambda item: (item[1], item[0])):
-        share = -(
-            -capacity // remaining
-        )  # rounded up, so that the capacity is used if it is below the number of demands
+        # Rounded up, so that the capacity is used if it is below the number of demands.
+        share = math.ceil(capacity / remaining_count)
         if demand > share:
             quotas[name] = share
         capacity -= min(demand, share)
-        remaining -= 1
+        remaining_count -= 1
     return quotas
 
 
 def _render_early(families: Families, previous: PublishedBlock | None) -> PublishedBlock:
     """Return a block with the text of each family that `write` accepts. Unchanged families keep their text."""
-    old_texts = (
-        {} if previous is None else {text.metric.name: text for text in previous.early if text is not None}
-    )
-    texts: list[Written | None] = []
-    for metric in families:
-        text = old_texts.get(metric.name)
-        if text is None or text.dropped_counts or not _is_unchanged(text.metric, metric):
-            try:
-                text = write(metric, text)
-            except (RefusedError, AttributeError, TypeError):  # reported at the next scrape
-                text = None
-        texts.append(text)
-    written = tuple(text for text in texts if text is not None and not text.dropped_counts)
-    names = frozenset().union(*(text.names for text in written))
-    is_complete = len(written) == len(families) and len(names) == sum(len(text.names) for text in written)
-    return PublishedBlock(families, texts, BlockText(written, names) if is_complete else None)
+    previous_texts: dict[str, FamilyText] = {}
+    if previous is not None:
+        previous_texts = {text.metric.name: text for text in previous.early_texts if text is not None}
+    texts = [_write_if_accepted(metric, previous_texts) for metric in families]
+    complete_texts = tuple(text for text in texts if text is not None and not text.dropped_counts)
+    names = frozenset().union(*(text.names for text in complete_texts))
+    has_unique_names = len(names) == sum(len(text.names) for text in complete_texts)
+    is_complete = has_unique_names and len(complete_texts) == len(families)
+    return PublishedBlock(families, texts, BlockText(complete_texts, names) if is_complete else None)
 
 
-def _is_unchanged(old: Metric | None, new: Metric) -> bool:
+def _write_if_accepted(metric: Metric, previous_texts: Mapping[str, FamilyText]) -> FamilyText | None:
+    """Return the text of a family, or None if `write` refuses the family, which the next scrape reports."""
+    try:
+        return _write_changes(metric, previous_texts.get(metric.name))
+    except (RefusedError, AttributeError, TypeError):
+        return None
+
+
+def _write_changes(metric: Metric, previous: FamilyText | None) -> FamilyText:
+    """Return the previous text of an unchanged family, or a new text. Raises RefusedError."""
+    if previous is not None and not previous.dropped_counts and _is_unchanged(previous.metric, metric):
+        return previous
+    return write(metric, previous)
+
+
+def _is_unchanged(old: Metric, new: Metric) -> bool:
     """Return True if a family equals the family of the last pass."""
     try:
         return old is new or old == new
@@ -387,14 +393,14 @@ def _is_unchanged(old: Metric | None, new: Metric) -> bool:
 
 def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
     """Return a family cut to its quotas. A histogram or summary is shown completely or not at all."""
-    is_own = ("", name) in quotas
+    is_of_all_runs = ("", name) in quotas
     capacities: dict[str, float] = {}
     kept_samples = []
     for _, group in itertools.groupby(
         metric.samples, lambda sample: [label for label in sample.labels.items() if label[0] != "le"]
     ):
         samples = list(group)
-        run = "" if is_own else samples[0].labels.get("run", "")
+        run = "" if is_of_all_runs else samples[0].labels.get("run", "")
         capacity = capacities.get(run, quotas.get((run, name), math.inf))
         fits = len(samples) <= capacity
         kept_samples += samples if fits else []

@@ -51,7 +51,7 @@ def encode(metric: Metric, samples: Iterable[Sample]) -> bytes:
         if isinstance(sample, DistributionSample) and metric.type == "histogram":
             histogram = _native(sample.distribution)
             native += [_bytes(4, labels + _bytes(_HISTOGRAM.field, histogram))] if histogram else []
-    families = [_family(metric, name, _type(metric, name), lines) for name, lines in series.items()]
+    families = [_family(metric, name, _type(metric, name), messages) for name, messages in series.items()]
     if native:
         families.append(_family(metric, metric.name, _HISTOGRAM, native))
     return b"".join(families)
@@ -59,23 +59,25 @@ def encode(metric: Metric, samples: Iterable[Sample]) -> bytes:
 
 def _type(metric: Metric, name: str) -> ProtobufType:
     if metric.type in ("histogram", "summary"):
-        return _GAUGE if name == metric.name else _COUNTER  # quantiles of a summary
+        # A sample with the name of the family is a quantile of a summary.
+        return _GAUGE if name == metric.name else _COUNTER
     return {"counter": _COUNTER, "unknown": _UNTYPED}.get(metric.type, _GAUGE)
 
 
-def _family(metric: Metric, name: str, type_: ProtobufType, lines: Sequence[bytes]) -> bytes:
+def _family(metric: Metric, name: str, type_: ProtobufType, series: Sequence[bytes]) -> bytes:
     header = _bytes(1, name.encode()) + _bytes(2, metric.documentation.encode("utf-8", "replace"))
-    message = header + _integer(3, type_.number) + b"".join(lines)
+    message = header + _integer(3, type_.number) + b"".join(series)
     return _varint(len(message)) + message
 
 
 def _labels(sample: Sample) -> bytes:
-    pairs = [(name, text) for name, text in sorted(sample.labels.items()) if text != ""]
-    return b"".join([_bytes(1, _bytes(1, name.encode()) + _bytes(2, text.encode())) for name, text in pairs])
+    labels = [(name, value) for name, value in sorted(sample.labels.items()) if value != ""]
+    pairs = [_bytes(1, name.encode()) + _bytes(2, value.encode()) for name, value in labels]
+    return b"".join([_bytes(1, pair) for pair in pairs])
 
 
 def _native(distribution: Distribution) -> bytes:
-    """Return the message Histogram; empty if the buckets lack observations, because Prometheus refuses such a histogram."""
+    """Return the message Histogram, or no bytes if the buckets lack observations: Prometheus refuses such a histogram."""
     counts = distribution.exponential
     if distribution.sum is None or sum(counts.values()) != distribution.count or OVERFLOW_BUCKET in counts:
         return b""

@@ -1,6 +1,6 @@
 """Text formats of a metric family, with validation.
 
-prometheus_client has a writer too. This writer exists because it is three times faster on changed blocks
+prometheus_client has a writer too. This writer exists because it is three times as fast on changed blocks
 (benchmarks/bench_web.py), as the time budget of a scrape requires: the library's writer calls a Python function for every
 character of a name.
 
@@ -31,8 +31,8 @@ from exporter.exposition.protobuf import encode
 Reason = Literal["cap", "duplicate", "labels", "name", "value"]
 """Reasons to leave out a series; values of the label `reason`."""
 
-# Above the exporter's own labels; below usual values of Prometheus' `label_limit`, `label_name_length_limit` and
-# `label_value_length_limit`, which fail the whole scrape.
+# Larger than the exporter needs, and below usual values of Prometheus' `label_limit` and `label_value_length_limit`, beyond
+# which the whole scrape fails.
 MAX_LABELS = 32
 MAX_LABEL_VALUE_BYTES = 512
 
@@ -45,11 +45,11 @@ _go_number: Callable[[float], str] = floatToGoString
 
 @dataclass(frozen=True, slots=True)
 class TypeRules:
-    """Rules of an exposition type: suffixes of sample names, suffix and type in plain text, range of values."""
+    """Rules of an exposition type for the names and the values of samples."""
 
-    suffixes: tuple[str, ...]
-    suffix: str
-    text: str
+    suffixes: tuple[str, ...]  # of the names of samples
+    plain_suffix: str  # of the name of the family in plain text
+    plain_type: str  # type in plain text
     minimum: float = -_INFINITE
     maximum: float = _INFINITE
 
@@ -74,10 +74,10 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class Written:
+class FamilyText:
     """Text of a family, with the samples that it contains."""
 
-    text: Mapping[Format, str]  # metadata and sample lines in each text format
+    texts: Mapping[Format, str]  # metadata and sample lines in each text format
     series: int  # number of sample lines in the plain text format
     names: frozenset[str]  # names that other families of the page must not have
     dropped_counts: Counter[Reason]  # number of series left out, by reason
@@ -86,15 +86,15 @@ class Written:
 
     def body(self, form: Format) -> bytes:
         """Return the body of the family in a format."""
-        return self.protobuf if form is Format.PROTOBUF else self.text[form].encode()
+        return self.protobuf if form is Format.PROTOBUF else self.texts[form].encode()
 
     @cached_property
     def protobuf(self) -> bytes:
-        """Protobuf message of the family, encoded on first use."""
+        """Protobuf messages of the family, encoded on first use."""
         return encode(self.metric, self.samples)
 
 
-def write(metric: Metric, previous: Written | None = None) -> Written:
+def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
     """Return the text of a family without invalid samples, and without distributions that have an invalid sample.
 
     Args:
@@ -110,7 +110,7 @@ def write(metric: Metric, previous: Written | None = None) -> Written:
         and previous is not None
         and (lines := _update_lines(metric, rules, previous)) is not None
     ):
-        return Written(
+        return FamilyText(
             _texts(metric, rules, lines, metric.samples),
             len(lines),
             previous.names,
@@ -121,20 +121,24 @@ def write(metric: Metric, previous: Written | None = None) -> Written:
     if rules is None or not _METRIC_NAME.fullmatch(name) or not isinstance(metric.documentation, str):
         raise RefusedError("name")
     samples = _without_decreasing_sums(metric) if metric.type == "histogram" else metric.samples
-    expected = {name + suffix for suffix in rules.suffixes}
-    lines = {}
+    sample_names = {name + suffix for suffix in rules.suffixes}
+    lines = {}  # by series
     kept_samples: list[Sample] = []
     dropped_counts: Counter[Reason] = Counter()
-    invalid: dict[_SeriesKey, Reason] = {}
-    orders: dict[tuple[str, ...], list[str]] = {}
+    invalid_distributions: dict[_SeriesKey, Reason] = {}
+    sorted_keys_by_keys: dict[
+        tuple[str, ...], list[str]
+    ] = {}  # sorted once for all samples with the same labels
     for sample in samples:
         try:
             if sample.name == f"{name}_created":
                 continue
-            if sample.name not in expected:
+            if sample.name not in sample_names:
                 raise RefusedError("name")  # noqa: TRY301  # the handler below also handles Python's own errors
             labels, keys = sample.labels, tuple(sample.labels)
-            sorted_keys = orders.get(keys) or orders.setdefault(keys, _sorted_labels(keys))
+            sorted_keys = sorted_keys_by_keys.get(keys)
+            if sorted_keys is None:
+                sorted_keys = sorted_keys_by_keys[keys] = _sorted_labels(keys)
             label_text = ",".join(
                 [f'{key}="{_escape(labels[key])}"' for key in sorted_keys if labels[key] != ""]
             )
@@ -144,7 +148,7 @@ def write(metric: Metric, previous: Written | None = None) -> Written:
             value = sample.value if type(sample.value) is float else _number(sample.value)
             if not rules.minimum <= value <= rules.maximum:
                 raise RefusedError("value")  # noqa: TRY301  # the handler below also handles Python's own errors
-            lines[series] = f"{series} {_text_of(value)}\n"
+            lines[series] = f"{series} {_format_value(value)}\n"
             kept_samples.append(sample)
         except (
             RefusedError,
@@ -157,22 +161,26 @@ def write(metric: Metric, previous: Written | None = None) -> Written:
                 key = _series_key(sample)
                 if key is None:
                     raise refusal from None
-                invalid.setdefault(key, refusal.reason)
+                invalid_distributions.setdefault(key, refusal.reason)
             else:
                 dropped_counts[refusal.reason] += 1
-    if invalid:  # a distribution that lacks a sample would be wrong
-        dropped_counts.update(invalid[key] for sample in samples if (key := _series_key(sample)) in invalid)
-        is_valid = [_series_key(sample) not in invalid for sample in kept_samples]
+    if invalid_distributions:  # a distribution that lacks a sample would be wrong
+        dropped_counts.update(
+            invalid_distributions[key]
+            for sample in samples
+            if (key := _series_key(sample)) in invalid_distributions
+        )
+        is_valid = [_series_key(sample) not in invalid_distributions for sample in kept_samples]
         lines = dict(itertools.compress(lines.items(), is_valid))
         kept_samples = list(itertools.compress(kept_samples, is_valid))
         if not kept_samples:
-            raise RefusedError(next(iter(invalid.values())))
-    names = frozenset({name, *expected, *([f"{name}_created"] if rules.minimum == 0.0 else [])})
+            raise RefusedError(next(iter(invalid_distributions.values())))
+    names = frozenset({name, *sample_names, *([f"{name}_created"] if rules.minimum == 0.0 else [])})
     texts = _texts(metric, rules, lines, kept_samples)
-    return Written(texts, len(lines), names, dropped_counts, metric, kept_samples)
+    return FamilyText(texts, len(lines), names, dropped_counts, metric, kept_samples)
 
 
-def _update_lines(metric: Metric, rules: TypeRules, previous: Written) -> Mapping[str, str] | None:
+def _update_lines(metric: Metric, rules: TypeRules, previous: FamilyText) -> Mapping[str, str] | None:
     """Return the lines with the new values if the series equal those of the previous text, or None if they differ."""
     old_metric = previous.metric
     if metric.type not in ("counter", "gauge") or (old_metric.type, old_metric.name) != (
@@ -183,7 +191,7 @@ def _update_lines(metric: Metric, rules: TypeRules, previous: Written) -> Mappin
     if previous.dropped_counts or len(previous.samples) != len(metric.samples):
         return None
     lines = {}
-    old_lines = previous.text[Format.TEXT].split("\n")[2:-1]  # after the two lines of metadata
+    old_lines = previous.texts[Format.TEXT].split("\n")[2:-1]  # after the two lines of metadata
     try:
         for line, old_sample, new_sample in zip(old_lines, previous.samples, metric.samples, strict=True):
             value = new_sample.value if type(new_sample.value) is float else _number(new_sample.value)
@@ -194,7 +202,7 @@ def _update_lines(metric: Metric, rules: TypeRules, previous: Written) -> Mappin
             ):
                 return None
             series = line.rpartition(" ")[0]
-            lines[series] = f"{series} {_text_of(value)}\n"
+            lines[series] = f"{series} {_format_value(value)}\n"
     except (
         AttributeError,
         TypeError,
@@ -204,7 +212,8 @@ def _update_lines(metric: Metric, rules: TypeRules, previous: Written) -> Mappin
     return lines
 
 
-def _text_of(value: float) -> str:
+def _format_value(value: float) -> str:
+    """Return a value as Go formats it. Python's format is the same below a million, and faster."""
     return repr(value) if -_INFINITE < value < 1e6 else _go_number(value)
 
 
@@ -224,7 +233,8 @@ def _texts(
 ) -> Mapping[Format, str]:
     name, type_, body = metric.name, metric.type, "".join(lines.values())
     # A lone surrogate in a help text is replaced, so that the family can be encoded.
-    text = metric.documentation.encode("utf-8", "replace").decode().replace("\\", r"\\").replace("\n", r"\n")
+    help_text = metric.documentation.encode("utf-8", "replace").decode()
+    help_text = help_text.replace("\\", r"\\").replace("\n", r"\n")
     if type_ == "stateset" and not all(name in sample.labels for sample in metric.samples):
         type_ = "gauge"  # OpenMetrics requires the states in a label with the name of the family
     has_unit = metric.unit and name.endswith(f"_{metric.unit}") and type_ not in ("info", "stateset")
@@ -236,16 +246,16 @@ def _texts(
             for part in ("count", "sum")
         }
         if len(keys["count"]) != len(keys["sum"]):
-            complete = {*keys["count"]} & {*keys["sum"]}
+            keys_with_sum = {*keys["count"]} & {*keys["sum"]}
             openmetrics_body = "".join(
                 line
                 for line, sample in zip(lines.values(), samples, strict=True)
-                if sample.name == f"{name}_bucket" or _series_key(sample) in complete
+                if sample.name == f"{name}_bucket" or _series_key(sample) in keys_with_sum
             )
-    text_name, quoted_text = name + rules.suffix, text.replace('"', r"\"")
+    plain_name, quoted_help = name + rules.plain_suffix, help_text.replace('"', r"\"")
     return {
-        Format.TEXT: f"# HELP {text_name} {text}\n# TYPE {text_name} {rules.text}\n{body}",
-        Format.OPENMETRICS: f"# HELP {name} {quoted_text}\n# TYPE {name} {type_}\n{unit}{openmetrics_body}",
+        Format.TEXT: f"# HELP {plain_name} {help_text}\n# TYPE {plain_name} {rules.plain_type}\n{body}",
+        Format.OPENMETRICS: f"# HELP {name} {quoted_help}\n# TYPE {name} {type_}\n{unit}{openmetrics_body}",
     }
 
 

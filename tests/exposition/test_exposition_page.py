@@ -16,7 +16,7 @@ from waiting import wait_until
 
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
-from exporter.exposition.text import Written, write
+from exporter.exposition.text import FamilyText, write
 from exporter.families import Distribution, Family, Precedence
 
 
@@ -107,7 +107,7 @@ def test_a_block_is_written_once_for_all_scrapes_until_it_changes(monkeypatch: p
 
     written_names: list[str] = []
 
-    def count_writes(metric: Metric, previous: Written | None = None) -> Written:
+    def count_writes(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
         written_names.append(metric.name)
         return write(metric, previous)
 
@@ -391,7 +391,7 @@ def test_a_block_published_early_is_not_rendered_by_the_scrape(monkeypatch: pyte
 
     written_names: list[str] = []
 
-    def count_writes(metric: Metric, previous: Written | None = None) -> Written:
+    def count_writes(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
         written_names.append(metric.name)
         return write(metric, previous)
 
