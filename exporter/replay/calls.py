@@ -1,7 +1,8 @@
 """Readings of a replayed GPU by their names in a description, and the NVML functions that return them.
 
-Used in the NVML child; `description` and `library` use the tables. Arguments come as pynvml passes them to C,
-results go through `byref()` objects; versions of structures and lengths of lists are checked as NVML does. Source: nvml.h; pynvml.
+Used in the NVML child; `description` and `library` use the tables. A function receives its arguments as pynvml passes them
+to C, and writes results to `byref()` objects. The versions of structures and the lengths of lists are checked as by NVML.
+Source: nvml.h; pynvml.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from math import ceil, isfinite
 from typing import Any
 
 from exporter.collectors.gpu.nvml.device import SUM_OF_LINKS
+from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
 from exporter.replay.machine import ReplayedGpu
 
-ONE_NUMBER = {
+SINGLE_NUMBERS = {
     "nvmlDeviceGetPowerUsage": "power",
     "nvmlDeviceGetTotalEnergyConsumption": "energy",
     "nvmlDeviceGetEnforcedPowerLimit": "power_limit_enforced",
@@ -30,36 +32,37 @@ ONE_NUMBER = {
 }
 """Functions with one number as their result, and the name of the reading."""
 
-BY_NUMBER = {
+INDEXED_NUMBERS = {
     "nvmlDeviceGetClockInfo": ("", "clock_sm", "clock_memory"),
     "nvmlDeviceGetTemperature": ("temperature",),
     "nvmlDeviceGetTemperatureThreshold": ("", "threshold_slowdown"),
 }
-"""Functions with one number, selected by an index argument; "" for an index that the exporter never reads."""
+"""Functions with one number as their result, selected by an index argument; "" for an index that the exporter does not read."""
 
-SEVERAL = {
+NUMBER_LISTS = {
     "nvmlDeviceGetMigMode": ("mig_mode", "mig_mode"),
     "nvmlDeviceGetRemappedRows": (
         *("remapped_correctable", "remapped_uncorrectable", "remapping_pending", "remapping_failed"),
     ),
 }
-"""Functions with several numbers; supported if the first reading is, which replaces readings that are left out."""
+"""Functions with several numbers as their result. Supported if the first reading is; the first reading replaces missing ones."""
 
-TEXTS = {
+TEXT_KEYS = {
     "nvmlDeviceGetName": "name",
     "nvmlDeviceGetUUID": "uuid",
     "nvmlDeviceGetSerial": "serial",
     "nvmlDeviceGetVbiosVersion": "vbios",
     "nvmlDeviceGetBoardPartNumber": "board",
 }
+"""Functions with a text as their result, and its key in the description of the model."""
 
 VOLATILE = 0
 MEMORY_ERRORS = {
-    (kind, VOLATILE, location): f"ecc_{error}_{place}"
-    for kind, error in enumerate(("corrected", "uncorrected"))
-    for location, place in ((2, "dram"), (7, "sram"))
+    (error_type, VOLATILE, location): f"ecc_{error_name}_{location_name}"
+    for error_type, error_name in enumerate(("corrected", "uncorrected"))
+    for location, location_name in ((2, "dram"), (7, "sram"))
 }
-"""Counters since the driver was loaded, by type of error, counter and location; the exporter reads no lifetime counters."""
+"""Counters since the driver was loaded, by type of error, kind of counter and location; the exporter reads no lifetime counters."""
 
 STRUCTURES: dict[str, tuple[int | None, dict[str, str]]] = {
     "nvmlDeviceGetUtilizationRates": (None, {"gpu": "utilization", "memory": "memory_utilization"}),
@@ -67,7 +70,7 @@ STRUCTURES: dict[str, tuple[int | None, dict[str, str]]] = {
     "nvmlDeviceGetMarginTemperature": (0x01000008, {"marginTemperature": "temperature_margin"}),
     "nvmlDeviceGetSramEccErrorStatus": (0x01000068, {"bThresholdExceeded": "sram_threshold"}),
 }
-"""Version of the structure, and the reading in each member; supported where the first reading is."""
+"""Version of the structure that a function fills, and the reading in each member. Supported if the first reading is."""
 
 FIELDS = {
     74: "throttle_sw_power_cap",
@@ -99,7 +102,7 @@ LINK_FIELDS = {
 SUMMABLE_FIELDS = frozenset({138, 139})
 """Link fields with a sum over all links (scope `SUM_OF_LINKS`)."""
 
-# Ids are written here again, and not imported from the child, so that a test finds a wrong id in either table.
+# The ids are repeated here and not imported from the child's table, so that a test detects a wrong id in either table.
 _THERMAL = ("throttle_sw_thermal", "throttle_hw_thermal", "throttle_hw_power_brake")
 _SMOOTHING = "power_smoothing"
 
@@ -125,8 +128,8 @@ READINGS = tuple(
         name
         for names in (
             ("memory_total", "memory_used", "memory_reserved", "sample_buffers", "nvlinks_active"),
-            (name for name in ONE_NUMBER.values() if name != "architecture"),
-            *(names for table in (BY_NUMBER, SEVERAL) for names in table.values()),
+            (name for name in SINGLE_NUMBERS.values() if name != "architecture"),
+            *(names for table in (INDEXED_NUMBERS, NUMBER_LISTS) for names in table.values()),
             MEMORY_ERRORS.values(),
             *(members.values() for _, members in STRUCTURES.values()),
             *(FIELDS.values(), LINK_FIELDS.values(), _THERMAL, (_SMOOTHING,)),
@@ -139,17 +142,19 @@ READINGS = tuple(
 
 
 def fields_of_driver(driver: str) -> dict[int, str]:
-    """Return the names of the readings by field id, as a driver numbers the fields."""
-    major, _, rest = driver.partition(".")
-    version = int(major), int(rest.partition(".")[0])
-    first, second = dict.fromkeys((251, 252, 253), _SMOOTHING), dict.fromkeys((269, 270, 271), _SMOOTHING)
+    """Return the names of the readings by field id, as a driver version numbers the fields."""
+    major, minor = driver.split(".")[:2]
+    version = int(major), int(minor)
     if version < (570, 0):
         return FIELDS
-    if (575, 0) <= version < (580, 82):
-        first = dict(zip(first, _THERMAL, strict=True))
-    elif version >= (580, 82):
-        second = dict(zip(second, _THERMAL, strict=True))
-    return {**FIELDS, **first, **second}
+    thermal_ids: tuple[int, ...] = ()
+    if version >= (580, 82):
+        thermal_ids = (269, 270, 271)
+    elif version >= (575, 0):
+        thermal_ids = (251, 252, 253)
+    # In the other versions, these ids are settings of power smoothing.
+    smoothing = dict.fromkeys((251, 252, 253, 269, 270, 271), _SMOOTHING)
+    return {**FIELDS, **smoothing, **dict(zip(thermal_ids, _THERMAL, strict=False))}
 
 
 class ReplayedError(Exception):
@@ -165,13 +170,13 @@ class CallContext:
     wall: float  # Unix seconds
     driver: str  # version of the driver
 
-    def maybe(self, name: str) -> float | None:
+    def optional_reading(self, name: str) -> float | None:
         """Return the current value of a reading, or None if the GPU does not support the reading."""
         return self.gpu.readings.value_at(name, self.moment)
 
     def reading(self, name: str) -> float:
         """Return the current value of a reading. Raises ReplayedError if the GPU does not support the reading."""
-        value = self.maybe(name)
+        value = self.optional_reading(name)
         if value is None:
             raise ReplayedError("not_supported")
         return value
@@ -203,24 +208,24 @@ def check_version(structure: Any, version: int) -> None:
         raise ReplayedError("argument_version_mismatch")
 
 
-def _one_number(reading: str) -> Call:
+def _single_number(reading: str) -> Call:
     return lambda context, result: write_number(result, context.reading(reading))
 
 
-def _by_number(readings: tuple[str, ...]) -> Call:
-    def call(context: CallContext, which: Any, result: Any) -> None:
-        if not 0 <= to_int(which) < len(readings) or not readings[to_int(which)]:
+def _indexed_number(readings: tuple[str, ...]) -> Call:
+    def call(context: CallContext, index: Any, result: Any) -> None:
+        if not 0 <= to_int(index) < len(readings) or not readings[to_int(index)]:
             raise ReplayedError("not_supported")
-        write_number(result, context.reading(readings[to_int(which)]))
+        write_number(result, context.reading(readings[to_int(index)]))
 
     return call
 
 
-def _several(readings: tuple[str, ...]) -> Call:
+def _number_list(readings: tuple[str, ...]) -> Call:
     def call(context: CallContext, *results: Any) -> None:
         first = context.reading(readings[0])
         for reading, result in zip(readings, results, strict=True):
-            value = context.maybe(reading)
+            value = context.optional_reading(reading)
             write_number(result, first if value is None else value)
 
     return call
@@ -228,13 +233,13 @@ def _several(readings: tuple[str, ...]) -> Call:
 
 def _text(key: str) -> Call:
     def call(context: CallContext, buffer: Any, length: Any) -> None:
-        value: str | None = context.gpu.description[key]
-        if value is None:
+        text: str | None = context.gpu.description[key]
+        if text is None:
             raise ReplayedError("not_supported")
-        text = value.encode("latin-1", "replace")
-        if len(text) >= to_int(length):
+        encoded_text = text.encode("latin-1", "replace")
+        if len(encoded_text) >= to_int(length):
             raise ReplayedError("insufficient_size")
-        buffer.value = text
+        buffer.value = encoded_text
 
     return call
 
@@ -246,29 +251,34 @@ def _structure(version: int | None, members: dict[str, str]) -> Call:
             check_version(structure, version)
         context.reading(next(iter(members.values())))
         for member, reading in members.items():
-            setattr(structure, member, int(context.maybe(reading) or 0))
+            setattr(structure, member, int(context.optional_reading(reading) or 0))
 
     return call
 
 
 def _memory(context: CallContext, result: Any) -> None:
     """Fill version 1 of the structure, in which memory reserved by the driver counts as used."""
-    info, total = target_of(result), int(context.reading("memory_total"))
-    used_bytes = int((context.maybe("memory_used") or 0) + (context.maybe("memory_reserved") or 0))
-    info.total, info.used, info.free = total, used_bytes, max(0, total - used_bytes)
+    info, total_bytes = target_of(result), int(context.reading("memory_total"))
+    used_bytes, reserved_bytes = (
+        int(context.optional_reading(name) or 0) for name in ("memory_used", "memory_reserved")
+    )
+    used_bytes += reserved_bytes
+    info.total, info.used, info.free = total_bytes, used_bytes, max(0, total_bytes - used_bytes)
 
 
 def _memory_v2(context: CallContext, result: Any) -> None:
     info = target_of(result)
     check_version(info, 0x02000028)
     _memory(context, result)
-    info.used, info.reserved = (int(context.maybe(f"memory_{part}") or 0) for part in ("used", "reserved"))
+    info.used, info.reserved = (
+        int(context.optional_reading(f"memory_{part}") or 0) for part in ("used", "reserved")
+    )
 
 
 def _capability(context: CallContext, major: Any, minor: Any) -> None:
-    first, _, second = context.gpu.description["compute_capability"].partition(".")
-    write_number(major, int(first))
-    write_number(minor, int(second or 0))
+    major_text, _, minor_text = context.gpu.description["compute_capability"].partition(".")
+    write_number(major, int(major_text))
+    write_number(minor, int(minor_text or 0))
 
 
 def _pci_info(context: CallContext, result: Any) -> None:
@@ -278,120 +288,126 @@ def _pci_info(context: CallContext, result: Any) -> None:
 
 
 def _nvlink_state(context: CallContext, link: Any, result: Any) -> None:
-    links = context.maybe("nvlinks") or 0
-    if not 0 <= to_int(link) < links:
-        raise ReplayedError("invalid_argument" if links else "not_supported")
-    active = context.maybe("nvlinks_active")
-    write_number(result, int(to_int(link) < (links if active is None else active)))
+    link_count = context.optional_reading("nvlinks") or 0
+    if not 0 <= to_int(link) < link_count:
+        raise ReplayedError("invalid_argument" if link_count else "not_supported")
+    write_number(result, int(to_int(link) < _active_link_count(context)))
 
 
-def _memory_errors(context: CallContext, *arguments: Any) -> None:
-    *which, result = arguments
-    error_type, counter, location = map(to_int, which)
-    if (error_type, counter, location) not in MEMORY_ERRORS:
+def _active_link_count(context: CallContext) -> float:
+    """Return the number of active NVLinks; by default, all links are active."""
+    active_count = context.optional_reading("nvlinks_active")
+    return (context.optional_reading("nvlinks") or 0) if active_count is None else active_count
+
+
+def _memory_errors(context: CallContext, error_type: Any, counter: Any, location: Any, result: Any) -> None:
+    key = to_int(error_type), to_int(counter), to_int(location)
+    if key not in MEMORY_ERRORS:
         raise ReplayedError("not_supported")
-    write_number(result, context.reading(MEMORY_ERRORS[error_type, counter, location]))
+    write_number(result, context.reading(MEMORY_ERRORS[key]))
 
 
 def _field_values(context: CallContext, count: Any, array: Any) -> None:
     """Fill the field values. The call succeeds, and each field has a separate result code."""
     readings = fields_of_driver(context.driver)
-    for value in target_of(array)[: to_int(count)]:
-        value.timestamp = int(context.wall * 1e6)
-        field = value.fieldId
-        found = _field(context, readings, field, value.scopeId)
-        value.nvmlReturn = 3 if found is None else 0
-        if found is None:
+    for field_value in target_of(array)[: to_int(count)]:
+        field_value.timestamp = int(context.wall * 1e6)
+        number = _field(context, readings, field_value.fieldId, field_value.scopeId)
+        field_value.nvmlReturn = CODES["not_supported"] if number is None else SUCCESS
+        if number is None:
             continue
-        if not isfinite(found):
-            value.valueType, value.value.dVal = 0, found
-        elif found < 0:
-            value.valueType, value.value.sllVal = 4, int(found)
+        if not isfinite(number):
+            field_value.valueType, field_value.value.dVal = 0, number
+        elif number < 0:
+            field_value.valueType, field_value.value.sllVal = 4, int(number)
         else:
-            value.valueType, value.value.ullVal = 3, int(found)
+            field_value.valueType, field_value.value.ullVal = 3, int(number)
 
 
 def _field(context: CallContext, readings: dict[int, str], field: int, scope: int) -> float | None:
-    value = context.maybe(f"field.{field}")
-    if value is not None:
-        return value
+    number = context.optional_reading(f"field.{field}")
+    if number is not None:
+        return number
     if field not in LINK_FIELDS:
-        return context.maybe(readings[field]) if field in readings else None
-    active = context.maybe("nvlinks_active")
-    if active is None:
-        active = context.maybe("nvlinks") or 0
-    value = context.maybe(LINK_FIELDS[field])
-    if value is None:
+        return context.optional_reading(readings[field]) if field in readings else None
+    number, active_count = context.optional_reading(LINK_FIELDS[field]), _active_link_count(context)
+    if number is None:
         return None
     if scope == SUM_OF_LINKS:
-        return value * active if field in SUMMABLE_FIELDS else None
-    return value if scope < active else None
+        return number * active_count if field in SUMMABLE_FIELDS else None
+    return number if scope < active_count else None
 
 
 def _processes(context: CallContext, count: Any, array: Any) -> None:
-    """Fill the array of processes, or return an error if the array is too small."""
-    running = context.gpu.processes(context.moment)
-    space = target_of(count).value
-    write_number(count, len(running))
-    if running and (array is None or space < len(running)):
+    """Fill the array of processes. Raises ReplayedError if the array is too small."""
+    processes = context.gpu.processes(context.moment)
+    capacity = target_of(count).value
+    write_number(count, len(processes))
+    if processes and (array is None or capacity < len(processes)):
         raise ReplayedError("insufficient_size")
-    for place, process in enumerate(running):
+    for position, process in enumerate(processes):
         used_bytes = process["memory"]
-        array[place].pid = process["pid"]
-        array[place].usedGpuMemory = 0xFFFFFFFFFFFFFFFF if used_bytes is None else used_bytes
+        array[position].pid = process["pid"]
+        array[position].usedGpuMemory = 0xFFFFFFFFFFFFFFFF if used_bytes is None else used_bytes
 
 
 def _process_utilization(context: CallContext, array: Any, count: Any, since: Any) -> None:
-    """Fill the utilization samples of processes; for the time 0 only the oldest."""
-    times = _times(context.wall, to_int(since), 1.0, 72)
+    """Fill the utilization samples of processes after a time; for the time 0, only the oldest."""
+    times = _sample_times(context.wall, to_int(since), interval_seconds=1.0, capacity=72)
     times = times if to_int(since) else times[:1]
-    running = [process for process in context.gpu.processes(context.moment) if process["sm"] is not None]
-    samples = [(time, process) for time in times for process in running]
+    processes = [process for process in context.gpu.processes(context.moment) if process["sm"] is not None]
+    samples = [(time, process) for time in times for process in processes]
     if not samples:
         raise ReplayedError("not_found")
-    space = target_of(count).value
+    capacity = target_of(count).value
     write_number(count, len(samples))
-    if array is None or space < len(samples):
+    if array is None or capacity < len(samples):
         raise ReplayedError("insufficient_size")
-    for place, (time, process) in enumerate(samples):
+    for position, (time, process) in enumerate(samples):
         level = context.gpu.readings.load.level_at(context.moment - (context.wall - time / 1e6))
-        array[place].pid = process["pid"]
-        array[place].timeStamp = time
-        array[place].smUtil = int(process["sm"] * level)
+        array[position].pid = process["pid"]
+        array[position].timeStamp = time
+        array[position].smUtil = int(process["sm"] * level)
 
 
-def _samples(context: CallContext, kind: Any, since: Any, value_type: Any, count: Any, array: Any) -> None:
-    """Fill the array of the driver's samples. A call without an array returns the number of samples."""
-    buffer = SAMPLE_BUFFERS.get(to_int(kind))
-    if buffer is None or not context.maybe("sample_buffers"):
+def _samples(
+    context: CallContext, sample_type: Any, since: Any, value_type: Any, count: Any, array: Any
+) -> None:
+    """Fill the array of the driver's samples. Without an array, only the number of samples is written."""
+    buffer = SAMPLE_BUFFERS.get(to_int(sample_type))
+    if buffer is None or not context.optional_reading("sample_buffers"):
         raise ReplayedError("not_supported")
     context.reading(buffer.reading)
-    times = _times(context.wall, to_int(since), buffer.interval_seconds, buffer.capacity)
+    times = _sample_times(
+        context.wall, to_int(since), interval_seconds=buffer.interval_seconds, capacity=buffer.capacity
+    )
     if not times:
         raise ReplayedError("not_found")
     write_number(value_type, 1)  # unsigned int
     if array is not None:
         times = times[: len(array)]
-        for place, time in enumerate(times):
+        for position, time in enumerate(times):
             moment = context.moment - (context.wall - time / 1e6)
-            array[place].timeStamp = time
-            array[place].sampleValue.uiVal = int(context.gpu.readings.value_at(buffer.reading, moment) or 0)
+            number = context.gpu.readings.value_at(buffer.reading, moment)
+            array[position].timeStamp, array[position].sampleValue.uiVal = time, int(number or 0)
     write_number(count, len(times))
 
 
-def _times(wall: float, since: int, seconds: float, length: int) -> list[int]:
-    """Return the times of the samples in a ring buffer after `since`, in microseconds."""
-    step = int(seconds * 1e6)
-    newest = int(wall * 1e6) // step
-    oldest = max(newest - length + 1, ceil((since + 1) / step))
-    return [place * step for place in range(oldest, newest + 1)]
+def _sample_times(
+    wall: float, since_microseconds: int, *, interval_seconds: float, capacity: int
+) -> list[int]:
+    """Return the times of the samples in a ring buffer after a time, in microseconds."""
+    interval = int(interval_seconds * 1e6)
+    newest = int(wall * 1e6) // interval
+    oldest = max(newest - capacity + 1, ceil((since_microseconds + 1) / interval))
+    return [number * interval for number in range(oldest, newest + 1)]
 
 
 CALLS: dict[str, Call] = {
-    **{symbol: _one_number(reading) for symbol, reading in ONE_NUMBER.items()},
-    **{symbol: _by_number(readings) for symbol, readings in BY_NUMBER.items()},
-    **{symbol: _several(readings) for symbol, readings in SEVERAL.items()},
-    **{symbol: _text(key) for symbol, key in TEXTS.items()},
+    **{symbol: _single_number(reading) for symbol, reading in SINGLE_NUMBERS.items()},
+    **{symbol: _indexed_number(readings) for symbol, readings in INDEXED_NUMBERS.items()},
+    **{symbol: _number_list(readings) for symbol, readings in NUMBER_LISTS.items()},
+    **{symbol: _text(key) for symbol, key in TEXT_KEYS.items()},
     **{symbol: _structure(*parts) for symbol, parts in STRUCTURES.items()},
     "nvmlDeviceGetMinorNumber": lambda context, result: write_number(result, context.gpu.index),
     "nvmlDeviceGetMemoryInfo": _memory,

@@ -83,9 +83,9 @@ class GpuProcess:
     sm: Annotated[float, Range(0)] | None = None
 
     def problems(self) -> Problems:
-        """Yield a missing id, or an id and a file."""
+        """Yield a problem unless the process has either an id or a file."""
         if (self.pid is None) == (self.pid_file is None):
-            yield "pid", "or pid_file is required, and not both"
+            yield "pid", "set either pid or pid_file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class TimelineEntry:
         for name in ("errors", "hang", "delay", "crash"):
             for symbol in getattr(self, name):
                 if symbol not in SYMBOLS and not (symbol == EVERY_CALL and name in {"errors", "hang"}):
-                    yield name, f'no function "{symbol}" is replayed, {_nearest(symbol)}'
+                    yield name, f'no function "{symbol}" is replayed, {_suggest_symbol(symbol)}'
         for symbol, error in self.errors.items():
             if error.lower() not in CODES and error.lower() != "success":
                 codes = [code.upper() for code in (*CODES, "success")]
@@ -183,24 +183,24 @@ class MachineDescription:
         """Yield references to functions, models and GPUs that do not exist."""
         for symbol in self.missing:
             if symbol not in SYMBOLS:
-                yield "missing", f'no function "{symbol}" is replayed, {_nearest(symbol)}'
+                yield "missing", f'no function "{symbol}" is replayed, {_suggest_symbol(symbol)}'
         for key in self.costs:
             if not key.isdecimal() and key not in COST_KEYS:
-                yield "costs", f'no function "{key}" is replayed, {_nearest(key)}'
-        for place, group in enumerate(self.gpus):
+                yield "costs", f'no function "{key}" is replayed, {_suggest_symbol(key)}'
+        for position, group in enumerate(self.gpus):
             if group.model not in self.models:
                 message = f'no model "{group.model}", {suggest(group.model, self.models)}'
-                yield "gpus", f"[{place}].model: {message}"
+                yield "gpus", f"[{position}].model: {message}"
         count = sum(group.count for group in self.gpus)
         if count > MAX_GPUS:
-            yield "gpus", f"are {count}; at most {MAX_GPUS} are watched"
-        for place, entry in enumerate(self.timeline):
+            yield "gpus", f"are {count}; at most {MAX_GPUS} are monitored"
+        for position, entry in enumerate(self.timeline):
             for index in entry.gpus:
                 if index >= count:
-                    yield "timeline", f"[{place}].gpus: no GPU {index}; the machine has {count}"
+                    yield "timeline", f"[{position}].gpus: no GPU {index}; the machine has {count}"
 
     def plain(self) -> dict[str, Any]:
-        """Return the description for the NVML child, in JSON types only."""
+        """Return the description for the NVML child, in JSON types only: a list of GPUs in place of models and groups."""
         machine = dataclasses.asdict(self)
         machine["gpus"] = []
         for group in self.gpus:
@@ -212,14 +212,15 @@ class MachineDescription:
 
 def _plain_gpu(model: Model, group: GpuGroup, index: int) -> dict[str, Any]:
     gpu, changes = dataclasses.asdict(model), dataclasses.asdict(group)
-    numbers = {name: number for number, name in ARCHITECTURES.items()}
-    gpu["values"].update(changes["values"], architecture=numbers[gpu.pop("architecture")])
+    architecture_numbers = {name: number for number, name in ARCHITECTURES.items()}
+    gpu["values"].update(changes["values"], architecture=architecture_numbers[gpu.pop("architecture")])
     gpu["uuid"] = group.uuid or f"GPU-00000000-0000-0000-0000-{index:012x}"
     if group.processes is not None:
         gpu["processes"] = changes["processes"]
-    for process in gpu["processes"]:
-        if process["pid"] is not None:
-            process["pid"] += 0 if group.processes is not None and group.count == 1 else index
+    if group.processes is None or group.count > 1:  # the description is of several GPUs, whose pids differ
+        for process in gpu["processes"]:
+            if process["pid"] is not None:
+                process["pid"] += index
     return gpu
 
 
@@ -234,9 +235,9 @@ def _number_keys(section: Model | TimelineEntry) -> Problems:
         numbers = getattr(section, name)
         for key in numbers if isinstance(numbers, Mapping) else ():  # not a mapping: invalid or UNCHANGED
             if not key.isdecimal():
-                yield name, f'"{key}" is no id; ids are numbers in quotes'
+                yield name, f'"{key}" is not an id; ids are numbers in quotes'
 
 
-def _nearest(symbol: str) -> str:
-    near = difflib.get_close_matches(symbol, SYMBOLS, 1, 0.6)
-    return f'did you mean "{near[0]}"?' if near else "docs/replay.md lists the replayed functions"
+def _suggest_symbol(symbol: str) -> str:
+    matches = difflib.get_close_matches(symbol, SYMBOLS, 1, 0.6)
+    return f'did you mean "{matches[0]}"?' if matches else "docs/replay.md lists the replayed functions"

@@ -1,7 +1,8 @@
 """Replay library in place of NVIDIA's library.
 
-Used in the NVML child of a sidecar that replays: an object assigned to `pynvml.nvmlLib`, on which pynvml looks functions up
-by their C names, so that the rest of pynvml is unchanged. Faults of the timeline apply first, then the function runs.
+Used in the NVML child of a sidecar that replays. pynvml looks up the C functions by name in `pynvml.nvmlLib`, which this
+module replaces; the rest of pynvml is unchanged. In each call, the faults of the timeline apply first, then the function
+runs.
 """
 
 from __future__ import annotations
@@ -35,40 +36,40 @@ _INSTANCE_BASE = 0x100000
 _INSTANCES_PER_GPU = 0x100
 _MAX_INSTANCES = 7
 _OTHER_BASE = 0x10000000
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 _OTHER_CALLS = "*"
-"""Key of the cost of every call without a cost in the description."""
+"""Key of the cost of calls without a cost of their own in the description."""
 
 
-_OF_LIBRARY = {
+_LIBRARY_METHODS = {
     "nvmlInitWithFlags": "initialise",
     "nvmlShutdown": "shut_down",
     "nvmlSystemGetDriverVersion": "driver_version",
     "nvmlSystemGetCudaDriverVersion_v2": "cuda_version",
     "nvmlDeviceGetCount_v2": "count",
     "nvmlDeviceGetHandleByIndex_v2": "handle",
-    "nvmlEventSetCreate": "create_set",
+    "nvmlEventSetCreate": "create_event_set",
     "nvmlEventSetWait_v2": "wait",
     "nvmlGpmSampleAlloc": "gpm_allocate",
     "nvmlGpmMetricsGet": "gpm_metrics",
 }
-"""Methods below for functions of no GPU."""
+"""Methods of `ReplayLibrary` (without `_`) for functions whose first argument is no GPU's handle."""
 
-_OF_GPU = {
+_GPU_METHODS = {
     "nvmlDeviceGetMaxMigDeviceCount": "instance_count",
     "nvmlDeviceGetMigDeviceHandleByIndex": "instance_handle",
-    "nvmlDeviceGetGpuInstanceId": "of_instances",
-    "nvmlDeviceGetComputeInstanceId": "of_instances",
+    "nvmlDeviceGetGpuInstanceId": "refuse_whole_gpu",
+    "nvmlDeviceGetComputeInstanceId": "refuse_whole_gpu",
     "nvmlDeviceRegisterEvents": "register",
     "nvmlGpmQueryDeviceSupport": "gpm_support",
     "nvmlGpmSampleGet": "gpm_sample",
     "nvmlGpmMigSampleGet": "gpm_sample_instance",
 }
-"""Methods below whose first argument is a GPU's handle; `calls` has more functions of a GPU."""
+"""Methods of `ReplayLibrary` (without `_`) for functions of a GPU; `calls` has more."""
 
-SYMBOLS = frozenset({*CALLS, *_OF_LIBRARY, *_OF_GPU, "nvmlErrorString"})
-"""Every function of NVML that a replay has."""
+SYMBOLS = frozenset({*CALLS, *_LIBRARY_METHODS, *_GPU_METHODS, "nvmlErrorString"})
+"""Names of the C functions that a replay has."""
 
 COST_KEYS = frozenset(
     {
@@ -131,16 +132,16 @@ class ReplayLibrary:
         if symbol == "nvmlErrorString":
             return lambda code: f"NVML error {to_int(code)}".encode()
 
-        # A plain function: pynvml sets attributes on some.
+        # A plain function, because pynvml sets attributes of some functions.
         def call(*arguments: Any) -> int:
-            began = time.thread_time()
+            start = time.thread_time()
             try:
-                self._answer(symbol, arguments)
+                self._call(symbol, arguments)
                 code = SUCCESS
-            except ReplayedError as refused:
-                code = CODES.get(str(refused), SUCCESS)
+            except ReplayedError as error:
+                code = CODES.get(str(error), SUCCESS)
             if self._costs and symbol != "nvmlEventSetWait_v2":
-                self._clock.work(self._cost(symbol, arguments) / 1000, began)
+                self._clock.work(self._cost_milliseconds(symbol, arguments) / 1000, start)
             return code
 
         return call
@@ -149,7 +150,7 @@ class ReplayLibrary:
     def _moment(self) -> float:
         return self._clock.now() - self._origin
 
-    def _cost(self, symbol: str, arguments: tuple[Any, ...]) -> float:
+    def _cost_milliseconds(self, symbol: str, arguments: tuple[Any, ...]) -> float:
         default_cost = self._costs.get(_OTHER_CALLS, 0.0)
         if symbol == "nvmlDeviceGetFieldValues":
             values = target_of(arguments[2])[: to_int(arguments[1])]
@@ -162,37 +163,38 @@ class ReplayLibrary:
             return self._costs.get(f"{symbol}/{buffer.reading}", default_cost)
         return self._costs.get(symbol, default_cost)
 
-    def _answer(self, symbol: str, arguments: tuple[Any, ...]) -> None:
+    def _call(self, symbol: str, arguments: tuple[Any, ...]) -> None:
+        """Apply the faults to a function, and call it. Raises ReplayedError."""
         if not self._description["library"]:
             raise ReplayedError("library_not_found")
         gpu, instance = None, None
         index = None
-        if symbol not in _OF_LIBRARY:
+        if symbol not in _LIBRARY_METHODS:
             gpu, instance = self._resolve(arguments[0])
             index = gpu.index
         elif symbol == "nvmlDeviceGetHandleByIndex_v2":  # this function has an index instead of a handle
-            present = self._machine.present(self._moment)
-            place = to_int(arguments[0])
-            index = present[place].index if 0 <= place < len(present) else None
-        self._suffer(symbol, index)
+            gpus = self._machine.listed_gpus(self._moment)
+            position = to_int(arguments[0])
+            index = gpus[position].index if 0 <= position < len(gpus) else None
+        self._apply_faults(symbol, index)
         if symbol != "nvmlInitWithFlags":
             if self._initialised_at is None:
                 raise ReplayedError("uninitialized")
             if self._machine.driver(self._moment) != self._machine.driver(self._initialised_at):
                 raise ReplayedError("lib_rm_version_mismatch")
         if gpu is None:
-            getattr(self, f"_{_OF_LIBRARY[symbol]}")(*arguments)
+            getattr(self, f"_{_LIBRARY_METHODS[symbol]}")(*arguments)
             return
         moment = self._moment
         context = CallContext(gpu, moment, self._clock.wall(), self._machine.driver(moment))
         if instance is not None:
-            self._on_instance(symbol, instance, context, arguments[1])
+            self._call_instance(symbol, instance, context, arguments[1])
         elif symbol in CALLS:
             CALLS[symbol](context, *arguments[1:])
         else:
-            getattr(self, f"_{_OF_GPU[symbol]}")(context, *arguments[1:])
+            getattr(self, f"_{_GPU_METHODS[symbol]}")(context, *arguments[1:])
 
-    def _suffer(self, symbol: str, index: int | None) -> None:
+    def _apply_faults(self, symbol: str, index: int | None) -> None:
         """Apply the faults of the timeline to a call: crash, hang, delay or error."""
         for fault in self._machine.active_faults(index, self._moment):
             entry = fault.entry
@@ -200,7 +202,7 @@ class ReplayLibrary:
                 os.kill(os.getpid(), signal.SIGSEGV)
             if symbol in entry["hang"] or (EVERY_CALL in entry["hang"] and index is not None):
                 while self._moment < fault.end:
-                    time.sleep(_LOOK_SECONDS)
+                    time.sleep(_POLL_SECONDS)
             if symbol in entry["delay"]:
                 self._clock.delay(entry["delay"][symbol])
             error = fault.errors.get(symbol)
@@ -215,9 +217,9 @@ class ReplayLibrary:
         address, gpus = _address(handle), self._machine.gpus
         if _GPU_BASE <= address < _GPU_BASE + len(gpus):
             return gpus[address - _GPU_BASE], None
-        index, place = divmod(address - _INSTANCE_BASE, _INSTANCES_PER_GPU)
-        if 0 <= index < len(gpus) and place < len(gpus[index].all_instances):
-            return gpus[index], gpus[index].all_instances[place]
+        index, position = divmod(address - _INSTANCE_BASE, _INSTANCES_PER_GPU)
+        if 0 <= index < len(gpus) and position < len(gpus[index].all_instances):
+            return gpus[index], gpus[index].all_instances[position]
         raise ReplayedError("invalid_argument")
 
     def _new_address(self, result: Any) -> int:
@@ -225,7 +227,7 @@ class ReplayLibrary:
         _point(result, self._next_address)
         return self._next_address
 
-    # The library itself.
+    # Functions of the library.
 
     def _initialise(self, _flags: Any) -> None:
         self._initialised_at = self._moment
@@ -241,42 +243,38 @@ class ReplayLibrary:
         write_number(result, int(major) * 1000 + int(minor or 0) * 10)
 
     def _count(self, result: Any) -> None:
-        write_number(result, len(self._machine.present(self._moment)))
+        write_number(result, len(self._machine.listed_gpus(self._moment)))
 
-    def _handle(self, place: Any, result: Any) -> None:
-        present = self._machine.present(self._moment)
-        if not 0 <= to_int(place) < len(present):
+    def _handle(self, position: Any, result: Any) -> None:
+        gpus = self._machine.listed_gpus(self._moment)
+        if not 0 <= to_int(position) < len(gpus):
             raise ReplayedError("invalid_argument")
-        _point(result, _GPU_BASE + present[to_int(place)].index)
+        _point(result, _GPU_BASE + gpus[to_int(position)].index)
 
-    # Instances of a divided GPU.
+    # MIG instances.
 
     def _instance_count(self, context: CallContext, result: Any) -> None:
         context.reading("mig_mode")
         write_number(result, max(_MAX_INSTANCES, len(context.gpu.instances(context.moment))))
 
-    def _instance_handle(self, context: CallContext, place: Any, result: Any) -> None:
+    def _instance_handle(self, context: CallContext, position: Any, result: Any) -> None:
         instances = context.gpu.instances(context.moment)
-        if not 0 <= to_int(place) < len(instances):
+        if not 0 <= to_int(position) < len(instances):
             raise ReplayedError("not_found")
-        position = context.gpu.all_instances.index(instances[to_int(place)])
-        _point(result, _INSTANCE_BASE + context.gpu.index * _INSTANCES_PER_GPU + position)
+        number = context.gpu.all_instances.index(instances[to_int(position)])
+        _point(result, _INSTANCE_BASE + context.gpu.index * _INSTANCES_PER_GPU + number)
 
-    def _on_instance(self, symbol: str, instance: dict[str, Any], context: CallContext, result: Any) -> None:
-        gpu, numbers = (
-            context.gpu,
-            {"nvmlDeviceGetGpuInstanceId": "gi", "nvmlDeviceGetComputeInstanceId": "ci"},
-        )
+    def _call_instance(
+        self, symbol: str, instance: dict[str, Any], context: CallContext, result: Any
+    ) -> None:
+        gpu = context.gpu
+        id_keys = {"nvmlDeviceGetGpuInstanceId": "gi", "nvmlDeviceGetComputeInstanceId": "ci"}
         if instance not in gpu.instances(context.moment):
             raise ReplayedError("invalid_argument")  # the instance was destroyed
-        if symbol in numbers:
-            write_number(result, instance[numbers[symbol]])
+        if symbol in id_keys:
+            write_number(result, instance[id_keys[symbol]])
         elif symbol == "nvmlDeviceGetUUID":
-            own = f"{gpu.index:02x}{instance['gi']:x}{instance['ci']:x}"
-            position = gpu.all_instances.index(instance)
-            later_count = position - len(gpu.description["mig"]) + 1  # later instances have their own UUIDs
-            first = f"{later_count:08x}" if later_count > 0 else gpu.description["uuid"][4:12]
-            result.value = f"MIG-{first}{gpu.description['uuid'][12:-4]}{own}".encode()
+            result.value = _instance_uuid(gpu, instance).encode()
         elif symbol == "nvmlDeviceGetName":
             result.value = f"{gpu.description['name']} MIG {instance['profile']}".encode()
         elif symbol == "nvmlDeviceGetMemoryInfo_v2":
@@ -287,12 +285,12 @@ class ReplayLibrary:
         else:
             raise ReplayedError("not_supported")
 
-    def _of_instances(self, _context: CallContext, _result: Any) -> None:
-        raise ReplayedError("invalid_argument")  # of a whole GPU
+    def _refuse_whole_gpu(self, _context: CallContext, _result: Any) -> None:
+        raise ReplayedError("invalid_argument")  # only a MIG instance has these ids
 
     # Events.
 
-    def _create_set(self, result: Any) -> None:
+    def _create_event_set(self, result: Any) -> None:
         self._new_address(result)
 
     def _register(self, context: CallContext, mask: Any, event_set: Any) -> None:
@@ -304,9 +302,9 @@ class ReplayLibrary:
         end = time.monotonic() + to_int(milliseconds) / 1000
         address = _address(event_set)
         while True:
-            delivered = self._events.next(address, self._moment)
-            if delivered is not None:
-                gpu, xid = delivered
+            next_event = self._events.next(address, self._moment)
+            if next_event is not None:
+                gpu, xid = next_event
                 event = target_of(result)
                 event.device = ctypes.cast(_GPU_BASE + gpu.index, type(event.device))
                 event.eventType, event.eventData = XID, xid
@@ -315,7 +313,7 @@ class ReplayLibrary:
                 raise ReplayedError("gpu_is_lost")
             if time.monotonic() >= end:
                 raise ReplayedError("timeout")
-            time.sleep(min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
+            time.sleep(min(_POLL_SECONDS, max(0.0, end - time.monotonic())))
 
     # Performance counters.
 
@@ -328,7 +326,7 @@ class ReplayLibrary:
         self._samples[self._new_address(result)] = None
 
     def _gpm_sample(self, context: CallContext, sample: Any) -> None:
-        if not context.gpu.description["gpm"] or context.maybe("mig_mode"):
+        if not context.gpu.description["gpm"] or context.optional_reading("mig_mode"):
             raise ReplayedError("not_supported")
         self._samples[_address(sample)] = GpmSample(context.moment, context.gpu, None)
 
@@ -349,16 +347,25 @@ class ReplayLibrary:
             raise ReplayedError("invalid_argument")
         if (earlier.gpu, earlier.instance) != (later.gpu, later.instance):
             raise ReplayedError("invalid_argument")
-        begin, end, gpu = earlier.moment, later.moment, earlier.gpu
-        metric_requests = [metrics.metrics[place] for place in range(metrics.numMetrics)]
+        start, end, gpu = earlier.moment, later.moment, earlier.gpu
+        metric_requests = [metrics.metrics[position] for position in range(metrics.numMetrics)]
         newest = self._description["newest_metric"]
         if newest is not None and any(metric.metricId > newest for metric in metric_requests):
             raise ReplayedError("invalid_argument")
         for metric in metric_requests:
-            value = gpu.readings.mean(f"gpm.{metric.metricId}", begin, max(end, begin + 1e-6))
+            value = gpu.readings.mean(f"gpm.{metric.metricId}", start, max(end, start + 1e-6))
             metric.nvmlReturn = SUCCESS if value is not None else CODES["not_supported"]
             if value is not None:
-                metric.value = value if end - begin >= MIN_INTERVAL_SECONDS else float("nan")
+                metric.value = value if end - start >= MIN_INTERVAL_SECONDS else float("nan")
+
+
+def _instance_uuid(gpu: ReplayedGpu, instance: dict[str, Any]) -> str:
+    """Return the UUID of a MIG instance, which is unique on the machine and over the timeline."""
+    suffix = f"{gpu.index:02x}{instance['gi']:x}{instance['ci']:x}"
+    # An instance of the timeline may have the ids of an earlier instance.
+    later_count = gpu.all_instances.index(instance) - len(gpu.description["mig"]) + 1
+    prefix = f"{later_count:08x}" if later_count > 0 else gpu.description["uuid"][4:12]
+    return f"MIG-{prefix}{gpu.description['uuid'][12:-4]}{suffix}"
 
 
 def _point(reference: Any, address: int) -> None:

@@ -1,7 +1,7 @@
 """Replayed machine: GPUs, readings over time, faults and events.
 
-Used in the NVML child, by the replay library. All values depend only on the description
-(`MachineDescription.plain`), the files with process ids and the time, so two child processes agree with each other.
+Used in the NVML child, by the replay library. The values depend only on the description (`MachineDescription.plain`), the
+files with process ids and the time. Two child processes therefore return the same values at the same time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 EVERY_CALL = "*"
+"""Name for all functions of a GPU, in the faults of the timeline."""
 
 _RIPPLE_SECONDS = 3.1
 _SHIFT_SECONDS = 1.7
@@ -26,39 +27,41 @@ class LoadCurve:
 
     def __init__(self, description: dict[str, Any], *, shift: float) -> None:
         self._steps = [(step["seconds"], step["level"]) for step in description["steps"]] or [(1.0, 0.0)]
-        self._cycle = sum(seconds for seconds, _ in self._steps)
+        self._cycle_seconds = sum(seconds for seconds, _ in self._steps)
         self._ripple = description["ripple"]
-        self._shift = shift
+        self._shift_seconds = shift
 
     def level_at(self, moment: float) -> float:
         """Return the load at a time."""
-        place = (moment + self._shift) % self._cycle
+        position = (
+            moment + self._shift_seconds
+        ) % self._cycle_seconds  # seconds in the cycle, then in the step
         for seconds, level in self._steps:
-            if place < seconds:
-                return float(level + self._height(level) * sin(2 * pi * place / _RIPPLE_SECONDS))
-            place -= seconds
+            if position < seconds:
+                return float(level + self._amplitude(level) * sin(2 * pi * position / _RIPPLE_SECONDS))
+            position -= seconds
         return float(self._steps[-1][1])
 
     def total(self, moment: float) -> float:
         """Return the integral of the load over the seconds since the start."""
-        return self._total_until(moment + self._shift) - self._total_until(self._shift)
+        return self._total_until(moment + self._shift_seconds) - self._total_until(self._shift_seconds)
 
     def _total_until(self, moment: float) -> float:
-        cycles, place = divmod(moment, self._cycle)
+        cycle_count, position = divmod(moment, self._cycle_seconds)
         total = 0.0
         for seconds, level in self._steps:
-            total += cycles * self._of_step(level, seconds)
-            total += self._of_step(level, min(max(place, 0.0), seconds))
-            place -= seconds
+            total += cycle_count * self._step_total(level, seconds)
+            total += self._step_total(level, min(max(position, 0.0), seconds))
+            position -= seconds
         return float(total)
 
-    def _of_step(self, level: float, seconds: float) -> float:
+    def _step_total(self, level: float, seconds: float) -> float:
         """Return the integral of the load over the first seconds of a step."""
         wave = 1 - cos(2 * pi * seconds / _RIPPLE_SECONDS)
-        return level * seconds + self._height(level) * _RIPPLE_SECONDS / (2 * pi) * wave
+        return level * seconds + self._amplitude(level) * _RIPPLE_SECONDS / (2 * pi) * wave
 
-    def _height(self, level: float) -> float:
-        """Return the height of the ripple: lower near 0 and 1, so that no counter falls."""
+    def _amplitude(self, level: float) -> float:
+        """Return the amplitude of the ripple: smaller near 0 and 1, so that the load stays between them."""
         return float(min(self._ripple, level, 1 - level))
 
 
@@ -72,11 +75,11 @@ class ValueChange:
 
 
 class ReadingCurves:
-    """Readings of a GPU over time: None (not supported), a number, a word, or a signal."""
+    """Readings of a GPU over time. A reading is None (not supported), a number, `nan` or `infinity`, or a signal."""
 
     def __init__(self, description: Mapping[str, Any], load: LoadCurve) -> None:
         self.load = load
-        # by name; of the changes in effect the latest start wins
+        # By name. Of the changes in effect, the one with the latest start applies.
         self._changes = {name: [ValueChange(-inf, inf, value)] for name, value in description.items()}
 
     def change(self, name: str, start: float, end: float, value: Any) -> None:
@@ -90,17 +93,17 @@ class ReadingCurves:
             number: float | None = _NAMED_VALUES[value] if isinstance(value, str) else value
             return number
         if value["counter_from"] is None:
-            return _level_between(value, self.load.level_at(moment))
-        grown = _level_between(value, self.load.total(moment) - self.load.total(since), moment - since)
-        total = int(value["counter_from"] + grown)
+            return _signal_total(value, self.load.level_at(moment))
+        increase = _signal_total(value, self.load.total(moment) - self.load.total(since), moment - since)
+        total = int(value["counter_from"] + increase)
         return total % (1 << value["bits"]) if value["bits"] else total
 
-    def mean(self, name: str, begin: float, end: float) -> float | None:
-        """Return the mean of a level between two times, or a counter's number at the second time."""
+    def mean(self, name: str, start: float, end: float) -> float | None:
+        """Return the mean of a signal between two times, or the value of another reading at the second time."""
         _, value = self._current(name, end)
         if not isinstance(value, dict) or value["counter_from"] is not None:
             return self.value_at(name, end)
-        return _level_between(value, (self.load.total(end) - self.load.total(begin)) / (end - begin))
+        return _signal_total(value, (self.load.total(end) - self.load.total(start)) / (end - start))
 
     def _current(self, name: str, moment: float) -> tuple[float, Any]:
         """Return the value in effect, and the time since which the value applies."""
@@ -111,13 +114,14 @@ class ReadingCurves:
         return max(latest.start, 0.0), latest.value
 
 
-def _level_between(signal: dict[str, Any], load: float, seconds: float = 1.0) -> float:
+def _signal_total(signal: dict[str, Any], load_total: float, seconds: float = 1.0) -> float:
+    """Return the integral of a signal over some seconds, from the integral of the load; by default, its mean."""
     busy = signal["idle"] if signal["busy"] is None else signal["busy"]
-    return float(signal["idle"] * seconds + (busy - signal["idle"]) * load)
+    return float(signal["idle"] * seconds + (busy - signal["idle"]) * load_total)
 
 
 class Fault:
-    """Entry of the timeline."""
+    """Entry of the timeline: changes of readings, and errors of calls."""
 
     def __init__(self, entry: dict[str, Any]) -> None:
         self.entry = entry  # as described
@@ -129,7 +133,7 @@ class Fault:
             self.errors[EVERY_CALL] = "gpu_is_lost"
         self.xids: list[int] = entry["xid"]  # reported by the driver at the start of the fault
 
-    def is_of(self, index: int | None) -> bool:
+    def applies_to(self, index: int | None) -> bool:
         """Return True if the fault applies to a GPU, or to calls without a GPU."""
         return not self.entry["gpus"] or index in self.entry["gpus"]
 
@@ -138,12 +142,12 @@ class ReplayedGpu:
     """GPU of a replayed machine."""
 
     def __init__(self, index: int, description: dict[str, Any], faults: list[Fault]) -> None:
-        self.index = index  # index with all GPUs present
+        self.index = index  # position in the description; NVML's index while all GPUs are listed
         self.description = description  # of the model, with the GPU's uuid
         load = LoadCurve(description["load"], shift=index * _SHIFT_SECONDS)
         # NVML's values by name; field values are `field.<id>`, GPM metrics `gpm.<id>`.
         self.readings = ReadingCurves(dict(all_readings(description["values"], description)), load)
-        self.faults = [fault for fault in faults if fault.is_of(index)]
+        self.faults = [fault for fault in faults if fault.applies_to(index)]
         # All compute instances of the whole timeline.
         self.all_instances: list[dict[str, Any]] = list(description["mig"])
         for fault in self.faults:
@@ -156,23 +160,22 @@ class ReplayedGpu:
 
     def instances(self, moment: float) -> list[dict[str, Any]]:
         """Return the compute instances of the GPU; empty unless MIG is enabled."""
-        return (
-            self._instances_or_processes("mig", moment)
-            if self.readings.value_at("mig_mode", moment) == 1
-            else []
-        )
+        if self.readings.value_at("mig_mode", moment) != 1:
+            return []
+        return self._current_entries("mig", moment)
 
     def processes(self, moment: float) -> list[dict[str, Any]]:
-        """Return the compute processes of the GPU; a process with a file that has no id is absent."""
-        entries = self._instances_or_processes("processes", moment)
+        """Return the compute processes of the GPU, without a process whose file has no id."""
+        entries = self._current_entries("processes", moment)
         processes = [entry | {"pid": entry["pid"] or _read_pid(entry["pid_file"])} for entry in entries]
         return [process for process in processes if process["pid"]]
 
-    def _instances_or_processes(self, name: str, moment: float) -> list[dict[str, Any]]:
+    def _current_entries(self, key: str, moment: float) -> list[dict[str, Any]]:
+        """Return the entries of `mig` or `processes` at a time."""
         for fault in reversed(self.faults):
-            if fault.entry[name] is not None and fault.start <= moment < fault.end:
-                return list(fault.entry[name])
-        return list(self.description[name])
+            if fault.entry[key] is not None and fault.start <= moment < fault.end:
+                return list(fault.entry[key])
+        return list(self.description[key])
 
 
 def _read_pid(path: str) -> int | None:
@@ -192,14 +195,14 @@ class ReplayedMachine:
         self.gpus = [ReplayedGpu(index, gpu, self.faults) for index, gpu in enumerate(description["gpus"])]
 
     def driver(self, moment: float) -> str:
-        """Return the version of the loaded driver."""
+        """Return the version of the loaded driver. A driver of the timeline stays for the rest of the replay."""
         version: str = self.description["driver"]
         for fault in self.faults:
             if fault.entry["driver"] is not None and fault.start <= moment:
                 version = fault.entry["driver"]
         return version
 
-    def present(self, moment: float) -> list[ReplayedGpu]:
+    def listed_gpus(self, moment: float) -> list[ReplayedGpu]:
         """Return the GPUs that NVML lists."""
         return [
             gpu
@@ -210,7 +213,7 @@ class ReplayedMachine:
     def active_faults(self, index: int | None, moment: float) -> Iterator[Fault]:
         """Yield the active faults of a GPU, or of calls without a GPU, latest first."""
         for fault in reversed(self.faults):
-            if fault.start <= moment < fault.end and fault.is_of(index):
+            if fault.start <= moment < fault.end and fault.applies_to(index):
                 yield fault
 
 
@@ -224,15 +227,15 @@ class ReplayedEvents:
     def __init__(self, machine: ReplayedMachine) -> None:
         self._machine = machine
         self._registrations: dict[int, list[tuple[ReplayedGpu, float]]] = {}  # GPU and time, by event set
-        # index of the GPU, of the fault and of the Xid in the fault
+        # Index of the GPU, of the fault and of the Xid in the fault.
         self._delivered_xids: set[tuple[int, int, int]] = set()
 
     def register(self, gpu: ReplayedGpu, moment: float, *, event_set: int) -> None:
-        """Register for the Xids of a GPU from now on."""
+        """Register an event set for the Xids of a GPU after a time."""
         self._registrations.setdefault(event_set, []).append((gpu, moment))
 
     def next(self, event_set: int, moment: float) -> tuple[ReplayedGpu, int] | None:
-        """Return the next undelivered Xid with the GPU, or None."""
+        """Return the next Xid that no event set has delivered, and its GPU, or None."""
         broken = self.broken_since(event_set, moment)
         end = moment if broken is None else broken
         for gpu, since in self._registrations.get(event_set, ()):
@@ -245,7 +248,7 @@ class ReplayedEvents:
         return None
 
     def broken_since(self, event_set: int, moment: float) -> float | None:
-        """Return the time at which the first GPU of a set was lost, or None if all are present."""
+        """Return the time at which the first GPU of a set was lost, or None if no GPU is lost."""
         lost_at = [
             fault.start
             for gpu, _ in self._registrations.get(event_set, ())
