@@ -29,8 +29,8 @@ from exporter.config.options import (
     Notation,
     Option,
     Range,
+    annotation_of,
     is_union,
-    mark_of,
     options_of,
     unwrap,
 )
@@ -113,7 +113,7 @@ def _type_schema(hint: Any) -> dict[str, Any]:
         return {"anyOf": [_type_schema(member) for member in get_args(base)]}
     if dataclasses.is_dataclass(base) and isinstance(base, type):
         return _mapping_schema(options_of(base))
-    notation, bounds = mark_of(hint, Notation), mark_of(hint, Range) or Range()
+    notation, bounds = annotation_of(hint, Notation), annotation_of(hint, Range) or Range()
     if notation is not None:
         text = {"type": "string", "pattern": notation.pattern}
         bare_zero = base in (int, float) and re.fullmatch(notation.pattern, "0")

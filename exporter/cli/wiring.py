@@ -233,7 +233,7 @@ class Wiring:
             sources = {"job": lambda: self._jobs.processes, "gpu_use": self._gpu_use}
             sources["linger_seconds"] = self._linger_seconds
         elif entry.name == RaplCollector.name:
-            sources = {"counts_energy": self._lock.acquire, "working": self._is_working}
+            sources = {"counts_energy": self._lock.acquire, "is_working": self._is_working}
             watts = self._settings.cpu_idle_watts, self._settings.cpu_tdp_watts
             sources["idle_watts"], sources["tdp_watts"] = watts
         elif entry.name == ProcessMemoryCollector.name:

@@ -39,7 +39,7 @@ from exporter.errors import CollectError
 from exporter.families import FamilySpec
 
 LOCAL_LANE = "local"
-"""Lane of the collectors of /proc and /sys, which share one thread."""
+"""Lane of the collectors whose reads of /proc and /sys do not block, which share one thread."""
 BOUNDED_LANE = "bounded"
 """Lane of slow collectors that limit the time of a pass themselves, for example by a thread per statvfs call."""
 
@@ -57,7 +57,7 @@ class ExtraCollector:
             module, _, attribute = self.name.partition(":")
             try:
                 self._collector = getattr(importlib.import_module(module), attribute)()
-            except Exception as error:  # an import can raise anything
+            except Exception as error:  # foreign code, which can raise any exception
                 message = f"{self.name} cannot be imported or constructed: {type(error).__name__}: {error}"
                 raise CollectError(message, reason="import") from error
         families: Iterable[Metric] = self._collector.collect()
@@ -76,7 +76,7 @@ def extra_collectors(classes: Sequence[str]) -> list[ExtraCollector]:
 class CollectorEntry:
     """Collector of the catalogue, with its options and families."""
 
-    name: str  # of the configuration section
+    name: str  # key of the section, and value of the label `collector`
     options: CollectorOptions
     factory: Callable[..., Any]
     specs: Sequence[FamilySpec]
@@ -91,8 +91,8 @@ def collector(
     lane: str | None = LOCAL_LANE,
 ) -> Any:
     """Return the dataclass field of a collector's configuration section, with the default options."""
-    target: Any = factory.func if isinstance(factory, partial) else factory
-    attributes = {"factory": factory, "specs": getattr(target, "specs", ()), "lane": lane}
+    collector_class: Any = factory.func if isinstance(factory, partial) else factory
+    attributes = {"factory": factory, "specs": getattr(collector_class, "specs", ()), "lane": lane}
     return field(default=options, metadata={"help": help_text, "collector": attributes})
 
 
@@ -189,5 +189,5 @@ def entries(collectors: Collectors) -> tuple[CollectorEntry, ...]:
 
 EXTRA = "extra"
 """Section of the third-party collectors, which share its interval and deadline and have names of their own."""
-CATALOGUE = tuple(definition for definition in entries(Collectors()) if definition.name != EXTRA)
+CATALOGUE = tuple(entry for entry in entries(Collectors()) if entry.name != EXTRA)
 """Collectors of the exporter with the default options, without the third-party collectors of `EXTRA`."""

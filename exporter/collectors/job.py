@@ -17,7 +17,7 @@ Role = Literal["trainer", "dataloader", "other"]
 
 @dataclass(frozen=True, slots=True)
 class JobProcess:
-    """Process with a feed, or recently exited process."""
+    """Process that writes a feed, or that did so and exited recently."""
 
     process: ProcessIdentity
     alive: bool
@@ -30,7 +30,7 @@ class JobProcess:
 class GpuProcessUse:
     """Use of a GPU by a process; None if the driver does not report the value."""
 
-    pid: int  # in the sidecar's pid namespace
+    pid: int  # as the driver reports it: in the pid namespace of the host
     gpu: str  # index in the job's numbering
     uuid: str  # of the whole GPU
     memory_bytes: int | None = None
@@ -124,7 +124,7 @@ class OverdueRank:
 
 @dataclass(frozen=True, slots=True)
 class OverdueRun:
-    """Hung or stalled run."""
+    """Run whose ranks are asked for their stacks."""
 
     run: str
     state: Literal["hung", "stalled", "observed"]  # observed: a user requested the stacks

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 FILE_REASONS = ("malformed", "permission", "unreadable")
 """Reasons for which a file cannot be read."""
 
-ABSENT = frozenset(
+ABSENCE_ERRORS = frozenset(
     (
         errno.ENOENT,
         errno.ENOTDIR,
@@ -35,10 +35,11 @@ ABSENT = frozenset(
         errno.ESRCH,  # an open file of a process that has ended
         errno.EINVAL,  # a driver without the counter
         errno.ENODATA,  # a sensor without a current value
-        errno.EAGAIN,
+        errno.EAGAIN,  # a device that is busy or suspended
         errno.EBUSY,
     )
 )
+"""Errors of a source that does not exist or has no current value."""
 
 EVERYTHING = ("*",)
 """Patterns that match every name."""
@@ -57,7 +58,7 @@ def source(collected: Collected, name: Path | str) -> Iterator[None]:
     except CollectError as error:
         collected.fail(error)
     except OSError as error:
-        if error.errno in ABSENT:
+        if error.errno in ABSENCE_ERRORS:
             collected.unsupported.append(f"no {error.filename or name}")
         else:
             collected.fail(failure(error.filename or name, error))
@@ -78,7 +79,7 @@ def malformed(name: Path | str, error: Exception) -> CollectError:
 def parse(name: Path | str, parser: Callable[[str], _T], text: str) -> _T:
     """Return `parser(text)`. Raises CollectError (malformed) if the parser raises ValueError or LookupError.
 
-    A parser handles only the text: an exception of either kind is a fault of the file.
+    The parser must depend on the text alone, so that such an exception is a fault of the file.
     """
     try:
         return parser(text)
@@ -92,9 +93,9 @@ def parse_file(path: Path, parser: Callable[[str], _T]) -> _T:
 
 
 def from_psutil(name: Path | str, call: Callable[[], _T]) -> _T:
-    """Call a function of psutil that reads a file. Raises OSError and CollectError (malformed).
+    """Call a function of psutil that reads a file. Raises OSError, psutil.Error and CollectError (malformed).
 
-    psutil does not document the exceptions that damaged files cause.
+    psutil does not document the exceptions that damaged files cause: any other exception counts as malformed.
     """
     try:
         return call()
@@ -114,7 +115,7 @@ def read_optional(path: Path) -> str | None:
     try:
         return read_file(path)
     except OSError as error:
-        if error.errno in ABSENT:
+        if error.errno in ABSENCE_ERRORS:
             return None
         raise
 
@@ -124,7 +125,7 @@ def list_directory(directory: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in directory.iterdir())
     except OSError as error:
-        if error.errno in ABSENT:
+        if error.errno in ABSENCE_ERRORS:
             return []
         raise
 

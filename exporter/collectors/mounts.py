@@ -81,17 +81,17 @@ def unescape(field: str) -> str:
 
 
 def _mount(line: str) -> Mount:
-    # Optional fields precede the dash, at least three fields follow it.
+    # The number of fields before the dash varies; three fields follow the dash.
     mount_fields, source_fields = line.split(" - ", 1)
-    number, parent, device, root, path, options = mount_fields.split(" ")[:6]
-    fstype, origin, super_options = source_fields.split(" ")[:3]
+    mount_id, parent, device, root, path, options = mount_fields.split(" ")[:6]
+    fstype, mount_source, super_options = source_fields.split(" ")[:3]
     return Mount(
-        id=int(number),
+        id=int(mount_id),
         parent=int(parent),
         device=device,
         root=unescape(root),
         path=unescape(path),
         fstype=printable(unescape(fstype)),
-        source=printable(unescape(origin)),
+        source=printable(unescape(mount_source)),
         options=frozenset(f"{options},{super_options}".split(",")),
     )

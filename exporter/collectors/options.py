@@ -19,7 +19,7 @@ ClassName = Annotated[
 Patterns = tuple[Glob, ...]
 
 INTERVAL = "Time from the start of one collection to the start of the next."
-DEADLINE = "A collection that takes longer counts as failed; no other collector waits for it."
+DEADLINE = "A collection that takes longer counts as failed; other collectors do not wait longer for it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class CollectorOptions:
         return min(self.deadline, self.interval)
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield a problem if a configured deadline is longer than the interval."""
-        default = next(option.default for option in fields(self) if option.name == "deadline")
-        if self.interval < self.deadline != default:
+        """Yield a problem if a configured deadline is longer than the interval. A default is shortened instead."""
+        default_deadline = next(entry.default for entry in fields(self) if entry.name == "deadline")
+        if self.deadline != default_deadline and self.deadline > self.interval:
             message = (
                 f"{format_duration(self.deadline)} is above the interval {format_duration(self.interval)}"
             )
@@ -46,9 +46,9 @@ class CollectorOptions:
 
     def own_options(self) -> dict[str, Any]:
         """Return the options that only this collector has, as arguments of its factory."""
-        common = {option.name for option in fields(CollectorOptions)}
+        common_names = {entry.name for entry in fields(CollectorOptions)}
         return {
-            option.name: getattr(self, option.name) for option in fields(self) if option.name not in common
+            entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in common_names
         }
 
 
@@ -62,7 +62,7 @@ class FrequentOptions(CollectorOptions):
 
 @dataclass(frozen=True, slots=True)
 class SlowOptions(CollectorOptions):
-    """Options of a collector of slow sources, such as filesystems of a server."""
+    """Options of a collector of slow sources, such as network filesystems."""
 
     interval: Interval = option(15.0, INTERVAL)
     deadline: Interval = option(10.0, DEADLINE)

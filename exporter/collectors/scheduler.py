@@ -1,11 +1,10 @@
 """Scheduler of the collectors, with intervals, deadlines and daemon threads.
 
 A pass is one call of a collector; a block is the set of families that a pass returns. A lane is a thread that runs
-collectors in sequence. Collectors of /proc and /sys share a lane, and a collector that can hang in a server or a driver
-has its own. A watchdog reports passes that exceed the deadline, starts a new thread for the other collectors of the
-lane, and withdraws blocks older than `max(3 intervals, interval + deadline)`, so that the page has a gap instead of a
-stale value. A collector is never called before its previous call has returned, even if the collector was removed and
-added again.
+collectors in sequence; `catalogue` assigns the lanes. A watchdog reports passes that exceed the deadline, starts a new
+thread for the other collectors of the lane, and withdraws blocks older than `max(3 intervals, interval + deadline)`, so
+that the page has a gap instead of a stale value. A collector is not called before the previous call under its name has
+returned, even if the collector was removed and added again.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Scheduler:
         self._publish = publish
         self._withdraw = withdraw
         self._lock = threading.Lock()  # guards the fields below; never held while a collector runs
-        self._origin = time.monotonic()
+        self._grid_origin = time.monotonic()
         self._tasks: dict[str, CollectorTask] = {}  # by name, including removed collectors
         self._lanes: dict[str, Lane] = {}
         self._status_families = StatusFamilies()
@@ -118,16 +117,17 @@ class Scheduler:
     def start(self) -> None:
         """Start the threads. Raises StartError if the system refuses a thread."""
         with self._lock:
-            starts = [self._start_lane(lane) for lane in self._lanes.values() if lane.scheduled_tasks()]
+            successes = [self._start_lane(lane) for lane in self._lanes.values() if lane.scheduled_tasks()]
             self._is_started = True
         try:
             self._watchdog.start()
+            successes.append(True)
         except RuntimeError:
-            starts.append(False)
-        if not all(starts):
+            successes.append(False)
+        if not all(successes):
             self.stop()
             raise StartError(
-                f"{len(starts)} threads are needed for the collectors and {sum(starts)} could be started; raise "
+                f"{len(successes)} threads are needed for the collectors and {sum(successes)} could be started; raise "
                 "the limit of processes (ulimit -u, pids.max) or of memory (ulimit -v), or disable collectors"
             )
 
@@ -187,6 +187,7 @@ class Scheduler:
         except RuntimeError:  # a limit on processes or memory
             lane.thread = previous
             for task in lane.tasks:
+                # The problem of a late pass is more useful than the lack of a thread.
                 task.problems = task.problems or [("internal", "the system refused a new thread")]
             return False
         return True
@@ -205,7 +206,7 @@ class Scheduler:
                 task.due = math.inf  # until the pass ends or run_soon is called
             self._pass(task, collector, started_at)
             with self._lock:
-                task.due = min(task.due, task.next_due(self._origin, started_at))
+                task.due = min(task.due, task.next_due(self._grid_origin, started_at))
                 lane.wake.notify_all()
 
     def _wait_for_task(self, lane: Lane, thread: threading.Thread) -> CollectorTask | None:
@@ -224,13 +225,12 @@ class Scheduler:
         return None
 
     def _pass(self, task: CollectorTask, collector: AnyCollector, started_at: float) -> None:
+        """Call a collector and publish the block, unless the pass is late or the collector was removed."""
         result = _collect(collector)
         with task.delivery:
             with self._lock:
-                is_wanted = not (
-                    task.is_expired or task.collector is not collector or self._stopping.is_set()
-                )
-            is_published = is_wanted and bool(result.families or not result.problems)
+                is_discarded = task.is_expired or task.collector is not collector or self._stopping.is_set()
+            is_published = not is_discarded and bool(result.families or not result.problems)
             if is_published:
                 try:
                     self._publish(task.name, result.families)
@@ -244,16 +244,16 @@ class Scheduler:
                 task.totals.duration_seconds += task.duration_seconds
                 if is_published:
                     task.published_at, task.published_by = now, collector
-                    task.note_unsupported(result.unsupported)
-                if is_wanted and not task.is_expired:
-                    task.judge(result.problems)
+                    task.record_unsupported(result.unsupported)
+                if not is_discarded and not task.is_expired:  # the deadline may pass during the publication
+                    task.record_problems(result.problems)
         if task.collector is not collector:
             self._withdraw_stale(task)
 
     # Watchdog --------------------------------------------------------------------------------------------
 
     def _withdraw_stale(self, task: CollectorTask) -> None:
-        """Withdraw a stale block, unless the collector is publishing a new block."""
+        """Withdraw a stale block, unless another thread is publishing or withdrawing the block now."""
         if task.delivery.acquire(blocking=False):
             try:
                 with self._lock:
@@ -273,7 +273,7 @@ class Scheduler:
                     if task.is_late(now) and not task.is_expired:
                         task.is_expired = True
                         task.totals.timeouts += 1
-                        task.judge([("timeout", f"no result after {task.deadline_seconds:g} s")])
+                        task.record_problems([("timeout", f"no result after {task.deadline_seconds:g} s")])
                     if task.is_expired and task.running_since is not None:
                         self._replace_thread(self._lanes[task.lane], task)
             for task in tasks:

@@ -23,7 +23,7 @@ class CollectorStatus:
     message: str  # the problems as text
     age_seconds: float | None  # of the published block; None if nothing is published
     last_success: float | None  # Unix time of the last pass without any problem
-    duration_seconds: float | None  # of the last pass
+    duration_seconds: float | None  # of the last pass, or of a running pass that has exceeded the deadline
     interval_seconds: float
     deadline_seconds: float
     is_running: bool  # a pass is in progress; it hangs if the reason is `timeout`
@@ -114,14 +114,14 @@ SPECS = (SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, TIMEOUTS, INTERVAL, UNS
 
 
 class StatusFamilies:
-    """Families `exporter_collector_*`, from scrape to scrape."""
+    """Families `exporter_collector_*`, cached from scrape to scrape."""
 
     def __init__(self) -> None:
         self._cache = FamilyCache()
 
     def families(self, statuses: Iterable[tuple[CollectorStatus, CollectorTotals]]) -> list[Metric]:
-        """Return the families of the collectors."""
-        block: dict[str, dict[tuple[str, ...], float]] = {spec.name: {} for spec in SPECS}
+        """Return the families, with a series for each collector."""
+        values: dict[str, dict[tuple[str, ...], float]] = {spec.name: {} for spec in SPECS}
         for status, totals in statuses:
             for spec, value in (
                 (SUCCESS, None if status.success is None else int(status.success)),
@@ -133,8 +133,8 @@ class StatusFamilies:
                 (UNSUPPORTED, len(status.unsupported) or None),
             ):
                 if value is not None:
-                    block[spec.name][(status.name,)] = value
+                    values[spec.name][(status.name,)] = value
             for reason, count in sorted(totals.errors.items()):
-                block[ERRORS.name][status.name, reason] = count
-        families = (self._cache.family(spec, block[spec.name]) for spec in SPECS)
+                values[ERRORS.name][status.name, reason] = count
+        families = (self._cache.family(spec, values[spec.name]) for spec in SPECS)
         return [family for family in families if family is not None]

@@ -23,22 +23,22 @@ class CollectorTask:
     """Schedule and counters of a collector name, kept after the collector is removed; guarded by the scheduler's lock."""
 
     name: str
-    lane: str = ""  # name of the lane
+    lane: str = ""  # name of the lane; "" before the first schedule
     collector: AnyCollector | None = None  # None if no collector of this name is scheduled
     interval_seconds: float = 0.0
     deadline_seconds: float = 0.0
     totals: CollectorTotals = field(default_factory=CollectorTotals)
     delivery: threading.Lock = field(default_factory=threading.Lock)  # held while publishing and withdrawing
     runner: threading.Thread | None = None  # thread of the running or last pass
-    due: float = -math.inf
-    running_since: float | None = None
-    is_expired: bool = False  # the running pass has exceeded the deadline
-    published_at: float | None = None
+    due: float = -math.inf  # monotonic time of the next pass; -inf for now
+    running_since: float | None = None  # monotonic start of the running pass
+    is_expired: bool = False  # the running or last pass has exceeded the deadline
+    published_at: float | None = None  # monotonic time of the last published block; None without a block
     published_by: AnyCollector | None = None
     problems: Problems | None = None  # of the last pass; None before the end of the first
     duration_seconds: float | None = None  # of the last pass that has returned
     unsupported: tuple[str, ...] = ()
-    logged_sources: set[str] = field(default_factory=set)
+    logged_sources: set[str] = field(default_factory=set)  # unsupported sources that were logged
 
     def schedule(self, collector: AnyCollector, *, lane: str, interval: float, deadline: float) -> None:
         """Assign a collector to this name. The counters continue."""
@@ -46,16 +46,16 @@ class CollectorTask:
         self.interval_seconds, self.deadline_seconds = interval, deadline
         self.due, self.duration_seconds, self.unsupported = -math.inf, None, ()
         self.logged_sources.clear()
-        hangs = self.is_expired and self.running_since is not None
-        self.problems = [("timeout", "a previous pass has not returned")] if hangs else None
+        is_hanging = self.is_expired and self.running_since is not None
+        self.problems = [("timeout", "a previous pass has not returned")] if is_hanging else None
 
-    def next_due(self, origin: float, now: float) -> float:
+    def next_due(self, grid_origin: float, now: float) -> float:
         """Return the next time on the grid of the interval, at least half an interval later.
 
         Collectors with the same interval share the grid and wake the process together.
         """
         interval = self.interval_seconds
-        next_time = origin + (math.floor((now - origin) / interval) + 1) * interval
+        next_time = grid_origin + (math.floor((now - grid_origin) / interval) + 1) * interval
         return next_time + interval if next_time - now < interval / 2 else next_time
 
     def is_late(self, now: float) -> bool:
@@ -68,7 +68,7 @@ class CollectorTask:
         is_too_old = self.published_at is not None and now - self.published_at >= max_age_seconds
         return is_too_old or self.published_by is not self.collector
 
-    def note_unsupported(self, unsupported: Sequence[str]) -> None:
+    def record_unsupported(self, unsupported: Sequence[str]) -> None:
         """Record the missing sources of a published pass, and log each source once."""
         self.unsupported = tuple(unsupported)
         for missing in dict.fromkeys(unsupported):
@@ -76,8 +76,8 @@ class CollectorTask:
                 self.logged_sources.add(missing)
                 LOG.info("collector %s: %s", self.name, missing)
 
-    def judge(self, problems: Problems) -> None:
-        """Record the result of a pass, and log a line if the failure reasons have changed."""
+    def record_problems(self, problems: Problems) -> None:
+        """Record the problems of a pass, none after a success, and log a line if the reasons have changed."""
         previous_problems, self.problems = self.problems, tuple(problems)
         reasons = {reason for reason, _ in problems}
         for reason in reasons:
@@ -91,7 +91,9 @@ class CollectorTask:
 
     def status(self, now: float) -> CollectorStatus:
         """Return the state at a monotonic time."""
-        running_since, problems = self.running_since, self.problems or ()
+        problems, duration_seconds = self.problems or (), self.duration_seconds
+        if self.running_since is not None and self.is_late(now):
+            duration_seconds = now - self.running_since
         return CollectorStatus(
             name=self.name,
             success=None if self.problems is None else not problems,
@@ -99,12 +101,10 @@ class CollectorTask:
             message=message_of(problems),
             age_seconds=None if self.published_at is None else now - self.published_at,
             last_success=self.totals.last_success,
-            duration_seconds=now - running_since
-            if running_since and self.is_late(now)
-            else self.duration_seconds,
+            duration_seconds=duration_seconds,
             interval_seconds=self.interval_seconds,
             deadline_seconds=self.deadline_seconds,
-            is_running=running_since is not None,
+            is_running=self.running_since is not None,
             unsupported=self.unsupported,
         )
 

@@ -11,16 +11,16 @@ from typing import Any, get_args
 
 import yaml
 
-from exporter.config.options import UNCHANGED, Hidden, Notation, is_union, mark_of, options_of, unwrap
+from exporter.config.options import UNCHANGED, Hidden, Notation, annotation_of, is_union, options_of, unwrap
 
 
 def to_plain(hint: Any, value: Any) -> Any:
     """Return a value as plain YAML or JSON data, without secrets."""
     base, _ = unwrap(hint)
-    notation = mark_of(hint, Notation)
+    notation = annotation_of(hint, Notation)
     if value is None:
         return None
-    if mark_of(hint, Hidden):
+    if annotation_of(hint, Hidden):
         return value and "<secret>"
     if is_union(base):
         return to_plain(next(member for member in get_args(base) if member is not NoneType), value)
@@ -45,6 +45,6 @@ def to_plain(hint: Any, value: Any) -> Any:
 
 
 def dump(instance: Any) -> str:
-    """Return an instance of a dataclass as YAML, which `load` reads back."""
+    """Return an instance of a dataclass as YAML. Except for hidden secrets, `load` returns an equal instance."""
     data = to_plain(type(instance), instance)
     return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110)

@@ -11,12 +11,12 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from exporter.config.options import Notation, Range, is_union, mark_of, unwrap
+from exporter.config.options import Notation, Range, annotation_of, is_union, unwrap
 
 
-def suggest(text: str, known_words: Iterable[str]) -> str:
-    """Return `did you mean "…"?` if a known word is similar, otherwise the list of known words."""
-    candidates = list(known_words)
+def suggest(text: str, allowed_texts: Iterable[str]) -> str:
+    """Return `did you mean "…"?` if an allowed text is similar, otherwise the list of allowed texts."""
+    candidates = list(allowed_texts)
     matches = difflib.get_close_matches(text[:100], candidates, 1, 0.6)
     if matches:
         return f'did you mean "{matches[0]}"?'
@@ -24,14 +24,14 @@ def suggest(text: str, known_words: Iterable[str]) -> str:
 
 
 def expectation(hint: Any) -> str:
-    """Describe the allowed values of a type."""
+    """Describe the allowed values of a type, such as `a whole number from 1 to 8`."""
     base, _ = unwrap(hint)
     if is_union(base):
         return " or ".join(expectation(member) for member in get_args(base))
     allowed_values = choices(base)
     if allowed_values:
         return f"one of {', '.join(map(str, allowed_values))}"
-    notation = mark_of(hint, Notation)
+    notation = annotation_of(hint, Notation)
     type_names = {
         bool: "true or false",
         int: "a whole number",
@@ -47,7 +47,7 @@ def expectation(hint: Any) -> str:
 
 def limits(hint: Any) -> str:
     """Describe the range of a type in the notation of the file; "" for an unlimited type."""
-    notation, bounds = mark_of(hint, Notation), mark_of(hint, Range) or Range()
+    notation, bounds = annotation_of(hint, Notation), annotation_of(hint, Range) or Range()
     format_value: Callable[[Any], str] = notation.format if notation else "{:.15g}".format
     if bounds.minimum is not None and bounds.maximum is not None:
         return f"from {format_value(bounds.minimum)} to {format_value(bounds.maximum)}"

@@ -20,15 +20,24 @@ import yaml
 
 from exporter.config.expectation import choices, expectation, node_kind, suggest
 from exporter.config.nodes import EMPTY, MAX_BYTES, compose, is_null, join, printable, problem_at, quote
-from exporter.config.options import REQUIRED, Hidden, Notation, Range, is_union, mark_of, options_of, unwrap
+from exporter.config.options import (
+    REQUIRED,
+    Hidden,
+    Notation,
+    Range,
+    annotation_of,
+    is_union,
+    options_of,
+    unwrap,
+)
 from exporter.errors import ConfigurationError, Problem
 
 _T = TypeVar("_T")
-_BAD: Any = object()  # result of a conversion that reported a problem
+_INVALID: Any = object()  # result of a conversion that reported a problem
 
 
 def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
-    """Return a dataclass instance from the YAML text of a source; the defaults for "". Raises ConfigurationError."""
+    """Return a dataclass instance from the YAML text of a source. An empty text has the defaults. Raises ConfigurationError."""
     if len(text) > MAX_BYTES:
         raise ConfigurationError([Problem(source, None, None, f"larger than {MAX_BYTES >> 10} KiB")])
     if isinstance(text, bytes):
@@ -45,8 +54,9 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
     conversion = _Conversion(source)
     value = conversion.convert(root, cls, "", REQUIRED)
     if conversion.problems:
-        in_order = sorted(conversion.problems, key=lambda problem: (problem.line or 0, problem.column or 0))
-        raise ConfigurationError(in_order)
+        raise ConfigurationError(
+            sorted(conversion.problems, key=lambda problem: (problem.line or 0, problem.column or 0))
+        )
     return typing.cast("_T", value)
 
 
@@ -79,7 +89,7 @@ class _Conversion:
         self._constructor = yaml.constructor.SafeConstructor()
 
     def convert(self, node: yaml.Node, hint: Any, path: str, default: Any) -> Any:
-        """Return a node as a value of a type; a mapping overrides the default. Returns `_BAD` after a problem."""
+        """Return a node as a value of a type. A mapping overrides the default. Returns `_INVALID` after a problem."""
         base, _ = unwrap(hint)
         expected_kind = node_kind(base)
         if is_union(base):
@@ -89,7 +99,7 @@ class _Conversion:
             if expected_kind is not yaml.ScalarNode:
                 empty_value = "{}" if expected_kind is yaml.MappingNode else "[]"
                 advice = f"write {empty_value}, or remove the key for its default"
-            return self._bad(node, path, f"the value is missing; {advice}")
+            return self._report(node, path, f"the value is missing; {advice}")
         if isinstance(node, yaml.MappingNode) and dataclasses.is_dataclass(base):
             return self._dataclass(node, typing.cast("type", base), path, default)
         if isinstance(node, yaml.MappingNode) and expected_kind is yaml.MappingNode:
@@ -98,20 +108,23 @@ class _Conversion:
             return self._sequence(node, base, path)
         if isinstance(node, yaml.ScalarNode) and expected_kind is yaml.ScalarNode:
             if re.search("[\ud800-\udfff]", node.value):
-                return self._bad(node, path, "contains half of a surrogate pair, which is not valid Unicode")
-            value, bounds = self._value_as(node, hint), mark_of(hint, Range)
-            if value is not _BAD and (bounds is None or bounds.contains(value)):
+                return self._report(
+                    node, path, "contains half of a surrogate pair, which is not valid Unicode"
+                )
+            value, bounds = self._value_as(node, hint), annotation_of(hint, Range)
+            if value is not _INVALID and (bounds is None or bounds.contains(value)):
                 return value
         return self._mismatch(node, hint, path)
 
-    def _bad(self, node: yaml.Node, path: str, message: str) -> Any:
+    def _report(self, node: yaml.Node, path: str, message: str) -> Any:
+        """Add a problem, and return `_INVALID`."""
         text = f"{path}: {message}" if path else message
         self.problems.append(problem_at(self._source, node.start_mark, text))
-        return _BAD
+        return _INVALID
 
     def _mismatch(self, node: yaml.Node, hint: Any, path: str) -> Any:
         base, _ = unwrap(hint)
-        description = "<secret>" if mark_of(hint, Hidden) else self._describe(node)
+        description = "<secret>" if annotation_of(hint, Hidden) else self._describe(node)
         message = f"expected {expectation(hint)}, found {description}"
         is_text = isinstance(node, yaml.ScalarNode) and isinstance(self._value(node), str)
         if node_kind(base) is yaml.SequenceNode and isinstance(node, yaml.ScalarNode):
@@ -121,15 +134,19 @@ class _Conversion:
         elif is_text:
             matches = difflib.get_close_matches(node.value[:100], map(str, choices(base)), 1)
             message += f', did you mean "{matches[0]}"?' if matches else ""
-        return self._bad(node, path, message)
+        return self._report(node, path, message)
 
     def _union(self, node: yaml.Node, members: tuple[Any, ...], path: str, default: Any) -> Any:
         if is_null(node) and NoneType in members:
             return None
-        fitting = [m for m in members if m is not NoneType and isinstance(node, node_kind(unwrap(m)[0]))]
-        if len(fitting) == 1:
-            return self.convert(node, fitting[0], path, default)
-        for member in fitting:
+        candidates = [
+            member
+            for member in members
+            if member is not NoneType and isinstance(node, node_kind(unwrap(member)[0]))
+        ]
+        if len(candidates) == 1:  # with the problems of this member
+            return self.convert(node, candidates[0], path, default)
+        for member in candidates:
             attempt = _Conversion(self._source)
             value = attempt.convert(node, member, path, default)
             if not attempt.problems:
@@ -141,15 +158,17 @@ class _Conversion:
         values: list[Any] = []
         for index, child in enumerate(node.value):
             value = self.convert(child, item, f"{path}[{index}]", REQUIRED)
-            if origin is frozenset and value is not _BAD and value in values:
-                value = self._bad(child, f"{path}[{index}]", "is listed twice")
+            if (
+                origin is frozenset and value is not _INVALID and value in values
+            ):  # a set of enumeration values
+                value = self._report(child, f"{path}[{index}]", "is listed twice")
             values.append(value)
-        return _BAD if any(value is _BAD for value in values) else origin(values)
+        return _INVALID if any(value is _INVALID for value in values) else origin(values)
 
     def _mapping(self, node: yaml.MappingNode, hint: Any, path: str) -> Any:
-        inner = get_args(unwrap(hint)[0])[1]
-        return {  # contains `_BAD` after a problem; the caller then raises
-            text: self.convert(child, inner, join(path, text), REQUIRED)
+        value_hint = get_args(unwrap(hint)[0])[1]
+        return {  # contains `_INVALID` after a problem; `load` then raises
+            text: self.convert(child, value_hint, join(path, text), REQUIRED)
             for text, (_, child) in self._entries(node, path).items()
         }
 
@@ -158,16 +177,18 @@ class _Conversion:
         entries: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or not isinstance(self._value(key), str):
-                self._bad(key, path, f"a key must be a text, found {self._describe(key)}; put it in quotes")
+                self._report(
+                    key, path, f"a key must be a text, found {self._describe(key)}; put it in quotes"
+                )
             elif key.value in entries:
-                first = entries[key.value][0].start_mark.line + 1
-                self._bad(key, join(path, key.value), f"duplicate key, first set on line {first}")
+                first_line = entries[key.value][0].start_mark.line + 1
+                self._report(key, join(path, key.value), f"duplicate key, first set on line {first_line}")
             else:
                 entries[key.value] = key, value
         return entries
 
-    def _unknown(self, key: yaml.Node, path: str, known_keys: Iterable[str]) -> None:
-        self._bad(key, path, f"unknown key {quote(key.value)}, {suggest(key.value, known_keys)}")
+    def _report_unknown_key(self, key: yaml.Node, path: str, known_keys: Iterable[str]) -> None:
+        self._report(key, path, f"unknown key {quote(key.value)}, {suggest(key.value, known_keys)}")
 
     def _dataclass(self, node: yaml.MappingNode, cls: type, path: str, default: Any) -> Any:
         problem_count = len(self.problems)
@@ -175,25 +196,25 @@ class _Conversion:
         entries = self._entries(node, path)
         for text, (key, _) in entries.items():
             if text not in options:
-                self._unknown(key, join(path, text), options)
+                self._report_unknown_key(key, join(path, text), options)
         values: dict[str, Any] = {}
         node_and_path_by_name: dict[str, tuple[yaml.Node, str]] = {}
         for text, option in options.items():
-            inner_path = join(path, text)
+            option_path = join(path, text)
             _, child = entries.get(text, (None, None))
-            node_and_path_by_name[option.name] = child or node, inner_path
+            node_and_path_by_name[option.name] = child or node, option_path
             values[option.name] = option.default
             if child is not None:
-                values[option.name] = self.convert(child, option.hint, inner_path, option.default)
+                values[option.name] = self.convert(child, option.hint, option_path, option.default)
             elif option.default is REQUIRED:
-                self._bad(node, path, f"missing key {quote(text)} ({expectation(option.hint)})")
+                self._report(node, path, f"missing key {quote(text)} ({expectation(option.hint)})")
         if len(self.problems) > problem_count:
-            return _BAD
+            return _INVALID
         instance = cls(**values)
         check = getattr(instance, "problems", None)
         for name, message in check() if callable(check) else ():
-            self._bad(*node_and_path_by_name[name], message)
-        return _BAD if len(self.problems) > problem_count else instance
+            self._report(*node_and_path_by_name[name], message)
+        return _INVALID if len(self.problems) > problem_count else instance
 
     def _value(self, node: yaml.ScalarNode) -> bool | int | float | str | None:
         """Return a scalar as PyYAML reads the scalar. Other types, such as dates, remain text."""
@@ -205,34 +226,34 @@ class _Conversion:
         return value if value is None or isinstance(value, bool | int | float) else text
 
     def _value_as(self, node: yaml.ScalarNode, hint: Any) -> Any:
-        """Convert a scalar to a type. Return `_BAD` for a different type."""
-        (base, _), notation, value = unwrap(hint), mark_of(hint, Notation), self._value(node)
+        """Convert a scalar to a type. Return `_INVALID` for a different type."""
+        (base, _), notation, value = unwrap(hint), annotation_of(hint, Notation), self._value(node)
         allowed_values = choices(base)
         if notation is not None:
-            # Reject an unquoted number or a word such as true: the author did not intend a text.
+            # Reject an unquoted number or `true`: the author did not intend a text.
             if base is str and not isinstance(value, str):
-                return _BAD
+                return _INVALID
             try:
                 return notation.parse(node.value)
             except ValueError:
-                return _BAD
+                return _INVALID
         if allowed_values:
             if isinstance(value, bool) and node.value in allowed_values:
                 return allowed_values[node.value]  # YAML 1.1 reads a bare `off` as false
             matches = (
                 allowed_values[text] for text in allowed_values if type(text) is type(value) and text == value
             )
-            return next(matches, _BAD)
+            return next(matches, _INVALID)
         if base is Path:
-            return Path(value) if isinstance(value, str) and value and "\0" not in value else _BAD
+            return Path(value) if isinstance(value, str) and value and "\0" not in value else _INVALID
         if base is float and not isinstance(value, bool) and node.style is None:
             try:
                 # PyYAML reads 1e3 as text.
                 value = float(node.value if isinstance(value, str) else value or 0)
             except (ValueError, OverflowError):
-                return _BAD
+                return _INVALID
         is_infinite = isinstance(value, float) and not math.isfinite(value)
-        return _BAD if type(value) is not base or is_infinite else value
+        return _INVALID if type(value) is not base or is_infinite else value
 
     def _describe(self, node: yaml.Node) -> str:
         """Describe a node for a message."""

@@ -49,12 +49,12 @@ class Hidden:
 
 
 _UNITS_MILLISECONDS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
-# Each unit once, from the longest to the shortest, as in Prometheus; nine digits keep the float exact.
-_DURATION = rf"^(0|(?=[0-9]){''.join(f'([0-9]{{1,9}}{unit})?' for unit in _UNITS_MILLISECONDS)})$"
+# Each unit at most once, from the longest to the shortest, as in Prometheus. Nine digits keep the sum exact in a float.
+_DURATION_PATTERN = rf"^(0|(?=[0-9]){''.join(f'([0-9]{{1,9}}{unit})?' for unit in _UNITS_MILLISECONDS)})$"
 
 
 def _seconds(text: str) -> float:
-    # Summed as whole milliseconds: 1s100ms is 1.1 exactly as a person writes it.
+    # The sum of whole milliseconds makes 1s100ms equal to 1.1.
     parts = re.findall(r"([0-9]+)(ms|[wdhms])", text)
     return sum(int(count) * _UNITS_MILLISECONDS[unit] for count, unit in parts) / 1000
 
@@ -69,10 +69,12 @@ def format_duration(seconds: float) -> str:
     return text or "0s"
 
 
-_DURATIONS = Notation("a duration such as 500ms, 15s, 1m30s or 1h", _DURATION, _seconds, format_duration)
-parse_duration: Callable[[str], float] = _DURATIONS.parse
+_DURATION_NOTATION = Notation(
+    "a duration such as 500ms, 15s, 1m30s or 1h", _DURATION_PATTERN, _seconds, format_duration
+)
+parse_duration: Callable[[str], float] = _DURATION_NOTATION.parse
 
-Duration = Annotated[float, _DURATIONS]
+Duration = Annotated[float, _DURATION_NOTATION]
 """Duration in seconds, written with units."""
 
 Glob = Annotated[str, Notation("a pattern such as training.* (without spaces)", r"^\S{1,200}$")]
@@ -87,13 +89,13 @@ Ratio = Annotated[float, Range(0, 1)]
 
 _Default = enum.Enum("_Default", "REQUIRED UNCHANGED")
 REQUIRED: Any = _Default.REQUIRED
-"""Default of an option without a default value."""
+"""Marker of a missing default, of an option that must be set, or of a missing example."""
 UNCHANGED: Any = _Default.UNCHANGED
-"""Marker of a missing default or example; the value None means *without*, such as without a time limit."""
+"""Default of an option that changes nothing unless it is set. None can be a setting, such as no time limit."""
 
 
 def option(default: Any, help: str, *, example: Any = REQUIRED, restart: bool = False) -> Any:
-    """Return a documented dataclass field; `REQUIRED` means no default or no example.
+    """Return a documented dataclass field. `REQUIRED` means no default or no example.
 
     The example replaces an empty default in the documentation. With `restart`, a change takes effect at the next start.
     """
@@ -117,7 +119,7 @@ class Option:
 
 
 def options_of(cls: type, instance: object = None) -> tuple[Option, ...]:
-    """Return the keys of the mapping for a dataclass, in order; the values of *instance* are the defaults."""
+    """Return the options of a dataclass in the order of its fields. The values of an *instance* replace the defaults."""
     hints = typing.get_type_hints(cls, include_extras=True)
     options = []
     for field in dataclasses.fields(cls):
@@ -146,14 +148,16 @@ def options_of(cls: type, instance: object = None) -> tuple[Option, ...]:
 def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return a type without annotations, and the annotations."""
     if get_origin(hint) is Annotated:
-        base, *marks = get_args(hint)
-        return base, tuple(marks)
+        base, *annotations = get_args(hint)
+        return base, tuple(annotations)
     return hint, ()
 
 
-def mark_of(hint: Any, kind: type[_T]) -> _T | None:
-    """Return the annotation of a kind, or None."""
-    return next((mark for mark in unwrap(hint)[1] if isinstance(mark, kind)), None)
+def annotation_of(hint: Any, annotation_class: type[_T]) -> _T | None:
+    """Return the annotation of a class, such as `Range`, or None."""
+    return next(
+        (annotation for annotation in unwrap(hint)[1] if isinstance(annotation, annotation_class)), None
+    )
 
 
 def is_union(hint: Any) -> bool:

@@ -388,7 +388,7 @@ def test_a_scheduler_without_threads_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
     with (
-        pytest.raises(StartError, match="1 threads are needed for the collectors and 0 could be started"),
+        pytest.raises(StartError, match="2 threads are needed for the collectors and 1 could be started"),
         running_scheduler(Board(), (Source("x"), SELDOM)),
     ):
         pass

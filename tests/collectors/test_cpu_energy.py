@@ -27,7 +27,7 @@ def test_a_described_machine_gives_the_expected_exposition(name: str, tmp_path: 
     if name == "threadripper":
         machine.joules["intel-rapl:1"] = machine.joules["intel-rapl:0"]
         machine.write()
-    collector = machine.collector(working=lambda: False)
+    collector = machine.collector(is_working=lambda: False)
     first = collector.collect()
     for _ in range(12):
         machine.draw(5.0, 120.0)
@@ -153,7 +153,7 @@ def test_a_machine_without_registers_is_a_normal_state(tmp_path: Path) -> None:
 def test_idle_power_has_a_label_for_its_method(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     working = [False]
-    collector = machine.collector(working=lambda: working[0], idle_watts=55.0)
+    collector = machine.collector(is_working=lambda: working[0], idle_watts=55.0)
     collector.collect()
     for watts in (90.0, *[60.0] * 9, 50.0):
         machine.draw(5.0, watts)

@@ -11,8 +11,8 @@ from exporter.collectors.energy.idle_power import IdlePower
 def test_one_damaged_reading_changes_no_idle_power(damaged: float) -> None:
     idle = IdlePower()
     for watts in [300.0] * 15 + [damaged] + [300.0] * 15:
-        idle.note(watts, working=False)
+        idle.record(watts, is_working=False)
     for _ in range(3):
-        idle.note(700.0, working=True)
+        idle.record(700.0, is_working=True)
 
     assert idle.by_method() == {"before_start": 300.0, "min_seen": 300.0}

@@ -1,7 +1,7 @@
 """Energy counter of a device, from a register that can wrap, restart, step back or jump.
 
-Corrections are counted by reason: `wrap` (the register passed its range, no energy is lost), `reset` (the register
-restarted at 0), `backwards` (the register fell to any other value) and `jump` (the increase exceeds the possible power).
+Corrections are counted by reason: `wrap` (the register passed its range, and no energy is lost), `reset` (the register
+restarted at 0), `backwards` (the register fell to another value) and `jump` (the increase exceeds the possible power).
 Except after a wrap, the energy of the interval is estimated as the last known power times the length of the interval.
 """
 
@@ -23,58 +23,60 @@ SLACK_JOULES = 1.0
 class EnergyCounter:
     """Total of a register that wraps at `range_joules` (0: never).
 
-    A lower value than before is a wrap if the resulting energy is possible at the maximum power, otherwise an error.
+    A decrease is a wrap if the resulting energy is possible at the maximum power. Otherwise the register restarted or is
+    wrong.
     """
 
     def __init__(self, *, range_joules: float = 0.0, max_watts: float = MAX_WATTS) -> None:
         self.joules = 0.0  # since the first reading; never decreases
         self.watts: float | None = None  # mean power between the last two readings
-        self.register: float | None = None  # last reading
+        self.register_joules: float | None = None  # last reading
         self.time = 0.0  # monotonic time of the last reading
         self.resets: dict[str, float] = dict.fromkeys(RESET_REASONS, 0.0)
         self.range_joules = range_joules
         self._max_watts = max_watts
 
-    def update(self, register: float, time: float) -> float | None:
+    def update(self, register_joules: float, time: float) -> float | None:
         """Add the energy since the last reading, and return the seconds in between.
 
         The last power determines how often the register has wrapped. Returns None and adds no energy for the first reading,
         and after an interval longer than `MAX_INTERVAL_SECONDS`.
         """
         seconds = time - self.time
-        if self.register is None or seconds > MAX_INTERVAL_SECONDS or seconds < 0:
-            self.register, self.time, self.watts = register, time, None
+        if self.register_joules is None or seconds > MAX_INTERVAL_SECONDS or seconds < 0:
+            self.register_joules, self.time, self.watts = register_joules, time, None
             return None
         if seconds == 0:
             return 0.0
-        increase_joules = self._measure_increase(register - self.register, register, seconds)
+        increase_joules = self._measure_increase(self.register_joules, register_joules, seconds)
         if increase_joules is None:
             self.joules += (self.watts or 0.0) * seconds
         else:
             self.joules += increase_joules
             self.watts = increase_joules / seconds
-        self.register, self.time = register, time
+        self.register_joules, self.time = register_joules, time
         return seconds
 
     def forget(self) -> None:
         """Discard the last reading, and keep the total."""
-        self.register = None
+        self.register_joules = None
 
-    def _measure_increase(self, step: float, register: float, seconds: float) -> float | None:
-        """Return the energy since the last reading, or None if the value of the register is implausible."""
-        has_fallen = step < 0
-        increase_joules = step + self.range_joules if has_fallen else step
-        limit = self._max_watts * seconds + SLACK_JOULES
-        if increase_joules > limit or increase_joules < 0:
+    def _measure_increase(self, previous: float, current: float, seconds: float) -> float | None:
+        """Return the energy between two values of the register, or None if the second value is implausible."""
+        has_fallen = current < previous
+        increase_joules = current - previous + (self.range_joules if has_fallen else 0.0)
+        max_joules = self._max_watts * seconds + SLACK_JOULES
+        if increase_joules > max_joules or increase_joules < 0:
             if not has_fallen:
                 self.resets["jump"] += 1
             else:
-                self.resets["reset" if register <= limit else "backwards"] += 1
+                self.resets["reset" if current <= max_joules else "backwards"] += 1
             return None
         extra_wraps = 0
         if self.range_joules > 0 and self.watts is not None:
-            expected = round((self.watts * seconds - increase_joules) / self.range_joules)
-            extra_wraps = max(0, min(expected, int((limit - increase_joules) / self.range_joules)))
+            expected_wraps = round((self.watts * seconds - increase_joules) / self.range_joules)
+            max_wraps = int((max_joules - increase_joules) / self.range_joules)
+            extra_wraps = max(0, min(expected_wraps, max_wraps))
         self.resets["wrap"] += has_fallen + extra_wraps
         return increase_joules + extra_wraps * self.range_joules
 
@@ -94,7 +96,7 @@ def joules_between(earlier: RegisterReading, later: RegisterReading, *, range_jo
     Returns None if the interval is longer than `MAX_INTERVAL_SECONDS` or a value is implausible.
     """
     counter = EnergyCounter(range_joules=range_joules)
-    counter.register, counter.time, counter.watts = earlier.joules, earlier.time, earlier.watts
+    counter.register_joules, counter.time, counter.watts = earlier.joules, earlier.time, earlier.watts
     seconds = counter.update(later.joules, later.time)
     is_estimated = any(counter.resets[reason] for reason in ("reset", "backwards", "jump"))
     return None if seconds is None or is_estimated else counter.joules

@@ -40,7 +40,7 @@ GAP_REASONS = ("permission", "lost", "error")
 """Reasons of gaps, which are intervals without a valid reading."""
 INTERFACES = ("intel-rapl", "intel-rapl-tpmi", "intel-rapl-mmio")
 """Kernel drivers of RAPL, the preferred driver first."""
-MICRO = 1e6
+MICROS_PER_UNIT = 1e6
 
 _ZONE = re.compile(r"(intel-rapl(?:-tpmi|-mmio)?)((?::[0-9]{1,4}){1,3})", re.ASCII)
 _PACKAGE = re.compile(r"package-([0-9]{1,4}(?:-die-[0-9]{1,4})?)", re.ASCII)
@@ -51,7 +51,7 @@ _METER = re.compile(r"(CPU|SysIO) Power Socket ([0-9]{1,3})", re.ASCII)
 class EnergyDevice:
     """Source of energy readings."""
 
-    key: str
+    key: str  # name of the zone or meter
     path: Path
     component: Literal["cpu", "dram", "soc"]
     device: str  # label of families that span CPUs and GPUs
@@ -60,10 +60,8 @@ class EnergyDevice:
     source: str  # label `source`
     is_measured: bool = True  # False for a model
     idle: IdlePower = field(default_factory=IdlePower)
-    readable: bool = False  # the last reading succeeded
-    gaps: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(GAP_REASONS, 0.0)
-    )  # seconds by reason
+    is_readable: bool = False  # True if the last reading succeeded
+    gap_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GAP_REASONS, 0.0))
     counter: EnergyCounter = field(default_factory=EnergyCounter)
 
     def update(self, now: float) -> None:
@@ -81,16 +79,16 @@ class EnergyDevice:
             device=self.device,
             source=self.source,
             is_measured=self.is_measured,
-            joules=self.counter.joules if self.readable else None,
-            watts=self.counter.watts if self.readable else None,
+            joules=self.counter.joules if self.is_readable else None,
+            watts=self.counter.watts if self.is_readable else None,
             time=now,
             idle_watts=self.idle.best(),
             name=self.name,
             index=self.index,
-            register_joules=self.counter.register if self.readable else None,
+            register_joules=self.counter.register_joules if self.is_readable else None,
             range_joules=self.counter.range_joules,
             resets=dict(self.counter.resets),
-            gap_seconds=dict(self.gaps),
+            gap_seconds=dict(self.gap_seconds),
         )
 
 
@@ -98,11 +96,12 @@ class RaplZone(EnergyDevice):
     """Energy register of a RAPL zone."""
 
     def update(self, now: float) -> None:
-        """Read the register."""
-        had_reading, previous_time = self.counter.register is not None, self.counter.time
-        seconds = self.counter.update(parse_file(self.path / "energy_uj", int) / MICRO, now)
+        """Read the register. An interval that is too long counts as a gap."""
+        had_reading, previous_time = self.counter.register_joules is not None, self.counter.time
+        register_joules = parse_file(self.path / "energy_uj", int) / MICROS_PER_UNIT
+        seconds = self.counter.update(register_joules, now)
         if seconds is None and had_reading:
-            self.gaps["lost"] += max(0.0, now - previous_time)
+            self.gap_seconds["lost"] += max(0.0, now - previous_time)
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +112,7 @@ class PowerMeter(EnergyDevice):
     _last_time: float | None = None
 
     def update(self, now: float) -> None:
-        """Add the energy since the last reading; a first reading, and a reading after a long pause, add 0."""
+        """Add the energy since the last reading. The first reading, and a reading after a long pause, add none."""
         watts = self.read_watts()
         if not 0 <= watts <= MAX_WATTS:
             raise CollectError(
@@ -125,6 +124,7 @@ class PowerMeter(EnergyDevice):
             and previous_time is not None
             and 0 < now - previous_time <= MAX_INTERVAL_SECONDS
         ):
+            # The trapezoidal rule: the mean of both readings over the time in between.
             self.counter.joules += (previous_watts + watts) / 2 * (now - previous_time)
         self.counter.watts, self._last_time = watts, now
 
@@ -153,7 +153,7 @@ def tdp_model(tdp_watts: float) -> PowerMeter:
 
 
 def find_devices(sys: Path, idle_watts: float | None, collected: Collected) -> list[EnergyDevice]:
-    """Return the energy sources of this machine, without duplicates and overlapping zones."""
+    """Return the energy sources of this machine, without zones that overlap with others or repeat them."""
     devices: list[EnergyDevice] = []
     with source(collected, sys / "class/hwmon"):
         devices += _find_meters(sys / "class/hwmon")
@@ -168,57 +168,57 @@ def _find_meters(root: Path) -> list[PowerMeter]:
     for path in (
         root / name / subdirectory for name in list_directory(root) for subdirectory in ("", "device")
     ):
-        name = _METER.fullmatch(read_optional(path / "power1_oem_info") or "")
-        if name:
-            cpu, socket = name[1] == "CPU", name[2]
-            meters[name[0]] = PowerMeter(
-                key=name[0],
+        match = _METER.fullmatch(read_optional(path / "power1_oem_info") or "")
+        if match:
+            name, is_cpu, socket = match[0], match[1] == "CPU", match[2]
+            meters[name] = PowerMeter(
+                key=name,
                 path=path,
-                component="cpu" if cpu else "soc",
-                device=f"{'package' if cpu else 'socket'}{socket}",
+                component="cpu" if is_cpu else "soc",
+                device=f"{'package' if is_cpu else 'socket'}{socket}",
                 index=socket,
-                name=name[0],
+                name=name,
                 source="hwmon",
-                read_watts=lambda path=path: parse_file(path / "power1_average", int) / MICRO,  # type: ignore[misc]
+                read_watts=lambda path=path: parse_file(path / "power1_average", int) / MICROS_PER_UNIT,  # type: ignore[misc]
             )
     return list(meters.values())
 
 
 def _find_registers(root: Path, idle_watts: float | None, collected: Collected) -> list[RaplZone]:
-    keys = [match for match in map(_ZONE.fullmatch, list_directory(root)) if match]
-    keys.sort(key=lambda match: (INTERFACES.index(match[1]), [int(part) for part in match[2].split(":")[1:]]))
-    if not keys:
+    zones = [match for match in map(_ZONE.fullmatch, list_directory(root)) if match]
+    zones.sort(key=lambda zone: (INTERFACES.index(zone[1]), [int(part) for part in zone[2].split(":")[1:]]))
+    if not zones:
         collected.unsupported.append(
             f"no energy registers in {root} (a virtual machine, or no driver for this CPU)"
         )
-    elif not any((root / match[0] / "name").exists() for match in keys):
+    elif not any((root / zone[0] / "name").exists() for zone in zones):
         collected.unsupported.append(
             f"{root} has no files: the container runtime masks /sys/devices/virtual/powercap; run the exporter on"
             " the host, or mount that directory and give the container the right to read it"
         )
         return []
     registers: dict[tuple[str, str], RaplZone] = {}
-    packages: dict[str, str] = {}
-    for key in (match[0] for match in keys):
+    package_indices: dict[str, str] = {}  # by key of the zone
+    for key in (zone[0] for zone in zones):
         path = root / key
         with source(collected, path):
             name = read_file(path / "name")
-            is_package = _PACKAGE.fullmatch(name)
-            if is_package:
-                packages[key] = is_package[1]
-            index = packages.get(key if is_package else key.rpartition(":")[0])
+            package = _PACKAGE.fullmatch(name)
+            if package:
+                package_indices[key] = package[1]
+            index = package_indices.get(key if package else key.rpartition(":")[0])
             # Other zones overlap with a package, and two drivers can show the same register.
-            if index is not None and (is_package or name == "dram") and (index, name) not in registers:
-                range_joules = parse_file(path / "max_energy_range_uj", int) / MICRO
+            if index is not None and (package or name == "dram") and (index, name) not in registers:
+                range_joules = parse_file(path / "max_energy_range_uj", int) / MICROS_PER_UNIT
                 registers[index, name] = RaplZone(
                     key=key,
                     path=path,
-                    component="cpu" if is_package else "dram",
+                    component="cpu" if package else "dram",
                     device=f"package{index}",
                     index=index,
                     name=name,
                     source="rapl",
-                    idle=IdlePower(idle_watts if is_package else None),
+                    idle=IdlePower(idle_watts if package else None),
                     counter=EnergyCounter(range_joules=range_joules),
                 )
     return list(registers.values())

@@ -6,10 +6,11 @@ from collections import deque
 
 IDLE_METHODS = ("config", "before_start", "min_seen")
 """Methods of the idle power, the most reliable first."""
-IDLE_SAMPLES = 720
+MAX_JOBLESS_SAMPLES = 720
 """Maximum number of stored samples without a job: an hour at the default interval."""
-MIN_IDLE_SAMPLES = 10
-IDLE_PERCENTILE = 0.1
+MIN_JOBLESS_SAMPLES = 10
+"""Minimum number of samples without a job for the method `before_start`."""
+IDLE_QUANTILE = 0.1
 IDLE_RATIO = 2.0
 """Minimum ratio of the highest to the lowest power: below it, the device may never have been idle."""
 
@@ -28,9 +29,9 @@ class IdlePower:
         self._min_watts: float | None = None
         self._max_watts = 0.0
         self._latest: deque[float] = deque(maxlen=3)
-        self._jobless_watts: deque[float] = deque(maxlen=IDLE_SAMPLES)
+        self._jobless_watts: deque[float] = deque(maxlen=MAX_JOBLESS_SAMPLES)
 
-    def note(self, watts: float, *, working: bool | None) -> None:
+    def record(self, watts: float, *, is_working: bool | None) -> None:
         """Record the mean power of an interval, and whether a job was running (None if unknown)."""
         if watts <= 0:  # invalid: an idle device uses power, too
             return
@@ -39,19 +40,18 @@ class IdlePower:
             median = sorted(self._latest)[1]
             self._min_watts = median if self._min_watts is None else min(self._min_watts, median)
             self._max_watts = max(self._max_watts, median)
-        if working is False:
+        if is_working is False:
             self._jobless_watts.append(watts)
-            if len(self._jobless_watts) >= MIN_IDLE_SAMPLES:
-                self._before_start_watts = sorted(self._jobless_watts)[
-                    int(IDLE_PERCENTILE * len(self._jobless_watts))
-                ]
+            if len(self._jobless_watts) >= MIN_JOBLESS_SAMPLES:
+                rank = int(IDLE_QUANTILE * len(self._jobless_watts))
+                self._before_start_watts = sorted(self._jobless_watts)[rank]
 
     def by_method(self) -> dict[str, float]:
-        """Return the known idle power by method, the best first."""
+        """Return the idle power by each method that has a value, the best method first."""
         was_idle = self._min_watts is not None and self._max_watts >= IDLE_RATIO * self._min_watts
         values = (self._configured_watts, self._before_start_watts, self._min_watts if was_idle else None)
         return {
-            method: value for method, value in zip(IDLE_METHODS, values, strict=True) if value is not None
+            method: watts for method, watts in zip(IDLE_METHODS, values, strict=True) if watts is not None
         }
 
     def best(self) -> float | None:

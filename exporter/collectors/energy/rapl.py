@@ -1,11 +1,12 @@
 """Energy of the CPUs and of the memory, from RAPL registers or power meters.
 
-Only the best source of a package is published, so that a sum over sources is right. At 500 W, a register with a range of
+A package is published from a single source, so that a sum over sources is right. At 500 W, a register with a range of
 262 kJ wraps every nine minutes.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,8 +46,9 @@ CPU_POWER = FamilySpec(
     type="gauge",
     unit="watts",
     labels=("package", "source"),
-    help="Mean power of a CPU package between the last two readings. Absent before the second reading.",
-    source="energy / time",
+    help="Mean power of a CPU package between the last two readings of the register, or the last reading of a power meter. Absent"
+    " before the second reading of a register.",
+    source="energy / time; hwmon: ACPI power meter of the CPU",
 )
 IDLE_POWER = FamilySpec(
     name="host_cpu_power_idle_watts",
@@ -62,14 +64,14 @@ IDLE_POWER = FamilySpec(
 SPECS = (CPU_ENERGY, DRAM_ENERGY, CPU_POWER, IDLE_POWER)
 
 MIRROR_JOULES = 2.0
-"""Largest difference between two devices that show the same register."""
+"""Largest difference between two readings of the same register under different names."""
 
 
 class RaplCollector:
     """Collector of the energy of CPUs and memory.
 
-    `idle_watts` is the idle power of one package. `tdp_watts` is the TDP of all packages; with it, a model is used where no
-    register can be read.
+    `idle_watts` is the idle power of one package. `tdp_watts` is the TDP of all packages together: with this value, a model
+    is used if no CPU power can be measured. `is_working` returns whether a job is running, None if unknown.
     """
 
     name = "rapl"
@@ -80,7 +82,7 @@ class RaplCollector:
         *,
         sys: Path = Path("/sys"),
         counts_energy: Callable[[], bool] = lambda: True,
-        working: Callable[[], bool | None] = lambda: None,
+        is_working: Callable[[], bool | None] = lambda: None,
         idle_watts: float | None = None,
         tdp_watts: float | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -88,7 +90,7 @@ class RaplCollector:
         self.readings: tuple[EnergyReading, ...] = ()  # of the last pass, for the attribution to runs
         self._sys = sys
         self._counts_energy = counts_energy
-        self._working = working
+        self._is_working = is_working
         self._idle_watts = idle_watts
         self._model = None if tdp_watts is None else tdp_model(tdp_watts)
         self._monotonic = monotonic
@@ -101,7 +103,7 @@ class RaplCollector:
         if not self._counts_energy():
             self._pause()
             collected.unsupported.append(
-                "another exporter on this machine counts its energy; the families are absent here"
+                "another exporter on this machine counts its energy; the energy families are absent here"
             )
             return collected
         now = self._monotonic()
@@ -113,14 +115,14 @@ class RaplCollector:
         for device in sensors:
             self._read(device, collected, now, interval_seconds=interval_seconds)
         if self._model is not None:
-            self._model.readable = False
-            if not any(device.readable and device.component == "cpu" for device in sensors):
+            self._model.is_readable = False
+            if not any(device.is_readable and device.component == "cpu" for device in sensors):
                 self._devices.setdefault(self._model.key, self._model)
                 self._read(self._model, collected, now, interval_seconds=interval_seconds)
         self.readings = tuple(
             device.reading(now)
             for device in self._devices.values()
-            if not self._is_mirror(device) and (device.readable or device is not self._model)
+            if not self._is_mirror(device) and (device.is_readable or device is not self._model)
         )
         self._publish(collected)
         return collected
@@ -135,12 +137,12 @@ class RaplCollector:
     def _read(
         self, device: EnergyDevice, collected: Collected, now: float, *, interval_seconds: float
     ) -> None:
-        device.readable = False
+        device.is_readable = False
         reason = "error"
         with source(collected, device.path):
             try:
                 device.update(now)
-                device.readable = True
+                device.is_readable = True
             except PermissionError as error:
                 reason = "permission"
                 message = (
@@ -149,26 +151,21 @@ class RaplCollector:
                     " or as root"
                 )
                 raise CollectError(message, reason="permission") from error
-        if not device.readable:
-            device.gaps[reason] += interval_seconds
+        if not device.is_readable:
+            device.gap_seconds[reason] += interval_seconds
         elif device.counter.watts is not None and device.component == "cpu":
-            device.idle.note(device.counter.watts, working=self._working())
+            device.idle.record(device.counter.watts, is_working=self._is_working())
 
     def _is_mirror(self, device: EnergyDevice) -> bool:
         """Return True if a device repeats the register of an earlier device, as some early AMD dies do."""
-        register = device.counter.register
-        for counterpart in self._devices.values():
-            if counterpart is device or register is None:
-                break
-            counterpart_register, socket = counterpart.counter.register, counterpart.index.partition("-")[0]
-            is_same_part = (
-                counterpart.component == device.component and socket == device.index.partition("-")[0]
-            )
-            if (
-                is_same_part
-                and counterpart_register is not None
-                and abs(counterpart_register - register) <= MIRROR_JOULES
-            ):
+        register_joules = device.counter.register_joules
+        if register_joules is None:
+            return False
+        for earlier in itertools.takewhile(lambda other: other is not device, self._devices.values()):
+            earlier_joules = earlier.counter.register_joules
+            if earlier_joules is None or abs(earlier_joules - register_joules) > MIRROR_JOULES:
+                continue
+            if earlier.component == device.component and _socket(earlier) == _socket(device):
                 return True
         return False
 
@@ -184,3 +181,8 @@ class RaplCollector:
             if isinstance(device, RaplZone) and device.component == "cpu" and not self._is_mirror(device):
                 for method, watts in device.idle.by_method().items():
                     collected.add(IDLE_POWER, watts, device.index, method)
+
+
+def _socket(device: EnergyDevice) -> str:
+    """Return the number of the socket: the dies of a socket have the indices `0-die-0`, `0-die-1` and so on."""
+    return device.index.partition("-")[0]

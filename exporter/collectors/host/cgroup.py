@@ -1,7 +1,7 @@
 """CPU and memory limits of the job's cgroup, and the usage that counts against them.
 
 The exporter assumes that it runs in the cgroup of the job. The families of a resource describe the cgroup with the tightest
-limit between the exporter's cgroup and the root (see `cgroup_tree`).
+limit between the exporter's cgroup and the root (see `cgroup_tree`). Without a limit, they describe the exporter's cgroup.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ MEMORY_LIMIT = FamilySpec(
     name="cgroup_memory_limit_bytes",
     type="gauge",
     unit="bytes",
-    help="Memory at which the kernel kills processes of the job. Absent without a limit.",
+    help="Limit of the memory: if the kernel cannot reclaim memory below it, it kills processes of the job. Absent without a limit.",
     source="v2 memory.max; v1 memory.stat hierarchical_memory_limit",
 )
 MEMORY_HIGH = FamilySpec(
@@ -135,10 +135,12 @@ SPECS = (
     IO_WAITING,
 )
 
-KINDS_OF_V1 = {"anon": "total_rss", "file": "total_cache", "shmem": "total_shmem"}
-KINDS_OF_V2 = {kind: kind for kind in ("anon", "file", "shmem", "kernel", "slab")}
-"""Name in memory.stat of each kind of memory."""
+STAT_NAMES_V1 = {"anon": "total_rss", "file": "total_cache", "shmem": "total_shmem"}
+"""Names in memory.stat of cgroup v1, by kind of memory."""
+STAT_NAMES_V2 = {kind: kind for kind in ("anon", "file", "shmem", "kernel", "slab")}
+"""Names in memory.stat of cgroup v2, by kind of memory."""
 EVENTS = ("low", "high", "max", "oom", "oom_kill", "oom_group_kill")
+"""Names in memory.events of cgroup v2."""
 
 
 class CgroupCollector:
@@ -173,9 +175,9 @@ class CgroupCollector:
             if unified is None:
                 collected.unsupported.append("no I/O pressure of the cgroup: no cgroup v2 is visible")
                 return collected
-            pressure = unified.level_at(memory_path).directory / "io.pressure"
-            with source(collected, pressure):
-                collected.add(IO_WAITING, parse_file(pressure, parse_pressure).waiting_seconds)
+            pressure_path = unified.level_at(memory_path).directory / "io.pressure"
+            with source(collected, pressure_path):
+                collected.add(IO_WAITING, parse_file(pressure_path, parse_pressure).waiting_seconds)
         return collected
 
 
@@ -226,22 +228,25 @@ def _throttled_seconds(counts: dict[str, int]) -> float | None:
 
 
 def _add_memory(collected: Collected, hierarchy: Hierarchy) -> str:
-    """Publish limits, usage and events of the cgroup with the tightest limit, and return its path; "" without accounting."""
+    """Publish limits, usage and events of the cgroup with the tightest limit.
+
+    Returns the path of this cgroup, or "" without accounting.
+    """
     if hierarchy.version == "1":
         return _add_memory_v1(collected, hierarchy)
-    high = _add_limit(collected, MEMORY_HIGH, hierarchy, limit_in("memory.high"))
-    limited_level = _add_limit(collected, MEMORY_LIMIT, hierarchy, limit_in("memory.max")) or high
+    throttled_level = _add_limit(collected, MEMORY_HIGH, hierarchy, limit_in("memory.high"))
+    limited_level = _add_limit(collected, MEMORY_LIMIT, hierarchy, limit_in("memory.max")) or throttled_level
     # Where the controller is off, the nearest ancestor with accounting counts the memory.
     accounting_levels = (
         ancestor for ancestor in hierarchy.levels if (ancestor.directory / "memory.current").exists()
     )
     level = limited_level or next(accounting_levels, hierarchy.levels[0])
-    current = level.directory / "memory.current"
-    if not current.exists():
-        collected.unsupported.append(f"no {current}")  # the root cgroup
+    usage_path = level.directory / "memory.current"
+    if not usage_path.exists():
+        collected.unsupported.append(f"no {usage_path}")  # the root cgroup
         return ""
-    with source(collected, current):
-        _add_usage(collected, level, current, "inactive_file", KINDS_OF_V2)
+    with source(collected, usage_path):
+        _add_usage(collected, usage_path, "inactive_file", STAT_NAMES_V2)
     with source(collected, level.directory / "memory.events"):
         events = counts_in(level.directory / "memory.events")
         for event in EVENTS:
@@ -251,33 +256,33 @@ def _add_memory(collected: Collected, hierarchy: Hierarchy) -> str:
 
 def _add_memory_v1(collected: Collected, hierarchy: Hierarchy) -> str:
     level = _add_limit_v1(collected, hierarchy)
-    current = level.directory / "memory.usage_in_bytes"
-    if not current.exists():
-        collected.unsupported.append(f"no {current}")
+    usage_path = level.directory / "memory.usage_in_bytes"
+    if not usage_path.exists():
+        collected.unsupported.append(f"no {usage_path}")
         return ""
-    with source(collected, current):
-        _add_usage(collected, level, current, "total_inactive_file", KINDS_OF_V1)
+    with source(collected, usage_path):
+        _add_usage(collected, usage_path, "total_inactive_file", STAT_NAMES_V1)
     with source(collected, f"events of {level.directory}"):
         failures = level.read("memory.failcnt") or "0"
         collected.add(MEMORY_EVENTS, parse(level.directory / "memory.failcnt", int, failures), "max")
-        # v1 counts a kill in the cgroup of the killed process only.
-        controls = [ancestor.directory / "memory.oom_control" for ancestor in hierarchy.levels]
-        kills = [counts_in(path).get("oom_kill") for path in controls if path.exists()]
+        # v1 counts a kill only in the cgroup of the killed process.
+        control_paths = [ancestor.directory / "memory.oom_control" for ancestor in hierarchy.levels]
+        kills = [counts_in(path).get("oom_kill") for path in control_paths if path.exists()]
         if any(count is not None for count in kills):
             collected.add(MEMORY_EVENTS, sum(count or 0 for count in kills), "oom_kill")
     return level.path
 
 
 def _add_usage(
-    collected: Collected, level: CgroupLevel, current: Path, inactive: str, kinds: dict[str, str]
+    collected: Collected, usage_path: Path, inactive_file_name: str, stat_names: dict[str, str]
 ) -> None:
     """Publish the memory in use, the working set, and the memory by kind."""
-    used_bytes = parse_file(current, int)
+    used_bytes = parse_file(usage_path, int)
     collected.add(MEMORY_CURRENT, used_bytes)
-    stat = counts_in(level.directory / "memory.stat", inactive)
-    collected.add(MEMORY_WORKING_SET, max(0, used_bytes - stat[inactive]))
-    for kind, name in kinds.items():
-        collected.add(MEMORY_STAT, stat.get(name), kind)
+    stat_bytes = counts_in(usage_path.with_name("memory.stat"), inactive_file_name)
+    collected.add(MEMORY_WORKING_SET, max(0, used_bytes - stat_bytes[inactive_file_name]))
+    for kind, name in stat_names.items():
+        collected.add(MEMORY_STAT, stat_bytes.get(name), kind)
 
 
 def _add_limit_v1(collected: Collected, hierarchy: Hierarchy) -> CgroupLevel:
@@ -290,8 +295,8 @@ def _add_limit_v1(collected: Collected, hierarchy: Hierarchy) -> CgroupLevel:
         limit = counts_in(innermost.directory / "memory.stat").get("hierarchical_memory_limit")
         if limit is not None and limit < NO_LIMIT:
             collected.add(MEMORY_LIMIT, limit)
-            own_limit = limit_in("memory.limit_in_bytes")
+            limit_of = limit_in("memory.limit_in_bytes")
             return next(
-                (level for level in hierarchy.levels if own_limit(level) == limit), hierarchy.levels[-1]
+                (level for level in hierarchy.levels if limit_of(level) == limit), hierarchy.levels[-1]
             )
     return innermost

@@ -45,9 +45,9 @@ class TightestLimit:
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """Cgroup with its visible ancestors."""
+    """Cgroup of this process with its visible ancestors."""
 
-    version: str
+    version: str  # of the cgroup interface, "1" or "2"
     levels: tuple[CgroupLevel, ...]  # from the cgroup itself up to the mount
 
     def level_at(self, path: str) -> CgroupLevel:
@@ -72,7 +72,7 @@ class CgroupTree:
     def hierarchies(self) -> Mapping[str, Hierarchy]:
         """Return the visible hierarchies of this process by controller of v1, and by `UNIFIED` for v2."""
         path = self._proc_self / "cgroup"
-        groups = parse(path, _parse_groups, read_optional(path) or "")
+        cgroup_paths = parse(path, _parse_cgroup_paths, read_optional(path) or "")
         hierarchies: dict[str, Hierarchy] = {}
         path = self._proc_self / "mountinfo"
         mounts = parse(
@@ -81,8 +81,10 @@ class CgroupTree:
         for mount in visible(mounts):
             version = "1" if mount.fstype == "cgroup" else "2"
             for controller in (UNIFIED,) if version == "2" else sorted(mount.options & CONTROLLERS):
-                names = _names_below(groups[controller], mount.root) if controller in groups else None
-                if names is not None and controller not in hierarchies:
+                if controller not in cgroup_paths or controller in hierarchies:
+                    continue
+                names = _names_below(cgroup_paths[controller], mount.root)
+                if names is not None:
                     levels = self._levels(names, mount)
                     if levels:
                         hierarchies[controller] = Hierarchy(version, levels)
@@ -92,10 +94,10 @@ class CgroupTree:
         directory = Path(mount.path)
         if directory.is_relative_to("/sys"):
             directory = self._sys / directory.relative_to("/sys")
-        root = _names(mount.root)
+        root_names = _names(mount.root)
         prefixes = [names[:depth] for depth in range(len(names), -1, -1)]
         return tuple(
-            CgroupLevel(printable("/" + "/".join((*root, *prefix))), directory.joinpath(*prefix))
+            CgroupLevel(printable("/" + "/".join((*root_names, *prefix))), directory.joinpath(*prefix))
             for prefix in prefixes
             if directory.joinpath(*prefix).is_dir()
         )
@@ -130,13 +132,14 @@ def cpu_quota(tree: CgroupTree) -> float | None:
     return None if tightest is None else tightest.value
 
 
-def _parse_groups(text: str) -> dict[str, str]:
-    groups: dict[str, str] = {}
+def _parse_cgroup_paths(text: str) -> dict[str, str]:
+    """Parse /proc/self/cgroup and return the path of the cgroup by controller; the key of cgroup v2 is `UNIFIED`."""
+    paths: dict[str, str] = {}
     for line in filter(None, text.split("\n")):  # `4:cpu,cpuacct:/path`, `0::/path`
         _, controllers, path = line.split(":", 2)
         # The kernel appends a note to the path of a cgroup that was removed while the process is in it.
-        groups.update(dict.fromkeys(controllers.split(","), path.removesuffix(" (deleted)")))
-    return groups
+        paths.update(dict.fromkeys(controllers.split(","), path.removesuffix(" (deleted)")))
+    return paths
 
 
 def _parse_cpu_limit(text: str) -> float | None:
@@ -148,15 +151,15 @@ def _parse_cpu_limit(text: str) -> float | None:
     return int(quota) / int(period)
 
 
-def _names_below(group: str, root: str) -> Sequence[str] | None:
+def _names_below(cgroup_path: str, root: str) -> Sequence[str] | None:
     """Return the path components from a mount's root down to a cgroup, or None if the cgroup is not below the root."""
-    names, root_names = _names(group), _names(root)
+    names, root_names = _names(cgroup_path), _names(root)
     remaining = names[len(root_names) :]
     if names[: len(root_names)] == root_names and ".." not in remaining:
         return remaining
     if ".." in names and ".." not in root_names:
         return ()  # outside the root of the namespace: only the root is visible
-    return None  # a different subtree is mounted, or the tree of the host
+    return None  # the mount shows another subtree
 
 
 def _names(path: str) -> list[str]:

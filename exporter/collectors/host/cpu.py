@@ -89,8 +89,9 @@ class CpuCollector:
         collected = Collected()
         with source(collected, self._stat):
             times = self._monotonic_times("", from_psutil(self._stat, psutil.cpu_times)._asdict())
-            for cpu, modes in self._cores().items() if self._per_core else (("", times),):
-                for mode, seconds in modes.items():
+            times_by_cpu = self._times_by_core() if self._per_core else {"": times}
+            for cpu, seconds_by_mode in times_by_cpu.items():
+                for mode, seconds in seconds_by_mode.items():
                     collected.add(SECONDS, seconds, cpu, mode)
             collected.add(UTILIZATION, self._utilization(times))
             collected.add(BOOT_TIME, from_psutil(self._stat, psutil.boot_time))
@@ -101,18 +102,22 @@ class CpuCollector:
             collected.add(LOAD15, load15)
         return collected
 
-    def _cores(self) -> dict[str, dict[str, float]]:
+    def _times_by_core(self) -> dict[str, dict[str, float]]:
         """Return CPU times by the kernel's CPU number; psutil numbers only the online CPUs."""
         numbers = re.findall(r"^cpu(\d+)", read_file(self._stat), re.MULTILINE)
         times = from_psutil(self._stat, lambda: psutil.cpu_times(percpu=True))
-        # A CPU that goes offline between the two reads has no times.
+        if len(numbers) != len(times):  # a CPU went online or offline between the two reads
+            return {}
         return {
             number: self._monotonic_times(number, seconds._asdict())
-            for number, seconds in zip(numbers, times, strict=False)
+            for number, seconds in zip(numbers, times, strict=True)
         }
 
     def _monotonic_times(self, cpu: str, seconds: dict[str, float]) -> dict[str, float]:
-        """Return the CPU times by mode, without guest time in user and nice. They decrease only after a hotplug of the CPU."""
+        """Return the CPU times by mode, without guest time in user and nice.
+
+        The times decrease only after a hotplug of the CPU.
+        """
         seconds["user"] = max(0.0, seconds["user"] - seconds.get("guest", 0.0))
         seconds["nice"] = max(0.0, seconds["nice"] - seconds.get("guest_nice", 0.0))
         if self._highest.hold((cpu, "idle"), seconds["idle"]) - seconds["idle"] >= CPU_HOTPLUG_SECONDS:
@@ -124,7 +129,7 @@ class CpuCollector:
         previous, self._previous_times = self._previous_times, times
         increases = {mode: seconds - previous.get(mode, 0.0) for mode, seconds in times.items()}
         total = sum(increases.values())
-        # Without increase of time, or after a restart of the counters, there is no utilization.
+        # In the first pass, without an increase of time, and after a restart of the counters, there is no utilization.
         if not previous or total <= 0 or min(increases.values()) < 0:
             return None
         return 1 - min(1.0, (increases["idle"] + increases.get("iowait", 0.0)) / total)

@@ -111,7 +111,7 @@ class DiskCollector:
         """Read the counters of the selected devices."""
         collected = Collected()
         with source(collected, self._path):
-            # With nowrap=True psutil adds the counts of a removed device to the next device of the same name.
+            # With nowrap=True, psutil adds the counts of a removed device to the next device of the same name.
             devices = from_psutil(self._path, lambda: psutil.disk_io_counters(perdisk=True, nowrap=False))
             for device, counters in devices.items():
                 if device in self._selection and (self._partitions or not self._is_partition(device)):
@@ -127,5 +127,5 @@ class DiskCollector:
         return collected
 
     def _is_partition(self, device: str) -> bool:
-        # The directory of cciss/c0d0 is cciss!c0d0.
+        # A name such as cciss/c0d0 has the directory cciss!c0d0.
         return (self._blocks / device.replace("/", "!") / "partition").exists()

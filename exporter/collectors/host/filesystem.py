@@ -85,7 +85,7 @@ SPECS = (SIZE, AVAIL, FILES, FILES_FREE, READONLY, DEVICE_ERROR)
 
 MOUNT_POINTS_EXCLUDE = (
     *("/dev*", "/proc*", "/sys*"),
-    # Mounts that a container runtime creates for every container.
+    # Mounts of container runtimes, of network namespaces and of systemd's credentials.
     *("/etc/host*", "/etc/resolv.conf", "/run/containerd/*", "/run/credentials/*", "/run/netns/*"),
     *(
         "/var/lib/containerd/*",
@@ -100,7 +100,7 @@ FS_TYPES_EXCLUDE = (
     *("autofs", "binfmt_misc", "bpf", "cgroup*", "configfs", "debugfs", "dev*", "efivarfs", "fusectl"),
     *("hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "ramfs", "rpc_pipefs", "securityfs", "selinuxfs"),
     *("sysfs", "tracefs", "fuse.lxcfs"),
-    # Images, which are always full.
+    # Read-only images, which have no free space.
     *("iso9660", "squashfs"),
 )
 
@@ -170,7 +170,7 @@ def _add_mount(collected: Collected, mount: Mount, result: StatvfsResult) -> Non
     elif result is None:
         raise CollectError(f"{mount.label} ({mount.fstype}): {NOT_RETURNED}", reason="hanging")
     elif result.errno in (errno.EACCES, errno.EPERM):
-        # A FUSE filesystem denies access to all other users, including root.
+        # Unless it is mounted with allow_other, a FUSE filesystem denies access to other users, including root.
         collected.unsupported.append(f"{mount.label} ({mount.fstype}): {result.strerror}")
     else:
         raise failure(mount.label, result)

@@ -66,7 +66,7 @@ class LustreCounts:
     """Counters of a Lustre client by operation: read, write, other."""
 
     bytes: Counter[str] = field(default_factory=Counter)
-    calls: Counter[str] = field(default_factory=Counter)
+    operations: Counter[str] = field(default_factory=Counter)
     microseconds: dict[str, int] = field(default_factory=dict)
 
 
@@ -100,12 +100,13 @@ class LustreCollector:
                 with source(collected, client / "stats"):
                     _add_counts(collected, parse_file(client / "stats", _parse_stats), labels[name])
             if not clients:
-                places = " or ".join(str(path) for path in self._directories)
-                collected.unsupported.append(f"no statistics in {places}")
+                directories = " or ".join(str(path) for path in self._directories)
+                collected.unsupported.append(f"no statistics in {directories}")
         return collected
 
 
 def _parse_stats(text: str) -> LustreCounts:
+    """Parse lines such as `read_bytes 4 samples [bytes] 1 9 20`, whose numbers are minimum, maximum and sum."""
     counts = LustreCounts()
     for line in text.splitlines():
         name, count, samples, unit, *numbers = [*line.split(), "", "", "", ""]
@@ -113,12 +114,12 @@ def _parse_stats(text: str) -> LustreCounts:
             continue  # snapshot_time, start_time
         if name in {"read_bytes", "write_bytes"}:
             operation = name.removesuffix("_bytes")
-            counts.calls[operation] += int(count)
+            counts.operations[operation] += int(count)
             counts.bytes[operation] += int(numbers[2])
         elif unit in _COUNTED_UNITS:
             operation = name if name in {"read", "write"} else "other"
             if operation == "other":  # the lines read_bytes and write_bytes count reads and writes
-                counts.calls[operation] += int(count)
+                counts.operations[operation] += int(count)
             if unit == "[usecs]" and numbers[2]:
                 counts.microseconds[operation] = counts.microseconds.get(operation, 0) + int(numbers[2])
     return counts
@@ -128,19 +129,19 @@ def _add_counts(collected: Collected, counts: LustreCounts, mount: str) -> None:
     collected.add(READ_BYTES, counts.bytes["read"], mount)
     collected.add(WRITTEN_BYTES, counts.bytes["write"], mount)
     for operation in ("read", "write", "other"):
-        collected.add(OPERATIONS, counts.calls[operation], mount, operation)
+        collected.add(OPERATIONS, counts.operations[operation], mount, operation)
     for operation, microseconds in counts.microseconds.items():
         collected.add(OPERATION_TIME, microseconds / MICROSECONDS_PER_SECOND, mount, operation)
 
 
 def _labels(clients: Sequence[str], mounts: Sequence[Mount]) -> dict[str, str]:
     """Return the label of each client: the mount point, or the client's name if several clients share a filesystem name."""
-    places: dict[str, str] = {}
+    mount_points: dict[str, str] = {}  # by name of the filesystem
     for mount in mounts:  # 10.0.0.1@o2ib:/scratch/project is a part of the filesystem `scratch`
-        places.setdefault(mount.source.rpartition(":/")[2].partition("/")[0], mount.label)
+        mount_points.setdefault(mount.source.rpartition(":/")[2].partition("/")[0], mount.label)
     filesystems = {client: client.rpartition("-")[0] for client in clients}
-    uses = Counter(filesystems.values())
+    client_counts = Counter(filesystems.values())
     return {
-        client: places.get(filesystem, client) if uses[filesystem] == 1 else client
+        client: mount_points.get(filesystem, client) if client_counts[filesystem] == 1 else client
         for client, filesystem in filesystems.items()
     }

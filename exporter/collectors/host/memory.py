@@ -153,7 +153,7 @@ class MemoryCollector:
         self._highest = HighWater()
 
     def collect(self) -> Collected:
-        """Read memory, virtual memory and /dev/shm."""
+        """Read the memory, the statistics of virtual memory, and the space in /dev/shm."""
         collected = Collected()
         with source(collected, self._proc / "meminfo"):
             self._add_memory(collected, self._proc / "meminfo")
@@ -186,13 +186,13 @@ class MemoryCollector:
         collected.add(FAULTS, minor, "minor")
         collected.add(FAULTS, major, "major")
         page_bytes = os.sysconf("SC_PAGE_SIZE")
-        for spec, name, unit in (
+        for spec, name, factor in (
             (SWAP_IN, "pswpin", page_bytes),
             (SWAP_OUT, "pswpout", page_bytes),
             (OOM_KILLS, "oom_kill", 1),
         ):
             if name in counts:
-                collected.add(spec, counts[name] * unit)
+                collected.add(spec, counts[name] * factor)
             else:
                 collected.unsupported.append(f"{path}: no {name}")
 
@@ -200,8 +200,8 @@ class MemoryCollector:
 def oom_kills(proc: Path = Path("/proc")) -> float | None:
     """Return the number of out-of-memory kills since boot, or None if the kernel does not count them.
 
-    The count of the whole machine serves as evidence for the exit of a job's process, because the count of a
-    container is not visible from outside.
+    The count of the whole machine serves as evidence for the reason why a job's process has ended, because the count of
+    a container is not visible from outside.
     """
     try:
         return named_counts(read_file(proc / "vmstat")).get("oom_kill")

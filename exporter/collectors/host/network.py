@@ -123,7 +123,7 @@ class NetworkCollector:
         path = self._net / "dev"
         with source(collected, path):
             links = psutil.net_if_stats()
-            # With nowrap=True psutil adds the counts of a removed interface to the next interface of the same name.
+            # With nowrap=True, psutil adds the counts of a removed interface to the next interface of the same name.
             interfaces = from_psutil(path, lambda: psutil.net_io_counters(pernic=True, nowrap=False))
             for device, counters in interfaces.items():
                 if device in self._selection:

@@ -101,14 +101,15 @@ class NfsCollector:
             mounts = parse("mountinfo", lambda text: parse_mounts(text, ("nfs", "nfs4")), mountinfo)
             devices = {mount.path: mount.device for mount in mounts}
             published_devices: set[str] = set()
-            for place, section in sections.items():
-                # A filesystem that is mounted at several places has the same statistics at each place.
-                device = devices.get(place, place)
+            for mount_point, section in sections.items():
+                # A filesystem with several mount points has the same statistics at each of them.
+                device = devices.get(mount_point, mount_point)
                 if device not in published_devices:
                     published_devices.add(device)
-                    with source(collected, f"{path} {printable(place)}"):
-                        counts = parse(f"{path} {printable(place)}", _parse_section, section)
-                        _add_counts(collected, counts, printable(place))
+                    label = printable(mount_point)
+                    with source(collected, f"{path} {label}"):
+                        counts = parse(f"{path} {label}", _parse_section, section)
+                        _add_counts(collected, counts, label)
         return collected
 
 
@@ -122,6 +123,7 @@ def _sections(mountstats: str) -> dict[str, str]:
 
 
 def _parse_section(section: str) -> NfsCounts:
+    """Parse the statistics of a mount. A line of an operation has the columns that nfsiostat(8) reads."""
     general, _, operations = section.partition("per-op statistics")
     [bytes_line] = [line for line in general.splitlines() if line.strip().startswith("bytes:")]
     normal_read, normal_write, direct_read, direct_write = map(int, bytes_line.split()[1:5])

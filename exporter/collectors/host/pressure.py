@@ -1,8 +1,8 @@
 """Pressure stall information (PSI) of the machine or of a cgroup.
 
 Waiting time (the kernel's *some*): at least one thread waited for the resource. Stalled time (*full*): all non-idle
-threads waited. Stalled time is not defined for the CPU of the whole machine. Source:
-Documentation/accounting/psi.rst.
+threads waited. Stalled time is not defined for the CPU of the whole machine.
+Source: Documentation/accounting/psi.rst.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from exporter.config.options import option
 from exporter.families import Collected, FamilySpec
 
 WORD_BYTES = 4
+"""Unit of the counters port_rcv_data and port_xmit_data."""
 RETRY_SECONDS = 600.0
 """Time between two attempts to read a file that the driver refuses."""
 
@@ -116,7 +117,7 @@ class RdmaOptions(CollectorOptions):
 
 
 class RdmaCollector:
-    """Collector of the ports of all RDMA devices."""
+    """Collector of the ports of the selected RDMA devices."""
 
     name = "rdma"
     specs = SPECS
@@ -129,7 +130,7 @@ class RdmaCollector:
         device_exclude: Sequence[str] = (),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._class = sys / "class/infiniband"
+        self._devices_path = sys / "class/infiniband"
         self._selection = Selection(device_include, device_exclude)
         self._monotonic = monotonic
         self._retry_times: dict[Path, float] = {}  # monotonic time of the next attempt, by refused file
@@ -137,17 +138,17 @@ class RdmaCollector:
     def collect(self) -> Collected:
         """Read the ports of the selected devices."""
         collected = Collected()
-        ports = 0
-        with source(collected, self._class):
-            for device in list_directory(self._class):
+        port_count = 0
+        with source(collected, self._devices_path):
+            for device in list_directory(self._devices_path):
                 if device in self._selection:
-                    directory = self._class / device / "ports"
+                    directory = self._devices_path / device / "ports"
                     for port in list_directory(directory):
-                        ports += 1
+                        port_count += 1
                         with source(collected, directory / port):
                             self._add_port(collected, directory / port, device, port)
-        if not ports:
-            collected.unsupported.append(f"{self._class}: no RDMA port, or none selected")
+        if not port_count:
+            collected.unsupported.append(f"{self._devices_path}: no RDMA port, or none selected")
         return collected
 
     def _add_port(self, collected: Collected, path: Path, device: str, port: str) -> None:

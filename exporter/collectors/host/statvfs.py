@@ -17,7 +17,7 @@ _UNKNOWN_COUNT = 2**63
 """Smallest value that means unknown: the kernel stores -1 in unsigned fields."""
 
 StatvfsResult = os.statvfs_result | OSError | None
-"""None if statvfs has not returned."""
+"""Result or error of statvfs; None if statvfs has not returned."""
 
 
 class StatvfsPool:
@@ -30,32 +30,35 @@ class StatvfsPool:
         deadline_seconds: float = 3.0,
     ) -> None:
         self._statvfs = statvfs
-        self._deadline = deadline_seconds
+        self._deadline_seconds = deadline_seconds
         self._condition = threading.Condition()
-        self._running: set[str] = set()  # calls that have not returned; guarded by the condition
+        # Filesystems whose call has not returned; guarded by the condition.
+        self._pending_filesystems: set[str] = set()
 
     def call(self, paths: Mapping[str, str]) -> Mapping[str, StatvfsResult]:
-        """Call statvfs for the path of each filesystem, except filesystems with a hanging call.
+        """Call statvfs for the path of each filesystem, except filesystems with a hanging call, and return the results.
 
         Not thread-safe.
         """
         results: dict[str, StatvfsResult] = {}
         with self._condition:
-            started_calls = [path for path in paths if path not in self._running]
-            for path in started_calls:
-                arguments = (path, paths[path], results)
+            filesystems = [filesystem for filesystem in paths if filesystem not in self._pending_filesystems]
+            for filesystem in filesystems:
+                arguments = (filesystem, paths[filesystem], results)
                 thread = threading.Thread(
                     target=self._run, args=arguments, name="exporter-statvfs", daemon=True
                 )
                 try:
                     thread.start()
-                    self._running.add(path)
+                    self._pending_filesystems.add(filesystem)
                 except RuntimeError:
-                    results[path] = OSError(
+                    results[filesystem] = OSError(
                         errno.EAGAIN, "no thread for statvfs (limit of processes or memory)"
                     )
-            self._condition.wait_for(lambda: self._running.isdisjoint(started_calls), self._deadline)
-            return {path: results.get(path) for path in paths}
+            self._condition.wait_for(
+                lambda: self._pending_filesystems.isdisjoint(filesystems), self._deadline_seconds
+            )
+            return {filesystem: results.get(filesystem) for filesystem in paths}
 
     def _run(self, filesystem: str, path: str, results: dict[str, StatvfsResult]) -> None:
         try:
@@ -63,7 +66,7 @@ class StatvfsPool:
         except OSError as error:
             result = error
         with self._condition:
-            self._running.discard(filesystem)
+            self._pending_filesystems.discard(filesystem)
             results[filesystem] = result
             self._condition.notify_all()
 

@@ -69,7 +69,7 @@ class DeviceEnergy:
             if increment_joules < 0:  # the collector restarted at 0
                 increment_joules = reading.joules
             self.pending_joules += increment_joules
-            self.idle.note(increment_joules / (reading.time - self._read_at), working=working)
+            self.idle.record(increment_joules / (reading.time - self._read_at), is_working=working)
         self._joules, self._read_at = reading.joules, reading.time
         self._note_crosscheck(reading, reading.joules)
 
