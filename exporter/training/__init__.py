@@ -1,7 +1,7 @@
 """Training telemetry: blocks (context managers), callbacks, metrics and run metadata of a training job.
 
-The functions `on_*` have the names and arguments of one-logger's callbacks. Configuration, exporters and spans of one-logger are
-in `exporter.one_logger`.
+The functions `on_*` have the names and arguments of one-logger's callbacks. `exporter.one_logger` has one-logger's configuration,
+exporters and spans.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Public training API: blocks.
 
-Used on the job's threads. The body of a block always runs, and its exceptions pass through unchanged. No call raises,
-unless the job requests errors, and no call waits.
+Used on the job's threads. The body of a block always runs, and exceptions of the body propagate unchanged. No call waits. A
+call raises only if the job configures one-logger with PROPAGATE_EXCEPTIONS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from exporter.training.records import BackgroundEnded
 Item = TypeVar("Item")
 Block = HotBlock | RareBlock
 
-# Shared blocks: creating a block takes as long as entering the block.
+# Blocks that are reused while they are not open, because creating a block takes as long as entering it.
 _ITERATION = IterationBlock(kinds.TRAINING_ITERATION)
 _DATA_LOADING = HotBlock(kinds.DATA_LOADING)
 _FORWARD = HotBlock(kinds.MODEL_FORWARD)
@@ -37,12 +37,12 @@ _OPTIMIZER = HotBlock(kinds.OPTIMIZER_UPDATE)
 
 
 def training_iteration() -> IterationBlock:
-    """Return a block of a training iteration: a step of the optimizer, with all microbatches."""
+    """Return a block of a training iteration: a step of the optimizer with all its microbatches."""
     return IterationBlock(kinds.TRAINING_ITERATION) if _ITERATION.is_open else _ITERATION
 
 
 def inferred_iteration() -> IterationBlock:
-    """Return a block of an iteration that a bridge has inferred. A block of the job itself replaces the returned block."""
+    """Return a block of an iteration that a bridge infers. The job's own blocks replace inferred blocks."""
     return InferredIterationBlock(kinds.INFERRED_ITERATION)
 
 
@@ -77,12 +77,15 @@ def zero_grad() -> HotBlock:
 
 
 def optimizer_update() -> HotBlock:
-    """Return a block of an optimizer's step."""
+    """Return a block of a step of the optimizer."""
     return HotBlock(kinds.OPTIMIZER_UPDATE) if _OPTIMIZER.is_open else _OPTIMIZER
 
 
 def phase(name: str) -> Block:
-    """Return a block of a phase by name in `training_phase_seconds_total`. An unknown name is misuse and becomes a span."""
+    """Return a block of a phase, named as in `training_phase_seconds_total`.
+
+    An unknown name is counted as misuse, and the block becomes a span.
+    """
     kind = kinds.named_kind(name, phase=True)
     return RareBlock(kind) if kind.phase is None else HotBlock(kind)
 
@@ -151,10 +154,10 @@ def training_loop(
     """Return a block of a training loop.
 
     Args:
-        train_iterations_start: Steps before this loop, such as the steps of a restored checkpoint.
-        train_samples_start: Samples before this loop; None for steps times the global batch size.
-        train_iterations_target_or_fn: The step at which the loop is to end; None for the configured target.
-        train_samples_target_or_fn: The number of samples at which the loop is to end.
+        train_iterations_start: Number of steps before this loop, such as the steps of a restored checkpoint.
+        train_samples_start: Number of samples before this loop; None for the steps times the global batch size.
+        train_iterations_target_or_fn: Step at which the loop is expected to end; None for the configured target.
+        train_samples_target_or_fn: Number of samples at which the loop is expected to end; None for the configured target.
     """
     targets = (train_iterations_target_or_fn, train_samples_target_or_fn)
     arguments = (train_iterations_start, train_samples_start, *targets)
@@ -162,12 +165,12 @@ def training_loop(
 
 
 def inferred_loop(start: int, samples: int | None = None, target: int | None = None) -> RareBlock:
-    """Return a block of a loop that a bridge has inferred. A block of the job itself replaces the returned block."""
+    """Return a block of a loop that a bridge infers. The job's own blocks replace inferred blocks."""
     return RareBlock(kinds.INFERRED_LOOP, lambda: loop_values("training_loop", start, samples, target, None))
 
 
 def checkpoint_save(global_step: int) -> RareBlock:
-    """Return a block in which a step is saved. If the block of a synchronous save does not raise, the save has succeeded."""
+    """Return a block of the save of a step. A synchronous save succeeds if the block ends without an exception."""
     return RareBlock(kinds.CHECKPOINT_SAVE, lambda: {"global_step": to_scalar(global_step)})
 
 
@@ -177,7 +180,7 @@ def span(
     start_event_attributes: Attributes | None = None,
     **attributes: Any,
 ) -> RareBlock:
-    """Return a block of any name. The name of a phase counts as the phase, another name as the surrounding phase."""
+    """Return a block of any name. Its time counts as the phase of that name if there is one, else as the surrounding phase."""
     merged_attributes = Attributes(attributes)
     merged_attributes.add_attributes(Attributes.of(span_attributes))
     kind = kinds.named_kind(name, phase=False)
@@ -206,4 +209,4 @@ class background:  # noqa: N801  # called like a function
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function: each call is a block."""
-        return within(lambda: background(self._task), function)  # type: ignore[arg-type]  # the constructor accepts the converted text
+        return within(lambda: background(self._task), function)  # type: ignore[arg-type]  # __init__ accepts any object

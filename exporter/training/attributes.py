@@ -1,6 +1,6 @@
 """Attributes and timestamps of spans and events, with one-logger's names and signatures.
 
-Each change of a collection is a single operation in C, so other threads see either the whole change or no change.
+A change of a collection is a single operation in C, so that another thread sees the collection before or after the change.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SpanName = enum.Enum | str
 EventName = enum.Enum | str
 
 MAX_FUTURE_SECONDS = 600.0
-"""Tolerance for times in the future, as in one-logger, because the clocks of a cluster differ."""
+"""Tolerance for times in the future, as in one-logger, because the clocks of a cluster's nodes differ."""
 
 
 class Name(str, enum.Enum):
-    """Enumeration whose members are strings, as StrEnum from Python 3.11 on."""
+    """Enumeration whose members are strings, like `enum.StrEnum` of Python 3.11."""
 
     __str__ = str.__str__
     __format__ = str.__format__  # type: ignore[assignment]  # the same function with a positional argument
@@ -63,9 +63,9 @@ class TracingTimestamp:
         perf_counter: float | None = None,
         validate_timestamp: bool = True,
     ) -> TracingTimestamp:
-        """Return the timestamp of a Unix time of any age, and of the performance counter at that time, if known.
+        """Return the timestamp of a Unix time. *perf_counter* is the performance counter at that time, if known.
 
-        A time that is not finite, or more than ten minutes ahead (with validation), becomes the current time.
+        A time that is not finite is replaced by the current time. With validation, so is a time more than ten minutes ahead.
         """
         wall = time.time()
         if not math.isfinite(timestamp_sec) or (
@@ -84,13 +84,13 @@ class TracingTimestamp:
     def from_json(cls, data: Mapping[str, Any]) -> TracingTimestamp:
         """Return the timestamp of a `to_json` dictionary. Raises OneLoggerError if a clock is missing."""
         names = ("seconds_since_epoch", "perf_counter_seconds")
-        complete = data and all(name in data for name in names)
-        assert_that(complete, f"TracingTimestamp must have {' and '.join(names)}: {data}")
+        is_complete = data and all(name in data for name in names)
+        assert_that(is_complete, f"TracingTimestamp must have {' and '.join(names)}: {data}")
         return cls(*(data[name] for name in names))
 
 
 def to_timestamp(value: object) -> TracingTimestamp:
-    """Return a timestamp unchanged, otherwise the current time; an object other than None is misuse."""
+    """Return a timestamp unchanged, or the current time for any other object. An object other than None is misuse."""
     if type(value) is TracingTimestamp:
         return value
     if value is not None:
@@ -147,12 +147,12 @@ class Attributes(dict[str, Attribute]):
         return attribute.value
 
     def add(self, name: str, value: AttributeValue) -> Attributes:
-        """Set an attribute and return this collection."""
+        """Set an attribute. Return this collection."""
         self.add_attribute(Attribute(name, value))
         return self
 
     def add_attribute(self, attribute: Attribute) -> Attribute:
-        """Set an attribute."""
+        """Set and return an attribute."""
         self[attribute.name] = attribute
         return attribute
 
@@ -162,19 +162,19 @@ class Attributes(dict[str, Attribute]):
 
     @classmethod
     def of(cls, value: object) -> Attributes:
-        """Return the attributes of a mapping or of None as a collection. Another object is misuse."""
+        """Return the attributes of a mapping; empty for None. Any other object is misuse, and the result is empty."""
         if issubclass(type(value), Attributes):
             return value  # type: ignore[return-value]  # a subclass, as checked by `issubclass`
         try:
             if value is None or isinstance(value, Mapping):
                 return cls(value)
-        except Exception:  # noqa: BLE001, S110  # a class of the job's own
+        except Exception:  # noqa: BLE001, S110  # the mapping may be of a class of the job
             pass
         report("Attributes", "no_attributes", f"Attributes, not {safe_repr(value)}")
         return cls()
 
     def copied(self) -> Attributes:
-        """Return a copy of the same class. Safe while other threads add attributes."""
+        """Return a copy of the same class. Other threads may add attributes during the call."""
         return self.merge(self)
 
     def to_json(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Attributes(dict[str, Attribute]):
 
     @classmethod
     def merge(cls, attributes: Attributes | None = None, other: Attributes | None = None) -> Attributes:
-        """Return a new collection with the attributes of both. For a name in both, the second value is used."""
+        """Return a new collection with the attributes of both. If both have a name, *other* takes precedence."""
         merged = cls()
         merged.update(attributes or {})  # a single operation in C
         merged.update(other or {})

@@ -1,7 +1,7 @@
-"""Callbacks: pairs of calls for the start and the end of each block, for code that cannot use context managers.
+"""Callbacks for the start and the end of blocks, for code that cannot use context managers.
 
-The names and signatures are one-logger's. Each callback takes the time in milliseconds since the epoch; None means the
-current time. A callback that begins a block returns the span of the block.
+The names and signatures are one-logger's. The time of a callback is in milliseconds since the epoch; None means the current
+time. A callback that starts a block returns the span of the block.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _begin_hot(kind: BlockKind, start_time_msec: float | None) -> Span | NonReco
 
 
 def _is_refused(kind: BlockKind, call: str, now: float) -> bool:
-    """Discard a block of the same kind that is open, unless an observer refuses the new one."""
+    """Return True if an observer refuses the new block. Otherwise discard a block of the same kind that is still open."""
     open_block = None if kind in kinds.ITERATIONS else _find_open(kind, in_process=False)
     if open_block is None:
         return False
@@ -65,7 +65,7 @@ def _end_hot(kind: BlockKind, finish_time_msec: float | None) -> None:
 
 
 def _find_open(kind: BlockKind, *, in_process: bool) -> HotBlock | None:
-    """Return the open block of a kind that began last in this thread or task, otherwise in the process."""
+    """Return the latest open block of a kind in this thread or task. With *in_process*, fall back to all threads and tasks."""
     clock, thread = TRAINING.clock, get_ident()
     task = clock.present_task() if thread == clock.thread else None
     candidate: HotBlock | None = None
@@ -154,7 +154,7 @@ def on_train_start(
     train_samples_target_or_fn: int | Callable[[], int] | None = None,
     start_time_msec: float | None = None,
 ) -> Span:
-    """Record the start of a training loop; the other arguments are those of `training_loop`."""
+    """Record the start of a training loop. The arguments before the time are those of `training_loop`."""
     kind, targets = kinds.TRAINING_LOOP, (train_iterations_target_or_fn, train_samples_target_or_fn)
     values = loop_values(kind.begin, train_iterations_start, train_samples_start, *targets)
     timestamp = timestamp_of(start_time_msec, kind.begin)
@@ -217,7 +217,7 @@ def on_save_checkpoint_start(global_step: int, start_time_msec: float | None = N
 
 
 def on_save_checkpoint_success(global_step: int, time_msec: float | None = None) -> None:
-    """Record that a checkpoint is complete. An asynchronous save may be confirmed at any later time, on any thread."""
+    """Record that a checkpoint is complete. An asynchronous save may be confirmed later, on any thread."""
     call = "on_save_checkpoint_success"
     step, timestamp = to_scalar(global_step), timestamp_of(time_msec, call)
     if TRAINING.saves_are_enabled():
@@ -229,5 +229,5 @@ def on_save_checkpoint_success(global_step: int, time_msec: float | None = None)
 
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
-    """Record the end of the blocking part of a save. A synchronous save that was not confirmed has failed."""
+    """Record the end of the blocking part of a save. A synchronous save that is not confirmed by then has failed."""
     _end(kinds.CHECKPOINT_SAVE, finish_time_msec)

@@ -1,7 +1,7 @@
-"""Checkpoints: saves in progress, successful saves, and the work covered by saves.
+"""Checkpoints: saves in progress, successful saves, and the work that the saves cover.
 
-The step identifies a save. An asynchronous save may be confirmed at any time and in any order. A save covers the work
-done before its start.
+The step identifies a save. Asynchronous saves may be confirmed at any time and in any order. A save covers the work that was
+completed before its start.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from exporter.training.progress import is_count
 from exporter.training.records import SaveReported
 
 MAX_PENDING_SAVES = 1000
-"""Limit of unconfirmed asynchronous saves. Above the limit the oldest is dropped."""
-INTERVALS = 5
-"""Successful saves whose median interval is published."""
+"""Limit of unconfirmed asynchronous saves. Above the limit, the oldest save is dropped."""
+INTERVAL_SAVES = 5
+"""Number of latest successful saves between which the median interval is computed."""
 SAVE_KINDS = ("sync", "async", "local")
 MAX_SEGMENTS = 64
-"""Limit of separate segments of uncovered work."""
+"""Limit of the segments of uncovered work. Above the limit, the two oldest segments are merged."""
 
 
 @value_class
 class SavePolicy(Value):
-    """Properties of the saves that begin now."""
+    """Properties of the saves that start now."""
 
     strategy: str = "sync"  # sync or async
-    enabled: bool = True  # False if the job's saves are switched off
+    enabled: bool = True  # False if the job is configured to record no saves
 
 
 @dataclass(slots=True)
 class Segment:
-    """Work of consecutive steps of a loop that no checkpoint covers; `save` is the number of earlier saves."""
+    """Work of consecutive steps of a loop that no checkpoint covers."""
 
-    loop: int
-    first: int
-    last: int
+    loop: int  # number of the loop
+    first: int  # step
+    last: int  # step, included
     seconds: float
-    save: int
+    save: int  # number of saves that started before the work
 
 
 class Work:
-    """Work of completed and failed iterations, and the part that saves cover."""
+    """Work of completed and failed iterations, in seconds, and the part that saves cover."""
 
     def __init__(self) -> None:
         self._saves = self._latest_commit = 0
         self.reset()
 
     def reset(self) -> None:
-        """Count from zero. Saves in progress cover no work from before the reset."""
+        """Count from zero. A save in progress then covers no work."""
         self.seconds = self.failed_seconds = self.committed_seconds = 0.0
         self.committed_step: int | None = None
         self._segments: list[Segment] = []
 
     def add_completed(self, loop: int, first: int, last: int, seconds: float) -> None:
-        """Count consecutive completed iterations."""
+        """Add the work of consecutive completed steps of a loop."""
         self.seconds += seconds
         if self._segments:
             latest_segment = self._segments[-1]
@@ -76,23 +76,23 @@ class Work:
             first_segment = self._segments.pop(0)
             second_segment = self._segments[0]
             second_segment.seconds += first_segment.seconds
-            # The steps do not ascend in another loop or after a decrease of the step number.
+            # Otherwise the steps of the two segments are not in ascending order.
             if first_segment.loop == second_segment.loop and first_segment.last < second_segment.first:
                 second_segment.first = first_segment.first
 
     def begin_save(self) -> int:
-        """Record the start of a save, and return its number for `commit`."""
+        """Record the start of a save. Return its number, for `commit`."""
         self._saves += 1
         return self._saves
 
     def commit(self, save: int, step: int | None) -> None:
-        """Record the success of a save, unless a later save has already succeeded."""
+        """Record the success of a save and its completed steps, unless a later save has already succeeded."""
         if save > self._latest_commit:
             self._latest_commit = save
             self._keep([segment for segment in self._segments if segment.save >= save], step)
 
     def commit_steps(self, step: int) -> None:
-        """Record the success of a save whose start was not recorded."""
+        """Record the success of a save whose start was not recorded. The save covers the work up to a step."""
         for segment in self._segments:
             steps = segment.last - segment.first + 1
             covered_steps = min(max(step - segment.first, 0), steps)
@@ -107,7 +107,7 @@ class Work:
         self.committed_step = step
 
     def segments(self) -> tuple[tuple[int, int, int, float], ...]:
-        """Return the segments that no save covers, the oldest first."""
+        """Return loop, first step, last step and seconds of each segment, the oldest first."""
         return tuple(
             [(segment.loop, segment.first, segment.last, segment.seconds) for segment in self._segments]
         )
@@ -115,13 +115,13 @@ class Work:
 
 @dataclass(eq=False, slots=True)
 class Save:
-    """Save of a step, with the monotonic time and the completed steps at its start."""
+    """Save of a step."""
 
     step: int
     strategy: str
-    start_time: float
-    completed_steps: int
-    number: int
+    start_time: float  # monotonic
+    completed_steps: int  # at the start
+    number: int  # from `Work.begin_save`
     is_confirmed: bool = False
 
 
@@ -132,7 +132,7 @@ class Checkpoints:
         self._families = families
         self._work = work
         self.pending_saves: dict[int, Save] = {}  # unconfirmed saves by step
-        self._successes: deque[float] = deque(maxlen=INTERVALS)
+        self._successes: deque[float] = deque(maxlen=INTERVAL_SAVES)
         self.furthest_step: int | None = None  # last step of this loop with a confirmed save
 
     def begin(self, step: int, strategy: str, start_time: float, completed_steps: int) -> Save:
@@ -150,7 +150,7 @@ class Checkpoints:
         return self.pending_saves.get(step) if isinstance(step, int) else None
 
     def succeed(self, save: Save, end_time: float, unix_seconds: float) -> None:
-        """Record the success of a save, at a monotonic time and the same Unix time."""
+        """Record the success of a save. *end_time* (monotonic) and *unix_seconds* are the same moment."""
         self.pending_saves.pop(save.step, None)
         save.is_confirmed = True
         self._work.commit(save.number, save.completed_steps)
@@ -170,7 +170,7 @@ class Checkpoints:
         self._families.histogram("training.checkpoint_duration", kind=kind, part="blocking").observe(seconds)
 
     def report(self, save: SaveReported) -> str | None:
-        """Record a completed save. Return the problem of an invalid report, otherwise None."""
+        """Record a save that the job reports after its end. Return the expected value if the report is invalid, else None."""
         if not is_count(save.step):
             return f"a step of 0 or more, not {safe_repr(save.step)}"
         if save.kind not in SAVE_KINDS:
@@ -194,7 +194,10 @@ class Checkpoints:
         return None
 
     def _count(self, kind: str, result: str = "") -> None:
-        """Count a save. Both results of a new kind start at 0, so that the first failure is a visible increase."""
+        """Count a save by result; without a result, only create the counters.
+
+        Both counters of a kind start at 0, so that the first failure is a visible increase.
+        """
         for label in ("ok", "failed"):
             self._families.counter("training.checkpoints", kind=kind, result=label).add(label == result)
 
@@ -208,7 +211,7 @@ class Checkpoints:
         if kind == "local":
             return  # a local save is lost with the node
         families.gauge("training.checkpoint_last_success_timestamp", "seconds").set(unix_seconds)
-        # Asynchronous saves may succeed out of order: the training resumes from the furthest step.
+        # Asynchronous saves may succeed out of order, and the training resumes from the furthest step.
         self.furthest_step = step if self.furthest_step is None else max(step, self.furthest_step)
         families.gauge("training.checkpoint_last_step").set(self.furthest_step)
         self._successes.append(end_time)

@@ -1,7 +1,7 @@
 """Sequence numbers of torch.distributed: the number of enqueued collectives by process group.
 
-Reads private attributes of torch behind a guard; a version without them has no numbers. Nothing here loads torch, waits, or
-calls CUDA.
+The numbers come from private attributes of torch; with a version that lacks them, the result is empty. This module does not
+import torch, wait, or call CUDA.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 MAX_GROUPS = 16
+"""Limit of process groups. Further groups are ignored."""
 
 
 def sequence_numbers() -> dict[str, int]:
@@ -26,7 +27,7 @@ def sequence_numbers() -> dict[str, int]:
 
 
 def last_collective() -> str | None:
-    """Return the last collective of the default group from torch's flight recorder, or None if the recorder is off or absent."""
+    """Return the last entry of torch's flight recorder, or None if the recorder is off, empty or missing."""
     binding = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(binding, "_dump_fr_trace_json", None)
     if dump is None:

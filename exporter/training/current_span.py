@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from exporter.training.spans import Span
 
 MAX_DEPTH = 64
-"""Limit of nested spans, which bounds the memory of a job that never ends spans."""
+"""Limit of nested spans, which bounds the memory of a job that does not end its spans."""
 
 
 class CurrentSpan:
@@ -17,31 +17,33 @@ class CurrentSpan:
         self._current: ContextVar[Span | None] = ContextVar("exporter-training-span", default=None)
 
     def get(self) -> Span | None:
-        """Return the span, or None."""
+        """Return the innermost open span, or None."""
         span = self._current.get()
         while span is not None and not span.active:
             span = span.parent_span
         return span
 
     def id(self) -> str | None:
-        """Return the id of the span, or None."""
+        """Return the id of the innermost open span, or None."""
         span = self.get()
         return None if span is None else str(span.id)
 
     def parent(self) -> Span | None:
-        """Return the parent of a new span; the depth is limited to `MAX_DEPTH`."""
-        span, depth = self.get(), 0
-        ancestor = span
+        """Return the parent of a new span: the innermost open span, or at `MAX_DEPTH` the parent of that span."""
+        span = ancestor = self.get()
+        if span is None:
+            return None
+        depth = 0
         while ancestor is not None and depth < MAX_DEPTH:
             ancestor, depth = ancestor.parent_span, depth + 1
-        return None if span is None else span if depth < MAX_DEPTH else span.parent_span
+        return span if depth < MAX_DEPTH else span.parent_span
 
     def enter(self, span: Span) -> None:
-        """Make a span the current one."""
+        """Make a span the current span."""
         self._current.set(span)
 
     def leave(self, span: Span) -> None:
-        """Make the parent span the current one again."""
+        """Make the nearest open ancestor the current span again."""
         if self._current.get() is span:
             self._current.set(span.parent_span)
             self._current.set(self.get())

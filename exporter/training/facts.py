@@ -1,4 +1,4 @@
-"""Facts about the run: names, versions, sizes and FLOP rates, from the launcher, the configuration and `describe`."""
+"""Facts about the run, from the launcher's environment, the configuration and `describe`: names, versions, sizes, FLOPs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ENVIRONMENT = {
     "user": ("SLURM_JOB_USER", "USER", "LOGNAME"),
     "world_size": ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"),
 }
-"""Environment variables of launchers; facts that the job reports replace them."""
+"""Environment variables of launchers by fact; the first variable that is set takes precedence. Reported facts replace them."""
 
 
 class Facts:
-    """Facts about the run; a number is None until it is reported."""
+    """Facts about the run. A number is None until the job reports it."""
 
     world_size: int | None = None
     peak_flops: float | None = None
@@ -43,11 +43,11 @@ class Facts:
                 self._set(fact, environment.get(variable))
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the facts as pairs of name and text, sorted by name."""
+        """Return the facts with a text, as pairs of name and text sorted by name."""
         return tuple(sorted(self._texts.items()))
 
     def describe(self, values: Mapping[str, object]) -> list[tuple[str, str]]:
-        """Record facts reported by the job, and return the names of invalid values with the expectation."""
+        """Record facts reported by the job. Return the name and the expected value of each invalid fact."""
         problems = []
         for name, value in values.items():
             if value is None:

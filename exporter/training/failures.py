@@ -13,7 +13,7 @@ _CLASSES = {
     "host": ("MemoryError",),
     "storage": ("EOFError",),
 }
-"""Reasons by the name of the exception's class."""
+"""Names of exception classes by reason."""
 _TEXTS = {
     "gpu_memory": ("out of memory",),
     "nccl_timeout": ("NCCL",),
@@ -22,12 +22,12 @@ _TEXTS = {
     "network": ("Connection reset", "Connection refused", "Connection closed"),
     "host": ("DataLoader worker",),
 }
-"""Reasons by the text of a RuntimeError."""
+"""Parts of the text of a RuntimeError by reason."""
 _STORAGE = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.ESTALE})
 
 
 def reason_of(exception: BaseException) -> str:
-    """Return the reason why an exception ends the job, "" if the exception is an orderly exit. Never raises."""
+    """Return the exit reason for an exception that ends the job, or "" for an orderly exit. Never raises."""
     if isinstance(exception, SystemExit):
         code = exception.code
         return "" if code is None or (isinstance(code, int) and code == 0) else "exit"

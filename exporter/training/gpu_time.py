@@ -1,7 +1,8 @@
 """GPU time by phase, measured with CUDA events.
 
-An event is recorded on the current stream at each phase change of the main thread, and read in a later step, after the
-device has completed the event, without waiting. torch is never imported; docs/training.md says which steps are timed.
+In a timed step, an event is recorded on the current stream at each phase change of the main thread. Events are read in a later
+step, once the device has completed them, so the job does not wait. This module does not import torch. docs/training.md describes
+which steps are timed.
 """
 
 from __future__ import annotations
@@ -24,37 +25,37 @@ from exporter.training.phases import PHASES
 MIN_STEP_SECONDS = 0.005
 """Steps below this duration are not timed."""
 STEPS_PER_SECOND = 10
-"""Steps that are timed per second, at most."""
+"""Maximum number of timed steps per second."""
 MAX_COST_RATIO = 0.005
-"""Share of the time that recording events may cost. `EXPORTER_GPU_TIME` replaces the default."""
+"""Maximum share of the thread's time that recording events may take. `EXPORTER_GPU_TIME` replaces this default."""
 MAX_EVENTS = 1024
-"""Limit of pending events. Above the limit the timing stops until the next step."""
+"""Limit of pending events. Above the limit, the pending events are discarded and the step is not timed."""
 COLLECT_EVENTS = 256
-"""Pending events from which events are also collected within a step."""
+"""Number of pending events from which events are also read within a step."""
 MAX_COST_SECONDS = 1e-4
-"""Upper bound of the cost of an event. A longer time was spent in other threads or processes."""
+"""Upper bound for the measured cost of an event. Any longer time is attributed to other threads or processes."""
 MAX_DEPTH = 64
 OTHER = "other"
 STANDALONE_PHASES = frozenset(
     {"validation", "test", "checkpoint_save_sync", "checkpoint_save_async", "checkpoint_load"}
 )
-"""Phases that are timed even outside a timed step."""
+"""Phases that are timed outside of timed steps too."""
 IDLE_PHASES = frozenset({"data_loading", "logging", OTHER})
-"""Phases that count as idle time of the device between the work of two steps."""
+"""Phases whose time before the first and after the last work of a step counts as idle time between two steps."""
 
 
 class Edge(Enum):
-    """Edge at which an event is recorded."""
+    """Reason for which an event is recorded."""
 
     PHASE = "phase change"
-    BEGIN = "begin of a timed step, and end of the previous step"
+    BEGIN = "start of a timed step, and end of the time since the previous step"
     END = "end of the step"
-    CLOSE = "end of the timing"
+    CLOSE = "start of a step that is not timed, after a timed step"
 
 
 @dataclass(slots=True)
 class RecordedEvent:
-    """CUDA event on the stream, with the phase before the event."""
+    """CUDA event on the stream, with the phase that ends at the event."""
 
     event: Any
     phase: str
@@ -72,7 +73,7 @@ class TimedStep:
     has_work: bool = False
 
     def add(self, phase: str, seconds: float) -> None:
-        """Add the time between two events."""
+        """Add the device time of a phase between two events."""
         self.total_seconds += seconds
         self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
         self.has_work = self.has_work or (PHASES[phase].work and phase != "iteration")
@@ -81,7 +82,7 @@ class TimedStep:
 
 
 class GpuTimer:
-    """Timer of the main thread's phases on the device."""
+    """Timer of the main thread's phases on the device. An error of CUDA ends the timing and does not reach the job."""
 
     def __init__(self, environment: Mapping[str, str], clock: Callable[[], float] = monotonic) -> None:
         self.is_on = False  # set by the recording thread
@@ -128,7 +129,7 @@ class GpuTimer:
             self._record_event(previous_phase, Edge.END if kind in ITERATIONS else Edge.PHASE)
 
     def record_step(self) -> None:
-        """Record the end of a step and the start of the next, in a job without iterations."""
+        """Record the end of a step and the start of the next step, in a job that reports steps without blocks."""
         if (
             self.is_on
             and get_ident() == self._thread
@@ -144,13 +145,15 @@ class GpuTimer:
 
     def _step_begins(self, previous_phase: str) -> None:
         self._collect()
+        if not self.is_on:  # the collection has failed
+            return
         if self._has_stale_events:
             self._has_stale_events = False
             self._forget()
         now, was_timing = self._clock(), self._is_timing
         self._is_timing = now >= self._next_step_at
         if self._is_timing:
-            # Catch up on at most a second, so that all steps of a tenth of a second are timed.
+            # The next time depends on the previous one, at most a second ago, so that every step of 0.1 s is timed.
             self._next_step_at = max(self._next_step_at, now - 1.0) + max(
                 1 / STEPS_PER_SECOND, self._cost_seconds / self._cost_ratio
             )
@@ -170,7 +173,7 @@ class GpuTimer:
             self._pending_events.append(RecordedEvent(event, previous_phase, edge))
             if len(self._pending_events) >= COLLECT_EVENTS and not len(self._pending_events) % 16:
                 self._collect()
-        except Exception as error:  # noqa: BLE001  # the job's own CUDA calls report the error
+        except Exception as error:  # noqa: BLE001  # the job's own CUDA calls raise the same error
             self._fail(error)
         self._cost_seconds += min(perf_counter() - start_time, MAX_COST_SECONDS)
         return None
@@ -196,11 +199,11 @@ class GpuTimer:
                     if self._current_step is not None:
                         self.completed_steps.append(self._current_step)
                     self._current_step = TimedStep() if recorded.edge is Edge.BEGIN else None
-        except Exception as error:  # noqa: BLE001  # the job's own CUDA calls report the error
+        except Exception as error:  # noqa: BLE001  # the job's own CUDA calls raise the same error
             self._fail(error)
 
     def _forget(self) -> None:
-        """Discard the events in flight. The next step may be timed."""
+        """Discard the pending events and stop timing the current step. The next step may be timed."""
         self._free_events += (pending.event for pending in self._pending_events)
         self._pending_events.clear()
         self._current_step = None
@@ -210,22 +213,27 @@ class GpuTimer:
         """Stop the timing permanently, because after a CUDA error every CUDA call raises."""
         self._forget()
         self.is_on, self._cost_ratio = False, 0.0
-        log_once("gpu time", f"phases are not timed on the GPU any more: {error!r}")
+        log_once("gpu time", f"phases are no longer timed on the GPU: {error!r}")
 
     # On the recording thread ------------------------------------------------------------------------------
 
     def decide(self, main: int | None, step_seconds: float) -> None:
-        """Decide whether the steps of the main thread are timed, from the usual step duration."""
+        """Turn the timing on or off.
+
+        Args:
+            main: Identifier of the main thread; None before the first block.
+            step_seconds: Duration of an ordinary step; 0 if unknown.
+        """
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        long_enough = self._cost_ratio > 0 and main is not None and step_seconds > MIN_STEP_SECONDS
+        is_allowed = self._cost_ratio > 0 and main is not None and step_seconds > MIN_STEP_SECONDS
         is_initialized = getattr(cuda, "is_initialized", None)  # missing while torch is being imported
-        is_on = bool(long_enough and is_initialized is not None and is_initialized())
+        is_on = bool(is_allowed and is_initialized is not None and is_initialized())
         if is_on and not self.is_on:
-            self._thread, self._has_stale_events = main, True  # discard old events
+            self._thread, self._has_stale_events = main, True  # events of an earlier period are discarded
         self.is_on = is_on
 
     def publish(self, families: Families) -> None:
-        """Publish the completed timings."""
+        """Add the completed steps to the metrics."""
         while self.completed_steps:
             step = self.completed_steps.popleft()
             for phase, seconds in step.phase_seconds.items():

@@ -1,6 +1,6 @@
 """Phase history: the phases of the main thread in the last seconds, for the attribution of energy.
 
-The time is divided into bins of one power sample. Within a bin each phase has one interval.
+The time is divided into bins of 20 ms, the interval of NVML's power samples. Within a bin, a phase has at most one interval.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from exporter.training.phases import PHASES
 
 BINS_PER_SECOND = 50
 HISTORY_SECONDS = 7.0
-"""Length of the history: a sidecar that is scraped rarely reads every 5 s."""
+"""Length of the history. The sidecar reads the feed every 5 s by default."""
 GROUP_BINS = 50
-"""Bins of a group of intervals. A complete group does not change and is encoded once."""
+"""Number of bins of a group of intervals. A complete group no longer changes, so it is encoded once."""
 NAMES = tuple(PHASES)
 _INDEXES = {name: index for index, name in enumerate(NAMES)}
 
@@ -31,7 +31,7 @@ class HistoryReading(Value):
 
 
 class PhaseSeconds(Protocol):
-    """Seconds of a phase, now and at the start of the current bin."""
+    """Seconds of a phase up to the latest edge, and up to the start of the current bin."""
 
     name: str
     seconds: float
@@ -54,7 +54,7 @@ class PhaseHistory:
     def close_bin(
         self, phases: Iterable[PhaseSeconds], active: PhaseSeconds, last: float, now: float
     ) -> None:
-        """Append the intervals of the bins up to *now*; *active* is the phase since *last*."""
+        """Append the intervals of the bins up to *now*. *active* is the phase since the latest edge, at *last*."""
         closed_intervals = []
         active_seconds = 0.0
         for phase in phases:
@@ -86,7 +86,7 @@ class PhaseHistory:
             intervals += (index, microseconds)
 
     def _close_group(self) -> None:
-        """Complete the open group and drop groups older than `HISTORY_SECONDS`."""
+        """Complete the open group, and drop groups that are not needed for the last `HISTORY_SECONDS`."""
         groups = [*self._groups, tuple(self._intervals)]
         kept_microseconds = sum([sum(group[1::2]) for group in groups])
         while kept_microseconds - (oldest := sum(groups[0][1::2])) >= HISTORY_SECONDS * 1e6:
@@ -97,9 +97,9 @@ class PhaseHistory:
         self._groups, self._intervals, self._group_end = complete_groups, [], self._bin + GROUP_BINS
 
     def read(self, active: str, now: float) -> HistoryReading:
-        """Return the history up to now.
+        """Return the history up to the last bin that ended before *now*.
 
-        *active* is the current phase, which fills the bins since the latest phase change.
+        *active* is the current phase, which fills the bins that are not closed yet.
         """
         groups, latest = self._groups, self._intervals
         intervals = tuple(latest)

@@ -1,7 +1,7 @@
 """Kinds of blocks: the standard kinds with one-logger's span names, and user-defined names.
 
-Each kind belongs to a phase or continues the surrounding phase. A block for a new phase needs a row in `phases.py`,
-a constant here and a function in `api.py`.
+The time of a block counts for the phase of its kind; without a phase, for the surrounding phase. A block for a new phase needs
+a row in `phases.py`, a constant here and a function in `api.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from exporter.training.misuse import report
 from exporter.training.phases import PHASES
 
 MAX_NAMES = 1000
-"""Limit of user-defined names; further names become `other`."""
+"""Limit of user-defined names. Further names become `other`."""
 MAX_NAME_CHARACTERS = 256
 OTHER = "other"
 
@@ -24,19 +24,21 @@ class BlockKind:
     call: str  # the API call that creates the block
     phase: str | None  # phase of the block's time; None for the surrounding phase
     span_name: str  # the exported name
-    callbacks: str = ""  # common part of the names of both callbacks; "" without callbacks
-    single: bool = True  # at most one open block in each thread or task
-    inferred: bool = False  # reported by a bridge; replaced by the job's own blocks
-    hot: bool = False  # entered in each step; a span exists only for an observer
+    callbacks: str = ""  # common part of the names of the two callbacks; "" without callbacks
+    single: bool = True  # True if a thread or task has at most one open block of this kind
+    inferred: bool = False  # True if a bridge enters the block; the job's own blocks replace it
+    hot: bool = (
+        False  # True if the block is entered in each step; it has a span only if an observer requests one
+    )
 
     @property
     def begin(self) -> str:
-        """Callback that begins a block, otherwise the call."""
+        """Name of the callback that starts a block; without callbacks, the name of the call."""
         return f"on_{self.callbacks}_start" if self.callbacks else self.call
 
     @property
     def end(self) -> str:
-        """Callback that ends a block, otherwise the call."""
+        """Name of the callback that ends a block; without callbacks, the name of the call."""
         return f"on_{self.callbacks}_end" if self.callbacks else self.call
 
     def __repr__(self) -> str:
@@ -100,7 +102,7 @@ def by_span_name(name: object) -> BlockKind | None:
 
 
 def named_kind(name: object, *, phase: bool) -> BlockKind:
-    """Return the kind of a user-defined name; with *phase*, an unknown phase is reported and becomes a span."""
+    """Return the kind of a user-defined name. With *phase*, the name of no phase is reported as misuse and becomes a span."""
     text = to_name(name)[:MAX_NAME_CHARACTERS] or OTHER
     if not text.isprintable():
         text = "".join(character if character.isprintable() else "?" for character in text)
@@ -122,7 +124,7 @@ def named_kind(name: object, *, phase: bool) -> BlockKind:
 
 
 def restored_kind(span_name: str, call: str) -> BlockKind:
-    """Return the kind of a block that was pickled or copied."""
+    """Return the kind of a block that is unpickled or copied."""
     if "(" in call:
         return named_kind(span_name, phase=call.startswith("phase"))
     return _BY_SPAN_NAME[span_name]

@@ -1,4 +1,4 @@
-"""Conversion of the arguments of `training_loop`: callable targets are called, numbers become plain Python numbers."""
+"""Conversion of the arguments of `training_loop`. Callable targets are called, and numbers of numpy become Python numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def loop_values(
     iterations_target: object,
     samples_target: object,
 ) -> dict[str, object]:
-    """Return the arguments of the start of a training loop as plain values."""
+    """Return the converted arguments of the start of a training loop, by name."""
     return {
         "train_iterations_start": to_scalar(iterations_start),
         "train_samples_start": to_scalar(samples_start),
@@ -23,7 +23,10 @@ def loop_values(
 
 
 def _target_as_int(target: object, call_name: str, name: str) -> int | None:
-    """Return a target, or the result of a callable, as an int. None is valid; other values are misuse and return None."""
+    """Return a target, or the result of a callable target, as an int.
+
+    None means no target. Any other value that is not a whole number is counted as misuse, and the result is None.
+    """
     # The last argument of `report` completes the message "expected …".
     try:
         number = to_scalar(target() if callable(target) else target)
@@ -36,6 +39,5 @@ def _target_as_int(target: object, call_name: str, name: str) -> int | None:
         return int(number)  # such as 1e5 in Python code
     if number is None or type(number) is int:
         return number
-    # Cut, because the job's value may be a long text.
-    report(call_name, name, f"{name} to be a whole number, not {safe_repr(number)}"[:200])
+    report(call_name, name, f"{name} to be a whole number, not {safe_repr(number)}")
     return None

@@ -1,6 +1,6 @@
 """Training metrics: counters, gauges and histograms of a process.
 
-Filled on the recording thread and read once per flush. The families are declared in `exporter.ledger.families.training`.
+The recording thread fills the series and reads them at each flush. `exporter.ledger.families.training` has the specifications.
 """
 
 from __future__ import annotations
@@ -18,19 +18,25 @@ STEP_BUCKETS = (
 )
 PHASE_BUCKETS = (0.001, *STEP_BUCKETS)
 MAX_AMOUNT = 1e30
-"""Bound of the samples, tokens or bytes of a call, so that sums of many calls stay finite."""
+"""Bound of the samples, tokens or bytes in a call, so that the sum of many calls stays finite."""
 MAX_SERIES = 200
-"""Limit of series in a family; further label values become `other`."""
+"""Limit of the series of a family. The labels of further series become `other`."""
 
 
 def amount(value: object, below: float = MAX_AMOUNT) -> float | None:
-    """Return a number of 0 or more and below a bound as a float; otherwise None."""
+    """Return a number as a float if it is at least 0 and less than *below*. Return None for any other object."""
     is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < below
     return float(value) if is_valid else None  # type: ignore[arg-type]  # checked above
 
 
 class Series:
-    """Series of a metric: the total of a counter or histogram, the value of a gauge, and the number of changes."""
+    """Series of a metric.
+
+    Attributes:
+        total: Total of a counter, or sum of a histogram.
+        value: Value of a gauge; None if unknown.
+        count: Number of observations of a histogram, or of changes of a counter or gauge.
+    """
 
     __slots__ = ("definition", "total", "value", "count", "_counts", "_exponential", "_reading")
 
@@ -48,7 +54,7 @@ class Series:
         self._reading: StatReading | None = None
 
     def add(self, amount: float = 1) -> None:
-        """Increase a counter. A negative amount and an overflow are ignored."""
+        """Increase a counter. A negative amount, and an amount that makes the total infinite, are ignored."""
         if amount >= 0 and self.total + amount < inf:
             self.total += amount
             self.count += 1
@@ -60,7 +66,7 @@ class Series:
             self.count += 1
 
     def replace(self, total: float, counts: list[int], exponential: dict[int, int]) -> None:
-        """Set the sum, the classic buckets and the native buckets of a histogram that is counted elsewhere."""
+        """Set the sum, the counts of the classic buckets and the native buckets of a histogram that is counted elsewhere."""
         self.count = sum(counts)
         self.total = total
         self._counts = counts
@@ -81,7 +87,7 @@ class Series:
         self.count += 1
 
     def reading(self) -> StatReading:
-        """Return the current reading. Until the next change this is the same object."""
+        """Return the current reading. Until the next change, the same object is returned."""
         if self._reading is None or self._reading.count != self.count:
             counts = (self.count, self.total, tuple(accumulate(self._counts[:-1])))
             exponential = dict(self._exponential)
@@ -97,7 +103,7 @@ class Families:
         self._sizes: dict[str, int] = {}
 
     def counter(self, name: str, unit: str | None = None, **labels: str) -> Series:
-        """Return a counter; the name has dots, no unit and no `_total`."""
+        """Return a counter. *name* is dotted, without the unit and without `_total`."""
         return self._obtain("counter", name, unit, labels)
 
     def gauge(self, name: str, unit: str | None = None, **labels: str) -> Series:
@@ -109,7 +115,7 @@ class Families:
         return self._obtain("histogram", name, "seconds", labels, buckets)
 
     def summary(self, name: str, **labels: str) -> Series:
-        """Return a count and a sum of seconds."""
+        """Return a summary of seconds without quantiles: a count and a sum."""
         return self._obtain("summary", name, "seconds", labels)
 
     def reset(self) -> None:

@@ -1,6 +1,6 @@
 """Misuse of the training API: invalid calls are counted, logged once and ignored.
 
-`report` may be called on any thread; the recording thread counts.
+`report` may be called on any thread. The recording thread counts and logs the reports.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from exporter.recording.value_class import Value, value_class
 from exporter.training.metrics import Families
 
 MAX_CALL_CHARACTERS = 100
-"""Length of the label `call`."""
+"""Maximum length of the label `call`."""
 MAX_EXPECTED_CHARACTERS = 300
-"""Length of the description of the expected value."""
+"""Maximum length of the description of the expected value."""
 
 
 @value_class
 class Misuse(Value):
-    """Invalid call: the call as the user writes it, a slug of the broken rule, and the expected value."""
+    """Invalid call."""
 
-    call: str
-    rule: str
-    expected: str
+    call: str  # as the user writes it
+    rule: str  # label value for the broken rule
+    expected: str  # completes the sentence "CALL expected …"
 
 
 REPORTS: deque[Misuse] = deque(maxlen=10_000)
-"""Reported misuse that is not counted yet."""
+"""Reports that are not counted yet."""
 
 
 def report(call: str, rule: str, expected: str) -> None:
-    """Report a misuse."""
+    """Report an invalid call. *expected* completes the sentence "CALL expected …"."""
     REPORTS.append(Misuse(call[:MAX_CALL_CHARACTERS], rule, expected[:MAX_EXPECTED_CHARACTERS]))
 
 

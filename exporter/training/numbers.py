@@ -1,7 +1,7 @@
-"""Numbers of the current step: the latest loss, norm and rates, and totals of samples and tokens.
+"""Numbers that the job records: the latest loss, gradient norm and learning rate, and totals of samples and tokens.
 
-`training.record` updates the numbers on the job's thread; the recording thread reads at each flush. Each update is a single
-operation, so that threads do not lose updates.
+`training.record` updates the numbers on the job's thread, and the recording thread reads them at each flush. An update contains
+no call between its read and its write, so CPython does not switch threads in between.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from exporter.training.misuse import report
 
 MODES = ("train", "validation", "test")
 NONFINITE_KINDS = {"loss": "loss", "grad_norm": "grad"}
-"""Gauges with a counter of values that are not finite, and the counter's label `kind`."""
+"""Label `kind` of the counter of non-finite values, by the gauge that has such a counter."""
 GAUGES = frozenset({"loss", "grad_norm", "learning_rate", "loss_scale"})
 
 
@@ -35,7 +35,8 @@ class Numbers:
     """All numbers of a process.
 
     Attributes:
-        recorded_counters: Names of the training counters that the job itself has recorded.
+        is_used: True after the first recorded number.
+        recorded_counters: Names of the numbers of the mode `train` that the job has recorded, except the gauges.
     """
 
     __slots__ = (
@@ -48,7 +49,7 @@ class Numbers:
         self.reset()
 
     def reset(self) -> None:
-        """Discard all numbers. Tensors in flight still arrive."""
+        """Discard all numbers. The value of a tensor whose copy has not arrived is recorded later."""
         self.is_used = False
         self.modes = {mode: ModeNumbers() for mode in MODES}
         self.train = self.modes["train"]
@@ -62,13 +63,13 @@ class Numbers:
         self.nonfinite: dict[tuple[str, str], int] = {}
 
     def after_fork(self) -> None:
-        """Forget all numbers, and the parent's tensors in flight."""
+        """Discard all numbers and the tensors of the parent."""
         for tensors in self._tensors.values():
             tensors.after_fork()
         self.reset()
 
     def collect_tensors(self) -> None:
-        """Record the values of this thread's tensors that have arrived. Never raises."""
+        """Record the values of this thread's tensors that have arrived. Never raises or waits."""
         for (field, _), tensors in list(self._tensors.items()):
             try:
                 tensors.collect()
@@ -76,7 +77,7 @@ class Numbers:
                 _report_tensor(field, "error")
 
     def add_batch(self, samples: int | None, tokens: int | None) -> None:
-        """Count a training batch; an unknown number is None."""
+        """Count a training batch, with its samples and tokens if known."""
         train = self.train
         if samples is not None:
             if train.samples:
@@ -94,7 +95,7 @@ class Numbers:
             self.record("microbatches", "train", 1)
 
     def record(self, field: str, mode: str, value: object) -> None:
-        """Record a number of any class. An invalid value is misuse. A tensor is recorded when its value arrives."""
+        """Record a number of any class. An invalid value is misuse. The value of a tensor is recorded when it arrives."""
         if type(value) is not float and type(value) is not int:
             if is_asynchronous(value):
                 self._record_tensor(field, mode, value)
@@ -112,7 +113,7 @@ class Numbers:
         tensors.add(value)
 
     def _record_plain(self, field: str, mode: str, value: object) -> str | None:
-        """Record a plain number; return the problem of an invalid value, otherwise None."""
+        """Record a Python number. Return what an invalid value was expected to be, else None."""
         self.is_used = True
         if field in GAUGES:
             return self._record_gauge(field, mode, value)

@@ -1,4 +1,4 @@
-"""Observers of a process's training, and the kinds of blocks whose spans they request."""
+"""Observers of the training in a process, and the kinds of blocks that they observe."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from exporter.training.kinds import BlockKind
 from exporter.training.misuse import report
 from exporter.training.observer import TrainingObserver
 
-_HOT = (*kinds.ITERATIONS, *kinds.STEPS, *kinds.SHORT)
+_HOT = (*kinds.STEPS, *kinds.SHORT)
 
 
 class Observers:
-    """Observers of blocks, and event handlers that request spans.
+    """Registered observers. An event handler that requests spans makes all hot kinds observed.
 
     Args:
-        on_change: Called after a change of the observed kinds.
+        on_change: Called after a change of the observers or of the observed kinds.
 
     Attributes:
-        kinds: Observed hot kinds of blocks; all other kinds are always observed.
+        kinds: Observed hot kinds of blocks. Blocks of all other kinds are always observed.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -33,25 +33,25 @@ class Observers:
         self.kinds: frozenset[BlockKind] = frozenset()
 
     def add(self, observer: TrainingObserver) -> None:
-        """Add an observer, or update the hot kinds of a known observer."""
-        self._observers = (*(known for known in self._observers if known is not observer), observer)
+        """Add an observer. For a registered observer, update its hot kinds."""
+        self._observers = (*(other for other in self._observers if other is not observer), observer)
         self._update()
 
     def remove(self, observer: TrainingObserver) -> None:
         """Remove an observer."""
-        self._observers = tuple(known for known in self._observers if known is not observer)
+        self._observers = tuple(other for other in self._observers if other is not observer)
         self._update()
 
     def is_watching(self) -> bool:
-        """Return True if there is an observer, or an event handler that requests the spans of steps."""
+        """Return True if there is an observer, or an event handler that requests spans."""
         return bool(self._observers) or self._logs_spans
 
     def logs_spans(self) -> bool:
-        """Return True if an event handler requests the spans of steps."""
+        """Return True if an event handler requests spans."""
         return any(handler.names("span") for handler in RECORDER.events.active)
 
-    def look_for_handlers(self) -> None:
-        """Observe hot blocks if an event handler requests spans."""
+    def check_handlers(self) -> None:
+        """Update the observed kinds if the first event handler for spans was added, or the last was removed."""
         if self.logs_spans() != self._logs_spans:
             self._update()
 
@@ -62,12 +62,15 @@ class Observers:
         self._on_change()
 
     def notify(self, call: Callable[[TrainingObserver], Any], *, propagates: bool = True) -> list[Any]:
-        """Call every observer and return the results. OneLoggerError is raised only if *propagates*."""
+        """Call every observer and return the results.
+
+        Raises OneLoggerError: An observer raised it, and *propagates* is true. All other exceptions are logged.
+        """
         results = []
         for observer in self._observers:
             try:
                 results.append(call(observer))
-            except OneLoggerError:  # noqa: PERF203  # an error of an observer must not skip the others
+            except OneLoggerError:  # noqa: PERF203  # without *propagates*, the other observers are called
                 if propagates:
                     raise
             except Exception as error:  # noqa: BLE001  # a defect of an observer must not reach the job

@@ -1,4 +1,4 @@
-"""Phases of the main thread's time, with all properties of a phase in a single row."""
+"""Phases into which the time of the main thread is divided. A row has all properties of a phase."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from exporter.recording.value_class import Value, value_class
 
 @value_class
 class Phase(Value):
-    """Value of the label `phase`, with properties."""
+    """Phase: a value of the label `phase`, with its properties."""
 
     name: str
-    work: bool = False  # part of an iteration's work, which a checkpoint commits
-    waiting: bool = False  # the rank waits for data or for other ranks
-    recurring: bool = False  # recurring: durations have a histogram of eighteen series
-    badput: str | None = "other"  # cause of lost time, a value of the label `cause`; None for work
+    work: bool = False  # True if the time is work, which a checkpoint can preserve
+    waiting: bool = False  # True if the rank waits for data or for other ranks
+    recurring: bool = False  # True if the durations have a histogram
+    badput: str | None = "other"  # cause of the lost time, a value of the label `cause`; None for work
 
 
 PHASES: dict[str, Phase] = {

@@ -1,4 +1,4 @@
-"""Progress: steps and their durations, and the samples, tokens and FLOP of the training."""
+"""Progress: steps and their durations, and the samples, tokens and FLOPs of the training."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from exporter.training.numbers import Numbers
 from exporter.training.records import Expectation
 
 LONGEST_STEP_WINDOW, IDEAL_STEP_WINDOW, COMPUTE_WINDOW = 100, 200, 50
-"""Latest steps from which the longest step, the ideal duration and the compute time are calculated."""
+"""Numbers of latest steps from which the longest step, the ideal duration and the compute time are computed."""
 MIN_COMPARED_STEPS = 5
-"""Steps after which a slow step can be recognized."""
+"""Number of steps after which a step can be recognized as slow."""
 SKIPPED = ("overflow", "nonfinite")
-"""Reasons for which a step did not change the model."""
+"""Reasons for which a step does not change the model."""
 
 
 def is_count(value: object) -> bool:
-    """Return True for a number of steps or samples."""
+    """Return True for an int that is a possible number of steps or samples."""
     return type(value) is int and amount(value) is not None
 
 
@@ -30,13 +30,13 @@ def is_count(value: object) -> bool:
 class Loop:
     """Training loop of a process."""
 
-    number: int  # counts the loops of this process from 1
-    start: int  # completed steps before the loop
-    completed_steps: int  # steps, including earlier steps
+    number: int  # number of the loop in this process, from 1
+    start: int  # number of steps before the loop
+    completed_steps: int  # including the steps before the loop
 
 
 class Progress:
-    """Completed steps of a process, their durations and their samples, tokens and FLOP."""
+    """Completed steps of a process with their durations, samples, tokens and FLOPs."""
 
     def __init__(self, families: Families, facts: Facts, numbers: Numbers) -> None:
         self._families = families
@@ -44,7 +44,8 @@ class Progress:
         self._numbers = numbers
         self._recent: deque[float] = deque(maxlen=IDEAL_STEP_WINDOW)
         self._compute: deque[float] = deque(maxlen=COMPUTE_WINDOW)
-        self._slow_seconds = self.ideal_seconds = 0.0  # 0 if unknown
+        self.ideal_seconds = 0.0  # duration of an ordinary step; 0 if unknown
+        self._slow_seconds = 0.0  # duration above which a step is slow; 0 if unknown
         self._has_new_durations = False
         self.expected: Expectation | None = None
         self.reset()
@@ -53,11 +54,11 @@ class Progress:
         """Count from zero."""
         self.steps = 0  # completed training steps
         self.last_progress: float | None = None  # end of the latest step or validation batch, monotonic time
-        # True after the training loop: no progress is expected, for example while the job exports the model
+        # True after the training loop, where no progress is expected, for example while the job exports the model
         self.is_over = False
-        self._cells = [0] * (len(CELLS) + 1)  # durations of training steps
+        self._cells = [0] * (len(CELLS) + 1)  # number of training steps by duration
         self._duration_seconds = 0.0
-        # samples and tokens of the job's own counts
+        # totals of recorded samples and tokens that are already published, by name and mode
         self._published_totals: dict[tuple[str, str], float] = {}
 
     def count_evaluation_batch(self, mode: str, seconds: float | None, end_time: float) -> None:
@@ -74,10 +75,10 @@ class Progress:
         """Count consecutive training steps.
 
         Args:
-            steps: The number of steps.
-            end_time: The monotonic time at the end of the last step.
-            durations: The known durations of the steps.
-            compute: The known durations without waiting, for the same or fewer steps.
+            steps: Number of steps.
+            end_time: Monotonic time at the end of the last step.
+            durations: Durations of the steps whose duration is known.
+            compute: Durations without waiting, of the steps whose waiting is known.
         """
         is_first = not self.steps
         self.last_progress = end_time
@@ -94,21 +95,22 @@ class Progress:
             self._compare(steady_durations)
 
     def _compare(self, durations: list[float]) -> None:
-        """Count the excess of slow steps and append the durations to the recent durations."""
-        recent, missing = self._recent, max(MIN_COMPARED_STEPS - len(self._recent), 0)
-        if missing:
-            recent.extend(durations[:missing])
+        """Count the time of slow steps above the ideal duration, and append all durations to the recent durations."""
+        recent = self._recent
+        missing_steps = max(MIN_COMPARED_STEPS - len(recent), 0)
+        if missing_steps:
+            recent.extend(durations[:missing_steps])
             if len(recent) == MIN_COMPARED_STEPS:
                 self._update_ideal()
-            durations = durations[missing:]
-        excess = [seconds - self.ideal_seconds for seconds in durations if seconds > self._slow_seconds]
-        if excess:
-            self._families.counter("training.slow_step_excess", "seconds").add(sum(excess))
+            durations = durations[missing_steps:]
+        excesses = [seconds - self.ideal_seconds for seconds in durations if seconds > self._slow_seconds]
+        if excesses:
+            self._families.counter("training.slow_step_excess", "seconds").add(sum(excesses))
         recent.extend(durations)
 
     def _publish_steps(self) -> None:
         families = self._families
-        # Counters of problems exist from the first step, so that their first increase is visible.
+        # These counters exist from the first step, so that the first problem is a visible increase.
         for reason in SKIPPED:
             families.counter("training.skipped_steps", reason=reason)
         families.counter("training.slow_step_excess", "seconds")
@@ -120,18 +122,22 @@ class Progress:
     def _update_ideal(self) -> None:
         """Recompute the duration of an ordinary step, and the duration above which a step is slow."""
         sorted_durations = sorted(self._recent)
-        middle = median(sorted_durations)
-        self._slow_seconds = middle + 3 * median([abs(seconds - middle) for seconds in sorted_durations])
-        ordinary = sorted_durations[: bisect_right(sorted_durations, self._slow_seconds)]
-        self.ideal_seconds = sum(ordinary) / len(ordinary)
+        median_seconds = median(sorted_durations)
+        deviations = [abs(seconds - median_seconds) for seconds in sorted_durations]
+        self._slow_seconds = median_seconds + 3 * median(deviations)
+        ordinary_durations = sorted_durations[: bisect_right(sorted_durations, self._slow_seconds)]
+        self.ideal_seconds = sum(ordinary_durations) / len(ordinary_durations)
 
     def expect(self, expected: Expectation | None) -> None:
-        """Set the configured samples and tokens of the latest step; the job may still record its own numbers."""
+        """Set the configured samples and tokens of the latest step, and count those of the step before.
+
+        They are counted one step later, because the job may still record its own numbers of the latest step.
+        """
         self.count_expected()
         self.expected = expected
 
     def count_expected(self) -> None:
-        """Count the configured numbers of the latest step, unless the job records such numbers."""
+        """Count the configured samples and tokens of the latest step, unless the job records its own."""
         expected, self.expected = self.expected, None
         if expected is None:
             return
@@ -156,11 +162,11 @@ class Progress:
 
     @property
     def longest_seconds(self) -> float | None:
-        """Duration of the longest of the latest steps, without the first step; None before the second."""
+        """Duration of the longest of the latest 100 steps without the first step; None before the second step."""
         return max(list(self._recent)[-LONGEST_STEP_WINDOW:], default=None)
 
     def publish(self, wall_clock_offset: float) -> None:
-        """Update the series; *wall_clock_offset* is the wall clock minus the monotonic clock."""
+        """Update the series. *wall_clock_offset* is the wall clock minus the monotonic clock, in seconds."""
         self._publish_numbers()
         if self.steps:
             self._publish_steps()

@@ -1,6 +1,6 @@
-"""Rare blocks: application, loops, saves, initialization, and spans of the job's own names.
+"""Rare blocks: application, loops, saves, initialization, and spans with user-defined names.
 
-Each block has a span, which the job may change until the block ends.
+A rare block has a span, which the job may change until the block ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SINGLE_IN_PROCESS = kinds.LOOPS | {kinds.APPLICATION}
 
 
 class OpenBlock(StackEntry):
-    """Open rare block."""
+    """Rare block that has started and not ended; also an entry of the clock's stack, on the main thread."""
 
     __slots__ = ("kind", "key", "observed", "policy", "thread", "is_logged", "is_ended")
 
@@ -58,15 +58,15 @@ class OpenBlock(StackEntry):
         self.is_logged = self.is_ended = False
 
     def abandon(self, now: float) -> None:  # noqa: ARG002  # the end also needs the wall clock
-        """End the block with the block around it."""
+        """End the block, because the surrounding block has ended."""
         self.evict()
 
     def evict(self) -> None:
-        """End the block, which the job has left open."""
+        """End the block without a success, because the job has left it open."""
         end_open_block(self, timestamp_now(), is_complete=False)
 
     def discard(self) -> None:
-        """Forget the block, which will not end."""
+        """Discard the block, which will not end."""
         discard_block(self)
 
 
@@ -76,7 +76,10 @@ def timestamp_now() -> TracingTimestamp:
 
 
 def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
-    """Return the timestamp of milliseconds since the epoch, or the current time for None and for a time too far ahead."""
+    """Return the timestamp of a time in milliseconds since the epoch.
+
+    None, and a time more than ten minutes ahead, become the current time. So does any other object, which is misuse.
+    """
     wall, now = time(), monotonic()
     if milliseconds is None:
         return TracingTimestamp(wall, now)
@@ -86,7 +89,7 @@ def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
     except OverflowError:
         unix_seconds = -1.0
     if not isfinite(unix_seconds) or unix_seconds < 0:
-        report(call, "time", f"milliseconds since the epoch, not {safe_repr(milliseconds)}"[:200])
+        report(call, "time", f"milliseconds since the epoch, not {safe_repr(milliseconds)}")
     if not 0 < unix_seconds <= wall + MAX_FUTURE_SECONDS:
         unix_seconds = wall
     return TracingTimestamp(unix_seconds, now - (wall - unix_seconds))
@@ -96,7 +99,7 @@ def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
 
 
 class RareBlock:
-    """Block that is entered rarely and returns a span. Reusable as a context manager, and a decorator."""
+    """Context manager and decorator of a rare block. Entering returns the span. The object may be entered repeatedly."""
 
     __slots__ = ("kind", "_values", "_arguments", "_open")
 
@@ -123,7 +126,7 @@ class RareBlock:
         if block is None:
             span.stop()
         elif block.is_ended:
-            # A signal handler may discard a block during the start.
+            # The block is still on the clock's stack if a signal handler has discarded it while it started.
             if block.is_open and block.thread == get_ident():
                 TRAINING.clock.leave(block, monotonic())
             TRAINING.observers.notify(
@@ -149,7 +152,7 @@ def _restored(span_name: str, call: str) -> RareBlock:
     return RareBlock(restored_kind(span_name, call))
 
 
-# Begins --------------------------------------------------------------------------------------------------------
+# Start of a block ----------------------------------------------------------------------------------------------
 
 
 def begin_block(
@@ -164,14 +167,13 @@ def begin_block(
     parent: Span | None = None,
     values: Mapping[str, object] | None = None,
 ) -> tuple[Span, OpenBlock | None]:
-    """Start a rare block. Return the span, and the block, or None if the start is refused."""
+    """Start a rare block. Return its span, and the block. The block is None if the start is refused."""
     began = timestamp or timestamp_now()
-    policy = (
-        TRAINING.present_save_policy() if kind is kinds.CHECKPOINT_SAVE and TRAINING.is_on else SavePolicy()
-    )
+    is_save = kind is kinds.CHECKPOINT_SAVE
+    policy = TRAINING.current_save_policy() if is_save and TRAINING.is_on else SavePolicy()
     arguments = dict(values or {})
     name: SpanName = kind.span_name if span_name is None else span_name
-    if kind is kinds.CHECKPOINT_SAVE:
+    if is_save:
         arguments |= {"strategy": policy.strategy, "enabled": policy.enabled}
         name = f"checkpoint_save_{policy.strategy}"
     parent_span = parent or TRAINING.spans.parent()
@@ -180,7 +182,7 @@ def begin_block(
         return span, None
     span.on_event = _event_added
     block = OpenBlock(kind, ObservedBlock(kind, span, began, is_lexical, call, arguments), policy)
-    _open(block, f"checkpoint_save_{policy.strategy}" if kind is kinds.CHECKPOINT_SAVE else kind.phase)
+    _open(block, f"checkpoint_save_{policy.strategy}" if is_save else kind.phase)
     record = _begin_record(block)
     if record is not None:
         TRAINING.append(record)
@@ -197,7 +199,7 @@ def begin_block(
 
 
 def _can_begin(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
-    """Return True if a block can begin. Discards an open block of a kind that is open at most once."""
+    """Return True if a block can start. If its kind allows only one open block, an open block is discarded."""
     if kind.inferred:
         has_loop = any(block.kind in kinds.LOOPS for block in _open_rare())
         return not TRAINING.job_is_instrumented and not has_loop
@@ -226,7 +228,7 @@ def _open(block: OpenBlock, phase: str | None) -> None:
     if clock.thread is None:
         TRAINING.start_on(block.thread)
     TRAINING.start_recording()
-    TRAINING.observers.look_for_handlers()
+    TRAINING.observers.check_handlers()
     if block.kind in kinds.LOOPS and block.thread == clock.thread:
         clock.begin_training(now)
     TRAINING.open_rare_blocks[block.key] = block
@@ -261,7 +263,7 @@ def _event_added(span: Span, event: Event) -> None:
     TRAINING.observers.notify(lambda observer: observer.event_added(span, event))
 
 
-# Ends ----------------------------------------------------------------------------------------------------------
+# End of a block ------------------------------------------------------------------------------------------------
 
 
 def end_block(
@@ -272,7 +274,7 @@ def end_block(
     span: Span | None = None,
     attributes: Attributes | None = None,
 ) -> None:
-    """End the open block of a kind, or the block of a span. An end without a start is passed to the observers."""
+    """End the open block of a kind, or the block of a span. If no such block is open, the observers are notified."""
     if not TRAINING.is_on:
         if span is not None:
             span.stop(attributes, timestamp)
@@ -292,7 +294,7 @@ def end_open_block(
     attributes: Attributes | None = None,
     is_complete: bool = True,
 ) -> None:
-    """End a block. `is_complete` is False if the block ends with a surrounding block."""
+    """End a block. *is_complete* is False if the job did not end the block itself, for example if the surrounding block ended."""
     if TRAINING.open_rare_blocks.get(block.key) is not block:
         return
     kind, span = block.kind, block.observed.span
@@ -358,7 +360,7 @@ def _append_end(
 
 
 def end_blocks_since(block: OpenBlock) -> None:
-    """End all open blocks inside an application or a loop, the innermost first."""
+    """End the blocks that were started inside an application or a training loop and are still open, the latest first."""
     for inner in reversed(_open_rare()):
         if inner.key > block.key and (block.kind is kinds.APPLICATION or inner.thread == block.thread):
             end_open_block(inner, timestamp_now(), is_complete=False)
@@ -381,7 +383,7 @@ def _open_rare() -> list[OpenBlock]:
 
 
 def find_open(kind: BlockKind, *, in_process: bool) -> OpenBlock | None:
-    """Return the open block of a kind that began last in this thread or task, otherwise in the process."""
+    """Return the latest open block of a kind in this thread or task. With *in_process*, fall back to all threads and tasks."""
     thread = get_ident()
     task = TRAINING.clock.present_task() if thread == TRAINING.clock.thread else None
     candidate = None

@@ -1,7 +1,7 @@
-"""Training recorder: the training state of a process, from the job's blocks to the metrics in the feed.
+"""Training recorder: the training of a process, from the job's blocks to the metrics in the feed.
 
-The job's threads update the phase clock and the numbers, and append records. The recording thread applies the records; a
-thread that appends too fast applies records itself.
+The job's threads update the phase clock and the numbers, and append records. The recording thread applies the records. If too
+many records are queued, the appending thread applies them itself.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from exporter.training.records import EvaluationStepEnded, Expectation, Record, 
 from exporter.training.state import TrainingState
 
 MANY_RECORDS = 1 << 14
-"""Queued records from which the appending thread applies the records itself."""
+"""Number of queued records from which the appending thread applies the records itself."""
 MAX_RECORDS = 1 << 16
-"""Queued records from which further records are dropped and counted."""
+"""Capacity of the queue. Further records are dropped and counted."""
 BATCH_RECORDS = 128
-"""Records applied between two releases of the interpreter lock."""
+"""Number of records that are applied between two releases of the interpreter lock."""
 MAX_OPEN_BLOCKS = 1024
-"""Limit of open rare blocks. Above the limit the oldest is ended."""
+"""Limit of open rare blocks. Above the limit, the oldest block is ended."""
 MAX_CALLBACK_BLOCKS = 64
-"""Limit of tracked hot blocks of callbacks."""
+"""Limit of the hot blocks of callbacks that are tracked. Above the limit, the oldest block is no longer tracked."""
 LOCK_TIMEOUT_SECONDS = 1.0
-"""Maximum wait for a thread that applies records."""
+"""Maximum wait of the recording thread for another thread that applies records."""
 
 
 class OpenRareBlock(Protocol):
-    """Open rare block."""
+    """Interface of an open rare block that the recorder needs."""
 
     kind: BlockKind
     observed: ObservedBlock
 
     def discard(self) -> None:
-        """Forget the block, which will not end."""
+        """Discard the block, which will not end."""
 
     def evict(self) -> None:
         """End the block, because too many are open."""
 
 
 class OpenHotBlock(Protocol):
-    """Hot block begun by a callback."""
+    """Interface of a hot block, started by a callback, that the recorder needs."""
 
     kind: BlockKind
     is_open: bool
@@ -71,8 +71,8 @@ class TrainingRecording:
     """Recorder of a process's training.
 
     Attributes:
-        clock: The phase clock; the same object in the whole process.
-        job_is_instrumented: True if the job reports loops or steps; bridges then infer none.
+        clock: The phase clock, which stays the same object after a reset or a fork.
+        job_is_instrumented: True if the job reports its own loops or steps. Blocks that bridges infer are then refused.
         expected: Configured samples and tokens of a step, or None.
     """
 
@@ -86,10 +86,13 @@ class TrainingRecording:
         self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, except the main thread
         self.is_on = RECORDER.is_recording
         self._exporters: list[tuple[Callable[[float], bool], Callable[[float], None]]] = []
-        self._retired_timers: list[GpuTimer] = []  # never freed: freeing their events would call CUDA
-        self._begin(monotonic() - max(time() - RECORDER.started_at, 0.0))
+        self._retired_timers: list[
+            GpuTimer
+        ] = []  # of the parents; kept, because freeing their events would call CUDA
+        self._initialize(monotonic() - max(time() - RECORDER.started_at, 0.0))
 
-    def _begin(self, began: float) -> None:
+    def _initialize(self, began: float) -> None:
+        """Set the initial state. *began* is the monotonic time from which the phases are counted."""
         self._lock = threading.Lock()
         self.gpu = GpuTimer(self._environment)
         self.spans = CurrentSpan()
@@ -102,8 +105,8 @@ class TrainingRecording:
         self.iterations_elsewhere.clear()
         self.observers = Observers(self._watch)
         self.job_is_instrumented = False
-        self.has_records = False  # the job has appended a record
-        self.is_training = False  # a thread entered a phase, or a step was reported
+        self.has_records = False  # True after the first record
+        self.is_training = False  # True after the first phase or reported step
         self.expected: Expectation | None = None
         self.save_policy: Callable[[], SavePolicy] | None = None
         self._state = TrainingState(self.clock, self.numbers)
@@ -124,14 +127,17 @@ class TrainingRecording:
         """Restart in a forked child, without the parent's records, open blocks and configuration."""
         REPORTS.clear()
         self._retired_timers.append(self.gpu)
-        self._begin(monotonic())
+        self._initialize(monotonic())
 
     def add_exporter_lifecycle(self, flush: Callable[[float], bool], close: Callable[[float], None]) -> None:
-        """Register the functions that flush and close span exporters within a timeout. Forked children keep them."""
+        """Register the functions that flush and close span exporters within a timeout in seconds.
+
+        The functions stay registered in a forked child.
+        """
         self._exporters.append((flush, close))
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Flush the span exporters within a timeout; return False if an exporter did not finish."""
+        """Flush the span exporters within a timeout. Return False if an exporter did not finish."""
         deadline = monotonic() + timeout_seconds
         results = [flush(max(deadline - monotonic(), 0.1)) for flush, _ in self._exporters]
         return all(results)
@@ -158,12 +164,12 @@ class TrainingRecording:
             self.start_recording()
 
     def start_recording(self) -> None:
-        """Start the recording thread unless already running."""
+        """Start the recording thread, unless it runs already."""
         if self.is_on:
             RECORDER.start()
 
     def append(self, record: Record) -> None:
-        """Append a record."""
+        """Append a record. If the queue is full, the record is dropped and counted."""
         if not self.is_on:
             return
         self.has_records = True
@@ -176,7 +182,7 @@ class TrainingRecording:
             self.dropped_records += 1
 
     def report_step(self, number: int | None, seconds: float | None, mode: str) -> None:
-        """Record a step that has just completed. A step inside an iteration is counted as that iteration."""
+        """Record a step that has just completed. Inside an open iteration, the iteration is counted instead."""
         now, clock = monotonic(), self.clock
         self.start_recording()
         if mode != "train":
@@ -205,7 +211,7 @@ class TrainingRecording:
             RECORDER.flush_soon()
 
     def _apply_many(self) -> None:
-        """Apply the records on the job's thread, unless a different thread is applying records."""
+        """Apply the queued records on the job's thread, unless another thread is applying records."""
         lock = self._lock
         if lock.acquire(blocking=False):
             try:
@@ -216,18 +222,18 @@ class TrainingRecording:
     def describe(
         self, values: Mapping[str, object], parameters: Mapping[str, AttributeValue | None] | None = None
     ) -> None:
-        """Record facts about the run, converted to plain values, and parameters of the job's own names."""
+        """Record converted facts about the run, and parameters with names of the job's choice."""
         self.start_recording()
         self.append(RunDescribed(dict(values), dict(parameters or {})))
 
     def expect(self, samples: float | None, tokens: float | None) -> None:
-        """Set this rank's samples and tokens of a step, used unless the job records such numbers."""
+        """Set this rank's samples and tokens of a step. They are counted unless the job records its own."""
         current = self.expected
         if current is None or (current.samples, current.tokens) != (samples, tokens):
             self.expected = Expectation(samples, tokens)
 
     def set_save_policy(self, policy: Callable[[], SavePolicy] | None) -> None:
-        """Set the function that returns the policy of a save; None for synchronous saves."""
+        """Set the function that returns the policy for a save. None means synchronous saves."""
         self.save_policy = policy
 
     # Open blocks ------------------------------------------------------------------------------------------
@@ -237,11 +243,11 @@ class TrainingRecording:
         return [block.observed for block in list(self.open_rare_blocks.values())]
 
     def saves_are_enabled(self) -> bool:
-        """Return False if the job is configured to save nothing."""
-        return self.present_save_policy().enabled
+        """Return False if the job is configured to record no saves."""
+        return self.current_save_policy().enabled
 
-    def present_save_policy(self) -> SavePolicy:
-        """Return the policy of a save that begins now."""
+    def current_save_policy(self) -> SavePolicy:
+        """Return the policy for a save that starts now."""
         try:
             policy = None if self.save_policy is None else self.save_policy()
         except Exception:  # noqa: BLE001  # the function belongs to an observer
@@ -249,30 +255,28 @@ class TrainingRecording:
         return policy or SavePolicy()
 
     def take_over(self) -> None:
-        """Replace inferred blocks by the job's own blocks."""
+        """Record that the job is instrumented, and discard the blocks that a bridge has inferred."""
         if self.job_is_instrumented:
             return
         self.job_is_instrumented = True
         now = monotonic()
-        for entry in [
-            candidate for candidate in reversed(self.clock.stack[1:]) if is_inferred_iteration(candidate)
-        ]:
+        inferred_iterations = [entry for entry in self.clock.stack[1:] if is_inferred_iteration(entry)]
+        for entry in reversed(inferred_iterations):
             self.clock.remove([entry], now)
             entry.abandon(now)
-        for block in [
-            candidate for candidate in reversed(self.open_rare_blocks.values()) if candidate.kind.inferred
-        ]:
+        inferred_blocks = [block for block in self.open_rare_blocks.values() if block.kind.inferred]
+        for block in reversed(inferred_blocks):
             block.discard()
 
     def abandon_callback_blocks(self) -> None:
-        """End the open hot blocks of callbacks, at the start of an application."""
+        """End the hot blocks that callbacks have left open, at the start of an application."""
         for block in list(self.callback_blocks):
             if block.is_open:
                 block.abandon(monotonic())
         self.callback_blocks.clear()
 
     def discard_iteration(self) -> None:
-        """Discard the open iteration, at the request of a bridge."""
+        """Discard the open iteration of this thread, or else of the main thread. Bridges call this."""
         other_thread_iteration = self.iterations_elsewhere.get(threading.get_ident())
         if other_thread_iteration is not None:
             other_thread_iteration.abandon(monotonic())
@@ -286,7 +290,7 @@ class TrainingRecording:
     # The recording thread --------------------------------------------------------------------------------
 
     def in_use(self) -> bool:
-        """Return True if the job has reported anything."""
+        """Return True if the job has used the training API, including invalid calls."""
         return self._has_reported() or bool(REPORTS or self._series)
 
     def _has_reported(self) -> bool:
@@ -297,17 +301,16 @@ class TrainingRecording:
         return self.is_training or self.numbers.is_used or self.clock.has_entries()
 
     def _apply(self, max_records: int) -> bool:
-        """Apply the oldest records, under the lock; return True if records are left."""
+        """Apply the oldest records, under the lock. Return True if records are left."""
         state, records = self._state, self.records
         state.wall_clock_offset = time() - monotonic()
-        take = records.popleft
-        state.apply([take() for _ in range(min(max_records, len(records)))])
+        state.apply([records.popleft() for _ in range(min(max_records, len(records)))])
         return bool(records)
 
     def drain(self) -> None:
-        """Apply all records that are queued at the call."""
-        waiting = len(self.records)
-        while waiting > 0:
+        """Apply the records that are queued at the call. Return early if another thread holds the lock for a second."""
+        remaining_records = len(self.records)
+        while remaining_records > 0:
             lock = self._lock
             if not lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
                 return
@@ -315,18 +318,18 @@ class TrainingRecording:
                 self._apply(BATCH_RECORDS)
             finally:
                 lock.release()
-            waiting -= BATCH_RECORDS
+            remaining_records -= BATCH_RECORDS
             RECORDER.thread.yield_gil()
 
     def tick(self) -> None:
-        """Apply records between two flushes if there are many."""
-        self.observers.look_for_handlers()
+        """Apply the records between two flushes if many are queued."""
+        self.observers.check_handlers()
         if len(self.records) > MANY_RECORDS // 8:
             self.drain()
 
     def series(self) -> Sequence[StatReading]:
-        """Return the current readings of all series."""
-        lock = self._lock  # a reset replaces the lock
+        """Return the current readings of all series, or the previous readings if the lock is held for a second."""
+        lock = self._lock  # a fork replaces the lock
         if lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
             try:
                 self._series = self._publish()
@@ -335,7 +338,7 @@ class TrainingRecording:
         return self._series
 
     def _publish(self) -> Sequence[StatReading]:
-        self.observers.look_for_handlers()
+        self.observers.check_handlers()
         state, is_used = self._state, self.in_use()
         state.count_misuse(self._take_dropped_records())
         if not is_used:
@@ -358,7 +361,11 @@ class TrainingRecording:
         return self._reading
 
     def collect(self, *, final: bool) -> None:
-        """Apply all records; *final* also counts the configured numbers of the latest step and publishes its end time."""
+        """Apply all records.
+
+        With *final*, also count the configured numbers of the latest step, and publish the time of the last progress even after
+        the training loop.
+        """
         self.drain()
         lock = self._lock
         if final and lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
@@ -370,7 +377,7 @@ class TrainingRecording:
 
 
 def is_inferred_iteration(entry: StackEntry) -> bool:
-    """Return True for an iteration that a bridge has inferred."""
+    """Return True if an entry of the clock is an iteration that a bridge has inferred."""
     return getattr(entry, "kind", None) is kinds.INFERRED_ITERATION
 
 

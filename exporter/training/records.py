@@ -1,6 +1,7 @@
-"""Records of a job's training, appended by the job's threads and applied in order by the recording thread.
+"""Records of the training, appended by the job's threads and applied in order by the recording thread.
 
-Blocks update the phase clock directly; finished steps and rare events create records.
+The time of phases needs no records, because blocks update the phase clock. All times are in seconds; times without *unix* in their
+name are monotonic.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ class Expectation(Value):
 
 
 class IterationEnded(NamedTuple):
-    """Training iteration. A named tuple, because one is created in every step."""
+    """End of a training iteration. A named tuple, because every step creates one and a tuple is cheap."""
 
-    start_time: float  # monotonic seconds, as all times of records
+    start_time: float
     end_time: float
     work: float  # seconds of the phases that are work
-    waits: float | None  # seconds of waiting; None on threads other than the main thread
+    waits: float | None  # seconds of the phases that are waiting; None on a thread other than the main thread
     is_failed: bool
     expected: Expectation | None
 
 
 @value_class
 class EvaluationStepEnded(Value):
-    """Batch of a validation or test."""
+    """End of a batch of a validation or test."""
 
     mode: str
     seconds: float | None
@@ -47,13 +48,13 @@ class StepReported(Value):
     number: int | None
     seconds: float | None
     end_time: float
-    possible_work: float  # seconds of the process that may have been work
+    possible_work: float  # seconds of the process so far that may have been work
     expected: Expectation | None
 
 
 @value_class
 class LoopBegan(Value):
-    """Begin of a training loop."""
+    """Start of a training loop."""
 
     start: int
     target: int | None
@@ -63,19 +64,19 @@ class LoopBegan(Value):
 
 @value_class
 class LoopEnded(Value):
-    """End of the training loop; `failure` is one of `END_REASONS`, or empty."""
+    """End of the training loop. `failure` is one of `END_REASONS`, or empty."""
 
     failure: str
 
 
 @value_class
 class ApplicationBegan(Value):
-    """Begin of the application."""
+    """Start of the application."""
 
 
 @value_class
 class ApplicationEnded(Value):
-    """End of the application; `is_orderly` is False if a training loop was open."""
+    """End of the application. `is_orderly` is False if a training loop was still open."""
 
     failure: str
     is_orderly: bool
@@ -83,7 +84,7 @@ class ApplicationEnded(Value):
 
 @value_class
 class SaveBegan(Value):
-    """Begin of a save; `key` identifies the save."""
+    """Start of a save, which `key` identifies in the process."""
 
     key: int
     call: str
@@ -99,7 +100,7 @@ class SaveEnded(Value):
     key: int
     end_time: float
     unix_seconds: float  # the same time on the wall clock
-    is_success: bool | None  # None if a callback ended the save, which has no result
+    is_success: bool | None  # None if a callback ended the save: a callback reports no result
 
 
 @value_class
@@ -128,7 +129,7 @@ class SaveReported(Value):
 
 @value_class
 class RunDescribed(Value):
-    """Facts about the run, converted to plain values, and parameters of the job's own names."""
+    """Converted facts about the run, and parameters with names of the job's choice."""
 
     values: Mapping[str, object]
     parameters: Mapping[str, AttributeValue | None]
@@ -143,14 +144,14 @@ class StepSkipped(Value):
 
 @value_class
 class Interrupted(Value):
-    """Reason why the process is about to end."""
+    """Announcement of the job that the process is about to end, with the reason."""
 
     reason: str
 
 
 @value_class
 class BackgroundEnded(Value):
-    """Background work of the job."""
+    """End of a block of background work."""
 
     task: object
     seconds: float
@@ -166,7 +167,7 @@ class SpanEnded(Value):
 
 @value_class
 class SpanLogged(Value):
-    """Event about a span, for event handlers; `parameters` adds the run's facts."""
+    """Event about a span, for event handlers. `parameters` requests that the facts of the run are added."""
 
     type: str
     span_id: str

@@ -1,6 +1,6 @@
 """Public training API: numbers, facts and results that the job reports.
 
-Used on the job's threads. No call raises, and no call waits for a GPU: a later call collects the value of a tensor.
+Used on the job's threads. A call does not raise, and does not wait for a GPU: a later call collects the value of a tensor.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from exporter.recording.conversion import safe_repr, to_attribute, to_scalar
 from exporter.recording.values import END_REASONS
 from exporter.training.metrics import MAX_AMOUNT, amount
 from exporter.training.misuse import report
-from exporter.training.numbers import MODES
+from exporter.training.numbers import MODES, ModeNumbers
 from exporter.training.rare_blocks import timestamp_now
 from exporter.training.recorder import TRAINING
 from exporter.training.records import Interrupted, SaveReported, StepSkipped
 
 MAX_PARAMETERS = 32
-"""Unknown names that a call of `describe` keeps."""
+"""Maximum number of unknown names that a call of `describe` records."""
 
 
 # Numbers -------------------------------------------------------------------------------------------------------
@@ -40,14 +40,18 @@ def record(
     mode: str = _TRAIN,
     **unknown: object,
 ) -> None:
-    """Record numbers of the current step. Never waits and never raises. A Stat records any other number.
+    """Record numbers of the current step. Use a Stat for numbers with other names.
 
-    A number may be a tensor or an array of a single element; a later call collects the value. Samples and tokens are
-    the share of this rank: 0 on ranks that repeat the computation of another rank. The mode is `train`, `validation` or `test`.
+    A number may be a tensor or an array of a single element. The call does not wait for a GPU: a later call collects the value.
+    Samples and tokens are the share of this rank, 0 on a rank that repeats the computation of another rank. The mode is `train`,
+    `validation` or `test`.
     """
     numbers = _numbers
-    modal = numbers.train if mode is _TRAIN else numbers.modes.get(mode) if type(mode) is str else None
-    if modal is None:
+    if mode is _TRAIN:  # the usual case
+        mode_numbers: ModeNumbers | None = numbers.train
+    else:
+        mode_numbers = numbers.modes.get(mode) if type(mode) is str else None
+    if mode_numbers is None:
         report("record", "mode", f"mode to be one of {', '.join(MODES)}, not {safe_repr(mode)}")
         return
     if unknown:
@@ -56,13 +60,13 @@ def record(
         TRAINING.start_recording()
     # Fast path for plain floats; `x - x` is 0 for finite numbers only.
     if loss is not None:
-        if type(loss) is float and loss - loss == 0.0 and modal.loss is not None:
-            modal.loss = loss
+        if type(loss) is float and loss - loss == 0.0 and mode_numbers.loss is not None:
+            mode_numbers.loss = loss
         else:
             _record_number("loss", mode, loss)
     if tokens is not None:
-        if type(tokens) is int and 0 <= tokens < MAX_AMOUNT and modal.tokens:
-            modal.tokens += tokens
+        if type(tokens) is int and 0 <= tokens < MAX_AMOUNT and mode_numbers.tokens:
+            mode_numbers.tokens += tokens
         else:
             _record_number("tokens", mode, tokens)
     if grad_norm is not None:
@@ -71,8 +75,8 @@ def record(
         else:
             _record_number("grad_norm", mode, grad_norm)
     if samples is not None:
-        if type(samples) is int and 0 <= samples < MAX_AMOUNT and modal.samples:
-            modal.samples += samples
+        if type(samples) is int and 0 <= samples < MAX_AMOUNT and mode_numbers.samples:
+            mode_numbers.samples += samples
         else:
             _record_number("samples", mode, samples)
     if learning_rate is not None:
@@ -93,10 +97,9 @@ def record(
 
 
 def _report_unknown_names(call: str, names: Mapping[str, object]) -> None:
-    """Report unknown names; a Stat records such numbers."""
-    report(
-        call, "name", f"known names, not {', '.join(sorted(names))}; record other numbers with a Stat"[:200]
-    )
+    """Report the use of unknown names as misuse."""
+    expected = f"known names, not {', '.join(sorted(names))}; record other numbers with a Stat"
+    report(call, "name", expected)
 
 
 def _record_number(field: str, mode: str, value: object) -> None:
@@ -123,12 +126,12 @@ def describe(
     world_size: int | None = None,
     **unknown: object,
 ) -> None:
-    """Record facts about the run; other facts do not change.
+    """Record facts about the run. Facts that are not passed do not change.
 
-    `precision` is the row of the peak table, such as `bf16`, `fp16`, `fp8` or `tf32`; `peak_flops`, in FLOP/s of this rank's
-    device, replaces the table. `flops_per_token` and `flops_per_sample` are the model's, forward and backward;
-    `hardware_flops_per_token` includes recomputation. `flops_method` names the method that determined the FLOP.
-    Up to 32 further names become data of the event `training.begin`.
+    `precision`, such as `bf16`, `fp16`, `fp8` or `tf32`, selects the row of the table of peak FLOP/s. `peak_flops`, in FLOP/s of
+    this rank's device, replaces the table. `flops_per_token` and `flops_per_sample` are the FLOPs of the model in a forward and a
+    backward pass; `hardware_flops_per_token` includes recomputation. `flops_method` names the method by which the FLOPs were
+    determined. Up to 32 further names become data of the event `training.begin`.
     """
     facts = {
         name: to_scalar(value) for name, value in locals().items() if value is not None and name != "unknown"
@@ -149,7 +152,7 @@ def skipped_step(reason: str) -> None:
 
 
 def interruption(reason: str) -> None:
-    """Record the reason why the process is about to exit: a label value of `training_interruptions_total`."""
+    """Record why the process is about to exit. The reason is a value of the label of `training_interruptions_total`."""
     cause = to_scalar(reason)
     if type(cause) is str and cause in END_REASONS:
         TRAINING.append(Interrupted(cause))
@@ -167,15 +170,15 @@ def checkpoint_saved(
     bytes: int | None = None,
     blocking_seconds: float | None = None,
 ) -> None:
-    """Record a completed save, for frameworks that do not report its start.
+    """Record a completed save, for frameworks that do not report the start of a save.
 
     Args:
-        step: The step that was saved.
+        step: Step that was saved.
         kind: `sync`, `async` or `local`.
         ok: True if the save succeeded.
-        seconds: The time until the save was safe.
-        bytes: The size of the checkpoint.
-        blocking_seconds: The part of the time in which the save blocked the training.
+        seconds: Time from the start of the save until the checkpoint was complete.
+        bytes: Size of the checkpoint.
+        blocking_seconds: Part of the time in which the save blocked the training.
     """
     now = timestamp_now()
     save = SaveReported(
@@ -197,8 +200,8 @@ def step(step: int | None = None, *, seconds: float | None = None, mode: str = _
     """Record a step that has just completed, for code without blocks.
 
     Args:
-        step: The number of completed steps, including this step; None for one more than before.
-        seconds: The duration of the step; None for the time since the previous step.
+        step: Number of completed steps including this step; None for one more than before.
+        seconds: Duration of the step; None for the time since the previous step.
         mode: `train`, `validation` or `test`.
     """
     number, duration, mode_name = to_scalar(step), to_scalar(seconds), to_scalar(mode)

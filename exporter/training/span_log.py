@@ -1,4 +1,4 @@
-"""Span events: `span.start`, `span.stop`, `training.begin` and `training.end` in the stream of events."""
+"""Events about spans, for event handlers: `span.start`, `span.stop`, `training.begin` and `training.end`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from exporter.training.spans import DURATION
 
 
 def log_begin(block: ObservedBlock, *, with_parameters: bool) -> None:
-    """Log the start of a span; *with_parameters* adds an event with the parameters of the run."""
+    """Log the start of a span. *with_parameters* adds the event `training.begin` with the parameters of the run."""
     span, start_time = block.span, block.began.seconds_since_epoch
     parent = None if span.parent_span is None else str(span.parent_span.id)
     data: dict[str, AttributeValue | None] = dict(span.attributes.to_json())
@@ -26,7 +26,7 @@ def log_begin(block: ObservedBlock, *, with_parameters: bool) -> None:
 def log_end(
     block: ObservedBlock, timestamp: TracingTimestamp, *, ok: bool, reason: str | None, with_parameters: bool
 ) -> None:
-    """Log the stop of a span; *with_parameters* adds an event with the result of the run."""
+    """Log the stop of a span. *with_parameters* adds the event `training.end` with the result of the run."""
     seconds = max(timestamp.perf_counter_seconds - block.began.perf_counter_seconds, 0.0)
     result: dict[str, AttributeValue | None] = {"seconds": seconds, "ok": ok}
     attributes = block.span.updated_attributes.to_json()

@@ -1,7 +1,7 @@
 """Spans and events, with one-logger's names and signatures.
 
-Events copy their attributes. Spans keep only the latest events. Every change of a span is a single operation
-on a dictionary or a deque, so no lock is needed.
+Events copy their attributes. A span keeps its latest events. A change of a span is a single operation on a dictionary or a
+deque, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ DURATION = "duration_msec"
 SPAN_START, SPAN_STOP = "span_start", "span_stop"
 ERROR, TELEMETRY_DATA_ERROR = "error", "telemetry_data_error"
 MAX_EVENTS = 64
-"""Limit of a span's events, in addition to start and stop. The latest events are kept."""
+"""Limit of a span's events besides start and stop. The latest events are kept."""
 MAX_TRACEBACK_CHARACTERS = 16_384
-"""Maximum number of characters of a traceback. The end is kept."""
+"""Maximum length of a traceback. The end of a longer traceback is kept."""
 
 NO_ID = UUID(int=0)
 
@@ -53,7 +53,7 @@ class Event:
 
     @property
     def name_str(self) -> str:
-        """Text of the name."""
+        """Name as text."""
         return to_name(self.name)
 
     @classmethod
@@ -73,7 +73,7 @@ class Event:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Event:
-        """Return the event of a `to_json` dictionary, in its original class. Raises OneLoggerError if invalid."""
+        """Return the event of a `to_json` dictionary, in its original class. Raises OneLoggerError if there is no name or time."""
         assert_that(data and data.get("name") and data.get("timestamp"), f"not an event: {data}")
         timestamp = TracingTimestamp.from_json(data["timestamp"])
         attributes = Attributes.from_json(data.get("attributes") or {})
@@ -157,7 +157,7 @@ class TelemetryDataError(Event):
     __slots__ = ("error_message", "error_type")
 
     class ErrorType(Name):
-        """Type of the loss: no telemetry, or incomplete telemetry."""
+        """Extent of the loss: all telemetry or a part is missing."""
 
         NO_TELEMETRY_DATA = "no_telemetry_data"
         INCOMPLETE_TELEMETRY_DATA = "incomplete_telemetry_data"
@@ -213,14 +213,15 @@ class Span:
         self.id = id
         self.name = name
         self.parent_span = parent_span if isinstance(parent_span, Span) else None
-        # nearest exported ancestor, the only parent in the backend
-        self.exported_parent = self.parent_span
+        self.exported_parent = self.parent_span  # nearest ancestor that is exported
         self.start_event = start_event
         self.stop_event: Event | None = None  # None if active
         self._events: deque[Event] | None = None
-        self.initial_attributes = Attributes.of(span_attributes)  # from the start
+        self.initial_attributes = Attributes.of(span_attributes)  # set at the start
         self.updated_attributes = type(self.initial_attributes)()  # set after the start
-        self.on_event: Callable[[Span, Event], object] | None = None  # called when the job adds an event
+        self.on_event: Callable[[Span, Event], object] | None = (
+            None  # called after the job has added an event
+        )
 
     @classmethod
     def create(
@@ -231,23 +232,23 @@ class Span:
         start_event_attributes: Attributes | None = None,
         start_time: TracingTimestamp | None = None,
     ) -> Span:
-        """Return a new span without exporting it. The start time defaults to the current time."""
+        """Return a new span, which is not exported. The start time defaults to the current time."""
         start = Event(SPAN_START, to_timestamp(start_time), start_event_attributes)
         return cls(uuid4(), name, start, parent_span, span_attributes)
 
     @property
     def name_str(self) -> str:
-        """Text of the name."""
+        """Name as text."""
         return to_name(self.name)
 
     def set_initial_attributes(self, attributes: Attributes) -> None:
-        """Add initial attributes that only the recorder knows. Attributes of the job take precedence."""
+        """Add initial attributes. Attributes that the job has set take precedence."""
         attributes.update(self.initial_attributes)
         self.initial_attributes = attributes
 
     @property
     def events(self) -> list[Event]:
-        """Start event, latest events (oldest first), and stop event of an ended span."""
+        """Start event, latest events with the oldest first, and stop event of a stopped span."""
         stop = [] if self.stop_event is None else [self.stop_event]
         return [self.start_event, *(self._events or ()), *stop]
 
@@ -258,7 +259,7 @@ class Span:
 
     @property
     def attributes(self) -> Attributes:
-        """Initial and updated attributes, merged into a new collection of the class of the initial attributes."""
+        """Initial and updated attributes in a new collection, of the class of the initial attributes."""
         return type(self.initial_attributes).merge(self.initial_attributes, self.updated_attributes)
 
     def stop(
@@ -266,7 +267,7 @@ class Span:
         stop_event_attributes: Attributes | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """Stop the span at a time, by default now. A second call is ignored."""
+        """Stop the span at the given time, by default now. A second call is ignored."""
         if self.stop_event is not None:
             return
         stop = Event(SPAN_STOP, to_timestamp(stop_time), stop_event_attributes)
@@ -287,13 +288,13 @@ class Span:
         return event
 
     def append_event(self, event: Event) -> None:
-        """Add an event without notifying the recorder."""
+        """Add an event without calling `on_event`."""
         if self._events is None:
             self._events = deque(maxlen=MAX_EVENTS)
         self._events.append(event)
 
     def add_attribute(self, name: str, value: AttributeValue) -> Attribute:
-        """Set an attribute."""
+        """Set and return an attribute."""
         return self.updated_attributes.add_attribute(Attribute(name, value))
 
     def add_attributes(self, attributes: Attributes) -> None:
@@ -301,21 +302,21 @@ class Span:
         self.updated_attributes.update(Attributes.of(attributes))
 
     def duration_msec(self) -> int:
-        """Return the duration in whole milliseconds, rounded. Raises OneLoggerError for an active span."""
+        """Return the duration, rounded to milliseconds. Raises OneLoggerError for an active span."""
         duration: int | None = self.updated_attributes.get_int_value(DURATION)
         if duration is None:
             raise OneLoggerError(f"{self} has not ended")
         return duration
 
     def copy_at_start(self, exported_parent: Span | None) -> Span:
-        """Return a copy of the span at its start, for other threads, with the nearest exported parent."""
+        """Return a copy of the span in the state of its start, for exporters on other threads."""
         attributes = self.initial_attributes.copied()
         copy = Span(self.id, self.name, self.start_event, self.parent_span, attributes)
         copy.exported_parent = exported_parent
         return copy
 
     def snapshot_copy(self, exported_parent: Span | None) -> Span:
-        """Return a copy of the current span, for other threads, with the nearest exported parent."""
+        """Return a copy of the span in its current state, for exporters on other threads."""
         copy = self.copy_at_start(exported_parent)
         copy.updated_attributes.update(self.updated_attributes)
         copy._events = None if self._events is None else self._events.copy()  # noqa: SLF001  # both are spans
@@ -333,9 +334,12 @@ class Span:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Span:
-        """Return the span of a `to_json` dictionary, also one of one-logger. Raises OneLoggerError if invalid."""
-        complete = data and data.get("name") and data.get("id") and data.get("events")
-        assert_that(complete, f"not a span: {data}")
+        """Return the span of a `to_json` dictionary of this package or of one-logger.
+
+        Raises OneLoggerError: There is no name, id or event.
+        """
+        is_complete = data and data.get("name") and data.get("id") and data.get("events")
+        assert_that(is_complete, f"not a span: {data}")
         start, *later_events = [Event.from_json(event) for event in data["events"]]
         attributes = Attributes.from_json(data.get("attributes") or {})
         span = cls(UUID(str(data["id"])), data["name"], start, None, attributes)
@@ -351,7 +355,7 @@ class Span:
 
 
 class NonRecordingSpan:
-    """Span of a block that no observer receives. Changes have no effect."""
+    """Span of a block that is not observed. Changes have no effect."""
 
     __slots__ = ()
 

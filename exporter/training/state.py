@@ -1,6 +1,6 @@
 """Training state: loops, steps, saves and the outcome of the run, computed from the job's records.
 
-Used under the lock of the recorder, mostly on the recording thread.
+The caller holds the lock of the recorder.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from exporter.training.records import (
 )
 
 MAX_NAME_CHARACTERS = 100
-"""Characters of the labels `span` and `task`."""
+"""Maximum length of the labels `span` and `task`."""
 MAX_PARAMETERS = 32
-"""Parameters with names of the job's own that are kept."""
+"""Limit of the parameters of the run. Further names are ignored."""
 
 
 @value_class
@@ -62,19 +62,19 @@ class PhaseSeries(Value):
     entries: Series
     seconds: Series
     active: Series
-    durations: Series | None  # of a recurring phase
+    durations: Series | None  # None unless the phase is recurring
 
     @classmethod
     def from_families(cls, families: Families, name: str) -> PhaseSeries:
-        """Return the series of a phase, which are created on first use."""
-        is_recurring = PHASES[name].recurring
+        """Create the series of a phase."""
+        durations = None
+        if PHASES[name].recurring:
+            durations = families.histogram("training.phase_duration", PHASE_BUCKETS, phase=name)
         return cls(
             entries=families.counter("training.phase_entries", phase=name),
             seconds=families.counter("training.phase", "seconds", phase=name),
             active=families.gauge("training.phase_active", phase=name),
-            durations=families.histogram("training.phase_duration", PHASE_BUCKETS, phase=name)
-            if is_recurring
-            else None,
+            durations=durations,
         )
 
     def publish(self, totals: PhaseTotals, seconds: float, *, is_active: bool) -> None:
@@ -91,10 +91,11 @@ class PhaseSeries(Value):
 
 
 class TrainingState:
-    """State of a process's training.
+    """State of the training in a process.
 
     Attributes:
-        wall_clock_offset: Present difference of the wall clock and the monotonic clock, in seconds.
+        wall_clock_offset: Wall clock minus monotonic clock in seconds, set by the recorder before each use.
+        loop: Latest training loop; None before the first loop.
     """
 
     def __init__(self, clock: PhaseClock, numbers: Numbers) -> None:
@@ -105,16 +106,18 @@ class TrainingState:
         self.work = Work()
         self.checkpoints = Checkpoints(self.families, self.work)
         self.wall_clock_offset = 0.0
-        self.loop: Loop | None = None  # the latest loop; None before the first loop
+        self.loop: Loop | None = None
         self._loops = 0
-        self._first_step: int | None = None
-        self._is_inferred = False  # a bridge inferred the latest loop
-        self._last_step: float | None = None
-        self._last_possible_work = 0.0
-        self._is_closed = False  # the application has ended and was not restarted
+        self._first_step: int | None = None  # number of steps before the first loop
+        self._is_inferred = False  # True if a bridge inferred the latest loop
+        self._last_step_end: float | None = (
+            None  # monotonic time at the end of the latest step, or at the start of the loop
+        )
+        self._last_possible_work = 0.0  # seconds, at the latest step
+        self._is_closed = False  # True if the application has ended and was not started again
         self._is_finished = False
         self._failure = ""  # exit reason, from `END_REASONS`
-        self._parameters: dict[str, AttributeValue | None] = {}  # of the job's own names
+        self._parameters: dict[str, AttributeValue | None] = {}  # parameters of `describe` that are not facts
         self._saves: dict[int, Save] = {}  # saves that block the training, by key
         self._phases: dict[str, PhaseSeries] = {}
         self._handlers: dict[type, Any] = {
@@ -137,7 +140,7 @@ class TrainingState:
         }
 
     def apply(self, records: Sequence[Record]) -> None:
-        """Apply records in order. An unexpected exception loses only the consecutive records of the same type."""
+        """Apply records in order. After an unexpected exception, the rest of the consecutive records of one type is lost."""
         for record_type, group in groupby(records, type):
             try:
                 if record_type is IterationEnded:
@@ -156,7 +159,7 @@ class TrainingState:
         self.progress.reset()
 
     def count_misuse(self, dropped_records: int) -> None:
-        """Count dropped records and all misuse that is not counted yet."""
+        """Report dropped records as misuse, and count all reported misuse."""
         if dropped_records:
             report("records", "dropped", f"fewer records at once: {dropped_records} records were dropped")
         count_reported(self.families)
@@ -164,7 +167,7 @@ class TrainingState:
     # Steps -----------------------------------------------------------------------------------------------
 
     def _iterations_ended(self, records: Iterable[IterationEnded]) -> None:
-        """Count consecutive iterations together, because most records are iterations."""
+        """Count consecutive iterations together. Most records are iterations, and this is faster than one by one."""
         progress, last_end_time, total_work_seconds = self.progress, 0.0, 0.0
         durations: list[float] = []
         compute: list[float] = []
@@ -188,8 +191,8 @@ class TrainingState:
     def _steps_ended(
         self, end_time: float, work_seconds: float, steps: int, number: int | None = None
     ) -> None:
-        """Count the work of steps; *number* is the job's count after the last step, None to continue the count."""
-        self._last_step = end_time
+        """Count the work of steps. *number* is the job's count after the last step; None continues the previous count."""
+        self._last_step_end = end_time
         loop = self.loop
         if loop is None:
             loop = self._enter_loop(0 if number is None else max(number - 1, 0), is_inferred=False)
@@ -198,7 +201,7 @@ class TrainingState:
         self.work.add_completed(loop.number, first_step, first_step + steps - 1, work_seconds)
 
     def _step_reported(self, record: StepReported) -> None:
-        seconds, previous_end, work = record.seconds, self._last_step, record.seconds or 0.0
+        seconds, previous_end, work = record.seconds, self._last_step_end, record.seconds or 0.0
         if previous_end is not None:
             seconds = max(record.end_time - previous_end, 0.0) if seconds is None else seconds
             work = max(min(record.possible_work - self._last_possible_work, seconds), 0.0)
@@ -229,8 +232,8 @@ class TrainingState:
 
     def _loop_began(self, record: LoopBegan) -> None:
         self.progress.count_expected()
-        self._failure = ""  # the job continued after an earlier loop's failure
-        self._last_step = record.start_time
+        self._failure = ""  # the job has continued after the failure of an earlier loop
+        self._last_step_end = record.start_time
         self._enter_loop(record.start, is_inferred=record.is_inferred)
         self.checkpoints.furthest_step = None  # the step number may restart lower
         if record.target:
@@ -332,7 +335,7 @@ class TrainingState:
     # Publishing ------------------------------------------------------------------------------------------
 
     def publish(self, end_time: float | None = None) -> TrainingReading:
-        """Update the series up to now (or *end_time*, in simulations) and return the reading."""
+        """Update the series up to now and return the reading. In simulations, *end_time* replaces the current time."""
         for group, number in sequence_numbers().items():
             self.families.gauge("training.collective_sequence", group=group).set(number)
         clock = self.clock.read(end_time)
@@ -355,14 +358,15 @@ class TrainingState:
 
     def _reading(self, clock: ClockReading) -> TrainingReading:
         progress, work = self.progress, self.work
+        last_progress = None
+        if progress.last_progress is not None:
+            last_progress = progress.last_progress + self.wall_clock_offset
         return TrainingReading(
             facts=self.facts.pairs(),
             phase=clock.active,
             phase_since=clock.active_since + self.wall_clock_offset,
             phases=clock.seconds,
-            last_progress=None
-            if progress.last_progress is None
-            else progress.last_progress + self.wall_clock_offset,
+            last_progress=last_progress,
             first_step=self._first_step,
             loop=self._loops,
             inferred_loop=self._is_inferred,

@@ -212,6 +212,17 @@ def test_a_cuda_error_ends_the_timing_and_not_the_job(device: Device) -> None:
     assert device.recorded_events == initial
 
 
+def test_a_cuda_error_at_the_start_of_a_step_does_not_reach_the_job(device: Device) -> None:
+    warm_up(lambda: run_step(device))
+    device.is_broken = True
+    train(2)  # without a phase before the iteration, so that the events of the earlier step are read first
+    device.is_broken = False
+    initial = device.recorded_events
+    run_step(device)
+
+    assert device.recorded_events == initial
+
+
 def test_a_job_without_cuda_or_with_short_steps_is_not_timed(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
