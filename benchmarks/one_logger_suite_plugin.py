@@ -174,7 +174,7 @@ def show_private_attributes() -> None:
     """Add the private names of the tests that have an equivalent."""
     properties: dict[type, dict[str, Any]] = {
         DefaultRecorder: {"_exporters": lambda self: [queue.exporter for queue in self.delivery.queues]},
-        TrainingRecorder: {"_spans": lambda self: {span.id: span for span in self._active()}},
+        TrainingRecorder: {"_spans": lambda self: {span.id: span for span in self._active_spans()}},
         FileExporter: {"_filepath": lambda self: self._path},
     }
     for class_, attributes in properties.items():

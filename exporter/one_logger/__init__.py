@@ -1,7 +1,7 @@
 """Compatibility module for NVIDIA's one-logger, without one-logger's dependencies.
 
-The package has every public name of `nv_one_logger`, and modules of the same names, so that replacing `nv_one_logger` by
-`exporter.one_logger` is sufficient. `exporter.one_logger.migrate` migrates source files.
+The package has the public names of `nv_one_logger`, in modules of the same names. To migrate, replace `nv_one_logger` by
+`exporter.one_logger` in imports; `python -m exporter.one_logger.migrate` does so in source files.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """Configuration classes of one-logger, without pydantic.
 
-Setting an invalid value raises OneLoggerError. A field named `…_or_fn` also accepts a callable, which is called for the
-current value. A callable that raises or returns an invalid value is misuse, and the current value is None.
+Setting an invalid value raises OneLoggerError. A field named `…_or_fn` also accepts a callable, which is called whenever the
+current value is read. If the callable raises or returns an invalid value, the call is counted as misuse and the current value
+is None.
 """
 
 from __future__ import annotations
 
 import enum
+import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload, runtime_checkable
@@ -28,9 +31,10 @@ REQUIRED: Any = object()
 """Default of a field that must be set."""
 CALLABLE_SUFFIX = "_or_fn"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
-# Checks: each returns the value in the type of the field, or raises OneLoggerError -------------------------
+# Checks: each returns the value converted to the type of the field, or raises OneLoggerError ---------------
 
 
 def _text(value: object) -> str:
@@ -67,6 +71,15 @@ def _level(value: object) -> str:
     return str(value)
 
 
+def _format(value: object) -> str:
+    text = _text(value)
+    try:
+        logging.Formatter(text)
+    except ValueError as error:
+        raise OneLoggerError(f"must be a format of the logging module ({error})") from None
+    return text
+
+
 def _boolean(value: object) -> bool:
     boolean = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
     assert_that(isinstance(boolean, int) and boolean in {0, 1}, "must be true or false")
@@ -75,7 +88,9 @@ def _boolean(value: object) -> bool:
 
 def _integer(value: object) -> int:
     number = to_attribute(value)  # also converts numbers of numpy
-    if isinstance(number, str) and number.strip().isdecimal():  # such as the value of an environment variable
+    if isinstance(number, str) and WHOLE_NUMBER.fullmatch(
+        number
+    ):  # such as the value of an environment variable
         return int(number)
     is_whole = number.is_integer() if isinstance(number, float) else type(number) is int
     assert_that(is_whole, "must be an integer")
@@ -102,7 +117,7 @@ def _error_handling(value: object) -> OneLoggerErrorHandlingStrategy:
 
 
 def _member(enumeration: type[enum.Enum], value: object) -> Any:
-    """Return the member of an enumeration for a value, a name, or a member of this or of one-logger's enumeration."""
+    """Return the member of an enumeration with a value or a name. Also accepts members of one-logger's enumeration."""
     key = value.value if isinstance(value, enum.Enum) else value
     match = next((member for member in enumeration if key in (member.value, member.name)), None)
     assert_that(match is not None, f"must be one of {', '.join(str(member.value) for member in enumeration)}")
@@ -142,8 +157,8 @@ class Field:
         instance.explicit_values[self.name] = value
 
 
-class Present(Generic[Value]):
-    """Current value of the field that has the same name and `_or_fn`; None if unknown."""
+class CurrentValue(Generic[Value]):
+    """Current value of the field with the same name and the suffix `_or_fn`, or None if unknown."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.field_name = name + CALLABLE_SUFFIX
@@ -155,16 +170,16 @@ class Present(Generic[Value]):
     def __get__(self, instance: Settings, owner: type) -> Value | None: ...
 
     def __get__(self, instance: Settings | None, owner: type) -> Any:
-        return self if instance is None else instance.present(self.field_name)
+        return self if instance is None else instance.current_value(self.field_name)
 
 
 class Settings:
-    """Set of fields, passed as keyword arguments.
+    """Base class of configurations; the fields are keyword arguments. Unknown fields are counted as misuse and ignored.
 
     Attributes:
         explicit_values: The explicitly set values, by field.
 
-    Raises OneLoggerError: A required field is missing, or a value is invalid. Unknown fields are counted and ignored.
+    Raises OneLoggerError: A required field is missing, or a value is invalid.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -189,29 +204,29 @@ class Settings:
 
     @classmethod
     def fields(cls) -> Iterator[tuple[str, Field]]:
-        """Return all fields with their names."""
+        """Return the names and the fields that this class defines."""
         return ((field.name, field) for field in vars(cls).values() if isinstance(field, Field))
 
     def check(self) -> None:
         """Check combinations of fields. Raises OneLoggerError."""
 
-    def present(self, name: str) -> Any:
-        """Return the current value of a field, which may be a callable, or None if the value is unknown."""
-        present_value = getattr(self, name)
-        if not callable(present_value):
-            return present_value
+    def current_value(self, name: str) -> Any:
+        """Return the value of a field, or the result of a callable. Return None if the value is unknown."""
+        value = getattr(self, name)
+        if not callable(value):
+            return value
         call = f"{type(self).__name__}.{name}"
         try:
-            present_value = present_value()
+            value = value()
         except Exception as error:  # noqa: BLE001  # the callable belongs to the job
             report(call, "callable_raised", f"a value, but the callable raised {safe_repr(error)}")
             return None
-        if present_value is None:  # the value is not available yet
+        if value is None:  # the value is not available yet
             return None
         try:
-            return getattr(type(self), name).check(present_value)
+            return getattr(type(self), name).check(value)
         except OneLoggerError as error:
-            report(call, "callable_value", f"{error}, not {to_attribute(present_value)!r}")
+            report(call, "callable_value", f"{error}, not {to_attribute(value)!r}")
             return None
 
     def is_callable(self, name: str) -> bool:
@@ -219,7 +234,7 @@ class Settings:
         return callable(self.explicit_values.get(name))
 
     def model_copy(self, update: Mapping[str, Any] | None = None) -> Self:
-        """Return a copy with some fields changed (named as in pydantic)."""
+        """Return a copy with some fields changed. pydantic's models have a method of this name."""
         return type(self)(**self.explicit_values | dict(update or {}))
 
     def __eq__(self, other: object) -> bool:
@@ -235,16 +250,16 @@ class Settings:
 
 
 class LoggerConfig(Settings):
-    """Logging of invalid calls, under the logger `exporter`. Log files are written only if a path is given."""
+    """Log level, format and files for the notices of this package, such as invalid calls. Without a path no file is written."""
 
     log_level = Field(_level, "INFO")
-    log_format = Field(_text, "%(name)s - %(levelname)s - %(message)s")
+    log_format = Field(_format, "%(name)s - %(levelname)s - %(message)s")
     log_file_path_for_info = Field(_path, None)
     log_file_path_for_err = Field(_path, None)
 
 
 class TrainingTelemetryConfig(Settings):
-    """Configuration of a training job; a target of 0 or less means no target, as in training frameworks."""
+    """Configuration of a training job. A target of 0 or less means that the job has no target."""
 
     perf_tag_or_fn = Field(_tags)
     global_batch_size_or_fn = Field(_positive)
@@ -277,7 +292,7 @@ class TrainingTelemetryConfig(Settings):
     def convert(cls, settings: object) -> TrainingTelemetryConfig:
         """Convert a mapping of fields, or a configuration of one-logger.
 
-        Raises OneLoggerError: The object is of any other class.
+        Raises OneLoggerError: The object is neither of these.
         """
         if isinstance(settings, TrainingTelemetryConfig):
             return settings
@@ -286,18 +301,18 @@ class TrainingTelemetryConfig(Settings):
         assert_that(is_telemetry_config(settings), "must be a TrainingTelemetryConfig")
         return cls(**{name: getattr(settings, name) for name, _ in cls.fields() if hasattr(settings, name)})
 
-    perf_tag = Present[str | list[str]]()
-    global_batch_size = Present[int]()
-    micro_batch_size = Present[int]()
-    seq_length = Present[int]()
-    flops_per_sample = Present[int]()
-    train_iterations_target = Present[int]()
-    train_samples_target = Present[int]()
-    is_log_throughput_enabled = Present[bool]()
-    is_train_iterations_enabled = Present[bool]()
-    is_validation_iterations_enabled = Present[bool]()
-    is_test_iterations_enabled = Present[bool]()
-    is_save_checkpoint_enabled = Present[bool]()
+    perf_tag = CurrentValue[str | list[str]]()
+    global_batch_size = CurrentValue[int]()
+    micro_batch_size = CurrentValue[int]()
+    seq_length = CurrentValue[int]()
+    flops_per_sample = CurrentValue[int]()
+    train_iterations_target = CurrentValue[int]()
+    train_samples_target = CurrentValue[int]()
+    is_log_throughput_enabled = CurrentValue[bool]()
+    is_train_iterations_enabled = CurrentValue[bool]()
+    is_validation_iterations_enabled = CurrentValue[bool]()
+    is_test_iterations_enabled = CurrentValue[bool]()
+    is_save_checkpoint_enabled = CurrentValue[bool]()
 
 
 @runtime_checkable
@@ -313,7 +328,10 @@ class TelemetryConfig(Protocol):
 
 
 def is_telemetry_config(value: object) -> bool:
-    """Return True if an object has the attributes of TelemetryConfig, without reading their values, which may run code of the job."""
+    """Return True if an object has the attributes of TelemetryConfig.
+
+    The values are not read, because a property may run code of the job.
+    """
     instance_attributes = getattr(value, "__dict__", {})
     return all(
         hasattr(type(value), name) or name in instance_attributes for name in TelemetryConfig.__annotations__
@@ -321,7 +339,7 @@ def is_telemetry_config(value: object) -> bool:
 
 
 def _telemetry_config(value: object) -> Any:
-    """Convert the configuration of a training job. Return the configuration of other applications unchanged."""
+    """Convert the configuration of a training job. The configuration of another application is returned unchanged."""
     is_other_application = is_telemetry_config(value) and not hasattr(value, "global_batch_size_or_fn")
     return value if is_other_application else TrainingTelemetryConfig.convert(value)
 
@@ -334,7 +352,7 @@ def _logger_config(value: object) -> LoggerConfig:
 
 
 class OneLoggerConfig(Settings):
-    """Configuration of an application, and of the exports of this process."""
+    """Configuration of an application. `enable_for_current_rank` decides whether this process exports."""
 
     application_name = Field(_non_blank)
     world_size_or_fn = Field(_positive)
@@ -349,9 +367,9 @@ class OneLoggerConfig(Settings):
     summary_data_schema_version = Field(_text, "1.0.0")
     telemetry_config = Field(_telemetry_config, None)
 
-    world_size = Present[int]()
-    session_tag = Present[str]()
-    is_baseline_run = Present[bool]()
+    world_size = CurrentValue[int]()
+    session_tag = CurrentValue[str]()
+    is_baseline_run = CurrentValue[bool]()
 
     @property
     def propagates(self) -> bool:

@@ -1,4 +1,4 @@
-"""Configured one-logger observer of this process."""
+"""One-logger observer of this process, after the configuration."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from exporter.training.misuse import report
 from exporter.training.recorder import TRAINING
 
 
-class ConfiguredObserver:
-    """Holder of the observer of this process."""
+class ObserverHolder:
+    """Holder of the observer; a module variable would need `global`."""
 
     observer: OneLoggerObserver | None = None
 
 
-_HOLDER = ConfiguredObserver()
+_HOLDER = ObserverHolder()
 
 
 def current() -> OneLoggerObserver | None:
-    """Return the observer of this process, or None before configuration, and in a forked child."""
+    """Return the observer of this process, or None before the configuration and in a forked child."""
     observer = _HOLDER.observer
     return observer if observer is not None and observer.process == os.getpid() else None
 

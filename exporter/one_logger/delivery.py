@@ -1,7 +1,8 @@
 """Delivery of spans and events to the exporters, each with a separate thread and queue.
 
-A call that raises is repeated after increasing pauses. Records lost by a hanging exporter are counted, and the other
-exporters are not affected. A forked child delivers no records, because the queues and connections belong to the parent.
+A failed export is repeated up to four times, after increasing pauses. Records that an exporter loses, for example because it
+hangs, are counted; the other exporters continue. A forked child delivers no records, because the queues and connections belong
+to the parent.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ EXIT_SECONDS = 2.0
 QUEUED_RECORDS = 10_000
 """Capacity of an exporter's queue. A job with default settings produces a few records per second."""
 ATTEMPTS = 5
-"""Attempts to export a record."""
-FLUSHED_TOGETHER = 256
-"""Records after which `write_out` is called even if the queue is not empty."""
+"""Maximum number of attempts to export a record."""
+WRITE_OUT_RECORDS = 256
+"""Exported records after which `write_out` is called even if the queue is not empty."""
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 30.0
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
@@ -40,7 +41,7 @@ DROP_REASONS = ("queue_full", "failed", "exit")
 
 
 class SpanFilter:
-    """Selection of exported spans by name.
+    """Selection of the exported spans by name.
 
     Raises OneLoggerError: The mode is unknown, or EXPORT_ALL_SPANS is combined with names.
     """
@@ -80,11 +81,11 @@ class Delivery:
         self._filter = filter or SpanFilter()
         self._excluded_events: frozenset[str] = frozenset()
         self._process = os.getpid()
-        numbers: dict[str, int] = {}
+        exporters_by_name: dict[str, int] = {}
         self.queues: list[ExportQueue] = []
         for exporter in exporters:
             name = clean_text(type(exporter).__qualname__.replace("<locals>.", ""))[:100]
-            numbers[name] = number = numbers.get(name, 0) + 1
+            number = exporters_by_name[name] = exporters_by_name.get(name, 0) + 1
             label = name if number == 1 else f"{name}-{number}"
             self.queues.append(ExportQueue(exporter, label, bound, first_pause_seconds))
 
@@ -105,7 +106,7 @@ class Delivery:
         self._excluded_events = frozenset(names)
 
     def accepts(self, name: SpanName) -> bool:
-        """Return True if spans of this name reach an exporter."""
+        """Return True if spans of this name are delivered to an exporter of this process."""
         return bool(self.queues) and self._filter.accepts(name) and os.getpid() == self._process
 
     def start(self, span: Span) -> None:
@@ -129,14 +130,14 @@ class Delivery:
             self._queue_call("export_stop", span.snapshot_copy(self._exported_parent(span)))
 
     def telemetry_data_error(self, message: str, attributes: Attributes | None = None) -> None:
-        """Export a notice about missing records."""
+        """Export a notice that records are missing."""
         if os.getpid() == self._process:
             error_type = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
             error = TelemetryDataError(TracingTimestamp.now(), error_type, message, attributes)
             self._queue_call("export_telemetry_data_error", error)
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
-        """Wait until the exporters have processed all queued records; return False after the timeout."""
+        """Wait until the exporters have processed all queued records. Return False after the timeout."""
         if os.getpid() != self._process:
             return True
         deadline = monotonic() + timeout_seconds
@@ -146,7 +147,7 @@ class Delivery:
         return all(results)
 
     def close_exporters(self) -> None:
-        """Close the exporters after the queued records, without waiting. A later record initializes them again."""
+        """Request that each exporter closes after the queued records. A later record initializes the exporter again."""
         if os.getpid() == self._process:
             for queue in self.queues:
                 queue.worker.put(ExportCall("close"), bounded=False)
@@ -172,11 +173,11 @@ class Delivery:
 
 
 _OPEN: set[Delivery] = set()
-"""Deliveries with running exporters, including exporters of discarded recorders."""
+"""Deliveries whose exporters are not closed, even if the job has discarded the recorder."""
 
 
 def flush_all(timeout_seconds: float = 5.0) -> bool:
-    """Wait until every exporter of this process has processed all queued records; return False after the timeout."""
+    """Wait until every exporter of this process has processed all queued records. Return False after the timeout."""
     deadline = monotonic() + timeout_seconds
     results = [delivery.flush(deadline - monotonic()) for delivery in list(_OPEN)]
     return all(results)
@@ -193,7 +194,7 @@ def _counter(name: str, **labels: str) -> Callable[[float], None]:
     try:
         return metric("counter", f"training.span.exporter.{name}", labels=labels)
     except DefinitionError as error:  # too many series; the exports are not counted
-        log_once("span exporter counts", f"the records of a span exporter are not counted: {error}")
+        log_once("span exporter counts", f"the exports of the span exporter are not counted: {error}")
         return lambda _value: None
 
 
@@ -211,7 +212,7 @@ class ExportQueue:
     Args:
         exporter: The exporter.
         name: Label of the counters.
-        bound: Capacity.
+        bound: Capacity in calls.
         first_pause_seconds: Pause after the first failure; doubled after each further failure.
     """
 
@@ -231,7 +232,7 @@ class ExportQueue:
         }
 
     def put(self, call: ExportCall) -> None:
-        """Queue a call. Never raises and never waits."""
+        """Queue a call without waiting. The call is dropped if the queue is full or closing."""
         if self._closing.is_set():
             self._count_dropped["exit"](1)
         elif self.worker.put(call):
@@ -244,9 +245,9 @@ class ExportQueue:
         self._count_dropped[reason](1)
 
     def finish(self) -> Callable[[float], None]:
-        """Request the end of the thread after the queued calls; return a function that waits for the end.
+        """Request the end of the thread after the queued calls.
 
-        The function counts the records that were not processed within the timeout.
+        Returns a function that waits for the end, and counts the records that are not processed within its timeout as dropped.
         """
         if not self._closing.is_set():
             self._closing.set()
@@ -279,7 +280,7 @@ class ExportQueue:
         if (
             call.method in {"write_out", "close"}
             or self.worker.is_idle
-            or self._unwritten_records >= FLUSHED_TOGETHER
+            or self._unwritten_records >= WRITE_OUT_RECORDS
         ):
             self._write_out()
         if call.method == "close":
@@ -315,7 +316,7 @@ class ExportQueue:
             self._retry(ExportCall("write_out"))
 
     def _retry(self, call: ExportCall) -> bool:
-        """Call a method until it succeeds, up to `ATTEMPTS` times with pauses, or once while closing."""
+        """Call a method up to `ATTEMPTS` times, with pauses, until it succeeds. Stop repeating once the queue is closing."""
         for attempt in range(ATTEMPTS):
             if attempt:
                 self._closing.wait(self._pause())

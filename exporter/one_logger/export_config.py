@@ -35,12 +35,12 @@ MODULES = {
     "WandBExporterSync": "exporter.one_logger.wandb.exporter.wandb_exporter",
     "WandBExporterAsync": "exporter.one_logger.wandb.exporter.wandb_exporter",
 }
-"""Modules of the exporters that a configuration names by class only, or by the module of one-logger."""
+"""Module by exporter class, for configurations with a bare class name or with a module of one-logger."""
 
 
 @dataclass(slots=True)
 class ExporterConfig:
-    """Configuration of an exporter: the qualified class name, and the arguments of the class."""
+    """Configuration of an exporter: the qualified name of the class and the arguments of its constructor."""
 
     class_name: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class ExporterConfig:
 
 
 class ExporterConfigManager:
-    """Merger of exporter configurations; a file replaces the configurations of packages.
+    """Manager of the exporter configurations of installed packages, of a file and of the caller.
 
     Args:
         packages: Entry points; None for the entry points of the installed packages.
@@ -63,16 +63,19 @@ class ExporterConfigManager:
 
             packages = entry_points(group=ENTRY_POINT_GROUP)
         self.entry_point_exporter_configs: dict[str, Any] = {}
-        for point in packages:
-            with _reporting("package", f"a configuration from the package entry {point.name}"):
-                self.entry_point_exporter_configs[point.name] = point.load()
+        for entry_point in packages:
+            with _reporting("package", f"a configuration from the entry point {entry_point.name}"):
+                self.entry_point_exporter_configs[entry_point.name] = entry_point.load()
 
     def generate_export_config(
         self,
         direct_config: Sequence[ExporterConfig | Mapping[str, Any]] | None = None,
         config_file_path: str | os.PathLike[str] | None = None,
     ) -> list[ExporterConfig]:
-        """Return the merged configurations of code, file and packages. Arguments of the same class are merged."""
+        """Return the configurations of the file, or of the packages if there is no file, merged with *direct_config*.
+
+        If both configure the same class, the arguments are merged and *direct_config* takes precedence.
+        """
         base = self._file_configs(config_file_path)
         if base is None:
             base = _parsed_configs(self._package_configs(), "the installed packages")
@@ -89,7 +92,7 @@ class ExporterConfigManager:
         exporters_config: Sequence[ExporterConfig],
         training_telemetry_config: object = None,  # noqa: ARG002  # an argument of one-logger
     ) -> list[Exporter]:
-        """Return the enabled exporters. An exporter that cannot be created is reported and omitted."""
+        """Create the enabled exporters. An exporter that cannot be created is reported as misuse and omitted."""
         exporters = []
         for exporter_config in exporters_config:
             module, _, class_name = exporter_config.class_name.rpartition(".")
@@ -106,7 +109,7 @@ class ExporterConfigManager:
 
     def _package_configs(self) -> Iterator[object]:
         for name, config_class in self.entry_point_exporter_configs.items():
-            with _reporting("package", f"a configuration from the package entry {name}"):
+            with _reporting("package", f"a configuration from the entry point {name}"):
                 yield config_class.get_default_config()
 
     def _file_configs(self, path: str | os.PathLike[str] | None) -> list[ExporterConfig] | None:
@@ -136,7 +139,7 @@ def _reporting(rule: str, expected: str) -> Iterator[None]:
 
 
 def _parsed_configs(configs: Iterable[object], source: str) -> list[ExporterConfig]:
-    """Return the configurations of mappings, or of objects with the attributes of one-logger's class."""
+    """Convert mappings, and objects with the attributes of one-logger's `ExporterConfig`. Invalid entries are reported."""
     exporter_configs = []
     for entry in configs:
         fields = entry if isinstance(entry, Mapping) else _fields(entry)

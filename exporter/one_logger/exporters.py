@@ -1,7 +1,7 @@
 """Span exporters: base classes, JSON files and loggers.
 
-Records are JSON objects as written by one-logger. The start of a span is delayed until the next record: a span
-without children, events or errors is a single record of the type `complete`.
+The records are one-logger's JSON objects. An exporter holds the start of a span back until the next record, so that a span
+without inner spans, events and errors becomes a single record of the type `complete`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["BaseExporter", "BaseJsonExporter", "Exporter", "FileExporter", "Logg
 
 
 class BaseExporter:
-    """Interface of span exporters; the methods receive copies, which no other thread changes.
+    """Interface of span exporters. The methods receive copies, which no other thread changes.
 
-    A method raises `ExportError` on failure and is called again. An exporter that buffers records can also have a method
-    `write_out()`, called when the queue is empty and after every 256 records; unwritten records remain in
-    the buffer, which must be bounded. `Exporter` is the same class.
+    A method raises `ExportError` on failure, and is then called again with the same arguments. An exporter that buffers records
+    can define a method `write_out()`, which is called when the queue is empty and after every 256 records. The exporter must
+    bound its buffer. `Exporter` is another name of this class.
 
     Attributes:
-        application_name: Name of the application; set by a configured provider.
+        application_name: Name of the application, which a configured provider sets.
     """
 
     ready = closed = False
@@ -61,7 +61,7 @@ class BaseExporter:
         self._check()
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:  # noqa: ARG002
-        """Export a notice about missing records."""
+        """Export a notice that records are missing."""
         self._check()
 
     def close(self) -> None:
@@ -100,22 +100,22 @@ class BaseJsonExporter(BaseExporter):
         super().__init__()
         self._record_count = 0
         self._pending_start: Span | None = None
-        # Kept for all records, because a process without a rank becomes rank 0 when the training begins.
         self._rank = RECORDER.process.identity().rank
 
     def initialize(self) -> None:
         """Prepare for records, with the current rank of the process."""
         super().initialize()
+        # Without a launcher the rank is None at first, and 0 once the training begins. All records then have no rank.
         self._rank = RECORDER.process.identity().rank or self._rank
 
     def export_start(self, span: Span) -> None:
-        """Defer the start until the next record."""
+        """Store the start until the next record, and write the stored start of an outer span."""
         super().export_start(span)
         self._write_pending_start()
         self._pending_start = span
 
     def export_stop(self, span: Span) -> None:
-        """Write the stop, or the complete span if its start is the latest record."""
+        """Write the stop, or the complete span if its start is still stored."""
         super().export_stop(span)
         if span.stop_event is None:
             raise ExportError(f"Span {span.id} has no stop event")
@@ -137,12 +137,12 @@ class BaseJsonExporter(BaseExporter):
         self._record_event(RecordType.APPLICATION_ERROR, event, span)
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Write a notice about missing records."""
+        """Write a notice that records are missing."""
         super().export_telemetry_data_error(error)
         self._record(RecordType.TELEMETRY_DATA_ERROR, error=_event_as_json(error))
 
     def close(self) -> None:
-        """Write the deferred start."""
+        """Write the stored start, if any."""
         try:
             if self.ready:
                 self._write_pending_start()
@@ -150,7 +150,7 @@ class BaseJsonExporter(BaseExporter):
             super().close()
 
     def _write(self, json_dict: dict[str, Any]) -> None:
-        """Write a record. Raises ExportError on failure, after which the record is repeated."""
+        """Write a record. Raises ExportError on failure; the record is then repeated."""
         raise NotImplementedError
 
     def _write_pending_start(self) -> None:
@@ -182,7 +182,7 @@ class BaseJsonExporter(BaseExporter):
         if self.application_name is not None:
             record["application_name"] = self.application_name
         self._write(record)
-        self._record_count = count  # counted after the write, so that a repeated record has the same number
+        self._record_count = count  # after the write, so that a repeated record has the same number
 
 
 def _event_as_json(event: Event | None) -> dict[str, Any] | None:
@@ -204,9 +204,9 @@ class FileExporter(BaseJsonExporter):
     """Exporter that appends records to a file.
 
     Args:
-        file_path: `{run}`, `{rank}` and `{pid}` are replaced. Missing directories are created.
-        max_bytes: Size at which the file is renamed (`telemetry.json` to `telemetry.json.1`, and so on); 1024 or more.
-        backups: Number of kept renamed files, up to 1000.
+        file_path: Path of the file, with the placeholders `{run}`, `{rank}` and `{pid}`. Missing directories are created.
+        max_bytes: Size at which the file is renamed (`telemetry.json` to `telemetry.json.1`, and so on); at least 1024.
+        backups: Number of renamed files to keep, at most 1000.
     """
 
     def __init__(self, file_path: str | Path, *, max_bytes: int = 1 << 30, backups: int = 5) -> None:
@@ -246,9 +246,10 @@ _DECODER = json.JSONDecoder()
 
 
 class LoggerExporter(BaseJsonExporter):
-    """Exporter that logs each record as a line `[key=value | key.key=value]` at the level INFO; values are JSON.
+    """Exporter that logs each record as a line `[key=value | key.key=value]` at the level INFO, with values in JSON.
 
-    A mapping that has a key with a dot or a sign is written as a single value, which keeps every line parseable.
+    A mapping with a key of other characters than letters, digits, `_` and `-` is written as a single JSON value, so that
+    `deserialize_log` can parse the line.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -264,7 +265,7 @@ class LoggerExporter(BaseJsonExporter):
 
     @staticmethod
     def deserialize_log(text: str) -> dict[str, Any]:
-        """Return the record in a log line; text before and after the record is ignored.
+        """Return the record in a log line. Text before and after the record is ignored.
 
         Raises ExportError: The line contains no record.
         """
@@ -272,7 +273,7 @@ class LoggerExporter(BaseJsonExporter):
             if character == "[":
                 try:
                     return _parsed(text, start + 1)
-                except (ValueError, AttributeError):  # another bracket, such as around the level
+                except (ValueError, AttributeError):  # another bracket, such as that of the level
                     continue
         raise ExportError(f"the line has no record in square brackets: {text}")
 

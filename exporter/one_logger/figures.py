@@ -1,6 +1,6 @@
-"""Figures of training loops and saves, with the names and formulas of one-logger.
+"""Figures of training loops and saves, with one-logger's names and formulas.
 
-Durations are monotonic; `docs/one-logger.md` lists the corrected defects.
+Durations are measured on the monotonic clock. `docs/one-logger.md` lists the defects of one-logger that are corrected here.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from exporter.recording.value_class import Value, value_class
 
 TERA = 10**12
 MAX_PENDING_SAVES = 1000
-"""Limit of unconfirmed asynchronous saves. Above the limit the oldest is dropped."""
+"""Limit of unconfirmed asynchronous saves. Above the limit, the oldest save is dropped."""
 
 
 @dataclass(slots=True)
 class StepFacts:
-    """Size and cost of a training iteration, over all ranks, and the targets of the job."""
+    """Samples, sequence length and FLOPs of a training iteration over all ranks, and the targets of the job."""
 
     samples: int = 0
     seq_length: int | None = None
@@ -38,7 +38,7 @@ class StepFacts:
     samples_target: int | None = None
 
     def update(self, config: TrainingTelemetryConfig) -> None:
-        """Read the current values of a configuration. An unknown value does not change the fact."""
+        """Read the current values of a configuration. A fact keeps its value if the new value is unknown."""
         self.samples = config.global_batch_size or self.samples
         self.seq_length = config.seq_length or self.seq_length
         self.flops_per_sample = config.flops_per_sample or self.flops_per_sample
@@ -72,10 +72,10 @@ class LoopFigures:
     """Figures of a training loop.
 
     Args:
-        facts: Facts of an iteration; updated by the owner before the end of each iteration.
-        start: Iterations before this job.
-        samples_start: Samples before this job; None for iterations times batch size.
-        start_time: Unix time of the start; None if no loop has started.
+        facts: Facts of an iteration, which the caller updates before the end of each iteration.
+        start: Number of iterations before this loop.
+        samples_start: Number of samples before this loop; None for *start* times the batch size.
+        start_time: Unix time of the start; None before the first loop.
     """
 
     def __init__(
@@ -104,24 +104,25 @@ class LoopFigures:
     def attributes(self) -> TrainingLoopAttributes:
         """Return the attributes of the loop's span."""
         facts, samples_target = self.facts, self._target(self.facts.samples_target)
-        has_tokens_target = facts.seq_length and samples_target
+        tokens_target = None
+        if facts.seq_length and samples_target:
+            tokens_target = facts.seq_length * samples_target
         return TrainingLoopAttributes.create(
             train_iterations_start=self.start,
             train_samples_start=self.samples_start,
-            train_tokens_target=(facts.seq_length or 0) * (samples_target or 0)
-            if has_tokens_target
-            else None,
+            train_tokens_target=tokens_target,
             completed_floating_point_operations_overall=self._flops_overall,
             train_iterations_target=self._target(facts.iterations_target),
             train_samples_target=samples_target,
         )
 
     def _target(self, target: int | None) -> int | None:
-        """Return a target; with throughput, None for a target of 0 or less."""
-        return None if self.facts.has_throughput and target is not None and target <= 0 else target
+        """Return the target to export. With throughput, a target of 0 or less is not exported, as in one-logger."""
+        is_omitted = self.facts.has_throughput and target is not None and target <= 0
+        return None if is_omitted else target
 
     def iteration_ended(self, seconds: float, end_time: float, world_size: int) -> None:
-        """Count an iteration that ended at a Unix time."""
+        """Count an iteration of *seconds* that ended at the Unix time *end_time*."""
         facts = self.facts
         self.completed_iterations += 1
         self.pending_iterations += 1
@@ -142,7 +143,7 @@ class LoopFigures:
                 self._throughputs.add_value(flops / (seconds * TERA * world_size))
 
     def update(self) -> TrainingMetricsUpdateAttributes:
-        """Return all figures, and start a new interval."""
+        """Return the figures of the training since the start of the loop, and begin a new interval."""
         interval, self.pending_iterations = self.pending_iterations, 0
         iterations = self._iterations
         return TrainingMetricsUpdateAttributes.create(
@@ -168,10 +169,8 @@ class LoopFigures:
 
     def validation_ended(self) -> ValidationMetricsUpdateAttributes:
         """Return the figures of the validations of this loop."""
-        interval, self._validated_at = (
-            self.completed_iterations - self._validated_at,
-            self.completed_iterations,
-        )
+        interval = self.completed_iterations - self._validated_at
+        self._validated_at = self.completed_iterations
         return ValidationMetricsUpdateAttributes.create(
             current_iteration=max(0, self.completed_iterations - 1),
             interval=interval,
@@ -182,8 +181,9 @@ class LoopFigures:
         )
 
     def testing_ended(self) -> TestingMetricsUpdateAttributes:
-        """Return the position of a test."""
-        interval, self._tested_at = self.completed_iterations - self._tested_at, self.completed_iterations
+        """Return the current iteration, and the iterations since the previous test."""
+        interval = self.completed_iterations - self._tested_at
+        self._tested_at = self.completed_iterations
         return TestingMetricsUpdateAttributes.create(max(0, self.completed_iterations - 1), interval)
 
     def snapshot(self, iterations: int) -> SavedTraining:
@@ -203,8 +203,8 @@ class CheckpointFigures(Value):
     """Save of a step.
 
     Attributes:
-        number: Position among the saves of the job.
-        attempt: Position among the saves of the same strategy.
+        number: Number of this save among all saves of the job, from 1.
+        attempt: Number of this save among the saves of the same strategy, from 1.
     """
 
     step: int
@@ -234,7 +234,7 @@ class SaveFigures:
         self._furthest_save = None
 
     def begin(self, step: int, strategy: CheckPointStrategy, snapshot: SavedTraining) -> CheckpointFigures:
-        """Count the start of a save, and return the save."""
+        """Count the start of a save and return the new save."""
         self._attempts[strategy] += 1
         save = CheckpointFigures(
             step, strategy, snapshot, sum(self._attempts.values()), self._attempts[strategy]
@@ -248,7 +248,10 @@ class SaveFigures:
     def end(
         self, save: CheckpointFigures, seconds: float, *, is_failed: bool
     ) -> SyncCheckpointMetricsUpdateAttributes:
-        """Return the blocking durations of a strategy. A synchronous or failed save can no longer be confirmed."""
+        """Add the blocking time of a save, and return the sum, minimum and maximum of its strategy.
+
+        A synchronous or failed save can no longer be confirmed.
+        """
         if is_failed or save.strategy is CheckPointStrategy.SYNC:
             self.drop(save)
         durations = self._blocking_durations[save.strategy]
@@ -260,7 +263,7 @@ class SaveFigures:
         )
 
     def drop(self, save: CheckpointFigures) -> None:
-        """Drop a save that can no longer be confirmed."""
+        """Remove a save from the unconfirmed saves."""
         if self._pending_saves.get(save.step) is save:
             del self._pending_saves[save.step]
 
@@ -271,7 +274,7 @@ class SaveFigures:
     def succeed(
         self, save: CheckpointFigures, unix_seconds: float, loop_began: float | None
     ) -> SaveCheckpointSuccessEventAttributes:
-        """Count the success of a save, and return the progress that all saves preserve."""
+        """Count the success of a save, and return the furthest progress that a successful save of this loop preserves."""
         self.drop(save)
         self._successes += 1
         if self._first_success is None:

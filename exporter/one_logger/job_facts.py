@@ -1,4 +1,4 @@
-"""Facts from the configuration for the families and the figures: world size, batch size, targets and tags."""
+"""Facts of the configuration for metrics and exports: world size, batch size, targets and tags."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from exporter.training.checkpoints import SavePolicy
 from exporter.training.recorder import TRAINING
 
 MAX_TARGET = 10**300
-"""Upper bound of published targets. Larger targets are only exported."""
+"""Bound of the targets in metrics. A larger target is exported, but is not published as a metric."""
 
 
 class JobFacts:
-    """Present facts of a job, published when changed.
+    """Current facts of a job, published after each change.
 
-    Callables of the job are called when an application, a loop or an iteration begins.
+    The callables of the configuration are called at the start of an application or a loop, and at the end of an iteration.
     """
 
     def __init__(self, settings: OneLoggerConfig) -> None:
@@ -47,7 +47,7 @@ class JobFacts:
         )
 
     def _save_policy(self) -> SavePolicy:
-        """Return the policy of a save that begins now."""
+        """Return the policy for a save that starts now."""
         training = self._training
         if training is None:
             return SavePolicy()
@@ -79,7 +79,7 @@ class JobFacts:
         self._expect()
 
     def update(self) -> None:
-        """Read the facts of an iteration again if any is a callable."""
+        """Read the facts of an iteration again if the configuration has a callable for one of them."""
         if self._has_callables and self._training is not None:
             self._update_world_size()
             self.steps.update(self._training)
@@ -90,7 +90,7 @@ class JobFacts:
 
     @staticmethod
     def _describe_target(iterations_target: int | None) -> None:
-        """Publish a target; 0 and less mean no target."""
+        """Publish a target above 0."""
         if iterations_target is not None and 0 < iterations_target < MAX_TARGET:
             TRAINING.describe({"step_target": iterations_target})
 

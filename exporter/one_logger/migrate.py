@@ -2,9 +2,10 @@
 
     python -m exporter.one_logger.migrate [--write] PATH...
 
-Prints a unified diff of every Python file (directories are searched); `--write` changes the files. Rewrites all
-forms of imports, and module names in calls such as `import_module`, `find_spec` and `patch`. Unknown names, and other strings
-with the module name, are listed on stderr. Exit status: 0, or 1 if a problem is listed or a file is unreadable.
+Prints a unified diff of each Python file; directories are searched for `*.py`. `--write` also changes the files. The migration
+rewrites import statements, and module names in calls such as `import_module`, `find_spec` and `patch`. It lists unknown names and
+other strings with a module name on standard error. The exit status is 0, or 1 if a problem is listed or a file cannot be
+read or parsed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ PEER_NAME = "nv_one_logger"
 PACKAGE_NAME = "exporter.one_logger"
 PACKAGE = Path(__file__).resolve().parent
 MODULE_ARGUMENTS = frozenset({"import_module", "__import__", "find_spec", "importorskip", "patch", "setattr"})
-"""Functions whose first argument is the name of a module, or of an object in a module."""
+"""Functions whose first argument may be the name of a module, or of an object in a module."""
 NOT_MODULES = frozenset({f"{PEER_NAME}.exporter_configs"})
-"""Strings that `exporter.one_logger` uses unchanged."""
+"""Names that begin like a module and stay unchanged: the entry point group, which `exporter.one_logger` reads too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def migrate(source: bytes) -> Migration:
     visitor = _Visitor(source)
     visitor.visit(ast.parse(source))
     migrated_source = source
-    for edit in sorted(visitor.edits, key=lambda each: each.start, reverse=True):
+    for edit in sorted(visitor.edits, key=lambda edit: edit.start, reverse=True):
         migrated_source = migrated_source[: edit.start] + edit.text.encode() + migrated_source[edit.end :]
     return Migration(source, migrated_source, tuple(visitor.problems))
 
@@ -87,7 +88,7 @@ class _Visitor(ast.NodeVisitor):
                 text = f"{module} as {alias.asname}"
             elif alias.name == PEER_NAME:
                 text = f"{PACKAGE_NAME} as {PEER_NAME}"
-            else:  # loads the module and binds the package
+            else:  # imports the module, and binds the name of the package
                 module_alias = alias.name.removeprefix(f"{PEER_NAME}.").replace(".", "_")
                 text = f"{module} as _{module_alias}, {PACKAGE_NAME} as {PEER_NAME}"
             self.edits.append(Edit(*self._span(alias), text))
@@ -133,7 +134,7 @@ class _Visitor(ast.NodeVisitor):
         self.problems.append((line, text))
 
     def _span(self, node: ast.expr | ast.stmt | ast.alias) -> tuple[int, int]:
-        """Return the start and the end of a node in the source."""
+        """Return the byte offsets of the start and the end of a node in the source."""
         start = self._lines[node.lineno - 1] + node.col_offset
         end = self._lines[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         return self._shift + start, self._shift + end
@@ -176,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Migrate files, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m exporter.one_logger.migrate",
-        description="Rewrite imports of nv_one_logger to exporter.one_logger; prints a diff.",
+        description="Rewrite imports of nv_one_logger to exporter.one_logger, and print a diff.",
     )
     parser.add_argument("--write", action="store_true", help="change the files")
     parser.add_argument("path", nargs="+", help="Python file, or directory of Python files")

@@ -1,4 +1,4 @@
-"""Names of one-logger's spans, events and attributes, and its enumerations."""
+"""Enumerations of one-logger: names of spans, events and attributes, and settings."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ class NVTXColor(Name):
 
 
 class CheckPointStrategy(Name):
-    """Time at which a checkpoint is complete. SYNC: when the span of the save ends. ASYNC: later."""
+    """Strategy of a save. SYNC: the checkpoint is complete when the span of the save ends. ASYNC: later."""
 
     SYNC = "sync"
     ASYNC = "async"
 
 
 class CheckPointType(Name):
-    """Storage of a checkpoint. GLOBAL: persistent storage of all nodes. LOCAL: the node."""
+    """Storage of a checkpoint. GLOBAL: storage shared by all nodes. LOCAL: storage of the node."""
 
     GLOBAL = "global"
     LOCAL = "local"
@@ -134,7 +134,7 @@ class ApplicationType(Name):
 
 
 class OneLoggerErrorHandlingStrategy(enum.Enum):
-    """Reaction to an invalid call: raise an exception, or ignore the call. Both count and log the call."""
+    """Reaction to an invalid call: raise OneLoggerError, or ignore the call. The call is counted and logged in both cases."""
 
     PROPAGATE_EXCEPTIONS = "propagate_exceptions"
     DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR = "disable_quietly_and_report_metric_error"

@@ -1,6 +1,7 @@
 """Observer of the training blocks that exports spans and the standard events of one-logger.
 
-Metrics do not depend on this module. A call that breaks a rule of one-logger is counted as misuse and not exported.
+The metrics of the training do not depend on this module. A call that breaks a rule of one-logger is counted as misuse, and is
+not exported.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class BlockState:
 
 
 class OneLoggerObserver:
-    """Observer of a configured provider.
+    """Observer of the training blocks, installed by the configuration of a provider.
 
     Attributes:
         settings: Configuration of the application.
@@ -64,7 +65,7 @@ class OneLoggerObserver:
         self._application: ObservedBlock | None = None
         self._loop: ObservedBlock | None = None
         self._has_application_ended = self._is_application_ending = False
-        # Iterations of a loop that began before the configuration are valid.
+        # True if a loop began before the configuration: its iterations are valid, but not exported.
         self._in_earlier_loop = any(block.kind in kinds.LOOPS for block in TRAINING.open_blocks())
         if isinstance(settings.telemetry_config, TrainingTelemetryConfig):
             self.set_training(settings.telemetry_config)
@@ -91,9 +92,9 @@ class OneLoggerObserver:
         Raises OneLoggerError: The job uses PROPAGATE_EXCEPTIONS.
         """
         report(call, rule, expected)
-        self._raise_if_chosen(f"{call}: expected {expected}")
+        self._raise_if_propagating(f"{call}: expected {expected}")
 
-    def _raise_if_chosen(self, message: str) -> None:
+    def _raise_if_propagating(self, message: str) -> None:
         if self.settings.propagates:
             raise OneLoggerError(message)
 
@@ -112,7 +113,9 @@ class OneLoggerObserver:
             self.misuse(call, "no_training_config", "set_training_telemetry_config first")
             return False
         if kind in kinds.LOOPS and not _is_valid_loop(values):  # counted by the recorder
-            self._raise_if_chosen(f"{call}: expected a start of 0 or more, not {safe_repr(dict(values))}")
+            self._raise_if_propagating(
+                f"{call}: expected a start of 0 or more, not {safe_repr(dict(values))}"
+            )
             return False
         return True
 
@@ -135,7 +138,7 @@ class OneLoggerObserver:
     def _are_saves_enabled(self) -> bool:
         return self.training is None or self.training.is_save_checkpoint_enabled is not False
 
-    # Begins ----------------------------------------------------------------------------------------------
+    # Start of a block ------------------------------------------------------------------------------------
 
     def block_began(self, block: ObservedBlock) -> None:
         """Export the start of a span."""
@@ -187,27 +190,26 @@ class OneLoggerObserver:
             block.began.seconds_since_epoch,
         )
         self._saves.loop_began()
-        _describe_span(block.span, self._figures.attributes())
+        block.span.set_initial_attributes(self._figures.attributes())
 
     def _target(self, block: ObservedBlock, name: str) -> int | None:
-        """Return a target of the loop, or of the configuration."""
+        """Return the target of a loop, or the target of the configuration if the loop has none."""
         target = block.values.get(name)
         if isinstance(target, int):
             return target
-        return None if self.training is None else self.training.present(f"{name}_or_fn")
+        return None if self.training is None else self.training.current_value(f"{name}_or_fn")
 
     def _begin_save(self, block: ObservedBlock) -> CheckpointFigures:
         training, step = self.training, block.values.get("global_step")
         strategy = CheckPointStrategy.SYNC if training is None else training.save_checkpoint_strategy
-        step_number = step if isinstance(step, int) else self._figures.completed_iterations
-        completed_iterations = (
-            step_number if self._figures.start_time is None else self._figures.completed_iterations
-        )
-        save = self._saves.begin(step_number, strategy, self._figures.snapshot(completed_iterations))
-        _describe_span(block.span, save.attributes())
+        figures = self._figures
+        step_number = step if isinstance(step, int) else figures.completed_iterations
+        completed_iterations = step_number if figures.start_time is None else figures.completed_iterations
+        save = self._saves.begin(step_number, strategy, figures.snapshot(completed_iterations))
+        block.span.set_initial_attributes(save.attributes())
         return save
 
-    # Ends ------------------------------------------------------------------------------------------------
+    # End of a block --------------------------------------------------------------------------------------
 
     def block_ending(self, block: ObservedBlock) -> None:
         """Record that the application ends, before its open blocks are ended."""
@@ -224,11 +226,8 @@ class OneLoggerObserver:
         with self._lock:
             ends_application = block is self._application
             if ends_application:
-                self._is_application_ending, self._application, self._has_application_ended = (
-                    False,
-                    None,
-                    True,
-                )
+                self._application = None
+                self._is_application_ending, self._has_application_ended = False, True
             else:
                 self._export_figures(block, state, timestamp, is_failed=error is not None)
                 if self._is_application_ending:
@@ -241,7 +240,10 @@ class OneLoggerObserver:
     def _export_figures(
         self, block: ObservedBlock, state: BlockState, timestamp: TracingTimestamp, *, is_failed: bool
     ) -> None:
-        """Export the event before the stop of a span. At the end of the application, only the event of the loop is exported."""
+        """Export the event that precedes the stop of a span.
+
+        For a block that is still open at the end of the application, only the event of the training loop is exported.
+        """
         figures = self._figures
         if block is self._loop:
             self._loop = None
@@ -259,7 +261,7 @@ class OneLoggerObserver:
     def _export_forced_end(
         self, block: ObservedBlock, state: BlockState, timestamp: TracingTimestamp
     ) -> None:
-        """Export an error for a block that is open when the application ends."""
+        """Export an error for a block that is still open when the application ends."""
         if state.save is not None:
             self._saves.drop(state.save)
         message = (
@@ -283,27 +285,27 @@ class OneLoggerObserver:
         self._export_event(block, EventName.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
 
     def save_succeeded(self, global_step: object, timestamp: TracingTimestamp, call: str) -> None:
-        """Export the success of a save: on the span of a synchronous save, or of the application."""
+        """Export the success of a save, as an event of the save's span if synchronous, otherwise of the application's span."""
         with self._lock:
             if not self._are_saves_enabled():
                 return
             save = self._saves.find_pending(global_step)
             if save is None:  # counted by the recorder
-                self._raise_if_chosen(f"{call}: expected the step of an unconfirmed save")
+                self._raise_if_propagating(f"{call}: expected the step of an unconfirmed save")
                 return
-            holder = self._application
+            block = self._application
             if save.strategy is CheckPointStrategy.SYNC:
-                holder = next(filter(_is_block_of(save), TRAINING.open_blocks()), None)
-            if holder is None:
+                block = next(filter(_is_block_of(save), TRAINING.open_blocks()), None)
+            if block is None:
                 self.misuse(call, "not_open", "the application to run")
             else:
-                self._export_success(holder, save, timestamp)
+                self._export_success(block, save, timestamp)
 
     def _export_success(
-        self, holder: ObservedBlock, save: CheckpointFigures, timestamp: TracingTimestamp
+        self, block: ObservedBlock, save: CheckpointFigures, timestamp: TracingTimestamp
     ) -> None:
         attributes = self._saves.succeed(save, timestamp.seconds_since_epoch, self._figures.start_time)
-        self._export_event(holder, EventName.SAVE_CHECKPOINT_SUCCESS, attributes, timestamp)
+        self._export_event(block, EventName.SAVE_CHECKPOINT_SUCCESS, attributes, timestamp)
 
     def block_discarded(self, block: ObservedBlock) -> None:
         """Discard a block that does not end."""
@@ -326,7 +328,7 @@ class OneLoggerObserver:
     # Iterations and events -------------------------------------------------------------------------------
 
     def iteration_ended(self, kind: BlockKind, start_time: float, end_time: float, is_failed: bool) -> None:
-        """Count an iteration that succeeded, and export the figures after every N training iterations."""
+        """Count a successful iteration. Export the figures after every `log_every_n_train_iterations` training iterations."""
         if is_failed:
             return
         seconds = max(end_time - start_time, 0.0)
@@ -354,7 +356,7 @@ class OneLoggerObserver:
     def step_reported(
         self, step: int | None, seconds: float | None, mode: str, timestamp: TracingTimestamp
     ) -> None:
-        """Do nothing: the recorder also calls `iteration_ended`."""
+        """Do nothing. One-logger has no counterpart of `training.step`."""
 
     def event_added(self, span: Span, event: Event) -> None:
         """Export an event that the job has added to a span."""
@@ -371,12 +373,6 @@ class OneLoggerObserver:
         event = Event.create(name, attributes, timestamp)
         block.span.append_event(event)
         self.spans.event(block.span, event)
-
-
-def _describe_span(span: Span, attributes: Attributes) -> None:
-    """Add initial attributes to a span. Attributes of the job take precedence."""
-    attributes.update(span.initial_attributes)
-    span.initial_attributes = attributes
 
 
 def _is_valid_loop(values: Mapping[str, object]) -> bool:

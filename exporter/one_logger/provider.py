@@ -1,7 +1,7 @@
 """Providers: configuration of one-logger for a process.
 
-Invalid settings raise OneLoggerError before the training begins; calls in the wrong order are counted as misuse. A forked
-child is not configured, because its records would carry the identity of the parent.
+Invalid settings raise OneLoggerError. A call in the wrong order is counted as misuse, and raises only if the job uses
+PROPAGATE_EXCEPTIONS. A forked child is not configured, because its records would carry the identity of the parent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Path = str | os.PathLike[str]
 
 
 class _Singleton:
-    """Provider with a single object per process, returned by `instance()`."""
+    """Base class of providers with a single instance per process."""
 
     _instance: _Singleton | None = None
     _process = 0
@@ -47,7 +47,7 @@ class _Singleton:
 
     @classmethod
     def instance(cls) -> Self:
-        """Return the object of this process."""
+        """Return the instance of this process."""
         if not isinstance(cls._instance, cls) or cls._process != os.getpid():
             cls._instance, cls._process = object.__new__(cls), os.getpid()
         return cls._instance
@@ -76,12 +76,12 @@ class OneLoggerProvider(_Singleton):
 
     @property
     def recorder(self) -> DefaultRecorder:
-        """Recorder of this process. Before the configuration, a recorder without exporters."""
+        """Recorder of this process; before the configuration, a recorder without exporters."""
         return get_recorder()
 
     @property
     def config(self) -> OneLoggerConfig:
-        """Configuration of this process, which must not be changed.
+        """Configuration of this process, which the caller must not change.
 
         Raises OneLoggerError: The process is not configured.
         """
@@ -95,7 +95,7 @@ class OneLoggerProvider(_Singleton):
 
 
 class TrainingTelemetryProvider(_Singleton):
-    """Provider of training telemetry; a method with an invalid argument raises OneLoggerError.
+    """Provider of training telemetry. A method raises OneLoggerError for an invalid argument.
 
     (TrainingTelemetryProvider.instance()
         .with_base_config(config)
@@ -123,7 +123,10 @@ class TrainingTelemetryProvider(_Singleton):
         return self
 
     def with_config_override(self, partial_config: Mapping[str, Any]) -> TrainingTelemetryProvider:
-        """Override fields of the configuration, with nested mappings for nested fields. Later calls take precedence."""
+        """Override fields of the configuration. A nested mapping overrides the fields of a nested configuration.
+
+        Later calls take precedence.
+        """
         problem = f"with_config_override expects a mapping of fields, not {safe_repr(partial_config)}"
         assert_that(isinstance(partial_config, Mapping), problem)
         if self._configurable("with_config_override"):
@@ -141,7 +144,7 @@ class TrainingTelemetryProvider(_Singleton):
         raise OneLoggerError(problem)
 
     def with_exporter(self, exporter: Exporter) -> TrainingTelemetryProvider:
-        """Add an exporter, of any class that has the methods of `Exporter`."""
+        """Add an exporter, which may be of any class with the methods of `Exporter`."""
         missing = missing_methods(exporter)
         assert_that(
             not missing, f"{safe_repr(exporter)} is not an exporter: methods {', '.join(missing)} are missing"
@@ -155,7 +158,10 @@ class TrainingTelemetryProvider(_Singleton):
         export_customization_mode: ExportCustomizationMode,
         span_name_filter: Iterable[SpanName] | None = None,
     ) -> TrainingTelemetryProvider:
-        """Select the exported spans, once. By default, short and frequent spans are not exported."""
+        """Select the spans to export. Without this call, short and frequent spans are not exported.
+
+        A second call has no effect and is counted as misuse.
+        """
         if not self._configurable("with_export_customization"):
             return self
         if self._filter is None:
@@ -170,10 +176,11 @@ class TrainingTelemetryProvider(_Singleton):
         exporters_config: Sequence[ExporterConfig | Mapping[str, Any]] | None = None,
         config_file_path: Path | None = None,
     ) -> TrainingTelemetryProvider:
-        """Add the exporters of a configuration: the argument, a file, and installed packages.
+        """Add the exporters that the argument, a file or installed packages configure.
 
-        An exporter that cannot be created is counted as misuse and omitted. The file is YAML or JSON; None for
-        `$ONE_LOGGER_EXPORTER_CONFIG_PATH`, otherwise `one_logger_exporters_config.{yaml,yml,json}` in the working directory.
+        The file is YAML or JSON. Without *config_file_path* the file is `$ONE_LOGGER_EXPORTER_CONFIG_PATH`, otherwise
+        `one_logger_exporters_config.{yaml,yml,json}` in the working directory. An exporter that cannot be created is counted as
+        misuse and omitted.
         """
         if self._configurable("with_export_config"):
             manager = ExporterConfigManager()
@@ -182,7 +189,7 @@ class TrainingTelemetryProvider(_Singleton):
         return self
 
     def configure_provider(self) -> TrainingTelemetryProvider:
-        """Apply the configuration, once per process, and start a thread for each exporter."""
+        """Apply the configuration and start a thread for each exporter. A second call has no effect and is counted as misuse."""
         if not self._configurable("configure_provider"):
             return self
         problem = "No configuration was provided. Please provide a base config and/or config overrides."
@@ -198,7 +205,7 @@ class TrainingTelemetryProvider(_Singleton):
 
     @property
     def recorder(self) -> TrainingRecorder:
-        """Recorder of this process. Before the configuration, a recorder without exporters."""
+        """Recorder of this process; before the configuration, a recorder without exporters."""
         recorder = get_recorder()
         return recorder if isinstance(recorder, TrainingRecorder) else UNCONFIGURED
 
@@ -213,7 +220,7 @@ class TrainingTelemetryProvider(_Singleton):
     def set_training_telemetry_config(self, training_telemetry_config: TrainingTelemetryConfig) -> None:
         """Set the configuration of the training, before or after the start of the application.
 
-        A second call has no effect and is counted as misuse. Before `configure_provider`, a call has no effect.
+        A call before `configure_provider` has no effect. A second call has no effect and is counted as misuse.
         """
         training = TrainingTelemetryConfig.convert(training_telemetry_config)
         observer = current()
@@ -228,7 +235,7 @@ class TrainingTelemetryProvider(_Singleton):
 
     @staticmethod
     def _configurable(call: str) -> bool:
-        """Return True if the process is not configured yet, and count a late call."""
+        """Return True if the process is not configured yet. Otherwise count the late call as misuse."""
         if current() is None:
             return True
         misuse(call, "configured_already", "to be called before configure_provider")
@@ -248,7 +255,7 @@ def _configured_observer() -> OneLoggerObserver:
 
 
 def _configure(settings: OneLoggerConfig, recorder: DefaultRecorder) -> None:
-    delivery = getattr(recorder, "delivery", None)  # a recorder class of the job may have no delivery
+    delivery = getattr(recorder, "delivery", None)  # None if the job's own recorder class has no delivery
     if not isinstance(delivery, Delivery):
         delivery = Delivery(())
     delivery.set_application_name(settings.application_name)
@@ -256,7 +263,7 @@ def _configure(settings: OneLoggerConfig, recorder: DefaultRecorder) -> None:
 
 
 def _explicit_values(settings: Settings | None) -> dict[str, Any]:
-    """Return the explicit values of settings, with nested settings as mappings."""
+    """Return the explicitly set values, with nested configurations as mappings."""
     values = {} if settings is None else settings.explicit_values
     return {
         name: _explicit_values(value) if isinstance(value, Settings) else value
@@ -265,7 +272,7 @@ def _explicit_values(settings: Settings | None) -> dict[str, Any]:
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a new mapping with changes applied, also in nested mappings."""
+    """Return a new mapping with the changes applied. Nested mappings are merged, not replaced."""
     merged = dict(base)
     for name, change in changes.items():
         value = _explicit_values(change) if isinstance(change, Settings) else change
@@ -277,7 +284,7 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def _apply_logger_config(settings: OneLoggerConfig) -> None:
-    """Apply the log level, and add the configured log files. A disabled rank opens no file."""
+    """Apply the log level, and open the configured log files unless this rank is disabled."""
     config = settings.logger_config
     if "log_level" in config.explicit_values:
         NOTICES.is_quiet = logging.getLevelName(config.log_level) > logging.WARNING
@@ -303,6 +310,6 @@ def _log_to(handler: logging.Handler, message: str) -> None:
 
 
 def forget() -> None:
-    """Return to the unconfigured state, for tests."""
+    """Reset the providers to the unconfigured state, for tests."""
     install(None)
     OneLoggerProvider._instance = TrainingTelemetryProvider._instance = None  # noqa: SLF001  # classes of this module

@@ -1,6 +1,6 @@
-"""Recorders: spans, events and errors recorded by explicit calls, on the threads of the job.
+"""Recorders: spans, events and errors that the job records by explicit calls.
 
-A call raises only if the job uses PROPAGATE_EXCEPTIONS. `start` always returns a span.
+A call on a recorder raises only if the job uses PROPAGATE_EXCEPTIONS. `start` returns a span even if nothing is recorded.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class RecorderObserver:
         self.spans = SpanExport(recorder.delivery)
 
     def observes(self, kind: BlockKind) -> bool:  # noqa: ARG002  # part of the protocol
-        """Return False: the blocks of the recorder are always observed."""
+        """Return False, because hot blocks never belong to a recorder."""
         return False
 
     def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:  # noqa: ARG002
-        """Return True: all blocks are allowed."""
+        """Return True, because the recorder refuses no block."""
         return True
 
     def begin_while_open(self, kind: BlockKind, call: str) -> bool:  # noqa: ARG002
-        """Return False: spans of the same name can be nested."""
+        """Return False, because spans of the same name can be nested."""
         return False
 
     def block_began(self, block: ObservedBlock) -> None:
@@ -49,7 +49,7 @@ class RecorderObserver:
             self.spans.start(block.span)
 
     def block_ending(self, block: ObservedBlock) -> None:
-        """Do nothing: applications and loops are not spans of the recorder."""
+        """Do nothing, because the recorder has no blocks of applications and loops."""
 
     def block_ended(
         self,
@@ -69,22 +69,22 @@ class RecorderObserver:
         self.spans.event(span, event)
 
     def end_without_begin(self, kind: BlockKind, call: str) -> None:
-        """Do nothing: the call does not concern a span of the recorder."""
+        """Do nothing, because the call does not concern a span of the recorder."""
 
     def save_succeeded(self, global_step: object, timestamp: TracingTimestamp, call: str) -> None:
-        """Do nothing."""
+        """Do nothing, because a recorder exports only spans."""
 
     def step_reported(
         self, step: int | None, seconds: float | None, mode: str, timestamp: TracingTimestamp
     ) -> None:
-        """Do nothing."""
+        """Do nothing, because a recorder exports only spans."""
 
     def iteration_ended(self, kind: BlockKind, start_time: float, end_time: float, is_failed: bool) -> None:
-        """Do nothing."""
+        """Do nothing, because a recorder exports only spans."""
 
 
 class DefaultRecorder:
-    """Recorder with exporters; spans are nested per thread and asyncio task. `Recorder` is the same class."""
+    """Recorder of spans, which nest per thread and asyncio task. `Recorder` is another name of this class."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class DefaultRecorder:
         self.delivery.start_exporters()
 
     def _observe(self) -> RecorderObserver | None:
-        """Add the observer that exports the spans of this recorder; None without exporters."""
+        """Add and return the observer that exports the spans of this recorder. Return None if there are no exporters."""
         if not self.delivery.queues:
             return None
         observer = RecorderObserver(self)
@@ -113,7 +113,7 @@ class DefaultRecorder:
         start_time: TracingTimestamp | None = None,
         parent_span: Span | None = None,
     ) -> Span:
-        """Start a span; after `close` the span is not recorded."""
+        """Start a span. After `close`, the returned span is not recorded."""
         if not self._accepts("start"):
             return Span.create(span_name, parent_span, span_attributes, start_event_attributes, start_time)
         span, _ = begin_block(
@@ -134,7 +134,7 @@ class DefaultRecorder:
         stop_event_attributes: Attributes | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """Stop a span. A span that is not active is an invalid call."""
+        """Stop a span. Stopping a span that is not active is an invalid call."""
         if self._accepts("stop") and self._is_active("stop", span):
             kind = kinds.named_kind(to_name(span.name), phase=False)
             end_block(
@@ -146,13 +146,13 @@ class DefaultRecorder:
             )
 
     def event(self, span: Span, event: Event) -> Event:
-        """Record an event of an active span."""
+        """Record and return an event of an active span."""
         if self._accepts("event") and self._is_span("event", span):
             span.add_event(event)
         return event
 
     def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
-        """Record an error of the application."""
+        """Record an error of the application, and return its event."""
         event = ErrorEvent.create(error_message, exception)
         if self._accepts("error") and self._is_span("error", span) and isinstance(span, Span):
             span.append_event(event)
@@ -164,7 +164,7 @@ class DefaultRecorder:
             self._observer.spans.error(span, event)
 
     def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
-        """Export a notice about missing records."""
+        """Export a notice that records are missing."""
         if self._accepts("telemetry_data_error"):
             self.delivery.telemetry_data_error(error_message, attributes)
 
@@ -180,7 +180,7 @@ class DefaultRecorder:
         self.delivery.close(EXIT_SECONDS)
 
     def get_active_spans_by_name(self, span_name: SpanName) -> list[Span]:
-        """Return the active spans of a name, the oldest first."""
+        """Return the active spans with a name, the oldest first."""
         return [span for span in self._active_spans() if span.name_str == to_name(span_name)]
 
     def _active_spans(self) -> list[Span]:
@@ -204,7 +204,7 @@ class DefaultRecorder:
 
     @staticmethod
     def _is_span(call: str, span: object) -> bool:
-        """Return True if an object is a span; one-logger returns None as a span if disabled."""
+        """Return True if an object is a span. Otherwise count the call as misuse."""
         if isinstance(span, (Span, NonRecordingSpan)):
             return True
         misuse(f"recorder.{call}", "no_such_span", f"an active span, not {safe_repr(span)}")

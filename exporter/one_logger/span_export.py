@@ -1,4 +1,4 @@
-"""Export of the spans of a recorder."""
+"""Export of spans: an end or an event is exported only if the start was."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from exporter.one_logger.delivery import Delivery
 from exporter.training.spans import ErrorEvent, Event, Span
 
 RECORDER_VALUE = "recorder"
-"""Key of the DefaultRecorder in the values of a block that the recorder began."""
+"""Key under which the values of a block contain the DefaultRecorder that has started the block."""
 
 
 class SpanExport:
-    """Export of the open spans of a recorder."""
+    """Exporter of spans to a delivery, which remembers the open spans whose start was exported."""
 
     def __init__(self, delivery: Delivery) -> None:
         self.delivery = delivery
@@ -41,5 +41,5 @@ class SpanExport:
             self.delivery.stop(span)
 
     def forget(self, span: Span) -> None:
-        """Discard a span that does not stop."""
+        """Discard an open span without exporting a stop."""
         self._open.discard(span.id)

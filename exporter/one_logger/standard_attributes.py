@@ -1,6 +1,6 @@
 """Attribute classes of one-logger's standard spans and events.
 
-The fields of a class are the arguments of `create`. Durations are in seconds.
+The fields of a class are the arguments of `create`. Fields named `…_sec` are in seconds.
 """
 
 from __future__ import annotations
@@ -67,24 +67,28 @@ class RequiredField(OptionalField[Value]):
 
 
 class StandardAttributes(Attributes):
-    """Attributes with the names that a derived class declares."""
+    """Base class of attributes whose names a derived class declares as fields."""
 
     @classmethod
     def create(cls, *values: Any, **fields: Any) -> Self:
-        """Return attributes from values in the order of declaration, or by name; None values are omitted.
+        """Return attributes from values in the order of declaration, or by name. None values are omitted.
 
-        Raises TypeError: A required field is missing, or a field does not exist.
+        Raises TypeError: A required field is missing, a field does not exist, or there are more values than fields.
         Raises OneLoggerError: A required field is None.
         """
-        fields_by_name = {name: each for name, each in vars(cls).items() if isinstance(each, OptionalField)}
+        fields_by_name = {
+            name: field for name, field in vars(cls).items() if isinstance(field, OptionalField)
+        }
+        if len(values) > len(fields_by_name):
+            raise TypeError(f"{cls.__name__}.create: {len(values)} values for {len(fields_by_name)} fields")
         values_by_name = dict(zip(fields_by_name, values, strict=False)) | fields
         required_names = {name for name, field in fields_by_name.items() if isinstance(field, RequiredField)}
-        missing, unknown = (
-            sorted(required_names - values_by_name.keys()),
-            sorted(values_by_name.keys() - fields_by_name.keys()),
-        )
-        if missing or unknown or len(values) > len(fields_by_name):
-            raise TypeError(f"{cls.__name__}.create: missing fields {missing}, unknown fields {unknown}")
+        missing_names = sorted(required_names - values_by_name.keys())
+        unknown_names = sorted(values_by_name.keys() - fields_by_name.keys())
+        if missing_names or unknown_names:
+            raise TypeError(
+                f"{cls.__name__}.create: missing fields {missing_names}, unknown fields {unknown_names}"
+            )
         attributes = cls()
         for name, field in fields_by_name.items():
             value = values_by_name.get(name)
@@ -95,7 +99,7 @@ class StandardAttributes(Attributes):
 
 
 class TrainingLoopAttributes(StandardAttributes):
-    """Attributes of the span `training_loop`; the starts of a resumed job are not 0."""
+    """Attributes of the span `training_loop`. The starts are above 0 if the job resumes from a checkpoint."""
 
     train_iterations_start = RequiredField[int]()
     train_samples_start = RequiredField[int]()
@@ -106,7 +110,7 @@ class TrainingLoopAttributes(StandardAttributes):
 
 
 class CheckpointSaveSpanAttributes(StandardAttributes):
-    """Attributes of `checkpoint_save_sync` and `checkpoint_save_async`. The attempts include failed saves."""
+    """Attributes of the spans `checkpoint_save_sync` and `checkpoint_save_async`. The attempts include failed saves."""
 
     checkpoint_strategy = RequiredField[CheckPointStrategy]()
     current_iteration = RequiredField[int]()
@@ -155,8 +159,8 @@ class TrainingTelemetryAttributes(StandardAttributes):
 class TrainingMetricsUpdateAttributes(StandardAttributes):
     """Attributes of the event `training_metrics_update`.
 
-    Throughput is in TFLOP/s per GPU. The seven attributes from `avg_forward_time_sec` to `avg_batch_size`, except
-    `train_tokens`, are never set, as in one-logger.
+    Throughput is in TFLOP/s per GPU. This package sets none of the fields from `avg_forward_time_sec` to `avg_batch_size` but
+    `train_tokens`, and neither does one-logger.
     """
 
     train_iterations_start = RequiredField[int]()
@@ -187,7 +191,7 @@ class TrainingMetricsUpdateAttributes(StandardAttributes):
 
 
 class ValidationMetricsUpdateAttributes(StandardAttributes):
-    """Attributes of the event `validation_metrics_update`. Times are absent if no iteration was completed."""
+    """Attributes of the event `validation_metrics_update`. The times are absent before the first completed iteration."""
 
     current_iteration = RequiredField[int]()
     interval = RequiredField[int]()
@@ -207,7 +211,7 @@ class TestingMetricsUpdateAttributes(StandardAttributes):
 
 
 class SaveCheckpointSuccessEventAttributes(StandardAttributes):
-    """Attributes of the event `save_checkpoint_success`; `productive_*` is the training that the checkpoints preserve."""
+    """Attributes of the event `save_checkpoint_success`. `productive_*` is the training that the checkpoints preserve."""
 
     checkpoint_strategy = RequiredField[CheckPointStrategy]()
     current_iteration = RequiredField[int]()
@@ -225,7 +229,7 @@ class SaveCheckpointSuccessEventAttributes(StandardAttributes):
 
     @classmethod
     def create(cls, *values: Any, **fields: Any) -> Self:
-        """Return the attributes; a `training_start_timestamp_sec` of 0 means unknown, as in one-logger."""
+        """Return the attributes, without a `training_start_timestamp_sec` of 0, which means unknown as in one-logger."""
         attributes = super().create(*values, **fields)
         if not attributes.training_start_timestamp_sec:
             attributes.pop("training_start_timestamp_sec", None)
@@ -233,7 +237,7 @@ class SaveCheckpointSuccessEventAttributes(StandardAttributes):
 
 
 class SyncCheckpointMetricsUpdateAttributes(StandardAttributes):
-    """Attributes of the event `sync_checkpoint_metrics_update`: seconds for which saves blocked the training."""
+    """Attributes of the event `sync_checkpoint_metrics_update`: the time for which saves blocked the training."""
 
     save_checkpoint_sync_time_total_sec = RequiredField[float]()
     save_checkpoint_sync_time_min_sec = RequiredField[float]()

@@ -30,14 +30,14 @@ HOT_BLOCKS: dict[BlockKind, Callable[[], AbstractContextManager[Any]]] = {
     kinds.ZERO_GRAD: api.zero_grad,
     kinds.OPTIMIZER_UPDATE: api.optimizer_update,
 }
-"""Blocks of short and frequent spans."""
+"""Function that returns the block of each short and frequent kind."""
 
 
 class timed_span:  # noqa: N801  # one-logger's name
     """Context manager and decorator that records a span of any name and returns the `Span`.
 
-    A standard name records the standard block and its phase. A short block that is not exported returns an object with the
-    methods of a span, at a tenth of the cost. An exception in the block is recorded as an error of the application and
+    A standard name records the standard block with its phase. For a short and frequent block that is not exported, a cheaper
+    object with the methods of a span is returned. An exception in the block is recorded as an error of the application, and
     propagates.
     """
 
@@ -94,7 +94,7 @@ class timed_span:  # noqa: N801  # one-logger's name
             _guarded(lambda: recorder.stop(span))
 
     def _hot_block(self, recorder: DefaultRecorder) -> AbstractContextManager[Any] | None:
-        """Return the block of a short, unexported span without attributes, or None for other spans."""
+        """Return the block of a short span that has no attributes and is not exported. Return None for any other span."""
         if self._span_attributes is not None or self._start_event_attributes is not None:
             return None
         if type(recorder) is not TrainingRecorder:
@@ -108,7 +108,7 @@ class timed_span:  # noqa: N801  # one-logger's name
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """Call a recorder, which may be a class of the job. An exception is counted and suppressed."""
+    """Call a recorder. An exception is counted as misuse and suppressed, except for OneLoggerError if the job requests it."""
     try:
         return call()
     except Exception as error:  # the recorder may be a class of the job

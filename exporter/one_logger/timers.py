@@ -1,4 +1,4 @@
-"""Timers and summaries of one-logger; not thread-safe."""
+"""Timers and summaries of one-logger. The classes are not thread-safe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Number = TypeVar("Number", int, float)
 
 
 class Timer:
-    """Stopwatch that adds the time between each start and stop."""
+    """Stopwatch that sums the times between start and stop."""
 
     def __init__(self) -> None:
         self._start_seconds: float | None = None
@@ -35,7 +35,7 @@ class Timer:
         self._start_seconds = time.perf_counter() if start_time is None else start_time.perf_counter_seconds
 
     def stop(self, reset: bool = False) -> float:
-        """Stop the timer and return the seconds since the last reset; with *reset*, reset the timer afterwards."""
+        """Stop the timer and return the running time in seconds since the last reset. With *reset*, reset it afterwards."""
         if self._start_seconds is None:
             report("Timer.stop", "not_running", "to be started before a stop")
             return self._seconds
@@ -47,7 +47,7 @@ class Timer:
         return seconds
 
     def reset(self, start: bool = False) -> None:
-        """Set the sum to 0; with *start*, start the timer."""
+        """Set the running time to 0. With *start*, also start the timer."""
         self._start_seconds = None
         self._seconds = 0.0
         if start:
@@ -56,7 +56,7 @@ class Timer:
 
 @dataclass(unsafe_hash=True)  # hashed by value, as in one-logger
 class MetricSummarizer(Generic[Number]):
-    """Latest value, extremes, mean and total of numbers; each is None before the first number."""
+    """Latest value, minimum, maximum, mean and total of the added numbers; None before the first number."""
 
     latest_value: Number | None = None
     min_value: Number | None = None
@@ -77,7 +77,7 @@ class MetricSummarizer(Generic[Number]):
 
 @dataclass(unsafe_hash=True)  # hashed by value, as in one-logger
 class MultiWindowTimer:
-    """Statistics of consecutive time windows. The minimum is infinite before the first window has ended."""
+    """Statistics of the durations of consecutive windows. The minimum is infinite before the first window has ended."""
 
     current_window_start: TracingTimestamp | None = None
     first_window_start: TracingTimestamp | None = None

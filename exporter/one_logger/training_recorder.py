@@ -25,7 +25,7 @@ __all__ = ["TrainingRecorder", "get_recorder"]
 
 
 class TrainingRecorder(DefaultRecorder):
-    """Recorder with a method for each callback; times are `TracingTimestamp`s, None for now."""
+    """Recorder with a method for each callback. A time of None means the current time."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class TrainingRecorder(DefaultRecorder):
         start_time: TracingTimestamp | None = None,
         parent_span: Span | None = None,
     ) -> Span:
-        """Start a span. A standard name starts the standard block."""
+        """Start a span. A standard name starts the standard block with its phase."""
         kind = _kind_of(span_name)
         values: dict[str, object] = {}
         if kind is kinds.TRAINING_LOOP:
@@ -73,7 +73,7 @@ class TrainingRecorder(DefaultRecorder):
         stop_event_attributes: Attributes | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """Stop a span. A span that is not active is an invalid call."""
+        """Stop a span. Stopping a span that is not active is an invalid call."""
         if self._is_active("stop", span):
             end_block(
                 _kind_of(span.name), "stop", timestamp=stop_time, span=span, attributes=stop_event_attributes
@@ -88,18 +88,18 @@ class TrainingRecorder(DefaultRecorder):
         return [block.span for block in TRAINING.open_blocks()] + _open_iterations()
 
     def close(self) -> None:
-        """Flush the exporters for up to two seconds. Another application can begin in this process."""
+        """Flush the exporters for up to two seconds. They stay open, because another application may start in this process."""
         self.delivery.flush(EXIT_SECONDS)
 
     def create_sync_checkpoint_metrics_event(self, span_name: SpanName) -> Event:
-        """Return an event with the durations of the active save spans of a name."""
+        """Return an event with the durations so far of the active spans with a name."""
         now = TracingTimestamp.now().perf_counter_seconds
         active = self.get_active_spans_by_name(span_name)
         seconds = [now - span.start_event.timestamp.perf_counter_seconds for span in active] or [0.0]
         attributes = SyncCheckpointMetricsUpdateAttributes.create(sum(seconds), min(seconds), max(seconds))
         return Event.create(StandardTrainingJobEventName.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
 
-    # The callbacks ---------------------------------------------------------------------------------------
+    # Callbacks -------------------------------------------------------------------------------------------
 
     def on_app_start(self, start_time: TracingTimestamp | None = None) -> Span:
         """Report the start of the application."""
@@ -229,14 +229,14 @@ UNCONFIGURED = TrainingRecorder()
 
 
 def get_recorder() -> DefaultRecorder:
-    """Return the recorder of this process. Before configuration, return a recorder without exporters."""
+    """Return the recorder of this process; before the configuration, a recorder without exporters."""
     observer = current()
     recorder: DefaultRecorder = UNCONFIGURED if observer is None else observer.recorder
     return recorder
 
 
 def _open_iterations() -> list[Span]:
-    """Return new spans for the open iterations that have no span because they are not exported."""
+    """Return new spans for the open iterations that have no span, because iterations are not exported."""
     open_blocks = [*TRAINING.clock.stack, *TRAINING.callback_blocks]
     spans = []
     for block in dict.fromkeys(open_blocks):

@@ -37,7 +37,7 @@ def test_each_callable_field_has_an_attribute_with_its_present_value() -> None:
 
     assert (application.world_size, application.session_tag, application.is_baseline_run) == (4, "s", True)
     assert training.perf_tag == ["a", "b"]
-    assert (training.global_batch_size, training.present("global_batch_size_or_fn")) == (1, 2)
+    assert (training.global_batch_size, training.current_value("global_batch_size_or_fn")) == (1, 2)
     assert [training.is_callable(name) for name in ("perf_tag_or_fn", "seq_length_or_fn")] == [True, False]
 
 
@@ -72,7 +72,7 @@ def test_a_callable_that_raises_or_returns_an_invalid_value_is_reported(
     config = TrainingTelemetryConfig(**TRAINING | {field: read_value})
 
     with collect_misuse() as reports:
-        assert config.present(field) is None
+        assert config.current_value(field) is None
 
     assert [(record.call, record.rule) for record in reports] == [
         (f"TrainingTelemetryConfig.{field}", rule) for rule in rules
@@ -185,3 +185,14 @@ def test_the_configuration_of_an_application_without_training_is_accepted() -> N
     serving: Any = Serving()
 
     assert OneLoggerConfig(**APPLICATION, telemetry_config=serving).telemetry_config is serving
+
+
+def test_a_log_format_that_logging_refuses_is_an_invalid_value() -> None:
+    with pytest.raises(OneLoggerError, match="log_format must be a format of the logging module"):
+        LoggerConfig(log_format="no field")
+
+
+def test_a_negative_target_may_be_the_text_of_an_environment_variable() -> None:
+    training = TrainingTelemetryConfig(**TRAINING, train_iterations_target_or_fn="-1")
+
+    assert training.train_iterations_target == -1

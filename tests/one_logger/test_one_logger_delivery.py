@@ -16,7 +16,7 @@ from exporter.errors import OneLoggerError
 from exporter.ledger.families.bridges import SPAN_EXPORTERS
 from exporter.ledger.family_owners import TRAINING_FAMILIES, fits
 from exporter.one_logger import delivery
-from exporter.one_logger.delivery import FLUSHED_TOGETHER, Delivery, SpanFilter
+from exporter.one_logger.delivery import WRITE_OUT_RECORDS, Delivery, SpanFilter
 from exporter.one_logger.names import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     ExportCustomizationMode,
@@ -252,11 +252,11 @@ def test_a_buffering_exporter_is_flushed_when_its_queue_is_empty(
 
     exporter = Holding()
     sink = start_delivery(sinks, exporter)
-    for number in range(FLUSHED_TOGETHER * 2 + 3):
+    for number in range(WRITE_OUT_RECORDS * 2 + 3):
         sink.start(Span.create(f"span-{number}"))
 
     assert sink.flush(SOON)
-    assert exporter.written[-1] == FLUSHED_TOGETHER * 2 + 3
+    assert exporter.written[-1] == WRITE_OUT_RECORDS * 2 + 3
     assert max(b - a for a, b in zip((0, *exporter.written), exporter.written, strict=False)) <= 256
 
 
