@@ -1,7 +1,7 @@
-"""Bridges to training libraries, which record a job without changes to the job; see docs/bridges.md.
+"""Bridges to training libraries, which record a job without changes to its code; see docs/bridges.md.
 
-Used in the training process and in torchrun's agent. A bridge is free before the library is loaded, never raises,
-acquires no lock on the job's path and never writes to the job's output.
+Used in the training process and in torchrun's agent. A bridge does nothing before its library is imported. Its hooks do not
+raise, take no lock on the job's threads and do not write to the job's output.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _requested: set[str] = set()
 
 
 def install(*names: str) -> tuple[str, ...]:
-    """Install these bridges, or all of `exporter_auto.BRIDGES`; a repeated call is harmless.
+    """Install the named bridges, or all of `exporter_auto.BRIDGES`. A repeated call has no effect.
 
     A bridge to a library that is not loaded yet is installed when the job imports the library.
 
     Returns:
-        The names of all requested bridges that have not failed.
+        The names of the bridges requested so far whose installation has not failed; empty if `EXPORTER_DISABLED=1`.
 
     Raises:
         ValueError: No bridge has this name.
     """
-    unknown = [name for name in names if name not in BRIDGES]
-    if unknown:
-        raise ValueError(f"no bridge {unknown[0]!r}; known: {', '.join(BRIDGES)}")
+    unknown_names = [name for name in names if name not in BRIDGES]
+    if unknown_names:
+        raise ValueError(f"no bridge {unknown_names[0]!r}; available: {', '.join(BRIDGES)}")
     if os.environ.get("EXPORTER_DISABLED") == "1":
         return ()
     for name in names or BRIDGES:
         if name not in _requested:
             _requested.add(name)
             if BRIDGES[name] == "torch" and "torch" in sys.modules:
-                # The entry point is called by a complete torch whose import is still marked as under way.
+                # torch calls the entry point at the end of its own import, which is still marked as in progress.
                 _install(name, sys.modules["torch"])
             else:
                 when_imported(BRIDGES[name], partial(_install, name))

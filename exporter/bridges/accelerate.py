@@ -17,20 +17,20 @@ from exporter.patching import Around, version_of, when_imported
 VALIDATION_LOSSES = ("eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss")
 GRADIENT_NORMS = ("grad_norm", "train/grad_norm", "gradient_norm")
 LEARNING_RATES = ("learning_rate", "lr", "train/lr", "train/learning_rate")
-"""Names under which jobs log a value. The training loss is read from the steps instead."""
+"""Names under which jobs log these values. The training loss is not read from logs, but from the backward passes."""
 
 
 def install() -> None:
-    """Watch every Accelerator, from when Accelerate is imported."""
+    """Put hooks around the methods of Accelerator, once Accelerate is imported."""
     when_imported("accelerate.accelerator", _watch)
 
 
 def _watch(module: ModuleType) -> None:
     plain_torch.install()
     for name, hook in (
-        ("__init__", _made),
-        ("backward", lambda source, _, loss=None, *__, **given: source.loss_is(given.get("loss", loss))),
-        ("log", _logs),
+        ("__init__", _accelerator_created),
+        ("backward", _backward_begins),
+        ("log", _values_logged),
         ("save_state", lambda source, *_, **__: source.checkpoint(whole=True)),
         ("save_model", lambda source, *_, **__: source.checkpoint(whole=False)),
         ("load_state", lambda source, *_, **__: source.load()),
@@ -38,11 +38,15 @@ def _watch(module: ModuleType) -> None:
         plain_torch.watch(module.Accelerator, name, hook)
 
 
-def _made(source: Any, accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:
+def _backward_begins(source: Any, _accelerator: Any, loss: Any = None, *_args: Any, **kwargs: Any) -> None:
+    source.loss_is(kwargs.get("loss", loss))
+
+
+def _accelerator_created(source: Any, accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:
     _, error = yield
     if error is not None:
         return
-    source.batches.ahead = 1  # loaders of Accelerate detect the last batch by fetching ahead
+    source.batches.ahead = 1  # a loader of Accelerate fetches one batch ahead, to detect the last batch
     set_rank(int(accelerator.process_index))
     training.describe(
         framework="accelerate",
@@ -52,13 +56,13 @@ def _made(source: Any, accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:
     )
 
 
-def _logs(_source: Any, _accelerator: Any, values: Any = None, *_args: Any, **kwargs: Any) -> None:
+def _values_logged(_source: Any, _accelerator: Any, values: Any = None, *_args: Any, **kwargs: Any) -> None:
     values = kwargs.get("values", values)
     if not isinstance(values, Mapping):
         return
-    validation = _first(values, VALIDATION_LOSSES)
-    if validation is not None:
-        training.record(loss=validation, mode="validation")
+    validation_loss = _first(values, VALIDATION_LOSSES)
+    if validation_loss is not None:
+        training.record(loss=validation_loss, mode="validation")
     training.record(
         grad_norm=_first(values, GRADIENT_NORMS),
         learning_rate=_first(values, LEARNING_RATES),

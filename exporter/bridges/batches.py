@@ -5,39 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_DEEPEST = 4
+_MAX_DEPTH = 4
+"""Levels of nested containers that are searched for a tensor."""
 
 
 def samples_of_tensors(batch: Any) -> int | None:
-    """Return the samples of a tensor, or of a list that begins with a tensor, or None for all other batches.
+    """Return the number of samples if a batch is a tensor, or a list or tuple that begins with a tensor. Otherwise return None.
 
-    A fraction of the cost of `samples_and_tokens`, for the batches of most loaders.
+    Most loaders return such batches, for which this function is much faster than `samples_and_tokens`.
     """
     kind = type(batch)
     try:
         samples = batch[0].shape[0] if kind is list or kind is tuple else batch.shape[0]
-    except Exception:  # noqa: BLE001  # a batch is the job's own object
+    except Exception:  # noqa: BLE001  # a batch is an object of the job
         return None
-    return samples or None if type(samples) is int else None
+    return samples if type(samples) is int and samples else None
 
 
 def samples_and_tokens(batch: Any) -> tuple[int | None, int | None]:
-    """Return the samples and the tokens of a batch, or None if the shapes do not show the numbers.
+    """Return the numbers of samples and tokens of a batch. A number that the shapes do not show is None.
 
-    Tokens are counted only in a batch with two-dimensional `input_ids`.
+    Tokens are counted only in a mapping with two-dimensional `input_ids`.
     """
     try:
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         shape = getattr(ids, "shape", None)
         if shape is not None and len(shape) == 2:
             return int(shape[0]), int(shape[0]) * int(shape[1])
-        return _samples(batch, _DEEPEST), None
-    except Exception:  # noqa: BLE001  # a batch is the job's own object
+        return _samples(batch, _MAX_DEPTH), None
+    except Exception:  # noqa: BLE001  # a batch is an object of the job
         return None, None
 
 
 def _samples(batch: Any, depth: int) -> int | None:
-    """Return the length of the first tensor in a batch, otherwise of the innermost list."""
+    """Return the length of the first tensor in a batch. Without a tensor, return the length of the innermost list."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None

@@ -1,4 +1,4 @@
-"""Checkpoints: contents of saved objects, and saves completed on a background thread."""
+"""Checkpoints: contents of saved objects, and saves that a background thread completes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from exporter import training
 from exporter.patching import never_raises
 
 MAX_VALUES = 64
-"""Values of a dictionary that are searched for an optimizer's state."""
+"""Maximum number of values of a dictionary or list that are searched for the state of an optimizer."""
 
 
 def holds_optimizer(contents: Any, depth: int = 3) -> bool:
-    """Return True if a dictionary, or a nested dictionary, is an optimizer's state."""
+    """Return True if a dictionary, or a dictionary nested in it, is the state of an optimizer."""
     if not isinstance(contents, Mapping):
         return False
     if "state" in contents and ("param_groups" in contents or "hypers" in contents):  # of torch or of fastai
@@ -31,31 +31,39 @@ def holds_optimizer(contents: Any, depth: int = 3) -> bool:
 
 
 def steps_of(state: Any) -> int:
-    """Return the number of steps in an optimizer's state; 0 if the optimizer does not count them."""
-    first = next(iter(state.get("state", {}).values()), None)
-    return int(first.get("step", 0)) if isinstance(first, Mapping) else 0
+    """Return the number of steps in the state of an optimizer, or 0 if the optimizer does not count its steps."""
+    parameter_state = next(iter(state.get("state", {}).values()), None)
+    return int(parameter_state.get("step", 0)) if isinstance(parameter_state, Mapping) else 0
 
 
 @dataclass(slots=True)
 class AsyncSave:
-    """Checkpoint written on a background thread during training."""
+    """Checkpoint that a background thread writes while the training continues."""
 
     step: int
     began: float = field(default_factory=monotonic)
-    blocking_seconds: float | None = None  # None during the blocking part
+    blocking_seconds: float | None = None  # None while the save blocks the training
 
-    def note_return(self) -> None:
-        """Note that the training continues."""
+    def end_blocking(self) -> None:
+        """Record that the save no longer blocks the training."""
         self.blocking_seconds = monotonic() - self.began
 
     def report(self, *, ok: bool) -> None:
-        """Report that the checkpoint is written, or that the write failed."""
-        seconds, blocking = monotonic() - self.began, self.blocking_seconds
-        training.checkpoint_saved(self.step, kind="async", ok=ok, seconds=seconds, blocking_seconds=blocking)
+        """Report the success or the failure of the write."""
+        training.checkpoint_saved(
+            self.step,
+            kind="async",
+            ok=ok,
+            seconds=monotonic() - self.began,
+            blocking_seconds=self.blocking_seconds,
+        )
 
     def report_when_done(self, future: Any, error: BaseException | None) -> None:
-        """Report from the thread to which `torch.distributed.checkpoint.async_save` has passed the checkpoint."""
-        self.note_return()
+        """Report the result of *future*, which `torch.distributed.checkpoint.async_save` has returned, once it is done.
+
+        *error* is the exception of the call itself.
+        """
+        self.end_blocking()
 
         @never_raises
         def report_write(write: Any) -> None:

@@ -1,6 +1,7 @@
 """Bridge to torch's allocator of GPU memory.
 
-Used in the training process. A thread reads the allocator's numbers; the thread never waits for the GPU and resets no peak.
+Used in the training process. A thread of the exporter reads the statistics of the allocator, which neither waits for the GPU nor
+resets a peak.
 """
 
 from __future__ import annotations
@@ -13,24 +14,30 @@ from exporter.bridges.periodic import Periodic
 from exporter.recording.stat import metric
 
 MAX_DEVICES = 64
+POLL_SECONDS = 5.0
 STATES: Mapping[str, tuple[str, str]] = {
     "allocated": ("allocated_bytes", "current"),
     "reserved": ("reserved_bytes", "current"),
     "peak_allocated": ("allocated_bytes", "peak"),
     "peak_reserved": ("reserved_bytes", "peak"),
 }
-"""Label value, and the keys of the number in torch's statistics."""
+"""Keys of a number in torch's statistics, by the value of the label `state`."""
 COUNTS: Mapping[str, str] = {
     "num_alloc_retries": "training.gpu_alloc_retries",
     "num_ooms": "training.gpu_oom",
 }
+"""Counter by the key of a total in torch's statistics."""
 
 Device = tuple[str, str]
-"""The job's index of a GPU and the GPU's UUID, which is `unknown` in older versions of torch."""
+"""Index of a GPU in the job, and the UUID of the GPU, which is `unknown` before torch 2.4."""
 
 
 class CudaMemory:
-    """Families of the allocator's statistics; `read` returns the statistics of each device in use."""
+    """Metrics of the allocator.
+
+    Args:
+        read: Returns the statistics of each device that the process uses.
+    """
 
     def __init__(self, read: Callable[[], Mapping[Device, Mapping[str, Any]]]) -> None:
         self._read = read
@@ -48,13 +55,13 @@ class CudaMemory:
             for name, family in COUNTS.items():
                 total = stats.get(name)
                 if total is not None:
-                    # A total of the process, which the job can reset.
+                    # The job can reset the totals of its process.
                     previous = self._last_counts.get((device, name), 0)
                     self._last_counts[device, name] = total
                     metric("counter", family, labels=labels)(total - previous if total >= previous else total)
 
     def forget(self) -> None:
-        """Discard the parent's counts in a forked child, which cannot use CUDA."""
+        """Discard the counts of the parent, in a forked child."""
         self._last_counts.clear()
 
 
@@ -63,7 +70,7 @@ def install() -> None:
     torch: Any = import_module("torch")
     if hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # absent in a torch without CUDA
         memory = CudaMemory(lambda: _read_memory(torch))
-        Periodic("cuda-memory", memory.poll, seconds=5.0, after_fork=memory.forget)
+        Periodic("cuda-memory", memory.poll, seconds=POLL_SECONDS, after_fork=memory.forget)
 
 
 def _read_memory(torch: Any) -> dict[Device, Mapping[str, Any]]:
@@ -71,10 +78,10 @@ def _read_memory(torch: Any) -> dict[Device, Mapping[str, Any]]:
     for index in range(MAX_DEVICES if torch.cuda.is_initialized() else 0):
         try:
             stats = torch._C._cuda_memoryStats(index)  # noqa: SLF001  # the public function queries the device
-        except RuntimeError:  # index after the last device
+        except RuntimeError:  # the index is above that of the last device
             break
         if stats["reserved_bytes"]["all"]["peak"] or stats["num_ooms"]:
-            # NVML's form of the UUID, available since torch 2.4. The public function indexes devices as NVML does.
+            # The private function has the same index as the statistics; the public function indexes devices as NVML does.
             uuid = getattr(torch.cuda._get_device_properties(index), "uuid", None)  # noqa: SLF001
             statistics[str(index), "unknown" if uuid is None else f"GPU-{uuid}"] = stats
     return statistics

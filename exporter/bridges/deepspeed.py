@@ -1,7 +1,7 @@
 """Bridge to DeepSpeed's engine: steps, losses, norms, learning rates, loss scales, skipped steps and checkpoints.
 
-Used in the training process. The rest of the loop is inferred (`exporter.bridges.torch_loop`). The optimizers inside the
-engine's step are a part of that step; ZeRO may call an optimizer for each group of parameters.
+Used in the training process. The rest of the loop is inferred (`exporter.bridges.torch_loop`). Steps of optimizers inside a step
+of the engine are parts of that step, because ZeRO may step an optimizer for each group of parameters.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ def install() -> None:
 
 def _watch(module: ModuleType) -> None:
     engine = module.DeepSpeedEngine
-    # `step()` and the pipeline's `train_batch()` call this method when gradients are complete.
+    # `step()` and the pipeline's `train_batch()` call this method once the gradients are complete.
     patch_frequent(engine, "_take_model_step", _step_begins, _step_ends)
     patch_frequent(engine, "backward", _backward_begins, _nothing)
-    plain_torch.watch(engine, "__init__", _engine_made)
+    plain_torch.watch(engine, "__init__", _engine_created)
     plain_torch.watch(engine, "save_checkpoint", lambda source, *_, **__: source.checkpoint(whole=True))
-    plain_torch.watch(engine, "load_checkpoint", _loads)
+    plain_torch.watch(engine, "load_checkpoint", _load)
 
 
-def _engine_made(_source: Any, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
+def _engine_created(_source: Any, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
     _, error = yield
     if error is None:
         set_rank(int(engine.global_rank))
-        half = "fp16" if engine.fp16_enabled() else "fp32"
+        precision = "fp16" if engine.fp16_enabled() else "fp32"
         training.describe(
             framework="deepspeed",
             framework_version=version_of("deepspeed"),
             model=type(engine.module).__name__,
-            precision="bf16" if engine.bfloat16_enabled() else half,
+            precision="bf16" if engine.bfloat16_enabled() else precision,
             world_size=int(engine.world_size),
         )
 
 
-def _loads(source: Any, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
+def _load(source: Any, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
     yield from source.load()
     source.resumes_at(int(engine.global_steps))
 
@@ -63,10 +63,10 @@ def _nothing(*_args: Any) -> None:
 
 @dataclass(slots=True)
 class _EngineStep:
-    """A step under way, and the skipped steps before it."""
+    """Step of an engine in progress."""
 
     engine: Any
-    skipped_before: int
+    skipped_before: int  # number of skipped steps before this step
 
 
 def _step_begins(engine: Any, *_args: Any, **_kwargs: Any) -> _EngineStep | None:

@@ -1,4 +1,4 @@
-"""Bridge to Lightning Fabric, of `lightning.fabric` and `lightning_fabric`: a callback and an inferred loop.
+"""Bridge to Lightning Fabric of `lightning.fabric` and `lightning_fabric`: a callback, saves and loads.
 
 Used in the training process. The loop is inferred (`exporter.bridges.torch_loop`).
 """
@@ -19,7 +19,7 @@ PACKAGES = ("lightning.fabric", "lightning_fabric")
 
 
 class _FabricCallback:
-    """Callback that records the rank, version and precision of Fabric."""
+    """Callback that records rank, world size, version and precision of Fabric."""
 
     @never_raises
     def on_after_setup(self, fabric: Any, **_module: Any) -> None:
@@ -34,9 +34,9 @@ class _FabricCallback:
 
 
 def callback(package: str | None = None) -> Any:
-    """Return a callback for Fabric, of a named package or of the loaded packages.
+    """Return a callback for Fabric of the named package; None selects the loaded packages.
 
-    Raises ImportError if the package is not installed.
+    Raises ImportError: The named package, or torch, is not installed.
     """
     plain_torch.install()
     for name in PACKAGES:

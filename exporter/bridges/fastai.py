@@ -1,4 +1,4 @@
-"""Bridge to fastai: steps of fastai's optimizers, which do not derive from torch's.
+"""Bridge to fastai: steps of fastai's optimizers, which do not derive from torch's class.
 
 Used in the training process. The rest of the loop is inferred (`exporter.bridges.torch_loop`).
 """

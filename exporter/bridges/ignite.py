@@ -1,7 +1,7 @@
-"""Bridge to PyTorch Ignite: epochs of the trainer, validations of other engines, batches of any iterable.
+"""Bridge to PyTorch Ignite: epochs of the trainer, validations by other engines, and batches that no loader of torch returns.
 
-Used in the training process. Steps and losses are inferred (`exporter.bridges.torch_loop`). An engine that runs in an
-engine's handler validates.
+Used in the training process. Steps and losses are inferred (`exporter.bridges.torch_loop`). An engine that runs inside a handler
+of another engine is recorded as a validation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from exporter.bridges.torch_loop import LoopSource
 from exporter.patching import Around, never_raises, version_of, when_imported
 
 _running: list[Any] = []
+"""Engines whose `run` is in progress, the outermost first."""
 _watched: WeakSet[Any] = WeakSet()
+"""Engines with the handlers of this bridge."""
 
 
 def install() -> None:
@@ -55,7 +57,7 @@ def _iteration_begins(engine: Any) -> None:
         return
     if len(_running) > 1:
         source.validation_batch_begins()
-    elif source.batches.last() is None:  # not from a loader of torch
+    elif source.batches.last() is None:  # no loader of torch has returned the batch
         source.batches.add(engine, engine.state.batch)
 
 
@@ -74,5 +76,5 @@ def _epoch_ends(engine: Any) -> None:
     if source.counts_epochs:
         source.counts_epochs = False
         training.describe(framework="ignite", framework_version=version_of("ignite"))
-        training.record(epoch=int(engine.state.epoch) - 1)  # from here on epochs are counted
+        training.record(epoch=int(engine.state.epoch) - 1)  # so that the first epoch is counted below
     training.record(epoch=int(engine.state.epoch))

@@ -1,7 +1,7 @@
-"""Bridge to Keras 3: a callback for `fit` and `evaluate`.
+"""Bridge to Keras 3 with the torch backend: a callback for `fit` and `evaluate`.
 
-Used in the training process, on the thread that trains; with the torch backend. Batches are recorded by patching the batch
-function that Keras compiles for a model: with batch hooks in a callback, Keras would wait for the device after each batch.
+Used in the training process, on the thread that trains. Batches are recorded by patching the batch function that Keras creates
+for a model. With batch hooks in a callback, Keras would wait for the device after each batch.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from exporter.patching import Around, Hook, never_raises, patch, patch_existing,
 
 
 def callback() -> Any:
-    """Make a callback. Raises ImportError: Keras is not installed."""
+    """Return a new callback. Raises ImportError if Keras is not installed."""
     keras: Any = import_module("keras")
     _watch_models(keras.Model)
     return type("ExporterCallback", (_Hooks, keras.callbacks.Callback), {})()
 
 
 def install() -> None:
-    """Add a callback to every list of callbacks after the import of Keras."""
+    """Add a callback to each list of callbacks that is created after the import of Keras."""
     when_imported("keras.src.models.model", lambda module: _watch_models(module.Model))
     when_imported(
-        "keras.src.callbacks.callback_list", lambda module: patch(module.CallbackList, "__init__", _list_made)
+        "keras.src.callbacks.callback_list",
+        lambda module: patch(module.CallbackList, "__init__", _list_created),
     )
 
 
-def _list_made(callbacks: Any, *_args: Any, **_kwargs: Any) -> Around:
+def _list_created(callbacks: Any, *_args: Any, **_kwargs: Any) -> Around:
     _, error = yield
     if error is None and not any(isinstance(item, _Hooks) for item in callbacks.callbacks):
         hooks = callback()
@@ -41,25 +42,25 @@ def _list_made(callbacks: Any, *_args: Any, **_kwargs: Any) -> Around:
 
 
 def _watch_models(model: Any) -> None:
-    """Patch the methods without callbacks: `fit` and `evaluate`, which may raise, and saves."""
+    """Patch `fit` and `evaluate`, because callbacks do not report an exception, and the saves, which have no callback."""
     patch(model, "fit", _call)
     patch(model, "evaluate", _call)
     patch_existing(model, ("save", "save_weights"), _save)
 
 
 class _FitSource(Source):
-    """Source of a call of a model; methods `on_…` are Keras' hooks, without the unused logs."""
+    """Source of a call of `fit` or `evaluate`. The methods `on_…` receive the calls of Keras' hooks of these names."""
 
     strength = Strength.LEADING
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.tracker = LoopTracker()
-        self._functions: dict[str, Any] = {}  # original functions of the model
+        self._functions: dict[str, Any] = {}  # patched functions of the model in their original form, by name
 
     @property
     def step(self) -> int:
-        """Steps of the optimizer. Read only at the start of a loop and at saves, because the number is on the device."""
+        """Number of steps of the optimizer. The number may be on the device, so it is not read in every step."""
         iterations = getattr(getattr(self.model, "optimizer", None), "iterations", None)
         return 0 if iterations is None else int(iterations)
 
@@ -92,7 +93,7 @@ class _FitSource(Source):
         self.tracker.end(Level.LOOP)
 
     def on_test_begin(self, *_: Any) -> None:
-        """Begin a validation within `fit`, or a separate evaluation."""
+        """Start a validation inside `fit`, or a separate evaluation."""
         self.tracker.discard_iteration()
         self.tracker.begin_evaluation(self._mode)
         self._patch("test_function", self._test_batch)
@@ -101,7 +102,7 @@ class _FitSource(Source):
         self.tracker.end(Level.EVALUATION)
 
     def release(self, error: BaseException | None) -> None:
-        """Restore the functions of the model and close all blocks, at the end of the call."""
+        """Restore the functions of the model and close all blocks, at the end of the call of `fit` or `evaluate`."""
         for name, function in self._functions.items():
             setattr(self.model, name, function)
         self._functions.clear()
@@ -140,7 +141,7 @@ class _FitSource(Source):
 
 
 def _forwarding(name: str) -> Callable[..., None]:
-    """Return a hook that informs the source of the model's call; `on_…_begin` creates the source."""
+    """Return a hook that calls the method of this name of the source. `on_train_begin` and `on_test_begin` create the source."""
 
     @never_raises
     def hook(self: _Hooks, *args: Any, **kwargs: Any) -> None:
@@ -153,19 +154,19 @@ def _forwarding(name: str) -> Callable[..., None]:
             getattr(source, name)(self.params or {}, *args, *kwargs.values())
             is_open = source.tracker.is_open(Level.LOOP) or source.tracker.is_open(Level.EVALUATION)
             if not is_open and not _is_called(self.model):
-                source.release(None)  # the end of the call is not reported
+                source.release(None)  # the end of this call will not be reported
 
     return hook
 
 
 class _Hooks:
-    """Methods that Keras calls."""
+    """Hooks that Keras calls, added below."""
 
     model: Any
     params: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a new callback: the receiving process creates a callback without state."""
+        """Pickle without state: the receiving process creates a new callback."""
         return callback, ()
 
 
@@ -174,16 +175,18 @@ for _name in vars(_FitSource):
         setattr(_Hooks, _name, _forwarding(_name))
 
 _calls: list[Any] = []
-"""Models with a patched call in progress. A method patched during the evaluation of the first call's arguments misses that
-call."""
+"""Models with a patched call of `fit` or `evaluate` in progress.
+
+A call whose arguments create the first callback is missing, because Python looks `fit` up before it evaluates the arguments.
+"""
 
 
 def _is_called(model: Any) -> bool:
-    return any(called is model for called in _calls)
+    return any(called_model is model for called_model in _calls)
 
 
 def _source_of(model: Any) -> _FitSource | None:
-    """Return the source of a model's call, or None. Close an older model's call whose end was not reported."""
+    """Return the source of the call of a model, or None. Release the source of another model whose end was not reported."""
     source = ACTIVE.source
     if isinstance(source, _FitSource) and source.model is not model and not _is_called(source.model):
         source.release(Discarded())
@@ -192,9 +195,9 @@ def _source_of(model: Any) -> _FitSource | None:
 
 def _call(model: Any, *_args: Any, **_kwargs: Any) -> Around:
     is_nested = _is_called(model)  # the validation of a `fit` is a call of `evaluate`
-    earlier = _source_of(model)
-    if earlier is not None and not is_nested:
-        earlier.release(Discarded())
+    earlier_source = _source_of(model)
+    if earlier_source is not None and not is_nested:
+        earlier_source.release(Discarded())
     _calls.append(model)
     _, error = yield
     _calls.pop()

@@ -1,4 +1,4 @@
-"""Leading optimizer: decides which optimizer's step ends a step of an inferred loop."""
+"""Leading optimizer: the optimizer whose steps end the steps of an inferred loop."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from typing import Any
 from weakref import WeakSet, ref
 
 UNSEEN_SECONDS = 10.0
-"""Time of backward passes without a step of any optimizer after which the log reports an unseen optimizer."""
-UNSEEN = """backward passes, but no step of a torch optimizer, in the first 10 s: the training is not recorded. Add:
+"""Time after the first backward pass after which missing steps of an optimizer are logged."""
+UNSEEN = """no step of a torch optimizer within 10 s of the first backward pass: the training is not recorded. Add:
     from exporter import training
     training.step()                                     # after each step of the optimizer
-    training.record(loss=loss, samples=len(batch))      # if wanted"""
+    training.record(loss=loss, samples=len(batch))      # optional"""
 
 
-def _nobody() -> None:
-    """Return None, as the reference to a missing leader."""
+def _no_leader() -> None:
+    """Return None, as a weak reference to a missing leader would."""
 
 
 class LeadingOptimizer:
-    """Optimizer whose steps end the steps of the loop: the first optimizer that steps.
+    """Choice of the optimizer whose steps end the steps of the loop: initially the first optimizer that steps.
 
-    Steps of other optimizers, as in a GAN, are parts of the same step. An optimizer becomes the leader at its second step
-    without a step of the leader in between, or at its first step if a batch was fetched since the last step of an optimizer.
+    Steps of other optimizers, as in a GAN, are parts of the same step. Another optimizer becomes the leader if it steps twice
+    without a step of the leader in between, or if a batch was fetched between the last step of any optimizer and its first step.
     """
 
     def __init__(self) -> None:
-        self._leader: Callable[[], Any] = _nobody
-        self._others: set[int] = set()
-        self._known: WeakSet[Any] = WeakSet()
-        self._waiting_since: float | None = None
+        self._leader: Callable[[], Any] = _no_leader
+        self._others: set[int] = (
+            set()
+        )  # ids of the optimizers that have stepped since the last step of the leader
+        self._known: WeakSet[Any] = WeakSet()  # optimizers that have stepped
+        self._waiting_since: float | None = None  # monotonic time of the first backward pass
 
     def is_missing(self) -> bool:
-        """Return True if backward passes have waited too long for the first step of an optimizer."""
+        """Return True if no optimizer has stepped within `UNSEEN_SECONDS` of the first call."""
         now = monotonic()
         if self._waiting_since is None:
             self._waiting_since = now
@@ -57,31 +59,35 @@ class LeadingOptimizer:
         return True
 
     def trains(self, module: Any) -> bool:
-        """Return True if a module holds most of the parameters of an optimizer."""
-        held = {id(parameter) for parameter in module.parameters()} if self._known else None
-        if not held:
+        """Return True if a module has more than half of the trainable parameters of an optimizer."""
+        module_parameters = {id(parameter) for parameter in module.parameters()} if self._known else None
+        if not module_parameters:
             return False
         for optimizer in tuple(self._known):
-            if module is optimizer or module is getattr(optimizer, "module", None):  # a library's engine
+            if module is optimizer or module is getattr(optimizer, "module", None):  # the engine of a library
                 return True
-            changed = [
-                id(each) for group in _groups(optimizer) for each in group["params"] if each.requires_grad
+            trained_parameters = [
+                id(parameter)
+                for group in _groups(optimizer)
+                for parameter in group["params"]
+                if parameter.requires_grad
             ]
-            if 2 * sum(each in held for each in changed) > len(changed):
+            shared_count = sum(parameter in module_parameters for parameter in trained_parameters)
+            if 2 * shared_count > len(trained_parameters):
                 return True
         return False
 
 
 def _groups(optimizer: Any) -> Any:
-    """Return the parameter groups of an optimizer, or of the optimizer in a library's engine."""
+    """Return the parameter groups of an optimizer, or of the optimizer inside the engine of a library."""
     groups = getattr(optimizer, "param_groups", None)
-    return (
-        groups if groups is not None else getattr(getattr(optimizer, "optimizer", None), "param_groups", ())
-    )
+    if groups is None:
+        groups = getattr(getattr(optimizer, "optimizer", None), "param_groups", ())
+    return groups
 
 
 def learning_rate(optimizer: Any) -> float | None:
-    """Return the learning rate of the first parameter group, or None if the rate is not a number on the host."""
+    """Return the learning rate of the first parameter group, or None if the rate is not a Python number."""
     groups = _groups(optimizer)
     rate = groups[0].get("lr") if groups else None
     return rate if type(rate) is float or type(rate) is int else None

@@ -1,7 +1,7 @@
 """Bridge to PyTorch Lightning: a callback for the Trainer of `lightning` and of `pytorch_lightning`.
 
-Used in the training process. An iteration is an optimizer step, from the fetch of the first batch on. In manual optimization
-an iteration is a batch, because only the job knows the relation of several optimizers.
+Used in the training process. An iteration starts with the fetch of a batch and ends with the step of the optimizer. In manual
+optimization an iteration is a batch, because only the job knows which of its optimizers end a step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _queued_saves: deque[AsyncSave] = deque()
 
 
 def callback(package: str | None = None) -> Any:
-    """Return a callback for a Trainer of a package; None selects the loaded package, then the installed package.
+    """Return a new callback for a Trainer of a package. None selects the loaded packages, otherwise an installed package.
 
     Raises ImportError: Lightning is not installed.
     """
@@ -40,7 +40,8 @@ def callback(package: str | None = None) -> Any:
 def packages(package: str | None = None) -> list[Any]:
     """Import Lightning and install the hooks of this bridge.
 
-    Returns the modules of the loaded packages, or of the installed package if none is loaded.
+    Returns the module of the named package. Without a name, returns the modules of the loaded packages, or of an installed
+    package if none is loaded.
 
     Raises ImportError: Lightning is not installed.
     """
@@ -58,26 +59,27 @@ def _part(phase: str) -> Callable[..., None]:
 
 
 class LightningCallback(Source):
-    """Source of a Trainer, from `setup` of an entry point to the end; methods `on_…` are Lightning's hooks."""
+    """Source of a call of a Trainer, from `setup` to `teardown`. The methods `on_…` receive the calls of Lightning's hooks."""
 
     strength = Strength.LEADING
     trainer: Any = None
     package: str | None = None
-    records_sanity_check = False  # True: the sanity check is a validation, as in one-logger
+    records_sanity_check = False  # True to record the sanity check as a validation, as one-logger does
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a new callback: a Trainer is pickled for its child processes."""
+        """Pickle without state: a Trainer is pickled for its child processes, which create a new callback."""
         return callback, (self.package,)
 
     @never_raises
     def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Begin to report a Trainer, and describe the run."""
+        """Become the active source, unless an equally strong source is active, and describe the run."""
         if ACTIVE.source is self or not ACTIVE.take(self):
             return
         self.trainer, self.tracker = trainer, LoopTracker()
         self._manual = not trainer.lightning_module.automatic_optimization
         self._in_batch = False
-        self._batches_in_turn = self._step_at_turn = 0
+        self._iteration_batches = 0  # batches of the open iteration
+        self._start_step = 0  # step at the start of the open iteration
         set_rank(int(trainer.global_rank))
         training.describe(
             framework="lightning",
@@ -88,12 +90,12 @@ class LightningCallback(Source):
         )
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Report no more."""
+        """Stop reporting the Trainer."""
         ACTIVE.release(self)
 
     @property
     def step(self) -> int:
-        """Optimizer steps including steps of earlier processes, or batches in manual optimization."""
+        """Number of optimizer steps, or of batches in manual optimization, including those before a checkpoint."""
         if self._manual:
             return int(self.trainer.fit_loop.epoch_loop.batch_progress.total.ready)
         return int(self.trainer.global_step)
@@ -105,14 +107,14 @@ class LightningCallback(Source):
         self.tracker.record("grad_norm", norm)
 
     def optimizer_ends(self, *_optimizer: Any) -> None:
-        """End the phase of an optimizer's step."""
-        # In manual optimization the next phase is unknown.
+        """End the phase of a backward pass or of an optimizer's step."""
+        # In manual optimization the next phase is unknown, and counts as the forward pass.
         self.part_of_batch("forward" if self._manual else None)
 
     on_after_backward = optimizer_ends
 
     def part_of_batch(self, phase: str | None) -> None:
-        """Begin a phase of the current batch."""
+        """Start a phase of the current batch. None means the rest of the iteration."""
         if self._in_batch:
             self.tracker.phase(phase)
 
@@ -123,18 +125,18 @@ class LightningCallback(Source):
     # The training loop ------------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Begin the training loop."""
+        """Start the training loop."""
         self.tracker.begin_loop(self.step, self._target())
 
     def on_train_end(self) -> None:
         """End the training loop."""
-        self._turns_end()
+        self._close_iteration()
         self.tracker.end_all()
 
     def on_exception(self, error: BaseException) -> None:
-        """Close all open blocks after an exception. A completed step counts even if a later callback fails."""
+        """Close all open blocks after an exception. A completed step counts, even if a later callback has raised."""
         self._in_batch = self._in_batch and self._manual
-        self._turn_ends()
+        self._end_completed_iteration()
         self.tracker.end_all(error)
         ACTIVE.release(self)
 
@@ -143,25 +145,25 @@ class LightningCallback(Source):
         training.record(epoch=int(self.trainer.current_epoch))
 
     def on_train_epoch_end(self) -> None:
-        """End the epoch, possibly within a batch: Lightning omits the batch's end if the module stops the epoch."""
+        """End the epoch. Lightning does not report the end of a batch in which the module stops the epoch."""
         self._in_batch = False
-        self._turns_end()
+        self._close_iteration()
         training.record(epoch=int(self.trainer.current_epoch) + 1)
 
     def batch_is_awaited(self) -> None:
-        """End the previous batch and begin the fetch of the next."""
+        """End the previous iteration if it is complete, and start the fetch of the next batch."""
         if not self._in_batch:
-            self._turn_ends()
-            self._turn_begins()
+            self._end_completed_iteration()
+            self._begin_iteration()
         self.tracker.phase("data_loading")
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """End the fetch: the batch is on the device, or the module fetches the batch."""
-        if self._batches_in_turn:
-            self._turn_ends()
-        self._turn_begins()
+        """End the fetch: the batch is on the device, or the module fetches the batch itself."""
+        if self._iteration_batches:
+            self._end_completed_iteration()
+        self._begin_iteration()
         self.tracker.phase("forward")
-        self._batches_in_turn += 1
+        self._iteration_batches += 1
         self._in_batch = True
 
     def on_train_batch_end(self, outputs: Any, batch: Any, *_: Any) -> None:
@@ -174,27 +176,28 @@ class LightningCallback(Source):
         training.record(learning_rate=optimizers[0].param_groups[0].get("lr") if optimizers else None)
 
     def _loss(self, outputs: Any) -> Any:
-        """Return the loss of a batch; Lightning divides the loss by the accumulated batches in automatic optimization."""
+        """Return the loss of a batch. In automatic optimization, Lightning has divided it by the accumulated batches."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         batches = int(self.trainer.accumulate_grad_batches)
         return loss if loss is None or self._manual or batches == 1 else loss * batches
 
-    def _turn_begins(self) -> None:
+    def _begin_iteration(self) -> None:
         if not self.tracker.is_open(Level.ITERATION):
-            self._batches_in_turn, self._step_at_turn = 0, self.step
+            self._iteration_batches, self._start_step = 0, self.step
             self.tracker.begin_iteration()
 
-    def _turn_ends(self) -> None:
-        """Close the iteration after an optimizer step. Without a step, the iteration continues with more batches."""
+    def _end_completed_iteration(self) -> None:
+        """End the iteration if the optimizer has stepped. Otherwise it continues with the next batch."""
         if self._in_batch or not self.tracker.is_open(Level.ITERATION):
             return
-        if not self._batches_in_turn:
+        if not self._iteration_batches:
             self.tracker.discard_iteration()
-        elif self._manual or self.step != self._step_at_turn:
+        elif self._manual or self.step != self._start_step:
             self.tracker.end(Level.ITERATION)
 
-    def _turns_end(self) -> None:
-        self._turn_ends()
+    def _close_iteration(self) -> None:
+        """End the iteration if it is complete, and discard it otherwise."""
+        self._end_completed_iteration()
         self.tracker.discard_iteration()
 
     def _target(self) -> int | None:
@@ -206,11 +209,11 @@ class LightningCallback(Source):
             return None
         return int(epochs * math.ceil(batches / trainer.accumulate_grad_batches))
 
-    # Evaluation: the sanity check is no validation, unless one-logger's callback is used ------------------------
+    # Evaluation. The sanity check counts as a validation only with `records_sanity_check` ------------------------
 
     def on_validation_start(self, mode: str = "validation") -> None:
-        """Begin a validation or a test."""
-        self._turn_ends()
+        """Start a validation or a test."""
+        self._end_completed_iteration()
         if self._ignores_evaluation():
             self.tracker.begin(Level.EVALUATION, training.phase("validation"))
         else:
@@ -220,8 +223,8 @@ class LightningCallback(Source):
         return bool(self.trainer.sanity_checking) and not self.records_sanity_check
 
     def on_validation_batch_start(self, *_: Any, mode: str = "validation") -> None:
-        """Begin a batch of a validation or a test."""
-        self.tracker.end(Level.BATCH)  # Lightning does not report the end of every batch
+        """Start a batch of a validation or a test."""
+        self.tracker.end(Level.BATCH)  # Lightning does not report the end of some batches
         if not self._ignores_evaluation():
             self.tracker.begin_batch(mode)
 
@@ -244,21 +247,25 @@ class LightningCallback(Source):
     # Checkpoints ------------------------------------------------------------------------------------------------
 
     def checkpoint(self, *, whole: bool) -> Around:
-        """Record a checkpoint that is written or queued. Only a whole checkpoint can resume the job."""
-        self._turn_ends()
+        """Record a checkpoint around the call that writes or queues it. *whole* is True if the job can resume from it."""
+        self._end_completed_iteration()
         checkpoint_io = self.trainer.strategy.checkpoint_io
-        writer = getattr(checkpoint_io, "checkpoint_io", None)  # writer behind an AsyncCheckpointIO
-        at_once = not whole or writer is None or not hasattr(checkpoint_io, "_executor")
-        self.tracker.begin_save(self.step, whole=whole, at_once=at_once)
+        writer = getattr(
+            checkpoint_io, "checkpoint_io", None
+        )  # that an AsyncCheckpointIO calls on its thread
+        is_queued = whole and writer is not None and hasattr(checkpoint_io, "_executor")
+        self.tracker.begin_save(self.step, whole=whole, at_once=not is_queued)
         save = AsyncSave(self.step)
-        if not at_once:
+        if is_queued:
             patch(writer, "save_checkpoint", _write)
             _queued_saves.append(save)
         _, error = yield
         self.tracker.end(Level.SAVE, error)
-        save.note_return()
+        save.end_blocking()
         if error is not None and save in _queued_saves:
-            _queued_saves.remove(save)  # the save was skipped, or an earlier write failed
+            _queued_saves.remove(
+                save
+            )  # the save was not queued, for example because an earlier write has failed
             save.report(ok=False)
 
 
@@ -272,7 +279,7 @@ def _write(*_args: Any, **_kwargs: Any) -> Around:
 
 
 def _while_active(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook of Lightning; the method receives the arguments after the Trainer and the module."""
+    """Return a hook of Lightning that calls a method of the active source, without the Trainer and the module."""
 
     @never_raises
     def hook(self: LightningCallback, _trainer: Any, _module: Any, *args: Any, **kwargs: Any) -> None:
@@ -286,7 +293,7 @@ for _name in [name for name in vars(LightningCallback) if name.startswith("on_")
     setattr(LightningCallback, _name, _while_active(getattr(LightningCallback, _name)))
 
 
-# Patched methods without a hook: saves as a whole, the reading of a checkpoint, and fetches ---------------------
+# Patched methods that Lightning has no hook for: saves, the load of a checkpoint, and fetches -------------------
 
 
 @never_raises
@@ -296,8 +303,8 @@ def _watch(package: str) -> None:
     loops = import_module(f"{package}.loops.training_epoch_loop")
     # Strategies override the public methods.
     patch_existing(connectors._CheckpointConnector, ("_restore_modules_and_callbacks",), _load)  # noqa: SLF001
-    patch_existing(loops._TrainingEpochLoop, ("_on_before_fetch",), _fetch_begins)  # noqa: SLF001  # no hook reports it
-    patch_existing(loops._TrainingEpochLoop, ("_on_after_fetch",), _fetch_ends)  # noqa: SLF001  # likewise
+    patch_existing(loops._TrainingEpochLoop, ("_on_before_fetch",), _fetch_begins)  # noqa: SLF001  # Lightning has no hook for a fetch
+    patch_existing(loops._TrainingEpochLoop, ("_on_after_fetch",), _fetch_ends)  # noqa: SLF001  # Lightning has no hook for a fetch
 
 
 def _active(trainer: Any) -> LightningCallback | None:
@@ -307,7 +314,7 @@ def _active(trainer: Any) -> LightningCallback | None:
 
 
 def _save(trainer: Any, _path: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any) -> Around:
-    """Record a save; after the end of the Trainer's run only if no other source is active."""
+    """Record a save. After the end of the Trainer's run, it is recorded only if no other source is active."""
     active = _active(trainer)
     sources = (
         item for item in trainer.callbacks if isinstance(item, LightningCallback) and item.trainer is trainer
@@ -333,7 +340,7 @@ def _fetch_begins(loop: Any) -> None:
 
 
 def _fetch_ends(loop: Any) -> Around:
-    """End the fetch; if the module fetched the batch, the module's phase resumes."""
+    """End the fetch. If the module has fetched the batch inside its own code, the forward phase continues."""
     yield
     source = _active(loop.trainer)
     if source is not None:

@@ -1,7 +1,7 @@
-"""Loop tracker: opens and closes blocks of `exporter.training` according to the hooks on a training loop.
+"""Loop tracker: opens and closes blocks of `exporter.training` as the hooks on a training loop report them.
 
-Used in the training process, on the thread that trains. Hooks miss some starts and ends, for example when an exception
-passes or an epoch is cut short. The tracker therefore stores the open blocks, and the end of a block closes the inner blocks.
+Used in the training process, on the thread that trains. Hooks do not report each start and end, for example after an exception
+or in an epoch that ends early. The tracker therefore keeps the open blocks, and closes the inner blocks with a block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from exporter.training.successions import Phases
 
 
 class Level(Enum):
-    """Kind of an open block."""
+    """Level of an open block."""
 
     LOOP = "training loop"
     ITERATION = "training iteration"
@@ -41,13 +41,14 @@ class _OpenBlock:
 
 
 class Discarded(GeneratorExit):
-    """Exception that discards a block: an iteration without a step, or a loop whose end was not reported."""
+    """Exception with which a block is left to discard it: an iteration without a step, or a loop without a reported end."""
 
 
 class LoopTracker:
-    """Open blocks of one training, closed in order whatever the order of the calls.
+    """Open blocks of a training. A block is closed after its inner blocks, in whatever order the calls arrive.
 
-    An inferred loop yields to blocks of the job.
+    Args:
+        inferred: True for a loop that a bridge infers. The job's own blocks then replace the loop and its iterations.
     """
 
     def __init__(self, *, inferred: bool = False) -> None:
@@ -60,8 +61,8 @@ class LoopTracker:
 
     def is_open(self, level: Level) -> bool:
         """Return True if a block of this level is open."""
-        for each in self._open:  # noqa: SIM110  # called in every step: a generator costs twice as much
-            if each.level is level:
+        for open_block in self._open:  # noqa: SIM110  # called in every step, and a generator takes twice as long
+            if open_block.level is level:
                 return True
         return False
 
@@ -72,13 +73,13 @@ class LoopTracker:
         self._open.append(_OpenBlock(level, block))
 
     def end(self, level: Level, error: BaseException | None = None) -> None:
-        """Close the innermost block of this level and all inner blocks, if open."""
+        """Close the innermost block of this level and all blocks inside it. Has no effect if no such block is open."""
         if self.is_open(level):
             while self._close(error) is not level:
                 pass
 
     def end_all(self, error: BaseException | None = None) -> None:
-        """Close everything."""
+        """Close all open blocks and the open phase."""
         while self._open:
             self._close(error)
         self._end_phase(error)
@@ -87,18 +88,18 @@ class LoopTracker:
         self.phases.end(error)
 
     def begin_loop(self, step: int, target: int | None = None) -> None:
-        """Begin a training loop, and discard the blocks that an earlier loop left open."""
+        """Start a training loop, and discard the blocks that an earlier loop has left open."""
         self.end_all(Discarded())
         EXIT.begin_application()
         self.begin(Level.LOOP, self._loop(step, None, target))
 
     def begin_iteration(self) -> None:
-        """Begin an iteration unless an iteration is open."""
+        """Start an iteration, unless an iteration is open."""
         if not self.is_open(Level.ITERATION):
             self.begin(Level.ITERATION, self._iteration)
 
     def next_iteration(self) -> None:
-        """End the iteration and begin the next one."""
+        """End the iteration and start the next iteration."""
         if self._open[-1].level is Level.ITERATION:  # the usual case
             self.phases.next_iteration()
         else:
@@ -106,26 +107,30 @@ class LoopTracker:
             self.begin_iteration()
 
     def discard_iteration(self) -> None:
-        """Close the iteration without counting a step or lost work."""
+        """Close the iteration and the blocks inside it without counting a step or lost work."""
         if self.is_open(Level.ITERATION):
             while self._open[-1].level is not Level.ITERATION:
                 self._close(None)
             self._end_phase()
             TRAINING.discard_iteration()
-            self._close(Discarded())  # an iteration outside of the main thread is still open
+            self._close(Discarded())  # ends the iteration of a thread other than the main thread
 
     def begin_evaluation(self, mode: str = "validation") -> None:
-        """Begin a validation or a test."""
+        """Start a validation or a test."""
         is_test = mode == "test"
         self.begin(Level.EVALUATION, training.testing_loop() if is_test else training.validation_loop())
 
     def begin_batch(self, mode: str = "validation") -> None:
-        """Begin a batch of a validation or of a test."""
+        """Start a batch of a validation or of a test."""
         is_test = mode == "test"
         self.begin(Level.BATCH, training.testing_iteration() if is_test else training.validation_iteration())
 
     def begin_save(self, step: int, *, whole: bool = True, at_once: bool = True) -> None:
-        """Begin to save a checkpoint. A file that is not whole, or is written later, is recorded as time only."""
+        """Start the save of a checkpoint.
+
+        The save is counted if the checkpoint is whole, so that the job can resume from it, and is written at once. Otherwise
+        only the time of the call is recorded.
+        """
         if whole and at_once:
             self.begin(Level.SAVE, training.checkpoint_save(global_step=step))
         else:
@@ -144,7 +149,7 @@ class LoopTracker:
         self.end(Level.LOAD, error)
 
     def record(self, field: str, value: Any) -> None:
-        """Record a loss or a gradient norm; tensors on a GPU are sampled."""
+        """Record a loss or a gradient norm. Tensors on a GPU are recorded at most ten times a second."""
         if self._sampled.is_due(field, value):
             training.record(**{field: readable(value)})
 
@@ -155,9 +160,9 @@ class LoopTracker:
 
     def _close(self, error: BaseException | None) -> Level:
         self._end_phase(error)
-        closed = self._open.pop()
-        leave(closed.block, error)
-        return closed.level
+        open_block = self._open.pop()
+        leave(open_block.block, error)
+        return open_block.level
 
 
 def leave(block: AbstractContextManager[Any], error: BaseException | None = None) -> None:

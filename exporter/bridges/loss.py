@@ -1,7 +1,7 @@
-"""Loss of a step: found from the tensors at which the step's backward passes begin.
+"""Loss of a step, determined from the tensors at which the backward passes of the step start.
 
-A job scales its loss before the backward pass: by 1/n for n accumulated batches, by the share of a microbatch, by a factor
-against underflow. Factors are read from the graph. No loss is published if the factors do not identify the job's loss.
+A job may scale its loss before the backward pass: by 1/n for n accumulated batches, by the share of a microbatch, or by a factor
+against underflow. The factors are read from the autograd graph. If they do not identify the loss, no loss is recorded.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from time import monotonic
 from typing import Any
 
 DEVICE_SECONDS = 0.1
-"""Minimum interval of reads from a device: each read is a copy on the device."""
+"""Minimum interval between two reads of a loss on a GPU, each of which starts a copy."""
 EVERY_STEP = 1000
-"""Steps of which each loss is read, so that the loss of a short training is the loss of the last step."""
+"""Number of first steps in which the loss is read every time, so that a short training shows the loss of its last step."""
 HOST_SECONDS = 0.005
-"""Minimum interval of reads on the host after `EVERY_STEP` steps: a read takes up to 10 µs, in a step of 200 µs."""
-_DEEPEST = 8
+"""Minimum interval between two reads on the host after `EVERY_STEP` steps. A read takes up to 10 µs, a short step 200 µs."""
+_MAX_NODES = 8
+"""Number of nodes of the graph that are searched for factors."""
 _TOLERANCE = 1e-4
 _SCALING = frozenset({"DivBackward0", "MulBackward0"})
 _REDUCING = frozenset({"MeanBackward0", "MeanBackward1", "SelectBackward0", "SumBackward0", "SumBackward1"})
-"""Nodes that do not change the size of a number if their input has a single element."""
+"""Nodes that do not change the absolute value if their input has a single element."""
 _UNCHANGED = frozenset(
     {
         "AliasBackward0",
@@ -35,18 +36,18 @@ _UNCHANGED = frozenset(
         "ViewBackward0",
     }
 )
-"""Nodes of torch's graph that do not change the size of a scalar."""
+"""Nodes that do not change the absolute value of a scalar."""
 _READ = _SCALING | _REDUCING | _UNCHANGED
 
 
 class SampledTensors:
-    """Rate limit for numbers on a GPU."""
+    """Rate limit for reads of tensors on a GPU, by name."""
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
 
     def is_due(self, name: str, value: Any) -> bool:
-        """Return True if a number is to be recorded now: always, or for a tensor on a GPU ten times a second."""
+        """Return True if a number is to be recorded now: at most ten times a second for a tensor on a GPU, otherwise always."""
         if not getattr(value, "is_cuda", False):
             return True
         now = monotonic()
@@ -58,18 +59,20 @@ class SampledTensors:
 
 @dataclass(slots=True)
 class _Pass:
-    """A backward pass: the scalar at the root, and the constant factors of the scalar, last factor first."""
+    """Backward pass of a step."""
 
-    value: Any
-    factors: Sequence[float] | None  # None if a factor cannot be read
+    value: Any  # scalar at which the pass starts; None if unknown
+    factors: (
+        Sequence[float] | None
+    )  # constants by which the loss was multiplied, the last one first; None if unknown
 
 
 class StepLoss:
-    """The loss of a step of the optimizer.
+    """Loss of a step of the optimizer.
 
     Attributes:
-        batches: Batches of the step.
-        is_read: True if the loss of this step is read: always in the first steps, later at most 200 times a second.
+        batches: Number of batches of the step.
+        is_read: True if the loss of this step is read: in each of the first steps, later at most 200 times a second.
     """
 
     def __init__(self) -> None:
@@ -83,14 +86,14 @@ class StepLoss:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Discard the backward passes of the step, and start a new step."""
         self._passes: list[_Pass] = []
         self._count = 0
         self.batches = 0
         self._is_known = True
 
     def give(self, loss: Any) -> None:
-        """Add the loss of the next backward pass, before a library scales the loss."""
+        """Add the loss of the next backward pass, which a library is about to scale. Later losses of that pass are ignored."""
         if not self._is_given:
             self._is_given = True
             self._count += 1
@@ -98,7 +101,7 @@ class StepLoss:
                 self._read(loss)
 
     def add(self, tensors: Any) -> None:
-        """Add the loss at which a backward pass begins, unless the loss was given."""
+        """Add the loss at which a backward pass starts, unless `give` has added it."""
         if self._is_given:
             self._is_given = False
             return
@@ -121,7 +124,7 @@ class StepLoss:
             self._passes.append(_Pass(value, _factors(loss)))
 
     def take(self) -> Any:
-        """Return the loss of the step, or None if unknown. Later passes belong to the next step."""
+        """End the step and return its loss, or None if unknown. Later backward passes belong to the next step."""
         count = self._count
         if not count:
             return None
@@ -145,38 +148,44 @@ class StepLoss:
 
 
 def _is_nonfinite(value: Any) -> bool:
-    """Return True for a NaN or an infinite number on the host, which no factor hides."""
+    """Return True for a NaN or an infinity on the host. The unscaled loss is then not finite either."""
     return type(value) is float and not isfinite(value)
 
 
 def _combined(passes: list[_Pass], batches: int, longest: int) -> Any:
-    """Return the loss of which the passes are parts, or None if their factors do not show the loss."""
-    scales = [each.factors for each in passes if each.factors is not None]
+    """Return the loss of a step from its backward passes, or None if their factors do not identify it.
+
+    *longest* is the highest number of backward passes of a step so far.
+    """
+    scales = [backward.factors for backward in passes if backward.factors is not None]
     if len(scales) < len(passes):
         return None
     if not any(scales):
-        return sum(each.value for each in passes) / len(passes) if batches == len(passes) else None
-    for place in range(min(map(len, scales))):
-        parts = [each.value / prod(scale[:place]) for each, scale in zip(passes, scales, strict=True)]
-        factors = [scale[place] for scale in scales]
+        return sum(backward.value for backward in passes) / len(passes) if batches == len(passes) else None
+    for index in range(min(map(len, scales))):
+        parts = [backward.value / prod(scale[:index]) for backward, scale in zip(passes, scales, strict=True)]
+        factors = [scale[index] for scale in scales]
         if abs(sum(factors) - 1.0) < _TOLERANCE:  # the shares of a mean
             return sum(parts)
         if longest > 1 and all(abs(factor * longest - 1.0) < _TOLERANCE for factor in factors):
-            # The last step of an epoch may have fewer batches.
+            # The factor is 1/n, and the last step of an epoch may have fewer than n batches.
             return sum(part / factor for part, factor in zip(parts, factors, strict=True)) / len(passes)
     return None
 
 
 def _factors(loss: Any) -> Sequence[float] | None:
-    """Read the constants other than 1 by which a loss was multiplied last, from its graph. Return None if a constant cannot be read."""
+    """Return the constants other than 1 by which a loss was multiplied, the last one first, from its autograd graph.
+
+    The search ends at the first node that does more than multiply by a constant. Returns None if a constant cannot be read.
+    """
     node = loss.grad_fn
     if type(node).__name__ not in _READ:  # the usual case
         return ()
     factors: list[float] = []
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_NODES):
         name = type(node).__name__
         if name in _SCALING:
-            inputs = [each[0] for each in node.next_functions]
+            inputs = [function for function, _ in node.next_functions]
             if inputs[-1] is None:
                 constant, node_before = node._saved_other, inputs[0]  # noqa: SLF001  # torch's name
             elif inputs[0] is None and name == "MulBackward0":
@@ -197,7 +206,7 @@ def _factors(loss: Any) -> Sequence[float] | None:
 
 
 def _number(constant: Any) -> float | None:
-    """Return a constant of the graph, or None if the constant is not a finite number on the host, or is 0."""
+    """Return a constant of the graph, or None unless the constant is a finite number on the host other than 0."""
     if constant is None or not constant.is_cpu or constant.numel() != 1:
         return None
     number = float(constant.item())
@@ -205,11 +214,17 @@ def _number(constant: Any) -> float | None:
 
 
 def readable(value: Any) -> Any:
-    """Return the number in a tensor, or the tensor itself on a GPU, or None if reading would wait or the tensor has several."""
+    """Return a value in a form that `training.record` can read without a wait.
+
+    That is the number in a tensor on the host, or the tensor itself on a GPU. Returns None for a tensor with several elements, a
+    distributed tensor that is not replicated, and a tensor on another device or during the capture of a graph.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return value
-    if value.numel() != 1 or any(not each.is_replicate() for each in getattr(value, "placements", ())):
+    if value.numel() != 1 or any(
+        not placement.is_replicate() for placement in getattr(value, "placements", ())
+    ):
         return None
     if value.is_cpu:
         return value.item() if type(value) is torch.Tensor else value

@@ -1,7 +1,7 @@
 """Bridge to torch.monitor: events and windows of Stats; docs/torchelastic.md lists the families.
 
-Used in the training process. torch calls handlers under torch's locks, where a handler in Python can deadlock two
-threads. The handler is therefore `deque.append`, and a thread of the bridge drains the events.
+Used in the training process. torch calls its handlers while it holds locks, so a handler in Python can deadlock two threads. The
+handler is therefore `deque.append`, a single call into C, and a thread of the bridge processes the events.
 """
 
 from __future__ import annotations
@@ -21,25 +21,31 @@ from exporter.recording.notices import log_once
 from exporter.recording.stat import Stat, metric
 
 UNNAMED = "unnamed"
+"""Type of an event with an empty name."""
 QUEUE_EVENTS = 1 << 22
-"""Capacity of the queue, 8 bytes per event: as many events as torch can log in a second."""
+"""Capacity of the queue: about the events that torch can log in a second. An entry takes 8 bytes."""
 SLICE_EVENTS = 1 << 15
-"""Events drained per slice, in about a millisecond."""
+"""Minimum number of events that are taken from the queue at once, if available. Taking them lasts about a millisecond."""
 MAX_DELIVERED_EVENTS = 1 << 12
-"""Number of events of a slice that handlers and `recent` receive. All events are counted."""
+"""Number of events of a slice that handlers and `recent` receive. The events above the limit are only counted."""
 MAX_SERIES = 1000
 """Maximum number of recorded series. Values of further series are dropped and counted."""
 
 _WINDOW_AGGREGATIONS = {"mean", "min", "max", "value"}
 _TOTALS = {"count": "samples", "sum": "added"}
-"""Aggregations that become counters, and the suffixes of their names."""
+"""Suffix of the counter's name, by the aggregation that becomes a counter."""
 
 
 class MonitorBridge:
-    """Queue of torch.monitor's events; events named `stat_event` are windows of Stats."""
+    """Queue of torch.monitor's events.
+
+    Args:
+        event_class: torch's class of events.
+        stat_event: Name of the events that are windows of Stats.
+    """
 
     def __init__(self, event_class: Any, stat_event: str) -> None:
-        # The getter in C++: a subclass may override the attribute.
+        # The getter in C++, because a subclass of the job may override the attribute.
         self._name_of: Callable[[Any], str] = event_class.name.fget
         self._stat_event = stat_event
         self.queue: deque[Any] = deque(maxlen=QUEUE_EVENTS)  # filled by torch's handler
@@ -48,14 +54,14 @@ class MonitorBridge:
         self._count_refused = metric("counter", "training.torch_monitor.refused")
 
     def drain(self) -> None:
-        """Drain the queue in slices, until less than a full slice waits."""
-        while waiting := len(self.queue):
-            if waiting == QUEUE_EVENTS:
+        """Process the queue in slices, until less than a full slice is queued."""
+        while queued_count := len(self.queue):
+            if queued_count == QUEUE_EVENTS:
                 self._count_overflow(1)
-            # Half of a flood in an uninterrupted call into C; the logging threads run in between.
-            size = min(waiting, max(SLICE_EVENTS, waiting // 2))
-            self._record(list(starmap(self.queue.popleft, repeat((), size))))
-            if waiting < SLICE_EVENTS:
+            # Half of a long queue is taken in a single call into C. The threads that log events run between two calls.
+            slice_size = min(queued_count, max(SLICE_EVENTS, queued_count // 2))
+            self._record(list(starmap(self.queue.popleft, repeat((), slice_size))))
+            if queued_count < SLICE_EVENTS:
                 break
 
     def _record(self, events: list[Any]) -> None:
@@ -64,13 +70,7 @@ class MonitorBridge:
         except Exception:  # noqa: BLE001  # C++ may log names that are not UTF-8
             self._count_refused(len(events))
             return
-        for name, number in Counter(names[MAX_DELIVERED_EVENTS:]).items():
-            kind = EVENTS.kind(name or UNNAMED, "info")
-            if kind.enabled:
-                kind.counter.add(number)
-                kind.counting_kind.last = time()
-                if kind.handlers:
-                    kind.suppressed_events["rate_limit"].add(number)
+        self._count_undelivered(names[MAX_DELIVERED_EVENTS:])
         for name, event in zip(names[:MAX_DELIVERED_EVENTS], events, strict=False):
             raw = _raw(name, event)
             kind = EVENTS.kind(raw.type, "info")
@@ -80,10 +80,20 @@ class MonitorBridge:
             if name == self._stat_event:
                 self._record_window(event)
 
+    @staticmethod
+    def _count_undelivered(names: list[str]) -> None:
+        for name, count in Counter(names).items():
+            kind = EVENTS.kind(name or UNNAMED, "info")
+            if kind.enabled:
+                kind.counter.add(count)
+                kind.counting_kind.last = time()
+                if kind.handlers:
+                    kind.suppressed_events["rate_limit"].add(count)
+
     def _record_window(self, event: Any) -> None:
         try:
             data = list(event.data.items())
-        except Exception as error:  # noqa: BLE001  # an event may be of the job's own class
+        except Exception as error:  # noqa: BLE001  # the event may be of a class of the job
             log_once("torch.monitor", f"an event of torch.monitor is not recorded: {error!r}")
             data = [("", None)]
         for key, value in data:
@@ -99,18 +109,18 @@ class MonitorBridge:
 def _raw(name: str, event: Any) -> RawEvent:
     try:
         data, unix_seconds = check_data(event.data), float(event.timestamp.timestamp())
-    except Exception:  # noqa: BLE001  # a class of the job may have other attributes, or a year beyond Unix time
+    except Exception:  # noqa: BLE001  # a class of the job may have other attributes, or a year that is no Unix time
         data, unix_seconds = {}, time()
     return RawEvent(name or UNNAMED, None, "info", data, unix_seconds, time(), monotonic_ns())
 
 
 def _series(key: str) -> Callable[[float], None] | None:
-    """Return the function that records a value of a Stat, or None if the name is invalid."""
+    """Return the function that records a value under the key `STAT.AGGREGATION` of a window, or None for an invalid key."""
     name, _, aggregation = key.rpartition(".")
     family = metric_name(None, name)
     if family is None or aggregation not in _WINDOW_AGGREGATIONS | _TOTALS.keys():
         return None
-    times = 1.0 if aggregation == "count" else family.factor
+    factor = 1.0 if aggregation == "count" else family.factor
     unit = None if aggregation == "count" else family.unit
     try:
         if aggregation in _TOTALS:
@@ -122,11 +132,11 @@ def _series(key: str) -> Callable[[float], None] | None:
             add = Stat(f"{family.stat}.{aggregation}", ["value"], unit=unit, help=text).add
     except DefinitionError:
         return None
-    return lambda value: add(value * times)
+    return lambda value: add(value * factor)
 
 
 def install() -> None:
-    """Listen to torch.monitor, which `import torch` loads."""
+    """Register a handler with torch.monitor, which `import torch` loads."""
     from torch import monitor  # noqa: PLC0415  # called only in a job that has loaded torch
 
     bridge = MonitorBridge(monitor.Event, monitor.STAT_EVENT)
@@ -136,7 +146,6 @@ def install() -> None:
         bridge.drain,
         seconds=0.0,  # at every tick of the recording thread, four times a second
         after_fork=bridge.queue.clear,
-        at_exit=lambda: monitor.unregister_event_handler(
-            handle
-        ),  # once, or torch crashes the exiting process
+        # torch crashes an exiting process with a registered handler, or with a second call for the same handler.
+        at_exit=lambda: monitor.unregister_event_handler(handle),
     )

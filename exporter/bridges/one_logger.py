@@ -1,7 +1,8 @@
-"""Bridge from NVIDIA's one-logger: a job instrumented with one-logger, such as NeMo or Megatron, is recorded unchanged.
+"""Bridge to NVIDIA's one-logger: records a job that is instrumented with one-logger, such as NeMo or Megatron, unchanged.
 
-Hooks on one-logger's recorder run on the threads that call it, because one-logger's exporters receive no iterations. The
-application and its initialization are always recorded; the training only if no framework's bridge is active.
+The bridge patches one-logger's recorder, because one-logger's exporters receive no iterations by default. The hooks run on the threads
+that call the recorder. Spans of the application and of its initialization are always recorded; the other spans are recorded
+unless the bridge of a framework is active.
 """
 
 from __future__ import annotations
@@ -25,23 +26,25 @@ from exporter.training.recorder import TRAINING
 _RECORDER = "nv_one_logger.recorder.default_recorder"
 _PROVIDER = "nv_one_logger.api.one_logger_provider"
 LATE_SECONDS = 0.5
-"""Age from which the time of a start or stop is passed on."""
+"""Age above which the time of a start or stop is passed on. Below, the current time is used."""
 _INITIALIZATIONS = frozenset(
     {kinds.DISTRIBUTED_INIT, kinds.DATALOADER_INIT, kinds.MODEL_INIT, kinds.OPTIMIZER_INIT}
 )
 _SETUP = _INITIALIZATIONS | {kinds.APPLICATION}
-"""Kinds that belong to the job, not to the training."""
+"""Kinds of spans that are always recorded."""
 _FREQUENT = kinds.STEPS | frozenset(kinds.SHORT)
-"""Kinds recorded by blocks. Other kinds are recorded by callbacks with a time."""
+"""Kinds that are recorded by blocks. The other kinds are recorded by callbacks, which take a time."""
 
 
 @dataclass(slots=True)
 class _OpenSpan:
     """Open span of one-logger."""
 
-    kind: kinds.BlockKind | None  # None for a name of the job
-    block: Any  # None if recorded by callbacks
-    handled_error: BaseException | None  # exception handled at the start, not a failure of the span
+    kind: kinds.BlockKind | None  # None for a name that is not standard
+    block: Any  # None if callbacks record the span
+    handled_error: (
+        BaseException | None
+    )  # exception that was being handled at the start, which is not a failure of the span
 
 
 class _SpanSource(Source):
@@ -53,13 +56,13 @@ class _SpanSource(Source):
         self._open: dict[Any, _OpenSpan] = {}
 
     def yields(self) -> None:
-        """End the spans of the training, which a framework's bridge records from now on."""
+        """End the open spans of the training, which the bridge of a framework records from now on."""
         for key, open_span in reversed(list(self._open.items())):
             if open_span.kind not in _SETUP:
                 del self._open[key]
                 self._end(open_span, None, None)
 
-    def starts(self, span: Any) -> None:
+    def start_span(self, span: Any) -> None:
         """Record the start of a span."""
         if span is None:
             return
@@ -70,15 +73,15 @@ class _SpanSource(Source):
             return
         self._open[span.id] = _OpenSpan(kind, self._begin(kind, span), sys.exc_info()[1])
 
-    def stops(self, span: Any, error: BaseException | None) -> None:
-        """Record the stop of a span."""
+    def stop_span(self, span: Any, error: BaseException | None) -> None:
+        """Record the stop of a span. *error* is the exception that is being handled, if any."""
         open_span = None if span is None else self._open.pop(span.id, None)
         if open_span is not None:
             self._end(open_span, span, error if error is not open_span.handled_error else None)
             if open_span.kind is kinds.TRAINING_LOOP:
                 ACTIVE.release(self)
 
-    def happens(self, event: Any) -> None:
+    def record_event(self, event: Any) -> None:
         """Record an event."""
         name = "" if event is None else _text(event.name)
         if name == "update_training_telemetry_config":
@@ -117,7 +120,7 @@ class _SpanSource(Source):
 
 @never_raises
 def _describe() -> None:
-    """Pass the facts of one-logger's configuration to the families."""
+    """Record the facts of one-logger's configuration."""
     module = sys.modules.get(_PROVIDER)
     provider = None if module is None else module.OneLoggerProvider.instance()
     if provider is None or not provider.one_logger_ready:
@@ -148,7 +151,7 @@ def _describe() -> None:
 
 
 def _value(config: Any, name: str) -> Any:
-    """Return the current value of a field that may be a callable."""
+    """Return the current value of the field `NAME_or_fn`, which may be a callable."""
     value = getattr(config, f"{name}_or_fn", None)
     return value() if callable(value) else value
 
@@ -163,7 +166,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _late(event: Any) -> float | None:
-    """Return the time of a late event in milliseconds since the epoch, or None for a recent event."""
+    """Return the time of an event in milliseconds since the epoch, or None if the event is at most `LATE_SECONDS` old."""
     if event is None:
         return None
     unix_seconds = float(event.timestamp.seconds_since_epoch)
@@ -174,7 +177,7 @@ SOURCE = _SpanSource()
 
 
 def install() -> None:
-    """Hook every recorder of one-logger after the import of one-logger."""
+    """Put hooks around the methods of one-logger's recorder, once its module is imported."""
     when_imported(_RECORDER, _watch)
 
 
@@ -187,30 +190,30 @@ def _watch(module: ModuleType) -> None:
 
 def _start(*_args: Any, **_kwargs: Any) -> Around:
     span, _ = yield
-    SOURCE.starts(span)
+    SOURCE.start_span(span)
 
 
 def _stop(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -> Around:
     handled = sys.exc_info()[1]
     _, error = yield
     if error is None:
-        SOURCE.stops(kwargs.get("span", span), handled)
+        SOURCE.stop_span(kwargs.get("span", span), handled)
 
 
 def _event(*_args: Any, **_kwargs: Any) -> Around:
     event, _ = yield
-    SOURCE.happens(event)
+    SOURCE.record_event(event)
 
 
 class _BridgeExporter:
-    """Methods of an exporter of one-logger; `initialize` installs the hooks."""
+    """Exporter of one-logger whose `initialize` installs the hooks. The hooks record the spans."""
 
     @never_raises
     def initialize(self) -> None:
         _watch(import_module(_RECORDER))
 
     def export_start(self, span: Any) -> None:
-        """Do nothing, as in the methods below: the hooks record the spans."""
+        """Do nothing."""
 
     def export_stop(self, span: Any) -> None:
         """Do nothing."""
@@ -226,18 +229,18 @@ class _BridgeExporter:
 
     @never_raises
     def export_telemetry_data_error(self, error: Any) -> None:
-        """Log that one-logger refused a call, so that spans may be missing."""
+        """Log that one-logger reports incomplete data, so that spans may be missing."""
         reason = _attribute(error, "error_message")
         log_once("one-logger", f"one-logger reports incomplete data: {reason}")
 
 
 def __getattr__(name: str) -> Any:
-    """Create the exporter class on first use: one-logger may not be installed."""
+    """Create the class `OneLoggerExporter` on first use, because one-logger need not be installed."""
     if name != "OneLoggerExporter":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     base = import_module("nv_one_logger.exporter.exporter").Exporter
 
-    class OneLoggerExporter(_BridgeExporter, base):  # type: ignore[misc,valid-type]  # of the installed package
+    class OneLoggerExporter(_BridgeExporter, base):  # type: ignore[misc,valid-type]  # the base class is known at run time
         """Exporter for one-logger's provider that installs the bridge."""
 
     globals()[name] = OneLoggerExporter

@@ -1,4 +1,4 @@
-"""Pending batches: fetched from a loader and not trained on yet."""
+"""Pending batches: batches that were fetched from a loader and not trained on yet."""
 
 from __future__ import annotations
 
@@ -10,28 +10,35 @@ from exporter.bridges.batches import samples_and_tokens, samples_of_tensors
 
 MAX_BATCHES = 64
 MAX_THREADS = 16
-_new_batch = tuple.__new__  # a third of the time of a named tuple's own constructor
+_new_batch = tuple.__new__  # takes a third of the time of the named tuple's constructor
 
 
 class PendingBatch(NamedTuple):
-    """Batch, and the iterator of the loader that returned the batch. A named tuple, because one is created in every step."""
+    """Size of a pending batch. A named tuple, because every step creates one and a tuple is cheap."""
 
-    loader: int
+    loader: int  # id of the iterator that returned the batch
     samples: int | None
     tokens: int | None
 
 
 class PendingBatches:
-    """Pending batches, of each thread until the first backward pass, which shows the thread that trains."""
+    """Pending batches of the thread that trains.
+
+    The first call of `take`, at the first backward pass, determines that thread. Before, batches are kept for each thread.
+
+    Attributes:
+        ahead: Number of batches that a loader fetches ahead of the training.
+        is_exhausted: True if the loader has returned its last batch.
+    """
 
     def __init__(self) -> None:
-        self.ahead = 0  # batches that a loader fetches ahead
+        self.ahead = 0
         self.is_exhausted = False
         self._batches: deque[PendingBatch] | None = None  # of the thread that trains
         self._by_thread: dict[int, deque[PendingBatch]] = {}
 
     def add(self, loader: Any, batch: Any) -> None:
-        """Add a batch that this thread has fetched."""
+        """Add a batch that the calling thread has fetched."""
         batches = self._batches
         if batches is None:
             batches = self._of_thread()
@@ -41,20 +48,20 @@ class PendingBatches:
         batches.append(_new_batch(PendingBatch, (id(loader), samples, tokens)))
 
     def clear(self) -> None:
-        """Drop the batches of this thread."""
+        """Drop the batches of the calling thread."""
         self._of_thread().clear()
 
     def last(self) -> PendingBatch | None:
-        """Return the last batch of this thread, or None."""
+        """Return the latest batch of the calling thread, or None."""
         batches = self._of_thread()
         return batches[-1] if batches else None
 
     def remove(self, batch: PendingBatch) -> None:
-        """Drop a batch of this thread."""
+        """Drop a batch of the calling thread."""
         self._of_thread().remove(batch)
 
     def take(self) -> list[PendingBatch]:
-        """Remove and return the batches that this thread now trains on, without those that were fetched ahead."""
+        """Remove and return the batches on which the calling thread trains now. Batches fetched ahead remain."""
         batches = self._batches
         if batches is None:
             batches = self._batches = self._of_thread()
@@ -65,7 +72,10 @@ class PendingBatches:
         return [batches.popleft() for _ in range(len(batches) - ahead)]
 
     def _of_thread(self) -> deque[PendingBatch]:
-        """Return the batches of the thread that trains, or of this thread. Above the limit of threads, batches are not kept."""
+        """Return the batches of the thread that trains; before the first backward pass, of the calling thread.
+
+        Batches of further threads than `MAX_THREADS` are not kept.
+        """
         if self._batches is not None:
             return self._batches
         batches = self._by_thread.get(get_ident())

@@ -1,6 +1,6 @@
 """Periodic polling on a separate thread, with a last poll at the end of the process.
 
-Used in the training process by bridges. A poll that hangs prevents only later polls of the same object.
+Used by bridges in the training process. A poll that hangs delays the later polls of the same object, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,34 +12,39 @@ from exporter.recording.recorder import RECORDER
 from exporter.recording.worker import Worker
 
 LAST = object()
-"""Item of the worker that marks the last poll."""
+"""Queue item for the last poll."""
 
 
 class Periodic:
-    """Poll at an interval, at the times of the recording thread.
+    """Function that is called periodically, at ticks of the recording thread.
 
-    Polls start with the first recorded value, or at once with `wake`. `after_fork` is called in a forked child, `at_exit`
-    before the last poll.
+    Args:
+        name: Name of the thread.
+        poll: Called on the thread of this object.
+        seconds: Minimum interval between two polls.
+        after_fork: Called in a forked child, before its first poll.
+        at_exit: Called before the last poll.
+        wake: Start the recording thread now. Otherwise the polls start with the first recorded value.
     """
 
     def __init__(
         self,
         name: str,
-        look: Callable[[], None],
+        poll: Callable[[], None],
         *,
         seconds: float,
         after_fork: Callable[[], None],
         at_exit: Callable[[], object] = lambda: None,
         wake: bool = False,
     ) -> None:
-        self._name, self._look = name, look
+        self._name, self._call_poll = name, poll
         self._seconds, self._due = seconds, 0.0
         self._forget, self._at_exit = after_fork, at_exit
         self.restart()
         RECORDER.attach(self, start=wake)
 
     def restart(self) -> None:
-        """Replace a hung thread."""
+        """Start a new thread, for example in place of a hung thread."""
         self._worker = Worker(self._run_item, name=self._name, bound=1)
         self._worker.start()
 
@@ -53,11 +58,11 @@ class Periodic:
     def _run_item(self, item: object) -> None:
         if item is LAST:
             self._at_exit()
-        self._look()
+        self._call_poll()
 
     def finish(self) -> Callable[[float, str], object]:
-        """Start the last poll, and return the function that waits for its end."""
-        self._worker.put(LAST)
+        """Queue the last poll. Return a function that waits for its end."""
+        self._worker.put(LAST, bounded=False)  # an earlier poll may still be queued
         return self._worker.finish()
 
     def after_fork(self) -> None:

@@ -1,4 +1,4 @@
-"""Bridge to training loops without a framework; the loop is inferred by `exporter.bridges.torch_loop`."""
+"""Bridge to training loops without a framework, which `exporter.bridges.torch_loop` infers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exporter.patching import Around, never_raises, patch_existing
 
 
 def install() -> None:
-    """Report the job's own loop whenever no other source does.
+    """Make the inferred loop the source that reports the training while no other source does.
 
     Raises:
         ImportError: torch is not installed.
@@ -29,13 +29,16 @@ def install() -> None:
 
 
 def active_loop() -> LoopSource | None:
-    """Return the source if active, unless the job reports the training loop."""
+    """Return the source of the inferred loop if it is active and reports the loop of this thread, else None."""
     source = ACTIVE.source
     return source if isinstance(source, LoopSource) and source.is_reporting else None
 
 
 def watch(owner: Any, name: str, hook: Callable[..., Around | None]) -> None:
-    """Patch a method if this version's class defines the method. The hook receives the active source and the arguments."""
+    """Patch a method, if it exists in this version of the library.
+
+    The hook receives the source of the inferred loop and the arguments of the method. It is skipped while the source is not active.
+    """
 
     def watched(*args: Any, **kwargs: Any) -> Around | None:
         source = active_loop()

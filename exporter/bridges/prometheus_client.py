@@ -1,13 +1,14 @@
-"""Bridge from prometheus_client: the job's metrics in the feed, with run and rank.
+"""Bridge to prometheus_client: the job's own metrics in the feed, with run and rank.
 
-Used in the training process, where the job has loaded that library. A thread of the bridge polls every collector
-periodically and at exit. An exception skips a poll of the collector. A collector that hangs is no longer polled, and the
-gauges are removed.
+Used in the training process. A thread of the bridge polls the collectors of the job's registries periodically and at exit. If a
+collector raises, its remaining families are skipped until the next poll. A collector that hangs is no longer polled. Gauges that
+a collector no longer returns are removed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from math import inf, isfinite
 from operator import lt, sub
@@ -27,48 +28,54 @@ from exporter.recording.values import Aggregation
 
 POLL_SECONDS = 5.0
 HANG_SECONDS = 10.0
+"""Duration of a poll above which a collector counts as hanging."""
 MAX_SERIES = 2000
-"""Maximum number of series of a process. Further series are dropped and logged once."""
+"""Maximum number of series of a process. Further series are not exported, which is logged once."""
 _SIDECAR_PREFIXES = ("python_", "process_")
-"""Prefixes of families that the sidecar itself exports for the job's processes."""
+"""Prefixes of families that are not exported, because the sidecar has metrics of the job's processes."""
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
-"""Kind, name without the kind's suffix, and labels."""
+"""Kind, name without the suffix of the kind, and labels of a series."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Poll:
+    """Poll of a collector in progress."""
+
+    collector_id: int
+    started: float  # monotonic
 
 
 class _Series:
-    """A series, and the totals in the job's library."""
+    """Exported series, computed from the values in prometheus_client."""
 
     def __init__(self, state: StatState, *, is_forked: bool) -> None:
         self._state = state
-        self._last: tuple[float, ...] | None = None
+        self._last: tuple[float, ...] | None = None  # totals at the latest poll
         self._is_forked = is_forked
-        self._base: tuple[float, ...] = ()
+        self._base: tuple[float, ...] = ()  # totals that are subtracted from the current totals
 
     def set(self, value: float | None) -> None:
-        """Show the value of a gauge."""
+        """Set the value of a gauge; None removes the series."""
         self._state.set_foreign_reading(0 if value is None else 1, 0.0, value=value)
 
     def count(self, *totals: float) -> None:
-        """Show the increase of totals: a count, a sum and the cumulated buckets."""
+        """Set the totals of a counter, summary or histogram: the count, the sum and the cumulative buckets."""
         previous, self._last = self._last, totals
         if previous is None:
-            self._base = (
-                totals if self._is_forked else (0.0,) * len(totals)
-            )  # earlier counts are the parent's
+            # In a forked child, the counts up to now belong to the parent.
+            self._base = totals if self._is_forked else (0.0,) * len(totals)
         elif self._state.foreign_reading is None:
-            self._base = previous  # the recording restarted with a new identity
+            self._base = previous  # the recording has restarted with a new identity
         elif any(map(lt, totals, previous)):
             self._base = tuple(map(sub, self._base, previous))  # the job has reset the counter
-        number, total, *buckets = map(sub, totals, self._base)
-        counts = tuple(map(int, buckets))
-        number = max(number, total > 0)  # a counter has none
-        self._state.set_foreign_reading(
-            int(number), total if isfinite(total) and total >= 0 else None, counts
-        )
+        count, total, *buckets = map(sub, totals, self._base)
+        count = max(count, total > 0)  # a counter has no count
+        valid_total = total if isfinite(total) and total >= 0 else None
+        self._state.set_foreign_reading(int(count), valid_total, tuple(map(int, buckets)))
 
     def forget(self) -> None:
-        """Restart in a forked child."""
+        """Count from zero, in a forked child."""
         self._last, self._is_forked = None, True
 
 
@@ -78,51 +85,56 @@ class Registries(Periodic):
     def __init__(self) -> None:
         self._registries: list[Any] = []
         self._series: dict[Key, _Series | None] = {}
-        self._gauges: dict[int, set[Key]] = {}  # of each collector
-        self._hung: set[int] = set()
-        self._poll: tuple[int, float] | None = None  # the collector of the poll under way, and its start
+        self._gauges: dict[int, set[Key]] = {}  # by id of the collector
+        self._hung: set[int] = set()  # ids of collectors
+        self._poll: _Poll | None = None
         self._is_forked = False
         super().__init__(
             "prometheus-client", self.poll, seconds=POLL_SECONDS, after_fork=self._reset_in_child, wake=True
         )
 
     def add(self, registry: Any) -> None:
-        """Add a registry to the poll. A second call has no effect."""
-        if not any(known is registry for known in self._registries):
+        """Poll the collectors of a registry from now on. A second call has no effect."""
+        if not any(other is registry for other in self._registries):
             self._registries.append(registry)
 
     def tick(self) -> None:
         """Poll if due, and stop polling a collector that hangs."""
         poll = self._poll
-        if poll is not None and monotonic() - poll[1] > HANG_SECONDS:
-            self._abandon(poll[0])
+        if poll is not None and monotonic() - poll.started > HANG_SECONDS:
+            self._abandon(poll.collector_id)
         else:
             super().tick()
 
     def _reset_in_child(self) -> None:
-        """Discard the parent's counts in a forked child."""
+        """Discard the counts of the parent, in a forked child."""
         self._is_forked, self._poll = True, None
         for series in self._series.values():
             if series is not None:
                 series.forget()
 
     def poll(self) -> None:
-        """Poll every collector once."""
+        """Poll each collector once, and remove the gauges of collectors that are no longer registered."""
+        registered_ids: set[int] = set()
         for registry in list(self._registries):
             collectors = list(getattr(registry, "_collector_to_names", None) or (registry,))
             for collector in collectors:
+                registered_ids.add(id(collector))
                 if id(collector) not in self._hung and not self._poll_collector(collector):
                     return
+        for collector_id in self._gauges.keys() - registered_ids:
+            gauges = self._gauges.pop(collector_id)
+            self._hide(gauges.difference(*self._gauges.values()))
 
     def _poll_collector(self, collector: Any) -> bool:
-        """Poll a collector. Return False if the poll hung and a new thread has continued."""
-        self._poll = poll = (id(collector), monotonic())
+        """Poll a collector. Return False if the poll has hung, so that another thread polls now."""
+        self._poll = poll = _Poll(id(collector), monotonic())
         gauges: set[Key] = set()
         try:
             for family in collector.collect():
                 if not family.name.startswith(_SIDECAR_PREFIXES):
                     self._record(family, gauges)
-        except Exception as error:  # noqa: BLE001  # the job's own code
+        except Exception as error:  # noqa: BLE001  # the collector is code of the job
             name = f"the collector {type(collector).__qualname__} of prometheus_client"
             log_once(name, f"{name} raised: {error!r}")
         if self._poll is not poll:
@@ -132,12 +144,13 @@ class Registries(Periodic):
         self._gauges[id(collector)] = gauges
         return True
 
-    def _abandon(self, collector: int) -> None:
-        self._hung.add(collector)
+    def _abandon(self, collector_id: int) -> None:
+        """Stop polling a collector that hangs, and continue on a new thread."""
+        self._hung.add(collector_id)
         self._poll = None
         message = f"did not return within {HANG_SECONDS:g} s and is no longer polled"
-        log_once(f"prometheus_client hangs {collector}", f"a collector of prometheus_client {message}")
-        self._hide(self._gauges.pop(collector, set()))
+        log_once(f"prometheus_client hangs {collector_id}", f"a collector of prometheus_client {message}")
+        self._hide(self._gauges.pop(collector_id, set()))
         self.restart()
 
     def _hide(self, gauges: set[Key]) -> None:
@@ -175,34 +188,35 @@ class Registries(Periodic):
                 part[sample.name.rpartition("_")[2]] = sample.value
         for labels, part in parts.items():
             bounds = sorted(bound for bound in part if isinstance(bound, float) and bound < inf)
-            number = part.get("count", part.get(inf))
+            count = part.get("count", part.get(inf))
             series = self._obtain((family.type, family.name, labels), family.documentation, bounds)
-            if series is not None and number is not None:
-                series.count(number, part.get("sum", 0.0), *[part[bound] for bound in bounds])
+            if series is not None and count is not None:
+                series.count(count, part.get("sum", 0.0), *[part[bound] for bound in bounds])
 
-    def _obtain(self, key: Key, text: str, bounds: Iterable[float] = ()) -> _Series | None:
-        """Return a series, created on first use, or None if the name or labels are invalid."""
+    def _obtain(self, key: Key, documentation: str, bounds: Iterable[float] = ()) -> _Series | None:
+        """Return a series, created on first use. Return None if it is invalid or above the limit of series."""
         if key not in self._series:
             if len(self._series) >= MAX_SERIES:
                 message = f"only {MAX_SERIES} series of prometheus_client are exported"
-                log_once("prometheus_client most", message)
+                log_once("prometheus_client series", message)
                 return None
-            self._series[key] = self._make(key, clean_text(text)[:MAX_HELP_CHARACTERS], tuple(bounds))
+            help_text = clean_text(documentation)[:MAX_HELP_CHARACTERS]
+            self._series[key] = self._create_series(key, help_text, tuple(bounds))
         return self._series[key]
 
-    def _make(self, key: Key, text: str, bounds: tuple[float, ...]) -> _Series | None:
+    def _create_series(self, key: Key, help_text: str, bounds: tuple[float, ...]) -> _Series | None:
         kind, name, labels = key
         kind = "summary" if kind == "histogram" and not bounds else kind
         aggregations = {Aggregation.HISTOGRAM} if bounds else set[Aggregation]()
         try:
             definition = check_definition(
-                name, aggregations, help=text, labels=dict(labels), buckets=bounds or None
+                name, aggregations, help=help_text, labels=dict(labels), buckets=bounds or None
             )
             state = RECORDER.stats.get_or_create(definition.replace(kind=kind))
         except DefinitionError as error:
             log_once(f"prometheus_client {name}", f"{name} of prometheus_client is not exported: {error}")
             return None
-        state.is_exporter_family = True  # a helper process with a counter does not become a rank
+        state.is_exporter_family = True  # so that a helper process with a counter does not become a rank
         return _Series(state, is_forked=self._is_forked)
 
 
@@ -219,5 +233,5 @@ def export(registry: Any) -> None:
 
 
 def install() -> None:
-    """Export the default registry after the import of prometheus_client."""
+    """Export the default registry, once prometheus_client is imported."""
     when_imported("prometheus_client", lambda module: export(module.REGISTRY))

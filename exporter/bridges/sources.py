@@ -1,7 +1,7 @@
-"""Sources: bridges that report a training, the choice of the active source, and the work at exit.
+"""Sources: bridges that can report the training, the choice of the active source, and the work at exit.
 
-Used in the training process. A Lightning job steps torch's optimizers and reads torch's loaders, so two bridges observe
-each step. A single source is active at a time; a stronger source replaces a weaker source.
+Used in the training process. Several bridges may observe the same step: a Lightning job also steps torch's optimizers and reads
+torch's loaders. A single source is active at a time, and a stronger source replaces a weaker one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from exporter.recording.recorder import RECORDER
 
 
 class Strength(IntEnum):
-    """Precedence of a source."""
+    """Precedence of a source, by the origin of its reports."""
 
-    WATCHING = 0  # which torch functions the job calls
-    INSTRUMENTED = 1  # reports of the job to a library
-    LEADING = 2  # each step of the framework's own loop
+    WATCHING = 0  # calls of torch by the job
+    INSTRUMENTED = 1  # calls of a telemetry library by the job
+    LEADING = 2  # hooks of a framework that runs the training loop
 
 
 def _ignore(*_args: Any, **_kwargs: Any) -> Any:
@@ -31,24 +31,24 @@ def _ignore(*_args: Any, **_kwargs: Any) -> Any:
 
 
 class Source:
-    """A bridge that can report the training, and is called by the hooks on torch.
+    """Base class of a bridge that can report the training. The hooks on torch call its methods while it is active.
 
-    Methods that a source does not define are ignored. Those marked * are called in every step, before and after a call of
-    torch; `backward_ends` is called only if `backward_begins` does not return None:
+    A method that a source does not define has no effect. The methods marked * are called in every step, before and after a call of
+    torch. `backward_ends` is called only if `backward_begins` returns a token other than None.
 
         fetch_begins(loader)* fetch_ends(loader, batch, error)*    a batch is fetched from an iterator of a loader
-        iterator_made(loader, error)    a loader has made an iterator; `fetch_begins(loader)` was called before
-        backward_begins(tensors)* backward_ends(token, error)*     a backward pass begins at some tensors
-        optimizer_begins(optimizer)* optimizer_ends(optimizer)*    an optimizer steps; no end if the step raises
-        optimizer_skipped(optimizer)    a gradient scaler has left out the optimizer's step
+        iterator_made(loader, error)    a loader has created an iterator; `fetch_begins(loader)` was called before
+        backward_begins(tensors)* backward_ends(token, error)*     a backward pass starts at these tensors
+        optimizer_begins(optimizer)* optimizer_ends(optimizer)*    an optimizer steps; the end is not called if the step raises
+        optimizer_skipped(optimizer)    a gradient scaler has skipped a step of the optimizer
         optimizer_loaded(state)         an optimizer has loaded a state
-        loss_is(loss)                   a library is about to scale or divide the loss for accumulation
+        loss_is(loss)                   a library is about to scale this loss, or divide it for accumulation
         gradient_norm_is(norm)          gradients have been clipped
-        evaluates(module)               a module has been set to evaluation mode
-        trains(module)                  a module was set to training mode, and the source `is_evaluating`
+        evaluates(module)               a module was set to evaluation mode
+        trains(module)                  a module was set to training mode, while the source `is_evaluating`
         save(saved, at_once=)           generator around a call that writes; the result is a future unless `at_once`
-        yields()                        a stronger source begins: close what is open
-        exits(error)                    the process ends, perhaps by an exception
+        yields()                        a stronger source becomes active; the source closes its open blocks
+        exits(error)                    the process exits, with the exception that ends it or None
     """
 
     strength = Strength.WATCHING
@@ -58,35 +58,35 @@ class Source:
     loss_is = gradient_norm_is = evaluates = trains = save = yields = exits = _ignore
 
     def has_phases(self) -> bool:
-        """Return True if phases of the main thread, such as torch's compilation, belong to the training."""
+        """Return True if torch's hooks may record phases, such as a compilation, on the calling thread."""
         return self.strength is Strength.LEADING
 
 
 class ActiveSource:
-    """The active source: the fallback if no other source is active, `NOBODY` without a fallback."""
+    """Holder of the active source. Initially, and after `release`, the active source is the fallback, or `NOBODY`."""
 
     def __init__(self) -> None:
         self.source = self.fallback = NOBODY
 
     def fall_back_to(self, source: Source) -> None:
-        """Set the source that reports whenever no other does."""
+        """Set the source that is active while no other source is."""
         self.fallback = source
         if self.source is NOBODY:
             self.source = source
 
     def take(self, source: Source) -> bool:
-        """Activate a source unless an equally strong source is active; return True if the source is active now."""
-        before = self.source
-        if before is source:
+        """Activate a source, unless a source of the same or a higher strength is active. Return True if it is active now."""
+        previous = self.source
+        if previous is source:
             return True
-        if before not in {NOBODY, self.fallback} and before.strength >= source.strength:
+        if previous not in {NOBODY, self.fallback} and previous.strength >= source.strength:
             return False
         self.source = source
-        before.yields()
+        previous.yields()
         return True
 
     def release(self, source: Source) -> None:
-        """Deactivate a source. Has no effect on an inactive source."""
+        """Deactivate a source in favour of the fallback. Has no effect on an inactive source."""
         if self.source is source:
             self.source = self.fallback
 
@@ -97,13 +97,13 @@ ACTIVE = ActiveSource()
 
 
 class ExitHooks:
-    """Work at the end of the process: inform the fallback, and end the application of a bridge."""
+    """Work at the end of the process: notify the fallback, and end the application that a bridge has started."""
 
     def __init__(self) -> None:
         self._began = self._registered = False
 
     def begin_application(self) -> None:
-        """Begin an application, once, unless the job has configured telemetry itself."""
+        """Start an application at the first call, unless the job has configured one-logger's provider itself."""
         if not self._began:
             self._began = True
             self.register()
@@ -114,10 +114,10 @@ class ExitHooks:
         """Register for the end of the process. A second call has no effect."""
         if not self._registered:
             self._registered = True
-            # Registered after the recorder's function and hence called earlier: these records are published.
+            # Registered after the recorder's function and so called before it, which publishes these records.
             atexit.register(self._run)
             self._finalize()
-            # A forked child of multiprocessing clears the finalizers.
+            # A forked child of multiprocessing clears the finalizers of its parent.
             util.register_after_fork(self, ExitHooks._finalize)
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=self._forget)
@@ -130,7 +130,7 @@ class ExitHooks:
 
     @never_raises
     def _run(self) -> None:
-        # In a child of multiprocessing the exception is still propagating, usually a `SystemExit` with a status.
+        # In a child of multiprocessing an exception is still propagating, usually a `SystemExit` with a status.
         error = sys.exc_info()[1]
         if error is None and not hasattr(sys, "ps1"):  # an exception at a prompt does not end the process
             error = getattr(sys, "last_value", None)
@@ -143,7 +143,8 @@ class ExitHooks:
 
 
 def _reports_itself() -> bool:
-    module = sys.modules.get("exporter.one_logger.provider")  # not loaded: not configured
+    """Return True if the job has configured one-logger's provider."""
+    module = sys.modules.get("exporter.one_logger.provider")
     return module is not None and bool(module.OneLoggerProvider.instance().one_logger_ready)
 
 
@@ -151,16 +152,19 @@ EXIT = ExitHooks()
 
 
 def set_rank(rank: int) -> None:
-    """Record under the rank that a framework knows; a process without a rank becomes rank 0 only when it trains."""
-    present = RECORDER.process.identity().rank
-    if present != rank and (rank or present is not None):
+    """Set the rank of this process as reported by a framework. Rank 0 does not replace a missing rank.
+
+    A process without a rank becomes rank 0 when it trains.
+    """
+    current_rank = RECORDER.process.identity().rank
+    if current_rank != rank and (rank or current_rank is not None):
         import exporter  # noqa: PLC0415  # the composition root imports nothing of the bridges
 
         exporter.configure(rank=rank)
 
 
 def world_size() -> int | None:
-    """Return the number of ranks, from torch or from the launcher's environment."""
+    """Return the number of ranks from torch.distributed or from `WORLD_SIZE`, or None if unknown."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_world_size())

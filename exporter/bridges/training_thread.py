@@ -1,6 +1,6 @@
-"""Thread and state of an inferred loop: the thread that trains, the tracker of its blocks, and reasons for silence.
+"""Thread that trains in a job with an inferred loop: its choice, its state and the tracker of its blocks.
 
-Used in the training process, on every thread that calls torch.
+Used in the training process, on any thread that calls torch.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from exporter.training.successions import Phases
 
 
 class LoopState(Enum):
-    """State of the inferred loop. The phase of a state is open during the state.
+    """State of the inferred loop: its meaning, and the phase that is open during the state.
 
-    A training step passes through READY, FETCHING, FORWARD, BACKWARD, READY and OPTIMIZER, with an open iteration. In the
-    states before, an iteration is open only if it has a backward pass, and no step.
+    A training step passes through READY, FETCHING, FORWARD, BACKWARD, READY and OPTIMIZER, with an open iteration. In the other
+    states, an iteration is open only between a backward pass and the step of the optimizer, as at a checkpoint in between.
     """
 
     INSTRUMENTED = ("the job reports its loop itself", None)
-    UNSEEN = ("the steps of the optimizer are not seen", None)
-    WATCHING = ("no backward pass was made yet", None)
-    EVALUATING = ("a validation", None)
+    UNSEEN = ("the optimizer is not one of torch", None)
+    WATCHING = ("before the first backward pass", None)
+    EVALUATING = ("during a validation", None)
     PAUSED = ("after an epoch, a validation or a checkpoint", None)
     READY = ("between two events of a step", None)
-    FETCHING = ("a batch is fetched", "data_loading")
-    FORWARD = ("a batch has arrived", "forward")
-    BACKWARD = ("a backward pass", "backward")
-    OPTIMIZER = ("a step of an optimizer", "optimizer")
+    FETCHING = ("while a batch is fetched", "data_loading")
+    FORWARD = ("after a batch was fetched", "forward")
+    BACKWARD = ("during a backward pass", "backward")
+    OPTIMIZER = ("during a step of an optimizer", "optimizer")
 
     def __init__(self, meaning: str, phase: str | None) -> None:
         self.meaning = meaning
         self.phase = phase
 
 
-# Constants of the module: a member of an Enum takes four times as long to look up.
+# Constants of the module, because the look-up of a member of an Enum takes four times as long.
 WATCHING, EVALUATING, PAUSED = LoopState.WATCHING, LoopState.EVALUATING, LoopState.PAUSED
 READY, FETCHING, FORWARD = LoopState.READY, LoopState.FETCHING, LoopState.FORWARD
 BACKWARD, OPTIMIZER = LoopState.BACKWARD, LoopState.OPTIMIZER
@@ -53,7 +53,7 @@ _NO_PHASES = Phases(IterationBlock(TRAINING_ITERATION))
 
 
 class TrainingThread(Source):
-    """Source that reports a single thread, the first that makes a backward pass or a step of an optimizer."""
+    """Source that reports a single thread: the first thread that makes a backward pass or a step of an optimizer."""
 
     def __init__(self) -> None:
         self._defers = os.environ.get("EXPORTER_AUTO") == "1"
@@ -64,11 +64,13 @@ class TrainingThread(Source):
         self._state = WATCHING
         self._tracker: LoopTracker | None = None  # None before the first event, and in a silent state
         self._phases = _NO_PHASES  # of the tracker
-        self._thread: int | None = None
+        self._thread: int | None = (
+            None  # identifier of the thread that trains; None before the first backward pass
+        )
 
     @property
     def is_reporting(self) -> bool:
-        """Return True if this source reports the loop on this thread."""
+        """True if this source reports the loop of the calling thread."""
         return self._here() is not None
 
     def has_phases(self) -> bool:
@@ -76,7 +78,7 @@ class TrainingThread(Source):
         return self.is_reporting
 
     def _here(self) -> LoopTracker | None:
-        """Return the tracker on the thread that trains; before training, on the main thread."""
+        """Return the tracker if the calling thread trains or, before the training, is the main thread. Otherwise return None."""
         if self._thread == get_ident() and not (
             self._defers and TRAINING.job_is_instrumented
         ):  # the usual case
@@ -95,7 +97,7 @@ class TrainingThread(Source):
         return self._tracker
 
     def _trains_here(self) -> LoopTracker | None:
-        """Return the tracker on the thread that trains, which is the first that calls this method."""
+        """Return the tracker if the calling thread trains. The first thread that calls this method is the one that trains."""
         if self._thread is None and self._state not in SILENT:
             self._thread = get_ident()
             if self._tracker is None:
@@ -108,12 +110,12 @@ class TrainingThread(Source):
         training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size())
 
     def _may_train_elsewhere(self) -> bool:
-        """Return True on a thread other than the main thread, if this thread may be the one that will train."""
-        is_open = self._thread is None and self._state not in SILENT
-        return is_open and threading.current_thread() is not threading.main_thread()
+        """Return True on a thread other than the main thread, while the thread that trains is unknown."""
+        is_undecided = self._thread is None and self._state not in SILENT
+        return is_undecided and threading.current_thread() is not threading.main_thread()
 
     def _silence(self, state: LoopState) -> None:
-        """Discard the open blocks and report no more."""
+        """Discard the open blocks, and stop reporting."""
         if self._tracker is not None:
             self._tracker.end_all(Discarded())
         self._tracker, self._state = None, state

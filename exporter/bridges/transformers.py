@@ -1,7 +1,7 @@
 """Bridge to Hugging Face Transformers: a callback for its Trainer.
 
-Used in the training process. Callbacks do not report where a fetch, a save or an evaluation begins, nor that training has
-failed, so the Trainer's methods are patched. Versions and subclasses without these methods are recorded by callbacks only.
+Used in the training process. The callbacks do not report the start of a fetch, a save or an evaluation, nor a failure of the
+training, so methods of the Trainer are patched too. A version without such a method is recorded by its callbacks only.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ ROWS_PER_SAMPLE = {
     "DataCollatorForVisionPreference": 2,
     "DataCollatorForTriplePreference": 3,
 }
-"""Collators of TRL that put the completions of a sample into rows of the batch, by class name."""
+"""Number of rows of a batch that belong to one sample, by the name of TRL's collator."""
 
 
 def callback(name: str = "ExporterCallback") -> Any:
-    """Make a callback for a Trainer. Raises ImportError: transformers is not installed."""
+    """Return a new callback for a Trainer. Raises ImportError if transformers is not installed."""
     return _class(import_module("transformers.trainer"), name)()
 
 
 def install() -> None:
-    """Add a callback to every Trainer after the import of transformers' Trainer."""
+    """Add a callback to each Trainer that is created after the import of its module."""
     when_imported("transformers.trainer", _add_to_defaults)
 
 
 def _add_to_defaults(trainer_module: ModuleType) -> None:
-    # Not the class of `callback()`: transformers warns about two callbacks of the same class.
+    # Not the class of `callback()`, because transformers warns about two callbacks of the same class.
     trainer_module.DEFAULT_CALLBACKS.append(_class(trainer_module, "ExporterAutoCallback"))
 
 
@@ -45,10 +45,10 @@ def _class(trainer_module: Any, name: str) -> type[Any]:
     torch_hooks.install()
     for hook, *methods in (
         (_call, "train"),
-        (_within("fetches"), "get_batch_samples"),
-        (_within("works"), "training_step"),
-        (_within("saves"), "_save_checkpoint"),
-        (_within("loads"), "_load_from_checkpoint", "_load_optimizer_and_scheduler"),
+        (_method_hook("fetch_batches"), "get_batch_samples"),
+        (_method_hook("train_on_batch"), "training_step"),
+        (_method_hook("save_checkpoint"), "_save_checkpoint"),
+        (_method_hook("load_checkpoint"), "_load_from_checkpoint", "_load_optimizer_and_scheduler"),
         (_evaluation_of("validation"), "evaluate"),
         (_evaluation_of("test"), "predict"),
     ):
@@ -57,25 +57,29 @@ def _class(trainer_module: Any, name: str) -> type[Any]:
 
 
 class _Callback(Source):
-    """Source of a Trainer that trains, evaluates or predicts; methods `on_…` are hooks, which receive the Trainer's state."""
+    """Source of a Trainer that trains, evaluates or predicts. The methods `on_…` receive the Trainer's state."""
 
     strength = Strength.LEADING
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a new callback: the receiving process creates a callback without state."""
+        """Pickle without state: the receiving process creates a new callback."""
         return callback, (type(self).__name__,)
 
-    def begins(self) -> bool:
-        """Begin to report a Trainer, unless a source is active."""
+    def activate(self) -> bool:
+        """Become the active source, unless an equally strong source is active. Return True if newly activated."""
         if ACTIVE.source is self or not ACTIVE.take(self):
             return False
         self.tracker = LoopTracker()
-        self._batches_are_seen = False  # True if each batch is recorded and not only the logs
-        self._norms_are_seen = False  # since gradients are clipped, before they are logged
+        self._has_recorded_batches = (
+            False  # True if batches are recorded, so that the losses of the log are not
+        )
+        self._has_recorded_norms = (
+            False  # True if norms are recorded at clipping, so that the norms of the log are not
+        )
         self._in_batch = False
-        self._batch: Any = None  # of this call of `training_step`
-        self._loss: Any = None
-        self._mode, self._evaluated_at = "validation", 0.0
+        self._batch: Any = None  # of the current call of `training_step`
+        self._loss: Any = None  # sum of the batches of the step so far
+        self._mode, self._evaluated_at = "validation", 0.0  # monotonic time of the latest evaluated batch
         return True
 
     def describe(self, args: Any, model: Any) -> None:
@@ -101,12 +105,12 @@ class _Callback(Source):
             self.tracker.phase(None)
 
     def gradient_norm_is(self, norm: Any) -> None:
-        self._norms_are_seen = True
+        self._has_recorded_norms = True
         self.tracker.record("grad_norm", norm)
 
     @never_raises
     def on_train_begin(self, args: Any, state: Any, _control: Any, model: Any = None, **_others: Any) -> None:
-        if ACTIVE.source is self or self.begins():
+        if ACTIVE.source is self or self.activate():
             self.describe(args, model)
             target = int(state.max_steps) if state.max_steps > 0 else None
             self.tracker.begin_loop(int(state.global_step), target)
@@ -120,7 +124,7 @@ class _Callback(Source):
         training.record(epoch=int((state.epoch or 0.0) + 0.001))  # tolerance for rounding
 
     def on_epoch_end(self, state: Any) -> None:
-        self.tracker.discard_iteration()  # the step is possibly incomplete
+        self.tracker.discard_iteration()  # the last step of the epoch may be incomplete
         self._record_epoch(state)
 
     on_epoch_begin = _record_epoch
@@ -135,14 +139,14 @@ class _Callback(Source):
         self.tracker.phase(None)
 
     def on_step_end(self, _state: Any) -> None:
-        """End an optimizer step, before the logs, evaluations and saves that follow."""
+        """End a step, before the logs, evaluations and saves that follow it."""
         if self._loss is not None:
             self.tracker.record("loss", self._loss)
             self._loss = None
         self.tracker.end(Level.ITERATION)
 
     def on_prediction_step(self, _state: Any) -> None:
-        """Record an evaluated batch with the time since the previous batch, including the fetch."""
+        """Record an evaluated batch. Its duration is the time since the previous batch, which includes the fetch."""
         began, self._evaluated_at = self._evaluated_at, monotonic()
         seconds = self._evaluated_at - began if self.tracker.is_open(Level.EVALUATION) else None
         training.step(mode=self._mode, seconds=seconds)
@@ -154,14 +158,14 @@ class _Callback(Source):
             return
         if "eval_loss" in logs:
             training.record(loss=logs["eval_loss"], mode="validation")
-        if not self._batches_are_seen:
+        if not self._has_recorded_batches:
             training.record(loss=logs.get("loss"))
-        if not self._norms_are_seen:
+        if not self._has_recorded_norms:
             training.record(grad_norm=logs.get("grad_norm"))
         training.record(learning_rate=logs.get("learning_rate"))
 
-    def fetches(self, *_args: Any, **_kwargs: Any) -> Around:
-        """Fetch all batches of a step; the list is empty at the end of an epoch."""
+    def fetch_batches(self, *_args: Any, **_kwargs: Any) -> Around:
+        """Record the fetch of all batches of a step. At the end of an epoch, the call returns no batch."""
         self.tracker.discard_iteration()
         self.tracker.begin_iteration()
         self.tracker.phase("data_loading")
@@ -171,11 +175,11 @@ class _Callback(Source):
             if not (result[0] if isinstance(result, tuple) else result):
                 self.tracker.discard_iteration()
 
-    def works(
+    def train_on_batch(
         self, trainer: Any, _model: Any = None, batch: Any = None, *_args: Any, **kwargs: Any
     ) -> Around:
-        """Record the work on a batch; the call returns the batch's share of the step's loss."""
-        self._batches_are_seen = self._in_batch = True
+        """Record the training on a batch. The call returns the batch's share of the loss of the step."""
+        self._has_recorded_batches = self._in_batch = True
         self._batch = kwargs.get("inputs", batch)
         self.tracker.begin_iteration()
         self.tracker.phase("forward")
@@ -186,17 +190,19 @@ class _Callback(Source):
             self.tracker.phase(None)
             self._loss = loss if self._loss is None or loss is None else self._loss + loss
 
-    def prepares(self, *_args: Any, **_kwargs: Any) -> Around:
-        """Note the batch that the step trains on: TRL fetches the batches of several steps at once."""
+    def prepare_inputs(self, *_args: Any, **_kwargs: Any) -> Around:
+        """Remember the prepared batch: TRL fetches the batches of several steps at once, and prepares one per step."""
         batch, error = yield
         if error is None and self._in_batch:
             self._batch = batch
 
-    def saves(self, trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
+    def save_checkpoint(self, trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
         is_whole = not getattr(trainer.args, "save_only_model", False)
         return self.tracker.save(int(trainer.state.global_step), whole=is_whole)
 
-    def loads(self, _trainer: Any, checkpoint: Any = None, *_args: Any, **_kwargs: Any) -> Around | None:
+    def load_checkpoint(
+        self, _trainer: Any, checkpoint: Any = None, *_args: Any, **_kwargs: Any
+    ) -> Around | None:
         return None if checkpoint is None else self.tracker.load()
 
     def evaluation(self, mode: str) -> Around:
@@ -228,25 +234,25 @@ def _active() -> _Callback | None:
     return ACTIVE.source if isinstance(ACTIVE.source, _Callback) else None
 
 
-def _begin(trainer: Any) -> _Callback | None:
-    """Activate and return the callback of a Trainer, or None if a different source is active."""
+def _activate(trainer: Any) -> _Callback | None:
+    """Activate and return the callback of a Trainer, or return None if another source stays active."""
     for base in type(trainer).__mro__:
         if "_prepare_inputs" in vars(base):
-            patch(base, "_prepare_inputs", _within("prepares"))
-    sources = (hooks for hooks in trainer.callback_handler.callbacks if isinstance(hooks, _Callback))
-    return next((source for source in sources if source.begins()), None)
+            patch(base, "_prepare_inputs", _method_hook("prepare_inputs"))
+    sources = (source for source in trainer.callback_handler.callbacks if isinstance(source, _Callback))
+    return next((source for source in sources if source.activate()), None)
 
 
 def _call(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
-    source = _begin(trainer)
+    source = _activate(trainer)
     if source is not None:
         _, error = yield
         source.tracker.end_all(error)
         ACTIVE.release(source)
 
 
-def _within(name: str) -> Hook:
-    """Return a hook that calls a method of the active source with the call's arguments."""
+def _method_hook(name: str) -> Hook:
+    """Return a hook that calls a method of the active source with the arguments of the patched method."""
 
     def hook(*args: Any, **kwargs: Any) -> Around | None:
         source = _active()
@@ -258,7 +264,7 @@ def _within(name: str) -> Hook:
 def _evaluation_of(mode: str) -> Hook:
     def hook(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
         active = _active()
-        source = active or _begin(trainer)
+        source = active or _activate(trainer)
         if source is None or source.tracker.is_open(Level.EVALUATION):
             return
         if active is None:
@@ -271,7 +277,10 @@ def _evaluation_of(mode: str) -> Hook:
 
 
 def _flops(model: Any, *, recomputes: bool) -> dict[str, Any]:
-    """Return the FLOPs per token by transformers' formula. Empty for models to which the formula does not apply."""
+    """Return the facts about FLOPs by transformers' formula; empty for a model to which the formula does not apply.
+
+    The formula needs a language model all of whose parameters are trained.
+    """
     if getattr(model, "main_input_name", "") != "input_ids":
         return {}
     if not all(parameter.requires_grad for parameter in model.parameters()):

@@ -80,6 +80,23 @@ counter.inc(1)
     assert sum_by_labels(job(tmp_path, PRELUDE + program).page, "app_steps_total") == 5 + 100 + 3
 
 
+def test_the_gauges_of_an_unregistered_collector_disappear(tmp_path: Path) -> None:
+    program = """
+bridge.install()
+removed, kept = prom.Gauge("app_removed", "Removed."), prom.Gauge("app_kept", "Kept.")
+removed.set(7)
+kept.set(1)
+exporter.Stat("app.trains").add(1.0)
+time.sleep(1)
+prom.REGISTRY.unregister(removed)
+time.sleep(1)
+"""
+    page = job(tmp_path, PRELUDE + program + PRINT_PAGE).process.stdout
+
+    assert sum_by_labels(page, "app_kept") == 1
+    assert series(page, "app_removed") == {}
+
+
 def test_a_collector_that_raises_or_hangs_affects_only_itself(tmp_path: Path) -> None:
     program = """
 class Raising:
