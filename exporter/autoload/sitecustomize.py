@@ -1,7 +1,7 @@
-"""Start-up hook of the Python processes of a job of `training-exporter run`, which installs bridges before libraries load.
+"""Start-up hook of the Python processes of a job under `training-exporter run`: installs bridges before libraries load.
 
-`run` puts this folder first in PYTHONPATH, because most libraries look for no entry point. The environment's own
-`sitecustomize` is loaded afterwards. Exceptions are swallowed here.
+`run` puts this folder first in PYTHONPATH, because most libraries call no entry points. The `sitecustomize` of the environment is
+loaded afterwards. Exceptions of the exporter are suppressed here.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ class _BridgeFinder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self._libraries:
             return None
-        sys.meta_path.remove(self)
+        with suppress(ValueError):  # removed by the import of a library on another thread
+            sys.meta_path.remove(self)
         with suppress(Exception):
             __import__("exporter_auto").start()
-        # The import under way does not call the finders that the bridges have just added in front.
-        finders = [each.find_spec for each in sys.meta_path if hasattr(each, "find_spec")]
-        return next((spec for find in finders if (spec := find(name, path, target)) is not None), None)
+        # The import in progress does not call the finders that the bridges have just added before this one.
+        find_functions = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
+        specs = (find_spec(name, path, target) for find_spec in find_functions)
+        return next((spec for spec in specs if spec is not None), None)
 
 
-def _load_own_sitecustomize() -> None:
-    """Load the `sitecustomize` of the environment, if there is one."""
-    here, own = os.path.dirname(os.path.abspath(__file__)), sys.modules.pop("sitecustomize")  # noqa: PTH100, PTH120  # pathlib is slow to import
-    sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]  # noqa: PTH100  # as above
+def _load_environment_sitecustomize() -> None:
+    """Remove this folder from the module search path, and load the `sitecustomize` of the environment, if there is one."""
+    this_module = sys.modules.pop("sitecustomize")
+    folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib is slow to import
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]  # noqa: PTH100  # pathlib is slow to import
     try:
         with suppress(ImportError):
             __import__("sitecustomize")
     finally:
-        sys.modules.setdefault("sitecustomize", own)
+        sys.modules.setdefault("sitecustomize", this_module)
 
 
 if os.environ.get("EXPORTER_AUTO") == "1":
     with suppress(Exception):
-        # `import torch` itself calls an entry point.
+        # torch needs no finder, because `import torch` calls an entry point.
         sys.meta_path.insert(0, _BridgeFinder(set(__import__("exporter_auto").BRIDGES.values()) - {"torch"}))
-_load_own_sitecustomize()
+_load_environment_sitecustomize()

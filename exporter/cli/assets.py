@@ -1,6 +1,6 @@
 """`training-exporter assets --output DIR`: writes the dashboards, rules and examples of the package.
 
-The files are in `exporter/assets`; in the repository these are links to the sources. Imports only the standard library.
+The files are in `exporter/assets`, which contains links to the sources in the repository.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ SOURCE = Path(__file__).resolve().parents[1] / "assets"
 
 
 def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:
-    """Write the files. Return 1 and write nothing if a file has different content. Raises ConfigurationError."""
+    """Write the files. Without --force, return 1 and write nothing if an existing file has other content.
+
+    Raises ConfigurationError: The command line is invalid.
+    """
     parser = Parser(f"{PROGRAM} assets", DESCRIPTION, " --output DIR")
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="write to this directory")
     parser.add_argument("--force", action="store_true", help="overwrite files that have been changed")

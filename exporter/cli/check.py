@@ -1,6 +1,6 @@
 """`training-exporter check [flags]`: checks the path from a training process to Prometheus.
 
-Each check runs on a separate thread, with a deadline. No check creates or changes a file, or opens a device.
+Each check runs on a separate thread with a deadline. The checks change no file and open no device.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", 
 WIDTH, INDENT = 110, " " * 5
 MIN_FREE_BYTES = 4 << 20
 MAX_ENDED_PROCESSES = 3
-"""Maximum number of ended processes that are reported separately, latest first. One line counts the remaining processes."""
-# File systems on which record locks and renames depend on a server.
+"""Maximum number of ended processes that are reported separately, the latest first. A further line counts the other processes."""
+# On these file systems, record locks and renames depend on a server.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
 
 
 def python(path: str, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
-    """Check that an interpreter imports the installed package, as in a job: not from the current directory."""
+    """Check that an interpreter imports the installed package. The current directory is not searched, as in a job's script."""
     subject = f"python {path}"
     environment = {name: value for name, value in environ.items() if name != "PYTHONSTARTUP"}
     interpreter = probe_interpreter(path, search_path="/", environment=environment)
@@ -78,7 +78,7 @@ def python(path: str, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
 
 
 def feed_directory(configuration: Configuration) -> Iterator[CheckFinding]:
-    """Check that processes can write feed files."""
+    """Check that the feed directory is usable, writable and not full."""
     path, subject = _feed_directory_of(configuration), "feed directory"
     if not os.path.lexists(path):
         if os.access(path.parent, os.W_OK | os.X_OK):
@@ -113,8 +113,9 @@ def feed_directory(configuration: Configuration) -> Iterator[CheckFinding]:
 
 def _filesystem_of(path: Path) -> str:
     types = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}
-    real = path.resolve()
-    return next((types[str(parent)] for parent in (real, *real.parents) if str(parent) in types), "unknown")
+    resolved_path = path.resolve()
+    directories = map(str, (resolved_path, *resolved_path.parents))
+    return next((types[directory] for directory in directories if directory in types), "unknown")
 
 
 def _feed_directory_of(configuration: Configuration) -> Path:
@@ -135,7 +136,7 @@ def sidecar(configuration: Configuration) -> Iterator[CheckFinding]:
 
 
 def writers(configuration: Configuration) -> Iterator[CheckFinding]:
-    """Report the processes that record, and the silent jobs of `run` with the reason."""
+    """Report the processes that record, and the jobs of `run` that record nothing, with the reason."""
     feed, stale_seconds = _feed_directory_of(configuration), configuration.feed.stale_after
     try:
         scan = FeedReader(feed).scan()
@@ -158,9 +159,9 @@ def writers(configuration: Configuration) -> Iterator[CheckFinding]:
             "EXPORTER_FEED_DIR, and that the job creates a Stat"
         )
         yield CheckFinding("warn", "writer", "no process has recorded in this feed directory", remedy)
-    recording = {entry.snapshot.process.run for entry in scan.entries}
+    recording_runs = {entry.snapshot.process.run for entry in scan.entries}
     for job in runs.jobs(feed):
-        if job.silence is not None and job.run not in recording:
+        if job.silence is not None and job.run not in recording_runs:
             problem = f'"{job.run}" records nothing: {job.silence.found}'
             yield CheckFinding("FAIL", "run", problem, job.silence.remedy)
 
@@ -181,7 +182,7 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
 
 
 def _rivals(processes: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
-    """Report processes that train as the same rank. Skip new processes, because they may replace an old process."""
+    """Report processes that train as the same rank. A new process is ignored, because it may be about to replace the old one."""
     first_by_rank: dict[tuple[str, int | None], ProcessIdentity] = {}
     for process in sorted(processes, key=lambda process: process.started):
         if process.trains and time.time() - process.started >= RIVAL_SECONDS:
@@ -198,7 +199,7 @@ def addresses(configuration: Configuration) -> Iterator[CheckFinding]:
 
 
 def state_directory(configuration: Configuration) -> Iterator[CheckFinding]:
-    """Check that totals are saved and so continue after a restart."""
+    """Check that the exporter can save totals, so that they continue after a restart."""
     configured_path, subject = configuration.state.dir, "state directory"
     path = configured_path or _feed_directory_of(configuration)
     if path.is_dir():
@@ -232,7 +233,7 @@ def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
 
 
 def energy(configuration: Configuration) -> Iterator[CheckFinding]:
-    """Check that no other exporter counts the energy of this machine: both exporters would publish the same energy."""
+    """Check that no other exporter counts the energy of this machine, because both would publish it."""
     owner = runs.owner(_feed_directory_of(configuration))
     if not configuration.energy.enabled or not BOOT_ID.exists():
         return
@@ -261,16 +262,16 @@ def nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[Che
         else:
             yield ok("nvidia", "no NVIDIA driver on this machine; GPU families are absent")
     else:
-        text = version.read_text().partition("\n")[0].removeprefix("NVRM version:").strip()
-        driver = re.search(r"\d+\.\d+(\.\d+)?", text)
+        description = version.read_text().partition("\n")[0].removeprefix("NVRM version:").strip()
+        driver = re.search(r"\d+\.\d+(\.\d+)?", description)
         if library and driver is not None and driver[0] != library:
             yield fail("nvidia", diagnoses.DRIVER_MISMATCH.describe(driver=driver[0], library=library))
         else:
-            yield ok("nvidia", f"driver {text}")
+            yield ok("nvidia", f"driver {description}")
 
 
 def _library_version(root: Path) -> str:
-    """Return the version in the file name of libnvidia-ml; "" if none is found."""
+    """Return the version in the file name of libnvidia-ml, or "" if the library is not found."""
     for directory in LIBRARY_DIRECTORIES:
         for path in sorted((root / directory).glob("libnvidia-ml.so.*.*")):
             return path.name.removeprefix("libnvidia-ml.so.")
@@ -285,11 +286,10 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     """Run all checks and print the findings. Return 1 if a check failed."""
     parser = Parser(f"{PROGRAM} check", DESCRIPTION)
     add_flags(parser)
-    group, text = parser.add_argument_group("check"), "output format (default text)"
-    group.add_argument("--check.format", choices=("text", "json"), default="text", help=text)
-    group.add_argument(
-        "--check.python", metavar="PATH", help="path of the job's Python interpreter, to be checked too"
-    )
+    group = parser.add_argument_group("check")
+    format_help, python_help = "output format (default text)", "also check this Python interpreter of the job"
+    group.add_argument("--check.format", choices=("text", "json"), default="text", help=format_help)
+    group.add_argument("--check.python", metavar="PATH", help=python_help)
     flags = parser.parse_flags(arguments)
     findings = _consistent(_run_checks(flags, environ))
     has_failed = any(finding.status == "FAIL" for finding in findings)
@@ -302,19 +302,19 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     for finding in findings:
         print(f"{finding.status:<{len(INDENT)}}{finding.subject}: {finding.found}")
         if finding.remedy:
-            text = f"-> {finding.remedy}"
-            print(textwrap.fill(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT + " " * 3))
+            remedy = f"-> {finding.remedy}"
+            print(textwrap.fill(remedy, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT + " " * 3))
     return 1 if has_failed else 0
 
 
 def _consistent(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
-    """Return the findings without the "ok" about the driver's files if the running sidecar cannot use NVML."""
+    """Drop the "ok" about the files of the NVIDIA driver if the running sidecar reports that it cannot use NVML."""
     findings = list(findings)
-    nvidia = {finding.status for finding in findings if finding.subject == "nvidia"}
+    has_nvidia_failure = any(finding.subject == "nvidia" and finding.status == "FAIL" for finding in findings)
     return [
         finding
         for finding in findings
-        if not ("FAIL" in nvidia and finding.subject == "nvidia" and finding.status == "ok")
+        if not (has_nvidia_failure and finding.subject == "nvidia" and finding.status == "ok")
     ]
 
 
@@ -338,7 +338,7 @@ def _run_checks(flags: argparse.Namespace, environ: Mapping[str, str]) -> Iterat
 def _configuration(
     flags: argparse.Namespace, environ: Mapping[str, str], configurations: list[Configuration]
 ) -> Iterator[CheckFinding]:
-    """Check the configuration and append the result to `configurations`."""
+    """Check the configuration, and append a valid configuration to *configurations*."""
     try:
         configurations.append(resolve(flags, environ))
     except ConfigurationError as error:
@@ -346,7 +346,7 @@ def _configuration(
         return
     sources = [f"${FEED_DIRECTORY_VARIABLE}"] if environ.get(FEED_DIRECTORY_VARIABLE) else []
     values = {flag: value_of(flags, flag) for flag in FLAGS}
-    sources += [str(values[flag]) if flag == "--config.file" else flag for flag in values if values[flag]]
+    sources += [str(value) if flag == "--config.file" else flag for flag, value in values.items() if value]
     yield ok("configuration", f"valid; read from {', '.join(sources) or 'the defaults'}")
 
 
@@ -364,7 +364,7 @@ def run_probes(
     for subject, result in results.items():
         try:
             yield from result.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:  # noqa: PERF203  # every check may miss the deadline
+        except queue.Empty:  # noqa: PERF203  # any check may miss the deadline
             remedy = "repeat this step by hand: a file system or a server may hang"
             yield CheckFinding("FAIL", subject, f"no result within {deadline_seconds:g} s", remedy)
 

@@ -1,4 +1,4 @@
-"""Checks of the web configuration, of the listen addresses, and of a running exporter's metrics about itself."""
+"""Checks of the web configuration, of the listen addresses, and of the metrics of a running exporter about itself."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_addresses(configuration: Configuration, feed_directory: Path) -> Itera
     for address in map(parse_address, configuration.web.listen_address):
         try:
             bind(address, backlog=1).close()
-        except ListenError as error:  # noqa: PERF203  # every address may be in use
+        except ListenError as error:  # noqa: PERF203  # any address may be in use
             host = address.host if address.host not in ("", "::", "0.0.0.0") else "127.0.0.1"
             scheme = "http" if protection.tls is None else "https"
             base = f"{scheme}://{f'[{host}]' if ':' in host else host}:{address.port}"
@@ -61,7 +61,7 @@ def check_addresses(configuration: Configuration, feed_directory: Path) -> Itera
 
 
 def configuration_problems(subject: str, error: ConfigurationError) -> Iterator[CheckFinding]:
-    """Yield the problems of a configuration that the exporter refuses."""
+    """Yield a finding for each problem of a configuration that the exporter refuses."""
     for problem in error.problems:
         yield CheckFinding(
             "FAIL", subject, str(problem), "correct the configuration; the exporter does not start"
@@ -95,9 +95,9 @@ def _no_answer(
     is_tls_error = isinstance(error, ssl.SSLError) or isinstance(getattr(error, "reason", None), ssl.SSLError)
     if tls is not None and tls.verify_mode == ssl.CERT_REQUIRED and is_tls_error:
         return ok(subject, diagnoses.CERTIFICATE_REQUIRED.describe(base=base).sentence)
-    problem, _, choose = refusal.partition("; ")
+    problem, _, remedy = refusal.partition("; ")
     port = urlsplit(base).port
-    return fail(subject, diagnoses.PORT_TAKEN.describe(refusal=problem, port=port, choose=choose))
+    return fail(subject, diagnoses.PORT_TAKEN.describe(refusal=problem, port=port, choose=remedy))
 
 
 def _exporter_findings(subject: str, base: str, feed_directory: Path) -> Iterator[CheckFinding]:
@@ -113,7 +113,7 @@ def _exporter_findings(subject: str, base: str, feed_directory: Path) -> Iterato
 
 def own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[CheckFinding]:
     """Check the metrics of a running exporter about itself."""
-    nvml_down, nvml_reason = False, ""
+    is_nvml_down, nvml_reason = False, ""
     for name, label_text, value in _SAMPLE.findall(page):
         labels = dict(_LABEL.findall(label_text))
         if name == "exporter_collector_success" and float(value) == 0:
@@ -126,16 +126,16 @@ def own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[CheckFin
                 "sidecar", diagnoses.SECOND_SIDECAR.describe(base=base, owner=owner or "of another container")
             )
         elif name == "gpu_nvml_up":
-            nvml_down = float(value) == 0
+            is_nvml_down = float(value) == 0
         elif name == "gpu_nvml_error_info":
             nvml_reason = labels.get("reason", "")
-    if nvml_down and nvml_reason not in {"library_not_found", "starting", ""}:
+    if is_nvml_down and nvml_reason not in {"library_not_found", "starting", ""}:
         diagnosis_template = diagnoses.NVML_FAILURES.get(nvml_reason, diagnoses.NVML_DOWN)
         yield fail("nvidia", diagnosis_template.describe(reason=nvml_reason))
 
 
 def _get(base: str, path: str, size: int = 200) -> HttpResult:
-    """Request a path of any server, without redirects and without a proxy."""
+    """Request a path of a server, and read up to *size* bytes. Redirects are not followed and no proxy is used."""
     context = ssl._create_unverified_context()  # noqa: S323, SLF001  (the check sends no secret)
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(context=context)):

@@ -1,6 +1,7 @@
-"""Child processes of `run`: the job with the inherited environment, the exporter's own programs with standard error only.
+"""Child processes of `run`: the job, and programs of this package, which inherit standard error only.
 
-A descriptor left open in an exporter process would hide the job's exit from a reader of the job's output.
+If a program of this package held other descriptors of the job open, a reader of the job's output would not see the end of the
+job.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class NotStartedError(Exception):
 
 
 def own_command(*arguments: str) -> tuple[str, ...]:
-    """Return the command line of this package: `-m MODULE ARG...`, or arguments of `training-exporter`."""
+    """Return a command line of this package for `-m MODULE ARG...`, or for the arguments of `training-exporter`."""
     return (sys.executable, str(LAUNCHER), *arguments)
 
 
@@ -66,12 +67,12 @@ def start_own(command: tuple[str, ...], *, mask: Collection[int]) -> int:
 
 
 def passable_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with a name: Python can inherit an entry `=value`, but cannot pass the entry to a child process."""
+    """Return the variables that have a name. Python can inherit an entry `=value`, but cannot pass it to a child process."""
     return {name: value for name, value in environment.items() if name}
 
 
 def closing_all_but(kept_descriptors: Collection[int]) -> list[FileAction]:
-    """Return file actions that close every other descriptor and open /dev/null for missing standard streams."""
+    """Return file actions that close all other descriptors, and open /dev/null for the closed standard streams."""
     open_descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     close_actions: list[FileAction] = [
         (os.POSIX_SPAWN_CLOSE, descriptor)
@@ -85,10 +86,10 @@ def closing_all_but(kept_descriptors: Collection[int]) -> list[FileAction]:
 
 
 def end_as(wait_status: int) -> int:
-    """Terminate by the signal that terminated a process, without a core file.
+    """Terminate by the signal that has terminated a process, without a core file. After a normal exit, return the exit status.
 
-    A shell's loop stops at Ctrl-C only if the child was killed by SIGINT; exit status 130 does not stop the loop. Returns
-    the exit status after a normal exit, and in process 1, which signals cannot terminate.
+    A loop of a shell stops at Ctrl-C if its command was killed by SIGINT, but not if the command exits with status 130. Process 1,
+    which these signals do not terminate, returns 128 plus the number of the signal.
     """
     if os.WIFSIGNALED(wait_status):
         number = os.WTERMSIG(wait_status)

@@ -1,4 +1,4 @@
-"""Parser of a job's command line: script, run id and rendezvous of a launch on several nodes."""
+"""Parser of the command line of a job: script, run id, and rendezvous of a launch on several nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WRAPPERS = frozenset({"env", "mpiexec", "mpirun", "nice", "nohup", "srun", "tim
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _PYTHON_OPTIONS_WITH_VALUE = frozenset({"-W", "-X"})
 _SCRIPTS = (".py", ".sh")
-# Spellings of torchrun and accelerate, without leading dashes and with dashes for underscores.
+# Options of torchrun and accelerate, without leading dashes and with dashes for underscores.
 _NODES = ("nnodes", "num-machines")
 _ENDPOINTS = ("rdzv-endpoint", "master-addr", "main-process-ip")
 _PORTS = ("master-port", "main-process-port")
@@ -25,16 +25,16 @@ _WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class JobCommand:
-    """Parts of a job's command line that name the run."""
+    """Parts of the command line of a job that determine the name of the run."""
 
     script: str  # script, module or program
-    run_id: str = ""  # torchrun's --rdzv-id; "" if none is chosen
-    is_shared: bool = False  # True if the launch has further commands, such as the agents of other nodes
-    rendezvous: str = ""  # address that all commands of a shared launch have; "" if unknown
+    run_id: str = ""  # torchrun's --rdzv-id; "" if the user has chosen none
+    is_shared: bool = False  # True if the launch has further commands, such as torchrun on other nodes
+    rendezvous: str = ""  # address that is equal in all commands of a shared launch; "" if unknown
 
     @property
     def shared_name(self) -> str:
-        """Name that every command of a shared launch derives; "" for a single command and without a rendezvous."""
+        """Name of the launch, which is equal for all its commands; "" for a single command or without a rendezvous."""
         if not (self.is_shared and self.rendezvous):
             return ""
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", PurePath(self.script).stem)[:60].strip("-") or "python"
@@ -42,7 +42,7 @@ class JobCommand:
 
 
 def parse_job_command(command: Sequence[str], environ: Mapping[str, str]) -> JobCommand:
-    """Parse the launcher's environment and the arguments before the script. Later arguments belong to the script."""
+    """Parse the environment of the launcher, and the arguments before the script. Later arguments belong to the script."""
     options = {
         name.removeprefix(_TORCHRUN_VARIABLE).lower().replace("_", "-"): value
         for name, value in environ.items()
@@ -66,7 +66,7 @@ def _first(values: Mapping[str, str], names: Sequence[str], default: str = "") -
 
 
 def _script(command: Sequence[str], options: dict[str, str]) -> tuple[str, str]:
-    """Return the program and its script or module; adds preceding launcher options to `options`."""
+    """Return the program and its script or module. Add the options of the launcher before the script to *options*."""
     remaining_arguments = iter(command)
     program = ""
     for argument in remaining_arguments:

@@ -1,4 +1,4 @@
-"""`--config.check`: problems of a configuration that require opening files and importing classes."""
+"""`--config.check`: checks of a configuration that open files and import classes."""
 
 from __future__ import annotations
 

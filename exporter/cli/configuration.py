@@ -1,4 +1,4 @@
-"""Configuration from flags, environment, file and defaults; read at the start and at every reload.
+"""Configuration from flags, environment, file and defaults, read at the start and at each reload.
 
 Flags override the environment, and the environment overrides the file. A relative path in a file is relative to the file.
 """
@@ -38,7 +38,7 @@ StatPattern = Annotated[
         "a pattern of a Stat's name: letters, digits, _ and ., with * and ? for any", r"^[A-Za-z0-9_.*?]+$"
     ),
 ]
-"""Pattern of `exporter.recording.definition.matches`; other texts could never match."""
+"""Pattern for `exporter.recording.definition.matches`. A text with other characters matches no Stat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Rule:
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield a problem if no window remains, or if the buckets do not form a histogram."""
+        """Yield a problem if windows would have neither a length nor a number of samples, or if the buckets are invalid."""
         if self.window_seconds is None and self.window_samples is None:
             yield (
                 "window_samples",
@@ -87,7 +87,7 @@ class Rule:
         """Return the rule as JSON for the training processes, without unset keys."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.aggregations is not UNCHANGED:
-            values["aggregations"] = sorted(field.value for field in self.aggregations)
+            values["aggregations"] = sorted(aggregation.value for aggregation in self.aggregations)
         return {name: value for name, value in values.items() if value is not UNCHANGED}
 
 
@@ -145,16 +145,17 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
     if environ.get(FEED_DIRECTORY_VARIABLE):
         variable = f"${FEED_DIRECTORY_VARIABLE}"
         changes["feed"]["dir"] = parse_value(variable, environ[FEED_DIRECTORY_VARIABLE], Path)
-    for flag in list(FLAGS)[1:]:  # without --config.file
+    for flag in FLAGS:
+        if flag == "--config.file":
+            continue
         section, _, name = flag.removeprefix("--").partition(".")
         key, value = name.replace("-", "_").replace(".", "_"), value_of(flags, flag)
-        hints = {option.name: option.hint for option in options_of(type(getattr(configuration, section)))}
+        hints = {row.name: row.hint for row in options_of(type(getattr(configuration, section)))}
         if isinstance(value, list):
-            changes[section][key] = tuple(
-                parse_value(flag, option, get_args(hints[key])[0]) for option in value
-            )
+            item_hint = get_args(hints[key])[0]
+            changes[section][key] = tuple(parse_value(flag, item, item_hint) for item in value)
         elif isinstance(value, str):
-            # "" disables the replay even if the file enables a replay.
+            # "" disables a replay that the file enables.
             is_disabled = flag == "--gpu.replay" and not value
             changes[section][key] = None if is_disabled else parse_value(flag, value, hints[key])
         elif value is not None:

@@ -1,6 +1,6 @@
-"""`training-exporter demo [flags]`: the sidecar and a small simulated job.
+"""`training-exporter demo [flags]`: runs the sidecar with a small simulated job on a replayed machine.
 
-The command runs `simulated_job` on a replayed machine, in a private feed directory that is removed at the end.
+The job is `simulated_job`. The feed directory is a private directory, which is removed at the end, unless --feed.dir is set.
 """
 
 from __future__ import annotations
@@ -43,23 +43,27 @@ energy:
   gpu_hour_price: 2
   lock_dir: {directory}
 """
-"""Configuration of a demo without --config.file, with example prices; the energy is the demo's own."""
-USED_BY_RANK = {"memory": 73_014_444_032, "sm": 99}
+"""Configuration of a demo without --config.file. The prices are examples; the lock is not the one of the real machine."""
+RANK_GPU_USE = {"memory": 73_014_444_032, "sm": 99}
 """GPU memory in bytes and SM utilization in percent of each rank."""
 PREFIX = "exporter-demo-"
 OLD_SECONDS = 86400.0
-"""Minimum age of the directory of a killed demo, which the next demo removes."""
-# At a higher speed, windows would be shorter than a Stat allows.
+"""Age from which the directory of a killed demo is removed by the next demo."""
+# At a higher speed, the windows would be shorter than the minimum of a Stat.
 MIN_SPEED, MAX_SPEED = 0.1, 20.0
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run the demo until a signal. Return 2 after a failed start. Raises ConfigurationError, and ListenError for a port in use."""
+    """Run the demo until a signal. Return 2 if the feed directory is not usable.
+
+    Raises ConfigurationError: The command line or the configuration is invalid.
+    Raises ListenError: A port is in use.
+    """
     parser = Parser(f"{PROGRAM} demo", DESCRIPTION)
     add_flags(parser)
     demo_group = parser.add_argument_group("demo")
-    text = "speed of the simulation (default 1: a cycle takes a minute)"
-    demo_group.add_argument("--demo.speed", metavar="X", type=float, default=1.0, help=text)
+    speed_help = "speed of the simulation (default 1: a cycle takes a minute)"
+    demo_group.add_argument("--demo.speed", metavar="X", type=float, default=1.0, help=speed_help)
     flags = parser.parse_flags(arguments)
     flag_values, configuration = vars(flags), resolve(flags, environ)
     speed = flag_values["demo.speed"]
@@ -69,12 +73,12 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     tls = web.config_file is not None and load_web_config(web.config_file).tls_server_config is not None
     flag_values["web.listen_address"], urls = [], []
     for address in map(parse_address, web.listen_address):
-        # A bind checks before the start that the port is free, and replaces port 0 by the kernel's choice.
+        # The bind checks that the port is free, and replaces port 0 by a port of the kernel's choice.
         with bind(address, backlog=1) as listener:
             host, port = address.text.rpartition(":")[0], listener.getsockname()[1]
             flag_values["web.listen_address"].append(f"{host}:{port}")
             urls.append(url(listener, tls=tls))
-    replay = flag_values["gpu.replay"] or gpu.replay or "" if gpu.enabled else ""
+    replay = (flag_values["gpu.replay"] or gpu.replay or "") if gpu.enabled else ""
     writes_machine = gpu.enabled and not replay and flag_values["gpu.replay"] is None
     shared_memory = Path("/dev/shm")  # noqa: S108  # the demo creates a private directory inside
     parent = shared_memory if os.access(shared_memory, os.W_OK) else None
@@ -96,14 +100,14 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         if writes_machine:
             replay = REPLAYED_MACHINE
             flag_values["gpu.replay"] = _write_machine(Path(private_directory))
-            os.environ[DIRECTORY_VARIABLE] = private_directory  # of the sidecar
+            os.environ[DIRECTORY_VARIABLE] = private_directory  # inherited by the sidecar
         if flag_values["config.file"] is None:
             path = Path(private_directory, "config.yaml")
             path.write_text(CONFIGURATION.format(directory=json.dumps(private_directory)), encoding="utf-8")
             flag_values["config.file"] = str(path)
         job_settings = {"speed": speed, "directory": private_directory, "url": urls[0], "replay": replay}
         job = own_command("-m", "exporter.cli.simulated_job", json.dumps(job_settings))
-        # The environment of a rank under torchrun, without the user's settings for jobs.
+        # Without the user's settings for jobs; the bridges are not needed.
         environment = {name: value for name, value in environ.items() if not name.startswith("EXPORTER_")}
         environment |= {"EXPORTER_AUTO": "0", "EXPORTER_FLUSH_SECONDS": str(1.0 / speed)}
         sidecar = [*command_line_of(flags), "--run.name=demo", "--run.linger=0s"]
@@ -117,7 +121,7 @@ def _write_machine(directory: Path) -> str:
     cards = [
         {
             "model": REPLAYED_MACHINE,
-            "processes": [{"pid_file": str(simulated_job.pid_file(directory, rank)), **USED_BY_RANK}],
+            "processes": [{"pid_file": str(simulated_job.pid_file(directory, rank)), **RANK_GPU_USE}],
         }
         for rank in range(simulated_job.RANKS)
     ]

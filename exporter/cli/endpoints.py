@@ -42,7 +42,7 @@ HTML = "text/html; charset=utf-8"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusSources:
-    """Sources of the status page: the parts of the sidecar that it displays."""
+    """Parts of the sidecar from which the status page is rendered."""
 
     page: Page
     history: History
@@ -61,7 +61,7 @@ class StatusSources:
         return Content(render_status(self._view(self.page.snapshot()), self.onsets), HTML, headers)
 
     def record(self) -> None:
-        """Record a point of the history and the conditions that hold, if the next point is due."""
+        """Record a point of the history, and the conditions that hold now, if the next point is due."""
         now = time.monotonic()
         if self.history.is_due(now):
             families = self.page.offered()
@@ -79,7 +79,7 @@ class StatusSources:
             feed_directory=str(self.feed_directory),
             not_ready=self.not_ready(),
             silent_jobs=self.silent.jobs,
-            hangs={explained_run.run.run: hang_of(explained_run) for explained_run in self.hangs()},
+            hangs={report.run.run: hang_of(report) for report in self.hangs()},
         )
         return build_view(exporter, Readings(families), self.history, self.collectors())
 
@@ -93,20 +93,16 @@ def runbook() -> Content:
     return Content(render_runbook(), HTML, {"Content-Security-Policy": policy()})
 
 
-def hang_of(explained_run: HangReport) -> Hang:
+def hang_of(report: HangReport) -> Hang:
     """Return the explanation of a hang for the status page, with the stack of one rank of each group."""
-    groups = (_stack_group(explained_run, group) for group in explained_run.explanation.groups)
+    groups = (_stack_group(report, group) for group in report.explanation.groups)
     stacks = tuple(group for group in groups if group is not None)
-    explanation = explained_run.explanation
-    return Hang(
-        explanation.sentence(), stacks, explained_run.run.step, has_odd_group=explanation.has_odd_group
-    )
+    explanation = report.explanation
+    return Hang(explanation.sentence(), stacks, report.run.step, has_odd_group=explanation.has_odd_group)
 
 
-def _stack_group(explained_run: HangReport, group: RankGroup) -> StackGroup | None:
-    answers = (
-        answer for answer in explained_run.answers if answer.rank in group.ranks and answer.main.frames
-    )
+def _stack_group(report: HangReport, group: RankGroup) -> StackGroup | None:
+    answers = (answer for answer in report.answers if answer.rank in group.ranks and answer.main.frames)
     answer = next(answers, None)
     if answer is None or answer.rank is None:
         return None
@@ -118,7 +114,7 @@ def _stack_group(explained_run: HangReport, group: RankGroup) -> StackGroup | No
 def sidecar_endpoints(
     sources: StatusSources, *, reload: Callable[[], None], enable_lifecycle: bool, missing_gpus: Readiness
 ) -> tuple[Endpoint, ...]:
-    """Return every endpoint of the sidecar."""
+    """Return the endpoints of the sidecar."""
     return (
         DocumentEndpoint("/", sources.document),
         DocumentEndpoint("/runbook", runbook),

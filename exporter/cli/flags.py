@@ -1,6 +1,6 @@
 """Command-line flags in Prometheus' style.
 
-The module has few imports, because the job of `run` waits for them; `configuration` interprets the values of the flags.
+The module has few imports, because the job of `run` waits for them. `configuration` interprets the values of the flags.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_ADDRESS = ":20909"
 FEED_DIRECTORY_VARIABLE = "EXPORTER_FEED_DIR"
 
 EXIT_FAILED, EXIT_REFUSED, EXIT_JOINED = 1, 2, 3
-"""Exit statuses of a failure, of a refused start, and of the sidecar of `run` if the directory already has a running sidecar."""
+"""Exit statuses: of a failure, of a refused start, and of the sidecar of `run` if another sidecar serves the directory."""
 
 FLAGS: Mapping[str, tuple[str, str]] = {
     "--config.file": ("FILE", "read the configuration from this YAML file (default: none)"),
@@ -36,7 +36,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "--log.level": ("LEVEL", "debug, info, warn or error (default info)"),
     "--log.format": ("FORMAT", "logfmt or json (default logfmt)"),
 }
-"""The sidecar's flags: metavar ("" for a switch) and help."""
+"""Metavar, which is "" for a switch, and help of each flag of the sidecar."""
 
 
 def mistake(source: str, message: str) -> ConfigurationError:
@@ -45,7 +45,7 @@ def mistake(source: str, message: str) -> ConfigurationError:
 
 
 def say(line: str) -> None:
-    """Write a line to standard error. Write errors are ignored."""
+    """Write a line with the prefix `exporter:` to standard error. Write errors are ignored."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
             # A single write, so that the job's output cannot split the line.
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Turn argparse's message into a problem of the command line."""
+        """Raise argparse's message as a ConfigurationError."""
         source, _, text = message.removeprefix("argument ").partition(": ")
         if message.startswith("argument ") and text:
             raise mistake(source, text)
@@ -91,13 +91,13 @@ class Parser(argparse.ArgumentParser):
         if switch := re.fullmatch(r"--(no-)?collector\.(\w+)", flag):
             option = f"collectors: {{{switch[2]}: {{enabled: {'false' if switch[1] else 'true'}}}}}"
             return Problem(flag, None, None, f"unknown flag; write {option} in the file of --config.file")
-        shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
-        names = [name for action in shown for name in action.option_strings]
+        documented_actions = [action for action in self._actions if action.help is not argparse.SUPPRESS]
+        names = [name for action in documented_actions for name in action.option_strings]
         return Problem(flag, None, None, f"unknown flag, {suggest(flag, names)}")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the sidecar's flags; `resolve` reads the values from the namespace."""
+    """Add the flags of the sidecar. `resolve` reads their values from the namespace."""
     group = parser.add_argument_group("exporter")
     for flag, (metavar, text) in FLAGS.items():
         if metavar:
@@ -113,7 +113,7 @@ def value_of(flags: argparse.Namespace, flag: str) -> Any:
 
 
 def command_line_of(flags: argparse.Namespace) -> list[str]:
-    """Return the given flags of the sidecar as a command line."""
+    """Return the flags of the sidecar that were given, as a command line."""
     arguments: list[str] = []
     for flag in FLAGS:
         value = value_of(flags, flag)

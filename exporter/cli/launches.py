@@ -1,4 +1,4 @@
-"""Decision when an attached sidecar ends: after the last launch of `run` and the final scrape."""
+"""Linger period of an attached sidecar: after the last launch of `run`, the sidecar waits for a final scrape."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Protocol
 POLL_SECONDS = 0.5
 LINGER_POLL_SECONDS = 0.1
 LAST_PASSES_SECONDS = 5.0
+"""Maximum time for the last passes over the feed."""
 MARGIN_SECONDS = 2.0
-"""Tolerance for a late scrape."""
+"""Time after the expected scrape at which the sidecar stops waiting for it."""
 
 _log = logging.getLogger(__name__)
 
@@ -19,7 +20,7 @@ _log = logging.getLogger(__name__)
 class ScrapedSidecar(Protocol):
     """Interface of the sidecar that `LingerPeriod` needs."""
 
-    feed_passes: int
+    feed_passes: int  # number of published passes over the feed
 
     def next_expected_scrape(self) -> float | None:
         """Return the monotonic time of the next scrape by a regular scraper, or None without a regular scraper."""
@@ -29,10 +30,10 @@ class ScrapedSidecar(Protocol):
 
 
 class LingerPeriod:
-    """Decides when an attached sidecar ends.
+    """Decision when an attached sidecar ends.
 
-    The sidecar ends when no launch is active, the page has the job's final values, and a regular scraper has scraped them
-    or `linger_seconds` have passed.
+    After the last launch, a sidecar without a regular scraper ends at once. Otherwise the sidecar ends after a scrape of the
+    job's final values, if the scrape is overdue, or after `linger_seconds`.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class LingerPeriod:
         self._is_active = is_active
         self._linger_seconds = linger_seconds
         self._monotonic = monotonic
-        self._ended_at: float | None = None  # monotonic time at which the last launch disappeared
-        self._required_passes = 0
-        self._final_scrape_at: float | None = None  # monotonic time; None until the page is final
+        # Monotonic time at which the last launch ended; None while a launch is active.
+        self._ended_at: float | None = None
+        self._required_passes = 0  # number of passes after which the page has the final values
+        # Monotonic time at which a scrape of the final values is expected; None before the page has them.
+        self._final_scrape_at: float | None = None
 
     def wait_seconds(self) -> float:
         """Return the time until the next call of `is_over`."""
@@ -64,7 +67,7 @@ class LingerPeriod:
         next_scrape = self._sidecar.next_expected_scrape()
         if self._ended_at is None:
             self._ended_at = now
-            # The current pass may have read a file before the last change; the next pass reads all changes.
+            # The current pass may have read a file before its last change. The next pass reads all changes.
             self._required_passes = self._sidecar.feed_passes + 2
             if next_scrape is not None:
                 _log.debug("no job is left, waiting for the next scrape")

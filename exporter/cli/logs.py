@@ -1,6 +1,7 @@
-"""Logging of the sidecar: a line per record on standard error, as logfmt or JSON; facts are in `extra`.
+"""Logging of the sidecar: a line per record on standard error, as logfmt or JSON, with the values of `extra` as keys.
 
-No logging thread waits: the standard library's queue listener writes from a bounded queue, and dropped records are counted.
+A thread that logs does not wait for the output: a queue listener of the standard library writes the lines. If the queue is full,
+records are dropped and counted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LEVELS: Mapping[LogLevel, int] = {
     "debug": logging.DEBUG,
 }
 MAX_VALUE_LENGTH = 4000
-"""Maximum length of a value; longer values are truncated. A traceback fits, and a hostile label cannot fill a disk."""
+"""Maximum length of a value. A longer value, for example of a hostile label, is truncated."""
 MAX_QUEUED_LINES = 1000
 
 # Attributes of every LogRecord; `extra` adds further attributes.
@@ -39,7 +40,11 @@ _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 class Formatter(logging.Formatter):
-    """Formatter with a line per record. Unsafe values are escaped, shortened or replaced by the formatting exception."""
+    """Formatter with a line per record.
+
+    Special characters are escaped and long values are truncated. A value whose formatting raises is replaced by the name of the
+    exception.
+    """
 
     def __init__(self, form: LogFormat) -> None:
         super().__init__()
@@ -67,17 +72,17 @@ class Formatter(logging.Formatter):
             yield "stack", _text(lambda: self.formatException(exception_info))
 
 
-def _text(make: Callable[[], str]) -> str:
-    """Return a text, truncated if necessary, or the name of the exception that *make* raised."""
+def _text(render: Callable[[], str]) -> str:
+    """Return the result of *render*, truncated if necessary, or the name of the exception that it raised."""
     try:
-        text = make()
+        text = render()
     except Exception as error:  # noqa: BLE001  (a __str__ of the job or wrong arguments of the message may raise any error)
         return f"!({type(error).__name__})"
     return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 1] + "…"
 
 
 def _simple(value: Any) -> Any:
-    """Return a JSON value, or text."""
+    """Return None, a boolean or a finite number unchanged, and any other value as text."""
     if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
         return value
     return _text(lambda: str(value))
@@ -97,7 +102,7 @@ def _logfmt(value: Any) -> str:
 
 
 class _Output(logging.Handler):
-    """Handler that writes lines to a descriptor in the listener's thread, and reports the number of dropped records."""
+    """Handler on the thread of the listener that writes lines to a descriptor, and reports dropped records."""
 
     def __init__(self, descriptor: int, handler: BoundedQueueHandler) -> None:
         super().__init__()
@@ -106,7 +111,7 @@ class _Output(logging.Handler):
         self._reported_count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line of a record, then a line with the number of dropped records, if any."""
+        """Write the line of a record. If records were dropped since the last line, write their number on a further line."""
         self._write(record.getMessage())
         if self._handler.dropped_count > self._reported_count:
             dropped_count = self._handler.dropped_count
@@ -131,14 +136,14 @@ class _Output(logging.Handler):
 
 
 class BoundedQueueHandler(logging.handlers.QueueHandler):
-    """Queue handler that formats a record in the logging thread, and counts records that find the queue full."""
+    """Queue handler that formats records on the thread that logs. If the queue is full, a record is dropped and counted."""
 
     def __init__(self, lines: queue.Queue[Any]) -> None:
         super().__init__(lines)
         self.dropped_count = 0  # written under the handler's lock
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Return a record with the formatted line only: arguments can change before the listener formats them."""
+        """Return a record that contains the formatted line, because arguments may change before the listener writes it."""
         return logging.makeLogRecord({"msg": self.format(record), "levelno": record.levelno})
 
     def enqueue(self, record: logging.LogRecord) -> None:
@@ -150,7 +155,7 @@ class BoundedQueueHandler(logging.handlers.QueueHandler):
 
 
 class Logs:
-    """Logging of the process until `finish`: the root logger, Python's warnings, and exceptions that end threads."""
+    """Logging of this process: the root logger, Python's warnings, and exceptions that end a thread. Ends with `finish`."""
 
     def __init__(self, *, level: LogLevel = "info", form: LogFormat = "logfmt", descriptor: int = 2) -> None:
         lines: queue.Queue[Any] = queue.Queue(MAX_QUEUED_LINES)
@@ -164,19 +169,19 @@ class Logs:
         threading.excepthook = _log_thread_exception
 
     def configure(self, *, level: LogLevel, form: LogFormat) -> None:
-        """Change level and format from the next record on."""
+        """Set the level and the format of the next records."""
         logging.getLogger().setLevel(LEVELS[level])
         self._handler.setFormatter(Formatter(form))
 
     def finish(self, timeout_seconds: float = 1.0) -> None:
-        """Stop logging and write the queued lines. Return after a timeout if standard error is blocked."""
+        """Stop logging and write the queued lines. If standard error is blocked, return after the timeout."""
         logging.getLogger().removeHandler(self._handler)
         logging.captureWarnings(capture=False)
         threading.excepthook = threading.__excepthook__
-        # `stop` waits for the listener without a limit, and queues an end mark in a possibly full queue.
-        stopping = threading.Thread(target=self._stop, name="exporter-log-stop", daemon=True)
-        stopping.start()
-        stopping.join(timeout_seconds)
+        # `QueueListener.stop` waits without a limit, and raises if the queue is full.
+        stop_thread = threading.Thread(target=self._stop, name="exporter-log-stop", daemon=True)
+        stop_thread.start()
+        stop_thread.join(timeout_seconds)
 
     def _stop(self) -> None:
         while True:

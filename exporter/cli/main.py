@@ -1,6 +1,6 @@
-"""`training-exporter`: parses the command line and starts the command.
+"""`training-exporter`: parses the command line and runs the command.
 
-Problems at the start are written to standard error, a line each, and the exit status is 2.
+If a command cannot start, each problem is written to standard error on a line, and the exit status is 2.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Prometheus exporter for training jobs.
   training-exporter [flags]                     serve the metrics of this machine and of its jobs
   training-exporter run [flags] COMMAND ARG...  run a job with the exporter beside it
   training-exporter check [flags]               find out why metrics are missing
-  training-exporter stacks [flags]             print where each rank of the jobs on this machine waits
+  training-exporter stacks [flags]              print where each rank of the jobs on this machine waits
   training-exporter demo [flags]                serve the metrics of a small simulated job
   training-exporter push [flags] TARGET         push the metrics to a file, a Pushgateway or an OTLP endpoint
   training-exporter assets --output DIR         write dashboards, rules, scrape configurations and a systemd unit
@@ -46,12 +46,12 @@ _SHORTAGES = {errno.EPIPE, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOME
 
 
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
-    """Run a command line (default: the process's) and return the exit status."""
+    """Run a command line and return the exit status. The default is the command line of this process."""
     _occupy_standard_descriptors()
     try:
         status = _dispatch(list(sys.argv[1:] if arguments is None else arguments), environ)
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where a full disk can be reported
+            sys.stdout.flush()  # here, where an error such as a full disk is reported
     except (ConfigurationError, FeedDirectoryError, ListenError, StartError, StateError) as error:
         for line in str(error).splitlines():
             say(line)
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     except KeyboardInterrupt:
         return 130
     except (MemoryError, OSError, RuntimeError) as error:
-        # A shortage of memory, threads, descriptors or disk space; other errors are internal, and need the traceback.
+        # A shortage of memory, threads, descriptors or disk space. Any other error is internal, and needs a traceback.
         number = error.errno if isinstance(error, OSError) else None
         if number not in _SHORTAGES and not isinstance(error, MemoryError) and "new thread" not in str(error):
             raise
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
             say(
                 f"cannot continue: {str(error) or type(error).__name__}; check the limits of this process (ulimit -a)"
             )
-        with contextlib.suppress(OSError, AttributeError):  # flushing the rest of the buffer would also fail
+        with contextlib.suppress(OSError, AttributeError):  # otherwise the flush at exit would fail too
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.unraisablehook = lambda _: None  # of partially constructed objects, such as asyncio's event loop
         return EXIT_FAILED
@@ -82,7 +82,7 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
         from exporter.config.expectation import suggest  # noqa: PLC0415  (the job of `run` must not wait for this import)
 
         raise mistake("command line", f"unknown command {command!r}, {suggest(command, COMMANDS)}")
-    # Imported here: the job of `run` must not wait for the imports of a web server.
+    # Imported here, because the job of `run` must not wait for the imports of a web server.
     status: int = importlib.import_module(f"exporter.cli.{command}").main(arguments[1:], environ)
     return status
 
@@ -95,9 +95,9 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     python = f"{platform.python_implementation()} {platform.python_version()}"
     version = f"training-exporter, version {__version__} ({python})"
     parser.add_argument("--version", action="version", version=version)
-    text = "check the configuration, print ok or every problem, and exit"
-    parser.add_argument("--config.check", action="store_true", help=text)
-    # Flags of `run` and `demo`.
+    check_help = "check the configuration, print ok or every problem, and exit"
+    parser.add_argument("--config.check", action="store_true", help=check_help)
+    # `run` and `demo` pass these flags.
     parser.add_argument("--run.attached", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--run.linger", metavar="DURATION", default="30s", help=argparse.SUPPRESS)
     flags = parser.parse_flags(arguments)
@@ -117,7 +117,7 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _occupy_standard_descriptors() -> None:
-    """Open /dev/null for missing standard streams: the next opened file would reuse the descriptor."""
+    """Open /dev/null for closed standard streams, whose descriptors the next opened files would receive otherwise."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

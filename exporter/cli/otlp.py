@@ -1,4 +1,4 @@
-"""OTLP target of `push`: families of the page as OpenTelemetry metrics, with units and start times."""
+"""OTLP target of `push`: the families of a page as OpenTelemetry metrics, with units and start times."""
 
 from __future__ import annotations
 
@@ -35,43 +35,43 @@ SeriesKey = tuple[str, frozenset[tuple[str, str]]]
 
 
 def unit_of(name: str) -> str:
-    """Return the UCUM unit of a family; "" for a family without a unit."""
+    """Return the UCUM unit of a family, or "" for a family without a unit."""
     return UNITS.get(name.removesuffix("_total").rpartition("_")[2], "")
 
 
 @dataclass(slots=True)
 class _Cumulative:
-    start: int
-    value: float
+    start_ns: int
+    value: float  # at the latest push
 
 
 class StartTimes:
-    """Start times of cumulative series, in nanoseconds.
+    """Start times of cumulative series, in nanoseconds since the epoch.
 
-    A series of the first push starts with the exporter; new and reset series start at the previous push.
+    A series of the first push starts with the exporter. A series that is new or was reset starts at the previous push.
     """
 
     def __init__(self) -> None:
         self._series: dict[SeriesKey, _Cumulative] = {}
-        self._previous_push: int | None = None
+        self._previous_push_ns: int | None = None
 
-    def begin(self, exporter_start: int) -> None:
-        """Set the start time for the series of the first push. Later calls do nothing."""
-        if self._previous_push is None:
-            self._previous_push = exporter_start
+    def begin_push(self, exporter_start_ns: int) -> None:
+        """Set the start time of the series of the first push. Later calls have no effect."""
+        if self._previous_push_ns is None:
+            self._previous_push_ns = exporter_start_ns
 
-    def end(self, now: int) -> None:
-        """Set the start time for new and reset series of the next push."""
-        self._previous_push = now
+    def end_push(self, now_ns: int) -> None:
+        """Set the start time of series that will be new or reset in the next push."""
+        self._previous_push_ns = now_ns
 
     def start_of(self, name: str, labels: Mapping[str, str], value: float) -> int:
-        """Return the start time of a series, given its current value."""
+        """Return the start time of a series, and store its current value."""
         key = (name, frozenset(labels.items()))
         series = self._series.get(key)
         if series is None or value < series.value:
-            series = self._series[key] = _Cumulative(self._previous_push or 0, value)
+            series = self._series[key] = _Cumulative(self._previous_push_ns or 0, value)
         series.value = value
-        return series.start
+        return series.start_ns
 
 
 class Otlp:
@@ -102,42 +102,46 @@ class Otlp:
         self._starts = StartTimes()
 
     def put(self, page: bytes, exporter_start: float | None = None) -> None:
-        """Send a page. Raises OSError if the endpoint does not accept the page, and OpenTelemetry logs the reason."""
-        sdk, now = self._sdk, time.time_ns()
-        self._starts.begin(now if exporter_start is None else int(exporter_start * 1e9))
+        """Send a page.
+
+        Raises OSError: The endpoint does not accept the page. OpenTelemetry logs the reason.
+        Raises ValueError: The page is not in the text format.
+        """
+        sdk, now_ns = self._sdk, time.time_ns()
+        self._starts.begin_push(now_ns if exporter_start is None else int(exporter_start * 1e9))
         families = text_string_to_metric_families(page.decode())
-        metrics = [metric for family in families for metric in self._metrics(family, now)]
-        self._starts.end(now)
+        metrics = [metric for family in families for metric in self._metrics(family, now_ns)]
+        self._starts.end_push(now_ns)
         scope = sdk.ScopeMetrics(self._scope, metrics, "")
         data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")])
         if self._exporter.export(data) is not sdk.MetricExportResult.SUCCESS:
             raise OSError("the endpoint did not accept the metrics")
 
     def remove(self) -> None:
-        """Do nothing: a series ends when no push contains it."""
+        """Do nothing, because a series ends once it is no longer pushed."""
 
-    def _metrics(self, family: Metric, now: int) -> Iterator[Any]:
-        """Convert a family; a summary becomes two sums, because the SDK has no summaries."""
+    def _metrics(self, family: Metric, now_ns: int) -> Iterator[Any]:
+        """Convert a family. A summary becomes two sums, because the SDK has no summaries."""
         sdk, unit = self._sdk, unit_of(family.name)
         if family.type == "histogram":
-            by_labels: dict[frozenset[tuple[str, str]], list[Sample]] = {}
+            samples_by_labels: dict[frozenset[tuple[str, str]], list[Sample]] = {}
             for sample in family.samples:
                 labels = frozenset((name, value) for name, value in sample.labels.items() if name != "le")
-                by_labels.setdefault(labels, []).append(sample)
+                samples_by_labels.setdefault(labels, []).append(sample)
             points = [
-                self._histogram_point(family.name, dict(labels), samples, now)
-                for labels, samples in by_labels.items()
+                self._histogram_point(family.name, dict(labels), samples, now_ns)
+                for labels, samples in samples_by_labels.items()
             ]
             data = sdk.Histogram(points, self._cumulative)
             yield sdk.Metric(family.name, family.documentation, unit, data)
             return
         is_cumulative = family.type in {"counter", "summary"}
-        by_name: dict[str, list[Any]] = {}
+        points_by_name: dict[str, list[Any]] = {}
         for sample in family.samples:
             start = self._starts.start_of(sample.name, sample.labels, sample.value) if is_cumulative else 0
-            point = sdk.NumberDataPoint(sample.labels, start, now, sample.value)
-            by_name.setdefault(sample.name, []).append(point)
-        for name, points_of_name in by_name.items():
+            point = sdk.NumberDataPoint(sample.labels, start, now_ns, sample.value)
+            points_by_name.setdefault(sample.name, []).append(point)
+        for name, points_of_name in points_by_name.items():
             data = (
                 sdk.Sum(points_of_name, self._cumulative, is_monotonic=True)
                 if is_cumulative
@@ -146,9 +150,9 @@ class Otlp:
             yield sdk.Metric(name, family.documentation, "" if name.endswith("_count") else unit, data)
 
     def _histogram_point(
-        self, family: str, labels: Mapping[str, str], samples: Sequence[Sample], now: int
+        self, family: str, labels: Mapping[str, str], samples: Sequence[Sample], now_ns: int
     ) -> Any:
-        """Convert cumulative buckets to counts per bucket. The last bucket counts the numbers above the highest bound."""
+        """Convert the cumulative buckets of a histogram to counts per bucket. The last bucket has no upper bound."""
         buckets = sorted(
             (float(sample.labels["le"]), sample.value) for sample in samples if "le" in sample.labels
         )
@@ -159,7 +163,7 @@ class Otlp:
         return self._sdk.HistogramDataPoint(
             attributes=labels,
             start_time_unix_nano=self._starts.start_of(family, labels, total_by_suffix["count"]),
-            time_unix_nano=now,
+            time_unix_nano=now_ns,
             count=int(total_by_suffix["count"]),
             sum=total_by_suffix.get("sum"),
             bucket_counts=[int(high - low) for low, high in pairwise(cumulative_counts)],

@@ -1,6 +1,7 @@
 """`training-exporter push TARGET`: pushes the metrics to a textfile, a Pushgateway or an OTLP endpoint.
 
-The pushed metrics are removed at exit and while the exporter does not respond; otherwise stale values would remain forever.
+The textfile or group is removed while the exporter does not respond, because its values would become stale. Without `--once`, it is
+also removed at exit.
 """
 
 from __future__ import annotations
@@ -35,28 +36,32 @@ at exit and while the exporter does not respond.
 TIMEOUT_SECONDS = 10.0
 MIN_INTERVAL_SECONDS = 0.1
 _DEFAULT_SOURCE = "http://127.0.0.1:20909/metrics"
-_FAILURES = (OSError, http.client.HTTPException)
+_FAILURES = (OSError, http.client.HTTPException, ValueError)
+"""Exceptions of a failed push. ValueError: the response is not a page of metrics."""
 
 
 class PushTarget(Protocol):
     """Destination of the page."""
 
     def put(self, page: bytes, exporter_start: float | None = None) -> None:
-        """Replace the previous page. Raises OSError or HTTPException."""
+        """Replace the previous page. *exporter_start* is the Unix time at which the exporter started, if known.
+
+        Raises OSError, HTTPException or ValueError.
+        """
 
     def remove(self) -> None:
         """Remove the page if it exists. Raises the same exceptions as `put`."""
 
 
 class TextFile:
-    """Textfile of node_exporter, replaced as a whole; node_exporter ignores names without `.prom`."""
+    """File for the textfile collector of node_exporter, replaced as a whole."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def put(self, page: bytes, exporter_start: float | None = None) -> None:  # noqa: ARG002  # only the OTLP target uses the argument
         """Write a temporary file and rename it."""
-        # The temporary file has no suffix .prom, so node_exporter ignores it.
+        # The name of the temporary file does not end with .prom, so node_exporter ignores it.
         descriptor, temporary = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -96,7 +101,7 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Credentials for reading the page."""
+    """Credentials with which the page is requested."""
 
     user: str = ""
     password_file: Path | None = None
@@ -105,7 +110,7 @@ class Access:
     key_file: Path | None = None
 
     def headers(self) -> dict[str, str]:
-        """Return the Authorization header. Reads the password file at each call, so that the password may change."""
+        """Return the Authorization header, if any. The password file is read at each call, because the password may change."""
         if not self.user:
             return {}
         password = "" if self.password_file is None else self.password_file.read_text().rstrip("\n")
@@ -113,7 +118,7 @@ class Access:
         return {"Authorization": f"Basic {credentials}"}
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS settings. Raises OSError for files that cannot be loaded."""
+        """Return the TLS settings. Raises OSError if a file cannot be loaded."""
         context = ssl.create_default_context(cafile=self.ca_file)
         if self.cert_file is not None:
             context.load_cert_chain(self.cert_file, self.key_file)
@@ -127,7 +132,7 @@ class Push:
         self._source = source
         self._access = access or Access()
         self._target = target
-        self._may_exist = True  # an earlier, killed process may have pushed
+        self._may_exist = True  # a killed process may have left a page at the target
         self._logged_problem: str | None = None
         # The proxies of the environment are ignored: the exporter is on this machine or network.
         self._opener = urllib.request.build_opener(
@@ -135,23 +140,23 @@ class Push:
         )
 
     def step(self) -> bool:
-        """Push the page once. Return True on success."""
+        """Push the page once, or remove the previous page if that fails. Return True on success."""
         problem = f"{self._source} cannot be read"
         try:
             request = urllib.request.Request(self._source, headers=self._access.headers())  # noqa: S310  # main accepts only http and https
             with self._opener.open(request, timeout=TIMEOUT_SECONDS) as response:
                 page = response.read()
             problem, self._may_exist = "the metrics cannot be pushed", True
-            self._target.put(_without_process(page), _start_of(page))
+            self._target.put(_without_process_families(page), _start_of(page))
         except _FAILURES as error:
             self._say(f"{problem}: {error}")
-            self.remove()  # the previous page
+            self.remove()
             return False
         self._say(None)
         return True
 
     def remove(self) -> None:
-        """Remove the page of this or of an earlier process."""
+        """Remove the page that this process or an earlier process has pushed."""
         if self._may_exist:
             try:
                 self._target.remove()
@@ -168,7 +173,7 @@ class Push:
 
 
 def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:
-    """Push until SIGTERM or SIGINT; with `--once`, returns 1 if the push failed. Raises ConfigurationError."""
+    """Push until SIGTERM or SIGINT. With `--once`, push once and return 1 on failure. Raises ConfigurationError."""
     parser = Parser(f"{PROGRAM} push", DESCRIPTION, " TARGET")
     for flag, metavar, default, text in (
         ("--from", "URL", _DEFAULT_SOURCE, f"read the metrics here (default {_DEFAULT_SOURCE})"),
@@ -228,8 +233,8 @@ def _access(flags: Mapping[str, Any]) -> Access:
     return access
 
 
-def _without_process(page: bytes) -> bytes:
-    """Return the page without `process_*`, because node_exporter and Pushgateway expose families of the same names."""
+def _without_process_families(page: bytes) -> bytes:
+    """Return the page without the families `process_*`, whose names node_exporter and Pushgateway use for themselves."""
     lines, is_kept = [], True
     for line in page.split(b"\n"):
         fields = line.split(b" ", 3)
@@ -241,7 +246,7 @@ def _without_process(page: bytes) -> bytes:
 
 
 def _start_of(page: bytes) -> float | None:
-    """Return the exporter's start, Unix time, from the page, or None if the page does not have the family."""
+    """Return the Unix time at which the exporter started, or None if the page does not have the family."""
     match = re.search(rb"^process_start_time_seconds (\S+)$", page, re.MULTILINE)
     return None if match is None else float(match[1])
 

@@ -1,6 +1,6 @@
 """Configuration reload by SIGHUP or POST /-/reload.
 
-An invalid configuration is not applied. Options that need a restart keep their value, which is logged once.
+An invalid configuration is not applied. An option that needs a restart keeps its value, and each new value is logged once.
 """
 
 from __future__ import annotations
@@ -38,9 +38,15 @@ _log = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Configuration in force, `current`, and its reload; options that need a restart keep their first value.
+    """Holder of the configuration in force, which `reload` replaces. Options that need a restart keep their first value.
 
-    `read` returns a new configuration or raises ConfigurationError; `apply` changes the running parts.
+    Args:
+        configuration: Initial configuration.
+        read: Returns the new configuration. Raises ConfigurationError if it is invalid.
+        apply: Changes the running parts from the previous to the new configuration.
+
+    Attributes:
+        current: Configuration in force.
     """
 
     def __init__(
@@ -54,14 +60,17 @@ class Reloader:
         self._read = read
         self._apply = apply
         self._lock = threading.Lock()
-        self._background_lock = threading.Lock()  # background reloads run in sequence
-        self._waiting = threading.Event()  # a background reload is queued
-        self._logged_values: dict[str, Any] = {}  # values that wait for a restart
+        self._background_lock = threading.Lock()  # so that background reloads run in sequence
+        self._is_queued = threading.Event()  # set while a background reload is queued
+        self._logged_values: dict[str, Any] = {}  # values that take effect after a restart, by option
         self._successful = True
         self._success_time = time.time()
 
     def reload(self) -> None:
-        """Read and apply the configuration; on ConfigurationError the running configuration is unchanged."""
+        """Read and apply the configuration.
+
+        Raises ConfigurationError: The new configuration is invalid. The configuration in force does not change.
+        """
         with self._lock:
             try:
                 requested = self._read()
@@ -77,37 +86,40 @@ class Reloader:
                     message = "a changed setting needs a restart; the previous value stays in force"
                     _log.warning(message, extra={"setting": key})
             self._logged_values = waiting_values
-            self._successful = False  # in case an internal error ends the reload half-way
+            self._successful = False  # until the end, because `apply` may raise
             self._apply(self.current, effective)
             self.current = effective
             self._successful, self._success_time = True, time.time()
             _log.info("configuration reloaded")
 
     def reload_soon(self) -> None:
-        """Reload on a thread unless a reload is queued. Problems are logged."""
-        if not self._waiting.is_set():
-            self._waiting.set()
+        """Reload on another thread, unless a reload is queued already. Problems are logged."""
+        if not self._is_queued.is_set():
+            self._is_queued.set()
             threading.Thread(target=self._reload_in_background, name="exporter-reload", daemon=True).start()
 
     def _reload_in_background(self) -> None:
         with self._background_lock:
-            self._waiting.clear()  # before reading: a later signal means a newer file
+            self._is_queued.clear()  # before the file is read, because a later signal may mean a newer file
             try:
                 self.reload()
             except ConfigurationError:
-                return  # logged
+                return  # `reload` has logged the problems
             except Exception:  # noqa: BLE001  (the constructor of a collector may raise any error)
                 _log.exception("internal error: the reload failed")
 
     def families(self) -> list[Metric]:
-        """Return the result of the last attempt and the time of the last success."""
+        """Return the metrics of the last attempt and of the last success."""
         return [SUCCESSFUL.family({(): int(self._successful)}), SUCCESS_TIME.family({(): self._success_time})]
 
 
 def _with_restart_values_of(
     running: Configuration, requested: Configuration
 ) -> tuple[Configuration, dict[str, Any]]:
-    """Return the new configuration with the running values of restart options, and the new values of these options."""
+    """Return the requested configuration with the running values of the options that need a restart.
+
+    The second result contains the requested values of these options that differ from the running values, by option.
+    """
     waiting_values: dict[str, Any] = {}
     changes: dict[str, Any] = {}
     for section in options_of(Configuration, requested):

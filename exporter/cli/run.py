@@ -1,7 +1,7 @@
-"""`training-exporter run [flags] COMMAND ARG...`: runs a training job with the exporter as a sidecar; exits like the job.
+"""`training-exporter run [flags] COMMAND ARG...`: runs a training job with the exporter as a sidecar, and exits like the job.
 
-The job is started before the sidecar and does not wait for it. `run` has a single thread, which blocks signals and handles
-them in sequence.
+The job starts before the sidecar and does not wait for it. `run` has a single thread, which blocks all signals and handles them
+one after the other.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ from exporter.feed.overrides import has_overrides, write_overrides
 from exporter.feed.runs import Job, Registration
 from exporter.recording.identity import LAUNCH, LAUNCH_ID, launch_name
 
-# Not SIGPIPE and SIGXFSZ: Python ignores them, and blocked they would become pending by the writes of `run` itself. Faults
-# (SIGSEGV, …) terminate a process even when blocked; faults sent by `kill` are forwarded like all signals.
+# Without SIGPIPE and SIGXFSZ, which Python ignores: if blocked, a write of `run` itself could make them pending. A fault of `run`
+# (SIGSEGV, …) terminates it even if blocked. Such a signal sent by `kill` is forwarded.
 HANDLED_SIGNALS = frozenset(signal.valid_signals()) - child.IGNORED_BY_PYTHON
 STOP_SIGNALS = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 TERMINATION_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 SI_KERNEL = 0x80
 
 STOP_GRACE_SECONDS = 5.0
-"""Time within which a job that handles Ctrl-Z must stop, for `run` to stop too."""
+"""Time after Ctrl-Z within which the job must stop, so that `run` stops too."""
 REGISTRATION_CHECK_SECONDS = 2.0
-"""Interval at which a deleted registration is written again."""
+"""Interval at which the registration is checked, and written again if it was deleted."""
 TERMINATION_SECONDS = 3.0
-"""Maximum wait for the final scrape after SIGTERM or Ctrl-C, whose sender may follow with SIGKILL."""
+"""Maximum wait for the final scrape after SIGTERM or Ctrl-C, because the sender may send SIGKILL next."""
 KILL_SECONDS = 1.5
 """Time between SIGTERM and SIGKILL of the sidecar."""
 REAP_SECONDS = 0.5
 """Maximum wait for the exit of the sidecar after SIGKILL."""
 IDLE_SECONDS = 3600.0
-"""Timeout of a wait for signals without a deadline."""
+"""Timeout of a wait for signals if nothing else is due."""
 POLL_SECONDS = 0.1
 LOG_DELAY_SECONDS = 2.0
-"""Time after which `run` logs that the sidecar still waits for a final scrape."""
+"""Time after which `run` logs that it waits for a final scrape."""
 AUTOLOAD = Path(__file__).resolve().parent.parent / "autoload"
-"""First directory of the job's PYTHONPATH: loads the bridges of libraries without entry points."""
+"""First directory of the job's PYTHONPATH. Its `sitecustomize` installs the bridges of libraries without entry points."""
 
 DESCRIPTION = f"""\
 Runs COMMAND with the exporter as a sidecar. Exits with COMMAND's exit status, or by the signal that terminated COMMAND.
@@ -87,15 +87,15 @@ USAGE = f"{PROGRAM} run [flags] [--] COMMAND ARG..."
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Complete settings of `run`."""
+    """Settings of `run`, completed by defaults."""
 
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # command line of the job
     environment: Mapping[str, str]  # complete environment of the job
     sidecar: tuple[str, ...]  # command line of the sidecar; empty for no sidecar
     feed_directory: Path  # absolute
     linger_seconds: float  # maximum wait of the sidecar for the final scrape
-    run: str = ""  # name of the run in the job's environment
-    is_shared: bool = False  # True if the launch has further commands, such as the agents of other nodes
+    run: str = ""  # name of the run
+    is_shared: bool = False  # True if the launch has further commands, such as torchrun on other nodes
     has_shared_name: bool = False  # True if the name of the launch is derived from the common rendezvous
     status_url: str = ""  # URL of the status page; "" if unknown
     rules: Sequence[Mapping[str, object]] = ()  # overrides of the job's Stats
@@ -111,7 +111,7 @@ class JobConfiguration:
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run a command line and return the job's exit status, or terminate by the job's signal. Raises ConfigurationError."""
+    """Run a job, and exit as the job exits. Raises ConfigurationError."""
     plan = make_plan(arguments, child.passable_environment(environ))
     if sys.platform != "linux":
         say("the sidecar needs Linux; the job runs without it")
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Return the settings of a command line, completed by defaults. Raises ConfigurationError."""
+    """Return the settings of a command line. Raises ConfigurationError."""
     parser = Parser(f"{PROGRAM} run", DESCRIPTION)
     parser.usage = USAGE
     add_flags(parser)
@@ -168,7 +168,7 @@ def _job_configuration(flags: argparse.Namespace, environ: Mapping[str, str]) ->
     directory, address, scheme = Path(variable) if variable else None, DEFAULT_ADDRESS, "http"
     rules: Sequence[Mapping[str, object]] = ()
     if any(value_of(flags, flag) is not None for flag in FLAGS):
-        # Imported only with flags: the import of all options would delay the job.
+        # Imported only if there are flags, because the import of all options would delay the job.
         from exporter.cli.configuration import resolve  # noqa: PLC0415
 
         configuration = resolve(flags, environ)
@@ -181,7 +181,7 @@ def _job_configuration(flags: argparse.Namespace, environ: Mapping[str, str]) ->
 
 
 def supervise(plan: Plan) -> int:
-    """Run the job until it exits; return the job's exit status, or terminate with the job's signal."""
+    """Run the job and the sidecar. Return the job's exit status, or terminate by the signal that has terminated the job."""
     return child.end_as(Supervision(plan).run())
 
 
@@ -190,12 +190,12 @@ class Supervision:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        # The inherited mask, which child processes receive.
+        # The inherited mask, which the child processes receive.
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
-        # With an inherited SIG_IGN the kernel would discard the job's exit status.
+        # With an inherited SIG_IGN, the kernel would discard the job's exit status.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._probe: SignalProbe | None = None
-        # OSError: the limit of processes is reached. The senders of signals are then inferred.
+        # OSError: the limit of processes is reached. Without a probe, `_has_reached_job` looks at the sender only.
         with contextlib.suppress(OSError):
             self._probe = SignalProbe()
         self._registration = _register(plan) if plan.sidecar else None
@@ -237,7 +237,7 @@ class Supervision:
         return wait_status
 
     def _wait_for_job(self) -> int:
-        """Forward signals until the job exits, and return its wait status."""
+        """Forward signals until the job exits. Return the job's wait status."""
         while self._wait_status is None:
             if self._registration is not None:
                 self._registration.keep()
@@ -256,9 +256,9 @@ class Supervision:
         return self._wait_status
 
     def _wait_for_sidecar(self, sidecar: SidecarProcess) -> None:
-        """Wait for the exit of the sidecar unless a later run uses it; a second Ctrl-C or SIGTERM shortens the wait."""
+        """Wait for the exit of the sidecar, unless another run uses it. A second Ctrl-C or SIGTERM shortens the wait."""
         sidecar.expect_exit()
-        # A batch system signals processes in sequence: the job's signal may arrive here after the job's exit.
+        # A batch system signals processes one after the other, so the signal that ended the job may arrive here later.
         time.sleep(SETTLE_SECONDS)
         while (info := signal.sigtimedwait(HANDLED_SIGNALS - {signal.SIGCHLD}, 0)) is not None:
             self._is_terminating = self._is_terminating or info.si_signo in TERMINATION_SIGNALS
@@ -268,14 +268,14 @@ class Supervision:
             min(max_wait, TERMINATION_SECONDS) if self._is_terminating else max_wait + KILL_SECONDS
         )
         is_terminated = is_logged = is_killed = False
-        # The process id of a sidecar that belongs to another run and lingers without `run`.
+        # Process id of a sidecar that another `run` has started and that this run has joined.
         joined_pid = None if sidecar.pid is not None else runs.attached_owner(self._plan.feed_directory)
         while self._is_alive(sidecar, joined_pid) and not runs.any_active(self._plan.feed_directory):
             now = time.monotonic()
             if now >= kill_time - KILL_SECONDS and joined_pid is not None:
                 return
             if is_killed and now >= kill_time + REAP_SECONDS:
-                # The sidecar is blocked in the kernel, for example by a file system; the job's status must not wait.
+                # The sidecar is blocked in the kernel, for example by a file system. The job's exit status must not wait.
                 say(
                     f"the sidecar (process {sidecar.pid}) does not exit after SIGKILL; `run` exits without it"
                 )
@@ -302,7 +302,7 @@ class Supervision:
         return max(0.0, min(*timeouts, self._diagnosis_due - time.monotonic()))
 
     def _diagnose_silence(self) -> None:
-        """Start the diagnosis of a silent job, once, `SILENT_SECONDS` after the start."""
+        """Start the diagnosis of a job that may record nothing, once, `SILENT_SECONDS` after the start of the job."""
         if time.monotonic() < self._diagnosis_due or self._registration is None:
             return
         self._diagnosis_due = math.inf
@@ -319,7 +319,7 @@ class Supervision:
         return sidecar.pid is not None
 
     def _reap(self) -> None:
-        """Reap all children: the job, the sidecar, the probe, and orphans if this is process 1."""
+        """Reap all children: the job, the sidecar, the probe, the diagnosis, and orphans if this is process 1."""
         with contextlib.suppress(ChildProcessError):
             while (result := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
                 pid, status = result
@@ -341,7 +341,7 @@ class Supervision:
         if number in STOP_SIGNALS:
             self._stop_signal, self._stop_requested = number, time.monotonic()
         if not self._has_reached_job(info):
-            # PermissionError: the job has changed the user.
+            # PermissionError: the job runs as another user now.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._job.pid, number)
 
@@ -350,7 +350,7 @@ class Supervision:
         if is_group_signal is None:
             self._end_probe()
             return info.si_code == SI_KERNEL
-        # The terminal's signals reach only the process group; a signal of `timeout` must reach a job in another group too.
+        # A signal of the terminal goes to the process group only. A signal of `timeout` must reach a job in another group too.
         return is_group_signal and (info.si_code == SI_KERNEL or os.getpgid(self._job.pid) == os.getpgrp())
 
     def _end_probe(self) -> None:
@@ -373,7 +373,7 @@ def _stop_self(number: int) -> None:
 
 
 def _is_foreign_address(plan: Plan) -> bool:
-    """Return True if an unrelated server occupies the address of the status page."""
+    """Return True if a server other than a sidecar of this feed directory accepts connections at the status page's address."""
     address = urlsplit(plan.status_url)
     if runs.owner(plan.feed_directory) is not None or address.hostname is None:
         return False
@@ -386,12 +386,12 @@ def _is_foreign_address(plan: Plan) -> bool:
 
 
 def _register(plan: Plan) -> Registration | None:
-    """Register the run in the feed directory. Print the error and return None if the directory is unusable."""
+    """Register the run in the feed directory. If the directory is unusable, print the error and return None."""
     try:
         prepare_directory(plan.feed_directory)
         runs.remove_old_ends(plan.feed_directory)
         if runs.owner(plan.feed_directory) is None and (plan.rules or has_overrides(plan.feed_directory)):
-            # Written before the job's first value, which determines whether a Stat has a histogram.
+            # Before the job creates a Stat, because the rules determine whether the Stat has a histogram.
             write_overrides(plan.feed_directory, plan.rules)
         return runs.Registration(plan.feed_directory)
     except (OSError, FeedError) as error:

@@ -1,7 +1,4 @@
-"""Sections of the configuration: options, defaults and descriptions.
-
-No default assumes a location, an electricity provider or a device. Metrics of unset options are absent.
-"""
+"""Sections of the configuration: options, defaults and descriptions."""
 
 from __future__ import annotations
 
@@ -45,8 +42,8 @@ class WebSection:
         """Yield a problem for a missing address and for each duplicate."""
         if not self.listen_address:
             yield "listen_address", "needs at least one address"
-        fixed = [address for address in self.listen_address if not address.endswith(":0")]
-        for address in sorted({address for address in fixed if fixed.count(address) > 1}):
+        fixed_addresses = [address for address in self.listen_address if not address.endswith(":0")]
+        for address in sorted({address for address in fixed_addresses if fixed_addresses.count(address) > 1}):
             yield "listen_address", f'"{address}" is listed twice'
 
 

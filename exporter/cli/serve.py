@@ -1,6 +1,6 @@
 """Composition root of the sidecar: connects feed, collectors, ledger, exposition and web server.
 
-The main thread waits for signals, the scheduler's threads collect, and the web server's threads respond.
+The main thread waits for signals, the threads of the scheduler collect, and the threads of the web server respond.
 """
 
 from __future__ import annotations
@@ -55,14 +55,20 @@ _log = logging.getLogger(__name__)
 def serve(
     configuration: Configuration, *, read: Callable[[], Configuration], linger_seconds: float | None = None
 ) -> int:
-    """Run the sidecar until SIGTERM, SIGINT or the end of the last run.
+    """Run the sidecar until SIGTERM or SIGINT. A sidecar that is attached to `run` also ends after the last run.
 
-    Returns 0, or `EXIT_JOINED` if another sidecar already serves the feed directory. `read` returns the new configuration at a
-    reload; `linger_seconds` is None for a sidecar that is not attached to a run. Raises
-    ConfigurationError, ListenError, FeedDirectoryError or StateError if the sidecar cannot start.
+    Args:
+        configuration: Initial configuration.
+        read: Returns the new configuration at a reload.
+        linger_seconds: Maximum wait of an attached sidecar for the final scrape; None if the sidecar is not attached.
+
+    Returns:
+        0, or `EXIT_JOINED` if the sidecar is attached and another sidecar serves the feed directory.
+
+    Raises ConfigurationError, ListenError, FeedDirectoryError or StateError: The sidecar cannot start.
     """
-    # All threads share one arena of glibc's malloc: separate arenas cannot share freed memory and cost 4 of 48 MiB.
-    # Source: mallopt(3), M_ARENA_MAX.
+    # All threads share one arena of glibc's malloc (M_ARENA_MAX in mallopt(3)). With separate arenas, which do not share freed
+    # memory, the sidecar took 4 MiB more of 48 MiB.
     with contextlib.suppress(AttributeError, OSError):  # musl
         ctypes.CDLL(None).mallopt(-8, 1)
     signals = Signals()
@@ -71,7 +77,7 @@ def serve(
         sidecar = SidecarService(configuration, read=read, logs=logs)
         linger_period = None
         if linger_seconds is not None:
-            # Before the address is bound, because another sidecar may use the port.
+            # Before the addresses are bound, because the other sidecar may use the port.
             if not sidecar.acquire_feed():
                 _log.debug("another sidecar serves this feed directory")
                 return EXIT_JOINED
@@ -80,11 +86,11 @@ def serve(
         try:
             sidecar.start()
             # `freeze` excludes the loaded modules from garbage collection. A pass over the feed replaces thousands of objects
-            # without reference cycles; with the default thresholds, the search for cycles took a fifth of the CPU time.
+            # that form no cycles. With the default thresholds, the search for cycles took a fifth of the CPU time.
             gc.collect()
             gc.freeze()
             gc.set_threshold(10_000, 20, 20)
-            # After the addresses are bound: a failed start logs a single line.
+            # After the addresses are bound, so that a failed start logs a single line.
             python = f"{platform.python_implementation()} {platform.python_version()}"
             fields = {"version": __version__, "python": python, "platform": platform.platform()}
             _log.info("started training-exporter", extra=fields | {"pid": os.getpid()})
@@ -114,7 +120,12 @@ def _wait_for_end(sidecar: SidecarService, signals: Signals, linger_period: Ling
 
 
 class SidecarService:
-    """Parts of the sidecar and their lifecycle; `feed_passes` counts the published passes over the feed."""
+    """Parts of the sidecar and their lifecycle.
+
+    Attributes:
+        feed_directory: Absolute path.
+        feed_passes: Number of published passes over the feed.
+    """
 
     def __init__(
         self, configuration: Configuration, *, read: Callable[[], Configuration], logs: Logs
@@ -126,7 +137,7 @@ class SidecarService:
         self._reloader = Reloader(configuration, read=read, apply=self._apply)
         self._scheduler = Scheduler(publish=self._publish, withdraw=self._page.withdraw)
         self._reader = FeedReader(self.feed_directory)
-        # Sidecars of a host may share a state directory; each has a separate feed directory.
+        # Sidecars of a host may share a state directory, but not a feed directory.
         sidecar = f"{socket.gethostname()}:{self.feed_directory}"
         state = StateStore(configuration.state.dir or self.feed_directory, sidecar=sidecar)
         self._jobs = JobCollector(
@@ -163,18 +174,18 @@ class SidecarService:
             listen=configuration.web.listen_address,
             web_config=configuration.web.config_file,
         )
-        self._written_rules: Configuration | None = None  # source of the rules in overrides.json
+        self._written_rules: Configuration | None = None  # configuration whose rules are in overrides.json
         self._has_logged_rules_error = False
 
     def acquire_feed(self) -> bool:
-        """Become the owner of the feed directory. Return False if another sidecar owns it. Raises FeedDirectoryError."""
+        """Try to become the owner of the feed directory. Return False if another sidecar owns it. Raises FeedDirectoryError."""
         prepare_directory(self.feed_directory)
         return self._reader.ownership.acquire() or runs.owner(self.feed_directory) is None
 
     def start(self) -> None:
-        """Prepare the feed directory, bind the addresses, and start to collect. Raises the errors of `serve`.
+        """Prepare the directories, bind the addresses and start the collectors. Raises the errors of `serve`.
 
-        The addresses are bound before any file is written, so a second sidecar on the same port changes no file.
+        The addresses are bound before a file is written, so that a second sidecar on the same port changes no file.
         """
         self._page.watch("exporter.collectors", self._scheduler.families)
         self._page.watch("exporter.configuration", self._reloader.families)
@@ -186,21 +197,26 @@ class SidecarService:
         self._reader.ownership.acquire()
         self._write_rules()
         self._wiring.apply(self._reloader.current)
-        seconds = SILENT_INTERVAL_SECONDS
         self._scheduler.add(
-            self._silent_jobs, interval_seconds=seconds, deadline_seconds=seconds, lane=LOCAL_LANE
+            self._silent_jobs,
+            interval_seconds=SILENT_INTERVAL_SECONDS,
+            deadline_seconds=SILENT_INTERVAL_SECONDS,
+            lane=LOCAL_LANE,
         )
         self._scheduler.start()
 
     def stop(self) -> None:
-        """Refuse new connections, finish running responses, and release all resources. May be called after a failed start."""
+        """Refuse new connections, finish the responses in progress, and release all resources.
+
+        May be called after a failed start.
+        """
         self._server.stop()
         self._scheduler.stop()
         self._wiring.close()
         self._reader.ownership.release()
 
     def _check_directories(self) -> None:
-        """Check the directories before any file is written, and create a missing state directory."""
+        """Check the feed directory if it exists, and create a missing state directory."""
         if os.path.lexists(self.feed_directory):
             check_directory(self.feed_directory)
         state = self._reloader.current.state.dir
@@ -211,17 +227,17 @@ class SidecarService:
         if current.log != previous.log:
             self._logs.configure(level=current.log.level, form=current.log.format)
         self._wiring.apply(current)
-        self.collect_feed()  # the pass publishes the recording rules
+        self.collect_feed()  # the rules for recording are written after the pass
 
     def toggle_gpus(self) -> None:
-        """Detach from NVML, so that the driver can be unloaded or a GPU reset. If already detached, reattach."""
+        """Detach from NVML, so that the driver can be unloaded or a GPU can be reset. If detached, reattach."""
         gpus, fields = self._wiring.gpu, {"signal": "SIGUSR1"}
         if gpus is None:
             _log.warning("GPU collection is disabled; SIGUSR1 has no effect", extra=fields)
         elif gpus.toggle():
             _log.info("NVML is being detached; send the signal again to reattach it", extra=fields)
         else:
-            _log.info("NVML is being opened again", extra=fields)
+            _log.info("NVML is being reattached", extra=fields)
 
     def reload_soon(self) -> None:
         """Reload the configuration on a thread. Problems are logged."""
@@ -236,17 +252,17 @@ class SidecarService:
         self._scheduler.run_soon(FEED)
 
     def _publish(self, name: str, families: Sequence[Metric]) -> None:
-        # The feed's families are rendered at a scrape: they are most of the series, and change more often than they are scraped.
+        # The families of the feed are rendered at a scrape, because they are many and change more often than they are scraped.
         self._page.publish(name, families, early=name != FEED)
         if name == FEED:
             self.feed_passes += 1
             self._write_rules()
             self._status.record()
         elif name == ProcessCollector.name and self._wiring.has_new_job():
-            self._scheduler.run_soon(ProcessMemoryCollector.name)  # its interval is long
+            self._scheduler.run_soon(ProcessMemoryCollector.name)  # which has a long interval
 
     def _write_rules(self) -> None:
-        """Write `overrides.json` if this sidecar owns the directory. Retried after each pass, because a full disk may recover."""
+        """Write `overrides.json` if this sidecar owns the directory. A failed write is retried after each pass."""
         configuration = self._reloader.current
         if not self._reader.ownership.is_held:
             self._written_rules = None
@@ -261,11 +277,11 @@ class SidecarService:
                 self._has_logged_rules_error = True
 
     def _not_ready(self) -> str | None:
-        """Return why scrapes are refused: without the saved state, totals would decrease. None if the state is loaded."""
+        """Return why scrapes are refused, or None. Totals would decrease if they were published before the state is loaded."""
         return None if self._jobs.is_loaded else "the state of earlier processes is still being read"
 
     def _missing_gpus(self) -> str | None:
-        """Return why required GPUs are missing, which makes the sidecar unready but does not affect scrapes."""
+        """Return why required GPUs are missing, or None. The sidecar is then not ready, but answers scrapes."""
         gpus = self._wiring.gpu
         return None if gpus is None else gpus.not_ready()
 

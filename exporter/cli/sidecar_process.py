@@ -17,16 +17,20 @@ from exporter.config.options import format_duration
 from exporter.feed import runs
 
 OWNER_CHECK_SECONDS = 2.0
-"""Interval at which the owner of a joined feed directory is checked."""
+"""Interval at which `run` checks that the joined sidecar still owns the feed directory."""
 VACANT_SECONDS = 10.0
-"""A service that owns the directory may be restarting; an immediate start would occupy the service's port."""
+"""Wait after the end of a joined sidecar. A service may be restarting, and a new sidecar would occupy its port."""
 STABLE_SECONDS = 60.0
-"""Uptime after which a crash counts as the first failure."""
+"""Uptime after which a crash counts as the first failure again."""
 MAX_RESTARTS = 5
+"""Number of failures in a row after which the sidecar is not started again."""
 
 
 def sidecar_command(flags: argparse.Namespace, linger_seconds: float) -> tuple[str, ...]:
-    """Return the command line of an attached sidecar. Its default log level is warn, because the job shares standard error."""
+    """Return the command line of an attached sidecar.
+
+    The default log level is warn, because the sidecar shares standard error with the job.
+    """
     has_level = value_of(flags, "--log.level") is not None or value_of(flags, "--config.file") is not None
     level = () if has_level else ("--log.level=warn",)
     return own_command(
@@ -35,9 +39,12 @@ def sidecar_command(flags: argparse.Namespace, linger_seconds: float) -> tuple[s
 
 
 class SidecarProcess:
-    """Sidecar of a feed directory, in a separate session without signals of the terminal.
+    """Sidecar of a feed directory, in a separate session, which the signals of the terminal do not reach.
 
-    The supervisor calls `keep` regularly, and `record_exit` with the wait status after reaping the child.
+    The supervisor calls `keep` when a check is due, and `record_exit` after it has reaped the process.
+
+    Attributes:
+        pid: Process id of the running sidecar; None if this `run` has no sidecar of its own.
     """
 
     def __init__(self, command: tuple[str, ...], feed_directory: Path, *, mask: Collection[int]) -> None:
@@ -71,17 +78,17 @@ class SidecarProcess:
         return math.inf if self.pid is not None else max(0.0, self._due - time.monotonic())
 
     def send(self, number: int) -> None:
-        """Send a signal to the sidecar. The process id is still the sidecar's, because an unreaped child keeps its id."""
+        """Send a signal to the sidecar. Until the supervisor reaps the sidecar, no other process can have its id."""
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def expect_exit(self) -> None:
-        """Expect the exit of the sidecar: do not report it, and do not restart the sidecar."""
+        """Expect the exit of the sidecar, which is then neither reported nor followed by a restart."""
         self._is_required, self._due = False, math.inf
 
     def record_exit(self, wait_status: int) -> None:
-        """Record the wait status of the reaped child."""
+        """Record the wait status of the reaped sidecar, and schedule a restart after a failure."""
         self.pid, self._due = None, math.inf
         now, status = time.monotonic(), os.waitstatus_to_exitcode(wait_status)
         if not self._is_required or status == EXIT_REFUSED:  # the sidecar has logged the reason

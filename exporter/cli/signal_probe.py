@@ -1,4 +1,4 @@
-"""Signal probe of `run`: detects whether a signal was sent to the whole process group."""
+"""Signal probe of `run`: a process that shows whether a signal was sent to the whole process group."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pathlib import Path
 from exporter.cli.child import IGNORED_BY_PYTHON, closing_all_but, passable_environment
 
 SETTLE_SECONDS = 0.02
-"""Delay between `run` and the probe for senders that signal processes in sequence (`timeout`, slurmstepd)."""
+"""Wait for senders that signal one process after the other (`timeout`, slurmstepd)."""
 ANSWER_SECONDS = 5.0
+"""Maximum wait until the probe has discarded a signal."""
 
-# Each byte on standard input is the number of a pending signal to discard. The blocked signals are inherited. The process
-# has a separate name, so `pkill -f "exporter run"` does not match the probe.
+# Each byte on standard input is the number of a pending signal to discard. The mask of blocked signals is inherited. The process has
+# a name of its own, so that `pkill -f "exporter run"` does not match the probe.
 _PROGRAM = """
 import os, signal
 with open("/proc/self/comm", "w") as name:
@@ -27,12 +28,13 @@ while number := os.read(0, 1):
 
 
 class SignalProbe:
-    """Small process in the job's process group with every signal blocked.
+    """Small process in the process group of the job with all signals blocked.
 
-    A signal to the group becomes pending in the probe, where /proc shows it; the kernel has no other way to distinguish such
-    a signal from a signal to `run` alone. A second SIGTERM to a job that already received the first commonly means "stop
-    saving, end now". The probe ends with `run`, which holds the other end of the probe's pipe. Raises OSError if the
-    process cannot be started.
+    A signal to the group becomes pending in the probe, which /proc shows. `run` needs this to distinguish a signal to the group,
+    which the job has received too, from a signal to `run` alone: a job commonly treats a second SIGTERM as "stop saving, end now".
+    The probe ends with `run`, which holds the other end of its pipe.
+
+    Raises OSError: The process cannot be started.
     """
 
     def __init__(self) -> None:
@@ -52,17 +54,16 @@ class SignalProbe:
             os.close(numbers)
 
     def has_received(self, number: int) -> bool | None:
-        """Return True if the process group received a signal that this process has just received, or None if unknown.
+        """Return True if a signal that `run` has just received was sent to the whole process group, or None if unknown.
 
-        Pending signals of the same number count once, as in the kernel: `timeout` signals its
-        child, then the group.
+        Repeated signals of the same number count once, because `timeout` signals its child and then the group.
         """
         time.sleep(SETTLE_SECONDS)
         while signal.sigtimedwait({number}, 0) is not None:
             pass
         is_pending = self._is_pending(number)
         if is_pending:
-            # Discarded at once: the next signal may be sent to `run` alone.
+            # Discarded at once, because the next signal may be sent to `run` alone.
             deadline = time.monotonic() + ANSWER_SECONDS
             with suppress(OSError):  # EPIPE: the probe was killed
                 os.write(self._numbers, bytes([number]))
@@ -71,13 +72,13 @@ class SignalProbe:
         return is_pending
 
     def end(self) -> None:
-        """Kill an unreaped probe and wait for the exit."""
+        """Kill the probe and reap it."""
         self.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
     def close(self) -> None:
-        """Close the pipe of a reaped probe."""
+        """Close the pipe of a probe that was reaped."""
         os.close(self._numbers)
 
     def _is_pending(self, number: int) -> bool | None:

@@ -1,7 +1,7 @@
 """Queue of received signals for the main thread of the sidecar and of `push`.
 
-The main thread waits for the byte that CPython's C signal handler writes to a socket, so that a signal just before the system
-call ends the wait. Signals are not blocked, because programs that collectors start would inherit the mask.
+CPython's signal handler in C writes a byte to a socket, on which the main thread waits. A signal that arrives just before the wait
+thus ends it. Signals are not blocked, because the programs that collectors start would inherit the mask.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """Queue of SIGTERM, SIGINT, SIGHUP and SIGUSR1; a second SIGTERM or SIGINT terminates the process.
+    """Queue of SIGTERM, SIGINT, SIGHUP and SIGUSR1.
 
     Attributes:
-        ending: True after the first SIGTERM or SIGINT, so the next signal terminates the process at once.
+        ending: Set by the caller when it ends. From then on, SIGTERM or SIGINT terminates the process at once.
     """
 
     def __init__(self) -> None:
         self.ending = False
-        # SimpleQueue.put is reentrant: a handler can interrupt `get`.
+        # SimpleQueue.put is reentrant, because a handler may interrupt a call of the queue.
         self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
@@ -37,12 +37,12 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGINT})
 
     def wait(self, timeout_seconds: float | None) -> int | None:
-        """Return the next signal, or None after the timeout, or earlier after a spurious wake-up."""
+        """Return the next signal. Return None after the timeout, or earlier after a spurious wake-up."""
         if self._queue.empty():
             select.select([self._reader], [], [], timeout_seconds)
             with contextlib.suppress(BlockingIOError):
                 self._reader.recv(4096)
-        with contextlib.suppress(queue.Empty):  # the handlers have run by now
+        with contextlib.suppress(queue.Empty):  # the handlers in Python have run by now
             return self._queue.get_nowait()
         return None
 

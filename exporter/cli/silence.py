@@ -1,6 +1,7 @@
-"""Diagnosis of a Python job under `run` that records nothing: a program that runs once and logs the reason.
+"""Diagnosis of a Python job under `run` that records nothing.
 
-The program starts the job's interpreter in the job's environment, and writes the diagnosis to the job file of the launch.
+`run` starts this program once. The program starts the job's interpreter in the job's environment, logs the diagnosis, and writes
+it to the job file of the launch.
 """
 
 from __future__ import annotations
@@ -56,26 +57,29 @@ print(json.dumps(result))
 class Interpreter:
     """Result of `import exporter` in an interpreter."""
 
-    python: str = ""  # version; "" if the interpreter does not start
-    path: str | None = None  # the imported file
-    is_own_package: bool = False  # True if the file belongs to this package
-    version: str = ""  # version of the package
-    site: str = ""  # site-packages directory
+    python: str = ""  # version of Python; "" if the interpreter does not start
+    path: str | None = None  # file or folder that would be imported
+    is_own_package: bool = False  # True if `path` belongs to this package
+    version: str = ""  # version of this package
+    site: str = ""  # site-packages directory of the interpreter
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedProcess:
-    """Process of the job: command line, environment and working directory."""
+    """Process of the job."""
 
     pid: int
-    command: Sequence[str]
+    command: Sequence[str]  # command line
     environment: Mapping[str, str]
-    directory: str
+    directory: str  # working directory
 
     @property
     def interpreter(self) -> str | None:
-        """Return the interpreter path of the command line, which names a virtual environment, or None for other programs."""
+        """Path of the Python interpreter, or None if the process runs another program.
+
+        The path is the one of the command line, because it identifies a virtual environment.
+        """
         name = self.command[0] if self.command else ""
         if not os.path.basename(name).startswith(("python", "pypy")):  # noqa: PTH119  # the job's command line contains string paths
             return None
@@ -85,7 +89,7 @@ class LaunchedProcess:
 
     @property
     def import_directory(self) -> str:
-        """Return the first directory of the module search path: the script's directory, otherwise the working directory."""
+        """First directory of the module search path: the directory of the script, otherwise the working directory."""
         arguments = iter(self.command[1:])
         for argument in arguments:
             if not argument.startswith("-"):
@@ -100,7 +104,7 @@ class LaunchedProcess:
 def probe_interpreter(
     python: str, *, search_path: str, environment: Mapping[str, str], directory: str = "/"
 ) -> Interpreter:
-    """Return the result of `import exporter` in an interpreter whose module search path starts with `search_path`."""
+    """Return the result of `import exporter` in an interpreter whose module search path starts with *search_path*."""
     command = [python, "-c", _PROBE_PROGRAM, search_path]
     try:
         result = subprocess.run(
@@ -117,7 +121,7 @@ def probe_interpreter(
 
 
 def install_command(python: str, site: str) -> str:
-    """Return the command that installs this package for an interpreter, without an index and without a build."""
+    """Return a command that installs this package for an interpreter: from the repository with pip, else by a copy."""
     root = PACKAGE.parent
     metadata = [*root.glob("training_exporter*.egg-info"), *root.glob("training_exporter-*.dist-info")]
     if (root / "pyproject.toml").exists():
@@ -128,15 +132,17 @@ def install_command(python: str, site: str) -> str:
 
 
 def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
-    """Return why a job records nothing, or None if the job records, or has no Python process."""
+    """Return why a job records nothing. Return None if the job records, or if it has no Python process."""
     processes = _tree(pid)
     if runs.recording_processes(feed_directory) & {process.pid for process in processes}:
         return None
     with suppress(FeedError):
         scan = FeedReader(feed_directory).scan()
-        if any(entry.snapshot.process.run == run for entry in scan.entries):  # the job is between two scripts
+        if any(
+            entry.snapshot.process.run == run for entry in scan.entries
+        ):  # an earlier process of the job recorded
             return None
-    # The last process trains: `conda run` and launchers are Python processes too, and start the training process.
+    # The last process is assumed to train. `conda run` and launchers are Python processes too, and start that process.
     for process in reversed(processes):
         if python := process.interpreter:
             return _check_environment(process, python, feed_directory) or _check_interpreter(process, python)
@@ -144,7 +150,7 @@ def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
 
 
 def _tree(pid: int) -> list[LaunchedProcess]:
-    """Return a process and its descendants, parents first, without unreadable processes."""
+    """Return a process and its descendants, parents first. Processes that cannot be read are omitted."""
     processes: list[LaunchedProcess] = []
     with suppress(psutil.Error):
         root = psutil.Process(pid)
@@ -185,7 +191,7 @@ def _check_environment(process: LaunchedProcess, python: str, feed_directory: Pa
 
 
 def _may_write(directory: Path, pid: int) -> bool:
-    """Return True if the user of a process can create files in a directory."""
+    """Return True if the user of a process may create files in a directory, judged by the mode of the directory."""
     with suppress(OSError):
         user, status = Path(f"/proc/{pid}").stat().st_uid, directory.stat()
         if user not in {0, os.geteuid()}:
@@ -212,7 +218,7 @@ def _check_interpreter(process: LaunchedProcess, python: str) -> Silence:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Diagnose a job, log the reason and write it to the run's file."""
+    """Diagnose a job, log the reason, and write it to the job file of the launch."""
     pid, feed_directory, run, started_at, path = arguments
     silence = silence_of(int(pid), run, Path(feed_directory))
     if silence is not None and Path(path).exists():  # otherwise the job has exited

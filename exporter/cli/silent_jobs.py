@@ -29,7 +29,11 @@ SPECS = (RUN_SILENT,)
 
 
 class SilentJobs:
-    """Collector of silent jobs; `jobs` are the silent jobs of the last pass."""
+    """Collector of jobs that record nothing.
+
+    Attributes:
+        jobs: Silent jobs of the last pass.
+    """
 
     name = "silent_jobs"
     specs = SPECS
@@ -42,14 +46,12 @@ class SilentJobs:
         self.jobs: tuple[Job, ...] = ()
 
     def collect(self) -> Collected:
-        """Read the reports of `run`, without jobs that record now."""
+        """Read the diagnoses of `run`, except those of jobs that record now."""
         silent_jobs = [job for job in runs.jobs(self._feed_directory) if job.silence is not None]
         processes = list(self._recording_processes())
-        # A job may record under a name of its own: the launch id is the same.
-        recording_runs, recording_launches = (
-            {process.run for process in processes},
-            {process.launch for process in processes} - {""},
-        )
+        # A job may record under another name. The id of the launch is then the same.
+        recording_runs = {process.run for process in processes}
+        recording_launches = {process.launch for process in processes} - {""}
         self.jobs = tuple(
             job
             for job in silent_jobs

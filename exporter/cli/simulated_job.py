@@ -1,7 +1,7 @@
 """Training job of the demo: two synchronous ranks, and a launcher that restarts the ranks like torchrun.
 
-A rank exits at the end of standard input. All values are functions of the rank and the step, so a restarted rank repeats the
-values. A file with the process id of each rank assigns a GPU of the replayed machine to the rank.
+The recorded values are functions of the rank and the step, so a restarted rank records the same values again. A rank exits when its
+standard input is closed. The rank writes its process id into a file, by which the replayed machine assigns a GPU to the rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RANKS = 2
 CYCLE_STEPS = 200
 """Period of the simulated incidents: about a minute at speed 1."""
 PAUSE_STEP, NONFINITE_STEP, VALIDATION_STEP, CRASH_STEP = 60, 90, 110, 140
-"""Steps of the cycle at which all ranks wait for data, the loss is NaN, a validation follows, and the slow rank is killed."""
+"""Steps of a cycle: in which all ranks wait for data, with a loss of NaN, before a validation, and of a crash."""
 PAUSE_SECONDS, RESTART_SECONDS, WINDOW_SECONDS = 12.0, 3.0, 2.0
 SLOW_RANK = 1
 CHECKPOINT_STEPS = 25
@@ -41,20 +41,21 @@ FLOPS_PER_TOKEN = 6 * 1.3e9
 DATA, FORWARD, BACKWARD, OPTIMIZER = 0.05, 0.28, 0.52, 0.15
 """Shares of the phases in the compute time of a step."""
 STOP_SECONDS = 5.0
+"""Maximum wait of the launcher for the exit of the ranks at the end of the demo."""
 
 
 def crashes(rank: int, step: int, attempt: int) -> bool:
-    """Return True if the rank is killed at this step: once per cycle, so a restart passes the step."""
+    """Return True if the rank is killed at this step. The step is one cycle later after each restart."""
     return rank == SLOW_RANK and step == CRASH_STEP + attempt * CYCLE_STEPS
 
 
 def pid_file(directory: Path, rank: int) -> Path:
-    """Return the file with the process id of a rank, through which the replayed machine lists the process."""
+    """Return the path of the file with the process id of a rank, which the replayed machine reads."""
     return directory / f"pid-{rank}"
 
 
 class SimulatedRank:
-    """Training loop of a rank, whose checkpoint is a file with the number of completed steps."""
+    """Training loop of a rank. Its checkpoint is a file with the number of completed steps."""
 
     def __init__(self, settings: SimpleNamespace) -> None:
         self._settings = settings
@@ -70,11 +71,18 @@ class SimulatedRank:
             buckets=(0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0),
             help="Time of one step of the simulated job.",
         )
-        aggregations, text = {Aggregation.VALUE, Aggregation.MEAN}, "Loss of the simulated job."
-        self._loss = Stat("demo.loss", aggregations, window_seconds=window, help=text)
-        text = "Memory of a process of the simulated job."
+        self._loss = Stat(
+            "demo.loss",
+            {Aggregation.VALUE, Aggregation.MEAN},
+            window_seconds=window,
+            help="Loss of the simulated job.",
+        )
         self._memory = Stat.passive(
-            "demo.memory.resident", _resident_bytes, window_seconds=5.0, unit="bytes", help=text
+            "demo.memory.resident",
+            _resident_bytes,
+            window_seconds=5.0,
+            unit="bytes",
+            help="Memory of a process of the simulated job.",
         )
         training.describe(
             job_name="demo",
@@ -88,7 +96,7 @@ class SimulatedRank:
         )
 
     def run(self) -> None:
-        """Prepare and train until standard input closes."""
+        """Initialize and train until standard input is closed."""
         preparations = (
             *((training.distributed_init, 0.4), (training.model_init, 0.8)),
             *((training.optimizer_init, 0.1), (training.dataloader_init, 0.3)),
@@ -109,7 +117,7 @@ class SimulatedRank:
     def _step(self, step: int) -> None:
         cycle_step, rank = step % CYCLE_STEPS, self._settings.rank
         own_seconds = self._compute_seconds(rank, step)
-        # The ranks are synchronous: a step is as slow as the slowest rank.
+        # The ranks are synchronous, so a step is as slow as the slowest rank.
         slowest_seconds = max(self._compute_seconds(any_rank, step) for any_rank in range(RANKS))
         with training.data_loading():
             self._wait(own_seconds * DATA + (PAUSE_SECONDS if cycle_step == PAUSE_STEP else 0.0))
@@ -147,7 +155,7 @@ class SimulatedRank:
                 _replace(self._checkpoint, str(step))
 
     def _compute_seconds(self, rank: int, step: int) -> float:
-        """Return the compute time of a rank in a step: about 0.19 s, more for the slow rank, and 2.5 times that in 3 % of steps."""
+        """Return the compute time of a rank in a step: about 0.19 s, 0.21 s on the slow rank, 2.5 times as long in 3 % of steps."""
         generator = self._random("step", rank, step)
         slowdown = 2.5 if generator.random() < 0.03 else 1.0
         return (0.19 + 0.02 * (rank == SLOW_RANK)) * generator.lognormvariate(0.0, 0.08) * slowdown
@@ -156,7 +164,7 @@ class SimulatedRank:
         return random.Random(f"{purpose} {rank} {step}")  # noqa: S311  # a simulation needs no secure random numbers
 
     def _wait(self, seconds: float) -> None:
-        """Wait for simulated seconds; exits the process at the end of the demo."""
+        """Wait for simulated seconds. At the end of the demo, exit the process."""
         if select.select([sys.stdin], [], [], seconds / self._settings.speed)[0]:
             sys.exit()
 
@@ -173,7 +181,7 @@ def _resident_bytes() -> int:
 
 
 class Launcher:
-    """Launcher that starts all ranks, and restarts all after a crash, until a signal or the end of the demo."""
+    """Launcher that starts all ranks and restarts them after a crash, until a signal or the end of the demo."""
 
     def __init__(self, settings: SimpleNamespace) -> None:
         self._settings = settings
@@ -182,7 +190,7 @@ class Launcher:
             signal.signal(number, self._end)
 
     def run(self) -> None:
-        """Run the ranks, and restart all ranks after a crash."""
+        """Run the ranks until a signal, or until the parent process ends. Announce the sidecar once it listens."""
         parent = os.getppid()
         attempt, processes, is_announced = 0, self._start(0), False
         while not self._is_ended and os.getppid() == parent:
@@ -210,7 +218,7 @@ class Launcher:
         self._is_ended = True
 
     def _start(self, attempt: int) -> list[subprocess.Popen[bytes]]:
-        """Start the ranks like this process, each with a pipe from this process as standard input."""
+        """Start the ranks. Standard input of a rank is a pipe from this process, so that it closes if this process ends."""
         processes = []
         for rank in range(RANKS):
             rank_settings = json.dumps(vars(self._settings) | {"attempt": attempt, "rank": rank})
@@ -220,7 +228,7 @@ class Launcher:
         return processes
 
     def _stop(self, processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-        """Wait for the exit of the ranks, and kill the remaining ranks after *seconds*."""
+        """Request the exit of the ranks, and kill the ranks that still run after *seconds*."""
         deadline = time.monotonic() + seconds
         for process in processes:
             if process.stdin is not None and seconds:
@@ -265,7 +273,7 @@ Then the cycle repeats. Prices and carbon intensity are examples. Ctrl-C ends th
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a rank, or the launcher of the ranks without `rank`, until the demo ends; the argument is JSON."""
+    """Run a rank, or the launcher if the settings name no rank, until the demo ends. The argument is the settings as JSON."""
     settings = SimpleNamespace(**json.loads(arguments[0]))
     if not hasattr(settings, "rank"):
         Launcher(settings).run()

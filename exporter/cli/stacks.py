@@ -34,7 +34,7 @@ POLL_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Print the stacks. Return 1 if no rank is running."""
+    """Print the stacks of the running ranks. Return 1 if no rank is running."""
     parser = Parser(f"{PROGRAM} stacks", DESCRIPTION)
     parser.add_argument("--run", default="", help="only this run")
     parser.add_argument("--json", action="store_true", help="print JSON with whole stacks")
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     directory = Path(flags["feed.dir"] or environ.get("EXPORTER_FEED_DIR") or default_directory())
     entries = _running_ranks(directory, flags["run"])
     if not entries:
-        of_run = f" of run {flags['run']}" if flags["run"] else ""
-        say(f"no running training process{of_run} in {directory}; see {PROGRAM} check")
+        run_suffix = f" of run {flags['run']}" if flags["run"] else ""
+        say(f"no running training process{run_suffix} in {directory}; see {PROGRAM} check")
         return EXIT_FAILED
     request = StackRequest(os.urandom(16).hex(), time.time(), Detail.FULL)
     try:
@@ -54,13 +54,13 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     except OSError as error:
         raise mistake("--feed.dir", f"cannot write a request into {directory}: {error.strerror}") from error
     answers = _wait_for_answers(directory, request, [entry.snapshot.process.id for entry in entries])
-    explained_runs = [
+    reports = [
         _explained(run, entries, answers) for run in sorted({entry.snapshot.process.run for entry in entries})
     ]
     print(
-        json.dumps([_as_json(explained_run) for explained_run in explained_runs], indent=2)
+        json.dumps([_as_json(report) for report in reports], indent=2)
         if flags["json"]
-        else "\n\n".join(map(_text, explained_runs))
+        else "\n\n".join(map(_text, reports))
     )
     return 0
 
@@ -105,17 +105,17 @@ def _explained(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, Sta
     answer_by_process = {
         rank.process_id: answers[rank.process_id] for rank in ranks if rank.process_id in answers
     }
-    missing = [rank for rank in ranks if rank.process_id not in answer_by_process]
+    silent_ranks = [rank for rank in ranks if rank.process_id not in answer_by_process]
     steps = [answer.step for answer in answer_by_process.values() if answer.step is not None]
     state = OverdueRun(run, "observed", time.time(), max(steps, default=None), ranks)
-    return explanation_of(state, answer_by_process, missing)
+    return explanation_of(state, answer_by_process, silent_ranks)
 
 
-def _text(explained_run: HangReport) -> str:
-    step = "" if explained_run.run.step is None else f", step {explained_run.run.step:,}"
-    lines = [f"run {explained_run.run.run}{step}"]
-    by_rank = {answer.rank: answer for answer in explained_run.answers}
-    for group in explained_run.explanation.groups:
+def _text(report: HangReport) -> str:
+    step = "" if report.run.step is None else f", step {report.run.step:,}"
+    lines = [f"run {report.run.run}{step}"]
+    by_rank = {answer.rank: answer for answer in report.answers}
+    for group in report.explanation.groups:
         sequence = f", {group.collectives()}" if group.collectives() else ""
         phase = f", {group.phase}" if group.phase else ""
         ranks = ", ".join(map(str, group.ranks))
@@ -126,7 +126,7 @@ def _text(explained_run: HangReport) -> str:
             lines += [f"  thread {thread.name}", *_thread_lines(thread)]
         if answer.last_collective is not None:
             lines.append(f"  last collective: {answer.last_collective}")
-    for rank, reason in sorted(explained_run.explanation.silent.items()):
+    for rank, reason in sorted(report.explanation.silent.items()):
         lines += ["", f"rank {rank} did not answer: {reason}"]
     return "\n".join(lines)
 
@@ -135,12 +135,12 @@ def _thread_lines(thread: ThreadStack) -> list[str]:
     return [f"    {frame.function}  {frame.file}:{frame.line}" for frame in thread.frames]
 
 
-def _as_json(explained_run: HangReport) -> dict[str, object]:
+def _as_json(report: HangReport) -> dict[str, object]:
     return {
-        "run": explained_run.run.run,
-        "step": explained_run.run.step,
-        "groups": [asdict(group) for group in explained_run.explanation.groups],
-        "tie": explained_run.explanation.is_tie,
-        "silent": {str(rank): reason for rank, reason in explained_run.explanation.silent.items()},
-        "answers": [asdict(answer) for answer in explained_run.answers],
+        "run": report.run.run,
+        "step": report.run.step,
+        "groups": [asdict(group) for group in report.explanation.groups],
+        "tie": report.explanation.is_tie,
+        "silent": {str(rank): reason for rank, reason in report.explanation.silent.items()},
+        "answers": [asdict(answer) for answer in report.answers],
     }

@@ -1,6 +1,6 @@
 """Schedule of the collectors, built from the configuration and rebuilt after a reload.
 
-A collector reads the latest values of other collectors through callables, so no collector waits for another.
+A collector reads the latest values of other collectors through callables, so that collectors do not wait for each other.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from exporter.recording.stacks import Detail
 from exporter.replay.machines import collector_arguments
 
 FEED, ENERGY = "feed", "energy"
-"""Collectors of the ledger, which are not in the catalogue."""
+"""Names of the ledger's collectors, which are not in the catalogue."""
 
 LEDGER_DEADLINE_SECONDS = 10.0
 HANG_DEADLINE_SECONDS = 10.0
 LEDGER_LANE = "ledger"
-"""Lane of the collectors `FEED` and `ENERGY`, which both write to the state directory and may hang there."""
+"""Lane of the collectors `FEED` and `ENERGY`. Both write to the state directory, where a write may hang."""
 
 _C = TypeVar("_C", HangCollector, ProcessCollector, RaplCollector)
 
@@ -63,16 +63,16 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEntry:
-    """Row of the schedule. New options recreate the collectors, and new times only reschedule them."""
+    """Row of the schedule. After a reload, changed options recreate the collectors, and changed times reschedule them."""
 
     name: str
     create: Callable[[], Sequence[AnyCollector]]
     times: Times
     options: object = None
-    lane: str | None = None  # None means a separate thread
+    lane: str | None = None  # thread that the collectors share with others; None for a thread of their own
 
     def is_unchanged(self, previous: ScheduleEntry) -> bool:
-        """Return True if options and times equal the row before a reload."""
+        """Return True if the options and the times are those of the row before a reload."""
         return self.options == previous.options and self.times == previous.times
 
 
@@ -85,9 +85,10 @@ class RunningEntry:
 
 
 class Wiring:
-    """Builder of the schedule, which passes the values of collectors to other collectors.
+    """Builder of the schedule, which also passes the values of collectors to other collectors.
 
-    `gpu` is None while GPU collection is disabled.
+    Attributes:
+        gpu: The running GPU collector; None while GPU collection is disabled.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Wiring:
         self._linger_seconds = configuration.feed.linger
         self._had_members = False
         self._running: dict[str, RunningEntry] = {}
-        self._settings = settings = configuration.energy  # at the start
+        self._settings = settings = configuration.energy  # of the start, also after a reload
         boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else ""
         jobs.gpus = Gpus(use=self._gpu_use, readings=self._gpu_readings)
         jobs.endings.evidence = ExitEvidence(
@@ -139,7 +140,7 @@ class Wiring:
         )
 
     def apply(self, configuration: Configuration) -> None:
-        """Schedule the enabled collectors. An unchanged collector continues to run and keeps its last result."""
+        """Schedule the enabled collectors. A collector with unchanged options and times continues to run."""
         new_entries = {entry.name: entry for entry in self._entries(configuration)}
         self._energy.configure(configuration.energy)
         self._jobs.sessions.options = configuration.goodput
@@ -203,7 +204,9 @@ class Wiring:
                 name=GpuCollector.name,
                 create=partial(self._create_gpus, gpu),
                 times=Times(interval_seconds=gpu.interval, deadline_seconds=gpu.effective_deadline),
-                options=replace(gpu, interval=1.0, deadline=1.0),  # other times need no new NVML child
+                options=replace(
+                    gpu, interval=1.0, deadline=1.0
+                ),  # constant, because new times need no new NVML child
             )
         if energy.enabled:
             yield ScheduleEntry(
@@ -215,7 +218,7 @@ class Wiring:
             )
 
     def has_new_job(self) -> bool:
-        """Return True at the first call after processes of a job appeared."""
+        """Return True if there are processes of jobs now, and there were none at the previous call."""
         had_members, self._had_members = self._had_members, bool(self._members())
         return self._had_members and not had_members
 
@@ -256,8 +259,9 @@ class Wiring:
         publish = partial(self._scheduler.run_soon, GpuCollector.name)
 
         def on_sample() -> None:
-            publish()  # after each pass over the GPUs, so that rates of counters are even
-            # Starts and ends of processes are recorded within a second: a run may be shorter than a pass of the energy collector.
+            publish()  # after each pass over the GPUs, so that the rates of counters are even
+            # Starts and ends of processes are recorded at each pass, because a run may be shorter than the interval of the
+            # energy collector.
             self._lives.watch(
                 {process.pid for process in self._gpu_use()} | running_pids(self._jobs.processes or ())
             )
@@ -282,7 +286,7 @@ class Wiring:
             collector.start()
 
     def _find(self, collector_class: type[_C]) -> _C | None:
-        """Return the running collector of a class, or None if it is not scheduled."""
+        """Return the scheduled collector of a class, or None."""
         running = self._running.get(collector_class.name)
         collectors = () if running is None else running.collectors
         return next((collector for collector in collectors if isinstance(collector, collector_class)), None)

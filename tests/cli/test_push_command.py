@@ -209,6 +209,14 @@ def push_once(receiver: Server) -> int:
     return main(["--once", f"--from={receiver.url}/metrics", "otlp", receiver.url])
 
 
+def test_a_response_that_is_not_a_page_of_metrics_is_a_failed_push(receiver: Server) -> None:
+    receiver.page = b"<html><body>It works!</body></html>\n"
+    push = Push(f"{receiver.url}/metrics", target_of(["otlp", receiver.url]))
+
+    assert push.step() is False
+    assert receiver.requests == []
+
+
 def test_every_type_arrives_with_its_labels_and_values(receiver: Server) -> None:
     registry = CollectorRegistry()
     Counter("steps", "Steps.", ["run"], registry=registry).labels("r").inc(7)

@@ -227,6 +227,17 @@ def test_the_environment_of_the_job_names_feed_directory_and_run(tmp_path: Path)
     assert job_environment(EXPORTER_RUN="mine", EXPORTER_AUTO="0")[1::2] == ["0", "mine"]
 
 
+def test_two_threads_may_import_the_first_bridged_libraries_at_the_same_time(tmp_path: Path) -> None:
+    # Both threads have taken the finder from the list of finders before one of them removes it.
+    code = (
+        "import sys; finder = next(hook for hook in sys.meta_path if 'sitecustomize' in str(hook));"
+        "specs = [finder.find_spec('keras'), finder.find_spec('ignite.engine')]; print(len(specs))"
+    )
+    result = run_to_completion(run_command(tmp_path / "feed", [sys.executable, "-c", code]))
+
+    assert (result.returncode, result.stdout) == (0, "2\n"), result.stderr
+
+
 @pytest.mark.parametrize(("auto", "has_hook"), [("1", True), ("0", False)])
 def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_user_is_loaded(
     auto: str, has_hook: bool, tmp_path: Path
