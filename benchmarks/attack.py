@@ -1,11 +1,11 @@
-"""Attacks on the exporter, and on node_exporter for attacks over HTTP: a table of memory, scrapes and delays.
+"""Attacks on the exporter, and over HTTP also on node_exporter: a table of memory, scrapes and delays.
 
-Each server has a password, and an authorized client scrapes the server once a second. A server whose resident memory exceeds
-256 MiB is killed, as a container's limit would. The attacks are bounded in number and time and go to 127.0.0.1. Exits with
+Each server requires a password, and an authorized client scrapes the server once a second. A server whose resident memory exceeds
+256 MiB is killed, as by the limit of a container. The attacks are bounded in number and time, and go to 127.0.0.1. Exits with
 status 1 if the exporter is killed, exceeds 150 MiB, fails a scrape, takes more than 2 s for a scrape, or shows the total of an
-honest job after more than 8 s; the times hold on a quiet machine.
+honest job after more than 8 s. The bounds of times are for a quiet machine.
 
-    python benchmarks/attack.py [--quick] [--only=FEED_OR_HTTP_ROW] [node_exporter]
+    python benchmarks/attack.py [--quick] [--only=PART_OF_A_ROW_NAME] [PATH_OF_NODE_EXPORTER]
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_
 
 LIMIT_MIB = 256
 PEAK_MIB = 150
-SLOWEST_SECONDS = 2.0
-TOTAL_SECONDS = 8.0
-"""Longest delay of an honest job's total: a flush interval (1 s), a feed interval (5 s), and two seconds for the pass."""
-SECONDS = 5.0 if QUICK else 20.0
+MAX_SCRAPE_SECONDS = 2.0
+MAX_TOTAL_SECONDS = 8.0
+"""Maximum delay of the total of an honest job: a flush interval (1 s), a feed interval (5 s), and two seconds for the pass."""
+ATTACK_SECONDS = 5.0 if QUICK else 20.0
 RECOVERY_SECONDS = 3.0 if QUICK else 10.0
 USER, PASSWORD = "prometheus", "correct horse"
 LOGIN = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 SCRAPE_REQUEST = f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: {LOGIN}\r\n\r\n".encode()
 Attack = Callable[[int, float], None]
-"""Takes the port, and the monotonic time at which it ends."""
+"""Function that attacks the server at a port until a monotonic time."""
 
 
 @dataclass
@@ -54,9 +54,9 @@ class Victim:
         pid: Process id of the server.
         port: Port on 127.0.0.1.
         feed: Feed directory of the exporter; None for node_exporter.
-        memory_mib: Resident mebibytes, read ten times a second.
-        peak_mib: Highest resident mebibytes since the start of the server.
-        slowest_seconds: Seconds of the slowest scrape.
+        memory_mib: Resident memory in MiB, sampled ten times a second.
+        peak_mib: Peak of the resident memory in MiB since the start of the server.
+        slowest_seconds: Duration of the slowest scrape.
         scrapes: Number of scrapes.
         failed_scrapes: Number of scrapes without status 200 within 10 s.
         is_killed: True if the memory exceeded the limit.
@@ -73,7 +73,7 @@ class Victim:
     is_killed: bool = False
 
     def watch(self, stop: threading.Event) -> None:
-        """Sample the memory, and kill the server above the limit."""
+        """Sample the memory until *stop* is set, and kill the server if it exceeds the limit."""
         while not stop.wait(0.1):
             with contextlib.suppress(OSError, ValueError, IndexError):  # the server was killed
                 pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
@@ -85,7 +85,7 @@ class Victim:
                     os.kill(self.pid, 9)
 
     def scrape(self, stop: threading.Event) -> None:
-        """Scrape once a second."""
+        """Scrape once a second until *stop* is set."""
         while not stop.wait(1.0):
             started = time.monotonic()
             status = request(self.port, "/metrics", LOGIN)
@@ -95,22 +95,22 @@ class Victim:
 
 
 def request(port: int, path: str, login: str = LOGIN, timeout: float = 10.0, **headers: str) -> int:
-    """Request a page on a new connection, and return the status, or 0 without a response."""
+    """Request a page on a new connection. Return the status, or 0 without a response."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
         client.request("GET", path, headers={"Authorization": login, **headers})
-        answer = client.getresponse()
-        answer.read()
+        response = client.getresponse()
+        response.read()
     except (OSError, http.client.HTTPException):
         return 0
     else:
-        return answer.status
+        return response.status
     finally:
         client.close()
 
 
 def count_samples(port: int, prefix: str) -> int:
-    """Return the number of samples whose names begin with a prefix."""
+    """Return the number of samples whose names begin with a prefix, or with `training_` and the prefix."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     client.request("GET", "/metrics", headers={"Authorization": LOGIN})
     lines = client.getresponse().read().decode().splitlines()
@@ -119,7 +119,7 @@ def count_samples(port: int, prefix: str) -> int:
 
 
 def crowd(member: Callable[[int], None], size: int) -> None:
-    """Run a number of clients at the same time."""
+    """Run a number of clients on threads, and wait for them."""
     threads = [threading.Thread(target=member, args=(number,), daemon=True) for number in range(size)]
     for thread in threads:
         thread.start()
@@ -128,7 +128,7 @@ def crowd(member: Callable[[int], None], size: int) -> None:
 
 
 def name_patterns(port: int, end: float) -> None:
-    """Request the page with filters of 15 KB, each different."""
+    """Request the page with filters of 15 KB, which differ in each request."""
 
     def member(number: int) -> None:
         attempt = 0
@@ -173,7 +173,7 @@ def two_thousand_readers_that_do_not_read(port: int, end: float) -> None:
 
 
 def silence(port: int, end: float) -> None:
-    """Open a thousand connections and send half a request, or no data."""
+    """Open 1,000 connections, and send half a request on every second one."""
     while time.monotonic() < end:
         sockets = [connection(port, SCRAPE_REQUEST[:20] if number % 2 else b"") for number in range(1000)]
         time.sleep(max(0.0, min(5.0, end - time.monotonic())))
@@ -262,7 +262,7 @@ while True: stat.add(1.0); time.sleep(0.1)
 def feed_file(
     number: int, *definitions: Mapping[str, object], run: str = "hostile", extra: bytes = b""
 ) -> bytes:
-    """Return a feed file with a valid checksum, Stats and further keys."""
+    """Return the bytes of a feed file with a valid checksum. *definitions* are its Stats, *extra* further keys as JSON."""
     totals = []
     for definition in definitions:
         buckets = definition.get("buckets")
@@ -303,7 +303,7 @@ def leave_long_names(feed: Path) -> None:
 
 
 def leave_foreign_entries(feed: Path) -> None:
-    """Leave every fixed name of a shared directory, with rules that switch every Stat off, of another user; root only."""
+    """Create all fixed names of a shared directory as another user, with rules that disable all Stats. Needs root."""
     feed.chmod(0o1777)
     uid = os.geteuid()
     for name in ("ledger", f"ledger-{uid}", f"runs-{uid}"):
@@ -321,20 +321,20 @@ def leave_foreign_entries(feed: Path) -> None:
 def leave_many_stats(feed: Path) -> None:
     """Leave 60 files with 9,000 Stats each, within all limits of a file."""
     stats = [
-        {"name": f"s{each}", "aggregations": ["mean"], "labels": [["a", "x" * 100]]} for each in range(9000)
+        {"name": f"s{index}", "aggregations": ["mean"], "labels": [["a", "x" * 100]]} for index in range(9000)
     ]
     for number in range(60):
         (feed / f"{number:032x}.feed").write_bytes(feed_file(number, *stats))
 
 
 def leave_state_files(feed: Path) -> None:
-    """Leave a state file of 800 MB without content, and 100 deeply nested ones."""
+    """Leave a sparse state file of 800 MiB, and 100 state files of deeply nested JSON."""
     (feed / "ledger").mkdir(mode=0o700)
     (feed / "ledger" / "rank-large.ledger").touch()
     os.truncate(feed / "ledger" / "rank-large.ledger", 800 << 20)
-    rest = b"[" * 200_000 + b"\n"
+    body = b"[" * 200_000 + b"\n"
     for number in range(100):
-        content = b"training-exporter-ledger 3 %08x\n" % crc32(rest) + rest
+        content = b"training-exporter-ledger 3 %08x\n" % crc32(body) + body
         (feed / "ledger" / f"rank-{number}.ledger").write_bytes(content)
 
 
@@ -355,12 +355,12 @@ def leave_no_files(feed: Path) -> None:
 
 @contextlib.contextmanager
 def victim(program: str, prepare: Callable[[Path], None] = leave_no_files) -> Iterator[Victim]:
-    """Start a server with a password; the server is watched and scraped until the block ends."""
-    with tempfile.TemporaryDirectory() as place, feed_directory() as feed:
+    """Start a server that requires a password. It is watched and scraped until the end of the block."""
+    with tempfile.TemporaryDirectory() as directory, feed_directory() as feed:
         prepare(feed)
-        web = Path(place, "web.config.yml")
-        secret = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(10)).decode()
-        web.write_text(f"basic_auth_users:\n  {USER}: {secret}\n", encoding="utf-8")
+        web_config = Path(directory, "web.config.yml")
+        password_hash = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(10)).decode()
+        web_config.write_text(f"basic_auth_users:\n  {USER}: {password_hash}\n", encoding="utf-8")
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         address = f"--web.listen-address=127.0.0.1:{port}"
@@ -369,7 +369,7 @@ def victim(program: str, prepare: Callable[[Path], None] = leave_no_files) -> It
             ready_pattern = "listening|Listening"
         else:
             command, ready_pattern = [program], "Listening on|TLS is"
-        with child([*command, address, f"--web.config.file={web}"], ready_pattern=ready_pattern) as (
+        with child([*command, address, f"--web.config.file={web_config}"], ready_pattern=ready_pattern) as (
             process,
             _,
         ):
@@ -392,7 +392,7 @@ def victim(program: str, prepare: Callable[[Path], None] = leave_no_files) -> It
 
 
 def report_row(attack: str, server: Victim, memory_before_mib: float) -> bool:
-    """Print a row. Return True if the server kept all bounds."""
+    """Print a row of the table. Return True if the server kept all bounds."""
     peak_mib, memory_after_mib = max(server.peak_mib, *server.memory_mib), server.memory_mib[-1]
     cells = [
         attack,
@@ -404,7 +404,7 @@ def report_row(attack: str, server: Victim, memory_before_mib: float) -> bool:
         f"{server.slowest_seconds:.2f} s",
     ]
     print(f"| {' | '.join(cells)} |", flush=True)
-    is_within_bounds = peak_mib <= PEAK_MIB and server.slowest_seconds <= SLOWEST_SECONDS
+    is_within_bounds = peak_mib <= PEAK_MIB and server.slowest_seconds <= MAX_SCRAPE_SECONDS
     return not server.is_killed and not server.failed_scrapes and (is_within_bounds or not server.feed)
 
 
@@ -414,7 +414,7 @@ def attack_over_http(name: str, attack: Attack, peer: str | None) -> bool:
     for program in ("exporter", *([peer] if peer else [])):
         with victim(program) as server:
             memory_before_mib = server.memory_mib[-1]
-            attack(server.port, time.monotonic() + SECONDS)
+            attack(server.port, time.monotonic() + ATTACK_SECONDS)
             time.sleep(RECOVERY_SECONDS)
         is_row_good = report_row(name, server, memory_before_mib)
         has_held = has_held and (is_row_good or program != "exporter")
@@ -424,7 +424,7 @@ def attack_over_http(name: str, attack: Attack, peer: str | None) -> bool:
 def attack_with_files(name: str, prepare: Callable[[Path], None]) -> bool:
     """Start the exporter with hostile files and an honest job. Return True if the exporter kept all bounds."""
     if prepare is leave_foreign_entries and os.geteuid() != 0:
-        print(f"| {name} | skipped: only root can make files of another user |")
+        print(f"| {name} | skipped: only root can create files of another user |")
         return True
     with victim("exporter", prepare) as server:
         memory_before_mib = server.memory_mib[-1]
@@ -435,10 +435,10 @@ def attack_with_files(name: str, prepare: Callable[[Path], None]) -> bool:
                     break
                 time.sleep(0.1)
             delay_seconds = time.monotonic() - started
-            time.sleep(SECONDS)
+            time.sleep(ATTACK_SECONDS)
     outcome = f"honest total after {delay_seconds:.1f} s" if samples else "no honest total"
     is_row_good = report_row(f"{name} ({outcome})", server, memory_before_mib)
-    return is_row_good and samples > 0 and delay_seconds <= TOTAL_SECONDS
+    return is_row_good and samples > 0 and delay_seconds <= MAX_TOTAL_SECONDS
 
 
 def attack_with_job(name: str, empty_files: int, program: str) -> bool:
@@ -449,7 +449,7 @@ def attack_with_job(name: str, empty_files: int, program: str) -> bool:
             (server.feed / f"{number:032x}.feed").touch()
         memory_before_mib = server.memory_mib[-1]
         with job(program, server):
-            time.sleep(SECONDS)
+            time.sleep(ATTACK_SECONDS)
             samples = count_samples(server.port, "mine")
         time.sleep(RECOVERY_SECONDS)
     return report_row(f"{name} ({samples} of its series on the page)", server, memory_before_mib)
@@ -464,7 +464,7 @@ def job(program: str, server: Victim) -> Iterator[None]:
 
 
 def main() -> int:
-    """Run the attacks."""
+    """Run the selected attacks and print the table. Return the exit status."""
     programs = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     options = [argument for argument in sys.argv[1:] if argument.startswith("--only=")]
     selection = [option.removeprefix("--only=") for option in options]

@@ -1,10 +1,10 @@
 """Accuracy of energy by phase on the recorded power of an H100, compared with zeus, and cost of a phase in GPU time.
 
-In the trace, matrix products alternate with copies or pauses of 400, 100 and 40 ms; phases of 20 ms are cut from phases of
-100 ms. The whole sidecar reads the trace at the speed of the recording. If zeus is installed, the monitor of zeus opens and closes
-a window for each phase, on the energy counter of the trace, which is updated every 100 ms; the result is the mean of ten offsets.
-The cost of a phase with CUDA events is measured on a GPU if available, otherwise without the events (1 to 7 µs each, depending
-on the queue). Prints a JSON document, and exits with status 1 if a budget is exceeded.
+In the trace, matrix products alternate with copies or pauses of 400, 100 and 40 ms. Phases of 20 ms are cut from the phases of
+100 ms. The whole sidecar reads the trace at the speed of the recording. If zeus is installed, its monitor opens and closes a window
+for each phase. It reads the energy counter of the trace, which is updated every 100 ms; the result is the mean of ten offsets of
+the updates. The cost of a phase with CUDA events is measured on a GPU if there is one, otherwise without the events, which take 1
+to 7 µs each. Prints a JSON document, and exits with status 1 if a budget is exceeded.
 
     python benchmarks/bench_energy.py
 """
@@ -61,7 +61,7 @@ NOTES = {
 
 
 def windows_of_20_ms() -> list[PhaseSpan]:
-    """Return phases of 20 ms: the fifths of the phases of 100 ms."""
+    """Return the fifths of the phases of 100 ms, as phases of 20 ms."""
     return [
         (phase, begin + (end - begin) * part / 5, begin + (end - begin) * (part + 1) / 5)
         for phase, begin, end in PHASE_SPANS
@@ -70,30 +70,35 @@ def windows_of_20_ms() -> list[PhaseSpan]:
     ]
 
 
-def counters(offset: float) -> tuple[list[float], list[float]]:
-    """Return the updates of the energy counter in NVML: times and joules."""
+def counter_updates(offset_seconds: float) -> tuple[list[float], list[float]]:
+    """Return the updates of NVML's energy counter, one every 100 ms: their times, and the joules after each."""
     samples = TRACE["power_samples_watts"]
-    times, sums = [samples[0][0]], [0.0]
-    for (previous_time, _), (time_, watts) in itertools.pairwise(samples):
-        times.append(time_)
-        sums.append(sums[-1] + watts * (time_ - previous_time))
-    moves = [0.1 * number + offset - 1.0 for number in range(210)]
-    return moves, [sums[min(bisect.bisect(times, time_), len(sums) - 1)] for time_ in moves]
+    sample_times, joules_at_samples = [samples[0][0]], [0.0]
+    for (previous_time, _), (sample_time, watts) in itertools.pairwise(samples):
+        sample_times.append(sample_time)
+        joules_at_samples.append(joules_at_samples[-1] + watts * (sample_time - previous_time))
+    update_times = [0.1 * number + offset_seconds - 1.0 for number in range(210)]
+    last = len(joules_at_samples) - 1
+    return update_times, [
+        joules_at_samples[min(bisect.bisect(sample_times, update_time), last)] for update_time in update_times
+    ]
 
 
 def zeus(windows: Sequence[PhaseSpan], *, approximate: bool) -> tuple[dict[str, float], float]:
-    """Return the mean power by phase from windows of zeus, and the share of windows without energy."""
+    """Return the mean power by phase from windows of zeus, and the share of the windows with an energy of 0."""
     energy: Any = importlib.import_module("zeus.monitor.energy")
     joules_by_phase, seconds, are_zero = defaultdict[str, float](float), defaultdict[str, float](float), []
     instant = TRACE["field_186_and_power_usage_watts"]
     for offset in range(10):
-        updates, sums = counters(offset / 100)
+        update_times, counter_joules = counter_updates(offset / 100)
         clock = SimpleNamespace(now=0.0)
         gpus = SimpleNamespace(
             supports_get_total_energy_consumption=lambda _: True,
-            get_total_energy_consumption=lambda _: 1000 * sums[bisect.bisect(updates, clock.now) - 1],  # noqa: B023
+            get_total_energy_consumption=lambda _: (
+                1000 * counter_joules[bisect.bisect(update_times, clock.now) - 1]  # noqa: B023
+            ),
             get_instant_power_usage=lambda _: (
-                1000 * next(watts for at, watts, _ in reversed(instant) if at <= clock.now)  # noqa: B023
+                1000 * next(watts for time_, watts, _ in reversed(instant) if time_ <= clock.now)  # noqa: B023
             ),
         )
         energy.time = lambda: clock.now  # noqa: B023
@@ -116,7 +121,7 @@ def zeus(windows: Sequence[PhaseSpan], *, approximate: bool) -> tuple[dict[str, 
 
 
 def sidecar_power(windows: Sequence[PhaseSpan]) -> tuple[dict[str, float], float]:
-    """Return the mean power by phase from the sidecar, and the error of the sum."""
+    """Return the mean power by phase from the sidecar, and the relative error of the energy of all phases."""
     seconds = defaultdict[str, float](float)
     for phase, begin, end in windows:
         seconds[phase] += end - begin
@@ -128,11 +133,11 @@ def sidecar_power(windows: Sequence[PhaseSpan]) -> tuple[dict[str, float], float
     return watts, energy_of(page) / counter_joules - 1
 
 
-def phase_seconds() -> tuple[float, bool]:
-    """Return the cost of a phase in GPU time on the job's thread, and True if measured on a GPU."""
+def timed_phase_seconds() -> tuple[float, bool]:
+    """Return the time that a GPU-timed phase takes on the job's thread, and True if it was measured on a GPU."""
     torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
-    card = torch is not None and torch.cuda.is_available()
-    if card:
+    has_gpu = torch is not None and torch.cuda.is_available()
+    if has_gpu:
         torch.zeros(1, device="cuda")
     else:
         event = SimpleNamespace(record=lambda: None, query=lambda: True, elapsed_time=lambda _: 1.0)
@@ -154,11 +159,11 @@ def phase_seconds() -> tuple[float, bool]:
             timer.end(MODEL_FORWARD)
         durations.append((time.perf_counter() - started) / 50)
         timer.end(TRAINING_ITERATION)
-    return statistics.median(durations), card
+    return statistics.median(durations), has_gpu
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the report."""
     warnings.simplefilter("ignore")
     has_zeus = importlib.util.find_spec("zeus") is not None
     rows, details = [], dict[str, Mapping[str, float]]()
@@ -168,19 +173,19 @@ def main() -> None:
         (40, PHASE_SPANS),
         (20, windows_of_20_ms()),
     ):
-        kinds = PHASES[100 if length == 20 else length]
-        watts, error = sidecar_power(windows)
-        watts_by_tool = {"training-exporter": watts}
+        loads = PHASES[100 if length == 20 else length]
+        own_watts, energy_error = sidecar_power(windows)
+        watts_by_tool = {"training-exporter": own_watts}
         if has_zeus:
-            selected_windows = [window for window in windows if window[0] in kinds]
-            watts_by_tool["zeus"], zeros = zeus(selected_windows, approximate=False)
+            selected_windows = [window for window in windows if window[0] in loads]
+            watts_by_tool["zeus"], zero_ratio = zeus(selected_windows, approximate=False)
             watts_by_tool["zeus, approx_instant_energy"], _ = zeus(selected_windows, approximate=True)
-            details[f"{length} ms, share of zeus' windows that read 0"] = {"": round(zeros, 3)}
+            details[f"{length} ms, share of zeus' windows that read 0"] = {"": round(zero_ratio, 3)}
         errors = {}
-        for tool, by_phase in watts_by_tool.items():
-            mean = {load: round(by_phase[phase], 1) for phase, load in kinds.items()}
-            details[f"{length} ms, {tool}, watts"] = mean
-            errors[tool] = max(abs(watts / TRUE_WATTS[load] - 1) for load, watts in mean.items())
+        for tool, watts_by_phase in watts_by_tool.items():
+            watts_by_load = {load: round(watts_by_phase[phase], 1) for phase, load in loads.items()}
+            details[f"{length} ms, {tool}, watts"] = watts_by_load
+            errors[tool] = max(abs(watts / TRUE_WATTS[load] - 1) for load, watts in watts_by_load.items())
         budget = 5.0 if length >= 100 else None
         peers = {tool: round(value * 100, 1) for tool, value in errors.items() if tool != "training-exporter"}
         title = f"Largest error of the mean power of a phase, phases of {length} ms"
@@ -189,13 +194,14 @@ def main() -> None:
     rows.append(
         Row(
             "Error of the energy of all phases, relative to the energy counter",
-            abs(round(error * 100, 3)),
+            abs(round(energy_error * 100, 3)),
             "%",
             0.3,
         )
     )
-    seconds, card = phase_seconds()
-    title = f"Time that the training thread needs for a GPU-timed phase{'' if card else ', without the CUDA events'}"
+    seconds, has_gpu = timed_phase_seconds()
+    suffix = "" if has_gpu else ", without the CUDA events"
+    title = f"Time that the training thread needs for a GPU-timed phase{suffix}"
     rows.append(Row(title, round(1e6 * seconds, 2), "µs", 10.0))
     report(rows, **details)
 

@@ -1,12 +1,12 @@
 """Cost of the sidecar and the NVML child on a node with eight GPUs and a job of eight ranks with 50 Stats each.
 
-The sidecar with default settings replays the machine `h100` through the real child; the job is a real process per rank. Scrapes
-follow Prometheus' headers, every 15 s. Processor time and memory come from the kernel. node_exporter, where installed, is the
-peer: the processor time of a scrape, and the time that a client waits for about 800 series of each exporter. Shares of a core are scaled to the
-machine of the budgets, on which prometheus_client's `Histogram.observe` takes 600 ns; it is measured meanwhile. Prints a JSON
-document; the exit status is 1 if a budget does not hold.
+The sidecar with default settings replays the machine `h100` through the real child. The job has a real process for each rank.
+Scrapes have Prometheus' headers and follow every 15 s. CPU time and memory come from the kernel. node_exporter, if installed, is
+the peer: for the CPU time of a scrape, and for the time that a client waits for about 800 series. Shares of a core are scaled to a
+machine on which prometheus_client's `Histogram.observe` takes 600 ns; its time is measured in the same run. Prints a JSON document,
+and exits with status 1 if a budget is exceeded.
 
-    python benchmarks/bench_node.py [--quick]    quick: scrapes every 5 s, which costs more
+    python benchmarks/bench_node.py [--quick]    quick: a scrape every 5 s, which costs more
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def run_rank() -> None:
 def scrape(url: str) -> bytes:
     """Return the page, requested with the headers of Prometheus."""
     request = urllib.request.Request(f"{url}/metrics", headers={"Accept": ACCEPT, "Accept-Encoding": "gzip"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        body: bytes = answer.read()
-        return gzip.decompress(body) if answer.headers.get("Content-Encoding") == "gzip" else body
+    with urllib.request.urlopen(request, timeout=10) as response:
+        body: bytes = response.read()
+        return gzip.decompress(body) if response.headers.get("Content-Encoding") == "gzip" else body
 
 
 def scrape_regularly(url: str, count: int) -> bytes:
@@ -80,7 +80,7 @@ def scrape_regularly(url: str, count: int) -> bytes:
 
 
 def scrape_ms(url: str, pid: int) -> float:
-    """Return the median processor time of a server for a scrape, without the server's background work."""
+    """Return the median CPU time of a server for a scrape. Scrapes in quick succession leave no time for background work."""
     times = []
     for _ in range(20):
         cpu_before = process_seconds(pid)
@@ -90,7 +90,7 @@ def scrape_ms(url: str, pid: int) -> float:
 
 
 def node_exporter_ms() -> dict[str, float]:
-    """Return the processor time of node_exporter, where installed."""
+    """Return the CPU time of node_exporter for a scrape, or an empty mapping if node_exporter is not installed."""
     program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     if program is None:
         return {}
@@ -103,7 +103,7 @@ def node_exporter_ms() -> dict[str, float]:
 
 
 def client_seconds(url: str) -> float:
-    """Return the time in which a client receives the page."""
+    """Return the time that a client waits for the page."""
     started = time.perf_counter()
     scrape(url)
     return time.perf_counter() - started
@@ -115,10 +115,10 @@ def series_count(page: bytes) -> int:
 
 
 def client_rows(directory: Path) -> list[Row]:
-    """Compare the time that a client waits for about 800 changed series with node_exporter, scraped alternately.
+    """Compare the time that a client waits for about 800 changed series with node_exporter. The scrapes alternate.
 
-    The textfile collector of node_exporter adds the series that its page has less. Its collectors run in parallel, so that a
-    busy machine delays them more than the sidecar: compare figures of quiet machines only.
+    The textfile collector adds to the page of node_exporter as many series as it has fewer. The collectors of node_exporter run in
+    parallel, so a busy machine delays node_exporter more than the sidecar. Compare figures of quiet machines only.
     """
     program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     if program is None:
@@ -141,8 +141,8 @@ def client_rows(directory: Path) -> list[Row]:
         ),
     ):
         time.sleep(CHANGED_SECONDS)
-        missing = series_count(scrape(url)) - series_count(scrape(peer_url))
-        lines = [f'benchmark_padding{{number="{number}"}} {number}.5\n' for number in range(missing)]
+        padding_count = series_count(scrape(url)) - series_count(scrape(peer_url))
+        lines = [f'benchmark_padding{{number="{number}"}} {number}.5\n' for number in range(padding_count)]
         Path(textfiles, "padding.prom").write_text("".join(lines), encoding="ascii")
         own_seconds, peer_seconds = [], []
         for _ in range(CLIENT_SCRAPES):
@@ -168,20 +168,20 @@ def client_rows(directory: Path) -> list[Row]:
 
 
 def observe_ns() -> float:
-    """Return the processor time of prometheus_client's `Histogram.observe`, the measure of a machine's speed."""
+    """Return the CPU time of prometheus_client's `Histogram.observe`, as a measure of the speed of the machine."""
     histogram = Histogram("bench_observe", "Speed of the machine.", registry=None)
     times = take_turns({"observe": lambda: histogram.observe(0.3)}, rounds=15, loops=20_000)
     return times["observe"]
 
 
-def nvml_child(parent: int) -> int:
-    """Return the process id of the sidecar's child."""
-    children = Path(f"/proc/{parent}/task").glob("*/children")
+def nvml_child(sidecar_pid: int) -> int:
+    """Return the process id of the NVML child of a sidecar."""
+    children = Path(f"/proc/{sidecar_pid}/task").glob("*/children")
     return next(int(pid) for path in children for pid in path.read_text(encoding="ascii").split())
 
 
 def measure(directory: Path, stack: ExitStack) -> tuple[list[Row], dict[str, int]]:
-    """Start the job and the sidecar, and measure during regular scrapes."""
+    """Start the job and the sidecar, and measure during regular scrapes. Return the rows, and the series by prefix."""
     feed = {"EXPORTER_FEED_DIR": str(directory), "EXPORTER_RUN": "bench"}
     for rank in range(RANKS):
         stack.enter_context(
@@ -202,17 +202,18 @@ def measure(directory: Path, stack: ExitStack) -> tuple[list[Row], dict[str, int
     pids = {"sidecar": server.pid, "child": nvml_child(server.pid)}
     cpu_before, started = {name: process_seconds(pid) for name, pid in pids.items()}, time.monotonic()
     scrape_regularly(url, SCRAPES // 2)
-    speed = observe_ns()
+    nanoseconds = observe_ns()
     page = scrape_regularly(url, SCRAPES - SCRAPES // 2).decode()
-    wall = time.monotonic() - started
+    elapsed_seconds = time.monotonic() - started
     percent = {
-        name: round((process_seconds(pid) - cpu_before[name]) / wall * 100, 3) for name, pid in pids.items()
+        name: round((process_seconds(pid) - cpu_before[name]) / elapsed_seconds * 100, 3)
+        for name, pid in pids.items()
     }
     lines = [line for line in page.splitlines() if line and not line.startswith("#")]
-    fixed = [line for line in lines if not line.startswith("bench_")]
-    prefixes = Counter(re.split("[_{ ]", line)[0] for line in fixed)
-    scale = BUDGET_OBSERVE_NS / speed
-    notes = [f"not scaled {percent['sidecar']:.3g} % of a core", f"Histogram.observe {speed:.0f} ns"]
+    own_lines = [line for line in lines if not line.startswith("bench_")]  # without the Stats
+    prefixes = Counter(re.split("[_{ ]", line)[0] for line in own_lines)
+    scale = BUDGET_OBSERVE_NS / nanoseconds
+    notes = [f"not scaled {percent['sidecar']:.3g} % of a core", f"Histogram.observe {nanoseconds:.0f} ns"]
     return [
         Row(
             "CPU time of the sidecar with 8 GPUs and 8 ranks (scaled)",
@@ -229,7 +230,7 @@ def measure(directory: Path, stack: ExitStack) -> tuple[list[Row], dict[str, int
             0.25,
         ),
         Row("Memory of the NVML child", memory_mib(pids["child"]), "MiB", 48.0),
-        Row("Number of series without the user's Stats", float(len(fixed)), budget=1800.0),
+        Row("Number of series without the user's Stats", float(len(own_lines)), budget=1800.0),
         Row(
             f"CPU time of the server for a scrape of {len(lines):,} series",
             scrape_ms(url, server.pid),

@@ -1,7 +1,7 @@
-"""Cost of recording in the job: a value, an event, an iteration, the recording thread, the import, a bridge.
+"""Cost of recording in the job: values, events, iterations, the recording thread, imports and the bridge to plain loops.
 
-Installed peers are measured in the same process, interleaved: torch.monitor, prometheus_client, OpenTelemetry, torchelastic,
-nv-one-logger. Times are CPU time of the calling thread. Prints a JSON document, and exits with status 1 if a budget is exceeded.
+The peers torch.monitor, prometheus_client, OpenTelemetry, torchelastic and nv-one-logger, if installed, are measured in the same
+process, interleaved. Prints a JSON document, and exits with status 1 if a budget is exceeded.
 
     python benchmarks/bench_recording.py [--quick]
 """
@@ -31,6 +31,9 @@ SHARE_SECONDS = 5 if QUICK else 20
 MANY_ITERATIONS = 200_000 if QUICK else 1_000_000
 THREAD = "exporter-recording"
 TURN_STEPS = 20
+"""Number of steps after which the bridge is switched on or off."""
+BUDGET_OBSERVE_NS = 600.0
+"""Time of prometheus_client's `Histogram.observe` on the machine of the budgets."""
 TIMESTAMP = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None)
 DATA = {"loss": 0.5, "step": 100, "path": "/checkpoints/100"}
 
@@ -86,7 +89,7 @@ def values() -> list[Row]:
 def timed_calls(
     calls: dict[str, Callable[[float], object]], after_round: Callable[[], object]
 ) -> dict[str, float]:
-    """Return the median duration of `call(0.01)` of each function in nanoseconds, without the loop; the calls are interleaved."""
+    """Return the median CPU time of a call with 0.01 of each function in nanoseconds, without the loop. Rounds are interleaved."""
     times_by_name: dict[str, list[float]] = {name: [] for name in ("", *calls)}
     for _ in range(ROUNDS):
         for name, times in times_by_name.items():
@@ -100,12 +103,12 @@ def timed_calls(
 
 
 def share(own: float, peer: float) -> float:
-    """Return a time as a share of the time of a peer."""
+    """Return a time divided by the time of a peer."""
     return round(own / peer, 3) if peer else 0.0
 
 
 def compatibility_modules() -> list[Row]:
-    """Measure events, and the compatibility modules of torch.monitor and torchelastic with the originals."""
+    """Measure events, and the compatibility modules beside torch.monitor and torchelastic."""
     if not has("torch"):
         return []
     import torch.distributed.elastic.metrics as torch_metrics
@@ -116,7 +119,7 @@ def compatibility_modules() -> list[Row]:
     import exporter.monitor
 
     peer_event, own_event = (
-        module.Event("bench.made", TIMESTAMP, DATA) for module in (torch.monitor, exporter.monitor)
+        module.Event("bench.event", TIMESTAMP, DATA) for module in (torch.monitor, exporter.monitor)
     )
     handler = torch.monitor.register_event_handler(deque(maxlen=16).append)
     contenders: dict[str, Callable[[], object]] = {
@@ -129,7 +132,7 @@ def compatibility_modules() -> list[Row]:
         ),
         "exporter.events.enabled": partial(exporter.events.enabled, "bench.log"),
     }
-    for number in range(500):  # without influence on the cost of `enabled`
+    for number in range(500):  # whose number must not affect the cost of `enabled`
         exporter.events.limit(f"bench.rule{number}.*", sample=0.5)
     nanoseconds = take_turns(contenders, rounds=ROUNDS, loops=LOOPS // 10, after_round=exporter.flush)
     torch.monitor.unregister_event_handler(handler)
@@ -157,7 +160,7 @@ def compatibility_modules() -> list[Row]:
 
 
 def our_iterations() -> dict[str, Callable[[], object]]:
-    """Return a bare iteration, and one with four phases and three values, as a job writes them."""
+    """Return functions that run an iteration without blocks inside, and an iteration with four phases and three values."""
     from exporter import training
 
     def bare() -> None:
@@ -180,7 +183,7 @@ def our_iterations() -> dict[str, Callable[[], object]]:
 
 
 def peer_iteration() -> dict[str, Callable[[], object]]:
-    """Return the iteration of nv-one-logger in the cheapest setting; empty if the package is not installed."""
+    """Return the iteration of nv-one-logger with its cheapest settings, or an empty mapping if it is not installed."""
     if not has("nv_one_logger"):
         return {}
     from nv_one_logger.api.config import OneLoggerConfig
@@ -207,13 +210,13 @@ def peer_iteration() -> dict[str, Callable[[], object]]:
 
 
 PEER_LOOPS = 300
-"""Iterations of nv-one-logger in a round, whose cost grows with their number."""
+"""Number of iterations of nv-one-logger in a round. Their cost grows with the number of earlier iterations."""
 
 
 def cpu_microseconds(
     contenders: Mapping[str, Callable[[], object]], loops: Mapping[str, int]
 ) -> dict[str, float]:
-    """Return the CPU time of all threads per call, recording included: the median of rounds in turns."""
+    """Return the CPU time per call in all threads, including the recording: the median of interleaved rounds."""
     import exporter
 
     microseconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -221,21 +224,20 @@ def cpu_microseconds(
         for name, call in contenders.items():
             exporter.flush()
             started = time.process_time()
-            number = loops.get(name, PEER_LOOPS)
-            for _ in range(number):
+            loop_count = loops.get(name, PEER_LOOPS)
+            for _ in range(loop_count):
                 call()
             exporter.flush()
-            microseconds[name].append((time.process_time() - started) / number * 1e6)
+            microseconds[name].append((time.process_time() - started) / loop_count * 1e6)
     return {name: round(statistics.median(times), 2) for name, times in microseconds.items()}
 
 
 def iterations() -> list[Row]:
-    """Measure a bare and a fully instrumented iteration, and the cost after a million iterations."""
+    """Measure a bare and a fully instrumented iteration, and the growth of the cost over a million iterations."""
     peers, ours = peer_iteration(), our_iterations()
     full_iteration = ours["full"]
-    microseconds = cpu_microseconds(
-        ours | peers, dict.fromkeys(ours, 10_000)
-    )  # a flush costs as much as 1,000
+    loops = dict.fromkeys(ours, 10_000)  # many, because the flush costs as much as 1,000 iterations
+    microseconds = cpu_microseconds(ours | peers, loops)
     bare, full = microseconds.pop("bare"), microseconds.pop("full")
     peer = next(iter(microseconds.values()), None)
     tenths, tenth = [], MANY_ITERATIONS // 10
@@ -268,7 +270,7 @@ def iterations() -> list[Row]:
 
 
 def recording_thread() -> list[Row]:
-    """Measure the recording thread's share of a core at the rates of the budget, including the feed; scaled as for bridges."""
+    """Measure the share of a core of the recording thread, including the feed, at the rates of the budgets."""
     import exporter
 
     stats = [exporter.Stat(f"bench.many{index}", unit="seconds") for index in range(50)]
@@ -287,11 +289,11 @@ def recording_thread() -> list[Row]:
         return round((thread_seconds(THREAD) - cpu_before) / (time.perf_counter() - started) * 100, 3)
 
     def row(rate: str, call: Callable[[], object], per_second: float) -> Row:
-        observe_before = observe_ns()
+        nanoseconds_before = observe_ns()
         own_percent = percent(call, per_second)
-        scale = (observe_before + observe_ns()) / 2
-        notes = [f"not scaled {own_percent:.3g} % of a core", f"Histogram.observe {scale:.0f} ns"]
-        scaled_percent = round(own_percent * 600 / scale, 3)
+        nanoseconds = (nanoseconds_before + observe_ns()) / 2
+        notes = [f"not scaled {own_percent:.3g} % of a core", f"Histogram.observe {nanoseconds:.0f} ns"]
+        scaled_percent = round(own_percent * BUDGET_OBSERVE_NS / nanoseconds, 3)
         return Row(
             f"CPU time of the recording thread at {rate} (scaled)",
             scaled_percent,
@@ -309,9 +311,9 @@ STACK_SECONDS = 1 if QUICK else 5
 
 
 def stacks() -> list[Row]:
-    """Compare the CPU time of a job with and without the responder to stack requests, while no request is made.
+    """Compare the CPU time of a job with and without the responder to stack requests, while there is no request.
 
-    Each run alternates between both once a second, so that a slow moment of the machine concerns both.
+    A run alternates between both every second, so that a slow moment of the machine affects both.
     """
     import exporter
     from exporter.recorder import RECORDER
@@ -349,7 +351,7 @@ def stacks() -> list[Row]:
 
 
 def lossless() -> list[Row]:
-    """Count lost values at a million adds per second on one Stat."""
+    """Count the lost values of a Stat to which a million values are added per second."""
     import exporter
 
     stat = exporter.Stat("bench.million", ["mean", "max", "p50", "p99", "histogram"], unit="seconds")
@@ -379,7 +381,7 @@ COMPATIBILITY_MODULES = ("training", "monitor", "elastic.metrics", "elastic.even
 
 
 def imports() -> list[Row]:
-    """Import each contender in fresh interpreters, from compiled bytecode."""
+    """Measure CPU time and memory of imports from compiled bytecode, in new interpreters."""
     import exporter
 
     modules = [f"exporter.{name}" for name in COMPATIBILITY_MODULES]
@@ -396,7 +398,7 @@ def imports() -> list[Row]:
                     text=True,
                     check=True,
                 )
-                figures[name].append([float(word) for word in process.stdout.split()])
+                figures[name].append([float(field) for field in process.stdout.split()])
     # The first run compiles.
     times = {name: statistics.median(run[0] for run in runs[1:]) for name, runs in figures.items()}
     sizes = {name: round(statistics.median(run[1] for run in runs[1:]), 1) for name, runs in figures.items()}
@@ -414,7 +416,7 @@ def imports() -> list[Row]:
 
 
 class Hooks:
-    """Hooks of the bridge on a plain loop, which can be removed and restored."""
+    """Hooks of the bridge to plain loops, which can be removed and restored."""
 
     def __init__(self) -> None:
         import torch
@@ -424,13 +426,13 @@ class Hooks:
 
         exporter.bridges.install()
         loaders = torch.utils.data.dataloader
-        places = [(loaders._BaseDataLoaderIter, "__next__"), (torch.autograd, "backward")]
-        self._patched_functions = [(owner, name, getattr(owner, name)) for owner, name in places]
+        patched = [(loaders._BaseDataLoaderIter, "__next__"), (torch.autograd, "backward")]
+        self._patched_functions = [(owner, name, getattr(owner, name)) for owner, name in patched]
         self._registries = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
-        self._registered_hooks = [dict(each) for each in self._registries]
+        self._registered_hooks = [dict(registry) for registry in self._registries]
 
     def switch(self, *, enabled: bool) -> None:
-        """Install the hooks, or restore the functions without hooks."""
+        """Install the hooks, or restore torch without hooks."""
         for owner, name, function in self._patched_functions:
             setattr(owner, name, function if enabled else function.__wrapped__)
         for registry, hooks in zip(self._registries, self._registered_hooks, strict=True):
@@ -439,9 +441,9 @@ class Hooks:
 
 
 def loop(modules: int) -> None:
-    """Train a model of some modules in a plain loop, bare and bridged by turns; print the median CPU time of a step.
+    """Train a model of some modules in a plain loop, alternately with and without the bridge. Print both median CPU times of a step.
 
-    All modules but the last are empty, because a step of a larger model varies by more than the bridge costs.
+    All modules but the last are empty, because the steps of a larger model vary by more than the cost of the bridge.
     """
     import torch
 
@@ -456,7 +458,7 @@ def loop(modules: int) -> None:
     times: dict[bool, list[float]] = {True: [], False: []}
     started, is_bridged = 0.0, True
     for number, batch in enumerate(data):
-        if number % TURN_STEPS > 1:  # the first step after a switch contains both
+        if number % TURN_STEPS > 1:  # without the first step after a switch
             times[is_bridged].append(time.thread_time() - started)
         if number % TURN_STEPS == 0:
             is_bridged = not is_bridged
@@ -473,7 +475,7 @@ def loop(modules: int) -> None:
 
 
 def observe_ns() -> float:
-    """Return the time of one `observe` of prometheus_client, for which the budgets of bridges and of the recording thread are scaled."""
+    """Return the CPU time of prometheus_client's `Histogram.observe`, by which the values of rows marked *scaled* are scaled."""
     import prometheus_client
 
     observe = prometheus_client.Histogram("scale", "scale", registry=None).observe
@@ -487,12 +489,12 @@ def observe_ns() -> float:
 
 
 def bridges() -> list[Row]:
-    """Measure the cost of the bridge for plain loops in a step, in separate processes."""
+    """Measure the CPU time that the bridge to plain loops adds to a step, in separate processes."""
     if not has("torch"):
         return []
     rows = []
     for modules in (1, 200):
-        added_microseconds, bare_microseconds, scales = [], [], []
+        added_microseconds, bare_microseconds, observe_nanoseconds = [], [], []
         for _ in range(3 if QUICK else 7):
             process = subprocess.run(
                 [sys.executable, __file__, "loop", str(modules), *(["--quick"] if QUICK else [])],
@@ -502,15 +504,16 @@ def bridges() -> list[Row]:
                 check=True,
             )
             bare_step, bridged_step = map(float, process.stdout.split()[-2:])
-            scales.append(observe_ns())
+            observe_nanoseconds.append(observe_ns())
             added_microseconds.append(bridged_step - bare_step)
             bare_microseconds.append(bare_step)
-        scale = statistics.median(scales)
-        scaled_microseconds = round(statistics.median(added_microseconds) * 600 / scale, 1)
+        nanoseconds = statistics.median(observe_nanoseconds)
+        scale = BUDGET_OBSERVE_NS / nanoseconds
+        scaled_microseconds = round(statistics.median(added_microseconds) * scale, 1)
         peers = {"step without the bridge": round(statistics.median(bare_microseconds), 1)}
         models = f"model of {modules} module{'s' * (modules > 1)}"
         title = f"CPU time that the bridge to plain loops adds to a step, {models} (scaled)"
-        notes = [f"Histogram.observe {scale:.0f} ns"]
+        notes = [f"Histogram.observe {nanoseconds:.0f} ns"]
         rows.append(Row(title, scaled_microseconds, "µs", 25.0, peers, notes))
     return rows
 

@@ -1,8 +1,8 @@
-"""Cost of scrapes: rendering of the page, and scrapes over HTTP, sequential and 64 at once.
+"""Cost of scrapes: rendering of the page, and scrapes over HTTP, sequential and by 64 concurrent clients.
 
-The peer is prometheus_client with the same families and the server of that library. Over HTTP, both servers and the client are
-separate processes, and rounds alternate between the servers. Server time is the CPU time of the server's process per scrape.
-Prints a JSON document, and exits with status 1 if a budget is exceeded.
+The peer is prometheus_client with the same families and the HTTP server of that library. Each server is a separate process, and the
+rounds alternate between the servers. The time of a server is its CPU time per scrape. Prints a JSON document, and exits with status
+1 if a budget is exceeded.
 
     python benchmarks/bench_web.py [--quick]
 """
@@ -27,9 +27,9 @@ from exporter.web.endpoints import MetricsEndpoint
 from exporter.web.server import Server
 
 SERIES = 500
-FAMILIES = 25  # a family of a real page has about twenty series
+FAMILIES = 25  # of 20 series, like an average family of a real page
 ROUNDS = 2 if QUICK else 5
-SEQUENTIAL = 50 if QUICK else 300
+SEQUENTIAL_SCRAPES = 50 if QUICK else 300
 CLIENTS, SCRAPES_OF_A_CLIENT = 64, 3 if QUICK else 10
 TIMEOUT_SECONDS = 10.0  # Prometheus' default
 REQUEST = (
@@ -39,13 +39,13 @@ REQUEST = (
 
 
 def families(first: float) -> list[Metric]:
-    """Return the families of the page, with values from a first number on."""
+    """Return the families of the page. Their values are ascending numbers from *first* on."""
     metrics = []
     for number in range(FAMILIES):
         spec = Family(
             name=f"training_bench_{number}_seconds",
             type="gauge",
-            help="A made-up number.",
+            help="Value for the benchmark.",
             labels=("run", "rank", "gpu"),
             unit="seconds",
         )
@@ -58,7 +58,7 @@ def families(first: float) -> list[Metric]:
 
 
 class FixedRegistry:
-    """Registry of existing families."""
+    """Registry that returns the same families at each scrape."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._metrics = metrics
@@ -69,7 +69,7 @@ class FixedRegistry:
 
 
 def exposition() -> list[Row]:
-    """Measure the rendering of an unchanged page and of a page in which all values changed."""
+    """Measure the rendering of an unchanged page, and of a page in which all values have changed."""
     pages = [families(0.1 + number) for number in range(4)]
     unchanged_page, changed_page = Page(), Page()
     unchanged_page.publish("block", pages[0])
@@ -98,7 +98,7 @@ def exposition() -> list[Row]:
 
 
 def serve(library: str) -> None:
-    """Serve until SIGKILL, in a separate process, and print the port."""
+    """Print the port and serve the page until SIGKILL, as the main function of a server process."""
     if library == "exporter":
         page = Page()
         page.publish("block", families(0.1))
@@ -128,13 +128,14 @@ async def scrape(port: int) -> float:
     return time.perf_counter() - started
 
 
-async def one_by_one(port: int) -> list[float]:
-    """Scrape sequentially."""
-    return [await scrape(port) for _ in range(SEQUENTIAL)]
+async def scrape_sequentially(port: int) -> None:
+    """Scrape `SEQUENTIAL_SCRAPES` times, one after the other."""
+    for _ in range(SEQUENTIAL_SCRAPES):
+        await scrape(port)
 
 
-async def crowd(port: int) -> tuple[list[float], int]:
-    """Scrape with all clients in loops, and return the durations and the number of failed scrapes."""
+async def scrape_concurrently(port: int) -> tuple[list[float], int]:
+    """Scrape repeatedly with all clients at once. Return the durations, and the number of failed scrapes."""
     times: list[float] = []
     failures = 0
 
@@ -155,7 +156,7 @@ async def crowd(port: int) -> tuple[list[float], int]:
 def http() -> list[Row]:
     """Measure both servers in alternation."""
     server_ms: dict[str, list[float]] = {"exporter": [], "prometheus_client": []}
-    crowds: dict[str, list[float]] = {name: [] for name in server_ms}
+    concurrent_seconds: dict[str, list[float]] = {name: [] for name in server_ms}
     failures = dict.fromkeys(server_ms, 0)
     for round_number in range(ROUNDS):
         for name, times in server_ms.items():
@@ -166,16 +167,18 @@ def http() -> list[Row]:
                 port = int(port_line.split()[1])
                 asyncio.run(scrape(port))
                 cpu_before = process_seconds(process.pid)
-                asyncio.run(one_by_one(port))
-                times.append((process_seconds(process.pid) - cpu_before) / SEQUENTIAL * 1e3)
-                # A single round of the peer, whose backlog of 5 connections delays clients by half a minute.
+                asyncio.run(scrape_sequentially(port))
+                times.append((process_seconds(process.pid) - cpu_before) / SEQUENTIAL_SCRAPES * 1e3)
+                # One round of the peer: its backlog of 5 connections delays some clients by half a minute.
                 if name == "exporter" or round_number == 0:
-                    durations, failed_scrapes = asyncio.run(crowd(port))
-                    crowds[name] += durations
+                    durations, failed_scrapes = asyncio.run(scrape_concurrently(port))
+                    concurrent_seconds[name] += durations
                     failures[name] += failed_scrapes
     cpu = {name: round(statistics.median(times), 3) for name, times in server_ms.items()}
     p99 = {
-        name: round(sorted(times)[int(len(times) * 0.99)] * 1e3, 1) for name, times in crowds.items() if times
+        name: round(sorted(durations)[int(len(durations) * 0.99)] * 1e3, 1)
+        for name, durations in concurrent_seconds.items()
+        if durations
     }
     peer = "prometheus_client"
     return [

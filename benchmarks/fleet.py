@@ -1,11 +1,12 @@
 """Simulated fleet on one machine: recorded nodes, a Prometheus agent, VictoriaMetrics, and vmalert with the deployed rules.
 
-The page of the real sidecar for a job of eight ranks on the describe_run machine h100 is recorded twice. Values that changed between
-the recordings continue to change, with other names of run, rank and GPU; a run has eight nodes. A single process serves all nodes.
-The real Prometheus in agent mode scrapes the nodes every 15 s and writes to VictoriaMetrics, on which vmalert evaluates
-deploy/prometheus/rules (Debian's packages). Measured for each number of nodes: series and samples, memory and CPU time of each
-program, recorded rules, the duration of an evaluation of all rules, and the queries of *Fleet* over an hour. The column of
-10,000 nodes is computed, by a line through the points at which all rules were evaluated in time. Prints a JSON document.
+The page of the real sidecar, for a job of eight ranks on the described machine h100, is recorded twice. A single process serves
+the page for each node, with other names of run, rank and GPU. Values that changed between the recordings continue to change at
+that rate. A run has eight nodes. The real Prometheus in agent mode scrapes the nodes every 15 s and writes to VictoriaMetrics, on
+which vmalert evaluates deploy/prometheus/rules (Debian's packages). Measured for each number of nodes are series and samples,
+memory and CPU time of each program, recorded series, the duration of an evaluation of all rules, and of the queries of the dashboards
+*Fleet* and *Run* over an hour. The column of 10,000 nodes is a linear extrapolation from the stages in which all nodes were
+scraped and all rules evaluated in time. Prints a JSON document.
 
     python benchmarks/fleet.py [--quick] [NODES ...]
 """
@@ -42,7 +43,7 @@ PAGE_INTERVAL_SECONDS = 10.0
 MEASURED_SECONDS = 30 if QUICK else 60
 QUERY_TRIES = 3
 PER_NODE = re.compile(r"training_(energy|carbon|cost|productive_energy|wasted_energy|process|rank|gpu)")
-"""Families without a rank on every node; all further families with a run come from the first node of the run."""
+"""Families with a run and without a rank that each node publishes. The other such families come from the first node of a run."""
 LINE = re.compile(r"^(?P<series>[^ #]\S*(?:\{.*\})?) (?P<value>\S+)$", re.MULTILINE)
 
 
@@ -65,14 +66,14 @@ def be_rank() -> None:
 
 
 def record_pages() -> tuple[str, str]:
-    """Return two pages of a node."""
+    """Return two pages of a node, `PAGE_INTERVAL_SECONDS` apart."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(feed_directory())
-        options = directory / "config.yaml"
-        options.write_text(f"energy: {{carbon_intensity: 300, lock_dir: {directory}}}\n")
+        config_file = directory / "config.yaml"
+        config_file.write_text(f"energy: {{carbon_intensity: 300, lock_dir: {directory}}}\n")
         command = [
             sys.executable, "-m", "exporter", "--web.listen-address=127.0.0.1:0", f"--feed.dir={directory}",
-            "--gpu.replay=h100", f"--config.file={options}",
+            "--gpu.replay=h100", f"--config.file={config_file}",
         ]  # fmt: skip
         _, url = stack.enter_context(child(command, ready_pattern=r"http://127\.0\.0\.1:\d+"))
         for rank in range(RANKS):
@@ -87,18 +88,18 @@ def record_pages() -> tuple[str, str]:
         return first, fetch(f"{url}/metrics")
 
 
-class Shape:
-    """Page of a node at any time, with placeholders for the names of run, rank and GPU.
+class PageTemplate:
+    """Page of a node at any time after the recording, with placeholders for the names of run, rank and GPU.
 
     Args:
-        pages: Pages of the recorded node, ten seconds apart.
-        first: True for the node of rank 0, which has the families of the whole run.
+        pages: Two pages of the recorded node, `PAGE_INTERVAL_SECONDS` apart.
+        has_rank_zero: True for the node of rank 0, which publishes the families of the whole run.
     """
 
     def __init__(self, pages: tuple[str, str], *, has_rank_zero: bool) -> None:
         earlier_values = {match["series"]: float(match["value"]) for match in LINE.finditer(pages[0])}
         self.lines: list[str] = []
-        self.changing_series: list[tuple[str, float, float]] = []
+        self.changing_series: list[tuple[str, float, float]] = []  # series, value, and change per second
         for line in pages[1].splitlines():
             match = LINE.match(line)
             if match is None:
@@ -114,38 +115,39 @@ class Shape:
                 continue
             series = re.sub(r'rank="(\d)"', r'rank="<\1>"', series.replace('run="RUN"', 'run="run-<run>"'))
             series = re.sub(r"GPU-[0-9a-f]{8}-", "GPU-<node>-", series)
-            speed = (value - earlier_values.get(match["series"], value)) / PAGE_INTERVAL_SECONDS
-            if speed:
-                self.changing_series.append((series, value, speed))
+            change = value - earlier_values.get(match["series"], value)
+            if change:
+                self.changing_series.append((series, value, change / PAGE_INTERVAL_SECONDS))
             else:
                 self.lines.append(f"{series} {match['value']}")
 
     @property
-    def series(self) -> int:
-        """Return the number of series of a node."""
+    def series_count(self) -> int:
+        """Number of series of a node."""
         return len(self.changing_series) + sum(not line.startswith("#") for line in self.lines)
 
-    @lru_cache(maxsize=2)  # noqa: B019 - two live as long as the process
+    @lru_cache(maxsize=2)  # noqa: B019  # the two templates live as long as the process
     def page_at(self, second: int) -> str:
-        """Return the page of a node at a number of seconds after the recording."""
+        """Return the page with placeholders at a number of seconds after the recording."""
         changing_lines = [
-            f"{series} {value + speed * second!r}" for series, value, speed in self.changing_series
+            f"{series} {value + change_per_second * second!r}"
+            for series, value, change_per_second in self.changing_series
         ]
         return "\n".join([*self.lines, *changing_lines, ""])
 
     def page(self, node: int, second: int) -> str:
-        """Return the page of this node."""
-        run, place = divmod(node, NODES_OF_A_RUN)
+        """Return the page of a node, by the number of the node."""
+        run, node_of_run = divmod(node, NODES_OF_A_RUN)
         text = self.page_at(second).replace("<run>", str(run)).replace("<node>", f"{node:08x}")
         for rank in range(RANKS):
-            text = text.replace(f'"<{rank}>"', f'"{rank + place * RANKS}"')
+            text = text.replace(f'"<{rank}>"', f'"{rank + node_of_run * RANKS}"')
         return text
 
 
 def play(directory: Path) -> None:
-    """Serve all nodes, at /<number>, until SIGKILL; accept alerts, as Alertmanager would."""
+    """Serve the page of each node at /NUMBER until SIGKILL. Accept alerts in place of Alertmanager."""
     pages = (directory / "first").read_text(), (directory / "second").read_text()
-    shapes = Shape(pages, has_rank_zero=True), Shape(pages, has_rank_zero=False)
+    templates = PageTemplate(pages, has_rank_zero=True), PageTemplate(pages, has_rank_zero=False)
     started = time.monotonic()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -157,7 +159,7 @@ def play(directory: Path) -> None:
                 else:
                     node = int(head.split(b" ", 2)[1].strip(b"/"))
                     second = int(time.monotonic() - started)
-                    body = shapes[node % NODES_OF_A_RUN > 0].page(node, second).encode()
+                    body = templates[node % NODES_OF_A_RUN > 0].page(node, second).encode()
                 content_type = b"Content-Type: text/plain; version=0.0.4\r\n"
                 writer.write(b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n" % (content_type, len(body)))
                 writer.write(body)
@@ -175,13 +177,13 @@ def play(directory: Path) -> None:
 def fetch(url: str, **parameters: object) -> str:
     """Return the body of a response."""
     address = f"{url}?{urllib.parse.urlencode(parameters)}" if parameters else url
-    with urllib.request.urlopen(address, timeout=120) as answer:
-        body: bytes = answer.read()
+    with urllib.request.urlopen(address, timeout=120) as response:
+        body: bytes = response.read()
     return body.decode()
 
 
-def numbers(url: str) -> dict[str, float]:
-    """Return the own metrics of an engine, summed by name."""
+def engine_metrics(url: str) -> dict[str, float]:
+    """Return the metrics of an engine about itself, summed by name."""
     metrics: dict[str, float] = {}
     for line in LINE.finditer(fetch(f"{url}/metrics")):
         name = line["series"].partition("{")[0]
@@ -192,7 +194,7 @@ def numbers(url: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def engine(log: Path, *command: str) -> Iterator[tuple[int, str]]:
-    """Run an engine during the block, with a free port for LISTEN in the command; yields process id and address."""
+    """Run an engine during the block. Yields its process id and its address, which replaces LISTEN in the command."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         listen = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -216,11 +218,11 @@ def engine(log: Path, *command: str) -> Iterator[tuple[int, str]]:
 
 
 class Fleet:
-    """Engines, and the file with the targets.
+    """Simulated fleet: the player of the nodes, the engines, and the file with the targets.
 
     Args:
-        stack: Exit stack that ends the engines.
-        pages: Pages of the recorded node.
+        stack: Exit stack that ends the processes.
+        pages: Two pages of the recorded node.
     """
 
     def __init__(self, stack: contextlib.ExitStack, pages: tuple[str, str]) -> None:
@@ -248,7 +250,7 @@ class Fleet:
         )  # fmt: skip
         (work / "rules").mkdir()
         for path in (REPOSITORY / "deploy/prometheus/rules").glob("*.yml"):
-            # Debian's vmalert is older than this key.
+            # Debian's vmalert is too old for this key.
             text = re.sub(r"^ +keep_firing_for:.*\n", "", path.read_text(), flags=re.MULTILINE)
             (work / "rules" / path.name).write_text(text)
         alerts, self.alerts = stack.enter_context(
@@ -264,7 +266,7 @@ class Fleet:
         }
 
     def stage(self, nodes: int) -> dict[str, float]:
-        """Measure with a number of scraped nodes."""
+        """Return the figures for a number of scraped nodes, measured in steady state."""
         address = self.player.removeprefix("http://")
         targets = [
             {
@@ -275,24 +277,25 @@ class Fleet:
         ]
         (self.work / "targets.new").write_text(json.dumps(targets))
         (self.work / "targets.new").replace(self.work / "targets.json")
-        # Steady state begins after a scrape of each target and an evaluation of the slowest group of rules.
+        # The state is steady after a scrape of each target and an evaluation of the slowest group of rules.
         time.sleep(2 * SCRAPE_SECONDS + 30)
         seconds = {name: sum(process.cpu_times()[:2]) for name, process in self.engines.items()}
-        before_metrics = {"agent": numbers(self.agent), "alerts": numbers(self.alerts)}
+        metrics_before = {"agent": engine_metrics(self.agent), "alerts": engine_metrics(self.alerts)}
         started = time.monotonic()
         time.sleep(MEASURED_SECONDS)
         elapsed_seconds = time.monotonic() - started
-        after_metrics = {"agent": numbers(self.agent), "alerts": numbers(self.alerts)}
+        metrics_after = {"agent": engine_metrics(self.agent), "alerts": engine_metrics(self.alerts)}
 
-        def grown(engine: str, name: str) -> float:
-            return after_metrics[engine].get(name, 0.0) - before_metrics[engine].get(name, 0.0)
+        def increase(engine: str, name: str) -> float:
+            return metrics_after[engine].get(name, 0.0) - metrics_before[engine].get(name, 0.0)
 
         figures: dict[str, float] = {
             "nodes": nodes,
             "nodes scraped": self.count('up{job="training"} == 1'),
-            "series": after_metrics["agent"]["prometheus_agent_active_series"],
-            "samples a second": grown("agent", "prometheus_agent_samples_appended_total") / elapsed_seconds,
-            "remote write, MB/s": grown("agent", "prometheus_remote_storage_bytes_total")
+            "series": metrics_after["agent"]["prometheus_agent_active_series"],
+            "samples a second": increase("agent", "prometheus_agent_samples_appended_total")
+            / elapsed_seconds,
+            "remote write, MB/s": increase("agent", "prometheus_remote_storage_bytes_total")
             / elapsed_seconds
             / 1e6,
             "records": self.count('{__name__=~".+:.+"}'),
@@ -301,10 +304,10 @@ class Fleet:
             if name != "player":
                 figures[f"{name}, cores"] = (sum(process.cpu_times()[:2]) - seconds[name]) / elapsed_seconds
                 figures[f"{name}, GiB"] = process.memory_info().rss / 2**30
-        evaluations = grown("alerts", "vmalert_iteration_total") or 1.0
+        evaluations = increase("alerts", "vmalert_iteration_total") or 1.0
         groups = len(json.loads(fetch(f"{self.alerts}/api/v1/rules"))["data"]["groups"])
-        spent = grown("alerts", "vmalert_iteration_duration_seconds_sum")
-        figures["all rules once, s"] = spent / evaluations * groups
+        evaluation_seconds = increase("alerts", "vmalert_iteration_duration_seconds_sum")
+        figures["all rules once, s"] = evaluation_seconds / evaluations * groups
         figures["Fleet, all queries, s"] = sum(self.query_seconds("fleet"))
         figures["Run, all queries, s"] = sum(self.query_seconds("run"))
         return figures
@@ -315,7 +318,7 @@ class Fleet:
         return float(result[0]["value"][1]) if result else 0.0
 
     def query_seconds(self, board: str) -> Iterator[float]:
-        """Return the duration of each query of a dashboard over the last hour: the best of three."""
+        """Yield the shortest of three durations of each query of a dashboard over the last hour."""
         end = time.time()
         for text, instant in expressions(board):
             parameters: dict[str, object] = {"query": text, "time": end}
@@ -330,7 +333,7 @@ class Fleet:
 
 
 def expressions(board: str) -> list[tuple[str, bool]]:
-    """Return the queries of a dashboard as Grafana sends them, each with True for an instant query."""
+    """Return the queries of a dashboard with Grafana's variables replaced, each with True for an instant query."""
     values = {"run": "run-0", "__rate_interval": "1m", "__interval": "15s", "__range": "1h"}
     queries = []
 
@@ -350,7 +353,10 @@ def expressions(board: str) -> list[tuple[str, bool]]:
 
 
 def extrapolate(stages: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the values of a line through the points at ten thousand nodes, without queries, which wait for the rules here."""
+    """Return the linear extrapolation of the figures to 10,000 nodes.
+
+    The durations of queries are omitted, because on this machine the queries wait for the evaluation of the rules.
+    """
     nodes = [stage["nodes"] for stage in stages]
     lines = {
         name: statistics.linear_regression(nodes, [stage[name] for stage in stages])
@@ -363,7 +369,7 @@ def extrapolate(stages: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the stages until the machine is full, and print the report."""
     if missing := [name for name in ("prometheus", "victoria-metrics", "vmalert") if not shutil.which(name)]:
         raise SystemExit(f"not installed: {', '.join(missing)} (scripts/install-system-packages)")
     node_counts = [int(argument) for argument in sys.argv[1:] if argument.isdigit()] or NODES
@@ -374,19 +380,20 @@ def main() -> None:
         for nodes in node_counts:
             stages.append(fleet.stage(nodes))
             print(json.dumps(stages[-1]), file=sys.stderr)
-            # Two cores are full if nodes are missed, or if the next stage has no room.
-            memory_bytes = sum(argument.memory_info().rss for argument in fleet.engines.values())
+            # The machine is full if nodes were not scraped, or if the next stage would not fit into memory.
+            memory_bytes = sum(process.memory_info().rss for process in fleet.engines.values())
             if stages[-1]["nodes scraped"] < nodes or memory_bytes * 2 > psutil.virtual_memory().available:
                 break
-    usual = stages[0]["records"] / stages[0]["nodes"]
+    records_per_node = stages[0]["records"] / stages[0]["nodes"]
     complete_stages = [
         stage
         for stage in stages
-        if stage["nodes scraped"] == stage["nodes"] and stage["records"] > 0.9 * usual * stage["nodes"]
+        if stage["nodes scraped"] == stage["nodes"]
+        and stage["records"] > 0.9 * records_per_node * stage["nodes"]
     ]
     series = {
-        "first of a run": Shape(pages, has_rank_zero=True).series,
-        "others": Shape(pages, has_rank_zero=False).series,
+        "first of a run": PageTemplate(pages, has_rank_zero=True).series_count,
+        "others": PageTemplate(pages, has_rank_zero=False).series_count,
     }
     result = {
         "series of a node": series,

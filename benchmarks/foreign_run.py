@@ -1,4 +1,4 @@
-"""Foreign jobs under `training-exporter run`: the numbers of the log of the job beside the numbers of /metrics."""
+"""Run of a foreign job under `training-exporter run`: the numbers in the log of the job, compared with those of /metrics."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,22 +23,26 @@ SOURCES = ROOT / "benchmarks/foreign"
 CONFIG = ROOT / "tests/data/quick.yml"
 LIMIT_SECONDS = 400.0
 POLL_SECONDS = 0.3
-WORK_RATIO = 0.35
-"""Largest difference of productive time: the job and the exporter read two clocks around different lines."""
+TOLERANCES = {"loss": 1e-4, "productive": 0.35}
+"""Largest difference of a quantity from the log, as a ratio to the value in the log. All other quantities must be equal.
+
+The loss of a step with several batches is computed from scaled losses. The timers of the job and of the exporter enclose
+different lines.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignJob:
-    """Job with its command line and the quantities that have no series.
+    """Job of `benchmarks/foreign`.
 
     Attributes:
-        command: Command line; `{python}` is the interpreter.
-        packages: Distributions whose versions the table shows.
-        venv: Name of the virtual environment; empty for jobs whose framework the tests install.
+        command: Command line, with the placeholder `{python}` for the interpreter.
+        packages: Packages whose versions the table shows.
+        venv: Name of the virtual environment; empty for a job whose framework the tests install.
         requirements: Requirements that pip installs into the virtual environment.
-        without_dependencies: Packages that pip installs without dependencies, because these require a different torch.
-        absent: The reason for each quantity that is not published.
-        status: Exit status of the job.
+        without_dependencies: Packages that pip installs without dependencies, because these require another torch.
+        absent: Reason for each quantity that has no series.
+        status: Expected exit status of the job.
     """
 
     name: str
@@ -55,18 +59,39 @@ class ForeignJob:
 class Numbers:
     """Quantities of a job, from the log of the job or from /metrics; None for a quantity without a series."""
 
-    state: str | None
-    steps: float | None
-    loss: float | None
-    samples: float | None
-    epochs: float | None
+    state: str | None  # after the end
+    steps: float | None  # of rank 0
+    loss: float | None  # of the last step
+    samples: float | None  # of rank 0
+    epochs: float | None  # of rank 0
     checkpoints: float | None
-    productive: float | None
+    productive: float | None  # seconds
     interruptions: float | None
 
 
-QUANTITIES = tuple(field_.name for field_ in dataclasses.fields(Numbers))
-MOVING_STATES = {"starting", "running", "ending"}
+QUANTITIES = tuple(quantity.name for quantity in dataclasses.fields(Numbers))
+TRANSIENT_STATES = {"starting", "running", "ending"}
+
+
+class Verdict(Enum):
+    """Result of the comparison of a quantity; the values are headings of the table."""
+
+    EQUAL = "equal"
+    WITHIN_TOLERANCE = "within tolerance"
+    ABSENT = "absent"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Comparison of a quantity on the page with the log of the job.
+
+    Attributes:
+        difference: Value on the page and value in the log, if wrong.
+    """
+
+    verdict: Verdict
+    difference: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +99,10 @@ class JobResult:
     """Result of a finished job.
 
     Attributes:
-        states: States on any page.
-        runs: Runs on the last page.
+        states: States of the run on all pages.
+        runs: Names of the runs on the last page.
         output: Output of `run` and of the job.
-        page: The last page.
+        page: Last page before the exit of the sidecar.
     """
 
     job: ForeignJob
@@ -88,31 +113,32 @@ class JobResult:
     output: str
     page: str
 
-    def verdicts(self) -> Mapping[str, str]:
-        """Return `exact`, `absent` or `wrong: PAGE for LOG` for each quantity."""
-        return {name: self._verdict(name) for name in QUANTITIES}
+    def comparisons(self) -> Mapping[str, Comparison]:
+        """Return the comparison of each quantity by name.
 
-    def _verdict(self, name: str) -> str:
+        The state is compared on all pages: besides transient states, no page may show another state than the log, and the
+        job must be a single run.
+        """
+        return {name: self._compare(name) for name in QUANTITIES}
+
+    def _compare(self, name: str) -> Comparison:
         log_value, page_value = getattr(self.log_numbers, name), getattr(self.page_numbers, name)
         if page_value is None and name in self.job.absent:
-            return "absent"
-        if name == "state" and (len(self.runs) != 1 or self.states - MOVING_STATES != {log_value}):
-            return f"wrong: {sorted(self.states)} of {sorted(self.runs)} for {log_value}"
-        if page_value is not None and log_value is not None and _agree(name, log_value, page_value):
-            return "exact"
-        return f"wrong: {page_value} for {log_value}"
-
-
-def _agree(name: str, log_value: Any, page_value: Any) -> bool:
-    if name == "productive":
-        return bool(abs(log_value - page_value) <= WORK_RATIO * log_value)
-    if name == "loss":
-        return bool(abs(log_value - page_value) <= 1e-4 * max(abs(log_value), 1e-3))
-    return bool(log_value == page_value)
+            return Comparison(Verdict.ABSENT)
+        if name == "state" and (len(self.runs) != 1 or self.states - TRANSIENT_STATES != {log_value}):
+            difference = f"{sorted(self.states)} of {sorted(self.runs)}, log {log_value}"
+            return Comparison(Verdict.WRONG, difference)
+        if page_value is not None and log_value is not None:
+            tolerance = TOLERANCES.get(name)
+            if tolerance is None and page_value == log_value:
+                return Comparison(Verdict.EQUAL)
+            if tolerance is not None and abs(page_value - log_value) <= tolerance * max(abs(log_value), 1e-3):
+                return Comparison(Verdict.WITHIN_TOLERANCE)
+        return Comparison(Verdict.WRONG, f"{page_value}, log {log_value}")
 
 
 def measure(job: ForeignJob, python: str, directory: Path) -> JobResult:
-    """Run a job in an empty directory under `run`, scrape until the end, and return the numbers of both sides."""
+    """Run a job under `run` in an empty directory, and scrape until the end. Raises OSError if the job did not end as expected."""
     port, pages = _free_port(), []
     flags = [
         f"--feed.dir={directory / 'feed'}",
@@ -120,7 +146,7 @@ def measure(job: ForeignJob, python: str, directory: Path) -> JobResult:
         f"--config.file={CONFIG}",
     ]
     flags += [f"--web.listen-address=127.0.0.1:{port}", "--run.linger=30s"]
-    command = [field_.replace("{python}", python) for field_ in job.command]
+    command = [argument.replace("{python}", python) for argument in job.command]
     with (directory / "output").open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "exporter", "run", *flags, "--", *command],
@@ -153,11 +179,11 @@ def measure(job: ForeignJob, python: str, directory: Path) -> JobResult:
 
 
 def _environment(python: str, directory: Path) -> Mapping[str, str]:
-    foreign = (
-        (name, value) for name, value in os.environ.items() if not name.startswith(("EXPORTER_", "SLURM_"))
-    )
-    return dict(foreign) | {
-        "PYTHONPATH": str(ROOT),  # with the metadata of the package, which has the entry points
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("EXPORTER_", "SLURM_"))
+    }
+    return inherited | {
+        "PYTHONPATH": str(ROOT),  # which contains the metadata of the package, with the entry points
         "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
         "JOB_DIRECTORY": str(directory),
         "JOB_SOURCES": str(SOURCES),

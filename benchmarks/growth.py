@@ -1,8 +1,8 @@
-"""Growth of the costs with ranks and series of a node, processes of a job, runs in a state directory, and iterations.
+"""Growth of the costs with the ranks and series of a node, the processes of a job, the runs in a state directory, and iterations.
 
-Measures the real sidecar with real processes, from the kernel's accounting. Peers are prometheus_client's multiprocess mode
-(series) and nv-one-logger (iterations). Prints a JSON document of curves with a verdict for each figure; with `--pictures` (and
-matplotlib) draws the curves into docs/images.
+Measures the real sidecar and real processes with the kernel's accounting. The peers are prometheus_client's multiprocess mode for
+series, and nv-one-logger for iterations. Prints a JSON document of curves, with the growth of each figure. With `--pictures`, and
+if matplotlib is installed, draws the curves into docs/images.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ RUNS = (10, 20) if QUICK else (50, 200, 500, 1000)
 ITERATIONS = (1_000, 10_000) if QUICK else (1_000, 10_000, 100_000, 1_000_000)
 RANKS_OF_SERIES = 8
 PEER_ITERATIONS = 100_000
-"""Highest number of iterations of nv-one-logger, whose cost grows with the number of earlier iterations."""
+"""Maximum number of iterations of nv-one-logger. Their cost grows with the number of earlier iterations."""
 FLAT, LINEAR = 0.25, 1.3
-"""Highest exponents of growth that are called flat and linear."""
+"""Maximum exponents of a growth that is called flat or linear."""
 
 
 def forked(work: Callable[..., None], *arguments: int) -> int:
-    """Run a function in a forked child, and return the process id."""
+    """Run a function in a forked child. Return its process id."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -51,13 +51,13 @@ def forked(work: Callable[..., None], *arguments: int) -> int:
 
 @contextlib.contextmanager
 def children(*calls: Callable[[], None]) -> Iterator[None]:
-    """Run forked children during the block, each in a separate process group."""
+    """Run forked children during the block, each in a process group of its own."""
 
-    def leading(call: Callable[[], None]) -> None:
+    def call_in_group(call: Callable[[], None]) -> None:
         os.setpgid(0, 0)
         call()
 
-    pids = [forked(partial(leading, call)) for call in calls]
+    pids = [forked(partial(call_in_group, call)) for call in calls]
     try:
         yield
     finally:
@@ -67,7 +67,7 @@ def children(*calls: Callable[[], None]) -> Iterator[None]:
 
 
 def be_rank(number: int, ranks: int, stats: int = 0) -> None:
-    """Record an iteration and a value of each Stat once a second, as a rank of a job."""
+    """Record an iteration, and a value of each Stat, once a second as a rank of a job."""
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(ranks))
     import exporter
     from exporter import training
@@ -86,7 +86,7 @@ def be_rank(number: int, ranks: int, stats: int = 0) -> None:
 
 @contextlib.contextmanager
 def sidecar(feed: Path, **environment: str) -> Iterator[tuple[int, str]]:
-    """Run the sidecar; yields the process id and the address of the page."""
+    """Run the sidecar during the block. Yields its process id and the URL of the page."""
     command = [
         sys.executable, "-m", "exporter", "--web.listen-address=127.0.0.1:0", f"--feed.dir={feed}",
         f"--state.dir={feed}", "--gpu.replay=no-gpu", f"--config.file={feed}/config.yaml",
@@ -97,7 +97,7 @@ def sidecar(feed: Path, **environment: str) -> Iterator[tuple[int, str]]:
 
 
 def steady_costs(pid: int, url: str) -> dict[str, float]:
-    """Return the costs of a sidecar in steady state, scraped as by Prometheus."""
+    """Return the costs of a sidecar in steady state that is scraped regularly."""
     for _ in range(2):
         page(url)
         time.sleep(MEASURED_SECONDS / 3)
@@ -119,10 +119,10 @@ def steady_costs(pid: int, url: str) -> dict[str, float]:
 
 
 def page(url: str) -> bytes:
-    """Return the page, after waiting for a sidecar that is starting."""
+    """Return the page, once the sidecar is ready."""
     while True:
-        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(url, timeout=60) as answer:
-            body: bytes = answer.read()
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(url, timeout=60) as response:
+            body: bytes = response.read()
             return body
         time.sleep(0.2)
 
@@ -139,13 +139,13 @@ def costs_of_ranks(count: int, stats: int) -> dict[str, float]:
 
 
 def ranks() -> dict[str, Any]:
-    """Measure the curve of the ranks of a node."""
+    """Measure the costs for a growing number of ranks."""
     points = [{"ranks": count, **costs_of_ranks(count, 0)} for count in RANKS]
     return {"title": "Ranks of a node", "points": points}
 
 
 def series() -> dict[str, Any]:
-    """Measure the curve of the series of a node, and the same series in prometheus_client's multiprocess mode."""
+    """Measure the costs for a growing number of series, also of the same series in prometheus_client's multiprocess mode."""
     points = []
     for count in STATS:
         costs = costs_of_ranks(RANKS_OF_SERIES, count)
@@ -158,7 +158,7 @@ def series() -> dict[str, Any]:
 
 
 def multiprocess(ranks: int, stats: int) -> float:
-    """Return the milliseconds of a scrape of prometheus_client's multiprocess mode: a summary and two gauges for each Stat."""
+    """Return the duration in ms of a scrape of prometheus_client's multiprocess mode, with a summary and two gauges per Stat."""
     with feed_directory() as directory:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
 
@@ -186,7 +186,7 @@ def multiprocess(ranks: int, stats: int) -> float:
 
 
 def processes() -> dict[str, Any]:
-    """Measure the curve of the processes of a job."""
+    """Measure the costs for a growing number of processes of a job."""
     points = []
     for count in PROCESSES:
         with feed_directory() as feed:
@@ -205,7 +205,7 @@ def processes() -> dict[str, Any]:
 
 
 def runs() -> dict[str, Any]:
-    """Measure the curve of runs that ended in sequence, in a state directory."""
+    """Measure the costs for a growing number of ended runs in a state directory."""
     points = []
 
     def record_run(number: int) -> None:
@@ -231,7 +231,7 @@ def runs() -> dict[str, Any]:
 
 
 def iterations() -> dict[str, Any]:
-    """Measure the curve of instrumented iterations of a process, and of nv-one-logger's iterations."""
+    """Measure the cost of an iteration for a growing number of earlier iterations, also with nv-one-logger."""
     points: list[dict[str, float]] = []
     with contextlib.ExitStack() as stack:
         os.environ["EXPORTER_FEED_DIR"] = str(stack.enter_context(feed_directory()))
@@ -258,7 +258,7 @@ def iterations() -> dict[str, Any]:
 def microseconds_of_call(
     call: Callable[[], object], times: int, after_batch: Callable[[], object] = lambda: None
 ) -> float:
-    """Return the CPU microseconds of a call on this thread; another function runs every 500 calls, outside the measured time."""
+    """Return the CPU time of a call in µs on this thread. *after_batch* is called every 500 calls, outside the measured time."""
     cpu_seconds = 0.0
     for _ in range(0, times, 500):
         started = time.thread_time()
@@ -270,19 +270,23 @@ def microseconds_of_call(
 
 
 def verdicts(points: Sequence[dict[str, float]]) -> dict[str, str]:
-    """Return the growth of each figure with the first figure: flat, linear at most, or more than linear up to some points."""
-    across, *names = points[0]
+    """Return the growth of each figure with the load, which is the first figure of a point.
+
+    The growth is flat, linear at most, or more than linear up to certain loads.
+    """
+    load_name, *names = points[0]
     growths = {}
     for name in names:
-        pairs = [(point[across], max(point[name], 1e-9)) for point in points if name in point]
-        steps = [
-            (x, math.log(current / previous) / math.log(x / last))
-            for (last, previous), (x, current) in pairwise(pairs)
+        values = [(point[load_name], max(point[name], 1e-9)) for point in points if name in point]
+        exponents = [
+            (load, math.log(value / previous_value) / math.log(load / previous_load))
+            for (previous_load, previous_value), (load, value) in pairwise(values)
         ]
-        steep = [x for x, exponent in steps if exponent > LINEAR]
-        total_exponent = math.log(pairs[-1][1] / pairs[0][1]) / math.log(pairs[-1][0] / pairs[0][0])
-        steep_points = " and ".join(f"up to {x:,.0f}" for x in steep)
-        growth = f"more than linear {steep_points} {across}" if steep else "linear at most"
+        steep_loads = [load for load, exponent in exponents if exponent > LINEAR]
+        (first_load, first_value), (last_load, last_value) = values[0], values[-1]
+        total_exponent = math.log(last_value / first_value) / math.log(last_load / first_load)
+        steep_text = " and ".join(f"up to {load:,.0f}" for load in steep_loads)
+        growth = f"more than linear {steep_text} {load_name}" if steep_loads else "linear at most"
         growths[name] = "flat" if total_exponent <= FLAT else growth
     return growths
 
@@ -297,21 +301,22 @@ def draw(curves: Sequence[dict[str, Any]]) -> None:
     pyplot = import_module("matplotlib.pyplot")
     for curve in curves:
         names = list(curve["points"][0])
-        across, figures = names[0], [name for name in names[1:] if name != "series"]
+        load_name, figures = names[0], [name for name in names[1:] if name != "series"]
         figure, axes = pyplot.subplots(
             1, len(figures), figsize=(3.2 * len(figures), 2.6), layout="constrained"
         )
         for axis, name in zip(axes if len(figures) > 1 else [axes], figures, strict=True):
             points = [point for point in curve["points"] if name in point]
-            axis.plot([p[across] for p in points], [p[name] for p in points], marker="o")
-            axis.set(xlabel=across, title=name, xscale="log", ylim=(0, None))
+            loads, values = [point[load_name] for point in points], [point[name] for point in points]
+            axis.plot(loads, values, marker="o")
+            axis.set(xlabel=load_name, title=name, xscale="log", ylim=(0, None))
             axis.grid(alpha=0.3)
-        figure.savefig(REPOSITORY / f"docs/images/growth-{across}.svg", metadata={"Date": None})
+        figure.savefig(REPOSITORY / f"docs/images/growth-{load_name}.svg", metadata={"Date": None})
 
 
 def main() -> None:
-    """Measure, print, and draw if requested."""
-    # A separate process for each curve, so that imports of a curve do not count in the next curve.
+    """Measure all curves, or the named curve, and print the report."""
+    # A separate process for each curve, so that the imports of one curve do not count in the next.
     if subjects := [argument for argument in sys.argv[1:] if not argument.startswith("-")]:
         curve = globals()[subjects[0]]()
         print(json.dumps({**curve, "verdicts": verdicts(curve["points"])}))

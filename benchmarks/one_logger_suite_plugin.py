@@ -1,8 +1,8 @@
 """Pytest plug-in that runs one-logger's own tests with `exporter.one_logger` in place of `nv_one_logger`.
 
-Use: `pytest -p one_logger_suite_plugin`, in a separate process. The plug-in adapts only what users cannot see: the reset of
-the providers, a clock that a test stops (`patch("time.time")`), exporters called on the calling thread with the span itself
-instead of a copy, and private attributes that have an equivalent. Any other private name exists and fails when used.
+Use: `pytest -p one_logger_suite_plugin`, in a separate process. The plug-in adapts internals that the tests depend on: the reset of
+the providers, clocks that a test patches (`patch("time.time")`), exporters that are called on the calling thread with the span
+itself instead of a copy, and private attributes that have an equivalent. The other private names exist, and fail when used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _monotonic() -> float:
     return _MONOTONIC() if time.perf_counter is _COUNTER else time.perf_counter()
 
 
-# The modules of the training bind these clocks, which follow a test's patches.
+# The modules of the training bind these clocks, which follow the patches of a test.
 time.time, time.monotonic = _wall, _monotonic
 
 from exporter import one_logger  # noqa: E402  # with these clocks
@@ -52,7 +52,7 @@ PATCHED_CLOCK_PREFIXES = ("exporter.training.", "exporter.one_logger.")
 
 
 class Private(type):
-    """Private name of one-logger; every use fails."""
+    """Class of the stand-ins for private names of one-logger. A call and an attribute raise NotImplementedError."""
 
     def __call__(cls, *_arguments: object, **_keywords: object) -> Any:
         raise NotImplementedError(f"{cls.__name__} is private to one-logger")
@@ -79,9 +79,9 @@ class SingletonMeta(type):
 
 
 class ReplacementModule(ModuleType):
-    """Module of one-logger, with the names of `exporter.one_logger`."""
+    """Stand-in for a module of one-logger, with the names of `exporter.one_logger`."""
 
-    __path__: list[str] = []  # noqa: RUF012  # of every package
+    __path__: list[str] = []  # noqa: RUF012  # makes each module a package
 
     @property
     def entry_points(self) -> Any:
@@ -112,7 +112,7 @@ class ReplacementModule(ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Importer of such a module for every module of one-logger."""
+    """Importer of a `ReplacementModule` for each module of one-logger."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> Any:
         if fullname.partition(".")[0] != PEER or fullname.rpartition(".")[2][:1].isupper():
@@ -127,7 +127,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def restore_clocks() -> None:
-    """Restore the real clocks in all modules that do not measure the training."""
+    """Restore the real clocks in the modules of the exporter that do not measure the training."""
     time.monotonic = _MONOTONIC
     for name, module in list(sys.modules.items()):
         if name.startswith("exporter.") and not name.startswith(PATCHED_CLOCK_PREFIXES):
@@ -171,7 +171,7 @@ def call_exporters_directly() -> None:
 
 
 def show_private_attributes() -> None:
-    """Add the private names of the tests that have an equivalent."""
+    """Add the private names that the tests use and that have an equivalent here."""
     properties: dict[type, dict[str, Any]] = {
         DefaultRecorder: {"_exporters": lambda self: [queue.exporter for queue in self.delivery.queues]},
         TrainingRecorder: {"_spans": lambda self: {span.id: span for span in self._active_spans()}},
@@ -185,7 +185,7 @@ def show_private_attributes() -> None:
     LinesFile.close = lambda self: None  # type: ignore[attr-defined]
 
 
-def swap_pydantics_error() -> None:
+def replace_pydantic_error() -> None:
     """Raise OneLoggerError where a test expects the error of pydantic."""
     for name in ("pydantic_core", "pydantic_core._pydantic_core"):
         module = sys.modules[name] = ModuleType(name)
@@ -216,4 +216,4 @@ sys.meta_path.insert(0, Finder())
 restore_clocks()
 call_exporters_directly()
 show_private_attributes()
-swap_pydantics_error()
+replace_pydantic_error()

@@ -1,8 +1,8 @@
-"""Generator of docs/BENCHMARKS.md and of tables in README, docs/comparison.md and docs/operations.md, from the results of the benchmarks.
+"""Generator of docs/BENCHMARKS.md and of the tables of figures in README.md, docs/comparison.md and docs/operations.md.
 
-`python benchmarks/page.py` runs the four benchmarks and growth, or the named benchmarks (including fleet, which runs for twenty
-minutes on a quiet machine), then writes the documents and benchmarks/results.json. `--quick` shortens each benchmark. With
-`--check`, exits with status 1 if a document differs from results.json.
+`python benchmarks/page.py` runs the four benchmarks and growth, or the named benchmarks, and writes benchmarks/results.json and the
+documents. `fleet`, which takes twenty minutes on a quiet machine, runs only if named. `--quick` shortens each benchmark. With
+`--check`, no benchmark runs, and the exit status is 1 if a document does not match results.json.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ COSTS_OF_THE_SIDECAR = {
     "CPU time of the NVML child per GPU (scaled)": "CPU of the NVML child per GPU, with the call costs of an H100",
     "Memory of the NVML child": "memory of the NVML child",
 }
-"""Rows of docs/operations.md, and the last rows of the README, with the names there."""
+"""Figures in docs/operations.md and at the end of the table in README.md, with their names there."""
 
 COSTS_OF_RECORDING = {
     "CPU time of a call of `Stat.add`": "a call of `Stat.add`",
     "CPU time of a call of `exporter.elastic.metrics.put_metric`": "a call of `put_metric`",
     "CPU time of an iteration with 4 phases and 3 values": "an iteration with four phases and three values",
 }
-"""Rows of docs/comparison.md, with the names there."""
+"""Figures in docs/comparison.md, with their names there."""
 
 README_ROWS = {
     "CPU time of a call of `Stat.add`": "`Stat.add`",
@@ -51,32 +51,31 @@ README_ROWS = {
     "99th percentile of the scrape time with 64 concurrent clients": "99th percentile of the scrape time, 64 concurrent clients",
     **COSTS_OF_THE_SIDECAR,
 }
-"""Rows of the README, with the names there."""
+"""Figures in README.md, with their names there."""
 
 
 def number(value: float) -> str:
-    """Return a number with three significant digits."""
+    """Return a number with three significant digits, or rounded to a whole number from 100 on."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def table_row(name: str, result: dict[str, Any], *, has_budget: bool) -> str:
-    """Return a line of a table: name, value, budget if requested, peers and notes."""
+    """Return a row of a table: name, value, budget if requested, and peers with notes."""
     unit = result["unit"]
     peers = [f"{peer} {number(value)} {unit}".strip() for peer, value in result["peers"].items() if value]
     cells = [name, f"{number(result['value'])} {unit}".strip()]
     if has_budget:
         budget = result["budget"]
         if budget is not None and not result["holds"] and number(budget) == number(result["value"]):
-            cells[1] = (
-                f"{result['value']:.5g} {unit}".strip()
-            )  # more digits, which show that the value is above the budget
-        text = "" if budget is None else f"{number(budget)} {unit}".strip()
-        cells.append(text if result["holds"] else f"{text} (missed)")
+            # More digits, so that the value is visibly above the budget.
+            cells[1] = f"{result['value']:.5g} {unit}".strip()
+        budget_cell = "" if budget is None else f"{number(budget)} {unit}".strip()
+        cells.append(budget_cell if result["holds"] else f"{budget_cell} (missed)")
     return "| " + " | ".join([*cells, ", ".join([*peers, *result["notes"]])]) + " |"
 
 
 def page(results: dict[str, Any]) -> str:
-    """Return docs/BENCHMARKS.md."""
+    """Return the text of docs/BENCHMARKS.md."""
     parts = [
         "# Benchmarks",
         "",
@@ -150,7 +149,7 @@ def curve_section(curve: dict[str, Any]) -> list[str]:
 
 
 def fleet(result: dict[str, Any]) -> str:
-    """Return the table of a simulated fleet: a line for each figure, a column for each number of nodes."""
+    """Return the table of the simulated fleet, with a row for each figure and a column for each number of nodes."""
     columns = [*result["measured"], *([result["computed"]] if result["computed"] else [])]
     kinds = ["*measured*"] * len(result["measured"]) + ["*computed*"]
     lines = [
@@ -165,7 +164,7 @@ def fleet(result: dict[str, Any]) -> str:
 
 
 def table(results: dict[str, Any], names: Mapping[str, str]) -> str:
-    """Return a table of figures with other names. Raises SystemExit for a figure that no benchmark has reported."""
+    """Return a table of figures under other names. Raises SystemExit if the results do not contain a figure."""
     rows = {line["figure"]: line for name in NAMES if name in results for line in results[name]["budgets"]}
     if missing := [figure for figure in names if figure not in rows]:
         raise SystemExit(f"results.json has no figure {', '.join(missing)}; run python benchmarks/page.py")
@@ -179,17 +178,17 @@ def table(results: dict[str, Any], names: Mapping[str, str]) -> str:
 
 
 def replace_region(document: str, region: str, text: str) -> str:
-    """Return a document with the text between the marks of a region. Raises SystemExit without the marks."""
+    """Return a document with the text of a region, which two comments enclose, replaced. Raises SystemExit without them."""
     start, end = f"<!-- benchmarks: {region} -->\n\n", f"\n\n<!-- end of benchmarks: {region} -->"
-    head, start_mark, rest = document.partition(start)
-    _, end_mark, tail = rest.partition(end)
-    if not start_mark or not end_mark:
-        raise SystemExit(f"no region {region!r} in a document that has results")
+    head, start_comment, rest = document.partition(start)
+    _, end_comment, tail = rest.partition(end)
+    if not start_comment or not end_comment:
+        raise SystemExit(f"a document has no region {region!r} for the results of the benchmarks")
     return head + start + text + end + tail
 
 
 def documents(results: dict[str, Any]) -> dict[Path, str]:
-    """Return the content of each document by path."""
+    """Return the text of each document by path."""
     readme, operations = REPOSITORY / "README.md", REPOSITORY / "docs/operations.md"
     comparison = REPOSITORY / "docs/comparison.md"
     operations_text = operations.read_text(encoding="utf-8")
@@ -207,7 +206,7 @@ def documents(results: dict[str, Any]) -> dict[Path, str]:
 
 
 def run_benchmark(name: str) -> subprocess.CompletedProcess[str]:
-    """Run a benchmark and return the finished process, with the JSON document on standard output."""
+    """Run a benchmark. Return the finished process, whose standard output is the JSON document."""
     options = ["--pictures", *(["--quick"] if QUICK else [])]
     command = [sys.executable, str(REPOSITORY / f"benchmarks/{name}.py"), *options]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)

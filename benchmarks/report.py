@@ -33,10 +33,10 @@ class Row:
     Attributes:
         figure: Name of the figure.
         value: Measured value.
-        unit: Unit of the value, the budget and the peers; "" for a ratio or a number.
-        budget: Highest allowed value; None without a budget.
-        peers: Values of other tools by name, measured in the same run.
-        notes: Further values of the run, each with its unit.
+        unit: Unit of the value, the budget and the peers; "" for a ratio or a count.
+        budget: Maximum allowed value; None without a budget.
+        peers: Values of other tools, measured in the same run, by name.
+        notes: Further values of the run as text with units.
     """
 
     figure: str
@@ -48,7 +48,7 @@ class Row:
 
 
 def describe_run() -> dict[str, object]:
-    """Return machine, Python, commit and length of the run, for comparisons between runs."""
+    """Return the machine, the Python version, the commit, the benchmark, and whether the run is quick."""
     version = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=REPOSITORY,
@@ -66,7 +66,7 @@ def describe_run() -> dict[str, object]:
 
 
 def report(rows: Sequence[Row], **details: object) -> None:
-    """Print the rows and the description of the run; exit with status 1 if a budget is exceeded."""
+    """Print the rows and the description of the run as JSON. Exit with status 0, or 1 if a budget is exceeded."""
     budgets = [{**asdict(row), "holds": row.budget is None or row.value <= row.budget} for row in rows]
     print(json.dumps({**describe_run(), "budgets": budgets, **details}, indent=1))
     sys.exit(0 if all(row["holds"] for row in budgets) else 1)
@@ -80,13 +80,13 @@ def take_turns(
     clock: Callable[[], float] = time.thread_time,
     after_round: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """Return the median duration of a call of each contender in nanoseconds, without the loop; the rounds are interleaved.
+    """Return the median duration of a call of each contender in nanoseconds, without the loop. The contenders take turns.
 
     Args:
         contenders: Functions by name.
-        rounds: Number of rounds; each round times every contender.
-        loops: Calls of a contender in a round.
-        clock: Clock in seconds; by default the CPU time of this thread, which other programs hardly affect.
+        rounds: Number of rounds. In a round, each contender is measured once.
+        loops: Number of calls of a contender in a round.
+        clock: Clock in seconds. The default is the CPU time of this thread, which other programs affect less than wall time.
         after_round: Function that is called after each round, outside the measured time.
     """
     contenders_and_loop = {"": lambda: None, **contenders}
@@ -105,7 +105,7 @@ def take_turns(
 
 @contextlib.contextmanager
 def feed_directory() -> Iterator[Path]:
-    """Create a feed directory, in shared memory if available, as for the default directory."""
+    """Create a feed directory for the block, in shared memory if available, like the default feed directory."""
     memory_directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     directory = tempfile.mkdtemp(prefix="exporter-bench-", dir=memory_directory)
     yield Path(directory)
@@ -116,7 +116,7 @@ def feed_directory() -> Iterator[Path]:
 def child(
     command: Sequence[str | Path], *, ready_pattern: str, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a process during the block; yields the process and the output that matched *ready_pattern*."""
+    """Run a process during the block. Yields the process and the part of its output that matched *ready_pattern*."""
     process = subprocess.Popen(
         command,
         cwd=REPOSITORY,
@@ -130,7 +130,7 @@ def child(
         assert process.stdout is not None
         for line in process.stdout:
             if ready_line := re.search(ready_pattern, line):
-                # A process whose output is not read blocks when the pipe is full.
+                # Read on, because the process would block once the pipe is full.
                 threading.Thread(target=deque, args=(process.stdout, 0), daemon=True).start()
                 yield process, ready_line.group()
                 return
@@ -141,7 +141,7 @@ def child(
 
 
 def thread_seconds(name: str) -> float:
-    """Return the CPU time of a thread of this process, from the kernel (nanosecond resolution)."""
+    """Return the CPU time of a thread of this process in seconds, from the kernel's schedstat (in nanoseconds)."""
     for thread in threading.enumerate():
         if thread.name == name:
             fields = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text(encoding="ascii").split()
@@ -150,8 +150,10 @@ def thread_seconds(name: str) -> float:
 
 
 def process_seconds(pid: int) -> float:
-    """Return the CPU time of all threads of a process."""
-    return time.clock_gettime((~pid << 3) | 2)
+    """Return the CPU time of all threads of a process in seconds."""
+    return time.clock_gettime(
+        (~pid << 3) | 2
+    )  # the kernel's CPU clock of a process, see clock_getcpuclockid(3)
 
 
 def memory_mib(pid: int) -> float:

@@ -1,16 +1,14 @@
 """Invariants of a busy node over minutes or hours, with random exits, hangs and restarts.
 
-Ranks of a run start, end, crash, are killed, stopped and restarted at random, and write each step into a diary. The sidecar and
-the NVML child are killed, scrapers connect and disconnect, the wall clocks of ranks step, and the feed directory (a small file
-system, if mounting is permitted) is full for seconds. A real Prometheus scrapes the sidecar. Prints a report, and exits with
-status 1 unless
+Ranks of a run start, end, crash, are killed, stopped and restarted at random, and write each step into a diary. The sidecar and the
+NVML child are killed, the wall clocks of ranks step, and the feed directory (a small file system, if the user may mount one) is full
+for some seconds. A real Prometheus, if installed, scrapes the sidecar. Prints a report, and exits with status 1 unless
 
-- steps and samples of a rank equal the diary; the last second and a half of a killed attempt may be missing, and the same time
-  again for each time that the feed directory was full;
-- no counter of the training decreases in Prometheus, including kills of the sidecar;
-- memory, descriptors and threads of sidecar and child are constant (the slope of the second half of each lifetime, or the minimum
-  in its two quarters);
-- every scrape is answered during the lifetime of the sidecar, and the feed directory has at most two files for each rank;
+- the steps of a rank on /metrics equal the diary, and the samples match the steps. The last 1.5 s of a killed attempt may be
+  missing, and 4.5 s for each time that the feed directory was full;
+- no counter of the training decreases in Prometheus, not even when the sidecar is killed;
+- memory, descriptors and threads of the sidecar and the NVML child do not grow (`Lifetime.level`);
+- each scrape of this program is answered, and the feed directory contains at most two files for each rank and eight others;
 - the NVML child ends with the sidecar.
 
     python benchmarks/soak.py              twenty minutes; SOAK=30s, SOAK=8h for other durations; SEED=7 repeats a run
@@ -47,10 +45,14 @@ from report import REPOSITORY
 UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 RANKS, STEPS_A_SECOND = 4, 20
 RUN = "soak"
-# A kill loses what was recorded since the last snapshot, which is written once a second.
 UNWRITTEN_SECONDS = 1.5
-LEVEL_MIB, LEVEL_MIB_PER_HOUR, LEVEL_COUNT = 4.0, 20.0, 3
+"""Time whose steps a kill may lose: since the last snapshot, which is written once a second."""
+FULL_SECONDS = 3.0
+"""Time for which the feed directory is full."""
+MAX_GROWTH_MIB, MAX_GROWTH_MIB_PER_HOUR, MAX_GROWTH_COUNT = 4.0, 20.0, 3
+"""Bounds of the growth of memory, and of descriptors and threads."""
 ENDINGS = ("ends", "raises", "killed", "stopped", "clock", "ends")
+"""Endings of an attempt: normally, by an exception, by SIGKILL, after a SIGSTOP, or normally after a step of the wall clock."""
 SAMPLES = 4
 FEED_BYTES = 4 << 20
 
@@ -60,24 +62,24 @@ def duration(text: str) -> float:
     return float(text[:-1]) * UNIT_SECONDS[text[-1]]
 
 
-def be_rank(diary: Path, seconds: float, end: str) -> None:
-    """Train for a number of seconds as a rank, write each finished step into the diary, and end in the given way."""
+def be_rank(diary: Path, seconds: float, ending: str) -> None:
+    """Train for a number of seconds as a rank, write each finished step into the diary, and end as in `ENDINGS`."""
     started = time.monotonic()
     stop = started + seconds
-    if end == "clock":
+    if ending == "clock":
         step_clock(started + seconds / 2, random.choice((-90.0, 90.0)))
     from exporter import training
 
-    # Unbuffered: what a killed attempt has done is in its diary.
+    # Unbuffered, so that the diary contains the steps of a killed attempt.
     with diary.open("ab", buffering=0) as steps, training.training_loop(train_iterations_start=0):
         while time.monotonic() < stop:
             with training.training_iteration():
                 time.sleep(1 / STEPS_A_SECOND)
                 training.record(loss=2.0, samples=SAMPLES)
             steps.write(b".")
-        if end == "raises":
-            raise RuntimeError("as asked")
-        if end == "killed":
+        if ending == "raises":
+            raise RuntimeError("requested by the soak test")
+        if ending == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -85,16 +87,23 @@ def step_clock(start: float, seconds: float) -> None:
     """Make the wall clock of this process step at a monotonic time, as after a correction of the system clock."""
     system_time, system_time_ns = time.time, time.time_ns
 
-    def stepped() -> float:
+    def offset_seconds() -> float:
         return seconds if time.monotonic() > start else 0.0
 
-    time.time = lambda: system_time() + stepped()
-    time.time_ns = lambda: system_time_ns() + int(stepped() * 1e9)
+    time.time = lambda: system_time() + offset_seconds()
+    time.time_ns = lambda: system_time_ns() + int(offset_seconds() * 1e9)
 
 
 @dataclass
 class Rank:
-    """Rank with its attempts and their possible losses."""
+    """Rank with its attempts. An attempt is a process that trains for some seconds.
+
+    Attributes:
+        process: Running attempt.
+        kills: Number of attempts that were killed.
+        stopped_until: Monotonic time at which the stopped attempt continues; 0 if it is not stopped.
+        ending: Ending of the running attempt, from `ENDINGS`.
+    """
 
     number: int
     diary: Path
@@ -104,11 +113,11 @@ class Rank:
     stopped_until: float = 0.0
     ending: str = ""
 
-    def tend(self, monotonic_now: float, feed: Path, dice: random.Random, *, may_start: bool) -> None:
-        """Start an attempt if none runs, continue a stopped attempt after a delay, and count a killed attempt."""
+    def advance(self, monotonic_now: float, feed: Path, generator: random.Random, *, may_start: bool) -> None:
+        """Start an attempt if none is running, stop or continue the running attempt, and count a killed attempt."""
         if self.process is None:
             if may_start:
-                self.start_attempt(feed, dice)
+                self.start_attempt(feed, generator)
         elif self.stopped_until:
             if monotonic_now > self.stopped_until:
                 self.process.send_signal(signal.SIGCONT)
@@ -116,16 +125,16 @@ class Rank:
         elif (status := self.process.poll()) is not None:
             self.kills += status == -signal.SIGKILL
             self.process = None
-        elif self.ending == "stopped" and dice.random() < 0.05:
+        elif self.ending == "stopped" and generator.random() < 0.05:
             self.process.send_signal(signal.SIGSTOP)
-            self.stopped_until, self.ending = monotonic_now + dice.uniform(2, 6), ""
+            self.stopped_until, self.ending = monotonic_now + generator.uniform(2, 6), ""
 
-    def start_attempt(self, feed: Path, dice: random.Random) -> None:
-        """Start an attempt."""
-        self.ending = dice.choice(ENDINGS)
+    def start_attempt(self, feed: Path, generator: random.Random) -> None:
+        """Start an attempt with a random duration and ending."""
+        self.ending = generator.choice(ENDINGS)
         self.attempts += 1
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "rank", self.diary, str(dice.uniform(3, 12)), self.ending],
+            [sys.executable, __file__, "rank", self.diary, str(generator.uniform(3, 12)), self.ending],
             cwd=REPOSITORY,
             env={
                 **os.environ,
@@ -139,7 +148,7 @@ class Rank:
         )
 
     def kill(self) -> None:
-        """Kill the attempt."""
+        """Kill the running attempt, if any."""
         if self.process is not None:
             self.process.kill()
             self.kills += self.process.wait() == -signal.SIGKILL
@@ -151,35 +160,39 @@ class Rank:
 
 
 @dataclass
-class Life:
-    """Measurements of a process over its lifetime."""
+class Lifetime:
+    """Measurements of a process over its lifetime, one per iteration of the main loop."""
 
     title: str
-    times: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)  # monotonic
     memory_mib: list[float] = field(default_factory=list)
-    files: list[int] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
 
     def measure(self, process: psutil.Process, now: float) -> None:
         """Add a measurement."""
         with contextlib.suppress(psutil.Error):
-            rss, files, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
+            rss, descriptors, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
             self.times.append(now)
             self.memory_mib.append(rss / 2**20)
-            self.files.append(files)
+            self.descriptors.append(descriptors)
             self.threads.append(threads)
 
     def second_half(self, values: Sequence[float]) -> Sequence[float]:
-        """Return the second half of the values; the first half is the warm-up."""
+        """Return the second half of the values, without the warm-up in the first half."""
         return values[len(values) // 2 :]
 
-    def growth(self, counts: Sequence[float]) -> float:
-        """Return the growth of the minimum from the third quarter of the lifetime to the last; peaks are temporary."""
-        late = self.second_half(counts)
-        return min(self.second_half(late)) - min(late[: len(late) // 2])
+    def growth(self, values: Sequence[float]) -> float:
+        """Return the difference of the minima of the last and the third quarter of the lifetime. Peaks have no influence."""
+        late_values = self.second_half(values)
+        return min(self.second_half(late_values)) - min(late_values[: len(late_values) // 2])
 
     def level(self) -> tuple[bool, str]:
-        """Return True for a constant level, and a description. Lifetimes below a minute are too short for a verdict."""
+        """Return True if memory, descriptors and threads do not grow, and a description.
+
+        The growth of memory is the slope of the second half, or the growth of the minimum in a lifetime below five minutes. A lifetime
+        below a minute is too short for a verdict: the result is True, without a description.
+        """
         if not self.times or self.times[-1] - self.times[0] < 60:
             return True, ""
         slope = (
@@ -189,41 +202,41 @@ class Life:
             * 3600
         )
         spread = max(self.second_half(self.memory_mib)) - min(self.second_half(self.memory_mib))
-        files, threads = self.growth(self.files), self.growth(self.threads)
+        count_growth = max(self.growth(self.descriptors), self.growth(self.threads))
         if self.times[-1] - self.times[0] < 300:  # the slope of a few minutes is that of the warm-up
-            is_memory_level = self.growth(self.memory_mib) < LEVEL_MIB
+            is_memory_level = self.growth(self.memory_mib) < MAX_GROWTH_MIB
         else:  # an allocator takes up to 2 MiB at once
-            is_memory_level = slope < LEVEL_MIB_PER_HOUR or spread < 2
-        holds = is_memory_level and max(files, threads) <= LEVEL_COUNT + RANKS
-        return holds, (
+            is_memory_level = slope < MAX_GROWTH_MIB_PER_HOUR or spread < 2
+        is_level = is_memory_level and count_growth <= MAX_GROWTH_COUNT + RANKS
+        return is_level, (
             f"{self.title}: {self.times[-1] - self.times[0]:.0f} s, {self.memory_mib[-1]:.1f} MiB, {slope:+.1f} MiB/h, "
-            f"descriptors {min(self.files)} to {max(self.files)}, threads {min(self.threads)} to {max(self.threads)}"
+            f"descriptors {min(self.descriptors)} to {max(self.descriptors)}, threads {min(self.threads)} to {max(self.threads)}"
         )
 
 
 class Node:
-    """Directory, sidecar and Prometheus."""
+    """Node: directories, sidecar and Prometheus."""
 
     def __init__(self, directory: Path, feed: Path) -> None:
         self.feed, self.directory = feed, directory
         self.port, self.prometheus_port = free_port(), free_port()
-        self.lives: list[Life] = []
+        self.lifetimes: list[Lifetime] = []
         self.sidecar: subprocess.Popen[bytes] | None = None
         self.prometheus: subprocess.Popen[bytes] | None = None
         self.restarts = self.scrapes = self.failed_scrapes = self.fillings = 0
-        self.full_until = 0.0
+        self.full_until = 0.0  # monotonic time at which the filling is removed; 0 if not full
         self.slowest_seconds = 0.0
         (directory / "state").mkdir()
 
     def start_sidecar(self) -> None:
-        """Start the sidecar, always with the same port and directories."""
+        """Start the sidecar with the port and the directories of this node, and wait until it is ready."""
         self.sidecar = subprocess.Popen(
             [sys.executable, "-m", "exporter", f"--web.listen-address=127.0.0.1:{self.port}", "--gpu.replay=h100",
              f"--feed.dir={self.feed}", f"--state.dir={self.directory / 'state'}", "--log.level=error"],
             cwd=REPOSITORY,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         )  # fmt: skip
-        self.lives.append(Life("sidecar"))
+        self.lifetimes.append(Lifetime("sidecar"))
         wait_until(lambda: self.page("/-/ready"), "the sidecar")
 
     def start_prometheus(self) -> None:
@@ -246,8 +259,8 @@ class Node:
     def page(self, path: str = "/metrics") -> str:
         """Return the page, or an empty string without a response."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
-                return str(answer.read(), "utf-8")
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
+                return str(response.read(), "utf-8")
         except OSError:
             return ""
 
@@ -265,30 +278,31 @@ class Node:
         return None
 
     def measure(self, now: float) -> None:
-        """Measure sidecar and child."""
+        """Measure the sidecar and the NVML child. Raises SystemExit if the sidecar has exited."""
         if self.sidecar is None or self.sidecar.poll() is not None:
             raise SystemExit(f"the sidecar ended by itself, with {self.sidecar and self.sidecar.returncode}")
-        self.lives[-1].measure(psutil.Process(self.sidecar.pid), now)
+        self.lifetimes[-1].measure(psutil.Process(self.sidecar.pid), now)
         if child := self.child():
-            name = f"NVML child {child.pid}"
-            life = next((life for life in self.lives if life.title == name), None) or Life(name)
-            if life not in self.lives:
-                self.lives.insert(0, life)
-            life.measure(child, now)
+            title = f"NVML child {child.pid}"
+            lifetime = next((lifetime for lifetime in self.lifetimes if lifetime.title == title), None)
+            if lifetime is None:
+                lifetime = Lifetime(title)
+                self.lifetimes.insert(0, lifetime)
+            lifetime.measure(child, now)
 
     def fill(self, now: float) -> None:
-        """Fill the feed directory for some seconds."""
+        """Fill the feed directory for `FULL_SECONDS`."""
         self.fillings += 1
-        self.full_until = now + 3
-        with contextlib.suppress(OSError), (self.feed / "stuffing").open("wb", buffering=0) as stuffing:
-            while stuffing.write(bytes(1 << 12)):
+        self.full_until = now + FULL_SECONDS
+        with contextlib.suppress(OSError), (self.feed / "filling").open("wb", buffering=0) as filling:
+            while filling.write(bytes(1 << 12)):
                 pass
 
     def make_room(self, now: float) -> None:
-        """Remove the filling of the feed directory after its time."""
+        """Remove the filling of the feed directory if its time is over."""
         if self.full_until and now > self.full_until:
             self.full_until = 0.0
-            (self.feed / "stuffing").unlink()
+            (self.feed / "filling").unlink()
 
     def kill_sidecar(self) -> None:
         """Kill the sidecar with SIGKILL, and start another."""
@@ -315,15 +329,15 @@ class Node:
         return [f"{name}{series['metric']}" for name, result in results for series in result]
 
     def query_prometheus(self, endpoint: str, **parameters: str) -> Any:
-        """Query Prometheus."""
+        """Return the data of a response of Prometheus' HTTP API."""
         address = (
             f"http://127.0.0.1:{self.prometheus_port}/api/v1/{endpoint}?{urllib.parse.urlencode(parameters)}"
         )
-        with urllib.request.urlopen(address, timeout=60) as answer:
-            return json.load(answer)["data"]
+        with urllib.request.urlopen(address, timeout=60) as response:
+            return json.load(response)["data"]
 
     def totals(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return steps and samples by rank, from the same page."""
+        """Return the steps and the samples by rank, from a single page."""
         steps: dict[str, float] = {}
         samples: dict[str, float] = {}
         totals = {"training_steps_total": steps, "training_samples_total": samples}
@@ -334,7 +348,7 @@ class Node:
         return steps, samples
 
     def end(self) -> list[str]:
-        """End sidecar and Prometheus, and return the remaining processes."""
+        """End the sidecar and Prometheus. Return a violation if the NVML child does not end."""
         child = self.child()
         for process in (self.sidecar, self.prometheus):
             if process is not None:
@@ -343,7 +357,11 @@ class Node:
         if child is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.wait(10)
-        return [f"{child} outlives the sidecar"] if child is not None and child.is_running() else []
+        return (
+            [f"the NVML child {child} has outlived the sidecar"]
+            if child is not None and child.is_running()
+            else []
+        )
 
 
 def free_port() -> int:
@@ -368,7 +386,7 @@ def wait_until(condition: object, subject: str, seconds: float = 60.0) -> None:
 
 @contextlib.contextmanager
 def directories() -> Iterator[tuple[Path, Path, bool]]:
-    """Yield a directory on disk, the feed directory in shared memory, and True if the latter is a mounted file system."""
+    """Yield a directory on disk, the feed directory in shared memory, and True if the latter is a small file system of its own."""
     with (
         tempfile.TemporaryDirectory(prefix="soak-") as disk,
         tempfile.TemporaryDirectory(prefix="soak-", dir="/dev/shm") as memory,
@@ -384,11 +402,11 @@ def directories() -> Iterator[tuple[Path, Path, bool]]:
 
 def soak(seconds: float, seed: int) -> list[str]:
     """Run the node, and return the violated invariants."""
-    dice = random.Random(seed)
+    generator = random.Random(seed)
     violations: list[str] = []
     with directories() as (disk, feed, may_fill):
         if not may_fill:
-            print("the feed directory is not filled: no right to mount a file system of its own")
+            print("the feed directory is never full, because this user may not mount a file system")
         node = Node(disk, feed)
         ranks = [Rank(number, disk / f"diary-{number}") for number in range(RANKS)]
         try:
@@ -398,11 +416,11 @@ def soak(seconds: float, seed: int) -> list[str]:
             started = time.monotonic()
             while (monotonic_now := time.monotonic()) < started + seconds:
                 for rank in ranks:
-                    rank.tend(monotonic_now, feed, dice, may_start=dice.random() < 0.5)
-                if dice.random() < 0.3:
+                    rank.advance(monotonic_now, feed, generator, may_start=generator.random() < 0.5)
+                if generator.random() < 0.3:
                     node.scrape()
                 node.measure(monotonic_now)
-                event = dice.random()
+                event = generator.random()
                 if event < 0.2 / 60:
                     node.kill_sidecar()
                 elif event < 0.6 / 60 and (child := node.child()):
@@ -425,62 +443,65 @@ def soak(seconds: float, seed: int) -> list[str]:
 
 
 def compare(node: Node, ranks: Sequence[Rank]) -> list[str]:
-    """Compare the page, Prometheus and the processes with the diaries; print the report."""
+    """Compare the page with the diaries, and check Prometheus and the processes. Print the report, and return the violations."""
     violations = []
     steps_by_rank = {rank.number: rank.steps() for rank in ranks}
 
-    def due() -> bool:
-        shown, _ = node.totals()
+    def has_last_steps() -> bool:
+        published_steps, _ = node.totals()
         return all(
-            shown.get(str(rank.number), 0)
+            published_steps.get(str(rank.number), 0)
             >= steps_by_rank[rank.number] - possible_losses(rank, node.fillings)
             for rank in ranks
         )
 
     with contextlib.suppress(SystemExit):
-        wait_until(due, "the last steps", 15)
+        wait_until(has_last_steps, "the last steps", 15)
     with contextlib.suppress(SystemExit):
-        wait_until(lambda: len(list(node.feed.glob("*.feed"))) <= RANKS, "the files of the dead to go", 30)
+        wait_until(
+            lambda: len(list(node.feed.glob("*.feed"))) <= RANKS,
+            "the removal of the files of ended processes",
+            30,
+        )
     files = [path.name for path in node.feed.iterdir() if path.is_file()]
-    shown, samples = node.totals()
+    published_steps, published_samples = node.totals()
     print("rank  attempts  killed  steps in its diary  on /metrics  samples")
     for rank in ranks:
-        steps, samples_of_rank = shown.get(str(rank.number), 0.0), samples.get(str(rank.number), 0.0)
+        steps = published_steps.get(str(rank.number), 0.0)
+        samples = published_samples.get(str(rank.number), 0.0)
         diary_steps = steps_by_rank[rank.number]
         print(
-            f"{rank.number:4}  {rank.attempts:8}  {rank.kills:6}  {diary_steps:18}  {steps:11.0f}  {samples_of_rank:7.0f}"
+            f"{rank.number:4}  {rank.attempts:8}  {rank.kills:6}  {diary_steps:18}  {steps:11.0f}  {samples:7.0f}"
         )
         if not diary_steps - possible_losses(rank, node.fillings) <= steps <= diary_steps + rank.kills:
             violations.append(
                 f"rank {rank.number}: {diary_steps} steps in the diary, {steps:.0f} on /metrics"
             )
-        if abs(samples_of_rank - SAMPLES * steps) > SAMPLES * rank.kills:
-            violations.append(
-                f"rank {rank.number}: {samples_of_rank:.0f} samples for {steps:.0f} steps of {SAMPLES}"
-            )
+        if abs(samples - SAMPLES * steps) > SAMPLES * rank.kills:
+            violations.append(f"rank {rank.number}: {samples:.0f} samples for {steps:.0f} steps of {SAMPLES}")
     print(f"sidecar killed {node.restarts} times, the feed directory full {node.fillings} times; {node.scrapes} scrapes beside Prometheus, {node.failed_scrapes} failed, "
           f"the slowest {node.slowest_seconds * 1000:.0f} ms")  # fmt: skip
     print(f"{len(files)} files in the feed directory after {sum(rank.attempts for rank in ranks)} processes")
     if len(files) > 2 * RANKS + 8:
-        violations.append(f"the feed directory grows: {sorted(files)}")
+        violations.append(f"too many files in the feed directory: {sorted(files)}")
     if node.failed_scrapes:
         violations.append(f"{node.failed_scrapes} scrapes failed")
     if node.prometheus is not None:
         decreased = node.decreased_counters()
-        print(f"counters that stepped back in Prometheus: {len(decreased)}")
-        violations += [f"stepped back: {name}" for name in decreased]
-    for life in node.lives:
-        holds, text = life.level()
-        if text:
-            print(text)
-        if not holds:
-            violations.append(f"grows: {text}")
+        print(f"counters that decreased in Prometheus: {len(decreased)}")
+        violations += [f"the counter {name} decreased" for name in decreased]
+    for lifetime in node.lifetimes:
+        is_level, description = lifetime.level()
+        if description:
+            print(description)
+        if not is_level:
+            violations.append(f"memory, descriptors or threads grow: {description}")
     return violations
 
 
 def possible_losses(rank: Rank, fillings: int) -> float:
-    """Return the number of steps that may be missing: unwritten steps of killed attempts and of a full directory."""
-    return (rank.kills * UNWRITTEN_SECONDS + fillings * (UNWRITTEN_SECONDS + 3)) * STEPS_A_SECOND
+    """Return the number of steps that may be missing, because of killed attempts and of a full feed directory."""
+    return (rank.kills * UNWRITTEN_SECONDS + fillings * (UNWRITTEN_SECONDS + FULL_SECONDS)) * STEPS_A_SECOND
 
 
 def main() -> int:
@@ -492,7 +513,7 @@ def main() -> int:
     seed = int(os.environ.get("SEED") or random.randrange(10_000))
     print(f"{seconds:.0f} s, seed {seed}", flush=True)
     violations = soak(seconds, seed)
-    print("\n".join(["does not hold:", *violations]) if violations else "everything holds")
+    print("\n".join(["violated invariants:", *violations]) if violations else "all invariants hold")
     return 1 if violations else 0
 
 

@@ -1,12 +1,13 @@
-"""Upstream test suites of torch and one-logger against the compatibility modules.
+"""Upstream test suites of torch and one-logger, run against the compatibility modules.
 
     python benchmarks/upstream.py CHECKOUT
 
-CHECKOUT is a checkout of PyTorch or of nv-one-logger, which no package of a registry contains. Only the imports of the
-upstream tests change. Exit status: 0 if every test passes that is expected to pass, 1 otherwise, 2 without a known checkout.
+CHECKOUT is a checkout of PyTorch or of nv-one-logger, because the packages of both do not contain their tests. The upstream tests run
+with changed imports and adapted internals. The exit status is 0 if the results are as expected, 1 otherwise, and 2 if the checkout is
+neither of the two.
 
-`one-logger-suites.json` lists each test of one-logger that fails, by reason: a difference that `docs/one-logger.md`
-documents, or a private attribute of the original.
+`one-logger-suites.json` lists the tests of one-logger that are expected to fail, by reason: a difference that
+`docs/one-logger.md` documents, or a private name of the original.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ TORCH_TESTS = {
     "test/distributed/elastic/metrics/api_test.py": 3,
     "test/distributed/elastic/events/lib_test.py": 7,
 }
-"""Test file of PyTorch → smallest number of tests that pass."""
+"""Minimum number of tests that pass, by test file of PyTorch."""
 TORCH_MODULES = {"torch.monitor": "exporter.monitor", "torch.distributed.elastic": "exporter.elastic"}
-# PyTorch's own TestCase compares tensors, and imports packages that only its developers install.
+# A stand-in for PyTorch's TestCase, whose module imports packages that only developers of PyTorch install.
 TORCH_CONFTEST = """
 import sys, types, unittest
 common = sys.modules["torch.testing._internal.common_utils"] = types.ModuleType("common_utils")
@@ -41,7 +42,7 @@ common.HardwareClassification = types.SimpleNamespace(GENERIC=None)
 
 
 def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the tests of a folder without the project's pytest configuration."""
+    """Run the tests of a folder without this project's configuration of pytest."""
     return subprocess.run(
         [
             sys.executable,
@@ -66,7 +67,7 @@ def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.
 
 
 def run_torch_file(checkout: Path, name: str, min_passed: int, folder: Path) -> bool:
-    """Run one test file of PyTorch with its imports changed, and print the result."""
+    """Run a test file of PyTorch with changed imports, and print the result. Return True if the result is as expected."""
     text = (checkout / name).read_text(encoding="utf-8")
     for original, replacement in TORCH_MODULES.items():
         text = re.sub(rf"{re.escape(original)}(?=[\w.]* import|\.(metrics|events)\.)", replacement, text)
@@ -80,7 +81,7 @@ def run_torch_file(checkout: Path, name: str, min_passed: int, folder: Path) -> 
 
 
 def run_one_logger_suite(checkout: Path, suite: str, folder: Path) -> bool:
-    """Run one suite of one-logger and print each test that differs from the list of expected failures."""
+    """Run a suite of one-logger, and print the tests with an unexpected result. Return True if there are none."""
     expectations = ONE_LOGGER["suites"][suite]
     shutil.copytree(checkout / expectations["folder"], folder / "tests")
     outcome = folder / "outcome.json"
@@ -88,7 +89,7 @@ def run_one_logger_suite(checkout: Path, suite: str, folder: Path) -> bool:
         folder / "tests",
         *("--rootdir", str(folder / "tests"), "-p", "one_logger_suite_plugin", "--timeout=60"),
         *("-o", "python_files=test_*.py integration_test.py"),
-        *(f"--ignore-glob=*/{name}" for name in expectations["left_out"]),
+        *(f"--ignore-glob=*/{name}" for name in expectations["excluded"]),
         SUITE_OUTCOME=str(outcome),
     )
     if not outcome.exists():
@@ -106,12 +107,12 @@ def run_one_logger_suite(checkout: Path, suite: str, folder: Path) -> bool:
     return (
         failed_tests == expected
         and total == expectations["tests"]
-        and len(results["passed"]) >= expectations["asked"]
+        and len(results["passed"]) >= expectations["min_passed"]
     )
 
 
 def main(arguments: list[str]) -> int:
-    """Run the suites of the given checkout."""
+    """Run the suites of a checkout. Return the exit status."""
     checkout = Path(arguments[0] if arguments else "").resolve()
     results = []
     if all((checkout / name).is_file() for name in TORCH_TESTS):
@@ -124,7 +125,7 @@ def main(arguments: list[str]) -> int:
                 results.append(run_one_logger_suite(checkout, suite, Path(folder)))
     else:
         print(
-            f"{checkout} is no checkout of PyTorch or nv-one-logger; run make upstream CHECKOUT=DIR after "
+            f"{checkout} is not a checkout of PyTorch or nv-one-logger; run make upstream CHECKOUT=DIR after "
             f"git clone https://github.com/pytorch/pytorch or git clone {ONE_LOGGER['repository']} "
             f"(tested with commit {ONE_LOGGER['commit']})",
             file=sys.stderr,

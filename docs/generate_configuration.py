@@ -1,8 +1,8 @@
-"""Generator of config.schema.json and config.example.yaml from the options in exporter/cli/configuration.py.
+"""Generator of config.schema.json and config.example.yaml from the options of exporter/cli/configuration.py.
 
     python docs/generate_configuration.py [DIRECTORY]   # `make docs`
 
-Constraints that JSON Schema cannot express, such as the range of a duration, are part of the descriptions.
+A constraint that JSON Schema cannot express, such as the range of a duration, is part of the description of the option.
 """
 # ruff: noqa: INP001 - a script, not a package
 
@@ -54,7 +54,7 @@ def schema() -> dict[str, Any]:
 
 
 def example() -> str:
-    """Return a YAML configuration with every option at its default, and the help of each option as a comment."""
+    """Return a YAML configuration with each option at its default and with its help as a comment."""
     head = (
         f"# yaml-language-server: $schema={SCHEMA_FILE}",
         "#",
@@ -65,7 +65,7 @@ def example() -> str:
 
 
 def _nested_options(option: Option) -> tuple[Option, ...] | None:
-    """Return the options of a nested mapping; None if the option is not a mapping."""
+    """Return the options of a mapping, or None if the option is not a mapping."""
     base, _ = unwrap(option.hint)
     is_mapping = isinstance(base, type) and dataclasses.is_dataclass(base)
     return options_of(base, option.default) if is_mapping else None
@@ -131,7 +131,7 @@ def _type_schema(hint: Any) -> dict[str, Any]:
 
 
 def _lines(options: Iterable[Option], indent: str, seen_comments: set[str]) -> Iterator[str]:
-    """Yield the lines of a mapping. Comments in `seen_comments` are not repeated, because all collectors share three options."""
+    """Yield the lines of a mapping. A comment in *seen_comments* is not repeated: the collectors have three options in common."""
     for option in options:
         if not indent:
             yield ""
@@ -162,7 +162,7 @@ def _comment(text: str, indent: str, seen_comments: set[str]) -> Iterator[str]:
 
 
 def _as_item(lines: Iterable[str], indent: str) -> Iterator[str]:
-    """Yield the lines of a mapping as a list entry; the dash precedes the first key, not the comment above it."""
+    """Yield the lines of a mapping as an entry of a list. The dash precedes the first key, not the comment above the key."""
     prefix = "- "
     for line in lines:
         text = line.lstrip("\t")
@@ -174,14 +174,14 @@ def _as_item(lines: Iterable[str], indent: str) -> Iterator[str]:
 
 
 def _item_class(hint: Any) -> type | None:
-    """Return the dataclass of the entries of a list; None for a list of scalars and for any other type."""
+    """Return the dataclass of the entries of a list, or None for a list of scalars and for any other type."""
     base, _ = unwrap(hint)
     item = get_args(base)[0] if get_origin(base) is tuple else None
     return item if dataclasses.is_dataclass(item) and isinstance(item, type) else None
 
 
 def main(arguments: list[str]) -> int:
-    """Write the schema and the example."""
+    """Write the schema and the example. Return the exit status."""
     directory = Path(arguments[0]) if arguments else ROOT
     (directory / SCHEMA_FILE).write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
     (directory / EXAMPLE_FILE).write_text(example(), encoding="utf-8")

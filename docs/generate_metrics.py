@@ -1,10 +1,9 @@
 """Generator of docs/METRICS.md and exporter/recording/reserved.py from the specifications in the code.
 
     python docs/generate_metrics.py           # `make docs`
-    python docs/generate_metrics.py --check   # exit status 1 and a diff if the files are not up to date
+    python docs/generate_metrics.py --check   # exit status 1 and a diff if a file is not up to date
 
-The specifications are the tuples `SPECS` of all modules; a test compares each tuple with the constants of its module. Importing
-the modules has no side effects.
+The specifications are the tuples `SPECS` of the sidecar's modules. A test compares each tuple with the constants of its module.
 """
 # ruff: noqa: INP001 - a script, not a package
 
@@ -35,7 +34,7 @@ STAGES = {
     "web": "Web",
     "cli": "Program",
 }
-"""Heading of each folder, in the order of the document."""
+"""Heading by folder, in the order of the document."""
 
 EMPTY_CELL = "\N{EN DASH}"
 
@@ -54,10 +53,10 @@ CONDITIONS = {
     "after the retention time of the run (feed.linger)": "expired",
     "if the ledger's state is not writable": "not saved",
 }
-"""Name of each condition that many families share, as *Absent series* defines the names."""
+"""Name in *Absent series* of each condition that many families share."""
 
 FOLDER_COLLECTORS = {"ledger": "feed"}
-"""Collector of the families of a folder that no collector class lists."""
+"""Collector, by folder, of the families that no collector class lists."""
 
 PREAMBLE = """\
 # Metrics
@@ -115,9 +114,9 @@ STAT_LAST_ROWS = """\
 
 
 def specs_by_module() -> dict[str, Sequence[FamilySpec]]:
-    """Return the specifications of the sidecar's modules, by module name.
+    """Return the specifications of the modules in the folders of `STAGES`, by module name.
 
-    Other folders are not imported: they have no specifications, and some need optional packages.
+    The other folders are not imported. They have no specifications, and some need optional packages.
     """
     modules = [
         importlib.import_module(module.name)
@@ -129,9 +128,10 @@ def specs_by_module() -> dict[str, Sequence[FamilySpec]]:
 
 
 def collectors_by_family() -> dict[str, str]:
-    """Return the collector of each family: the name of the class with the family in `specs`."""
+    """Return the collector by family: the `name` of the class whose `specs` contain the family."""
     collectors: dict[str, str] = {}
-    for module in [module for name, module in sys.modules.items() if name.startswith("exporter.")]:
+    modules = [module for name, module in sys.modules.items() if name.startswith("exporter.")]
+    for module in modules:
         for member in vars(module).values():
             if (
                 isinstance(member, type)
@@ -145,7 +145,7 @@ def collectors_by_family() -> dict[str, str]:
 
 
 def sample_names(spec: FamilySpec) -> set[str]:
-    """Return all sample names of a family, and its name."""
+    """Return the sample names of a family, and its name without the suffix of a counter or info."""
     suffixes = SUFFIXES[spec.type]
     base = spec.name
     if spec.type in ("counter", "info"):
@@ -203,23 +203,23 @@ def _section(title: str, specs: dict[str, FamilySpec], collectors: dict[str, str
 
 
 def _named_conditions(absence: str) -> str:
-    """Return the conditions of an absence with the names in *Absent series*."""
+    """Replace the conditions of an absence by their names in *Absent series*."""
     for condition, name in CONDITIONS.items():
         absence = absence.replace(condition, f"*{name}*")
     return absence.replace(", or ", " or ") if absence.count(", ") == 1 else absence
 
 
 def reserved_module(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
-    """Return the text of exporter/recording/reserved.py with the names of the families."""
-    by_type: dict[str, set[str]] = {}
+    """Return the text of exporter/recording/reserved.py with the current names of the families."""
+    names_by_type: dict[str, set[str]] = {}
     for spec in (spec for specs in modules.values() for spec in specs):
-        # Every training process loads the file, so names with a reserved prefix are omitted.
+        # Training processes load the file, so names with a reserved prefix, which are redundant, are omitted.
         name = min(sample_names(spec), key=len)
         if not name.startswith(RESERVED_PREFIXES):
-            by_type.setdefault(spec.type, set()).add(name)
+            names_by_type.setdefault(spec.type, set()).add(name)
     rows = [
         f'    "{family_type}": """\n{textwrap.fill(" ".join(sorted(names)), 118)}\n""",\n'
-        for family_type, names in sorted(by_type.items())
+        for family_type, names in sorted(names_by_type.items())
     ]
     text = RESERVED_FILE.read_text(encoding="utf-8")
     head, opening, tail = text.partition("_FAMILIES = {\n")
@@ -227,7 +227,7 @@ def reserved_module(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the files; with --check, compare them and return 1 if a file is outdated."""
+    """Write the files. With --check, compare them instead, and return 1 if a file is not up to date."""
     modules = specs_by_module()
     exit_status = 0
     for path, text in (

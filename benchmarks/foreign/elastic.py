@@ -9,7 +9,7 @@ import torch.distributed as dist
 from own_log import DIRECTORY, SECONDS, begin_step, end_job, end_step, log
 
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-# A store for each attempt: over torchrun's own, gloo may find addresses of the first attempt in the second.
+# A store for each attempt. In torchrun's own store, the second attempt may find gloo's addresses of the first.
 store = f"file://{DIRECTORY.absolute()}/store-{attempt}"
 dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
 torch.manual_seed(0)

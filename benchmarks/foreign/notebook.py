@@ -1,4 +1,4 @@
-"""Write the notebook of a plain loop: one cell prepares, one trains."""
+"""Writes a notebook with a plain loop: the first cell prepares, the second trains."""
 
 import sys
 

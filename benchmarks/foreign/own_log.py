@@ -1,4 +1,4 @@
-"""Log of a job: a JSON line for each step, epoch and save; the exporter is not involved."""
+"""Log that a foreign job keeps without the exporter: a JSON line for each step, epoch and save."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 SECONDS = 0.05
-"""Time that each forward pass sleeps, so that durations can be compared."""
+"""Time that a step sleeps, so that its duration can be compared."""
 LAST_SECONDS = 3.0
 """Time between the last step and the end of the job, as for writing results."""
 

@@ -1,4 +1,4 @@
-"""A first script that trains nothing: it prepares data for the second."""
+"""A script that does not train: it prepares data for the next script."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A language model of a few thousand parameters and a tokenizer of words, made without a download."""
+"""A language model of a few thousand parameters and a tokenizer of words, which need no download."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Collectors of the exporter in a registry of prometheus_client."""
+"""Collectors of this exporter in a registry of prometheus_client."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Foreign jobs of `benchmarks/foreign`, unnamed and unchanged under `run`, compared with the log that each job keeps.
+"""Foreign jobs of `benchmarks/foreign`, without changes and without a run name under `run`, compared with the log of the job.
 
-Here are the jobs whose framework the tests install; `benchmarks/foreign_jobs.py` runs all. docs/bridges.md has the table.
+These are the jobs whose framework the tests install. `benchmarks/foreign_jobs.py` runs all jobs. docs/bridges.md has the table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from bridges_support import needs
 from foreign_jobs import JOBS, table_row
-from foreign_run import measure
+from foreign_run import Comparison, ForeignJob, JobResult, Numbers, Verdict, measure
 from places import PROJECT
 
 LIBRARIES = {
@@ -30,10 +30,39 @@ LIBRARIES = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs(LIBRARIES[name])) for name in LIBRARIES])
 def test_the_page_has_the_numbers_of_the_job_s_own_log(name: str, tmp_path: Path) -> None:
-    job = next(each for each in JOBS if each.name == name)
+    job = next(job for job in JOBS if job.name == name)
     result = measure(job, sys.executable, tmp_path)
 
-    assert set(result.verdicts().values()) <= {"exact", "absent"}, table_row(result, "")
+    verdicts = {comparison.verdict for comparison in result.comparisons().values()}
+    assert Verdict.WRONG not in verdicts, table_row(result, "")
+
+
+def test_the_table_separates_equal_quantities_from_those_within_a_tolerance() -> None:
+    log = Numbers("finished", 10, 2.0, 40, 2, 1, 5.0, 0)
+    page = Numbers("finished", 11, 2.0001, 40, None, 1, 6.0, 0)
+    result = JobResult(
+        job=ForeignJob(name="x", command=(), absent={"epochs": "no loader"}),
+        log_numbers=log,
+        page_numbers=page,
+        states={"running", "finished"},
+        runs={"x"},
+        output="",
+        page="",
+    )
+
+    assert result.comparisons() == {
+        "state": Comparison(Verdict.EQUAL),
+        "steps": Comparison(Verdict.WRONG, "11, log 10"),
+        "loss": Comparison(Verdict.WITHIN_TOLERANCE),
+        "samples": Comparison(Verdict.EQUAL),
+        "epochs": Comparison(Verdict.ABSENT),
+        "checkpoints": Comparison(Verdict.EQUAL),
+        "productive": Comparison(Verdict.WITHIN_TOLERANCE),
+        "interruptions": Comparison(Verdict.EQUAL),
+    }
+    assert table_row(result, "v 1") == (
+        "| x | v 1 | state, samples, checkpoints, interruptions | loss, productive | epochs | steps (11, log 10) |"
+    )
 
 
 def test_the_document_lists_every_job() -> None:
