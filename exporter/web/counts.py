@@ -36,7 +36,7 @@ REQUESTS = FamilySpec(
     name="exporter_http_requests_total",
     type="counter",
     labels=("route", "code"),
-    help='Responses by route and status; route "other" is an unknown path, "malformed" an unreadable request.',
+    help='Responses by route and status code; route "other" is an unknown path, "malformed" an unreadable request.',
     source="web server",
 )
 CONNECTIONS = FamilySpec(

@@ -23,8 +23,9 @@ CPU_ENERGY = FamilySpec(
     unit="joules",
     labels=("package", "source"),
     help=(
-        "Energy of a CPU package since the exporter started, corrected for wraps and resets of the register. Absent without"
-        " registers, or without the right to read them (root only since Linux 5.10)."
+        "Energy of a CPU package since the exporter started, by source: rapl (register, corrected for wraps and resets), hwmon"
+        " (power meter over time), tdp_model (estimate, if configured). Absent without a source; since Linux 5.10, only root"
+        " may read the registers."
     ),
     source=(
         "/sys/class/powercap/intel-rapl:*/energy_uj; hwmon: ACPI power meter of the CPU over time; tdp_model if configured"
@@ -46,8 +47,8 @@ CPU_POWER = FamilySpec(
     type="gauge",
     unit="watts",
     labels=("package", "source"),
-    help="Mean power of a CPU package between the last two readings of the register, or the last reading of a power meter. Absent"
-    " before the second reading of a register.",
+    help="Power of a CPU package by the source of host_cpu_energy_joules_total: mean power between the last two readings (rapl,"
+    " tdp_model), or the last reading of a power meter (hwmon). Absent before the second reading of a register.",
     source="energy / time; hwmon: ACPI power meter of the CPU",
 )
 IDLE_POWER = FamilySpec(

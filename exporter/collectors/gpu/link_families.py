@@ -21,7 +21,7 @@ PCIE_GENERATION = GpuFamily(
         name="gpu_pcie_link_generation",
         type="gauge",
         labels=(*GPU, "kind"),
-        help="Generation of the PCIe link: current and max. An idle GPU reduces the current generation to 1. Absent if the driver "
+        help="Generation of the PCIe link by kind: current and max. An idle GPU reduces the current generation to 1. Absent if the driver "
         "does not report the link.",
         source="nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration",
     ),
@@ -32,7 +32,7 @@ PCIE_WIDTH = GpuFamily(
         name="gpu_pcie_link_width",
         type="gauge",
         labels=(*GPU, "kind"),
-        help="Lanes of the PCIe link: current and max. Absent if the driver does not report the link.",
+        help="Lanes of the PCIe link by kind: current and max. Absent if the driver does not report the link.",
         source="nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth",
     ),
     sources=(ReadingSource(reading="pcie_link_width"),),
@@ -74,7 +74,7 @@ PCIE_ERRORS = GpuFamily(
         name="gpu_pcie_errors_total",
         type="counter",
         labels=(*GPU, "kind"),
-        help="Errors of the PCIe link: correctable, non_fatal, fatal. Absent on older drivers.",
+        help="Errors of the PCIe link by kind: correctable, non_fatal, fatal. Absent on older drivers.",
         source="fields 173, 179, 180",
     ),
     sources=(ReadingSource(reading="pcie_errors", rule=DRIVER_COUNTER),),

@@ -139,7 +139,7 @@ XID_ERRORS = FamilySpec(
     name="gpu_xid_errors_total",
     type="counter",
     labels=(*GPU, "xid"),
-    help="Xid errors by number since the exporter started; counted also while the GPU is lost. Absent before the first Xid error.",
+    help="Xid errors by number (xid) since the exporter started; counted also while the GPU is lost. Absent before the first Xid error.",
     source="nvmlEventSetWait_v2 and /dev/kmsg, the larger of the two",
 )
 XID_TIME = FamilySpec(

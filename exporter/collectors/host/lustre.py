@@ -52,7 +52,7 @@ OPERATION_TIME = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("mount", "operation"),
-    help="Sum of the durations of all operations. Absent without Lustre mounts, or before Lustre 2.13.",
+    help="Sum of the durations of all operations, by operation. Absent without Lustre mounts, or before Lustre 2.13.",
     source="llite.*.stats [usecs] sum",
 )
 SPECS = (READ_BYTES, WRITTEN_BYTES, OPERATIONS, OPERATION_TIME)

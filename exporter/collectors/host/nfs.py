@@ -42,7 +42,7 @@ OPERATION_TIME = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("mount", "operation"),
-    help="Sum of the durations of all requests, from queueing to completion. Absent without NFS mounts.",
+    help="Sum of the durations of all requests by operation, from queueing to completion. Absent without NFS mounts.",
     source="/proc/self/mountstats per-op execute time",
 )
 RETRANSMISSIONS = FamilySpec(

@@ -34,7 +34,7 @@ GAP = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("component", "device", "reason"),
-    help="Time without a reading of the device's energy, by reason (permission, lost, error). If the device's counter"
+    help="Time without a reading of the device's energy, by component (gpu, cpu, dram, soc) and reason (permission, lost, error). If the device's counter"
     " continued, the energy of the gap is counted afterwards. Absent before the first gap with the reason.",
     source="collectors of energy",
 )
@@ -43,7 +43,7 @@ GAP_JOULES = FamilySpec(
     type="counter",
     unit="joules",
     labels=("component", "device", "reason"),
-    help="Energy of the device that is attributed to no run, by reason. no_reading: used during a gap without readings and"
+    help="Energy of the device that is attributed to no run, by component (gpu, cpu, dram, soc) and reason. no_reading: used during a gap without readings and"
     " counted afterwards; not part of any other family. process_not_listed: a process of a run exited before the driver"
     " listed the process, and the feed does not name the GPU. share_unknown: several runs used the GPU, and the driver"
     " reports neither utilization nor memory of the processes. state: the state of the run is unreadable. Absent before"
@@ -124,7 +124,7 @@ CARBON = FamilySpec(
     type="counter",
     unit="grams",
     labels=("run", "component"),
-    help="CO2 equivalent of the run's energy, from the carbon intensity and the PUE (if configured)."
+    help="CO2 equivalent of the run's energy by component (gpu, cpu, dram, soc), from the carbon intensity and the PUE (if configured)."
     + _RUN_ABSENT,
     source="sum of energy * PUE * carbon intensity",
 )
@@ -156,7 +156,7 @@ PHASE_ENERGY = FamilySpec(
     type="counter",
     unit="joules",
     labels=("run", "phase", "component", "method"),
-    help="Energy of the run on this machine by phase and method. power_samples: GPU power every 20 ms, integrated over the"
+    help="Energy of the run on this machine by phase, component and method. power_samples: GPU power every 20 ms, integrated over the"
     " phases of the ranks on the GPU and scaled to the energy counter; only if no other run uses the GPU. exclusive: an"
     " interval with a single phase. time_share: proportional to the time in each phase. The sum over all phases,"
     " including unattributed, is the run's energy." + _WORK_ABSENT,

@@ -12,7 +12,7 @@ FUNCTION_CALLS = TrainingFamily(
     name="training_elastic_function_calls_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "function", "outcome"),
-    help=f"Calls of the torchelastic agent's functions that returned (success) or raised (failure).{TOTAL_ABSENT}",
+    help=f"Calls of the torchelastic agent's functions by outcome: returned (success) or raised (failure).{TOTAL_ABSENT}",
     source="torchelastic metrics <class>.<function>.{success,failure}",
 )
 FUNCTION = TrainingFamily(
@@ -48,14 +48,14 @@ FAILURE_RESTARTS = TrainingFamily(
     name="training_elastic_failure_restarts_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "worker_role"),
-    help=f"Restarts after a failure of this agent's workers.{TOTAL_ABSENT}",
+    help=f"Restarts after a failure of this agent's workers, by role of the workers (worker_role).{TOTAL_ABSENT}",
     source="decreases of the torchelastic metric workers.<role>.remaining_restarts",
 )
 REMAINING_RESTARTS = TrainingFamily(
     name="training_elastic_remaining_restarts",
     type="gauge",
     labels=(*IDENTITY_LABELS, "worker_role"),
-    help=f"Remaining restarts after failures.{GAUGE_ABSENT}",
+    help=f"Remaining restarts after failures, by role of the workers (worker_role).{GAUGE_ABSENT}",
     source="torchelastic metric workers.<role>.remaining_restarts",
 )
 WORKER_STATE_CHECKS = TrainingFamily(
@@ -63,7 +63,7 @@ WORKER_STATE_CHECKS = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "state", "worker_role"),
     help=(
-        "Checks of the workers by the agent, by state (healthy, succeeded, failed, unhealthy, ...). The time in "
+        "Checks of the workers by the agent, by role of the workers (worker_role) and state (healthy, succeeded, failed, unhealthy, ...). The time in "
         f"a state is the increase times the agent's monitor interval.{TOTAL_ABSENT}"
     ),
     source="torchelastic metrics workers.<role>.<state>",
@@ -72,7 +72,7 @@ FLAKINESS = TrainingFamily(
     name="training_elastic_flakiness",
     type="summary",
     labels=(*IDENTITY_LABELS, "worker_role"),
-    help=f"Share of the allowed restarts that a run used; 1 for a failed run. The mean is sum / count.{TOTAL_ABSENT}",
+    help=f"Share of the allowed restarts that the workers of a role (worker_role) used; 1 for a failed run. The mean is sum / count.{TOTAL_ABSENT}",
     source="torchelastic metric workers.<role>.flakiness",
 )
 RUNS = TrainingFamily(
@@ -80,7 +80,7 @@ RUNS = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "outcome", "worker_role"),
     help=(
-        "Finished runs of the agent by outcome: success_no_retries, success_with_retries, "
+        "Finished runs of the agent by role of the workers (worker_role) and outcome: success_no_retries, success_with_retries, "
         f"failed_no_retries, failed_with_retries, interrupted (a signal or an error of the agent).{TOTAL_ABSENT}"
     ),
     source="torchelastic metrics workers.<role>.run_*, SimpleElasticAgent.run.failure",
@@ -89,7 +89,7 @@ WORKER_STARTS = TrainingFamily(
     name="training_elastic_worker_starts_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "worker_role"),
-    help=f"Worker processes started by the agent.{TOTAL_ABSENT}",
+    help=f"Worker processes started by the agent, by role of the workers (worker_role).{TOTAL_ABSENT}",
     source="torchelastic event torchelastic.worker.status.START",
 )
 WORKER_RESULTS = TrainingFamily(
@@ -97,7 +97,7 @@ WORKER_RESULTS = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "exit_code", "result", "worker_role"),
     help=(
-        "Final results of workers (succeeded, failed, terminated) by exit code. A failure before a restart is "
+        "Final results of workers by result (succeeded, failed, terminated), exit_code and worker_role. A failure before a restart is "
         "not final. After a failure of a worker, the agent terminates the other workers: their exit code is -15 "
         f"or -9.{TOTAL_ABSENT}"
     ),

@@ -68,7 +68,7 @@ EVENTS = FamilySpec(
     name="training_events_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "type", "severity"),
-    help="Logged events of all processes of the rank. After the first 100 types of a process, further types are counted"
+    help="Logged events of all processes of the rank by type and severity. After the first 100 types of a process, further types are counted"
     " as other. Absent before the first event, or whenever the totals of the rank are absent.",
     source="exporter.log, exporter.monitor.log_event and the bridges",
 )
@@ -77,7 +77,7 @@ EVENT_LAST = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=(*IDENTITY_LABELS, "type", "severity"),
-    help="Unix time of the latest event. Absent before the first event, or after the retention time of the run"
+    help="Unix time of the latest event by type and severity. Absent before the first event, or after the retention time of the run"
     " (feed.linger).",
     source="Event.timestamp",
 )
@@ -85,7 +85,7 @@ EVENTS_SUPPRESSED = FamilySpec(
     name="training_events_suppressed_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "type", "reason"),
-    help="Events that were counted but not passed to the handlers, by reason: discarded by sampling (sampled) or by the"
+    help="Events that were counted but not passed to the handlers, by type and reason: discarded by sampling (sampled) or by the"
     " rate limit (rate_limit). For the reason payload, events that were passed without the payload, because building"
     " the payload raised. Absent before the first event with the reason.",
     source="exporter.events.limit",

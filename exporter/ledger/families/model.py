@@ -84,7 +84,7 @@ CHECKPOINT_DURATION = TrainingFamily(
     unit="seconds",
     labels=(*RUN_LABELS, "kind", "part"),
     help=(
-        "Duration of saves by part: the time for which the training was blocked (blocking) and the time until "
+        "Duration of saves by kind (sync, async, local) and part: the time for which the training was blocked (blocking) and the time until "
         f"the save was complete (total). Total includes blocking: do not add the two.{TOTAL_ABSENT}"
     ),
     source="checkpoint_save, on_save_checkpoint_*",

@@ -45,7 +45,7 @@ PEAK_FLOPS = FamilySpec(
     name="training_peak_flops_per_second",
     type="gauge",
     labels=(*IDENTITY_LABELS, "dtype", "source", "name"),
-    help="Peak dense FLOP/s of the rank's device for the data type of the run, from the built-in table (source=table) or"
+    help="Peak dense FLOP/s of the rank's device (name) for the data type of the run (dtype), from the built-in table (source=table) or"
     " from the configuration (source=config). Absent if the device or the data type is unknown.",
     source="exporter.ledger.families.run_info, configuration, training.describe(peak_flops=...)",
 )

@@ -29,14 +29,14 @@ SAMPLES = TrainingFamily(
     name="training_samples_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "mode"),
-    help=f"Samples that this rank processed. The sum over all ranks is the total of the run.{TOTAL_ABSENT}",
+    help=f"Samples that this rank processed, by mode (train, validation, test). The sum over all ranks is the total of the run.{TOTAL_ABSENT}",
     source="training.record(samples=...), otherwise the configured batch size",
 )
 TOKENS = TrainingFamily(
     name="training_tokens_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "mode"),
-    help=f"Tokens that this rank processed. The sum over all ranks is the total of the run.{TOTAL_ABSENT}",
+    help=f"Tokens that this rank processed, by mode (train, validation, test). The sum over all ranks is the total of the run.{TOTAL_ABSENT}",
     source="training.record(tokens=...), otherwise samples * sequence length",
 )
 MICROBATCHES = TrainingFamily(
@@ -85,7 +85,7 @@ STEP_DURATION = TrainingFamily(
     type="histogram",
     unit="seconds",
     labels=(*RUN_LABELS, "mode"),
-    help=f"Duration of steps.{TOTAL_ABSENT}",
+    help=f"Duration of steps by mode: optimizer steps (train) or batches (validation, test).{TOTAL_ABSENT}",
     source="start to end of an iteration",
 )
 STEP_LONGEST = TrainingFamily(
