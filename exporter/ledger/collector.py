@@ -233,6 +233,7 @@ class JobCollector:
             feed_pass.moment,
             is_owner=feed_pass.is_owner,
         )
+        run_state.add_rank_exits(collected, slots)
         self._add_conflicts(collected, feed_pass.moment)
         self._add_own_state(collected)
         return collected

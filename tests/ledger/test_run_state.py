@@ -240,6 +240,22 @@ def test_an_exit_reported_by_run_has_its_time_and_is_decided_immediately(
     assert training_value(sidecar.collect_after(1.0), "wall_seconds_total") == 9
 
 
+def test_the_exit_of_a_killed_rank_is_published_after_its_restart(
+    sidecar: Sidecar, running_job: MonitoredJob
+) -> None:
+    killed_at = sidecar.clock.wall
+    report_ends(sidecar, End(sidecar.directory, 7, -9, killed_at))
+    before = sidecar.collect()
+    running_job.kill()
+    sidecar.collect_after(1.0)
+    successor = MonitoredJob(sidecar, a_job())
+    page = write_and_collect(successor)
+
+    name, labels = "training_rank_last_exit_timestamp_seconds", {"rank": "0", "reason": "signal SIGKILL"}
+    assert before.all(name) == {}
+    assert page.get(name, **RUN, **labels) == killed_at
+
+
 def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running_job: MonitoredJob) -> None:
     wall_seconds = sidecar.clock.wall
     lost_page = running_job.die(1.0)

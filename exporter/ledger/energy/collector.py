@@ -8,9 +8,8 @@ in between, a few seconds of energy are lost, but no energy counts twice. Energy
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exporter.collectors.energy.counter import MAX_INTERVAL_SECONDS
 from exporter.collectors.job import (
@@ -24,6 +23,7 @@ from exporter.collectors.job import (
 from exporter.families import Collected
 from exporter.ledger.energy import families
 from exporter.ledger.energy.carbon_file import CARBON_FILE, CarbonFile
+from exporter.ledger.energy.device_time import LOST_SECONDS, DeviceTime, GpuTime
 from exporter.ledger.energy.devices import DeviceEnergy, EnergyDevices
 from exporter.ledger.energy.gpu_division import GpuDivision, GpuPart, GpuSnapshot
 from exporter.ledger.energy.gpu_holders import running_pids
@@ -156,6 +156,7 @@ class EnergyCollector:
         self._shares: dict[_ShareKey, float] = {}
         self._splitter = PowerSplitter()
         self._gpus = GpuDivision()
+        self._gpu_time = DeviceTime()
 
     def _read_intensity(self, settings: _Settings, collected: Collected) -> Intensity | None:
         file = settings.carbon_file
@@ -172,7 +173,10 @@ class EnergyCollector:
         if not self._is_loaded:
             with collected.part():
                 if self._state.claim():
-                    self._devices.resume(self._state.load() or DevicesRecord())
+                    record = self._state.load() or DevicesRecord()
+                    self._devices.resume(record)
+                    if record.boot == self._boot:
+                        self._gpu_time.resume(record.gpu_times)
                     self._last_pass, self._is_loaded = self._devices.passed_at, True
                 else:
                     collected.unsupported.append(
@@ -230,6 +234,8 @@ class EnergyCollector:
         if now - self._divided_at > MAX_INTERVAL_SECONDS:
             self._devices.mark_divided()
             self._divided_at, self._shares = now, {}
+        if alive_runs is not None:
+            self._charge_lost_gpus(alive_runs, collected, now=now)
         # The work of a running run is settled after the division of its energy.
         running_runs = {process.run for process in work.processes if process.is_alive}
         for name, run in self._runs.items():
@@ -285,7 +291,9 @@ class EnergyCollector:
                 run.counters.add_energy(
                     device.reading, share.method, joules, seconds, self._options, self._intensity, split
                 )
-                run.counters.add_device_cost(device.reading, share.ratio, seconds, self._options)
+                if device.reading.component == "gpu":
+                    gpu = device.reading.device
+                    self._charge_gpu(run, GpuTime(share.run, gpu, share.ratio, now - seconds, now))
             if (
                 previous_use is not None
                 or only_run is not None
@@ -329,8 +337,26 @@ class EnergyCollector:
             if part.ratio == 1.0:
                 device.bridged_joules = 0.0
         run.counters.add_energy(reading, part.method, joules, seconds, self._options, self._intensity, split)
-        run.counters.add_device_cost(reading, part.ratio, seconds, self._options)
+        self._charge_gpu(run, GpuTime(part.run, reading.device, part.ratio, part.begin, part.end))
         self._shares[_ShareKey(part.run, reading.component, reading.device)] = part.ratio
+
+    def _charge_gpu(self, run: _Run, gpu_time: GpuTime) -> None:
+        seconds = self._gpu_time.charge(gpu_time, spans_restart=run.spans_restart)
+        run.counters.add_gpu_cost(gpu_time.ratio * seconds, self._options)
+
+    def _charge_lost_gpus(self, alive_runs: Collection[str], collected: Collected, *, now: float) -> None:
+        """Add the price of lost GPUs to the runs that used the GPUs last and are still alive."""
+        readings = [device.reading for device in self._devices]
+        readable = {
+            reading.device
+            for reading in readings
+            if reading.joules is not None and now - reading.time <= LOST_SECONDS
+        }
+        for gpu_time in self._gpu_time.lost(now, readable, alive_runs):
+            with collected.part():
+                run = self._load_run(gpu_time.run, collected)
+                seconds = gpu_time.end - gpu_time.begin
+                run.counters.add_gpu_cost(gpu_time.ratio * seconds, self._options)
 
     def _measured_split(
         self, device: DeviceEnergy, shares: Sequence[Share], work: WorkUse, now: float
@@ -349,7 +375,7 @@ class EnergyCollector:
     def _save(self, collected: Collected) -> None:
         is_saved = False
         with collected.part():
-            self._state.save(self._devices.record())
+            self._state.save(replace(self._devices.record(), gpu_times=self._gpu_time.records()))
             is_saved = True
         for run in self._runs.values():
             run.is_saved = run.is_saved and is_saved and not run.counters.has_changes
@@ -361,42 +387,10 @@ class EnergyCollector:
     # Publishing -----------------------------------------------------------------------------------------
 
     def _publish(self, collected: Collected) -> None:
-        self._add_devices(collected)
-        self._add_tariffs(collected)
+        families.add_devices(collected, self._devices)
+        families.add_tariffs(collected, self._options, self._intensity)
         for name, run in self._runs.items():
             for sample in run.counters.samples() if run.is_saved else ():
                 collected.add(sample.spec, sample.value, name, *sample.labels)
         for key, ratio in self._shares.items():
             collected.add(families.SHARE, min(1.0, ratio), key.run, key.component, key.device)
-
-    def _add_devices(self, collected: Collected) -> None:
-        resets: Counter[tuple[str, str]] = Counter()
-        for device in self._devices:
-            reading = device.reading
-            measured_label = "true" if reading.is_measured else "false"
-            identity = (reading.component, reading.device, reading.source)
-            collected.add(families.SOURCE_INFO, 1.0, *identity, measured_label, reading.name, reading.index)
-            if reading.component == "gpu":
-                for method, watts in device.idle.by_method().items():
-                    collected.add(families.GPU_IDLE, watts, reading.index, reading.device, method)
-            collected.add(families.CROSSCHECK, device.crosscheck(), reading.device)
-            for reason, seconds in reading.gap_seconds.items():
-                collected.add(families.GAP, seconds, reading.component, reading.device, reason)
-            for reason, joules in {**reading.gap_joules, **device.gaps}.items():
-                collected.add(families.GAP_JOULES, joules, reading.component, reading.device, reason)
-            for reason, count in reading.resets.items():
-                resets[reading.device, reason] += int(count)
-        for labels, total in (+resets).items():
-            collected.add(families.RESETS, total, *labels)
-
-    def _add_tariffs(self, collected: Collected) -> None:
-        options, intensity = self._options, self._intensity
-        collected.add(families.PUE, options.pue, "config")
-        if intensity is not None:
-            zone, source = options.carbon_zone, intensity.source
-            labels = (zone, source, options.carbon_factor or "", options.carbon_kind or "")
-            collected.add(families.INTENSITY, intensity.grams_per_joule, *labels)
-            collected.add(families.INTENSITY_TIME, intensity.modified_at, zone, source)
-        currency = options.currency or ""
-        collected.add(families.PRICE, options.price_per_joule, currency, "config")
-        collected.add(families.GPU_PRICE, options.gpu_price_per_second, currency)

@@ -5,7 +5,12 @@ PUE, carbon intensity and prices are separate families and never part of energy 
 
 from __future__ import annotations
 
-from exporter.families import FamilySpec
+from collections import Counter
+from collections.abc import Iterable
+
+from exporter.families import Collected, FamilySpec
+from exporter.ledger.energy.devices import DeviceEnergy
+from exporter.ledger.energy.options import EnergyOptions, Intensity
 
 _RUN_ABSENT = (
     " Absent before the first known share of the run, after the retention time of the run (feed.linger), or if the"
@@ -147,9 +152,11 @@ COST = FamilySpec(
     type="counter",
     labels=("run", "kind", "currency"),
     help="Cost of the run on this machine in the currency of the label, by kind: electricity (times the PUE, if configured)"
-    " and device_time (time of the GPUs). The price of a GPU hour usually includes electricity: configure and add both"
-    " only if you pay for them separately." + _RUN_ABSENT,
-    source="sum of energy * PUE * price; sum of time * price * share",
+    " and device_time (time of the GPUs). A lost GPU is charged until the run ends. After a restart of this exporter, the"
+    " time without an exporter is charged to the runs that ran before and after, if that time is at most 600 s; other time"
+    " without an exporter is not charged. The price of a GPU hour usually includes electricity: configure and add both only"
+    " if you pay for them separately." + _RUN_ABSENT,
+    source="sum of energy * PUE * price; sum of time on a GPU * price * share",
 )
 PHASE_ENERGY = FamilySpec(
     name="training_phase_energy_joules_total",
@@ -195,3 +202,38 @@ SPECS = (
     *(ENERGY, SHARE, PUE, INTENSITY, INTENSITY_TIME, CARBON, PRICE, GPU_PRICE, COST),
     *(PHASE_ENERGY, PHASE_QUALITY, PRODUCTIVE_ENERGY, WASTED_ENERGY),
 )
+
+
+def add_devices(collected: Collected, devices: Iterable[DeviceEnergy]) -> None:
+    """Add the families of the devices."""
+    resets: Counter[tuple[str, str]] = Counter()
+    for device in devices:
+        reading = device.reading
+        measured_label = "true" if reading.is_measured else "false"
+        identity = (reading.component, reading.device, reading.source)
+        collected.add(SOURCE_INFO, 1.0, *identity, measured_label, reading.name, reading.index)
+        if reading.component == "gpu":
+            for method, watts in device.idle.by_method().items():
+                collected.add(GPU_IDLE, watts, reading.index, reading.device, method)
+        collected.add(CROSSCHECK, device.crosscheck(), reading.device)
+        for reason, seconds in reading.gap_seconds.items():
+            collected.add(GAP, seconds, reading.component, reading.device, reason)
+        for reason, joules in {**reading.gap_joules, **device.gaps}.items():
+            collected.add(GAP_JOULES, joules, reading.component, reading.device, reason)
+        for reason, count in reading.resets.items():
+            resets[reading.device, reason] += int(count)
+    for labels, total in (+resets).items():
+        collected.add(RESETS, total, *labels)
+
+
+def add_tariffs(collected: Collected, options: EnergyOptions, intensity: Intensity | None) -> None:
+    """Add the families of the PUE, the carbon intensity and the prices."""
+    collected.add(PUE, options.pue, "config")
+    if intensity is not None:
+        zone, source = options.carbon_zone, intensity.source
+        labels = (zone, source, options.carbon_factor or "", options.carbon_kind or "")
+        collected.add(INTENSITY, intensity.grams_per_joule, *labels)
+        collected.add(INTENSITY_TIME, intensity.modified_at, zone, source)
+    currency = options.currency or ""
+    collected.add(PRICE, options.price_per_joule, currency, "config")
+    collected.add(GPU_PRICE, options.gpu_price_per_second, currency)

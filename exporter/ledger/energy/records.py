@@ -26,12 +26,23 @@ class DeviceRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuTimeRecord:
+    """Last charged time of a run on a GPU."""
+
+    run: str
+    device: str
+    ratio: float  # of the GPU
+    charged_until: float  # monotonic time
+
+
+@dataclass(frozen=True, slots=True)
 class DevicesRecord:
     """State of all devices of a machine, valid until a reboot."""
 
     boot: str = ""
     passed_at: float | None = None  # monotonic time of the last pass
     devices: tuple[DeviceRecord, ...] = ()
+    gpu_times: tuple[GpuTimeRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,13 +141,11 @@ class RunEnergy:
         if self._reports_training:
             self._split(component, reading.device, joules, seconds, split)
 
-    def add_device_cost(
-        self, reading: EnergyReading, ratio: float, seconds: float, options: EnergyOptions
-    ) -> None:
-        """Add the price of the run's share of a GPU over *seconds*."""
+    def add_gpu_cost(self, gpu_seconds: float, options: EnergyOptions) -> None:
+        """Add the price of GPU time."""
         price = options.gpu_price_per_second
-        if price is not None and reading.component == "gpu":
-            _add(self.record.cost, CostKind("device_time", options.currency or ""), seconds * ratio * price)
+        if price is not None:
+            _add(self.record.cost, CostKind("device_time", options.currency or ""), gpu_seconds * price)
             self.has_changes = True
 
     def begin_division(self, processes: Sequence[ProcessWork]) -> None:

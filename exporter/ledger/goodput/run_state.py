@@ -10,12 +10,13 @@ from functools import partial
 
 from exporter.errors import CollectError
 from exporter.families import Collected, FamilySpec
+from exporter.ledger.families import IDENTITY_LABELS
 from exporter.ledger.goodput.endings import Endings, follows
 from exporter.ledger.goodput.hang import WAITING_PHASES
 from exporter.ledger.goodput.outcome import EvidenceSource, Outcome
 from exporter.ledger.state.codec import loads
 from exporter.ledger.state.store import StateRecord, StateStore
-from exporter.ledger.totals import GapRules, Moment, ProcessTotals
+from exporter.ledger.totals import GapRules, Moment, ProcessTotals, VisibleSlot
 
 ACTIVE_STATES = ("starting", "running", "stalled", "hung", "ending")
 FINAL_STATES = ("stopped", "finished", "failed", "lost")
@@ -55,7 +56,17 @@ OUTCOME = FamilySpec(
     " run (feed.linger).",
     source="see training_run_state",
 )
-SPECS = (STATE, STATE_SINCE, OUTCOME)
+RANK_EXIT = FamilySpec(
+    name="training_rank_last_exit_timestamp_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=(*IDENTITY_LABELS, "reason"),
+    help="Unix time of the last exit of a process of the rank that did not complete the training. The reason is the signal,"
+    " the exit status or the exception; a reason that starts with `inferred` is not based on an exit status. A restart of"
+    " the rank keeps the series. Absent before such an exit, or after the retention time of the run (feed.linger).",
+    source="see training_run_state",
+)
+SPECS = (STATE, STATE_SINCE, OUTCOME, RANK_EXIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,21 @@ class RunState:
     exit_status: str = ""
     signal: str = ""
     exception: str = ""
+
+
+def add_rank_exits(collected: Collected, slots: Iterable[VisibleSlot]) -> None:
+    """Add the last exit of each rank that did not complete the training."""
+    for visible_slot in slots:
+        if visible_slot.key.rank is None:
+            continue
+        exits = [
+            _final_state(process.outcome, process)
+            for process in visible_slot.slot.processes
+            if process.outcome is not None and not process.outcome.is_completed
+        ]
+        if exits:
+            last = max(exits, key=lambda state: state.since_timestamp)
+            collected.add(RANK_EXIT, last.since_timestamp, *visible_slot.labels, last.reason)
 
 
 class RunStates:

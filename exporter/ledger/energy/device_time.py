@@ -1,0 +1,93 @@
+"""Time for which the runs pay for GPUs, including lost GPUs and short outages of the sidecar.
+
+A GPU without readings is lost, and its driver lists no processes. The GPU is still rented, so that the last runs on the GPU
+pay for the GPU until they end on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from exporter.collectors.energy.counter import MAX_INTERVAL_SECONDS
+from exporter.ledger.energy.records import GpuTimeRecord
+
+LOST_SECONDS = 30.0
+"""Time without a reading after which a GPU is lost. Longer than energy waits for the phases of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTime:
+    """Time of a run on a GPU."""
+
+    run: str
+    device: str  # UUID
+    ratio: float  # of the GPU
+    begin: float  # monotonic time
+    end: float
+
+
+@dataclass(slots=True)
+class _Charge:
+    """Last charged time of a run on a GPU."""
+
+    ratio: float
+    charged_until: float  # monotonic time
+    is_resumed: bool = False  # charged by the previous sidecar
+    is_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _ChargeKey:
+    run: str
+    device: str
+
+
+class DeviceTime:
+    """Charged time of all runs on the GPUs of the machine. No time is charged twice."""
+
+    def __init__(self) -> None:
+        self._charges: dict[_ChargeKey, _Charge] = {}
+
+    def resume(self, records: Sequence[GpuTimeRecord]) -> None:
+        """Continue from the records of the previous sidecar of the same boot."""
+        for record in records:
+            key = _ChargeKey(record.run, record.device)
+            self._charges[key] = _Charge(record.ratio, record.charged_until, is_resumed=True)
+
+    def records(self) -> tuple[GpuTimeRecord, ...]:
+        """Return the state to be saved."""
+        return tuple(
+            GpuTimeRecord(key.run, key.device, charge.ratio, charge.charged_until)
+            for key, charge in self._charges.items()
+        )
+
+    def charge(self, time: GpuTime, *, spans_restart: bool) -> float:
+        """Return the seconds to charge for a time on a GPU.
+
+        The first time after a restart of the sidecar begins at the last charged time, if the run was alive before the restart
+        (*spans_restart*).
+        """
+        key = _ChargeKey(time.run, time.device)
+        charge = self._charges.setdefault(key, _Charge(time.ratio, time.begin))
+        begin = time.begin
+        outage_seconds = time.begin - charge.charged_until
+        if charge.is_resumed and spans_restart and 0 < outage_seconds <= MAX_INTERVAL_SECONDS:
+            begin = charge.charged_until
+        elif charge.is_resumed or charge.is_lost:  # a part of the time may be charged already
+            begin = max(begin, min(charge.charged_until, time.end))
+        if time.end >= charge.charged_until:
+            self._charges[key] = _Charge(time.ratio, time.end)
+        return time.end - begin
+
+    def lost(self, now: float, readable: Collection[str], alive_runs: Collection[str]) -> Iterator[GpuTime]:
+        """Yield the time to charge for lost GPUs since the last call; *readable* has the UUIDs of GPUs with a recent reading."""
+        for key, charge in list(self._charges.items()):
+            seconds = now - charge.charged_until
+            if key.run not in alive_runs or (key.device in readable and seconds > LOST_SECONDS):
+                del self._charges[key]  # the run has ended, or has left the GPU
+            elif key.device not in readable and (charge.is_lost or seconds > LOST_SECONDS):
+                begin = charge.charged_until
+                self._charges[key] = _Charge(charge.ratio, now, is_lost=True)
+                if seconds <= MAX_INTERVAL_SECONDS:
+                    yield GpuTime(key.run, key.device, charge.ratio, begin, now)
