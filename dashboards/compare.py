@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dashboards.board import Variable
-from dashboards.palette import BLUE, NEUTRAL, ORANGE, VERMILION, fixed_color
+from dashboards.palette import BLUE, HASHED_COLOR, NEUTRAL, ORANGE, VERMILION, fixed_color
 from dashboards.panels import Json, Panel, dashboard_link, threshold_steps, time_series
 from dashboards.queries import Query, table_query
 from dashboards.tables import Column, matrix, table
@@ -79,6 +79,7 @@ ROW_DISTANCE_QUERY = (
 The distance is a tenth of the largest step number, rounded up to one significant digit.
 """
 SELECTED_RUNS_SELECTOR, BASELINE_SELECTOR = "@run", 'cluster=~"$cluster", run="$baseline"'
+OTHER_RUNS_SELECTOR = '@run, run!="$baseline"'
 
 
 def _comparison_columns(
@@ -189,10 +190,11 @@ def comparison_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Loss by time",
-            Query(LOSS_TEMPLATE.format(SELECTED_RUNS_SELECTOR), "{{run}}", BLUE),
+            Query(LOSS_TEMPLATE.format(OTHER_RUNS_SELECTOR), "{{run}}"),
             Query(LOSS_TEMPLATE.format(BASELINE_SELECTOR), "{{run}} (baseline)"),
             unit="none",
             minimum=None,
+            color=HASHED_COLOR,
             overrides=[
                 {
                     "matcher": {"id": "byFrameRefID", "options": "B"},

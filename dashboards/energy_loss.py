@@ -128,9 +128,14 @@ _RECENT_BADPUT = (
 )
 _STRAGGLER_WAIT = _as_cause("max by (run) (run:training_straggler_wait:ratio{@run})", "slowest_rank")
 _RESTARTS = 'sum by (run) (max by (run, cause) (increase(training_badput_seconds_total{@run, cause=~"lost_progress|downtime"}[1h]))) / 3600'
+_NONFINITE_STEPS = (
+    'sum by (run) (max by (run, value) (increase(training_nonfinite_total{@run, kind="loss"}[5m])))'
+    ' / on (run) (max by (run) (increase(training_steps_total{@run, mode="train"}[5m])) > 0)'
+)
+_NONFINITE_LOSS = _as_cause(f"clamp_max({_NONFINITE_STEPS}, 1)", "nonfinite_loss")
 LOST_SHARE_NOW = (
     f"({_as_cause(f'(0 * {STANDSTILL} + 1)', 'standstill')}"
-    f" or ({_RECENT_BADPUT} or {_STRAGGLER_WAIT})"
+    f" or ({_RECENT_BADPUT} or {_STRAGGLER_WAIT} or {_NONFINITE_LOSS})"
     f" unless on (run) {STANDSTILL} or {_as_cause(_RESTARTS, 'restarts')} unless on (run) {STANDSTILL})"
 )
 """PromQL for the share of the time that each run loses now, by cause: a standstill loses all of the time.
@@ -152,7 +157,8 @@ def _last_small(share: str) -> str:
 LOSS_SINCE = (
     f"({_as_cause('max by (run) (training_last_progress_timestamp_seconds{@run})', 'standstill')}"
     f" or {_as_cause('max by (run) (training_attempt_start_timestamp_seconds{@run})', 'restarts')}"
-    f" or {_last_small(f'({_RECENT_BADPUT})')} or {_last_small(_STRAGGLER_WAIT)})"
+    f" or {_last_small(f'({_RECENT_BADPUT})')} or {_last_small(_STRAGGLER_WAIT)}"
+    f" or {_last_small(_NONFINITE_LOSS)})"
     f" and on (run, cause) {LOST_SHARE_NOW} > {_SMALL_LOSS}"
 )
 """PromQL for the start of each loss in Unix seconds; 0 for a loss that began before the time range."""
@@ -163,6 +169,7 @@ CAUSE_TEXTS = value_mappings(
         "standstill": ("no step", BAD),
         "restarts": ("restarts in the last hour", BAD),
         "slowest_rank": ("waiting for the slowest rank", WARNING),
+        "nonfinite_loss": ("loss was NaN or infinite", BAD),
         "data_stall": ("waiting for data", WARNING),
         "hang": ("hang", BAD),
         "lost_progress": ("work lost in a crash", BAD),
@@ -173,6 +180,9 @@ CAUSE_TEXTS = value_mappings(
         "init": ("start", NEUTRAL),
         "compile": ("compilation", NEUTRAL),
         "other": ("other, or not attributed", NEUTRAL),
+        "nothing": ("nothing is lost now", GOOD),
+        "ended": ("the run has ended", NEUTRAL),
+        "unknown": ("unknown: no sample of this run", WARNING),
     }
 )
 """Value mappings from causes to texts."""

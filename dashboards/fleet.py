@@ -145,8 +145,8 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=4,
         ),
         stat(
-            "Mean SM activity",
-            instant_query("cluster:gpu_sm_activity:avg{@cluster}"),
+            "SM activity of used GPUs",
+            instant_query("cluster:gpu_sm_activity_held:avg{@cluster}"),
             unit="percentunit",
             w=3,
             decimals=0,
@@ -181,7 +181,7 @@ def _alert_panels() -> tuple[Panel, ...]:
                 Column("gpu", "GPU", width=80),
             ),
             w=24,
-            h=9,
+            h=7,
             group_by=("run", "instance", "gpu"),
         ),
     )

@@ -152,9 +152,9 @@ def run_panels() -> tuple[Panel, ...]:
             Column("max by (run) (run:training_cost:sum{@cluster})", "Cost", decimals=2, width=70),
             Column(
                 "max by (run) (run:training_ranks_missing:sum{@cluster})",
-                "Missing",
+                "Missing ranks",
                 decimals=0,
-                width=80,
+                width=100,
                 thresholds=bad_above(1),
             ),
             Column(
@@ -186,6 +186,6 @@ def run_panels() -> tuple[Panel, ...]:
             ),
             row_query=RUN_ROWS,
             sort="Verdict",
-            h=12,
+            h=9,
         ),
     )

@@ -26,7 +26,8 @@ WIDE_PIXELS, NARROW_PIXELS = 1600, 1000
 SCRAPE_INTERVAL = "5s"
 """Scrape interval in the settings of the data source.
 
-The scenario scrapes more often. With its own interval, `$__rate_interval` would cover too few seconds for smooth rates.
+The scenario scrapes more often. With the scrape interval of the scenario, `$__rate_interval` would cover too few seconds for
+smooth rates.
 """
 
 

@@ -77,7 +77,7 @@ class Query:
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
-_LOCAL_RANK_AS_GPU = (
+LOCAL_RANK_AS_GPU = (
     'label_replace(training_rank_info{@run, local_rank!=""}, "gpu", "$1", "local_rank", "(.+)")'
 )
 
@@ -92,10 +92,10 @@ def _gpu_label_by_rank(labels: str, inferred_source: str) -> str:
     return f"({' or on (instance, rank) '.join(alternatives)})"
 
 
-GPU_INDEX_BY_RANK = _gpu_label_by_rank("gpu", _LOCAL_RANK_AS_GPU)
+GPU_INDEX_BY_RANK = _gpu_label_by_rank("gpu", LOCAL_RANK_AS_GPU)
 """PromQL for the GPU index of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
 GPU_UUID_BY_RANK = _gpu_label_by_rank(
-    "uuid", f"{_LOCAL_RANK_AS_GPU} * on (instance, gpu) group_left (uuid) topk by (instance, gpu) (1, gpu_up)"
+    "uuid", f"{LOCAL_RANK_AS_GPU} * on (instance, gpu) group_left (uuid) topk by (instance, gpu) (1, gpu_up)"
 )
 """PromQL for the GPU UUID of each rank. The UUID joins series of different exporters, whose GPU indexes may differ."""
 
@@ -123,6 +123,10 @@ def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = Fa
     return f"clamp_min({current} - {previous}, 0)"
 
 
+WALL_SECONDS = "max(training_wall_seconds_total{@run})"
+STEP_AGE_SECONDS = "(time() - max(training_last_progress_timestamp_seconds{@run}))"
+STEP_OVERDUE = f"{STEP_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
+"""PromQL with a value while no step has finished for five times the longest step, and for 30 seconds."""
 LAST_COMPUTE = "last_over_time(training_rank_compute_seconds{@run}[$__rate_interval])"
 """PromQL for the compute time of a step of each rank, from the last sample within `$__rate_interval`."""
 
@@ -136,14 +140,25 @@ OBSERVED_RATIO = (
 """PromQL for the share of the last five minutes with samples: below 1 for a younger run, without a value after the end of a run."""
 
 
-COMPUTE_SECONDS = f"max by (rank) ({LAST_COMPUTE} > 0)"
 COMPUTE_SECONDS_BY_NODE = f"max by (instance, rank) ({LAST_COMPUTE} > 0)"
 MEAN_STEP_SECONDS = (
     '(sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]))'
     ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval])))'
 )
-SPEED_RATIO_BY_NODE = f"scalar(min({COMPUTE_SECONDS})) / {COMPUTE_SECONDS_BY_NODE}"
-"""PromQL for the speed of each rank relative to the fastest rank, by node and rank."""
+STAGE_OF_RANK = (
+    "on (instance, run, rank, worker) group_left (label_stage)"
+    " group by (instance, run, rank, worker, label_stage) (training_rank_info{@run})"
+)
+"""Operand of a multiplication that adds the pipeline stage to series of ranks."""
+_COMPUTE_BY_NODE_AND_STAGE = (
+    f"max by (instance, rank, label_stage) (({LAST_COMPUTE} > 0) * {STAGE_OF_RANK} or {LAST_COMPUTE} > 0"
+    " unless on (instance, run, rank, worker) training_rank_info{@run})"
+)
+SPEED_RATIO_BY_NODE = (
+    f"max by (instance, rank) (min by (label_stage) ({_COMPUTE_BY_NODE_AND_STAGE})"
+    f" / on (label_stage) group_right () {_COMPUTE_BY_NODE_AND_STAGE})"
+)
+"""PromQL for the speed of each rank relative to the fastest rank of its pipeline stage, by node and rank."""
 _ONLY_GPU_BY_RANK = (
     f"({GPU_INDEX_BY_RANK} and on (instance, rank) count by (instance, rank) ({GPU_INDEX_BY_RANK}) == 1)"
 )
@@ -154,23 +169,19 @@ SLOWEST_RANK = (
 )
 """PromQL for the relative speed of the slowest rank, with its GPU unless the rank uses several."""
 SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{card}}"
-STAGE_OF_RANK = (
-    "on (instance, run, rank, worker) group_left (label_stage)"
-    " group by (instance, run, rank, worker, label_stage) (training_rank_info{@run})"
-)
-"""Operand of a multiplication that adds the pipeline stage to series of ranks."""
 _COMPUTE_BY_STAGE = f"max by (rank, label_stage) (({LAST_COMPUTE} > 0) * {STAGE_OF_RANK})"
 _WAIT_PER_STEP = (
     f"avg(max by (label_stage) ({_COMPUTE_BY_STAGE}) - avg by (label_stage) ({_COMPUTE_BY_STAGE}))"
 )
 LOST_RATIO = (
     '((max(training_run_state{@run, state="hung"}) == 1)'
+    " or on () 0 * (max(run:training_step_overdue:seconds{@run}) > 0) + 1"
     f" or on () clamp_max({_WAIT_PER_STEP} / {MEAN_STEP_SECONDS}, 1))"
 )
-"""PromQL for the share of the GPU time in which ranks wait for the slowest rank of their stage, by their compute times; 1 while the run hangs."""
-LOST_GPU_HOURS_PER_HOUR = f"{LOST_RATIO} * count(group by (uuid) ({GPU_UUID_BY_RANK}))"
+"""PromQL for the share of the GPU time in which ranks wait for the slowest rank of their stage, by their compute times; 1 while a step is overdue."""
+LOST_GPU_HOURS_PER_HOUR = f"{LOST_RATIO} * on () max(run:training_gpus:count{{@run}})"
 LOST_COST_PER_HOUR = (
-    f"3600 * sum by (currency) (rate(training_cost_total{{@run}}[5m])) / on () group_left () {OBSERVED_RATIO}"
+    "3600 * sum by (currency) (max by (run, currency) (run:training_cost:rate5m{@run}))"
     f" * on () group_left () {LOST_RATIO}"
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dashboards.board import (
     ALERTS_OF_RUN,
     CHECKPOINTS,
-    NUMERICAL_SORT,
     RESTARTS,
     SINGLE_RUN,
     Board,
@@ -39,19 +38,38 @@ from dashboards.queries import (
     Query,
     gpu_values_by_rank,
 )
-from dashboards.ranks_overview import FEED_AGE_SECONDS, GPUS_LINK, NODE_LINK, SILENT_SECONDS, overview_panels
+from dashboards.ranks_overview import overview_panels
+from dashboards.run_problems import (
+    FEED_AGE_SECONDS,
+    GPUS_LINK,
+    LOST_GPUS,
+    NODE_LINK,
+    SILENT_SECONDS,
+    THROTTLED_GPUS,
+)
 from dashboards.tables import Column, hanging_ranks, percent, table
 
 UID = "training-ranks"
+SAMPLED_COMPUTE_SECONDS = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
 RANK_VARIABLE = Variable(
     "rank",
     "Rank",
-    "label_values(training_rank_info{@run}, rank)",
+    f"query_result(sort_desc({SAMPLED_COMPUTE_SECONDS} or 0 * max by (rank) (training_rank_info{{@run}})))",
     include_all=False,
-    sort=NUMERICAL_SORT,
-    description="Ranks in the row of selected ranks.",
+    regex='/rank="([^"]+)"/',
+    sort=0,
+    description="Ranks in the row of selected ranks, the slowest rank first.",
 )
-SAMPLED_COMPUTE_SECONDS = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
+GPU_PROBLEMS = f"topk by (instance, rank) (1, {LOST_GPUS} or on (instance, rank) {THROTTLED_GPUS})"
+RANK_ROWS = (
+    f"max by (instance, rank, gpu, problem) ({GPU_PROBLEMS})"
+    f" or on (instance, rank) max by (instance, rank, gpu) ({GPU_INDEX_BY_RANK})"
+)
+"""PromQL for all ranks with their GPU, and with the problem of the GPU."""
+
+
+BAD_TEXT = [{"type": "regex", "options": {"pattern": ".+", "result": {"color": BAD, "index": 0}}}]
+"""Value mapping that colours each text as bad."""
 
 
 def board() -> Board:
@@ -109,6 +127,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
             Column("rank", "Rank", width=70),
             Column("instance", "Node", links=(GPUS_LINK, NODE_LINK)),
             Column("gpu", "GPU", width=60),
+            Column("problem", "Problem of the GPU", width=240, mappings=BAD_TEXT),
             percent(
                 SPEED_RATIO_BY_NODE,
                 "Speed",
@@ -162,7 +181,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 width=100,
                 thresholds=warn_above(SILENT_SECONDS),
             ),
-            row_query=f"max by (instance, rank, gpu) ({GPU_INDEX_BY_RANK})",
+            row_query=RANK_ROWS,
             sort="Speed",
             descending=False,
             max_data_points=100,

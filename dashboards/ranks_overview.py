@@ -9,10 +9,8 @@ from dashboards.palette import (
     WARNING,
 )
 from dashboards.panels import (
-    NO_VALUE,
     Panel,
     bad_above,
-    dashboard_link,
     stat,
     threshold_steps,
     value_mappings,
@@ -22,30 +20,24 @@ from dashboards.queries import (
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
     SPEED_RATIO_BY_NODE,
+    STEP_OVERDUE,
     instant_query,
 )
-from dashboards.straggler import straggler_cost
-from dashboards.tables import ZERO_AS_DASH, Column, percent, placeholder_row, table
-
-FEED_AGE_SECONDS = (
-    "max by (instance, rank) (timestamp(training_feed_last_update_timestamp_seconds{@run})"
-    " - training_feed_last_update_timestamp_seconds{@run})"
+from dashboards.run_problems import (
+    GPUS_LINK,
+    HANG_LABELS,
+    HANGING,
+    NODE_LINK,
+    ODD_GROUP,
+    ODD_RANK,
+    what_is_wrong,
 )
-"""PromQL for the age of the feed at the time of the scrape. `time()` would add the time since the scrape."""
-SILENT_SECONDS = 30
-STOPPED_RANKS = f"max by (instance, rank) (training_process_up{{@run}}) == 0 or ({FEED_AGE_SECONDS} > {SILENT_SECONDS}) * 0 + 1"
-"""PromQL that is 0 for ended ranks and 1 for live ranks with a feed older than `SILENT_SECONDS`."""
-GPUS_LINK = dashboard_link("training-gpus", "GPUs of this node", node="${__data.fields.Node}")
-NODE_LINK = dashboard_link("training-node", "Node", node="${__data.fields.Node}")
+from dashboards.straggler import straggler_cost
+from dashboards.tables import ZERO_AS_DASH, Column, percent, table
 
 
 def overview_panels() -> tuple[Panel, ...]:
     """Return the panels of the row *At a glance*."""
-    labels = "function, location, phase"
-    hanging = f"max by (instance, rank, {labels}) (training_hang_info{{@run}})"
-    odd_group = "run_group:training_hang_odd:count{@run}"
-    odd_rank = f"max by (instance, rank, {labels}) (training_hang_info{{@run}} and on (cluster, run, {labels}) {odd_group} == 1)"
-    ranks_at_line = f"count by ({labels}) ({hanging})"
     return (
         stat(
             "Ranks alive",
@@ -69,7 +61,7 @@ def overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Slowest rank",
-            instant_query(SLOWEST_RANK, SLOWEST_RANK_LEGEND),
+            instant_query(f"{SLOWEST_RANK} unless on () {STEP_OVERDUE}", SLOWEST_RANK_LEGEND),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
@@ -91,21 +83,33 @@ def overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Rank that holds up a hang",
-            instant_query(
-                f'label_replace({odd_rank} * 0 + 1, "odd", "rank $1:", "rank", "(.+)")'
-                f' or label_replace(max by ({labels}) ({odd_group} > 1) * 0 + 1, "odd", "several ranks:", "", "")'
-                f' or label_replace(topk(1, {ranks_at_line}) * 0 + 1 unless on () {odd_group}, "odd", "no odd rank:", "", "")'
-                f' or label_replace(absent({hanging}) * 0, "odd", "no rank hangs", "", "")',
-                "{{odd}} {{function}} {{location}} {{instance}}",
-            ),
+            instant_query(_hang_query(), "{{odd}} {{function}} {{location}} {{instance}}"),
             unit="none",
             text_mode="name",
             thresholds=threshold_steps((None, NEUTRAL), (1, BAD)),
             w=7,
         ),
+        what_is_wrong(w=14, h=6),
         _node_table(),
-        _stopped_rank_table(),
     )
+
+
+def _hang_query() -> str:
+    """Return PromQL for the odd rank or group of a hang, with the label `odd`; 1 during a hang, otherwise 0."""
+
+    def with_text(expression: str, text: str, label: str = "") -> str:
+        return f'label_replace({expression}, "odd", "{text}", "{label}", "{"(.+)" if label else ""}")'
+
+    ranks_at_line = f"count by ({HANG_LABELS}) ({HANGING})"
+    hang = " or ".join(
+        (
+            with_text(f"{ODD_RANK} * 0 + 1", "rank $1:", "rank"),
+            with_text(f"max by ({HANG_LABELS}) ({ODD_GROUP} > 1) * 0 + 1", "several ranks:"),
+            with_text(f"topk(1, {ranks_at_line}) * 0 + 1 unless on () {ODD_GROUP}", "no odd rank:"),
+        )
+    )
+    no_hang = with_text("0 * max(training_run_state{@run})", "no rank hangs")
+    return f"{hang} or on () {no_hang} or on () {with_text('vector(0)', 'unknown: no sample of this run')}"
 
 
 def _node_table() -> Panel:
@@ -147,34 +151,6 @@ def _node_table() -> Panel:
             threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
         ),
         sort="Missing",
-        w=14,
-        h=6,
-    )
-
-
-def _stopped_rank_table() -> Panel:
-    """Return the table of ranks that have ended or have an old feed."""
-    placeholder = placeholder_row(STOPPED_RANKS, "instance", "no such rank seen")
-    return table(
-        "Ended and silent ranks",
-        Column("rank", "Rank", width=70),
-        Column("instance", "Node", links=(GPUS_LINK, NODE_LINK)),
-        Column(
-            f"{STOPPED_RANKS} or {placeholder} + 2",
-            "Process",
-            width=80,
-            mappings=value_mappings({0: ("ended", BAD), 1: ("silent", WARNING), 2: (NO_VALUE, NEUTRAL)}),
-        ),
-        Column(
-            f"{FEED_AGE_SECONDS} and on (instance, rank) ({STOPPED_RANKS}) or {placeholder}",
-            "Feed age",
-            unit="s",
-            decimals=0,
-            width=110,
-            mappings=ZERO_AS_DASH,
-        ),
-        sort="Process",
-        descending=False,
         w=10,
         h=6,
     )

@@ -21,13 +21,14 @@ from dashboards.palette import (
 from dashboards.panels import Panel, stat, time_series
 from dashboards.queries import (
     SAVE_PHASES,
+    WALL_SECONDS,
     WORK_PHASES,
     Query,
     blank_if_incomplete,
     event_counts,
     instant_query,
 )
-from dashboards.run_overview import GOODPUT_IF_SAVED, RANKS_LINK, WALL_SECONDS, overview_panels
+from dashboards.run_overview import GOODPUT_IF_SAVED, RANKS_LINK, overview_panels
 from dashboards.tables import Column, hanging_ranks, table
 
 UID = "training-run"

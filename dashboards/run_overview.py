@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dashboards.alerts import CLOCK_TIME, firing_alerts
+from dashboards.energy_loss import CAUSE_TEXTS, COST_PER_HOUR, LOSS_SINCE, LOST_SHARE_NOW
 from dashboards.palette import (
     BAD,
     BLUE,
@@ -23,6 +24,7 @@ from dashboards.panels import (
     stat,
     threshold_steps,
     time_series,
+    value_mappings,
     warn_above,
     warn_below,
 )
@@ -32,22 +34,21 @@ from dashboards.queries import (
     OBSERVED_RATIO,
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
+    STEP_AGE_SECONDS,
+    STEP_OVERDUE,
+    WALL_SECONDS,
     WORK_PHASES,
     Query,
     blank_if_incomplete,
     event_counts,
     instant_query,
 )
+from dashboards.run_problems import events_in_range, what_is_wrong
 from dashboards.run_state import BAD_LEVEL, LOOKBACK, STATE_LEGEND, WARNING_LEVEL, state_query
-from dashboards.straggler import straggler_cost
-from dashboards.tables import Column
+from dashboards.tables import Column, percent, table
 
 RANKS_LINK = dashboard_link("training-ranks", "Ranks", run="${run}")
 GPUS_LINK = dashboard_link("training-gpus", "GPUs of this run", run="${run}")
-WALL_SECONDS = "max(training_wall_seconds_total{@run})"
-STEP_AGE_SECONDS = "(time() - max(training_last_progress_timestamp_seconds{@run}))"
-STEP_OVERDUE = f"{STEP_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
-"""PromQL with a value while no step has finished for five times the longest step, and for 30 seconds."""
 STEP_OVERDUE_SECONDS = (
     f"({STEP_OVERDUE}"
     ' and on () max(training_run_state{@run, state="running"}) == 1'
@@ -60,12 +61,20 @@ GOODPUT_IF_SAVED = (
 )
 YOUNG_RUN_SECONDS = 3600
 """Wall time below which the start of a run, and not a fault, decides the goodput."""
+OVERDUE_INTERVALS = 3
+"""Multiple of the usual time between checkpoints from which a save is overdue, as in the alert TrainingCheckpointOverdue."""
 GPU_POWERS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {GPU_UUID_BY_RANK})"
 
 
 def overview_panels() -> tuple[Panel, ...]:
     """Return the panels of the row *At a glance*."""
-    return (*_state_panels(), *_number_panels(), *_time_series_panels())
+    return (
+        *_state_panels(),
+        what_is_wrong(w=14, h=6),
+        _losses(w=10, h=6),
+        *_number_panels(),
+        *_time_series_panels(),
+    )
 
 
 def _state_panels() -> tuple[Panel, ...]:
@@ -81,11 +90,13 @@ def _state_panels() -> tuple[Panel, ...]:
             text_mode="name",
             thresholds=threshold_steps((None, GOOD), (WARNING_LEVEL, WARNING), (BAD_LEVEL, BAD)),
             w=6,
+            h=3,
         ),
         stat(
             "In state since",
             instant_query(f"{state_since} * 1000"),
             unit=CLOCK_TIME,
+            h=3,
         ),
         firing_alerts(
             "@run",
@@ -95,7 +106,7 @@ def _state_panels() -> tuple[Panel, ...]:
                 Column("gpu", "GPU", width=65),
             ),
             w=14,
-            h=8,
+            h=6,
         ),
         stat(
             "Ranks",
@@ -108,6 +119,7 @@ def _state_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             text_mode="value_and_name",
+            h=3,
         ),
         stat(
             "Last step",
@@ -116,6 +128,7 @@ def _state_panels() -> tuple[Panel, ...]:
             decimals=0,
             thresholds=warn_above(60, 300),
             w=3,
+            h=3,
         ),
         stat(
             "Step",
@@ -124,13 +137,53 @@ def _state_panels() -> tuple[Panel, ...]:
             unit="locale",
             text_mode="value_and_name",
             w=3,
+            h=3,
         ),
+    )
+
+
+_LIVE_STATE = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
+_NOTHING_LOST = (
+    f'label_replace(0 * ({_LIVE_STATE}), "cause", "nothing", "", "")'
+    ' or on () label_replace(0 * max(training_run_state{@run}), "cause", "ended", "", "")'
+    ' or on () label_replace(vector(0), "cause", "unknown", "", "")'
+)
+"""PromQL for the row of a run that loses nothing, has ended, or has no sample."""
+SMALLEST_LOSS = 0.005
+"""Smallest share of the time that is a loss."""
+
+
+def _losses(w: int, h: int) -> Panel:
+    """Return the table of what the run loses now, by cause, the largest loss first."""
+    share = f"max by (cause) ({LOST_SHARE_NOW}) > {SMALLEST_LOSS}"
+    gpu_hours = f"({share}) * on () group_left () max(run:training_gpus:count{{@run}})"
+    cost = f"({share}) * on () group_left (currency) sum by (currency) ({COST_PER_HOUR})"
+    return table(
+        "Lost per hour, by cause",
+        Column("cause", "Cause", mappings=CAUSE_TEXTS),
+        percent(f"{share} or on () {_NOTHING_LOST}", "of its time", 130, bar=(0, 1)),
+        Column(gpu_hours, "GPU hours", decimals=2, width=100),
+        Column(cost, "Cost", decimals=2, width=80),
+        Column("currency", "Currency", width=80),
+        Column(
+            f"1000 * max by (cause) ({LOSS_SINCE})",
+            "Since",
+            unit=CLOCK_TIME,
+            width=115,
+            mappings=value_mappings({0: ("before this range", NEUTRAL)}),
+        ),
+        sort="of its time",
+        w=w,
+        h=h,
+        max_data_points=120,
     )
 
 
 def _number_panels() -> tuple[Panel, ...]:
     """Return the panels with single numbers about speed, failures, goodput and cost."""
     is_young = f"{WALL_SECONDS} < {YOUNG_RUN_SECONDS}"
+    unsaved = "max(training_uncommitted_seconds{@run})"
+    is_overdue = f"{unsaved} > {OVERDUE_INTERVALS} * max(training_checkpoint_interval_seconds{{@run}})"
     return (
         stat(
             "Slowest rank",
@@ -140,8 +193,8 @@ def _number_panels() -> tuple[Panel, ...]:
             text_mode="value_and_name",
             thresholds=warn_below(0.9, 0.75),
             w=3,
+            h=3,
         ),
-        straggler_cost(),
         stat(
             "Waiting for data",
             instant_query(
@@ -154,6 +207,26 @@ def _number_panels() -> tuple[Panel, ...]:
             text_mode="value_and_name",
             thresholds=warn_above(0.1, 0.2),
             w=3,
+            h=3,
+        ),
+        stat(
+            "Work at risk",
+            instant_query(f"{unsaved} unless on () {is_overdue}", "unsaved"),
+            instant_query(f"{unsaved} and on () {is_overdue}", "unsaved, save overdue", BAD),
+            instant_query(
+                f"{unsaved} * on () group_right () sum by (currency) ({COST_PER_HOUR}) / 3600", "{{currency}}"
+            ),
+            unit="none",
+            decimals=2,
+            text_mode="value_and_name",
+            overrides=[
+                {
+                    "matcher": {"id": "byRegexp", "options": "/^unsaved/"},
+                    "properties": [{"id": "unit", "value": "s"}, {"id": "decimals", "value": 0}],
+                }
+            ],
+            w=4,
+            h=3,
         ),
         stat(
             "Time left",
@@ -164,27 +237,26 @@ def _number_panels() -> tuple[Panel, ...]:
             ),
             unit="dthms",
             w=3,
+            h=3,
         ),
         stat(
             "Failures",
             instant_query(
-                'sum(increase(training_checkpoints_total{@run, result="failed"}[$__range]))'
-                " or 0 * max(training_wall_seconds_total{@run})",
-                "failed saves",
+                _events_or_zero('training_checkpoints_total{@run, result="failed"}', "kind"), "failed saves"
+            ),
+            instant_query(_events_or_zero("training_restarts_total{@run}", "reason"), "restarts"),
+            instant_query(
+                _events_or_zero('training_nonfinite_total{@run, kind="loss"}', "value"), "NaN losses"
             ),
             instant_query(
-                "sum(increase(training_restarts_total{@run}[$__range])) or 0 * max(training_wall_seconds_total{@run})",
-                "restarts",
-            ),
-            instant_query(
-                "sum(increase(training_nonfinite_total{@run}[$__range])) or 0 * max(training_wall_seconds_total{@run})",
-                "NaN",
+                _events_or_zero('training_nonfinite_total{@run, kind="grad"}', "value"), "NaN gradients"
             ),
             unit="none",
             decimals=0,
             text_mode="value_and_name",
             thresholds=bad_above(1),
-            w=4,
+            w=5,
+            h=3,
         ),
         stat(
             "Goodput, if saved",
@@ -195,6 +267,7 @@ def _number_panels() -> tuple[Panel, ...]:
             text_mode="value_and_name",
             thresholds=warn_below(0.9, 0.7),
             w=3,
+            h=3,
         ),
         stat(
             "Cost so far",
@@ -206,8 +279,14 @@ def _number_panels() -> tuple[Panel, ...]:
             decimals=2,
             text_mode="value_and_name",
             w=3,
+            h=3,
         ),
     )
+
+
+def _events_or_zero(counter: str, by: str) -> str:
+    """Return PromQL for the number of events in the time range, or 0 if the run had none."""
+    return f"{events_in_range(counter, by)} or 0 * {WALL_SECONDS}"
 
 
 def _time_series_panels() -> tuple[Panel, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dashboards.run_problems import LOST_GPUS, ODD_RANK
+
 WARNING_LEVEL, BAD_LEVEL = 1, 10
 """Levels from which a state is a warning or bad. A warning alert adds `WARNING_LEVEL`, a critical alert `BAD_LEVEL`."""
 LOOKBACK = "1h"
 """Time after the last sample for which the last known state is shown."""
-STATE_LEGEND = "{{state}}{{note}}{{missing}}{{alerts}}{{age}}{{instance}}"
+STATE_LEGEND = "{{state}}{{culprit}}{{note}}{{missing}}{{alerts}}{{age}}{{instance}}"
 
 _LAST_STEP = f"max(last_over_time(training_step{{@run}}[{LOOKBACK}]))"
 _STEP_TARGET = f"max(last_over_time(training_step_target{{@run}}[{LOOKBACK}]))"
@@ -25,7 +27,8 @@ def state_query() -> str:
     levels = {0: "starting|running|finished", WARNING_LEVEL: "stalled|ending|stopped"}
     silent_levels = {0: "finished", WARNING_LEVEL: "starting|running|stalled|ending|stopped"}
     state = (
-        f"({_state_with_note(_CURRENT_STATES, levels)}) + on () group_left (missing) ({_missing_ranks()})"
+        f"({_state_with_note(_CURRENT_STATES, levels)}) + on () group_left (culprit) ({_culprit()})"
+        f" + on () group_left (missing) ({_missing_ranks()})"
         f" + on () group_left (alerts) ({_alerts()})"
     )
     silent_state = f"({_state_with_note(_LAST_STATES, silent_levels)}) + on () group_left (age, instance) ({_age_and_node()})"
@@ -57,6 +60,17 @@ def _state_with_note(series: str, levels: dict[int, str]) -> str:
         f"{WARNING_LEVEL} * {finished_query} * on () group_left (note) {early_end}"
         f" or on () (({state}) * on (state) group_left (note) ({reason} or on (state) 0 * ({state}) + 1))"
     )
+
+
+def _culprit() -> str:
+    """Return PromQL for a zero, with the rank that holds up a hang, or whose GPU is lost, as the label `culprit`."""
+    ranks = (
+        f'label_join({ODD_RANK}, "culprit", " on ", "rank", "instance")'
+        f' or on () label_join({LOST_GPUS}, "culprit", " on ", "rank", "instance")'
+    )
+    is_live = 'max(training_run_state{@run, state=~"running|stalled|hung"}) == 1'
+    with_text = f'label_replace(topk(1, 0 * ({ranks})), "culprit", ", rank $1", "culprit", "(.+)")'
+    return f"max by (culprit) ({with_text}) and on () {is_live} or on () vector(0)"
 
 
 def _missing_ranks() -> str:

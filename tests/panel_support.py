@@ -10,6 +10,12 @@ from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
 from rules_support import ROOT, promtool
 
 RECORDING_RULES = [str(path) for path in sorted((ROOT / "deploy/prometheus/rules").glob("recording-*.yml"))]
+SINGLE_VALUES = {
+    "training-node": {"node": "n1"},
+    "training-run": {"run": "a"},
+    "training-ranks": {"run": "a"},
+}
+"""Values of variables that select a single value, by dashboard."""
 RUN = 'training_{name}{{run="a",instance="n{node}"{labels}}}'
 
 
@@ -31,9 +37,7 @@ def assert_panel(
     query = next(
         query for query in panel_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)
     )
-    expression = fill_variables(
-        query.expression, SELECTED_VALUES | ({"node": "n1"} if dashboard == "training-node" else {})
-    )
+    expression = fill_variables(query.expression, SELECTED_VALUES | SINGLE_VALUES.get(dashboard, {}))
     case = {
         "interval": "15s",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],

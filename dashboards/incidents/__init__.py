@@ -2,7 +2,7 @@
 
 The data set uses a scrape interval of 15 seconds and the rules in `deploy/prometheus/rules`. The exporters, the ranks and
 Prometheus are real processes; the GPUs are replayed. Fourteen nodes execute a healthy run of 64 ranks, nine small runs with
-one incident each, and a small run that ends normally. `python -m dashboards.incidents --out DIR` executes the runs and stores
+an incident each, and a small run that ends normally. `python -m dashboards.incidents --out DIR` executes the runs and stores
 the data. `--serve` starts a Prometheus server with the stored data, for pictures of the dashboards.
 """
 
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 class RunScenario(enum.Enum):
     """Runs of the data set; most are named after their incident. The value is the name of the run."""
 
-    HEALTHY = "healthy"  # nothing happens
+    HEALTHY = "healthy"  # no incident
     STRAGGLER = "straggler"  # heat throttles the GPU of one rank
     XID_ECC = "xid-ecc"  # Xid 48 with uncorrected ECC errors
     LOST_CARD = "lost-card"  # Xid 79 and a lost GPU
     LOADER_STALL = "loader-stall"  # the ranks wait for data for 60 % of the time
     NAN_LOSS = "nan-loss"  # the loss is NaN for half a minute
     FAILING_SAVES = "failing-saves"  # every checkpoint after the start of the incidents fails
-    HANG = "hang"  # one rank hangs in the forward pass
+    HANG = "hang"  # a rank hangs in the forward pass
     KILLED = "killed"  # a rank is killed, and all ranks restart
     EXPORTER_DOWN = "exporter-down"  # the exporter of a node is down for a minute
     FINISHED = "finished"  # the run ends normally before the end of the data set

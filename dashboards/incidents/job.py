@@ -1,8 +1,8 @@
-"""Command `python -m dashboards.incidents.job PLAN`: one rank of a run, a training loop that sleeps instead of computing.
+"""Command `python -m dashboards.incidents.job PLAN`: training loop of a rank, with sleeps in place of computations.
 
-The process waits for a line on standard input before it trains, because the machine description of the exporter contains the
-process id. The process exits when standard input closes. The times of all steps follow from the wall clock, so that the ranks
-are synchronous without collectives.
+The process waits for a line on standard input before the training, because the machine description of the exporter contains
+the process id. The process exits when standard input closes. The times of all steps depend only on the wall clock and the
+plan: the ranks are synchronous without collectives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLOPS_PER_TOKEN = 6 * 2.6e9
 
 
 class ScenarioEnded(Exception):  # noqa: N818  # the end of the scenario is not an error
-    """Signal that standard input is closed, because the scenario has ended."""
+    """End of the scenario: standard input is closed."""
 
 
 def wait(seconds: float) -> None:
@@ -41,10 +41,10 @@ def wait(seconds: float) -> None:
 
 
 class Rank:
-    """Training loop of one rank.
+    """Training loop of a rank.
 
     Args:
-        plan: Scenario and rank, and from standard input the start of the scenario, the time of the first step and its number.
+        plan: Scenario and rank, and from standard input the start of the scenario, and the time and the number of the first step.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class Rank:
         return step_start - self._scenario_start >= seconds
 
     def _iteration(self, step_start: float) -> float:
-        """Run one step that starts at a Unix time, and return the Unix time at which all ranks end the step."""
+        """Run a step that starts at a Unix time, and return the Unix time at which all ranks end the step."""
         has_incident = self._has_reached(step_start)
         compute_seconds = slowest_compute_seconds = STEP_SECONDS
         if self._scenario is RunScenario.STRAGGLER and has_incident:

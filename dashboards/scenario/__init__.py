@@ -1,14 +1,14 @@
 """Scenario of six nodes and two runs for the dashboards, with real exporters, processes and Prometheus, and replayed GPUs.
 
 - `node-1` and `node-2` have eight H100 each and execute a run of four ranks. The run pauses, saves checkpoints, validates,
-  records NaN gradients, has a straggler, crashes and restarts. On `node-2`, one GPU overheats, one has memory errors, and one
-  is lost for an interval.
-- `node-3` has no GPUs, and its exporter is down for an interval.
+  records NaN gradients, has a straggler, crashes and restarts. On `node-2`, a GPU overheats, a second GPU has memory errors,
+  and a third GPU is lost for an interval.
+- `node-3` has no GPUs. The exporter of `node-3` is down for an interval.
 - `node-4` has A100 in MIG mode.
 - `node-5` and `node-6` have eight H100 each and execute a run without faults, the baseline.
 
-`cluster.Cluster` stops all processes on exit. If the parent is killed, the ranks exit because their standard input closes; the
-exporters and Prometheus keep running.
+`cluster.Cluster` stops all processes on exit. If the parent is killed, the ranks exit because standard input closes; the
+exporters and Prometheus continue to run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Timeline:
 
     seconds: float = DEFAULT_SECONDS  # duration of the scenario
     pause_range: tuple[float, float] = (0.22, 0.29)  # the data loader delivers no batch
-    straggler_start: float = 0.45  # until the crash, one GPU overheats and its rank is slow
+    straggler_start: float = 0.45  # until the crash, a GPU overheats and the rank on the GPU is slow
     nan_start: float = 0.38  # the first NaN gradient
     lost_range: tuple[float, float] = (0.5, 0.66)  # a GPU without a rank is lost
-    down_range: tuple[float, float] = (0.34, 0.46)  # one exporter is down
+    down_range: tuple[float, float] = (0.34, 0.46)  # the exporter of node-3 is down
     crash_start: float = 0.7  # a rank is killed
     restart_duration: float = 0.05  # from the crash to the restart of the run
     save_times: tuple[float, ...] = (0.1, 0.2, 0.32, 0.44, 0.56, 0.66, 0.86, 0.95)  # checkpoints
-    failing_save: float = 0.56  # the checkpoint that fails; one of `save_times`
+    failing_save: float = 0.56  # the checkpoint that fails, a value of `save_times`
     validation_start: float = 0.36  # start of the validation
 
     def to_seconds(self, fraction: float) -> float:

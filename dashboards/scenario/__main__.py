@@ -17,7 +17,7 @@ from dashboards.scenario.cluster import Cluster
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the scenario until its end or a signal, and return 0."""
+    """Run the scenario until the end or a signal, and return 0."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.scenario", description=__doc__)
     parser.add_argument(
         "--seconds",

@@ -52,7 +52,7 @@ ENERGY = {
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Node of the scenario with its GPUs and ranks."""
+    """Node of the scenario with GPUs and ranks."""
 
     name: str  # label `instance` in Prometheus
     replay: str | dict[str, Any]  # name of a packaged machine, or a machine description
@@ -124,7 +124,7 @@ class Cluster:
         self._stop_processes()
 
     def wait_until_end(self) -> None:
-        """Wait until the end of the scenario."""
+        """Wait for the end of the scenario."""
         remaining_seconds = self.start_time + self.timeline.seconds - time.time()
         if remaining_seconds > 0:
             time.sleep(remaining_seconds)
@@ -215,7 +215,7 @@ class Cluster:
     # ------------------------------------------------------------ events
 
     def _run_timeline(self) -> None:
-        """Inject the faults of the timeline until its end or until the scenario stops."""
+        """Inject the faults of the timeline, until the last fault or the stop of the scenario."""
         timeline = self.timeline
         node_without_gpus = self._nodes[2]
         events = sorted(
@@ -240,7 +240,7 @@ class Cluster:
         self._start_sidecar(node)
 
     def _crash_run(self) -> None:
-        """Kill one rank and terminate the remaining ranks, as torchrun does."""
+        """Kill a rank and terminate the remaining ranks, as torchrun does."""
         ranks = {rank: process for (run, rank), process in self._ranks.items() if run == RUN}
         victim = ranks.pop(len(ranks) - 2)
         victim.send_signal(signal.SIGKILL)

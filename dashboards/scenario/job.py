@@ -1,8 +1,8 @@
-"""Command `python -m dashboards.scenario.job PLAN`: one rank of the scenario, a training loop that sleeps instead of computing.
+"""Command `python -m dashboards.scenario.job PLAN`: training loop of a rank, with sleeps in place of computations.
 
 `cluster` starts this program for each rank with the environment of a launcher. The program uses the public training API. All
-ranks derive the times of their steps from the wall clock and the plan, so that they are synchronous without collectives: a
-faster rank waits in `grad_sync` for the slowest rank. The process exits when its standard input closes.
+ranks derive the times of the steps from the wall clock and the plan, and are therefore synchronous without collectives: a
+faster rank waits in `grad_sync` for the slowest rank. The process exits when standard input closes.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ BASELINE_FACTOR = 1.08
 
 
 class ScenarioEnded(Exception):  # noqa: N818  # the end of the scenario is not an error
-    """Signal that standard input is closed, because the scenario has ended."""
+    """End of the scenario: standard input is closed."""
 
 
 class Rank:
-    """Training loop of one rank.
+    """Training loop of a rank.
 
     Args:
         plan: Role of the rank in the scenario, from `Cluster`.
@@ -131,7 +131,7 @@ class Rank:
                     step_start += self._validate()
 
     def _iteration(self, step: int, step_start: float) -> float:
-        """Run one step.
+        """Run a step.
 
         Args:
             step: Number of the step.

@@ -12,7 +12,7 @@ from exporter import replay
 
 MACHINES = Path(replay.__file__).parent / "described"
 HOT_GPU, FAULTY_GPU, LOST_GPU = 1, 5, 6
-"""Index of the straggler's GPU, of the GPU with memory errors, and of the GPU that is lost."""
+"""Index of the straggler's GPU, of the GPU with memory errors, and of the lost GPU."""
 
 GPUS = 8
 LEAD_SECONDS = 1.7
@@ -31,7 +31,7 @@ def h100(
     Args:
         timeline: Timeline of the scenario.
         first_uuid: Number in the UUID of the first GPU; distinct machines have distinct UUIDs.
-        has_faults: One GPU overheats, one has memory errors, and one is lost.
+        has_faults: A GPU overheats, a second GPU has memory errors, and a third GPU is lost.
         is_steady: The run neither pauses nor crashes.
     """
     machine: dict[str, Any] = yaml.safe_load((MACHINES / "h100.yaml").read_text(encoding="utf-8"))

@@ -24,12 +24,12 @@ class Intervals:
     """Intervals of a Prometheus server in seconds: scrape and evaluation of rules."""
 
     scrape: float
-    rule_evaluation: float | None = None  # None keeps the interval of each rule group
+    rule_evaluation: float | None = None  # None for the interval of each rule group
 
 
 @dataclass(frozen=True, slots=True)
 class PrometheusServer:
-    """Running Prometheus server with its process and base URL."""
+    """Running Prometheus server: process and base URL."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -43,14 +43,14 @@ def start_prometheus(
     *,
     retention: str = "15d",
 ) -> PrometheusServer:
-    """Start a Prometheus server and wait until it is ready. Data of an earlier server in the directory is kept.
+    """Start a Prometheus server and wait until the server is ready. The server continues with earlier data in the directory.
 
     Args:
         directory: Directory for the configuration, the log and the data.
         job: Label `job` of the targets.
         port_by_instance: Ports on 127.0.0.1 by the value of the label `instance`.
         intervals: Scrape and rule intervals.
-        retention: Time for which Prometheus keeps samples.
+        retention: Retention time of samples.
 
     Raises:
         FileNotFoundError: Prometheus is not installed.

@@ -137,6 +137,7 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_step_overdue:seconds",
     "run:training_straggler_wait:ratio",
     "run:training_cost:rate5m",
+    "run:training_gpus:count",
     "run:training_carbon:grams_rate5m",
 }
 """Recorded series whose values also appear on *Fleet* or in alerts; a panel with a query of its own would show another value."""

@@ -82,11 +82,13 @@ ALL_TARGETS_UP = "min(min_over_time(up[8s]))"
 MOMENTARY_PANELS = {
     "Loss by step",  # the last row is not complete
     "Losses now",  # a loss close to zero is a row, or none
+    "Lost per hour, by cause",
+    "What is wrong",  # a text contains the value
     "Time by phase",  # the rest of the phases is close to zero
     "Cost of the slowest rank",
     "Exporters, drivers and GPUs with a failure",  # a start of seconds may lie between two scrapes
-    "Mean SM activity",
     "Mean SM activity of used GPUs",
+    "SM activity of used GPUs",
     "Ranks by phase",
     "Slowest rank",
     "Waiting for data",

@@ -202,7 +202,14 @@ def test_ranks_of_one_pipeline_stage_do_not_wait_for_the_slower_ranks_of_another
     duration = 'training_step_duration_seconds_{}{{run="a",rank="0",mode="train"}}'
     series = STAGES | {duration.format("sum"): "0+10x60", duration.format("count"): "0+2x60"}
 
-    messages = failures(tmp_path, "Cost of the slowest rank", series, {"4m": 5}, factor=100)
+    messages = failures(
+        tmp_path,
+        "Cost of the slowest rank",
+        series,
+        {"4m": 5},
+        dashboard="training-ranks",
+        factor=100,
+    )
 
     assert not messages, messages
 

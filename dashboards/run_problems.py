@@ -1,0 +1,285 @@
+"""Problems of a run: PromQL for each problem, and the table *What is wrong* of *Run* and *Ranks*.
+
+A row has the labels `problem`, `rank`, `instance` and `gpu`, as far as these are known. The value is the start of the problem
+in Unix seconds, or 0 if the problem started before the time range.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dashboards.alerts import CLOCK_TIME
+from dashboards.availability import last_time
+from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
+from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
+from dashboards.queries import LOCAL_RANK_AS_GPU, SPEED_RATIO_BY_NODE, STEP_OVERDUE, WALL_SECONDS
+from dashboards.tables import Column, table
+
+SLOW_RATIO = 0.9
+"""Speed relative to the fastest rank below which a rank is slow."""
+DATA_WAIT_RATIO = 0.1
+"""Share of the time in `data_loading` from which waiting for data is a problem."""
+THROTTLED_RATIO = 0.05
+"""Smallest share of time with thermal or power throttling that is a problem."""
+SILENT_SECONDS = 30
+"""Age of the feed from which a live rank is silent."""
+XID_SECONDS = 3600
+"""Time for which an Xid is a problem."""
+MAX_ROWS = 8
+"""Maximum number of rows of a problem that many ranks can have."""
+
+FEED_AGE_SECONDS = (
+    "max by (instance, rank) (timestamp(training_feed_last_update_timestamp_seconds{@run})"
+    " - training_feed_last_update_timestamp_seconds{@run})"
+)
+"""PromQL for the age of the feed at the time of the scrape. `time()` would add the time since the scrape."""
+_LAST_UPDATE = "max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"
+_RANK_UP = "max by (instance, rank) (training_process_up{@run})"
+_ANYWHERE_UP = "max by (rank) (training_process_up{@run})"
+_RUN_OVER = 'max(last_over_time(training_run_state{@run, state=~"ending|finished|stopped"}[$__range])) == 1'
+_RUN_ENDED = (
+    'max(last_over_time(training_run_state{@run, state=~"finished|stopped|failed|lost"}[$__range])) == 1'
+)
+
+
+class Effect(enum.Enum):
+    """Effect of a problem on the run, by which the table is sorted."""
+
+    CAUSES_STOP = 6
+    STOPS = 5
+    ENDANGERS = 4
+    HIDES = 3
+    SLOWS = 2
+    PAST = 1
+
+
+EFFECT_TEXTS = value_mappings(
+    {
+        Effect.CAUSES_STOP.value: ("stops the run", BAD),
+        Effect.STOPS.value: ("stops the run", BAD),
+        Effect.ENDANGERS.value: ("endangers work", BAD),
+        Effect.HIDES.value: ("unknown", WARNING),
+        Effect.SLOWS.value: ("slows the run", WARNING),
+        Effect.PAST.value: ("past", NEUTRAL),
+        -1: (NO_VALUE, NEUTRAL),
+    }
+)
+PROBLEM_TEXTS = value_mappings({"no problem found": ("no problem found", GOOD)})
+GPUS_LINK = dashboard_link("training-gpus", "GPUs of this node", node="${__data.fields.Node}")
+NODE_LINK = dashboard_link("training-node", "Node", node="${__data.fields.Node}")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Problem of a run."""
+
+    rows: str  # PromQL for the start, with the text of the problem as a label
+    effect: Effect
+
+
+def _with_text(expression: str, text: str, label: str = "", pattern: str = "(.+)") -> str:
+    """Return PromQL that adds the label `problem`; `$1` in the text is the value of a label."""
+    return f'label_replace({expression}, "problem", "{text}", "{label}", "{pattern if label else ""}")'
+
+
+def _with_number(number: str, since: str, text: str, by: str = "") -> str:
+    """Return PromQL for the start of a problem with a number in its text."""
+    counted = f'count_values by ({by}) ("number", {number})'
+    return f"{_with_text(counted, text, 'number')} * 0 + on ({by}) group_left () ({since})"
+
+
+# GPUs of the ranks -------------------------------------------------------------------------------------------
+
+_REPORTED_GPUS = 'max by (instance, rank, gpu, uuid) (last_over_time(training_rank_info{@run, uuid!=""}[$__range])) and on (instance, rank) training_process_up{@run}'
+_INFERRED_GPUS = (
+    f"max by (instance, rank, gpu, uuid) ({LOCAL_RANK_AS_GPU} * on (instance, gpu) group_left (uuid)"
+    " topk by (instance, gpu) (1, max by (instance, gpu, uuid) (gpu_up * 0 + 1)))"
+)
+LAST_GPUS = f"({_REPORTED_GPUS} or on (instance, rank) {_INFERRED_GPUS})"
+"""PromQL for the GPUs of each rank, with index and UUID. The driver lists no processes of a lost GPU, so that the last known GPU counts."""
+_GPU_LOST = "max by (uuid) (gpu_up) == 0"
+_LOST_SINCE = f"{last_time('max by (uuid) (gpu_up) == bool 1')} and on (uuid) {_GPU_LOST}"
+_LAST_XID = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_SECONDS}) * 0 + 1"
+_LOST_GPUS = _with_text(f"{LAST_GPUS} * on (uuid) group_left () ({_LOST_SINCE})", "GPU $1 lost", "gpu")
+LOST_GPUS = (
+    f'(label_join({_LOST_GPUS} * on (uuid) group_left (xid) ({_LAST_XID}), "problem", ", Xid ", "problem", "xid")'
+    f" or on (instance, rank, gpu) {_LOST_GPUS})"
+)
+"""PromQL for the lost GPUs of the ranks, with the Xid in the label `problem`."""
+_XIDS = (
+    f"(max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_SECONDS}"
+    f" unless on (uuid) {_GPU_LOST}) * on (uuid) group_left (instance, rank, gpu) topk by (uuid) (1, {LAST_GPUS})"
+)
+_THROTTLED = "max by (uuid) (rate(gpu_clocks_event_seconds_total{@throttling}[$__rate_interval]))"
+_THROTTLED_SINCE = (
+    f"{last_time(f'{_THROTTLED} <= bool {THROTTLED_RATIO}')} and on (uuid) {_THROTTLED} > {THROTTLED_RATIO}"
+)
+_CELSIUS = (
+    'label_replace(count_values by (uuid) ("celsius", max by (uuid) (gpu_temperature_celsius{sensor="gpu"})),'
+    ' "celsius", "$1 °C", "celsius", "(.+)")'
+)
+_THROTTLED_GPUS = _with_text(
+    f"{LAST_GPUS} * on (uuid) group_left () ({_THROTTLED_SINCE})", "GPU $1 throttled by heat or power", "gpu"
+)
+THROTTLED_GPUS = (
+    f'(label_join({_THROTTLED_GPUS} * on (uuid) group_left (celsius) ({_CELSIUS}), "problem", ", ", "problem", "celsius")'
+    f" or on (instance, rank, gpu) {_THROTTLED_GPUS})"
+)
+"""PromQL for the throttled GPUs of the ranks, with the temperature in the label `problem`."""
+
+# Processes of the ranks --------------------------------------------------------------------------------------
+
+_LAST_EXIT = "max by (instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run})"
+_REASON = "(?:inferred: )?(?:the process )?(?:was )?(.+)"
+_LAST_EXIT_OR_UPDATE = (
+    f'({_LAST_EXIT} or on (instance, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
+)
+_ENDED = (
+    f"{_LAST_EXIT_OR_UPDATE} and on (instance, rank) {_RANK_UP} == 0"
+    f" unless on (rank) {_ANYWHERE_UP} == 1 unless on () {_RUN_OVER}"
+)
+_ENDED_RANKS = _with_text(f"bottomk({MAX_ROWS}, {_ENDED})", "ended: $1", "reason", _REASON)
+_RESTARTED = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {_ANYWHERE_UP} == 1"
+_FIRST_EXIT = f"bottomk(1, ({_RESTARTED}) >= scalar(max({_RESTARTED})) - 60)"
+"""PromQL for the first exit before the last restart of the ranks. The exits of the other ranks follow within a minute."""
+_UNKNOWN_RANKS = (
+    "count by (instance) (group by (instance, rank) (last_over_time(training_process_up{@run}[$__range]) == 1)"
+    " unless on (rank) training_process_up{@run}) unless on (instance) exporter_build_info{@cluster}"
+    f" unless on () {_RUN_ENDED}"
+)
+_LAST_SAMPLE = "max by (instance) (max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
+_SILENT = (
+    f"bottomk({MAX_ROWS}, {_LAST_UPDATE} and on (instance, rank) ({FEED_AGE_SECONDS} > {SILENT_SECONDS})"
+    f" and on (instance, rank) {_RANK_UP} == 1)"
+)
+
+# Hangs -------------------------------------------------------------------------------------------------------
+
+HANG_LABELS = "function, location, phase"
+HANGING = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}})"
+ODD_GROUP = "run_group:training_hang_odd:count{@run}"
+ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} and on (cluster, run, {HANG_LABELS}) {ODD_GROUP} == 1)"
+"""PromQL for the rank that holds up a hang, by the rule of the alert TrainingHang."""
+_STATE_SINCE = "max(training_run_state_since_timestamp_seconds{@run})"
+_HANG = (
+    f'label_join({ODD_RANK}, "place", " ", "function", "location")'
+    f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP} > 1), "place", " ", "function", "location")'
+)
+_HANGING_PLACE = _with_text(
+    f"({_HANG}) * 0 + on () group_left () {_STATE_SINCE}", "holds up the others: $1", "place"
+)
+_LAST_STEP = "max(training_last_progress_timestamp_seconds{@run})"
+_NO_STEP = f'{_LAST_STEP} and on () (max(run:training_step_overdue:seconds{{@run}}) > 0 or on () max(training_run_state{{@run, state=~"hung|stalled"}}) == 1)'
+
+# Speed, numbers and saves ------------------------------------------------------------------------------------
+
+_SLOW_SINCE = last_time(f"{SPEED_RATIO_BY_NODE} >= bool {SLOW_RATIO}")
+_SLOW = _with_number(
+    f"round(100 * bottomk({MAX_ROWS}, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO}))",
+    f"max by (instance, rank) ({_SLOW_SINCE})",
+    "computes at $1 % of the fastest rank",
+    "instance, rank",
+)
+_SLOW_RANKS = (
+    f"({_SLOW} + on (instance, rank) group_left (gpu) 0 * topk by (instance, rank) (1, {LAST_GPUS})"
+    f" or on (instance, rank) {_SLOW}) unless on () {STEP_OVERDUE}"
+)
+_DATA_WAIT = 'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
+_DATA_WAIT_SINCE = last_time(f"max({_DATA_WAIT}) <= bool {DATA_WAIT_RATIO}")
+_WAITING_RANK = (
+    _with_number(
+        f"round(100 * topk(1, {_DATA_WAIT} > {DATA_WAIT_RATIO}))",
+        f"0 * {_RANK_UP} + on () group_left () {_DATA_WAIT_SINCE}",
+        "waits for data $1 % of the time",
+        "instance, rank",
+    )
+    + f" unless on () {STEP_OVERDUE}"
+)
+
+
+def events_in_range(counter: str, by: str) -> str:
+    """Return PromQL for the number of events in the time range, for a counter that may start with its first event."""
+    before = f"last_over_time({counter}[6h] offset $__range)"
+    return f"sum(max by ({by}) ({counter})) - (sum(max by ({by}) ({before})) or vector(0))"
+
+
+_NONFINITE = 'training_nonfinite_total{@run, kind="loss"}'
+_NEW_NONFINITE = f"sum(increase({_NONFINITE}[$__rate_interval]))"
+_NONFINITE_NOW = f"{_NEW_NONFINITE} > 0"
+_FIRST_NONFINITE = f"min_over_time((time() * ({_NEW_NONFINITE} > bool 0) > 0)[$__range:$__interval])"
+_NONFINITE_LOSS = _with_number(
+    f"round({events_in_range(_NONFINITE, 'value')}) > 0",
+    _FIRST_NONFINITE,
+    "loss was NaN or infinite in $1 steps",
+)
+_FAILED_COUNTER = 'training_checkpoints_total{@run, result="failed"}'
+_LAST_FAILURE = last_time(
+    f"(sum({_FAILED_COUNTER}) or 0 * {WALL_SECONDS}) < bool scalar(sum({_FAILED_COUNTER} @ end()))"
+)
+_LAST_SAVE = f"(max(training_checkpoint_last_success_timestamp_seconds{{@run}}) or 0 * {WALL_SECONDS})"
+_FAILED_LAST = f"{_LAST_FAILURE} > {_LAST_SAVE}"
+_FAILED_COUNT = f"round({events_in_range(_FAILED_COUNTER, 'kind')}) > 0"
+_SAVES_FAIL = _with_number(_FAILED_COUNT, _LAST_SAVE, "no checkpoint: $1 saves failed")
+_SAVES_FAILED = _with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
+
+PROBLEMS = (
+    Problem(LOST_GPUS, Effect.CAUSES_STOP),
+    Problem(_HANGING_PLACE, Effect.CAUSES_STOP),
+    Problem(_ENDED_RANKS, Effect.CAUSES_STOP),
+    Problem(_with_text(_NO_STEP, "no rank finishes a step"), Effect.STOPS),
+    Problem(f"{_SAVES_FAIL} and on () {_FAILED_LAST}", Effect.ENDANGERS),
+    Problem(f"{_NONFINITE_LOSS} and on () {_NONFINITE_NOW}", Effect.ENDANGERS),
+    Problem(
+        _with_text(f'label_join({_XIDS}, "place", ": Xid ", "gpu", "xid")', "GPU $1", "place"),
+        Effect.ENDANGERS,
+    ),
+    Problem(
+        _with_number(_UNKNOWN_RANKS, _LAST_SAMPLE, "exporter down, ranks unknown: $1", "instance"),
+        Effect.HIDES,
+    ),
+    Problem(_with_text(_SILENT, "alive, but does not report"), Effect.HIDES),
+    Problem(_SLOW_RANKS, Effect.SLOWS),
+    Problem(THROTTLED_GPUS, Effect.SLOWS),
+    Problem(_WAITING_RANK, Effect.SLOWS),
+    Problem(_with_text(_FIRST_EXIT, "restarted after: $1", "reason", _REASON), Effect.PAST),
+    Problem(f"{_SAVES_FAILED} unless on () {_FAILED_LAST}", Effect.PAST),
+    Problem(f"{_NONFINITE_LOSS} unless on () {_NONFINITE_NOW}", Effect.PAST),
+)
+_COLUMNS = "problem, instance, rank, gpu"
+_STATE_KNOWN = "max(training_run_state{@run})"
+_NO_PROBLEM = (
+    f"{_with_text(f'0 * {_STATE_KNOWN} - 1', 'no problem found')}"
+    f" or on () {_with_text('vector(-1)', 'unknown: no sample of this run')}"
+)
+
+
+def _union(expressions: Sequence[str]) -> str:
+    """Return PromQL for the rows of all problems, or for a row of value -1 if there are none."""
+    return f"max by ({_COLUMNS}) ({' or '.join(expressions)}) or on () ({_NO_PROBLEM})"
+
+
+def what_is_wrong(w: int, h: int) -> Panel:
+    """Return the table of the current problems of a run, problems that stop the run first."""
+    since = _union([f"1000 * ({problem.rows})" for problem in PROBLEMS])
+    effect = _union([f"0 * ({problem.rows}) + {problem.effect.value}" for problem in PROBLEMS])
+    return table(
+        "What is wrong",
+        Column(effect, "Effect", decimals=0, width=130, mappings=EFFECT_TEXTS),
+        Column("problem", "Problem", mappings=PROBLEM_TEXTS),
+        Column("rank", "Rank", width=70),
+        Column("instance", "Node", width=100, links=(GPUS_LINK, NODE_LINK)),
+        Column("gpu", "GPU", width=65),
+        Column(
+            since,
+            "Since",
+            unit=CLOCK_TIME,
+            width=115,
+            mappings=value_mappings({0: ("before this range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
+        ),
+        sort="Effect",
+        w=w,
+        h=h,
+        max_data_points=120,
+    )
