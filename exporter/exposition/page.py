@@ -52,7 +52,7 @@ SERIES_DROPPED = FamilySpec(
     help=(
         "Series omitted from the page, counted each time the page is written. Reasons: cap (too many series), duplicate (a"
         " label set or family that exists already), labels (not text, or too long), name (not a valid family), value (not a"
-        " number, NaN, a counter below zero, decreasing buckets). Absent until a series is omitted."
+        " number, NaN, or out of range, such as a counter below zero). Absent until a series is omitted."
     ),
     source="exposition",
 )

@@ -105,44 +105,24 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
         RefusedError: No sample can be written.
     """
     name, rules = metric.name, _TYPE_RULES.get(metric.type)
-    if (
-        rules is not None
-        and previous is not None
-        and (lines := _update_lines(metric, rules, previous)) is not None
-    ):
-        return FamilyText(
-            _texts(metric, rules, lines, metric.samples),
-            len(lines),
-            previous.names,
-            Counter(),
-            metric,
-            metric.samples,
-        )
+    if rules is not None and previous is not None:
+        updated_lines = _update_lines(metric, rules, previous)
+        if updated_lines is not None:
+            texts = _texts(metric, rules, updated_lines, metric.samples)
+            return FamilyText(texts, len(updated_lines), previous.names, Counter(), metric, metric.samples)
     if rules is None or not _METRIC_NAME.fullmatch(name) or not isinstance(metric.documentation, str):
         raise RefusedError("name")
     samples = _without_decreasing_sums(metric) if metric.type == "histogram" else metric.samples
-    sample_names = {name + suffix for suffix in rules.suffixes}
-    lines = {}  # by series
+    sample_names = frozenset(name + suffix for suffix in rules.suffixes)
+    lines: dict[str, str] = {}  # by series
     kept_samples: list[Sample] = []
     dropped_counts: Counter[Reason] = Counter()
     invalid_distributions: dict[_SeriesKey, Reason] = {}
-    sorted_keys_by_keys: dict[
-        tuple[str, ...], list[str]
-    ] = {}  # sorted once for all samples with the same labels
     for sample in samples:
         try:
             if sample.name == f"{name}_created":
                 continue
-            if sample.name not in sample_names:
-                raise RefusedError("name")  # noqa: TRY301  # the handler below also handles Python's own errors
-            labels, keys = sample.labels, tuple(sample.labels)
-            sorted_keys = sorted_keys_by_keys.get(keys)
-            if sorted_keys is None:
-                sorted_keys = sorted_keys_by_keys[keys] = _sorted_labels(keys)
-            label_text = ",".join(
-                [f'{key}="{_escape(labels[key])}"' for key in sorted_keys if labels[key] != ""]
-            )
-            series = f"{sample.name}{{{label_text}}}" if label_text else sample.name
+            series = _series_text(sample, sample_names)
             if series in lines:
                 raise RefusedError("duplicate")  # noqa: TRY301  # the handler below also handles Python's own errors
             value = sample.value if type(sample.value) is float else _number(sample.value)
@@ -150,12 +130,8 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
                 raise RefusedError("value")  # noqa: TRY301  # the handler below also handles Python's own errors
             lines[series] = f"{series} {_format_value(value)}\n"
             kept_samples.append(sample)
-        except (
-            RefusedError,
-            AttributeError,
-            TypeError,
-            ValueError,
-        ) as error:  # not a sample, or labels that are not text
+        except (RefusedError, AttributeError, TypeError, ValueError) as error:
+            # Python's own errors: the object is not a sample, or its labels are not text.
             refusal = error if isinstance(error, RefusedError) else RefusedError("labels")
             if metric.type in ("histogram", "summary"):
                 key = _series_key(sample)
@@ -180,13 +156,23 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
     return FamilyText(texts, len(lines), names, dropped_counts, metric, kept_samples)
 
 
+def _series_text(sample: Sample, sample_names: frozenset[str]) -> str:
+    """Return the name and the labels of a sample. Raises RefusedError, AttributeError, TypeError and ValueError."""
+    if sample.name not in sample_names:
+        raise RefusedError("name")
+    labels = sample.labels
+    label_text = ",".join(
+        [f'{key}="{_escape(labels[key])}"' for key in _sorted_keys(tuple(labels)) if labels[key] != ""]
+    )
+    return f"{sample.name}{{{label_text}}}" if label_text else sample.name
+
+
 def _update_lines(metric: Metric, rules: TypeRules, previous: FamilyText) -> Mapping[str, str] | None:
     """Return the lines with the new values if the series equal those of the previous text, or None if they differ."""
     old_metric = previous.metric
-    if metric.type not in ("counter", "gauge") or (old_metric.type, old_metric.name) != (
-        metric.type,
-        metric.name,
-    ):
+    if metric.type not in ("counter", "gauge"):
+        return None
+    if (old_metric.type, old_metric.name) != (metric.type, metric.name):
         return None
     if previous.dropped_counts or len(previous.samples) != len(metric.samples):
         return None
@@ -267,7 +253,8 @@ def _series_key(sample: Sample) -> _SeriesKey | None:
         return None
 
 
-def _sorted_labels(keys: tuple[str, ...]) -> list[str]:
+@lru_cache(maxsize=2048)
+def _sorted_keys(keys: tuple[str, ...]) -> list[str]:
     if len(keys) > MAX_LABELS or not all(map(_LABEL_NAME.fullmatch, keys)):
         raise RefusedError("labels")
     return sorted(keys)
