@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 from waiting import wait_until
@@ -30,3 +32,20 @@ def test_start_and_end_of_a_process_are_exact_to_a_tenth_of_a_second() -> None:
 
 def test_a_process_that_does_not_exist_has_no_start_or_end() -> None:
     assert ProcessLives().watch([2**22 - 1]) == {}
+
+
+def test_a_thread_that_cannot_be_started_costs_only_the_exact_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    lives, descriptors = ProcessLives(), Path("/proc/self/fd")
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        open_count = len(list(descriptors.iterdir()))
+        running = lives.watch([process.pid])[process.pid]
+        leaked_count = len(list(descriptors.iterdir())) - open_count
+        process.kill()
+    ended = lives.watch([process.pid])[process.pid]
+
+    assert (running.ended_at is None, ended.ended_at is None) == (True, False)
+    assert leaked_count == 0

@@ -1,12 +1,11 @@
 """Start and end times of processes.
 
 The start is read from /proc, in clock ticks of usually 10 ms. A thread that waits for pidfds records the end. Without a
-pidfd (an old kernel, or no permission), the next call of `watch` after the end does.
+pidfd (an old kernel, no permission, or no free thread), the next call of `watch` after the end does.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import socket
@@ -63,12 +62,18 @@ class ProcessLives:
         if start is None or (previous is not None and abs(previous.started_at - start) < 0.02):
             return  # the process has ended
         self._lives[pid] = ProcessLife(pid, start)
-        with contextlib.suppress(OSError, AttributeError):  # no permission, or a kernel without pidfds
+        try:
             descriptor = os.pidfd_open(pid)
+        except (OSError, AttributeError):  # no permission, or a kernel without pidfds
+            return
+        try:
             if self._waiter is None:
                 self._waiter = _Waiter(self._record_end)
-            self._waiting_pids.add(pid)
             self._waiter.add(descriptor, pid)
+        except (OSError, RuntimeError):  # a limit on descriptors, processes or memory
+            os.close(descriptor)
+            return
+        self._waiting_pids.add(pid)
 
     def _record_end(self, pid: int) -> None:
         now = self._monotonic()
@@ -89,7 +94,11 @@ class _Waiter:
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="exporter-lives", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._close()
+            raise
 
     def add(self, descriptor: int, pid: int) -> None:
         """Wait for the end of a process, then close the descriptor."""
@@ -100,6 +109,9 @@ class _Waiter:
         self._is_stopping = True
         self._wake_writer.send(b"!")
         self._thread.join(2.0)
+        self._close()
+
+    def _close(self) -> None:
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 os.close(key.fd)
