@@ -98,7 +98,7 @@ def collector(
 
 @dataclass(frozen=True, slots=True)
 class Collectors:
-    """Collectors of the exporter; the name of a field is the value of the label `collector`."""
+    """Collectors of the exporter. The name of a field is the value of the label `collector`."""
 
     cpu: CpuOptions = collector(
         CpuCollector, CpuOptions(), "CPU time by mode, utilization, load averages, boot time."

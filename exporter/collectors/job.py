@@ -28,7 +28,7 @@ class JobProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcessUse:
-    """Use of a GPU by a process; None if the driver does not report the value."""
+    """Use of a GPU by a process. A value that the driver does not report is None."""
 
     pid: int  # as the driver reports it: in the pid namespace of the host
     gpu: str  # index in the job's numbering
@@ -77,7 +77,7 @@ class RunUse:
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """Use of the machine by all visible runs, and the machine's resources; None if unreadable."""
+    """Use of the machine by all visible runs, and the machine's resources. An unreadable value is None."""
 
     time: float
     runs: tuple[RunUse, ...]

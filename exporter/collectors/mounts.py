@@ -15,7 +15,7 @@ _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Line of mountinfo; bytes that are not UTF-8 are surrogates, as system calls require.
+    """Line of mountinfo. Bytes that are not UTF-8 are surrogates in `root` and `path`, as system calls require.
 
     Source: Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo".
     """

@@ -82,7 +82,7 @@ class Scheduler:
         deadline_seconds: float,
         lane: str | None = None,
     ) -> None:
-        """Schedule a collector, by default in a separate lane; the counters of the collector's name continue.
+        """Schedule a collector, by default in a separate lane. The counters of the collector's name continue.
 
         Raises ValueError if a collector with this name is already scheduled.
         """
@@ -132,7 +132,7 @@ class Scheduler:
             )
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
-        """Stop the threads; a collector that has not returned after the timeout remains in a daemon thread.
+        """Stop the threads. A collector that has not returned after the timeout remains in a daemon thread.
 
         Later results are neither published nor withdrawn: the last blocks remain for the last scrape.
         """

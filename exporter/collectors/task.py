@@ -20,7 +20,10 @@ Problems = Sequence[tuple[str, str]]
 
 @dataclass(slots=True, eq=False)
 class CollectorTask:
-    """Schedule and counters of a collector name, kept after the collector is removed; guarded by the scheduler's lock."""
+    """Schedule and counters of a collector name, which remain after the collector is removed.
+
+    Guarded by the scheduler's lock.
+    """
 
     name: str
     lane: str = ""  # name of the lane; "" before the first schedule

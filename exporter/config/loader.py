@@ -1,7 +1,7 @@
 """YAML loader: converts text to dataclasses, and reports every problem with file, line and column.
 
 A mapping overrides the default value of the field key by key. A dataclass may have a method
-`problems() -> Iterable[tuple[field, message]]`, which checks the combination of fields.
+`problems() -> Iterable[tuple[field, message]]`, which checks the combination of fields if each field is valid.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """Textual notation of a value; `parse(format(value)) == value`."""
+    """Textual notation of a value, with `parse(format(value)) == value`."""
 
     expected: str  # allowed values in words, with an article
     pattern: str  # of the whole text, in the dialect of JSON Schema
@@ -32,7 +32,7 @@ class Notation:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bounds of a number, both inclusive; None leaves a side open."""
+    """Inclusive bounds of a number. None leaves a side open."""
 
     minimum: float | None = None
     maximum: float | None = None
@@ -107,7 +107,7 @@ def option(default: Any, help: str, *, example: Any = REQUIRED, restart: bool = 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Key of a mapping, as defined by the dataclass; see `option`."""
+    """Key of a mapping, as a dataclass field defines it (see `option`)."""
 
     key: str  # as written in YAML
     name: str  # the dataclass's field

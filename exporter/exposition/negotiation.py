@@ -33,7 +33,7 @@ _PROTOBUF = ("application/vnd.google.protobuf", "io.prometheus.client.metricfami
 
 
 def negotiate(accept: str | None) -> Format:
-    """Return the format with the greatest weight; of equal weights, protobuf before OpenMetrics before text.
+    """Return the format with the greatest weight. Of equal weights, protobuf precedes OpenMetrics, and OpenMetrics text.
 
     Protobuf is chosen only for clients that accept OpenMetrics too, such as Prometheus: other clients that accept protobuf,
     such as Telegraf, read classic histograms only. Repeated headers are joined by commas.
@@ -66,7 +66,7 @@ def accepts_gzip(accept_encoding: str | None) -> bool:
 
 
 def compress(body: bytes) -> bytes:
-    """Return the body compressed with gzip at level 1; level 9 takes 20 times as long for two thirds of the size."""
+    """Return the body compressed with gzip at level 1. Level 9 takes 20 times as long for two thirds of the size."""
     compressor = zlib.compressobj(1, zlib.DEFLATED, wbits=zlib.MAX_WBITS | 16)
     return compressor.compress(body) + compressor.flush()
 

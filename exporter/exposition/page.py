@@ -152,7 +152,7 @@ class Page:
         self._series = 0
 
     def publish(self, name: str, families: Iterable[Metric], *, early: bool = False) -> None:
-        """Replace the families of a publisher; `early` renders them now, so that a scrape only joins texts."""
+        """Replace the families of a publisher. With `early`, they are rendered now, and a scrape only joins their texts."""
         new_families = tuple(families)
         if early:
             block = _render_early(new_families, self._published_blocks.get(name))

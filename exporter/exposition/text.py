@@ -189,12 +189,8 @@ def _update_lines(metric: Metric, rules: TypeRules, previous: FamilyText) -> Map
                 return None
             series = line.rpartition(" ")[0]
             lines[series] = f"{series} {_format_value(value)}\n"
-    except (
-        AttributeError,
-        TypeError,
-        ValueError,
-    ):  # labels of a third-party collector that cannot be compared
-        return None
+    except (AttributeError, TypeError, ValueError):
+        return None  # labels of a third-party collector that cannot be compared
     return lines
 
 

@@ -112,7 +112,7 @@ class GpmSample:
 
 
 class ReplayLibrary:
-    """Replacement for `pynvml.nvmlLib` that replays a machine; the timeline starts at `origin`."""
+    """Replacement for `pynvml.nvmlLib` that replays a machine. The timeline starts at `origin`."""
 
     def __init__(self, description: dict[str, Any], *, clock: Clock, origin: float) -> None:
         self._machine = ReplayedMachine(description)

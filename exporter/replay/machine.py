@@ -115,7 +115,7 @@ class ReadingCurves:
 
 
 def _signal_total(signal: dict[str, Any], load_total: float, seconds: float = 1.0) -> float:
-    """Return the integral of a signal over some seconds, from the integral of the load; by default, its mean."""
+    """Return the integral of a signal from the integral of the load. For one second, both are means."""
     busy = signal["idle"] if signal["busy"] is None else signal["busy"]
     return float(signal["idle"] * seconds + (busy - signal["idle"]) * load_total)
 
@@ -159,7 +159,7 @@ class ReplayedGpu:
                 self.readings.change(name, fault.start, fault.end, value)
 
     def instances(self, moment: float) -> list[dict[str, Any]]:
-        """Return the compute instances of the GPU; empty unless MIG is enabled."""
+        """Return the compute instances of the GPU, none unless MIG is enabled."""
         if self.readings.value_at("mig_mode", moment) != 1:
             return []
         return self._current_entries("mig", moment)

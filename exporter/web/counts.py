@@ -85,7 +85,7 @@ class Scrapers:
         self._times: OrderedDict[tuple[str, str], tuple[float, ...]] = OrderedDict()
 
     def record(self, peer: str, agent: str, now: float) -> None:
-        """Record a scrape; `now` is monotonic."""
+        """Record a scrape at a monotonic time."""
         client = (peer, agent)
         with self._lock:
             times = self._times.pop(client, ())

@@ -36,7 +36,7 @@ class Endpoint(Protocol):
         """Return the allowed methods."""
 
     async def respond(self, request: Request, deadline: float) -> Response:
-        """Return the response; `deadline` is a time of the event loop's clock.
+        """Return the response. `deadline` is a time of the event loop's clock.
 
         The router responds to LateError and BusyError with 503, and to all other exceptions with 500.
         """

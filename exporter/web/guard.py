@@ -11,7 +11,7 @@ from exporter.web.http import Limits
 
 
 class ConnectionState(enum.Enum):
-    """Activity of a connection; the value is the label `state`."""
+    """Activity of a connection. The value is the label `state`."""
 
     INCOMPLETE = "incomplete"  # TLS handshake or head missing
     IDLE = "idle"  # between two requests, or closing
@@ -69,7 +69,7 @@ class ConnectionGuard:
         return sum(map(len, self._members.values())) < self.capacity or self.evict_one()
 
     def set_state(self, member: GuardedConnection, state: ConnectionState | None) -> None:
-        """Record the new state of a connection; None means closed."""
+        """Record the new state of a connection, None if it is closed."""
         if member.state is not None:
             del self._members[member.state][member]
         member.state, member.body = state, b""

@@ -83,7 +83,7 @@ def text_response(
 
 
 class MalformedError(Exception):
-    """Malformed request; the connection ends with `response`."""
+    """Malformed request, after which the connection ends with `response`."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(f"{status} {reason}")

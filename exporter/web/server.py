@@ -1,7 +1,8 @@
-"""Web server on a thread with an asyncio event loop; stops without dropping a response.
+"""Web server on a thread with an asyncio event loop.
 
-The server does not use `asyncio.start_server`, which accepts the whole backlog at once, pauses for a second whenever
-descriptors run out, and exempts connections from every limit during the TLS handshake.
+Before the server stops, it finishes running responses within `drain_seconds`. The server does not use
+`asyncio.start_server`, which accepts the whole backlog at once, pauses for a second whenever descriptors run out, and
+exempts connections from every limit during the TLS handshake.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Server:
         self._failure: OSError | None = None
 
     def next_expected_scrape(self) -> float | None:
-        """Return the monotonic time of a regular scraper's next scrape; see `Scrapers`."""
+        """Return the monotonic time of a regular scraper's next scrape, or None; see `Scrapers`."""
         return self._state.counts.scrapers.next_expected(time.monotonic())
 
     def start(self) -> None:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Wire:
-    """Byte stream over a connected, non-blocking socket; the owner closes the socket.
+    """Byte stream over a connected, non-blocking socket, which the owner closes.
 
     No method has a timeout; the owner cancels the call. `write` returns when the kernel has accepted all bytes, and calls
     `progress` after each chunk of a large response, so that the guard can detect a peer that does not read. asyncio's TLS

@@ -27,10 +27,10 @@ _STDERR_BYTES = 2000
 
 @dataclass(frozen=True, slots=True)
 class SlowCall:
-    """Slow NVML call; `gpu` is NVML's index of the GPU, None for a call without a GPU."""
+    """NVML call that has not returned for long."""
 
-    gpu: int | None
-    call: str
+    gpu: int | None  # NVML's index; None for a call without a GPU
+    call: str  # pynvml's function
 
 
 class NvmlChild:

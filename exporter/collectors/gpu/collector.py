@@ -167,7 +167,7 @@ class GpuCollector:
         self._supervisor.reattach()
 
     def toggle(self) -> bool:
-        """Detach from NVML, or reattach if detached; return True if NVML is detached now."""
+        """Detach from NVML, or reattach if detached. Return True if NVML is detached now."""
         if self.detached:
             self.reattach()
         else:

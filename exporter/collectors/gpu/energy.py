@@ -79,7 +79,10 @@ class GpuEnergy:
 
     @property
     def register_joules(self) -> float | None:
-        """Energy of the card's counter, extended by the integral up to the last reading; None without a counter."""
+        """Value of the card's counter, extended by the power integral up to the last reading.
+
+        None without a counter, and while its value is in doubt.
+        """
         raw = None if self._counter is None else self._counter.raw
         if raw is None:
             return None
@@ -147,7 +150,7 @@ class GpuEnergy:
     def reading(
         self, *, uuid: str, number: int, name: str, watts: float | None, is_up: bool
     ) -> EnergyReading:
-        """Return the total energy; `joules` is None if the GPU is down or no reading has been accepted."""
+        """Return the total energy. The field `joules` is None if the GPU is down or no reading has been accepted."""
         has_counter = self._counter is not None
         return EnergyReading(
             component="gpu",

@@ -45,8 +45,8 @@ GPU_UP = FamilySpec(
     name="gpu_up",
     type="gauge",
     labels=GPU,
-    help="1 if the GPU answers any call, otherwise 0. While the value is 0, the readings of the GPU are absent, and its Xid "
-    "errors stay. Absent while NVML does not answer, except for a GPU that was lost before or that hangs.",
+    help="1 if the GPU answers any call, otherwise 0. While the value is 0, the readings of the GPU are absent, but its Xid "
+    "errors are published. Absent while NVML does not answer, except for a GPU that was lost before or that hangs.",
     source="the NVML child",
 )
 GPU_ERROR = FamilySpec(

@@ -32,7 +32,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigInstance:
-    """MIG device: a compute instance within a GPU instance; None for an unavailable reading."""
+    """MIG device: a compute instance within a GPU instance. An unavailable reading is None."""
 
     uuid: str
     gi: int  # GPU instance
@@ -201,7 +201,7 @@ class GpuRegistry:
                     gpu.xid_times[xid] = max(unix_time, gpu.xid_times.get(xid, 0.0))
 
     def clear_readings(self, *, hanging: int | None = None) -> None:
-        """Clear the readings of all GPUs, because there is no working child; `hanging` is the GPU of a hanging call."""
+        """Clear the readings of all GPUs, because no child works. `hanging` is the GPU of a hanging call."""
         with self.lock:
             for gpu in self.gpus.values():
                 gpu.lose("hung" if gpu.index == hanging else gpu.failure or None)
@@ -232,12 +232,12 @@ class GpuRegistry:
             return gaps
 
     def processes(self) -> tuple[GpuProcessUse, ...]:
-        """Return the processes on all GPUs in the child's last pass; pids are in the host's namespace."""
+        """Return the processes on all GPUs in the child's last pass. Their pids are in the pid namespace of the host."""
         with self.lock:
             return tuple(process for gpu in self.gpus.values() for process in gpu.processes)
 
     def listings(self) -> tuple[GpuListing, ...]:
-        """Return the process lists of all GPUs in the last minute; a GPU whose driver does not list processes has none."""
+        """Return the process lists of all GPUs in the last minute. A GPU whose driver does not list processes has none."""
         with self.lock:
             return tuple(listing for gpu in self.gpus.values() for listing in gpu.listings)
 

@@ -318,7 +318,10 @@ class Supervisor:
             self._set(reason, message)
 
     def _backoff(self, *, immediate_starts: int = 0) -> float:
-        """Count a failure, and return the delay before the next start; 0 for the first `immediate_starts` failures in a row."""
+        """Count a failure, and return the delay before the next start.
+
+        The delay is 0 for the first `immediate_starts` failures in a row.
+        """
         self._failures += 1
         if self._failures <= immediate_starts:
             return 0.0

@@ -104,7 +104,7 @@ class CgroupTree:
 
 
 def limit_in(name: str) -> Callable[[CgroupLevel], int | None]:
-    """Return a reader of the limit in a file; the reader returns None without a limit or without the file."""
+    """Return a function that reads the limit in a file. The function returns None without a limit or without the file."""
 
     def read(level: CgroupLevel) -> int | None:
         text = level.read(name)
@@ -133,7 +133,7 @@ def cpu_quota(tree: CgroupTree) -> float | None:
 
 
 def _parse_cgroup_paths(text: str) -> dict[str, str]:
-    """Parse /proc/self/cgroup and return the path of the cgroup by controller; the key of cgroup v2 is `UNIFIED`."""
+    """Parse /proc/self/cgroup and return the path of the cgroup by controller, and by `UNIFIED` for cgroup v2."""
     paths: dict[str, str] = {}
     for line in filter(None, text.split("\n")):  # `4:cpu,cpuacct:/path`, `0::/path`
         _, controllers, path = line.split(":", 2)

@@ -62,7 +62,7 @@ BOOT_TIME = FamilySpec(
 SPECS = (SECONDS, UTILIZATION, LOAD1, LOAD5, LOAD15, BOOT_TIME)
 
 CPU_HOTPLUG_SECONDS = 3.0
-"""Decrease of the idle time from which a CPU is assumed to have been offline; its counters restart (as in node_exporter)."""
+"""Decrease of the idle time from which a CPU is assumed to have been offline, as in node_exporter. Its counters restart."""
 
 
 @dataclass(frozen=True, slots=True)

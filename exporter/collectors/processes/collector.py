@@ -56,11 +56,14 @@ class RunProcesses:
 
 
 class ProcessCollector:
-    """Collector of the job's processes; the totals of a run disappear `linger_seconds` after its last process has ended.
+    """Collector of the job's processes.
 
-    `members` are the running processes of the last pass. `use` is the resource use of all runs up to that pass, or None if
-    unknown. Both may be read from any thread. The process `own_pid` and its descendants belong to no run, even if the job
-    started the sidecar.
+    The totals of a run disappear `linger_seconds` after its last process has ended. The process `own_pid` and its
+    descendants belong to no run, even if the job started the sidecar.
+
+    Attributes:
+        members: Running processes of the last pass. May be read from any thread.
+        use: Resource use of all runs up to the last pass, or None if unknown. May be read from any thread.
     """
 
     name = "processes"

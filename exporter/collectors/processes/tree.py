@@ -56,7 +56,7 @@ class ProcessStatus:
 
 
 class ProcessTree:
-    """Processes of all runs; processes in `ignore` and their descendants belong to no run.
+    """Processes of all runs. The processes in `ignore` and their descendants belong to no run.
 
     `hidden_count` is the number of running recording processes that are not visible in this pid namespace.
     """
@@ -87,7 +87,7 @@ class ProcessTree:
             del self._members[process]
 
     def _add_recording(self, job: Sequence[JobProcess], collected: Collected) -> bool:
-        """Add the recording processes as roots; return True if a new process was added."""
+        """Add the recording processes as roots. Return True if a new process was added."""
         self.hidden_count, has_new_process, invisible_ids = 0, False, set[str]()
         for process in job:
             if process.alive:
@@ -235,7 +235,7 @@ def _descendants_of(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _parent(process: psutil.Process) -> int:
-    """Return the pid of a process's parent; 0 if the process has ended or the parent is not readable."""
+    """Return the pid of a process's parent, or 0 if the process has ended or the parent is not readable."""
     try:
         return from_psutil(f"process {process.pid}", process.ppid)
     except (psutil.Error, CollectError):

@@ -50,11 +50,11 @@ MAX_PAUSE_SECONDS = 300.0
 
 
 class DownError(Exception):
-    """Failure of a GPU or of NVML; `reason` is the name of the NVML error, or a reason of the child."""
+    """Failure of a GPU or of NVML."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = reason  # name of the NVML error, or a reason of the child such as `memory`
 
 
 class DeviceDownError(DownError):
@@ -200,7 +200,7 @@ class NvmlDevice:
         self.last_error = error
 
     def architecture(self) -> int:
-        """Return the NVML number of the architecture, read once; 0 if unknown."""
+        """Return the NVML number of the architecture, or 0 if unknown. A known architecture is read once."""
         if not self._architecture:
             number = self.query("architecture", "nvmlDeviceGetArchitecture")
             self._architecture = number if number in ARCHITECTURES else 0

@@ -2,7 +2,8 @@
 
 Runs in the NVML child, on the sampling thread. The driver stores samples in a ring buffer; each pass adds the samples
 since the previous pass. If the buffer has no new samples (an idle GPU, or a GPU without a buffer), the instantaneous
-reading is used. A gap between two samples is interpolated up to five seconds, or up to 1.5 periods if that is longer.
+reading is used. The time between two samples has the value of the later one, unless it exceeds five seconds and 1.5
+periods: such a gap is not integrated.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ Sample = tuple[int, float]
 
 
 class SampleRing:
-    """Integral over a GPU's samples; gaps up to `gap_seconds` are interpolated."""
+    """Integral over a GPU's samples, without gaps longer than `max_gap_seconds`."""
 
-    def __init__(self, gap_seconds: float = MAX_GAP_SECONDS) -> None:
+    def __init__(self, max_gap_seconds: float = MAX_GAP_SECONDS) -> None:
         self.integral = 0.0  # of the values over time, in value-seconds, since the first sample
         # Time of the newest sample on the driver's clock; None before the first sample.
         self.newest_microseconds: int | None = None
-        self._max_gap_microseconds = int(gap_seconds * 1e6)
+        self._max_gap_microseconds = int(max_gap_seconds * 1e6)
 
     def take(
         self, samples: list[Sample], *, wall_microseconds: int, instantaneous: float | None
@@ -87,8 +88,8 @@ class DriverSamples:
 
     def __init__(self, device: NvmlDevice, period_seconds: float, totals: Totals) -> None:
         self._device = device
-        gap_seconds = max(MAX_GAP_SECONDS, 1.5 * period_seconds)
-        self._power, self._utilization = SampleRing(gap_seconds), SampleRing(gap_seconds)
+        max_gap_seconds = max(MAX_GAP_SECONDS, 1.5 * period_seconds)
+        self._power, self._utilization = SampleRing(max_gap_seconds), SampleRing(max_gap_seconds)
         self._totals = totals
 
     def read_power(self, *, wall: float, readings: PassReadings) -> None:

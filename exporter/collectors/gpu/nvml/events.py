@@ -37,7 +37,7 @@ class NvmlEvents:
         self._registered_indices: set[int] = set()
 
     def register(self, library: NvmlLibrary, devices: Iterable[NvmlDevice]) -> None:
-        """Register GPUs for Xid events if the set of GPUs has changed; GPUs without events are a normal state."""
+        """Register GPUs for Xid events if the set of GPUs has changed. GPUs without events are a normal state."""
         devices_by_index = {device.index: device for device in devices}
         if devices_by_index.keys() == self._registered_indices:
             return

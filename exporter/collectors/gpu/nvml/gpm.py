@@ -128,7 +128,7 @@ class GpmMetrics:
         self._sampled_at = None
 
     def _compute(self, metric_ids: list[int]) -> dict[int, float]:
-        """Return the metrics between the two samples by id; metrics that are NaN or unsupported are omitted."""
+        """Return the metrics between the two samples by id, without metrics that are NaN or unsupported."""
         device = self._device
         supported_ids = [
             metric_id for metric_id in metric_ids if not device.is_unsupported(f"{self._item}.{metric_id}")
@@ -194,7 +194,7 @@ class Gpm:
             self._add(readings, row, rate)
 
     def _add(self, readings: PassReadings, row: GpmRow, rate: float | None) -> None:
-        """Integrate a rate over the time between the samples; None makes the reading absent."""
+        """Integrate a rate over the time between the samples. Without a rate, the reading becomes absent."""
         if rate is not None:
             self._totals[row.reading] = self._totals.get(row.reading, 0.0) + rate * self._metrics.seconds
         readings.set_value(row.reading, None if rate is None else self._totals[row.reading])

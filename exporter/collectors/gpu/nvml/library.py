@@ -80,10 +80,10 @@ class CallFailedError(Exception):
 
 
 class NvmlLibrary:
-    """NVML for a single thread; `binding` is the module pynvml."""
+    """NVML for a single thread."""
 
     def __init__(self, binding: Any, *, clock: Callable[[], float]) -> None:
-        self.binding = binding
+        self.binding = binding  # the module pynvml
         self.calls = 0
         self.seconds = 0.0  # duration of all calls
         self.last_seconds = 0.0  # duration of the last call

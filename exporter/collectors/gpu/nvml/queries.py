@@ -1,8 +1,8 @@
 """Queries of a GPU, each in a single row: call or field value, reading, and tier.
 
 Runs in the NVML child. `card_families.py`, `link_families.py` and `health_families.py` define the family of each
-reading. Gauges are in base units; counters are in NVML's units (nanoseconds, KiB), and the sidecar converts them. A
-query is in a slower tier if it takes more than microseconds, or if its value rarely changes.
+reading. Gauges are in base units; counters are in NVML's units (nanoseconds, KiB), and the sidecar converts them.
+Queries that take more than microseconds, or whose values rarely change, are in a slower tier.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ def queries_of(driver_version: str) -> dict[Tier, tuple[Query, ...]]:
 
 
 def read(device: NvmlDevice, queries: Sequence[Query], readings: PassReadings) -> None:
-    """Execute queries and set their readings; a reading without a value is None."""
+    """Execute queries and set their readings, to None without a value."""
     fields = [query for query in queries if isinstance(query, FieldQuery)]
     values = device.read_fields({field.field: field.convert for field in fields})
     for field in fields:

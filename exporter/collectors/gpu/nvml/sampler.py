@@ -173,7 +173,7 @@ class NvmlSampler:
         self._cost_due = 0.0
 
     def start(self, now: float) -> dict[str, Any]:
-        """Initialise NVML and list the GPUs; return the message `machine`.
+        """Initialise NVML, list the GPUs, and return the message `machine`.
 
         Raises:
             CallFailedError: NVML cannot be initialised.

@@ -50,7 +50,7 @@ byte_rate = bounded(0, 1e8, lambda mebibytes: mebibytes * (1 << 20))
 
 
 def temperature(degrees: float) -> float:
-    """Return a temperature; -1 has all bits set and means that the sensor is missing."""
+    """Return a temperature. Raises GarbageError for -1, whose bits are all set: the sensor is missing."""
     if degrees == -1:
         raise GarbageError(degrees)
     return float(celsius(degrees))
