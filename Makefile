@@ -1,4 +1,4 @@
-# `make check` runs everything that CI runs.
+# `make check CI=true` runs everything that CI runs.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
