@@ -108,8 +108,8 @@ and is not repeated if the name already has it. The gauge of SUM contains `added
 """
 
 STAT_LAST_ROWS = """\
-| `training_batch_latency_window_samples` | gauge | COUNT: number of samples in the last closed window, 0 for an empty window | before the first window has closed |
-| `training_batch_latency_last_sample_timestamp_seconds` | gauge | Unix time at which the latest sample was processed | before the first sample |
+| `training_batch_latency_window_samples` | gauge | COUNT: number of samples in the last closed window; 0 for an empty window, and before the first window has closed | *exited* or *stale* |
+| `training_batch_latency_last_sample_timestamp_seconds` | gauge | Unix time at which the latest sample was processed | before the first sample or *expired* |
 """
 
 
@@ -171,7 +171,7 @@ def metrics_document(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
     ]
     windows = "".join(
         f"| `training_batch_latency_window_{row.infix}_seconds` | gauge | {aggregation.name} of the last closed window"
-        " | after an empty window, *exited*, or *stale* |\n"
+        " | before the first window has closed, after an empty window, *exited*, or *stale* |\n"
         for aggregation, row in AGGREGATIONS.items()
         if row.infix
     )

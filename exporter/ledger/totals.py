@@ -9,7 +9,7 @@ The total of a slot is base + first process + … + last process, always added i
 | running, with a stale feed               | absent        | absent                      | shown                  |
 | exited                                   | absent        | absent                      | for the retention time |
 | exited earlier                           | absent        | absent                      | absent, but saved      |
-| running, and the state cannot be written | shown         | shown                       | absent                 |
+| running, and the state cannot be written | shown         | shown                       | only the last sample   |
 
 After the exit, positions (step, last checkpoint) are shown for the same time as totals.
 """
