@@ -45,8 +45,8 @@ README_ROWS = {
     "Lost values of 3 million, added at a million per second": "values lost of three million, added within three seconds",
     "Memory of the import of all compatibility modules": "memory of the import of all modules that a job can import",
     "CPU time of the server for a scrape of 500 series, no value changed": "CPU time of the server for a scrape of 500 series",
-    "Scrape time seen by a client, 800 series, relative to node_exporter (ratio)": (
-        "scrape time seen by a client, 800 series, relative to node_exporter (ratio)"
+    "Scrape time that Prometheus measures, 800 series, relative to node_exporter (ratio)": (
+        "scrape time that Prometheus measures, 800 series, relative to node_exporter (ratio)"
     ),
     "99th percentile of the scrape time with 64 concurrent clients": "99th percentile of the scrape time, 64 concurrent clients",
     **COSTS_OF_THE_SIDECAR,
