@@ -1,6 +1,6 @@
 """Runbook of the alerts as an HTML document, for `/runbook`.
 
-The source is docs/runbook.md, which uses headings, paragraphs, tables, bold text, code and links.
+The source is docs/runbook.md, which uses headings, paragraphs, tables, numbered lists, emphasis, code and links.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from exporter.status.document import environment, style
 
 SOURCE = Path(__file__).resolve().parents[1] / "assets" / "runbook.md"
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-_INLINE = re.compile(r"`(?P<code>[^`]+)`|\*\*(?P<bold>[^*]+)\*\*|\[(?P<text>[^]]+)\]\((?P<target>[^)]+)\)")
+_INLINE = re.compile(
+    r"`(?P<code>[^`]+)`|\*\*(?P<bold>[^*]+)\*\*|\*(?P<italic>[^*]+)\*|\[(?P<text>[^]]+)\]\((?P<target>[^)]+)\)"
+)
+_ITEM = re.compile(r"^\d+\. ", re.MULTILINE)
 _CELL = re.compile(r"(?<!\\)\|")
 
 
@@ -35,7 +38,15 @@ def _block(block: str) -> Markup:
         return Markup('<h{0} id="{1}"><a href="#{1}">{2}</a></h{0}>').format(level, title.lower(), title)
     if block.startswith("|"):
         return _table(block.splitlines())
-    return Markup("<p>{}</p>").format(_inline(" ".join(block.splitlines())))
+    if _ITEM.match(block):
+        items = (Markup("<li>{}</li>").format(_lines(item)) for item in _ITEM.split(block)[1:])
+        return Markup("<ol>{}</ol>").format(Markup("").join(items))
+    return Markup("<p>{}</p>").format(_lines(block))
+
+
+def _lines(text: str) -> Markup:
+    """Return the lines of a paragraph or of a list item as one line."""
+    return _inline(" ".join(text.split()))
 
 
 def _table(lines: list[str]) -> Markup:
@@ -63,6 +74,8 @@ def _inline(text: str) -> Markup:
             markup += Markup("<code>{}</code>").format(match["code"])
         elif match["bold"]:
             markup += Markup("<b>{}</b>").format(match["bold"])
+        elif match["italic"]:
+            markup += Markup("<em>{}</em>").format(match["italic"])
         elif match["target"].startswith("#"):
             markup += Markup('<a href="{}">{}</a>').format(match["target"], match["text"])
         else:  # a link to a file of the repository
