@@ -6,7 +6,7 @@ from dashboards.board import NODE, RESTARTS, RUN, Board, Row, Variable
 from dashboards.energy_loss import COST_PER_HOUR, WASTED_ENERGY_SINCE_START
 from dashboards.energy_overview import (
     COMPLETE_RUN_POWER,
-    KWH,
+    ENERGY_UNIT,
     MAX_RATIO,
     MIN_RATIO,
     RUN_POWER,
@@ -85,7 +85,7 @@ def _time_panels() -> tuple[Panel, ...]:
         time_series(
             "Wasted energy by cause",
             Query(WASTED_ENERGY_SINCE_START, "{{cause}}"),
-            unit=KWH,
+            unit=ENERGY_UNIT,
             stacked=True,
             overrides=fixed_colors_by_name(BADPUT_CAUSE_COLORS),
         ),
@@ -162,11 +162,11 @@ def _efficiency_panels() -> tuple[Panel, ...]:
         bar_gauge(
             "Energy by phase",
             instant_query(
-                "topk(9, sum by (phase) (last_over_time(training_phase_energy_joules_total{@run}[15m]))) / 3.6e6",
+                "topk(9, sum by (phase) (last_over_time(training_phase_energy_joules_total{@run}[15m]))) / 3600",
                 "{{phase}}",
             ),
-            unit=KWH,
-            decimals=2,
+            unit=ENERGY_UNIT,
+            decimals=1,
             overrides=fixed_colors_by_name(PHASE_COLORS | {"unattributed": GREY}),
             color=fixed_color(GREY),
             w=12,

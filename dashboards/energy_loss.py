@@ -95,11 +95,11 @@ _WORK_ENERGY = f"clamp_min({RUN_ENERGY} - on (run) sum by (run) ({_WASTED_ENERGY
 _WAIT_SHARE = f"({_WAIT} / ({_WORK} > 0) or 0 * {_WORK})"
 ENERGY_BY_CAUSE = (
     f"(({_WASTED_ENERGY} or {_as_cause(f'({_WORK_ENERGY} * on (run) {_WAIT_SHARE})', 'slowest_rank')}"
-    f" or {_as_cause(f'({_WORK_ENERGY} * on (run) (1 - {_WAIT_SHARE}))', 'progress')}) / 3.6e6)"
+    f" or {_as_cause(f'({_WORK_ENERGY} * on (run) (1 - {_WAIT_SHARE}))', 'progress')}) / 3600)"
 )
-"""PromQL for the kilowatt-hours of each run by cause."""
-WASTED_ENERGY_SINCE_START = f"sum by (cause) ({_wasted_energy(_BEFORE_PLOT)}) / 3.6e6 > 0"
-"""PromQL for the wasted kilowatt-hours by cause, from the start of the time range to each point of a plot."""
+"""PromQL for the watt-hours of each run by cause."""
+WASTED_ENERGY_SINCE_START = f"sum by (cause) ({_wasted_energy(_BEFORE_PLOT)}) / 3600 > 0"
+"""PromQL for the wasted watt-hours by cause, from the start of the time range to each point of a plot."""
 _LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_WAIT})"
 LOST_SHARE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS} > 0), 1)"
 """PromQL for the share of each run's time that was without progress."""
@@ -133,12 +133,13 @@ _NONFINITE_STEPS = (
     ' / on (run) (max by (run) (increase(training_steps_total{@run, mode="train"}[5m])) > 0)'
 )
 _NONFINITE_LOSS = _as_cause(f"clamp_max({_NONFINITE_STEPS}, 1)", "nonfinite_loss")
+_ACTIVE = 'max by (run) (training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
 LOST_SHARE_NOW = (
-    f"({_as_cause(f'(0 * {STANDSTILL} + 1)', 'standstill')}"
+    f"(({_as_cause(f'(0 * {STANDSTILL} + 1)', 'standstill')}"
     f" or ({_RECENT_BADPUT} or {_STRAGGLER_WAIT} or {_NONFINITE_LOSS})"
-    f" unless on (run) {STANDSTILL} or {_as_cause(_RESTARTS, 'restarts')} unless on (run) {STANDSTILL})"
+    f" unless on (run) {STANDSTILL} or {_as_cause(_RESTARTS, 'restarts')} unless on (run) {STANDSTILL}) and on (run) {_ACTIVE})"
 )
-"""PromQL for the share of the time that each run loses now, by cause: a standstill loses all of the time.
+"""PromQL for the share of the time that each active run loses now, by cause: a standstill loses all of the time.
 
 The ledger books a hang and the loss of a crash at once, so that a rate over five minutes would exceed the loss: a hang is a
 standstill, and restarts count over the last hour.

@@ -35,7 +35,8 @@ from dashboards.panels import (
 from dashboards.queries import blank_if_incomplete, instant_query
 from dashboards.tables import Column, percent, table
 
-KWH = "suffix: kWh"
+ENERGY_UNIT = "watth"
+"""Unit of watt-hours, which Grafana shows with a prefix: Wh, kWh, MWh."""
 RUN_POWER = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
 """PromQL for the power of each run."""
 COMPLETE_RUN_POWER = blank_if_incomplete(RUN_POWER, "run")
@@ -45,9 +46,13 @@ MIN_RATIO, MAX_RATIO = 0.8, 1.25
 ANY_LOSS = 0.01
 """Threshold of a loss per hour: any loss is bad."""
 RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
-_USED_GPUS = (
-    'label_replace(training_energy_share_ratio{@run, component="gpu"} > 0, "uuid", "$1", "device", "(.+)")'
+_HELD_GPUS = (
+    "group by (instance, uuid, run) ("
+    'training_rank_info{{{selector}, uuid!=""}} or training_process_gpu_memory_bytes{{{selector}}}'
+    ' or label_replace(training_energy_share_ratio{{{selector}, component="gpu"}} > 0, "uuid", "$1", "device", "(.+)"))'
 )
+"""Template of PromQL for the GPUs that runs hold, as in the rules `run_gpu:…`."""
+_USED_GPUS = _HELD_GPUS.format(selector="@run")
 _GPU_ENERGY = "max by (instance, uuid) (increase(gpu_energy_joules_total{@node_any_job}[$__range]))"
 _GPU_ENERGY_OF_RUNS = increase_in_range(
     'training_energy_joules_total{@node_any_job, component="gpu"}', "instance"
@@ -107,7 +112,6 @@ def _power_now() -> Panel:
             }
         ],
         w=6,
-        h=3,
     )
 
 
@@ -122,7 +126,6 @@ def _cost_now() -> Panel:
         text_mode="value_and_name",
         overrides=_units_by_name({carbon: "massg"}),
         w=6,
-        h=3,
     )
 
 
@@ -150,7 +153,6 @@ def _lost_now() -> Panel:
             }
         ],
         w=6,
-        h=3,
     )
 
 
@@ -169,7 +171,6 @@ def _useful_share() -> Panel:
         text_mode="value_and_name",
         thresholds=warn_below(0.9, 0.7),
         w=6,
-        h=3,
     )
 
 
@@ -178,14 +179,13 @@ def _totals() -> Panel:
     return stat(
         "Since the start of the runs",
         instant_query("sum by (currency) (last_over_time(training_cost_total{@run}[15m]))", "{{currency}}"),
-        instant_query("sum(last_over_time(training_energy_joules_total{@run}[15m])) / 3.6e6", "kWh"),
+        instant_query("sum(last_over_time(training_energy_joules_total{@run}[15m])) / 3600", "energy"),
         instant_query("sum(last_over_time(training_carbon_grams_total{@run}[15m]))", carbon),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
-        overrides=_units_by_name({carbon: "massg"}),
+        overrides=_units_by_name({carbon: "massg", "energy": ENERGY_UNIT}),
         w=6,
-        h=3,
     )
 
 
@@ -193,12 +193,12 @@ def _lost_in_range() -> Panel:
     return stat(
         "Lost in this time range",
         instant_query(f"sum by (currency) ({LOST_COST_BY_RUN})", "{{currency}}"),
-        instant_query(f"sum(({ENERGY_BY_CAUSE}) unless on (cause) {PROGRESS_CAUSE})", "kWh"),
+        instant_query(f"sum(({ENERGY_BY_CAUSE}) unless on (cause) {PROGRESS_CAUSE})", "energy"),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
+        overrides=_units_by_name({"energy": ENERGY_UNIT}),
         w=6,
-        h=3,
     )
 
 
@@ -206,10 +206,10 @@ def _unused_gpu_energy() -> Panel:
     share = "of the GPU energy"
     return stat(
         "GPU energy of no run",
-        instant_query(f"sum({_UNUSED_GPU_ENERGY}) / 3.6e6", "kWh"),
+        instant_query(f"sum({_UNUSED_GPU_ENERGY}) / 3600", "energy"),
         instant_query(f"sum({_UNUSED_GPU_ENERGY}) / (sum({_GPU_ENERGY}) > 0)", share),
-        unit="none",
-        decimals=2,
+        unit=ENERGY_UNIT,
+        decimals=1,
         text_mode="value_and_name",
         overrides=[
             {
@@ -218,7 +218,6 @@ def _unused_gpu_energy() -> Panel:
             }
         ],
         w=6,
-        h=3,
     )
 
 
@@ -243,7 +242,6 @@ def _readings() -> Panel:
         unit="none",
         text_mode="value_and_name",
         w=6,
-        h=3,
     )
 
 
@@ -272,18 +270,17 @@ def _losses_now() -> Panel:
 
 def _loss_by_cause() -> Panel:
     """Return the table of time, energy and cost by cause. The shares add up to 100 %."""
-    seconds, kilowatt_hours = f"sum by (cause) ({TIME_BY_CAUSE})", f"sum by (cause) ({ENERGY_BY_CAUSE})"
+    seconds, watt_hours = f"sum by (cause) ({TIME_BY_CAUSE})", f"sum by (cause) ({ENERGY_BY_CAUSE})"
     return table(
         "Where time, energy and money went",
-        Column("cause", "Cause", mappings=CAUSE_TEXTS),
+        Column("cause", "Cause", width=200, mappings=CAUSE_TEXTS),
         Column(f"{seconds} > 0", "Time", unit="s", width=80),
         percent(f"{seconds} / on () group_left () sum({TIME_BY_CAUSE}) > 0", "of time", 125, bar=(0, 1)),
-        Column(f"{kilowatt_hours} > 0", "Energy", unit=KWH, decimals=2, width=90),
-        percent(f"{kilowatt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "of energy", 80),
-        Column(f"sum by (cause, currency) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=70),
-        Column("currency", "Currency", width=70),
+        Column(f"{watt_hours} > 0", "Energy", unit=ENERGY_UNIT, decimals=1, width=90),
+        percent(f"{watt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "of energy", 80),
+        Column(f"sum by (cause) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=70),
         sort="Time",
-        w=12,
+        w=11,
         h=9,
         max_data_points=120,
     )
@@ -297,7 +294,7 @@ def _loss_by_run() -> Panel:
         Column("state", "State", width=80, mappings=STATE_MAPPINGS),
         Column(COMPLETE_RUN_POWER, "Power", unit="watt", decimals=1, width=80),
         Column(f"sum by (run) ({COST_PER_HOUR})", "Per hour", decimals=2, width=75),
-        Column(f"{RUN_ENERGY} / 3.6e6", "Energy", unit=KWH, decimals=2, width=85),
+        Column(f"{RUN_ENERGY} / 3600", "Energy", unit=ENERGY_UNIT, decimals=1, width=85),
         Column(f"sum by (run) ({RUN_COST})", "Cost", decimals=2, width=65),
         Column(
             increase_in_range("training_carbon_grams_total{@run}", "run"),
@@ -310,7 +307,7 @@ def _loss_by_run() -> Panel:
         Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=75),
         row_query="max by (run, state) (training_run_state{@run} == 1)",
         sort="Lost cost",
-        w=12,
+        w=13,
         h=9,
         max_data_points=120,
     )
@@ -328,19 +325,21 @@ def _nodes() -> Panel:
         Column("instance", "Node", links=(dashboard_link("training-node", "Node", node="${__value.raw}"),)),
         Column(
             f"sum by (instance) (rate({energy_of_runs}[$__rate_interval]))",
-            "Power of the runs",
+            "Power",
             unit="watt",
             decimals=1,
-            width=140,
+            width=85,
         ),
         Column(
-            f"{increase_in_range(energy_of_runs, 'instance')} / 3.6e6",
-            "Energy of the runs",
-            unit=KWH,
-            decimals=2,
-            width=140,
+            f"{increase_in_range(energy_of_runs, 'instance')} / 3600",
+            "Energy",
+            unit=ENERGY_UNIT,
+            decimals=1,
+            width=95,
         ),
-        Column(f"{_UNUSED_GPU_ENERGY} / 3.6e6", "GPU energy of no run", unit=KWH, decimals=2, width=160),
+        Column(
+            f"{_UNUSED_GPU_ENERGY} / 3600", "GPU energy of no run", unit=ENERGY_UNIT, decimals=1, width=160
+        ),
         Column(
             increase_in_range("training_cost_total{@node_run_any_job}", "instance"),
             "Cost",
@@ -354,7 +353,7 @@ def _nodes() -> Panel:
             decimals=1,
             width=70,
         ),
-        sort="Energy of the runs",
+        sort="Energy",
         w=11,
         h=9,
     )
@@ -362,15 +361,14 @@ def _nodes() -> Panel:
 
 def _gpus() -> Panel:
     gpus = "topk by (instance, uuid) (1, last_over_time(gpu_up{@node_any_job}[$__range]) >= bool 0)"
-    shares = 'training_energy_share_ratio{@node_any_job, component="gpu"}'
-    runs = f"topk by (instance, device) (1, last_over_time({shares}[$__range]) > 0)"
-    held_seconds = f"sum_over_time({shares}[$__range:$__interval]) * $__interval_ms / 1000"
-    prices = "max by (instance, currency) (training_gpu_price_per_second{@node_any_job})"
+    held = _HELD_GPUS.format(selector="@node_any_job")
+    runs = f"topk by (instance, uuid) (1, last_over_time(({held})[$__range:$__interval]))"
+    held_seconds = (
+        f"sum_over_time((max by (instance, uuid) ({held}))[$__range:$__interval]) * $__interval_ms / 1000"
+    )
+    prices = "max by (instance) (training_gpu_price_per_second{@node_any_job})"
     power = "max by (instance, gpu) (gpu_power_watts{@node_any_job})"
     limits = 'max by (instance, gpu) (gpu_power_limit_watts{@node_any_job, limit="enforced"})'
-
-    def with_uuid(expression: str) -> str:
-        return f'label_replace({expression}, "uuid", "$1", "device", "(.+)")'
 
     return table(
         "Energy and rent of each GPU",
@@ -380,22 +378,21 @@ def _gpus() -> Panel:
         Column(power, "Power", unit="watt", decimals=0, width=80),
         percent(f"{power} / ({limits} > 0)", "of its limit", 110, bar=(0, 1)),
         Column(
-            "max by (instance, gpu) (increase(gpu_energy_joules_total{@node_any_job}[$__range])) / 3.6e6",
+            "max by (instance, gpu) (increase(gpu_energy_joules_total{@node_any_job}[$__range])) / 3600",
             "Energy",
-            unit=KWH,
-            decimals=2,
+            unit=ENERGY_UNIT,
+            decimals=1,
             width=90,
         ),
         Column(
-            f"sum by (instance, gpu, currency) ({with_uuid(held_seconds)} * on (instance, uuid) group_left (gpu) {gpus}"
-            f" * on (instance) group_left (currency) {prices})",
+            f"sum by (instance, gpu) ({held_seconds} * on (instance, uuid) group_left (gpu) {gpus}"
+            f" * on (instance) group_left () {prices})",
             "Rent charged",
             decimals=2,
             width=110,
         ),
-        Column("currency", "Currency", width=90),
         row_query=(
-            f"max by (instance, gpu, run) ({gpus} * on (instance, uuid) group_left (run) {with_uuid(runs)})"
+            f"max by (instance, gpu, run) ({gpus} * on (instance, uuid) group_left (run) {runs})"
             f" or on (instance, gpu) max by (instance, gpu) ({gpus})"
         ),
         sort="Energy",

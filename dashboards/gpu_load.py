@@ -102,7 +102,7 @@ def utilization_panels() -> tuple[Panel, ...]:
     """Return the panels about the use of the compute units and of the memory bandwidth."""
 
     def activity(title: str, expression: str) -> Panel:
-        quantity = GpuQuantity(expression, is_low_bad=True, distance="0.2")
+        quantity = GpuQuantity(expression, is_low_bad=True, distance="0.25 * {median}")
         return _gpu_plot(title, quantity, unit="percentunit", maximum=1, w=6, links=(RANKS_LINK,))
 
     return (

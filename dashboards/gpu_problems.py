@@ -10,7 +10,7 @@ from dashboards.alerts import CLOCK_TIME
 from dashboards.availability import EXPORTER_DOWN_SINCE, NOT_SCRAPED_SINCE, last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
-from dashboards.tables import ZERO_AS_DASH, Column, table
+from dashboards.tables import Column, table
 from exporter.status.conditions.gpus import CRITICAL_XIDS
 from exporter.status.xids import XID_MEANINGS
 
@@ -62,6 +62,7 @@ PRIORITIES_PER_DAMAGE = 100
 """Number of priorities for each kind of damage: of several problems with equal damage, the earlier in the list is shown."""
 RECOVERY_ACTION_TEXTS = value_mappings(
     {
+        -1: (NO_VALUE, NEUTRAL),
         0: ("nothing", NEUTRAL),
         1: ("GPU reset", BAD),
         2: ("node reboot", BAD),
@@ -72,6 +73,7 @@ RECOVERY_ACTION_TEXTS = value_mappings(
         7: ("system reboot", BAD),
     }
 )
+_RUNS_ON_NODES = "group by (instance, run) (last_over_time(training_process_up{@cluster}[$__range]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,49 +243,60 @@ def current_problems() -> Panel:
     gpus, nodes = _rows(_GPU_PROBLEMS), _rows(_NODE_PROBLEMS)
     used = f"({gpus}) + on (instance, gpu) group_left (run, rank) 0 * ({GPUS_OF_RANKS})"
     unused = f"(({gpus}) unless on (instance, gpu) ({GPUS_OF_RANKS})) % {PRIORITIES_PER_DAMAGE}"
-    rows = f"max without (reason, xid) (topk by (instance, gpu) (1, {used} or {unused} or {nodes}))"
+    runs = f"0 * topk by (instance) (1, {_RUNS_ON_NODES})"
+    with_run = f"(({nodes}) + on (instance) group_left (run) {runs} or ({nodes}) unless on (instance) {runs})"
+    rows = f"max without (reason, xid) (topk by (instance, gpu) (1, {used} or {unused} or {with_run}))"
     starts = " or ".join(
         f'label_replace({problem.start}, "problem", "{index}", "", "")'
         for index, problem in enumerate((*_GPU_PROBLEMS, *_NODE_PROBLEMS))
     )
     start = f"min by (instance, gpu) ({starts})"
-    no_problem = f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "") unless on () ({rows})'
+    no_problem = (
+        f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "") unless on () ({gpus} or {nodes})'
+    )
     return table(
         "What is wrong",
         Column(
             f"floor(({rows}) / {PRIORITIES_PER_DAMAGE}) or {no_problem}",
             "Damage",
             decimals=0,
-            width=150,
+            width=145,
             mappings=DAMAGE_TEXTS,
         ),
         Column("instance", "Node", width=100, links=(NODE_LINK,)),
         Column("gpu", "GPU", width=60),
-        Column("run", "Run", width=150, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("run", "Run", width=130, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column("rank", "Rank", width=70),
         Column("problem", "Problem", mappings=PROBLEM_TEXTS),
         Column(
-            f"count by (instance, gpu) ({gpus} or {nodes}) - 1",
-            "Other problems",
+            f"count by (instance, gpu) ({gpus} or {nodes}) - 1 or {no_problem}",
+            "Others",
             decimals=0,
-            width=120,
-            mappings=ZERO_AS_DASH,
+            width=80,
+            mappings=value_mappings({0: (NO_VALUE, NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
         ),
         Column(
-            "max by (instance, gpu) (gpu_recovery_action{@gpu}) > 0",
+            f"max by (instance, gpu) (gpu_recovery_action{{@gpu}}) > 0 or {no_problem}",
             "Driver requests",
-            width=150,
+            width=140,
             mappings=RECOVERY_ACTION_TEXTS,
         ),
         Column("remedy", "Remedy"),
         Column(
-            f"{start} * 1000",
+            f"{start} * 1000 or {no_problem}",
             "Since",
             unit=CLOCK_TIME,
-            width=125,
-            mappings=value_mappings({0: ("before this range", NEUTRAL)}),
+            width=115,
+            mappings=value_mappings({0: ("before this range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
         ),
-        Column(f"time() - ({start} > 0)", "For", unit="s", decimals=0, width=80),
+        Column(
+            f"time() - ({start} > 0) or {no_problem}",
+            "For",
+            unit="s",
+            decimals=0,
+            width=65,
+            mappings=value_mappings({-1: (NO_VALUE, NEUTRAL)}),
+        ),
         sort="Damage",
         w=24,
         h=7,

@@ -71,6 +71,11 @@ def board() -> Board:
 def _overview_panels() -> tuple[Panel, ...]:
     collector_success_query = "min by (instance, collector) (exporter_collector_success{@node})"
     boot_time_query = "max by (instance) (host_boot_time_seconds{@node})"
+    # The slope does not depend on the age of the run. The ledger counts no cost of a lost GPU, whose rent is still due.
+    cost = (
+        "3600 * sum by (currency) (clamp_min(deriv(training_cost_total{@node_run}[5m]), 0)"
+        " and on (instance, run) training_process_up{@node_run} == 1)"
+    )
     return (
         exporter_state(),
         stat(
@@ -94,9 +99,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "Cost per hour",
             instant_query(
-                # The slope does not depend on the age of the run.
-                "3600 * sum by (currency) (clamp_min(deriv(training_cost_total{@node_run}[5m]), 0)"
-                " and on (instance, run) training_process_up{@node_run} == 1)",
+                f"max_over_time(({cost})[30m:1m]) and on () max(gpu_up{{@node}} == bool 0) == 1 or {cost}",
                 "{{currency}}",
             ),
             unit="none",
@@ -133,11 +136,16 @@ def _overview_panels() -> tuple[Panel, ...]:
         firing_alerts(
             "@node_any_job",
             (
-                Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
-                Column("rank", "Rank", width=70),
-                Column("gpu", "GPU", width=70),
+                Column(
+                    "run",
+                    "Run",
+                    width=120,
+                    links=(dashboard_link("training-run", "Run", run="${__value.raw}"),),
+                ),
+                Column("rank", "Rank", width=65),
+                Column("gpu", "GPU", width=65),
             ),
-            w=13,
+            w=14,
             h=6,
             unknown_if=NO_EXPORTER_UP,
         ),

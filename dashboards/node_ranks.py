@@ -22,6 +22,7 @@ _GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
     " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPUS)
 )
 """PromQL for the GPU of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
+_THROTTLED = "rate(gpu_clocks_event_seconds_total{@node, @throttling}[$__rate_interval])"
 _PHASES = "topk by (run, rank) (1, max by (run, rank, phase) (training_phase_active{@node_run} == 1))"
 
 
@@ -70,7 +71,7 @@ def runs_table() -> Panel:
         row_query=f"{run_state_query} or on (run) {runs_query}",
         sort="State age",
         descending=False,
-        w=11,
+        w=10,
         h=6,
     )
 
@@ -85,6 +86,8 @@ def ranks_table() -> Panel:
     silent = f"min by (run, rank) (timestamp({snapshot_time}) - {snapshot_time}) > {SILENT_SECONDS}"
     phase_time = "sum by (run, rank) (rate(training_phase_seconds_total{@node_run}[$__rate_interval]))"
     data_time = 'sum by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[$__rate_interval]))'
+
+    no_loader = "0 * sum by (run, rank) (training_process_instances{@node_run})"
 
     def of_gpu(expression: str) -> str:
         return f"max by (run, rank) (({_GPU_OF_RANK}) * on (gpu) group_left () max by (gpu) ({expression}))"
@@ -143,14 +146,16 @@ def ranks_table() -> Panel:
             decimals=0,
             width=90,
         ),
+        percent(of_gpu(_THROTTLED), "Throttled", 95, warn_above(0.01, 0.1)),
         Column(
-            'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[$__rate_interval]))',
+            'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[$__rate_interval]))'
+            f" or on (run, rank) {no_loader}",
             "Loader CPUs",
             decimals=2,
             width=110,
         ),
         Column(
-            'sum by (run, rank) (training_process_resident_bytes{@node_run, role="dataloader"})',
+            f'sum by (run, rank) (training_process_resident_bytes{{@node_run, role="dataloader"}}) or on (run, rank) {no_loader}',
             "Loader memory",
             unit="bytes",
             width=120,

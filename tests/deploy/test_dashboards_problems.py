@@ -18,11 +18,14 @@ WITH_DEAD_EXPORTER = {
 }
 
 
-def test_an_exporter_that_is_down_is_a_problem_with_its_start(tmp_path: Path) -> None:
+def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: Path) -> None:
     remedy = "check the machine, then the log of the exporter"
-    series = WITH_DEAD_EXPORTER | {GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
+    series = WITH_DEAD_EXPORTER | {
+        GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale",
+        'training_process_up{run="a",rank="0",instance="n1"}': "1x20 stale",
+    }
 
-    labels = f'{{instance="n1",problem="exporter down, node unknown",remedy="{remedy}"}}'
+    labels = f'{{instance="n1",run="a",problem="exporter down, node unknown",remedy="{remedy}"}}'
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: UNKNOWN})
     assert_panel(
         tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 300_000}, query_id="D"
@@ -249,7 +252,7 @@ def test_the_ranks_of_a_node_have_their_wait_for_data_and_the_cpus_of_their_load
         f'training_process_cpu_seconds_total{{{rank},role="dataloader",mode="user"}}': "0+30x60",
     }
 
-    for query_id, factor, value in (("F", 100, 40), ("I", 1, 2)):
+    for query_id, factor, value in (("F", 100, 40), ("J", 1, 2)):
         assert_panel(
             tmp_path,
             "training-node",
