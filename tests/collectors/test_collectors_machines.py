@@ -115,6 +115,16 @@ def test_a_replugged_cpu_restarts_its_counters(tmp_path: Path, read_from: ReadFr
     assert value_of(collected, "host_cpu_utilization_ratio") is None
 
 
+def test_a_cpu_that_goes_offline_between_two_reads_has_not_the_times_of_another(
+    tmp_path: Path, read_from: ReadFrom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cpu(read_from(tmp_path) / "proc", user=100, idle=100)
+    monkeypatch.setattr("exporter.collectors.host.cpu.read_file", lambda _path: "cpu\ncpu5\ncpu6\n")
+    collected = CpuCollector(per_core=True).collect()
+
+    assert not any(sample.name == CPU for metric in collected for sample in metric.samples)
+
+
 def test_the_per_core_option_replaces_the_sum_and_keeps_the_core_numbers(read_from: ReadFrom) -> None:
     read_from(MACHINES / "node")
     collected = CpuCollector(per_core=True).collect()
