@@ -22,7 +22,7 @@ Reason = Literal[
 SCRAPES = FamilySpec(
     name="exporter_scrapes_total",
     type="counter",
-    help="Complete responses of /metrics.",
+    help="Complete responses to GET requests of /metrics, except responses without any family.",
     source="web server",
 )
 SCRAPE_DURATION = FamilySpec(

@@ -24,8 +24,8 @@ CPU_ENERGY = FamilySpec(
     labels=("package", "source"),
     help=(
         "Energy of a CPU package since the exporter started, by source: rapl (register, corrected for wraps and resets), hwmon"
-        " (power meter over time), tdp_model (estimate, if configured). Absent without a source; since Linux 5.10, only root"
-        " may read the registers."
+        " (power meter over time), tdp_model (estimate, if configured). Absent without a source (since Linux 5.10, only root may"
+        " read the registers), or while another exporter counts the machine's energy."
     ),
     source=(
         "/sys/class/powercap/intel-rapl:*/energy_uj; hwmon: ACPI power meter of the CPU over time; tdp_model if configured"

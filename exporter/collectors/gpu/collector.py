@@ -2,8 +2,8 @@
 
 Runs in the sidecar. The child sends readings on its own schedule, and the supervisor's thread receives them.
 `collect` returns the families of the latest readings and of the kernel log without waiting; without a working child,
-the families of the GPUs are absent. Every method may be called from any thread; the lock of the registry guards the
-readings.
+the families of the GPUs are absent. Except for `start` and `stop`, every method may be called from any thread; the lock of
+the registry guards the readings.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ GPU_ERROR = FamilySpec(
     name="gpu_error_info",
     type="info",
     labels=(*GPU, "reason"),
-    help="Reason why the GPU does not answer. Absent while the GPU answers.",
+    help="Reason why the GPU does not answer. Absent while gpu_up is 1 or absent.",
     source="NVML's return code; hung if a call on the GPU does not return",
 )
 RESET_REQUIRED = FamilySpec(
@@ -132,7 +132,7 @@ ENERGY = FamilySpec(
     labels=(*GPU, "source"),
     help="Energy of the card since the exporter started, by source: nvml_counter (the card's counter every 10 s, power samples "
     "in between) or nvml_power (integrated power). Energy used while readings were missing is in "
-    "exporter_energy_gap_joules_total. Absent without recent readings.",
+    "exporter_energy_gap_joules_total. Absent without recent readings, or while another exporter counts the machine's energy.",
     source="nvmlDeviceGetTotalEnergyConsumption / 1000, nvmlDeviceGetSamples(TOTAL_POWER_SAMPLES)",
 )
 XID_ERRORS = FamilySpec(
