@@ -77,7 +77,7 @@ MEMORY_LIMIT = FamilySpec(
     name="cgroup_memory_limit_bytes",
     type="gauge",
     unit="bytes",
-    help="Limit of the memory: if the kernel cannot reclaim memory below it, it kills processes of the job. Absent without a limit.",
+    help="Memory limit. If the kernel cannot reclaim memory below the limit, the kernel kills processes of the job. Absent without a limit.",
     source="v2 memory.max; v1 memory.stat hierarchical_memory_limit",
 )
 MEMORY_HIGH = FamilySpec(
