@@ -25,14 +25,14 @@ TELEMETRY: dict[str, Any] = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn"
 
 
 class KeepingExporter(BaseExporter):
-    """Exporter that keeps every record.
+    """Exporter that keeps every record in memory.
 
     Args:
-        refuses: Returns True if a call, by method and name, is to raise *error*.
+        refuses: Function of method and name of a call. If it returns True, the call raises *error* and keeps no record.
 
     Attributes:
-        gate: Calls wait while the gate is closed.
-        records: Method, name and span or event of each record.
+        gate: Calls wait until the gate is set.
+        records: Method, name, and span or event of each record.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class KeepingExporter(BaseExporter):
         return [subject for record_method, _, subject in self.records if record_method == method]
 
     def names(self, method: str = "start") -> list[str]:
-        """Return the names of a method."""
+        """Return the names of the records of a method."""
         return [name for record_method, name, _ in self.records if record_method == method]
 
     def attributes(self, event: str) -> list[dict[str, Any]]:
-        """Return the attributes of all events of a name."""
+        """Return the attributes of all events with a name."""
         return [record.attributes.to_json() for record in self.all_of("event") if record.name_str == event]
 
 
@@ -119,7 +119,10 @@ def _restart() -> None:
 def configured(
     *, telemetry: dict[str, Any] | None = None, export: tuple[Any, ...] = (), **base: Any
 ) -> KeepingExporter:
-    """Configure the provider with an exporter in memory; *export* selects the exported spans."""
+    """Configure the provider and return its exporter, which keeps its records in memory.
+
+    *export* has the arguments of `with_export_customization`, which selects the exported spans.
+    """
     settings: dict[str, Any] = {
         "application_name": "test",
         "session_tag_or_fn": "session",
@@ -139,6 +142,6 @@ def configured(
 
 
 def exported(memory: KeepingExporter) -> KeepingExporter:
-    """Return an exporter after all records have arrived."""
+    """Wait until all records have been delivered, and return the exporter."""
     assert TRAINING.flush(5)
     return memory

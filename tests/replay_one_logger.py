@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading  # noqa: F401  # before the clock is replaced: its locks wait in real time
+import threading  # noqa: F401  # imported before the clock is replaced, so that its locks wait in real time
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 600
 STATUS_DIFFERENT = 3
 """Exit status of a replay with differences; an unhandled exception gives 1."""
-LEFT_OUT = {"node_name", "one_logger_training_telemetry_version"}
+IGNORED_ATTRIBUTES = {"node_name", "one_logger_training_telemetry_version"}
 SCHEMA = "one-logger-golden/1"
 TOLERANCE = {"float_relative": 1e-6, "timestamp_sec_absolute": 1e-5, "msec_absolute": 1}
 QUIET_STRATEGY = "disable_quietly_and_report_metric_error"
@@ -81,18 +81,18 @@ class Replay:
         self.expected = expected_records(vector)
         self.tolerance = tolerance
         self.problems: list[str] = []
-        self.values: dict[str, Any] = {}  # of `set_value`
-        self.callable_values: list[dict[str, Any]] = []  # that the callables of each configuration return
+        self.values: dict[str, Any] = {}  # set by the call `set_value`
+        self.callable_values: list[dict[str, Any]] = []  # returned by the callables of each configuration
         self.open_blocks: list[tuple[str, Any]] = []
         self.step = 0
 
     def run(self) -> Iterator[str]:
-        """Replay all steps, and return the differences."""
+        """Replay all steps and yield the differences."""
         import exporter  # with the fake clock
 
         self._configure()
         exporter.flush(timeout_seconds=60)
-        previous_misuse = self._misuse()  # of the configuration
+        previous_misuse = self._misuse()  # caused by the configuration
         for step, (seconds, call, arguments) in enumerate(self.vector["steps"]):
             self.step = step
             self.clock.now = seconds
@@ -239,7 +239,7 @@ def _exporter(replay: Replay) -> object:
 
 def _json_attributes(attributes: Any) -> dict[str, Any]:
     values = json.loads(json.dumps(attributes.to_json()))
-    return {name: value for name, value in values.items() if name not in LEFT_OUT}
+    return {name: value for name, value in values.items() if name not in IGNORED_ATTRIBUTES}
 
 
 def _subject(record: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -257,7 +257,7 @@ def expected_records(vector: Mapping[str, Any]) -> list[dict[str, Any]]:
 def mismatches(
     expected: list[dict[str, Any]], actual: list[dict[str, Any]], tolerance: Mapping[str, float]
 ) -> list[str]:
-    """Compare records, in any order within a step."""
+    """Return the differences between the records of a step. The order of the records does not matter."""
     missing, extra, problems = list(expected), [], []
     for record in actual:
         match = next(
@@ -283,7 +283,7 @@ def mismatches(
 def differences(
     expected: Mapping[str, Any], actual: Mapping[str, Any], tolerance: Mapping[str, float]
 ) -> Iterator[str]:
-    """Compare two records, attribute by attribute."""
+    """Yield the differences between two records, field by field."""
     for name in sorted({*expected, *actual}):
         if name == "attributes" and name in expected and name in actual:
             yield from differences(expected[name], actual[name], tolerance)
@@ -296,7 +296,10 @@ def differences(
 
 
 def is_equal(name: str, expected: Any, actual: Any, tolerance: Mapping[str, float]) -> bool:
-    """Compare two values. Integers must be equal exactly, also to a float."""
+    """Return True if two values are equal within the tolerance.
+
+    Except for times, an expected integer has no tolerance, even if the actual value is a float.
+    """
     if isinstance(expected, bool) or isinstance(actual, bool):
         return expected is actual
     if not isinstance(expected, int | float) or not isinstance(actual, int | float):
@@ -353,7 +356,7 @@ def replay_all(paths: list[str]) -> int:
 
 
 def replay_apart(path: str, number: int) -> str:
-    """Replay one vector of a file in a separate process, and return the differences as lines."""
+    """Replay one vector of a file in a separate process and return the differences as lines, empty without a difference."""
     inherited_variables = {
         name: value
         for name, value in os.environ.items()

@@ -23,7 +23,7 @@ APPLICATION: dict[str, Any] = {
 TRAINING: dict[str, Any] = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 32}
 
 
-def test_each_callable_field_has_an_attribute_with_its_present_value() -> None:
+def test_each_callable_field_has_an_attribute_with_its_current_value() -> None:
     application = OneLoggerConfig(
         application_name="app",
         world_size_or_fn=lambda: 4,

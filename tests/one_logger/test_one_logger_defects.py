@@ -23,12 +23,12 @@ pytestmark = pytest.mark.usefixtures("unconfigured_process")
 def test_d22_d23_every_block_returns_a_span_and_runs_its_body(setup: str) -> None:
     if setup == "disabled":
         configured(telemetry={}, enable_for_current_rank=False)
-    bodies = 0
+    body_count = 0
 
-    standard_blocks = (
-        "application model_init training_iteration validation_loop validation_iteration testing_loop"
-    )
-    blocks: list[Any] = [getattr(training, name)() for name in standard_blocks.split()]
+    blocks: list[Any] = [
+        *(training.application(), training.model_init(), training.training_iteration()),
+        *(training.validation_loop(), training.validation_iteration(), training.testing_loop()),
+    ]
     blocks += [training.testing_iteration(), training.checkpoint_load(), training.checkpoint_save(1)]
     blocks += [training.training_loop(train_iterations_start=0), one_logger.timed_span("custom")]
     blocks += [training.span("another"), training.phase("compile")]
@@ -39,9 +39,9 @@ def test_d22_d23_every_block_returns_a_span_and_runs_its_body(setup: str) -> Non
             span.add_event(one_logger.Event.create("event"))
             training.record(loss=1.0)
             training.step()
-            bodies += 1
+            body_count += 1
 
-    assert bodies == len(blocks)
+    assert body_count == len(blocks)
     assert misuse_counts() == {}
 
 
@@ -125,7 +125,7 @@ def test_a_target_is_exported_as_configured(target: float, expected: int, source
     assert misuse_counts() == {}
 
 
-def test_d19_throughput_leaves_out_a_target_of_no_end() -> None:
+def test_d19_throughput_without_a_positive_target_leaves_the_targets_out() -> None:
     memory = configured(
         telemetry={
             "flops_per_sample_or_fn": 10,
@@ -189,7 +189,7 @@ def test_d41_families_have_samples_of_the_rank_and_events_those_of_the_job() -> 
     assert published_value("training.samples", mode="train") == 80
 
 
-def test_a_short_standard_span_by_hand_is_its_phase_whether_it_is_exported_or_not() -> None:
+def test_a_short_standard_span_from_timed_span_is_its_phase_without_being_exported() -> None:
     memory = configured(telemetry={})
     with training.application(), training.training_loop(0), training.training_iteration():
         for name in (one_logger.StandardTrainingJobSpanName.MODEL_FORWARD, "model_backward"):
@@ -212,7 +212,7 @@ def test_d8_a_success_without_an_open_save_is_a_misuse_without_effect() -> None:
         training.on_save_checkpoint_success(3)
         assert misuse_counts() == {}
         for step in (3, 99, None):
-            training.on_save_checkpoint_success(step)  # type: ignore[arg-type]  # bad input
+            training.on_save_checkpoint_success(step)  # type: ignore[arg-type]  # invalid on purpose
         assert sum(misuse_counts().values()) == 3
 
     (success,) = exported(memory).attributes("save_checkpoint_success")

@@ -15,8 +15,7 @@ from one_logger_support import KeepingExporter
 from exporter.errors import OneLoggerError
 from exporter.ledger.families.bridges import SPAN_EXPORTERS
 from exporter.ledger.family_owners import TRAINING_FAMILIES, fits
-from exporter.one_logger import delivery
-from exporter.one_logger.delivery import WRITE_OUT_RECORDS, Delivery, SpanFilter
+from exporter.one_logger.delivery import ATTEMPTS, WRITE_OUT_RECORDS, Delivery, SpanFilter, close_all
 from exporter.one_logger.names import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     ExportCustomizationMode,
@@ -27,29 +26,30 @@ from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import REGISTRY
 from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
-SOON = 10.0
+FLUSH_SECONDS = 10.0
+"""Longest time that a flush or a close may take on a busy machine."""
 
 
 @pytest.fixture
-def sinks() -> Iterator[list[Delivery]]:
-    started_sinks: list[Delivery] = []
-    yield started_sinks
-    for sink in started_sinks:
-        for queue in sink.queues:
+def deliveries() -> Iterator[list[Delivery]]:
+    started_deliveries: list[Delivery] = []
+    yield started_deliveries
+    for delivery in started_deliveries:
+        for queue in delivery.queues:
             getattr(queue.exporter, "gate", threading.Event()).set()
-        sink.close()
+        delivery.close()
 
 
-def start_delivery(sinks: list[Delivery], *exporters: Any, **options: Any) -> Delivery:
-    sink = Delivery(exporters, **options)
-    sinks.append(sink)
-    sink.start_exporters()
-    return sink
+def start_delivery(deliveries: list[Delivery], *exporters: Any, **options: Any) -> Delivery:
+    delivery = Delivery(exporters, **options)
+    deliveries.append(delivery)
+    delivery.start_exporters()
+    return delivery
 
 
 def total(name: str, **labels: str) -> float:
     """Read a counter without waiting for any exporter, as `exporter.flush` does."""
-    RECORDER.flush(SOON)
+    RECORDER.flush(FLUSH_SECONDS)
     return sum(
         state.sum
         for state in REGISTRY.states()
@@ -61,20 +61,20 @@ def dropped_count(reason: str, exporter: str = "KeepingExporter") -> float:
     return total("training.span.exporter.dropped", exporter=exporter, reason=reason)
 
 
-def test_every_record_arrives_in_order_on_the_thread_of_the_exporter(sinks: list[Delivery]) -> None:
+def test_every_record_arrives_in_order_on_the_thread_of_the_exporter(deliveries: list[Delivery]) -> None:
     exporter = KeepingExporter()
-    sink = start_delivery(sinks, exporter)
+    delivery = start_delivery(deliveries, exporter)
     span = Span.create("work")
 
-    sink.telemetry_data_error("nothing yet")
-    sink.start(span)
-    sink.event(span, Event.create("update"))
-    sink.error(span, ErrorEvent.create("bad"))
+    delivery.telemetry_data_error("nothing yet")
+    delivery.start(span)
+    delivery.event(span, Event.create("update"))
+    delivery.error(span, ErrorEvent.create("bad"))
     span.stop()
-    sink.stop(span)
-    sink.telemetry_data_error("a gap")
+    delivery.stop(span)
+    delivery.telemetry_data_error("a gap")
 
-    assert sink.flush(SOON)
+    assert delivery.flush(FLUSH_SECONDS)
     assert exporter.named_records == [
         ("initialize", ""),
         ("telemetry_data_error", "nothing yet"),
@@ -84,37 +84,40 @@ def test_every_record_arrives_in_order_on_the_thread_of_the_exporter(sinks: list
         ("stop", "work"),
         ("telemetry_data_error", "a gap"),
     ]
-    kinds = [error.error_type.value for error in exporter.all_of("telemetry_data_error")]
-    assert kinds == ["no_telemetry_data", "incomplete_telemetry_data"]  # before and after the first record
+    error_types = [error.error_type.value for error in exporter.all_of("telemetry_data_error")]
+    assert error_types == [
+        "no_telemetry_data",
+        "incomplete_telemetry_data",
+    ]  # before and after the first record
     assert exporter.threads == {"exporter-spans-KeepingExporter"}
 
 
-def test_a_delivered_record_does_not_change(sinks: list[Delivery]) -> None:
+def test_a_delivered_record_does_not_change(deliveries: list[Delivery]) -> None:
     exporter = KeepingExporter()
     exporter.gate.clear()
-    sink = start_delivery(sinks, exporter)
+    delivery = start_delivery(deliveries, exporter)
     span = Span.create("work")
 
-    sink.start(span)
+    delivery.start(span)
     span.add_attribute("late", 1)
     span.stop()
     exporter.gate.set()
 
-    assert sink.flush(SOON)
+    assert delivery.flush(FLUSH_SECONDS)
     (started_span,) = exporter.all_of("start")
     assert (started_span.id, started_span.active, started_span.attributes.to_json()) == (span.id, True, {})
 
 
-def test_d29_a_flaky_backend_loses_nothing(sinks: list[Delivery]) -> None:
+def test_d29_a_flaky_backend_loses_nothing(deliveries: list[Delivery]) -> None:
     calls = iter(range(10_000))
     exporter = KeepingExporter(lambda *_: next(calls) % 3 == 1)
-    sink = start_delivery(sinks, exporter, first_pause_seconds=0.001)
+    delivery = start_delivery(deliveries, exporter, first_pause_seconds=0.001)
     initial_count = dropped_count("failed")
     for number in range(100):
-        sink.start(Span.create(f"span-{number}"))
+        delivery.start(Span.create(f"span-{number}"))
 
-    assert sink.flush(SOON)
-    assert exporter.names() == [f"span-{n}" for n in range(100)]
+    assert delivery.flush(FLUSH_SECONDS)
+    assert exporter.names() == [f"span-{number}" for number in range(100)]
     assert dropped_count("failed") == initial_count
 
 
@@ -127,94 +130,96 @@ class MuteError(Exception):
     "error", [ValueError("never"), SystemExit(1), MuteError()], ids=lambda error: type(error).__name__
 )
 def test_d29_a_repeatedly_refused_record_is_dropped_and_reported(
-    sinks: list[Delivery], error: BaseException
+    deliveries: list[Delivery], error: BaseException
 ) -> None:
     def counts() -> list[float]:
         names = ("records", "errors")
         return [total(f"training.span.exporter.{name}", exporter="KeepingExporter") for name in names]
 
     exporter = KeepingExporter(lambda _, name: name == "poison", error)
-    sink = start_delivery(sinks, exporter, first_pause_seconds=0.001)
+    delivery = start_delivery(deliveries, exporter, first_pause_seconds=0.001)
     initial_counts, initial_dropped = counts(), dropped_count("failed")
     for span_name in ("good", "poison", "better"):
-        sink.start(Span.create(span_name))
+        delivery.start(Span.create(span_name))
 
-    assert sink.flush(SOON)
+    assert delivery.flush(FLUSH_SECONDS)
     assert exporter.names() == ["good", "better"]
     (data_error,) = exporter.all_of("telemetry_data_error")
     assert data_error.error_message == "1 earlier records were dropped"
     assert data_error.error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
     assert dropped_count("failed") == initial_dropped + 1
-    assert counts() == [initial_counts[0] + 2, initial_counts[1] + delivery.ATTEMPTS]
+    assert counts() == [initial_counts[0] + 2, initial_counts[1] + ATTEMPTS]
 
 
-def test_d24_an_exporter_that_cannot_connect_is_retried_without_loss(sinks: list[Delivery]) -> None:
+def test_d24_an_exporter_that_cannot_connect_is_retried_without_loss(deliveries: list[Delivery]) -> None:
     is_down = threading.Event()
     is_down.set()
     exporter = KeepingExporter(lambda method, _: method == "initialize" and is_down.is_set())
-    sink = start_delivery(sinks, exporter, first_pause_seconds=0.001)
-    sink.start(Span.create("work"))
-    assert not sink.flush(0.2)
+    delivery = start_delivery(deliveries, exporter, first_pause_seconds=0.001)
+    delivery.start(Span.create("work"))
+    assert not delivery.flush(0.2)
 
     is_down.clear()
-    assert sink.flush(SOON)
+    assert delivery.flush(FLUSH_SECONDS)
     assert exporter.named_records == [("initialize", ""), ("start", "work")]
 
 
-def test_a_hanging_exporter_loses_only_its_own_records_and_delays_no_other(sinks: list[Delivery]) -> None:
+def test_a_hanging_exporter_loses_only_its_own_records_and_delays_no_other(
+    deliveries: list[Delivery],
+) -> None:
     hanging, working = KeepingExporter(), KeepingExporter()
     hanging.gate.clear()
-    sink = start_delivery(sinks, hanging, working, bound=10)
-    initial_count, second_initial_count = (
+    delivery = start_delivery(deliveries, hanging, working, bound=10)
+    initial_count, initial_count_of_working = (
         dropped_count("queue_full"),
         dropped_count("queue_full", "KeepingExporter-2"),
     )
     start = time.monotonic()
     for number in range(100):
-        sink.start(Span.create(f"span-{number}"))
-        assert sink.queues[1].worker.drain(SOON)
+        delivery.start(Span.create(f"span-{number}"))
+        assert delivery.queues[1].worker.drain(FLUSH_SECONDS)
 
-    assert time.monotonic() - start < SOON
+    assert time.monotonic() - start < FLUSH_SECONDS
     assert len(working.named_records) == 101
     assert dropped_count("queue_full") - initial_count == 90
-    assert dropped_count("queue_full", "KeepingExporter-2") == second_initial_count
+    assert dropped_count("queue_full", "KeepingExporter-2") == initial_count_of_working
 
     hanging.gate.set()
-    assert sink.flush(SOON)
-    sink.start(Span.create("after"))
-    assert sink.flush(SOON)
+    assert delivery.flush(FLUSH_SECONDS)
+    delivery.start(Span.create("after"))
+    assert delivery.flush(FLUSH_SECONDS)
     assert hanging.names("telemetry_data_error") == ["90 earlier records were dropped"]
 
 
 def test_d34_the_shutdown_is_bounded_and_undelivered_records_are_counted() -> None:
     exporter = KeepingExporter()
     exporter.gate.clear()
-    sink = Delivery([exporter])
-    sink.start_exporters()
+    delivery = Delivery([exporter])
+    delivery.start_exporters()
     for number in range(5):
-        sink.start(Span.create(f"span-{number}"))
+        delivery.start(Span.create(f"span-{number}"))
     initial_count = dropped_count("exit")
     start = time.monotonic()
-    sink.close(0.2)
+    delivery.close(0.2)
 
-    assert time.monotonic() - start < SOON
+    assert time.monotonic() - start < FLUSH_SECONDS
     assert dropped_count("exit") - initial_count >= 5
-    sink.start(Span.create("too late"))
+    delivery.start(Span.create("too late"))
     assert dropped_count("exit") - initial_count >= 6
     exporter.gate.set()
 
 
 def test_the_shutdown_skips_retry_pauses_of_an_unreachable_backend() -> None:
     exporter = KeepingExporter(lambda method, _: method == "start")
-    sink = Delivery([exporter], first_pause_seconds=1000.0)
-    sink.start_exporters()
-    sink.start(Span.create("work"))
+    delivery = Delivery([exporter], first_pause_seconds=1000.0)
+    delivery.start_exporters()
+    delivery.start(Span.create("work"))
     while "start" not in exporter.calls:
         time.sleep(0.01)
     start = time.monotonic()
-    sink.close(SOON)
+    delivery.close(FLUSH_SECONDS)
 
-    assert time.monotonic() - start < SOON
+    assert time.monotonic() - start < FLUSH_SECONDS
     assert exporter.named_records[-1] == ("close", "")
 
 
@@ -224,13 +229,13 @@ def test_pending_records_are_delivered_at_exit_without_a_reference_to_the_record
     DefaultRecorder([exporter]).start("work")
     gc.collect()
     exporter.gate.set()
-    delivery.close_all(SOON)
+    close_all(FLUSH_SECONDS)
 
     assert exporter.named_records == [("initialize", ""), ("start", "work"), ("close", "")]
 
 
-def test_its_families_are_admitted_to_the_page(sinks: list[Delivery]) -> None:
-    start_delivery(sinks, KeepingExporter())
+def test_the_counters_of_a_delivery_fit_their_families(deliveries: list[Delivery]) -> None:
+    start_delivery(deliveries, KeepingExporter())
     definitions = {
         f"{state.definition.name.replace('.', '_')}_total": state.definition
         for state in REGISTRY.states()
@@ -242,34 +247,35 @@ def test_its_families_are_admitted_to_the_page(sinks: list[Delivery]) -> None:
 
 
 def test_a_buffering_exporter_is_flushed_when_its_queue_is_empty(
-    sinks: list[Delivery],
+    deliveries: list[Delivery],
 ) -> None:
-    class Holding(KeepingExporter):
-        written: tuple[int, ...] = ()
+    class BufferingExporter(KeepingExporter):
+        written_counts: tuple[int, ...] = ()
 
         def write_out(self) -> None:
-            self.written = (*self.written, len(self.named_records) - 1)
+            self.written_counts = (*self.written_counts, len(self.named_records) - 1)
 
-    exporter = Holding()
-    sink = start_delivery(sinks, exporter)
+    exporter = BufferingExporter()
+    delivery = start_delivery(deliveries, exporter)
     for number in range(WRITE_OUT_RECORDS * 2 + 3):
-        sink.start(Span.create(f"span-{number}"))
+        delivery.start(Span.create(f"span-{number}"))
 
-    assert sink.flush(SOON)
-    assert exporter.written[-1] == WRITE_OUT_RECORDS * 2 + 3
-    assert max(b - a for a, b in zip((0, *exporter.written), exporter.written, strict=False)) <= 256
+    assert delivery.flush(FLUSH_SECONDS)
+    counts = exporter.written_counts
+    assert counts[-1] == WRITE_OUT_RECORDS * 2 + 3
+    assert max(end - start for start, end in zip((0, *counts), counts, strict=False)) <= 256
 
 
-def test_the_parent_of_a_record_is_the_nearest_exported_span(sinks: list[Delivery]) -> None:
+def test_the_parent_of_a_record_is_the_nearest_exported_span(deliveries: list[Delivery]) -> None:
     exporter = KeepingExporter()
-    sink = start_delivery(sinks, exporter, filter=SpanFilter.default())
+    delivery = start_delivery(deliveries, exporter, filter=SpanFilter.default())
     loop = Span.create(StandardTrainingJobSpanName.TRAINING_LOOP)
     iteration = Span.create(StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION, loop)
     save = Span.create(StandardTrainingJobSpanName.CHECKPOINT_SAVE_SYNC, iteration)
     for span in (loop, iteration, save):
-        sink.start(span)
+        delivery.start(span)
 
-    assert sink.flush(SOON)
+    assert delivery.flush(FLUSH_SECONDS)
     assert exporter.names() == ["training_loop", "checkpoint_save_sync"]
     exported_save = exporter.all_of("start")[1]
     assert (exported_save.exported_parent.id, exported_save.parent_span.id) == (loop.id, iteration.id)
@@ -284,19 +290,19 @@ def test_a_filter_beside_all_spans_and_a_mode_that_is_none_are_refused() -> None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_d49_a_forked_child_exports_nothing_and_exits_at_once(sinks: list[Delivery]) -> None:
+def test_d49_a_forked_child_exports_nothing_and_exits_at_once(deliveries: list[Delivery]) -> None:
     exporter = KeepingExporter()
-    sink = start_delivery(sinks, exporter)
-    sink.start(Span.create("parent"))
-    assert sink.flush(SOON)
+    delivery = start_delivery(deliveries, exporter)
+    delivery.start(Span.create("parent"))
+    assert delivery.flush(FLUSH_SECONDS)
     child = os.fork()
     if child == 0:
-        sink.start(Span.create("child"))
-        is_quiet = sink.flush(0.1) and sink.queues[0].worker._queue.empty()
-        sink.close()
+        delivery.start(Span.create("child"))
+        is_quiet = delivery.flush(0.1) and delivery.queues[0].worker._queue.empty()
+        delivery.close()
         os._exit(0 if is_quiet and len(exporter.named_records) == 2 else 1)
 
     assert os.waitpid(child, 0)[1] == 0
-    sink.start(Span.create("again"))
-    assert sink.flush(SOON)
+    delivery.start(Span.create("again"))
+    assert delivery.flush(FLUSH_SECONDS)
     assert [name for _, name in exporter.named_records] == ["", "parent", "again"]

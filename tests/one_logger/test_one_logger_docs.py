@@ -18,23 +18,24 @@ from exporter.one_logger.config import (
     TrainingTelemetryConfig,
 )
 
-TEXT = (PROJECT / "docs" / "one-logger.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-ROWS = {
-    row[0]: row[1:] for row in re.findall(r"^\| (D\d+) \| (.*) \| (.*) \| (.*) \|$", TEXT, flags=re.MULTILINE)
+DOCUMENT = (PROJECT / "docs" / "one-logger.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
+DEFECT_ROWS = {
+    row[0]: row[1:]
+    for row in re.findall(r"^\| (D\d+) \| (.*) \| (.*) \| (.*) \|$", DOCUMENT, flags=re.MULTILINE)
 }
-TESTS = {
+TEST_NAMES = {
     name
     for path in PROJECT.glob("tests/*/test_*.py")
     for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
 }
-VECTORS = {
+VECTOR_IDS = {
     vector["id"] for vector in json.loads((DATA / "one-logger-golden.json").read_text("utf-8"))["vectors"]
 }
 
 
 def test_every_module_of_the_table_exists() -> None:
-    table = TEXT.split("## Modules")[1].split("## Exporters")[0]
+    table = DOCUMENT.split("## Modules")[1].split("## Exporters")[0]
     modules = re.findall(r"`(exporter\.[a-z_.]+)`", table)
 
     assert len(modules) >= 5
@@ -43,25 +44,25 @@ def test_every_module_of_the_table_exists() -> None:
 
 @pytest.mark.parametrize("config_class", [OneLoggerConfig, TrainingTelemetryConfig, LoggerConfig])
 def test_every_field_is_in_the_tables_of_settings(config_class: type[Settings]) -> None:
-    tables = TEXT.split("## Settings")[1].split("## Beyond")[0]
+    tables = DOCUMENT.split("## Settings")[1].split("## Beyond")[0]
     documented_names = set(re.findall(r"\w+", tables))
 
     assert {name for name, _ in config_class.fields()} <= documented_names
 
 
 def test_each_of_the_fifty_defects_is_shown_by_tests_that_exist() -> None:
-    assert list(ROWS) == [f"D{number}" for number in range(1, 51)]
-    for row, (_, _, evidence) in ROWS.items():
+    assert list(DEFECT_ROWS) == [f"D{number}" for number in range(1, 51)]
+    for row, (_, _, evidence) in DEFECT_ROWS.items():
         tests, vectors = re.findall(r"`(test_\w+)`", evidence), re.findall(r"vector `([\w-]+)`", evidence)
 
         assert tests or vectors, row
-        assert set(tests) <= TESTS, row
-        assert set(vectors) <= VECTORS, row
+        assert set(tests) <= TEST_NAMES, row
+        assert set(vectors) <= VECTOR_IDS, row
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_the_code_of_the_document_runs(number: int, tmp_path: Path) -> None:
-    completed = run_python(BLOCKS[number], tmp_path)
+    completed = run_python(PROGRAMS[number], tmp_path)
 
     assert completed.returncode == 0, completed.stderr
     assert completed.stderr == ""

@@ -34,14 +34,15 @@ from exporter.training.spans import Event, Span
 
 pytestmark = pytest.mark.usefixtures("unconfigured_process")
 
-SOON = 10.0
+FLUSH_SECONDS = 10.0
+"""Longest time that a flush or a close may take on a busy machine."""
 SETTINGS = OneLoggerConfig(application_name="app", world_size_or_fn=4, session_tag_or_fn="s")
-TYPES = ["start", "complete", "event", "application_error", "stop", "telemetry_data_error"]
-"""Fields of the records of `export_sample`."""
+RECORD_TYPES = ["start", "complete", "event", "application_error", "stop", "telemetry_data_error"]
+"""Types of the records of `export_sample`, in the order of their export."""
 
 
 def export_sample(exporter: BaseExporter) -> None:
-    """Export a span with a child, an event and an error, and close the exporter."""
+    """Export a span with a child, an event and an error, report missing telemetry, and close the exporter."""
     recorder = DefaultRecorder([exporter])
     outer = recorder.start("outer", Attributes({"size": 2**70, "bad": float("nan"), "a.b": [1, 2]}))
     recorder.stop(recorder.start("inner"))
@@ -52,20 +53,20 @@ def export_sample(exporter: BaseExporter) -> None:
         recorder.error(outer, "it failed", error)
     recorder.stop(outer)
     recorder.telemetry_data_error("a gap")
-    assert recorder.delivery.flush(SOON)
+    assert recorder.delivery.flush(FLUSH_SECONDS)
     recorder.close()
 
 
-def lines_of(path: Path) -> list[dict[str, Any]]:
+def records_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
 
 
 def test_records_have_the_shapes_of_one_logger_and_a_parent(tmp_path: Path) -> None:
     export_sample(FileExporter(file_path=tmp_path / "deep" / "telemetry.json"))
 
-    records = lines_of(tmp_path / "deep" / "telemetry.json")
+    records = records_of(tmp_path / "deep" / "telemetry.json")
     start, inner, event, error, stop, gap = records
-    assert [record["type"] for record in records] == TYPES
+    assert [record["type"] for record in records] == RECORD_TYPES
     assert [record["count"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert start["attributes"] == {"size": 2**70, "bad": "nan", "a.b": [1, 2]}
     assert inner["parent_id"] == start["id"] == event["span_id"] == stop["id"]
@@ -85,9 +86,9 @@ def test_d35_records_have_application_rank_and_node(tmp_path: Path, monkeypatch:
     recorder = DefaultRecorder([FileExporter(tmp_path / "t.json")])
     OneLoggerProvider.instance().configure(SETTINGS, recorder)
     recorder.stop(recorder.start("work"))
-    assert recorder.delivery.flush(SOON)
+    assert recorder.delivery.flush(FLUSH_SECONDS)
 
-    (record,) = lines_of(tmp_path / "t.json")
+    (record,) = records_of(tmp_path / "t.json")
     assert (record["application_name"], record["rank"], record["pid"]) == ("app", 3, os.getpid())
     assert record["node_name"] == os.uname().nodename
 
@@ -106,8 +107,8 @@ def test_d24_records_of_a_job_without_a_valid_rank_have_none_also_after_training
             pass
     recorder.close()
 
-    assert len(lines_of(tmp_path / "t.json")) == 2
-    assert not any({"rank", "node_name"} & set(record) for record in lines_of(tmp_path / "t.json"))
+    assert len(records_of(tmp_path / "t.json")) == 2
+    assert not any({"rank", "node_name"} & set(record) for record in records_of(tmp_path / "t.json"))
 
 
 def test_every_record_of_a_job_with_a_rank_has_the_rank(
@@ -116,7 +117,7 @@ def test_every_record_of_a_job_with_a_rank_has_the_rank(
     monkeypatch.setenv("RANK", "3")
     export_sample(FileExporter(tmp_path / "t.json"))
 
-    records = lines_of(tmp_path / "t.json")
+    records = records_of(tmp_path / "t.json")
     assert {(record["rank"], record["node_name"]) for record in records} == {(3, os.uname().nodename)}
 
 
@@ -124,10 +125,12 @@ def test_d30_the_previous_runs_file_is_appended_to(tmp_path: Path) -> None:
     for _ in range(2):
         export_sample(FileExporter(tmp_path / "t.json"))
 
-    assert len(lines_of(tmp_path / "t.json")) == 12
+    assert len(records_of(tmp_path / "t.json")) == 12
 
 
-def test_d30_a_file_that_cannot_be_written_is_an_error_that_counts(tmp_path: Path) -> None:
+def test_d30_a_write_that_fails_raises_and_a_later_retry_is_numbered_as_the_first_record(
+    tmp_path: Path,
+) -> None:
     exporter = FileExporter(tmp_path / "there" / "t.json")
     (tmp_path / "there").write_text("a file", encoding="ascii")
     with pytest.raises(ExportError, match=r"t\.json"):
@@ -146,7 +149,7 @@ def test_d30_a_file_that_cannot_be_written_is_an_error_that_counts(tmp_path: Pat
     (tmp_path / "there" / "t.json").rmdir()
     exporter.export_stop(span)
     exporter.close()
-    (record,) = lines_of(tmp_path / "there" / "t.json")
+    (record,) = records_of(tmp_path / "there" / "t.json")
     assert (record["type"], record["count"]) == ("complete", 1)
 
 
@@ -162,7 +165,7 @@ def test_an_exporter_accepts_records_only_between_initialize_and_close(tmp_path:
         exporter.export_start(Span.create("work"))
 
     assert exporter.closed
-    assert [line["name"] for line in lines_of(tmp_path / "t.json")] == ["open"]
+    assert [line["name"] for line in records_of(tmp_path / "t.json")] == ["open"]
 
 
 def test_d31_any_key_survives_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -170,7 +173,7 @@ def test_d31_any_key_survives_a_log_line(caplog: pytest.LogCaptureFixture) -> No
         export_sample(LoggerExporter(logging.getLogger("one-logger-test")))
 
     records = [LoggerExporter.deserialize_log(line) for line in caplog.text.splitlines()]
-    assert [record["type"] for record in records] == TYPES
+    assert [record["type"] for record in records] == RECORD_TYPES
     assert records[0]["attributes"] == {"size": 2**70, "bad": "nan", "a.b": [1, 2]}
 
 
@@ -199,7 +202,7 @@ def test_a_text_without_a_record_is_refused(text: str) -> None:
 
 
 def test_a_custom_exporter_needs_no_decorator_and_can_override_any_method() -> None:
-    class Mine(BaseJsonExporter):
+    class CollectingExporter(BaseJsonExporter):
         def __init__(self) -> None:
             super().__init__()
             self.records: list[dict[str, Any]] = []
@@ -207,7 +210,7 @@ def test_a_custom_exporter_needs_no_decorator_and_can_override_any_method() -> N
         def _write(self, json_dict: dict[str, Any]) -> None:
             self.records.append(json_dict)
 
-    exporter = Mine()
+    exporter = CollectingExporter()
     export_sample(exporter)
 
     assert len(exporter.records) == 6
@@ -268,7 +271,7 @@ def test_a_package_or_class_that_cannot_be_loaded_is_reported_and_ignored(tmp_pa
     group, file = "nv_one_logger.exporter_configs", {"file_path": str(tmp_path / "t.json")}
     entry_points = [
         EntryPoint("broken", "no_such_module:Config", group),
-        EntryPoint("ours", "exporter.one_logger:ExporterConfig", group),
+        EntryPoint("loadable", "exporter.one_logger:ExporterConfig", group),
     ]
     configs = [
         ExporterConfig("no.such.Class"),
@@ -281,7 +284,7 @@ def test_a_package_or_class_that_cannot_be_loaded_is_reported_and_ignored(tmp_pa
         manager = ExporterConfigManager(packages=entry_points)
         exporters = manager.create_exporters_from_config(configs)
 
-    assert manager.entry_point_exporter_configs == {"ours": ExporterConfig}
+    assert manager.entry_point_exporter_configs == {"loadable": ExporterConfig}
     assert [record.rule for record in reports] == ["package", "exporter", "exporter", "exporter"]
     assert [type(exporter) for exporter in exporters] == [FileExporter, FileExporter]
 
@@ -302,18 +305,19 @@ def test_d33_opentelemetry_gets_each_span_and_event_once_under_the_applications_
     recorder.error(inner, "it failed", ValueError("why"))
     recorder.stop(inner)
     recorder.stop(outer)
-    assert recorder.delivery.flush(SOON)
+    assert recorder.delivery.flush(FLUSH_SECONDS)
     assert not trace.get_current_span().get_span_context().is_valid
 
-    first, second = memory.get_finished_spans()
-    assert (first.name, second.name) == ("inner", "outer")
-    assert first.parent.span_id == second.context.span_id
-    assert [event.name for event in first.events] == ["update", "exception"]
-    assert first.events[1].attributes["exception.type"] == "ValueError"
-    assert first.resource.attributes["service.name"] == "app"
-    assert second.attributes["size"] == float(2**70)
-    assert second.attributes["one_logger_span_id"] == str(outer.id)
-    assert second.end_time >= first.end_time >= first.start_time >= second.start_time
+    finished_inner, finished_outer = memory.get_finished_spans()
+    assert (finished_inner.name, finished_outer.name) == ("inner", "outer")
+    assert finished_inner.parent.span_id == finished_outer.context.span_id
+    assert [event.name for event in finished_inner.events] == ["update", "exception"]
+    assert finished_inner.events[1].attributes["exception.type"] == "ValueError"
+    assert finished_inner.resource.attributes["service.name"] == "app"
+    assert finished_outer.attributes["size"] == float(2**70)
+    assert finished_outer.attributes["one_logger_span_id"] == str(outer.id)
+    assert finished_outer.end_time >= finished_inner.end_time
+    assert finished_inner.end_time >= finished_inner.start_time >= finished_outer.start_time
 
 
 def test_d33_spans_refused_by_opentelemetry_are_retried() -> None:
@@ -323,7 +327,7 @@ def test_d33_spans_refused_by_opentelemetry_are_retried() -> None:
 
     from exporter.one_logger.otel.exporter.otel_exporter import OTelExporter
 
-    class Flaky(InMemorySpanExporter):  # type: ignore[misc]  # the SDK is not looked at when types are checked
+    class Flaky(InMemorySpanExporter):  # type: ignore[misc]  # mypy does not follow the imports of the SDK
         calls = 0
 
         def export(self, spans: Any) -> Any:
@@ -331,21 +335,24 @@ def test_d33_spans_refused_by_opentelemetry_are_retried() -> None:
             return super().export(spans) if self.calls % 3 == 0 else SpanExportResult.FAILURE
 
     memory = Flaky()
-    sink = Delivery([OTelExporter(memory)], first_pause_seconds=0.001)
-    sink.start_exporters()
+    delivery = Delivery([OTelExporter(memory)], first_pause_seconds=0.001)
+    delivery.start_exporters()
     for number in range(20):
         span = Span.create(f"span-{number}")
-        sink.start(span)
+        delivery.start(span)
         span.stop()
-        sink.stop(span)
-        assert sink.flush(SOON)
+        delivery.stop(span)
+        assert delivery.flush(FLUSH_SECONDS)
     open_span = Span.create("open")
-    sink.start(open_span)
-    sink.flush(SOON)
+    delivery.start(open_span)
+    delivery.flush(FLUSH_SECONDS)
     memory.calls = 2
-    sink.close(SOON)
+    delivery.close(FLUSH_SECONDS)
 
-    assert [span.name for span in memory.get_finished_spans()] == [*(f"span-{n}" for n in range(20)), "open"]
+    assert [span.name for span in memory.get_finished_spans()] == [
+        *(f"span-{number}" for number in range(20)),
+        "open",
+    ]
 
 
 def test_d34_weights_and_biases_gets_attributes_as_metrics_and_errors_too() -> None:
@@ -366,7 +373,7 @@ def test_d34_weights_and_biases_gets_attributes_as_metrics_and_errors_too() -> N
     assert finish_calls == [True]
 
 
-def test_the_names_of_metrics_are_the_jobs_choice() -> None:
+def test_the_naming_strategy_of_metrics_can_be_chosen() -> None:
     records: list[dict[str, Any]] = []
     run = SimpleNamespace(log=lambda metrics, commit: records.append(metrics), finish=lambda quiet: None)
     flat_exporter = wandb.WandBExporter(

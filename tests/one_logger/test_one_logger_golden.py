@@ -40,7 +40,7 @@ def test_a_job_is_recorded_as_in_its_golden_vector(
     ],
     ids=["value", "missing", "superfluous", "misuse"],
 )
-def test_the_replay_detects_every_kind_of_difference(
+def test_the_replay_detects_wrong_missing_and_superfluous_records(
     damage: Callable[[dict[str, Any]], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vector = copy.deepcopy(next(vector for vector in CONTENT["vectors"] if vector["id"] == "fresh-n1"))

@@ -13,7 +13,7 @@ from one_logger_support import APPLICATION
 from exporter.one_logger import migrate
 from exporter.one_logger.names import StandardTrainingJobSpanName
 
-FORMS = {
+IMPORT_FORMS = {
     "from nv_one_logger.core.span import Span": "from exporter.one_logger.core.span import Span",
     "from nv_one_logger.training_telemetry.api import callbacks": (
         "from exporter.one_logger.training_telemetry.api import callbacks"
@@ -49,9 +49,11 @@ FORMS = {
 """Source text after migration by source text before."""
 
 
-@pytest.mark.parametrize(("source", "expected"), FORMS.items())
+@pytest.mark.parametrize(("source", "expected"), IMPORT_FORMS.items())
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-def test_every_form_of_import_is_rewritten(source: str, expected: str, line_end: str) -> None:
+def test_imports_of_one_logger_are_rewritten_and_similar_names_are_not(
+    source: str, expected: str, line_end: str
+) -> None:
     migration = migrate.migrate(source.replace("\n", line_end).encode())
 
     assert migration.new_source.decode() == expected.replace("\n", line_end)
@@ -113,7 +115,7 @@ def test_the_command_prints_a_diff_and_changes_files_only_with_write(tmp_path: P
     assert script.read_text(encoding="utf-8") == JOB
 
 
-def test_a_migrated_job_records_through_this_module_alone(tmp_path: Path) -> None:
+def test_a_migrated_job_runs_and_writes_its_records(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(JOB, encoding="utf-8")
     assert (

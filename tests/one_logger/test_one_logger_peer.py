@@ -122,10 +122,11 @@ main()
 """
 
 MIGRATED_IMPORTS = PEER_IMPORTS.replace("nv_one_logger", "exporter.one_logger")
-"""The job with only the top-level name of its imports changed."""
+"""The same imports from the package of the exporter. Only the top-level name differs."""
 
 
 def shapes(path: Path) -> list[tuple[str, str, list[str], set[str]]]:
+    """Return the type, name, attribute names and fields of each record of a file."""
     shapes_in_order = []
     for line in path.read_text(encoding="ascii").splitlines():
         record: dict[str, Any] = json.loads(line)
@@ -155,13 +156,14 @@ def test_the_same_job_with_only_its_imports_changed_writes_the_same_records(tmp_
 
 
 def stable_attributes(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the type and the attributes of a record that do not depend on the clock or on the implementation."""
     event = record.get("event", {})
     attributes = record.get("attributes", {}) | event.get("attributes", {})
-    varies = ("_sec", "_msec", "throughput", "version", "traceback", "error_message", "interval")
+    variable_parts = ("_sec", "_msec", "throughput", "version", "traceback", "error_message", "interval")
     return {
         name: value
         for name, value in attributes.items()
-        if not any(difference in name for difference in varies)
+        if not any(variable_part in name for variable_part in variable_parts)
     } | {"type": record["type"]}
 
 
@@ -177,18 +179,18 @@ def test_an_exporter_of_one_logger_works_here(tmp_path: Path) -> None:
     assert {name for _, name, _, _ in records} >= {"application", "training_loop", "custom", "happened"}
 
 
-def test_the_reader_of_one_logger_parses_our_log_lines() -> None:
+def test_one_logger_parses_the_log_lines_of_the_exporter() -> None:
     from nv_one_logger.exporter.logger_exporter import (
-        LoggerExporter as Theirs,
+        LoggerExporter as PeerExporter,
     )
 
-    from exporter.one_logger.exporters import LoggerExporter as Ours
+    from exporter.one_logger.exporters import LoggerExporter as OwnExporter
 
     record = {"type": "event", "event": {"name": "e", "attributes": {"a": 1, "b": [1, 2]}}, "count": 3}
-    line = Ours._format_log(record)
+    line = OwnExporter._format_log(record)
 
-    assert Theirs.deserialize_log(line) == record
-    assert Ours.deserialize_log(line) == record
+    assert PeerExporter.deserialize_log(line) == record
+    assert OwnExporter.deserialize_log(line) == record
 
 
 def test_a_custom_exporter_that_declares_its_overrides_works_here(tmp_path: Path) -> None:
@@ -214,7 +216,7 @@ def test_a_custom_exporter_that_declares_its_overrides_works_here(tmp_path: Path
 
 
 PACKAGES = ("nv_one_logger.api", "nv_one_logger.training_telemetry.api", "nv_one_logger.exporter")
-"""Modules whose names are re-exported."""
+"""Modules of one-logger that re-export names of other modules."""
 DIFFERENT_SIGNATURES = {
     *("LoggerConfig", "OneLoggerConfig", "TrainingTelemetryConfig"),  # by the names of their fields
     *("OneLoggerProvider", "TrainingTelemetryProvider", "OneLoggerError", "ExportError"),
@@ -245,10 +247,10 @@ def test_every_public_name_of_each_module_of_the_peer_is_in_ours_with_the_same_a
     for name, peer_member in peer_members.items():
         own_member = getattr(own_module, name)
         if name not in DIFFERENT_SIGNATURES:
-            expected = list(inspect.signature(peer_member).parameters)
-            assert [
-                parameter for parameter in inspect.signature(own_member).parameters if parameter in expected
-            ] == expected, name
+            peer_parameters = list(inspect.signature(peer_member).parameters)
+            own_parameters = inspect.signature(own_member).parameters
+            common_parameters = [name for name in own_parameters if name in peer_parameters]
+            assert common_parameters == peer_parameters, name
         fields = inspect.get_annotations(own_member) if inspect.isclass(own_member) else ()
         for attribute, value in vars(peer_member).items():
             if not attribute.startswith(("_", "model_", "validate_", "apply_")) and (
@@ -257,14 +259,14 @@ def test_every_public_name_of_each_module_of_the_peer_is_in_ours_with_the_same_a
                 assert hasattr(own_member, attribute) or attribute in fields, f"{name}.{attribute}"
 
 
-ATTRIBUTES = importlib.import_module("nv_one_logger.training_telemetry.api.attributes")
+PEER_ATTRIBUTES = importlib.import_module("nv_one_logger.training_telemetry.api.attributes")
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, kind in vars(ATTRIBUTES).items() if getattr(kind, "create", None)]
+    "name", [name for name, member in vars(PEER_ATTRIBUTES).items() if getattr(member, "create", None)]
 )
 def test_attribute_classes_have_the_same_constructors_and_fields(name: str) -> None:
-    peer_class, own_class = getattr(ATTRIBUTES, name), getattr(one_logger, name)
+    peer_class, own_class = getattr(PEER_ATTRIBUTES, name), getattr(one_logger, name)
     parameters = inspect.signature(peer_class.create).parameters
     samples = {"str": "x", "bool": True, "CheckPointStrategy": "sync", "custom_metadata": {"k": 1}}
     values: dict[str, Any] = {}
@@ -334,12 +336,12 @@ def test_summaries_and_window_timers_give_the_figures_of_one_logger() -> None:
 
 def test_configuration_objects_of_one_logger_are_accepted(tmp_path: Path) -> None:
     from nv_one_logger.training_telemetry.api.config import (
-        TrainingTelemetryConfig as Theirs,
+        TrainingTelemetryConfig as PeerTrainingTelemetryConfig,
     )
 
     from exporter.one_logger import OneLoggerConfig, TrainingTelemetryConfig, TrainingTelemetryProvider
 
-    peer_config = Theirs(
+    peer_config = PeerTrainingTelemetryConfig(
         perf_tag_or_fn="p", global_batch_size_or_fn=lambda: 8, save_checkpoint_strategy="async"
     )
     with unconfigured():

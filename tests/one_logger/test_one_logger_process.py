@@ -17,7 +17,7 @@ from programs import code_of
 from programs import one_logger as programs
 from training_support import run_python
 
-HEAD = """
+PREAMBLE = """
     import os, sys
     from pathlib import Path
     from exporter import one_logger, training
@@ -33,7 +33,7 @@ HEAD = """
             .configure_provider())
 """
 
-SEED_PAGE = """
+README_EXAMPLE = """
 from pathlib import Path
 from exporter.one_logger import (
     Attributes, Event, ExportCustomizationMode, FileExporter, OneLoggerConfig, TrainingTelemetryConfig,
@@ -86,17 +86,18 @@ def records(directory: Path, name: str = "telemetry.json") -> list[dict[str, Any
     return [json.loads(line) for line in (directory / name).read_text(encoding="ascii").splitlines()]
 
 
-def spans(directory: Path, *types: str) -> list[str]:
+def span_names(directory: Path, *types: str) -> list[str]:
+    """Return the names in the records of these types, for example `start` and `stop`."""
     return [record["name"] for record in records(directory) if record["type"] in types]
 
 
-def run(code: str, directory: Path, *, status: int = 0, **options: Any) -> None:
+def run_job(code: str, directory: Path, *, status: int = 0, **options: Any) -> None:
     completed = run_python(code, directory, **options)
     assert completed.returncode == status, completed.stderr
 
 
-def test_d50_the_job_of_the_seed_page_runs_with_only_its_imports_changed(tmp_path: Path) -> None:
-    run(SEED_PAGE, tmp_path)
+def test_d50_the_readme_example_of_one_logger_runs_with_only_its_imports_changed(tmp_path: Path) -> None:
+    run_job(README_EXAMPLE, tmp_path)
 
     all_records = records(tmp_path, "training_telemetry.json")
     names = [record.get("name") or record["event"]["name"] for record in all_records]
@@ -120,7 +121,7 @@ def test_d50_one_loggers_own_example_runs_with_only_its_imports_changed(tmp_path
     assert package.submodule_search_locations is not None
     example = Path(next(iter(package.submodule_search_locations))) / "docs" / "example.py"
     code = re.sub(r"nv_one_logger", "exporter.one_logger", example.read_text("utf-8"))
-    run(code.replace("num_epochs = 10", "num_epochs = 1"), tmp_path, timeout=110)
+    run_job(code.replace("num_epochs = 10", "num_epochs = 1"), tmp_path, timeout=110)
 
     names = [
         record.get("name") or record["event"]["name"]
@@ -135,7 +136,9 @@ def test_d50_one_loggers_own_example_runs_with_only_its_imports_changed(tmp_path
     ("end", "status"),
     [("", 0), ("sys.exit(3)", 3), ("raise ValueError('it failed')", 1), ("main = 5 / 0", 1)],
 )
-def test_records_before_a_normal_exit_are_in_the_file(end: str, status: int, tmp_path: Path) -> None:
+def test_spans_are_ended_in_the_file_at_an_exit_or_an_exception(
+    end: str, status: int, tmp_path: Path
+) -> None:
     body = f"""
     configure()
     with application(), training_loop(train_iterations_start=0):
@@ -144,9 +147,9 @@ def test_records_before_a_normal_exit_are_in_the_file(end: str, status: int, tmp
                 pass
         {end}
     """
-    run(HEAD + body, tmp_path, status=status)
+    run_job(PREAMBLE + body, tmp_path, status=status)
 
-    assert spans(tmp_path, "stop")[-2:] == ["training_loop", "application"]
+    assert span_names(tmp_path, "stop")[-2:] == ["training_loop", "application"]
     updates = [
         record
         for record in records(tmp_path)
@@ -166,24 +169,24 @@ def test_a_killed_job_leaves_complete_lines(tmp_path: Path) -> None:
     exporter.flush()
     os.kill(os.getpid(), signal.SIGKILL)
     """
-    run(HEAD + body, tmp_path, status=-signal.SIGKILL)
+    run_job(PREAMBLE + body, tmp_path, status=-signal.SIGKILL)
 
-    assert "application" in spans(tmp_path, "start")
+    assert "application" in span_names(tmp_path, "start")
     assert sum(record["type"] == "event" for record in records(tmp_path)) == 12
 
 
 def test_d49_a_forked_worker_writes_nothing_as_its_parent(tmp_path: Path) -> None:
-    run(code_of(programs.fork_in_a_training_loop), tmp_path)
+    run_job(code_of(programs.fork_in_a_training_loop), tmp_path)
 
     all_records = records(tmp_path)
     assert len({record["pid"] for record in all_records}) == 1
     assert [record["count"] for record in all_records] == list(range(1, len(all_records) + 1))
-    assert "of the child" not in spans(tmp_path, "complete", "start")
-    assert "of the parent" in spans(tmp_path, "complete", "start")
+    assert "of the child" not in span_names(tmp_path, "complete", "start")
+    assert "of the parent" in span_names(tmp_path, "complete", "start")
 
 
 def test_a_child_forked_while_threads_create_span_names_can_create_one(tmp_path: Path) -> None:
-    run(code_of(programs.fork_while_threads_create_span_names), tmp_path)
+    run_job(code_of(programs.fork_while_threads_create_span_names), tmp_path)
 
 
 def test_a_child_of_multiprocessing_can_configure_itself(tmp_path: Path) -> None:
@@ -200,7 +203,7 @@ def test_a_child_of_multiprocessing_can_configure_itself(tmp_path: Path) -> None
             process.join()
             assert process.exitcode == 0
     """
-    run(HEAD + body, tmp_path)
+    run_job(PREAMBLE + body, tmp_path)
 
     all_records = records(tmp_path)
     assert len({record["pid"] for record in all_records}) == 2
@@ -208,7 +211,7 @@ def test_a_child_of_multiprocessing_can_configure_itself(tmp_path: Path) -> None
 
 
 def test_d49_four_threads_are_all_counted_and_none_fails(tmp_path: Path) -> None:
-    run(code_of(programs.open_spans_in_four_threads), tmp_path)
+    run_job(code_of(programs.open_spans_in_four_threads), tmp_path)
 
     ends = [record for record in records(tmp_path) if record["type"] in {"complete", "stop"}]
     assert [record["name"] for record in ends] == ["work"] * 2000
@@ -216,8 +219,8 @@ def test_d49_four_threads_are_all_counted_and_none_fails(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("is_configured", "is_enabled"), [(False, True), (True, False), (True, True)])
-def test_d44_no_state_opens_descriptors(is_configured: bool, is_enabled: bool, tmp_path: Path) -> None:
-    run(code_of(programs.open_spans_with_few_descriptors, is_configured, is_enabled), tmp_path)
+def test_d44_spans_open_no_descriptors(is_configured: bool, is_enabled: bool, tmp_path: Path) -> None:
+    run_job(code_of(programs.open_spans_with_few_descriptors, is_configured, is_enabled), tmp_path)
 
 
 def test_records_have_the_configured_identity(tmp_path: Path) -> None:
@@ -229,15 +232,15 @@ def test_records_have_the_configured_identity(tmp_path: Path) -> None:
     with application():
         pass
     """
-    run(HEAD + body, tmp_path)
+    run_job(PREAMBLE + body, tmp_path)
 
     all_records = records(tmp_path, "mine-5.json")
     assert {record["rank"] for record in all_records} == {5}
-    first = next(record for record in all_records if record["type"] == "event")
-    assert first["event"]["attributes"]["rank"] == 5
+    first_event = next(record for record in all_records if record["type"] == "event")
+    assert first_event["event"]["attributes"]["rank"] == 5
 
 
-def test_a_hanging_exporter_does_not_delay_the_exit(tmp_path: Path) -> None:
+def test_a_process_with_a_hanging_exporter_exits(tmp_path: Path) -> None:
     body = """
     import threading
     class Hanging(FileExporter):
@@ -249,9 +252,9 @@ def test_a_hanging_exporter_does_not_delay_the_exit(tmp_path: Path) -> None:
     with application():
         pass
     """
-    run(HEAD + body, tmp_path, timeout=15)
+    run_job(PREAMBLE + body, tmp_path, timeout=15)
 
-    assert spans(tmp_path, "stop") == ["application"]
+    assert span_names(tmp_path, "stop") == ["application"]
 
 
 def test_d45_importing_every_name_starts_nothing() -> None:

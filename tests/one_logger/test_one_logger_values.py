@@ -19,8 +19,8 @@ from exporter.training.attributes import Attribute, Attributes, TracingTimestamp
 from exporter.training.spans import MAX_EVENTS, ErrorEvent, Event, Span, TelemetryDataError
 
 
-class Device:
-    """Tensor stand-in: its text would wait for the device."""
+class DeviceTensor:
+    """Tensor on a GPU: a conversion to text would wait for the GPU, and raises here."""
 
     device = "cuda:0"
 
@@ -28,7 +28,7 @@ class Device:
         raise AssertionError("it was read")
 
 
-class Rude:
+class StrRaises:
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
@@ -54,9 +54,9 @@ def raise_and_catch(error: Exception) -> Exception:
         ((1, 2.5), [1.0, 2.5]),
         ([1, "a", None], ["1", "a", "None"]),
         ({"a": 1, "b": [2]}, ["a:1", "b:[2]"]),
-        (Device(), "<Device>"),
-        ([Device()], ["<Device>"]),
-        (Rude(), "<Rude>"),
+        (DeviceTensor(), "<DeviceTensor>"),
+        ([DeviceTensor()], ["<DeviceTensor>"]),
+        (StrRaises(), "<StrRaises>"),
     ],
 )
 def test_any_attribute_value_becomes_exportable(value: Any, expected: Any) -> None:
@@ -124,7 +124,7 @@ def test_an_event_owns_its_attributes() -> None:
     assert attributes.to_json() == {"a": 2}
 
 
-class SilentError(Exception):
+class ErrorWithoutText(Exception):  # noqa: N818  # the type name is the expected message
     def __str__(self) -> str:
         raise RuntimeError("no")
 
@@ -133,7 +133,7 @@ class SilentError(Exception):
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [(KeyError(), "KeyError()"), (ValueError("why"), "why"), (SilentError(), "SilentError")],
+    [(KeyError(), "KeyError()"), (ValueError("why"), "why"), (ErrorWithoutText(), "ErrorWithoutText")],
 )
 def test_an_error_names_its_exception_also_without_a_message(error: Exception, message: str) -> None:
     attributes = ErrorEvent.create("it failed", raise_and_catch(error)).attributes.to_json()
@@ -184,7 +184,7 @@ def test_an_event_of_a_span_that_has_ended_is_a_misuse_and_raises_nothing() -> N
     assert [event.name for event in span.events] == ["span_start", "span_stop"]
 
 
-def test_d42_d43_a_span_of_many_events_keeps_the_latest_and_costs_the_same() -> None:
+def test_d42_d43_a_span_of_many_events_keeps_the_latest() -> None:
     span = Span.create("loop")
     for number in range(10_000):
         span.add_event(Event.create("update", Attributes({"number": number})))
