@@ -80,7 +80,7 @@ def signal_logging_job(log_file: Path) -> list[str]:
 
 
 def free_port() -> int:
-    """Return a recently free port."""
+    """Return a port that was free at the time of the call."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -235,7 +235,9 @@ plan = run.Plan(tuple(job), dict(os.environ), tuple(sidecar), feed, linger, run=
 sys.exit(run.supervise(plan))
 """
 FIRST_LINE = "exporter: run r\n"
+"""First line that `run` writes to stderr."""
 JOINING_SIDECAR = ("/bin/sh", "-c", "exit 3")
+"""Stand-in for a sidecar that finds another sidecar on the feed directory and exits (`EXIT_JOINED`)."""
 
 
 def supervise_command(

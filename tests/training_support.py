@@ -140,7 +140,7 @@ def values_by_label(name: str) -> dict[Any, Any]:
 
 
 def misuse_counts() -> dict[tuple[str, str], float]:
-    """Return the misuse so far, by call and rule."""
+    """Return the misuse of this process, by call and rule."""
     return values_by_label("training.misuse")
 
 
@@ -170,7 +170,7 @@ class _UndrainedDeque(deque[misuse.Misuse]):
 
 @contextmanager
 def collect_misuse() -> Iterator[deque[misuse.Misuse]]:
-    """Collect misuse reported in the block: call, rule and expectation."""
+    """Yield a deque that collects the misuse reported in the block."""
     previous, misuse.REPORTS = misuse.REPORTS, _UndrainedDeque()
     try:
         yield misuse.REPORTS

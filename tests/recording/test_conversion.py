@@ -45,7 +45,7 @@ MILLION = 1_000_000
 
 
 class HostileMeta(type):
-    """A metaclass that fails wherever a class is touched."""
+    """Metaclass that raises on any access to its class."""
 
     def __getattribute__(cls, name: str) -> Any:
         raise RuntimeError("mine")
@@ -134,7 +134,9 @@ class BigText(str):
 
 @pytest.mark.parametrize("convert", CONVERSIONS)
 @pytest.mark.parametrize(
-    "make", [hostile_object, UnboundProxy, lambda: HostileNumber(1.5), hostile_class], ids="abcd"
+    "make",
+    [hostile_object, UnboundProxy, lambda: HostileNumber(1.5), hostile_class],
+    ids=["object", "proxy", "number", "class"],
 )
 def test_no_conversion_raises_for_a_class_that_raises_on_any_access(
     convert: Any, make: Callable[[], object]
@@ -197,12 +199,14 @@ def test_conversion_of_a_container_of_a_million_items_is_bounded(
         (object(), None),
     ],
 )
-def test_number_is_taken_from_every_library_without_waiting(value: object, number: float | None) -> None:
+def test_number_is_read_from_objects_of_other_libraries_without_waiting(
+    value: object, number: float | None
+) -> None:
     assert to_number(value) == number
     assert type(to_number(value)) in {int, float, type(None)}
 
 
-def test_number_is_taken_from_arrays_of_one_element() -> None:
+def test_number_is_read_from_arrays_of_one_element() -> None:
     numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
 
     for scalar in (
@@ -218,7 +222,7 @@ def test_number_is_taken_from_arrays_of_one_element() -> None:
         assert isinstance(to_scalar(array_value), Unconvertible)
 
 
-def test_number_is_taken_from_jax() -> None:
+def test_number_is_read_from_jax() -> None:
     jax = pytest.importorskip("jax")
     for scalar in (jax.numpy.asarray(1.5), jax.numpy.asarray([1.5])):
         jax.block_until_ready(scalar)
@@ -226,7 +230,7 @@ def test_number_is_taken_from_jax() -> None:
         assert is_asynchronous(scalar)
 
 
-def test_array_is_asynchronous_unless_it_lies_in_the_hosts_memory() -> None:
+def test_array_is_asynchronous_unless_it_is_in_host_memory() -> None:
     torch = pytest.importorskip("torch")
 
     assert not any(map(is_asynchronous, (1.5, "x", None, torch.zeros(1), object(), Array(1.0, "cpu"))))

@@ -82,7 +82,7 @@ def test_log_of_containers_with_a_million_items_is_bounded(events: EventLog) -> 
 
     losses, settings = Losses(range(1_000_000)), Settings.fromkeys(range(1_000_000))
     start = thread_time()
-    events.log("a", losses, losses=losses, settings=settings)  # type: ignore[arg-type]  # a job may
+    events.log("a", losses, losses=losses, settings=settings)  # type: ignore[arg-type]  # as an untyped job may
 
     assert thread_time() - start < 0.3
     assert str(events.recent()[0].data["losses"]).startswith("[0, 1, 2, ")

@@ -72,7 +72,7 @@ def test_an_event_has_its_data_and_times() -> None:
 def test_an_event_can_have_an_earlier_timestamp(events: EventLog) -> None:
     berlin = dt.timezone(dt.timedelta(hours=1))
     for timestamp in (1.5, 3, dt.datetime(1970, 1, 1, 1, 0, 9, tzinfo=berlin)):
-        events.log("gpu.done", timestamp=timestamp)  # type: ignore[arg-type]  # a datetime will do
+        events.log("gpu.done", timestamp=timestamp)  # type: ignore[arg-type]  # a datetime is accepted
 
     assert [event.timestamp for event in events.recent()] == [1.5, 3.0, 9.0]
     assert all(event.logged_at > 1e9 for event in events.recent())
@@ -91,7 +91,7 @@ def test_types_beyond_the_first_hundred_are_other(events: EventLog) -> None:
 # Rules -------------------------------------------------------------------------------------------------------
 
 
-def test_every_event_type_is_enabled_without_rules(events: EventLog) -> None:
+def test_rules_disable_events_by_type_and_severity(events: EventLog) -> None:
     assert events.enabled("train.step")
     events.limit("train.*", severity="warning")
     events.limit("noise", enabled=False)
@@ -107,7 +107,7 @@ def test_every_event_type_is_enabled_without_rules(events: EventLog) -> None:
     assert events.enabled("noise")
 
 
-def test_asking_whether_an_event_is_enabled_costs_the_same_with_any_number_of_rules(events: EventLog) -> None:
+def test_events_are_checked_within_40_microseconds_each_with_500_rules(events: EventLog) -> None:
     for number in range(500):
         events.limit(f"x{number}.*", sample=0.5)
     start = time.thread_time()
@@ -116,13 +116,13 @@ def test_asking_whether_an_event_is_enabled_costs_the_same_with_any_number_of_ru
     assert time.thread_time() - start < 0.1 * PATIENCE
 
 
-def test_sampling_takes_every_nth_beginning_with_the_first_and_is_counted(events: EventLog) -> None:
+def test_sampling_keeps_every_nth_event_from_the_first_and_counts_the_others(events: EventLog) -> None:
     received: queue.Queue[Event] = queue.Queue()
     events.register(received.put)
     events.limit("step", sample=0.1)
     for number in range(100):
         events.log("step", number=number)
-        events.reading()  # which consumes no number
+        events.reading()  # does not advance the sampling
     assert events.flush(5.0)
 
     assert [received.get_nowait().data["number"] for _ in range(10)] == list(range(0, 100, 10))
@@ -146,7 +146,7 @@ def test_a_rate_limit_drops_and_counts_a_flood(events: EventLog) -> None:
     assert reading.suppressed["flood", "rate_limit"] == 1000 - len(received)
 
 
-def test_event_kinds_beyond_a_thousand_share_one_counter(events: EventLog) -> None:
+def test_an_event_counted_as_other_reaches_the_handlers_of_its_type(events: EventLog) -> None:
     received: list[str] = []
     events.register(lambda event: received.append(event.type), types=["alarm.*"])
     for number in range(1_100):
@@ -220,8 +220,8 @@ def test_a_payload_is_built_only_for_a_handler_and_a_failure_drops_only_the_payl
 # Handlers ----------------------------------------------------------------------------------------------------
 
 
-class Recorder:
-    """A handler that is an object."""
+class RecordingHandler:
+    """Handler that keeps its events and the names of the threads that called it."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -233,15 +233,15 @@ class Recorder:
 
 
 def test_a_handler_receives_events_in_order_on_its_own_thread(events: EventLog) -> None:
-    recorder = Recorder()
+    recorder = RecordingHandler()
     events.register(recorder, queue=10_000)
     for number in range(5000):
         events.log("a", number=number)
     assert events.flush(5.0)
 
     assert [event.data["number"] for event in recorder.events] == list(range(5000))
-    assert recorder.threads == {"exporter-events-Recorder"}
-    assert events.reading().delivered == {"Recorder": 5000}
+    assert recorder.threads == {"exporter-events-RecordingHandler"}
+    assert events.reading().delivered == {"RecordingHandler": 5000}
 
 
 def test_a_handler_receives_the_selected_events(events: EventLog) -> None:
@@ -275,7 +275,7 @@ def test_a_handler_that_raises_loses_its_own_events_only(events: EventLog, error
     def failing_handler(_event: Event) -> None:
         raise error
 
-    recorder = Recorder()
+    recorder = RecordingHandler()
     events.register(failing_handler)
     events.register(recorder)
     for _ in range(10):
@@ -290,7 +290,7 @@ def test_a_handler_that_raises_loses_its_own_events_only(events: EventLog, error
 
 def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: EventLog) -> None:
     release = threading.Event()
-    recorder = Recorder()
+    recorder = RecordingHandler()
     events.register(lambda _event: release.wait(30), queue=5, name="hanging")
     events.register(recorder, queue=10_000)
     events.log("a")
@@ -298,10 +298,10 @@ def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: 
     start = time.monotonic()
     for _ in range(1000):
         events.log("a")
-    took = time.monotonic() - start
+    logging_seconds = time.monotonic() - start
     events.active[1].drain(5.0)
 
-    assert took < 5
+    assert logging_seconds < 5
     assert len(recorder.events) == 1001
     assert events.reading().dropped == {("hanging", "queue_full"): 995}
     events.close(timeout_seconds=0.2)
@@ -312,7 +312,7 @@ def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: 
 def test_unregistering_waits_for_pending_events_but_not_for_a_hanging_handler(events: EventLog) -> None:
     release = threading.Event()
     hanging = events.register(lambda _event: release.wait(30), name="hanging", types="b")
-    recorder = Recorder()
+    recorder = RecordingHandler()
     handle = events.register(recorder)
     for _ in range(500):
         events.log("a")
@@ -326,14 +326,14 @@ def test_unregistering_waits_for_pending_events_but_not_for_a_hanging_handler(ev
     release.set()
 
     assert len(recorder.events) == 500
-    assert events.reading().delivered["Recorder"] == 500
+    assert events.reading().delivered["RecordingHandler"] == 500
     assert events.reading().dropped == {("hanging", "unregistered"): 3}
 
 
 def test_a_signal_handler_can_log_while_a_handler_thread_starts(
     events: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder, start, signals = Recorder(), threading.Thread.start, [signal.SIGUSR1]
+    recorder, start, signals = RecordingHandler(), threading.Thread.start, [signal.SIGUSR1]
 
     def start_after_signal(thread: threading.Thread) -> None:
         if signals:
@@ -361,7 +361,7 @@ def test_a_signal_handler_can_log_while_a_handler_thread_starts(
         ("limit", {"severity": "bad"}, ValueError),
         ("limit", {"match": 3}, TypeError),
         ("register", {"handler": None}, TypeError),
-        ("register", {"handler": Recorder}, TypeError),
+        ("register", {"handler": RecordingHandler}, TypeError),
         ("register", {"handler": print, "queue": 0}, ValueError),
         ("register", {"handler": print, "types": [3]}, TypeError),
         ("register", {"handler": print, "name": 3}, TypeError),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from elastic_support import run, snapshots
 
-HUNG = """
+HANGING_JOB = """
     def hang(*_):
         time.sleep(60)
 
@@ -28,6 +28,7 @@ HUNG = """
 
 
 def seconds_to_exit(feed: Path, program: str, **environment: str) -> float:
+    """Return the seconds between the time that a program prints last and its exit."""
     completed = run(feed, program, check=True, **environment)
     return time.monotonic() - float(completed.stdout.splitlines()[-1])
 
@@ -38,7 +39,7 @@ def exits_within(limit_seconds: float, feed: Path, program: str, **environment: 
 
 
 def test_all_hanging_parts_share_one_deadline_at_exit(tmp_path: Path) -> None:
-    assert exits_within(2.7, tmp_path / "feed", HUNG)
+    assert exits_within(2.7, tmp_path / "feed", HANGING_JOB)
     for snapshot in snapshots(tmp_path / "feed"):
         assert [
             reading.count for reading in snapshot.recording.stats if reading.definition.name == "train.loss"
@@ -99,7 +100,7 @@ def test_notices_that_are_not_written_are_counted(tmp_path: Path) -> None:
     assert completed.stderr.count("exporter: notice\n") == 100
 
 
-def test_notice_is_written_where_no_thread_can_be_started(tmp_path: Path) -> None:
+def test_notice_is_written_if_no_thread_can_be_started(tmp_path: Path) -> None:
     program = """
         from exporter.recording.notices import log_once
 

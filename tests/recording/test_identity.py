@@ -103,7 +103,7 @@ def test_the_ranks_of_one_torchrun_share_the_run(feed: Path) -> None:
 
 
 HELPER = """
-        log("began")
+        log("start")
         flush()
         if len(sys.argv) == 1:
             subprocess.run([sys.executable, __file__, "helper"], check=True)
@@ -137,8 +137,8 @@ def test_a_second_live_trainer_of_a_rank_is_reported_once(feed: Path) -> None:
             with training.training_iteration():
                 time.sleep(1)
             if len(sys.argv) == 1:
-                done = subprocess.run([sys.executable, __file__, "second"], check=True, capture_output=True, text=True)
-                print(done.stderr)
+                second = subprocess.run([sys.executable, __file__, "second"], check=True, capture_output=True, text=True)
+                print(second.stderr)
             else:
                 time.sleep(2)
     """

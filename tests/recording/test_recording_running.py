@@ -60,11 +60,11 @@ def test_without_a_thread_for_callbacks_only_passive_stats_are_absent(feed: Path
     program = """
         loss = Stat("train.loss", ["mean"])
         start = threading.Thread.start
-        def refused(thread):
+        def refuse_passive(thread):
             if thread.name == "exporter-passive":
                 raise RuntimeError("can't start new thread")
             start(thread)
-        threading.Thread.start = refused  # as under RLIMIT_NPROC, which root does not obey
+        threading.Thread.start = refuse_passive  # as under RLIMIT_NPROC, which does not apply to root
         Stat.passive("train.good", lambda: 3.0)
         loss.add(1.0)
         time.sleep(0.7)
@@ -92,7 +92,7 @@ def test_a_signal_handler_or_finalizer_can_create_a_stat_during_creation_of_anot
     program = """
         def handler(*_):
             Stat("sig.usr1", ["mean"]).add(1.0)
-            Stat(f"sig.fresh{len(made)}", ["mean"]).add(1.0)
+            Stat(f"sig.fresh{step}", ["mean"]).add(1.0)
         signal.signal(signal.SIGUSR1, handler)
         class Freed:
             def __init__(self):
@@ -100,19 +100,19 @@ def test_a_signal_handler_or_finalizer_can_create_a_stat_during_creation_of_anot
             def __del__(self):
                 Stat("batch.freed", ["mean"]).add(1.0)
         gc.set_threshold(50)
-        def shoot():
+        def send_signals():
             for _ in range(300):
                 os.kill(os.getpid(), signal.SIGUSR1)
                 time.sleep(0.003)
-        made = []
-        shooter = threading.Thread(target=shoot)
-        shooter.start()
-        while shooter.is_alive():
-            made.append(len(made))
+        step = 0
+        sender = threading.Thread(target=send_signals)
+        sender.start()
+        while sender.is_alive():
+            step += 1
             Freed()
             Stat("train.step", ["mean"], unit="seconds").add(1.0)
-            if len(made) < 2000:
-                Stat(f"train.s{len(made)}", ["mean"]).add(1.0)
+            if step < 2000:
+                Stat(f"train.s{step}", ["mean"]).add(1.0)
     """
     run(feed, program)
 

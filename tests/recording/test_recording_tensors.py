@@ -15,7 +15,8 @@ from exporter import Stat, flush
 from exporter.recording.tensors import SLOTS, TensorReader
 
 
-def reader() -> tuple[TensorReader, list[float], list[str]]:
+def new_reader() -> tuple[TensorReader, list[float], list[str]]:
+    """Return a reader, the values that it reads, and the reasons of its rejections."""
     values: list[float] = []
     reasons: list[str] = []
     return TensorReader(values.append, reasons.append), values, reasons
@@ -37,7 +38,7 @@ def test_a_cpu_tensor_is_read_immediately() -> None:
 
 def test_a_value_that_is_not_a_tensor_of_one_element_is_refused_with_a_reason() -> None:
     torch = pytest.importorskip("torch", reason="install torch: pip install torch")
-    tensors, values, reasons = reader()
+    tensors, values, reasons = new_reader()
     invalid_samples = [
         torch.ones(2),
         torch.empty(0),
@@ -118,7 +119,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_cuda_tensor_is_collected_by_a_later_call_without_waiting(cuda: Any) -> None:
-    tensors, values, reasons = reader()
+    tensors, values, reasons = new_reader()
 
     tensors.add(CudaTensor(1.0))
     assert values == []
@@ -133,7 +134,7 @@ def test_a_cuda_tensor_is_collected_by_a_later_call_without_waiting(cuda: Any) -
 
 
 def test_a_tensor_that_cannot_be_copied_is_refused_with_a_reason(cuda: Any) -> None:
-    tensors, values, reasons = reader()
+    tensors, values, reasons = new_reader()
     sharded_tensor = CudaTensor(1.0)
     sharded_tensor.placements = [SimpleNamespace(is_replicate=lambda: False)]  # type: ignore[attr-defined]  # as a DTensor's
 
@@ -147,14 +148,14 @@ def test_a_tensor_that_cannot_be_copied_is_refused_with_a_reason(cuda: Any) -> N
     assert values == []
 
 
-def test_flush_returns_false_and_does_not_raise_in_a_cuda_error(cuda: Any) -> None:
-    tensors, values, reasons = reader()
+def test_a_tensor_whose_copy_fails_is_refused_and_collecting_does_not_raise(cuda: Any) -> None:
+    tensors, values, reasons = new_reader()
     tensors.add(CudaTensor(1.0))
 
-    def raises() -> bool:
+    def fail() -> bool:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    tensors._local.copies.pending[0].event.query = raises
+    tensors._local.copies.pending[0].event.query = fail
     tensors.collect()
 
     assert (values, reasons) == ([], ["error"])
@@ -177,7 +178,7 @@ class JaxArray:
 
 
 def test_jax_array_is_collected_once_it_is_computed() -> None:
-    tensors, values, reasons = reader()
+    tensors, values, reasons = new_reader()
     first, second = JaxArray(1.0), JaxArray(2.0)
 
     tensors.add(first)

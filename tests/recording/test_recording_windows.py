@@ -49,11 +49,11 @@ def test_two_ranks_with_different_starts_close_windows_together(
     wall: float, seconds: float, offset: float
 ) -> None:
     first_clock = WindowClock(seconds, wall=wall, monotonic=5.0)
-    two = WindowClock(seconds, wall=wall + 0.3 * seconds, monotonic=offset)
+    second_clock = WindowClock(seconds, wall=wall + 0.3 * seconds, monotonic=offset)
 
-    distance = abs(first_clock.end - two.end) / seconds
+    distance_windows = abs(first_clock.end - second_clock.end) / seconds
 
-    assert distance == pytest.approx(round(distance), abs=1e-3)
+    assert distance_windows == pytest.approx(round(distance_windows), abs=1e-3)
 
 
 @pytest.mark.parametrize("step", [-3600.0, -1.5, 1.5, 3600.0])
@@ -87,7 +87,7 @@ def test_after_a_suspension_the_current_window_starts_at_the_last_boundary() -> 
 
 
 @given(st.lists(st.lists(st.floats(-1e300, 1e300), max_size=20), max_size=20))
-def test_a_sum_in_batches_is_the_correctly_rounded_sum_of_all(batches: list[list[float]]) -> None:
+def test_a_sum_in_batches_is_the_exact_sum_within_a_rounding_error(batches: list[list[float]]) -> None:
     total = DoubleDoubleSum()
     for batch in batches:
         total.add(batch)
@@ -137,7 +137,7 @@ def bracket(sorted_samples: list[float], ratio: float) -> tuple[float, float]:
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=60))
-def test_small_windows_answer_exactly_like_linear_interpolation(samples: list[float]) -> None:
+def test_quantiles_of_small_windows_are_interpolated_linearly(samples: list[float]) -> None:
     sorted_samples = sorted(samples)
 
     for ratio, quantile in zip(RATIOS, Quantiles(samples).quantiles(RATIOS), strict=True):
@@ -154,7 +154,7 @@ def test_small_windows_answer_exactly_like_linear_interpolation(samples: list[fl
     ),
     st.integers(0, 2**32),
 )
-def test_large_windows_answer_within_one_percent_of_the_neighbouring_samples(
+def test_quantiles_of_large_windows_are_within_the_relative_error_of_the_neighbouring_samples(
     seeds: list[float], seed: int
 ) -> None:
     samples = random.Random(seed).choices(seeds, k=EXACT_SAMPLES + 500)
@@ -176,7 +176,7 @@ def test_memory_is_bounded_however_far_the_samples_spread() -> None:
     assert abs(summary.quantiles((1.0,))[0] / 9e299 - 1) <= RELATIVE_ERROR
 
 
-# Which window a sample is in, and which samples are none ------------------------------------------------------
+# Assignment of samples to windows, and rejected samples -------------------------------------------------------
 
 SIMPLE = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.SUM)
 
@@ -194,21 +194,21 @@ def drain_reading(state: StatState, *samples: object, wall: float = 100.0) -> St
     return state.reading()
 
 
-class Liar(float):
+class RaisingFloat(float):
     def __float__(self) -> float:
         raise RuntimeError("the user's code ran on the recording thread")
 
 
-class NumberLike:
+class RaisingNumber:
     def __float__(self) -> float:
         raise RuntimeError("the user's code ran on the recording thread")
 
 
 def test_invalid_values_are_counted_by_reason_without_running_user_code() -> None:
     numpy = pytest.importorskip("numpy")
-    numbers = (1, 2.5, True, numpy.float32(1.5), numpy.int64(0), Liar(2.0))
-    strange = (math.nan, math.inf, -math.inf, "3", None, NumberLike(), 10**400)
-    reading = drain_reading(new_state(), *numbers, *strange)
+    numbers = (1, 2.5, True, numpy.float32(1.5), numpy.int64(0), RaisingFloat(2.0))
+    invalid_values = (math.nan, math.inf, -math.inf, "3", None, RaisingNumber(), 10**400)
+    reading = drain_reading(new_state(), *numbers, *invalid_values)
 
     assert (reading.count, reading.sum) == (6, 8.0)
     assert reading.rejected == {"nan": 1, "infinite": 2, "not_a_number": 3, "out_of_range": 1}
@@ -231,7 +231,7 @@ def test_a_full_buffer_is_a_reported_overflow() -> None:
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=60), st.integers(1, 7), st.integers(1, 9))
-def test_count_windows_close_at_their_nth_sample_and_the_next_begins_at_once(
+def test_count_windows_close_at_their_nth_sample_and_the_next_sample_starts_a_window(
     samples: list[float], limit: int, portion: int
 ) -> None:
     state = new_state(window_seconds=None, window_samples=limit)
@@ -313,17 +313,17 @@ def test_buckets_count_samples_up_to_their_bound_since_process_start(samples: li
 def test_an_override_takes_effect_at_the_next_window_and_buckets_only_before_the_first_sample() -> None:
     early, late = (new_state(["mean", "histogram"], buckets=[1, 2]) for _ in range(2))
     definition = early.definition
-    expected = definition.replace(
+    override = definition.replace(
         aggregations=frozenset({Aggregation.MAX, Aggregation.HISTOGRAM}), buckets=(5.0,)
     )
-    early.override(expected, enabled=True)
+    early.override(override, enabled=True)
     drain_reading(late, 1.0)
-    late.override(expected, enabled=True)
+    late.override(override, enabled=True)
 
-    assert early.effective == expected
+    assert early.effective == override
     assert late.effective == definition
     late.close_window(0.0, 60.0, late_windows=False, wall=60.0)
-    assert late.effective == expected.replace(buckets=(1.0, 2.0))
+    assert late.effective == override.replace(buckets=(1.0, 2.0))
     assert late.closed_window.values.keys() == {Aggregation.MEAN}
 
 

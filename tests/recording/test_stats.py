@@ -141,7 +141,7 @@ def test_blocks_and_functions_are_timed_also_when_they_raise() -> None:
     with pytest.raises(KeyError, match="mine"):
         fail(3)
     with pytest.raises(ZeroDivisionError), stat.time():
-        1 / 0  # noqa: B018  # raising is the point
+        1 / 0  # noqa: B018  # the expression is evaluated for its exception
     exporter.flush()
 
     assert stat.count == 2
@@ -152,7 +152,7 @@ def test_blocks_and_functions_are_timed_also_when_they_raise() -> None:
         Stat(new_name(), unit="bytes").time()
 
 
-def test_what_is_sent_and_thrown_into_an_asynchronous_generator_reaches_it() -> None:
+def test_values_sent_and_errors_thrown_reach_a_timed_asynchronous_generator() -> None:
     stat = Stat(new_name(), ["mean"], unit="seconds")
 
     @stat.time()
@@ -182,7 +182,7 @@ def test_what_is_sent_and_thrown_into_an_asynchronous_generator_reaches_it() -> 
 # The registry ------------------------------------------------------------------------------------------------
 
 
-def test_stats_are_listed_found_and_disabled_by_pattern() -> None:
+def test_stats_are_found_by_name_and_listed_and_disabled_by_pattern() -> None:
     name = new_name()
     stat = Stat(f"{name}.one", labels={"split": "dev"})
     registry.switch(f"{name}.*", enabled=False)
@@ -197,12 +197,12 @@ def test_stats_are_listed_found_and_disabled_by_pattern() -> None:
 
 
 def test_every_concurrently_created_stat_is_listed() -> None:
-    several = StatTable()
+    table = StatTable()
 
     def make(thread_index: int) -> None:
         for number in range(100):
-            several.get_or_create(check_definition(f"s{thread_index}.n{number}"))
-            several.states()
+            table.get_or_create(check_definition(f"s{thread_index}.n{number}"))
+            table.states()
 
     threads = [threading.Thread(target=make, args=(thread_index,)) for thread_index in range(5)]
     for thread in threads:
@@ -210,7 +210,7 @@ def test_every_concurrently_created_stat_is_listed() -> None:
     for thread in threads:
         thread.join()
 
-    assert len(several.states()) == 500
+    assert len(table.states()) == 500
 
 
 def test_stats_beyond_the_limit_are_reported_and_counted_in_the_feed(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_the_later_rule_wins_per_field_and_an_invalid_rule_is_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "rule_fields", "field", "kept_fields"),
+    ("rule", "definition_fields", "field", "kept_value"),
     [
         ({"aggregations": ["histogram"]}, {"unit": "ratio"}, "buckets", DEFAULT_BUCKETS["ratio"]),
         ({"window_samples": 5}, {"window_samples": 20, "min_samples": 10}, "min_samples", 5),
@@ -316,10 +316,11 @@ def test_the_later_rule_wins_per_field_and_an_invalid_rule_is_ignored() -> None:
     ],
 )
 def test_fields_missing_in_a_rule_are_adjusted_to_fit(
-    rule: dict[str, object], rule_fields: dict[str, object], field: str, kept_fields: object
+    rule: dict[str, object], definition_fields: dict[str, object], field: str, kept_value: object
 ) -> None:
     rules, _ = check_rules([{"match": "a", **rule}])
 
     assert (
-        getattr(apply_rules(check_definition("a", ["mean"], **rule_fields), rules)[0], field) == kept_fields
+        getattr(apply_rules(check_definition("a", ["mean"], **definition_fields), rules)[0], field)
+        == kept_value
     )

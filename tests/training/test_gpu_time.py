@@ -117,7 +117,7 @@ def run_step(device: Device, *, data: float = 0.010) -> None:
             device.kernel(0.040)
         with training.optimizer_update():
             device.kernel(0.005)
-        time.sleep(0.008)  # or the recording thread finds steps too short to be timed
+        time.sleep(0.008)  # steps that are shorter than 5 ms are not timed
 
 
 def warm_up(step: Callable[[], None]) -> None:
@@ -174,20 +174,20 @@ def test_data_loading_time_is_the_part_not_hidden_by_queued_work(
 
 def test_pending_device_events_are_read_later_without_waiting(device: Device) -> None:
     warm_up(lambda: None)
-    initial = finish(device).get(("training.gpu_timed_steps", ()), 0)
+    initial_steps = finish(device).get(("training.gpu_timed_steps", ()), 0)
     run_step(device, data=0.0)
     run_step(device, data=0.0)
-    early = published_value("training.gpu_timed_steps") - initial
+    early_steps = published_value("training.gpu_timed_steps") - initial_steps
     finish(device)
 
-    assert early <= 2  # the steps of `finish`
-    assert published_value("training.gpu_timed_steps") - initial >= 4
+    assert early_steps <= 2  # the steps of `finish`
+    assert published_value("training.gpu_timed_steps") - initial_steps >= 4
 
 
 def test_no_cuda_call_is_made_during_graph_capture(device: Device) -> None:
     warm_up(lambda: None)
     device.is_capturing = True
-    initial = device.recorded_events
+    initial_events = device.recorded_events
     run_step(device)
     events_after_capture = device.recorded_events
     device.is_capturing = False
@@ -195,7 +195,7 @@ def test_no_cuda_call_is_made_during_graph_capture(device: Device) -> None:
         run_step(device)
         device.host += 1.0
 
-    assert events_after_capture == initial
+    assert events_after_capture == initial_events
     assert published_value("training.gpu_timed_steps") >= 1
 
 
@@ -205,11 +205,11 @@ def test_a_cuda_error_ends_the_timing_and_not_the_job(device: Device) -> None:
     for _ in range(3):
         run_step(device)
     device.is_broken = False
-    initial = device.recorded_events
+    initial_events = device.recorded_events
     published_values()
     run_step(device)
 
-    assert device.recorded_events == initial
+    assert device.recorded_events == initial_events
 
 
 def test_a_cuda_error_at_the_start_of_a_step_does_not_reach_the_job(device: Device) -> None:

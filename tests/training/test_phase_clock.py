@@ -50,7 +50,7 @@ def total(clock: PhaseClock, end_seconds: float) -> float:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(actions, st.floats(0, 3, allow_nan=False)), max_size=60))
-def test_the_seconds_of_all_phases_sum_to_the_wall_time_whatever_the_order_of_the_ends(
+def test_the_seconds_of_all_phases_sum_to_the_wall_time_in_any_order_of_the_ends(
     job: list[tuple[tuple[str, Any], float]],
 ) -> None:
     clock, now, open_entries = PhaseClock(2.0), 2.0, list[StackEntry]()
@@ -157,7 +157,7 @@ def test_time_before_the_first_step_is_init_and_afterwards_other() -> None:
     )
 
 
-def test_the_active_phase_is_the_innermost_with_the_time_of_its_begin() -> None:
+def test_the_active_phase_is_the_innermost_open_phase_with_its_start_time() -> None:
     job = SimulatedTraining(start_seconds=0.0)
     job.enter(kinds.TRAINING_ITERATION, 3.0)
     job.enter(kinds.DATA_LOADING, 4.0)
@@ -208,8 +208,8 @@ def test_the_history_of_a_thousand_changes_a_second_has_the_share_of_each_phase(
     job.publish(2.0)
 
     seconds_by_phase = dict.fromkeys(("forward", "backward", "init"), 0.0)
-    for begin, end_seconds, phase in history(job):
-        seconds_by_phase[phase] += end_seconds - begin
+    for start_seconds, end_seconds, phase in history(job):
+        seconds_by_phase[phase] += end_seconds - start_seconds
     assert seconds_by_phase == pytest.approx({"forward": 0.4, "backward": 1.2, "init": 0.4}, abs=0.03)
 
 
@@ -281,9 +281,8 @@ def test_a_block_stays_open_although_an_ended_task_has_used_the_same_block() -> 
         train()
         asyncio.run(load())
         with training.data_loading():
-            time.sleep(
-                0.05
-            )  # longer than a bin of the history, at whose end blocks of ended tasks are removed
+            # Longer than a bin of the history, at whose end blocks of ended tasks are removed.
+            time.sleep(0.05)
             with training.model_forward():
                 pass
 
@@ -323,9 +322,8 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum() -> None:
                     training.record(loss=1.0)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(
-                signal.SIGALRM, signal.SIG_IGN
-            )  # discards a pending signal, which could end the process
+            # Ignoring the signal discards a pending one, which could end the process.
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
             signal.signal(signal.SIGALRM, old_handler)
         now, clock = time.monotonic(), TRAINING.clock
 
@@ -446,7 +444,7 @@ def test_durations_have_the_classic_and_native_buckets_of_a_histogram(durations:
             native[bucket_of(seconds)] = native.get(bucket_of(seconds), 0) + 1
 
     classic = classic_buckets(cells, PHASE_BUCKETS)
-    assert [sum(classic[: place + 1]) for place in range(len(PHASE_BUCKETS))] == [
+    assert [sum(classic[: index + 1]) for index in range(len(PHASE_BUCKETS))] == [
         sum(seconds <= bound for seconds in durations) for bound in PHASE_BUCKETS
     ]
     buckets = native_buckets(cells)

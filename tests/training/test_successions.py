@@ -62,7 +62,7 @@ def test_seconds_of_phases_in_succession_sum_to_the_wall_time() -> None:
     assert TRAINING.clock.stack == [TRAINING.clock.base]
 
 
-def test_an_iteration_in_succession_ends_where_the_next_begins() -> None:
+def test_an_iteration_in_succession_ends_at_the_start_of_the_next() -> None:
     TRAINING.records.clear()
     train_in_succession(20)
     iterations = [record for record in TRAINING.records if isinstance(record, IterationEnded)]
@@ -104,9 +104,8 @@ def test_a_phase_of_the_job_around_an_edge_counts_once() -> None:
     with training.training_loop(0):
         iteration.__enter__()
         for _ in range(20):
-            with training.phase(
-                "data_loading"
-            ):  # the job's own block, in the phase that the loader's hook enters
+            # The job's own block has the phase that the loader's hook enters.
+            with training.phase("data_loading"):
                 phases.switch_to("data_loading")
                 phases.switch_to("forward")
             for name in ("backward", None, "optimizer"):

@@ -148,7 +148,7 @@ def test_decorators_make_a_block_of_each_call() -> None:
     assert published_value("training.phase_entries", phase="checkpoint_load") == 1
 
 
-def test_batches_count_the_waiting_for_each() -> None:
+def test_batches_count_the_wait_for_each_batch_as_data_loading() -> None:
     def slow_batches() -> Iterator[int]:
         for number in range(3):
             time.sleep(0.01)
@@ -286,7 +286,7 @@ def test_skipped_steps_and_interruptions_have_known_reasons() -> None:
 def test_flush_never_raises_once_cuda_is_in_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failed:
         def after_fork(self) -> None:
-            """Forget nothing."""
+            """Keep the tensors of the parent."""
 
         def collect(self) -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -344,7 +344,7 @@ def test_work_covered_by_a_save_is_committed_and_the_rest_is_uncommitted() -> No
     assert values_by_label("training.checkpoints") == {("sync", "failed"): 1, ("sync", "ok"): 1}
 
 
-def test_asynchronous_saves_commit_what_was_done_before_they_began() -> None:
+def test_asynchronous_saves_commit_the_work_before_their_start() -> None:
     configured(telemetry={"save_checkpoint_strategy": "async"})
     with training.application(), training.training_loop(train_iterations_start=0):
         for step in (1, 2, 3):
@@ -352,19 +352,18 @@ def test_asynchronous_saves_commit_what_was_done_before_they_began() -> None:
             training.on_save_checkpoint_start(step)
             training.on_save_checkpoint_end()
         training.on_save_checkpoint_success(2)
-        second = latest_reading()
+        reading = latest_reading()
         training.on_save_checkpoint_success(1)
-        first = latest_reading()
+        reading_after_older_save = latest_reading()
 
-    assert second.committed_step == first.committed_step == 2
-    assert second.committed_seconds == first.committed_seconds
-    assert [part[1:3] for part in first.segments] == [(2, 2)]
+    assert reading.committed_step == reading_after_older_save.committed_step == 2
+    assert reading.committed_seconds == reading_after_older_save.committed_seconds
+    assert [part[1:3] for part in reading_after_older_save.segments] == [(2, 2)]
     assert values_by_label("training.checkpoints") == {("async", "ok"): 2}
     assert published_value("training.checkpoint_last_step") == 2
 
 
-def test_a_save_can_be_confirmed_by_another_thread() -> None:
-    """Confirm a save with the time of a host whose clock differs."""
+def test_another_thread_can_confirm_a_save_with_the_time_of_a_host_whose_clock_is_ahead() -> None:
     memory = configured(telemetry={"save_checkpoint_strategy": "async"})
     ahead = time.time() + 300
     with training.application():
@@ -403,7 +402,7 @@ def test_a_signal_handler_can_save_during_an_iteration() -> None:
     assert published_value("training.steps", mode="train") == 20
 
 
-# The whole
+# Applications, spans, threads and families
 
 
 @pytest.mark.parametrize(
@@ -425,7 +424,7 @@ def test_the_outcome_of_the_application_is_reported(
 ) -> None:
     application = training.application()
     application.__enter__()
-    assert not application.__exit__(None if error is None else type(error), error, None)  # type: ignore[func-returns-value]  # it is to give nothing
+    assert not application.__exit__(None if error is None else type(error), error, None)  # type: ignore[func-returns-value]  # the test is that it returns None
 
     reading = latest_reading()
     assert (reading.finished, reading.failure) == (is_finished, failure)

@@ -91,12 +91,12 @@ def work() -> None:
 
 
 def trace(path: Path) -> list[tuple[str, str | None, dict[str, Any]]]:
-    """Rebuild (name, name of the parent, data of the end) from the lines of a file, in the order of their starts."""
+    """Return name, name of the parent and data of the stop event of each span in a file, in the order of the starts."""
     events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    begins = {event["span_id"]: event["data"] for event in events if event["type"] == "span.start"}
-    ends = {event["span_id"]: event["data"] for event in events if event["type"] == "span.stop"}
-    names: dict[str | None, str] = {span: data["name"] for span, data in begins.items()}
-    return [(data["name"], names.get(data.get("parent")), ends[span]) for span, data in begins.items()]
+    starts = {event["span_id"]: event["data"] for event in events if event["type"] == "span.start"}
+    stops = {event["span_id"]: event["data"] for event in events if event["type"] == "span.stop"}
+    names: dict[str | None, str] = {span_id: data["name"] for span_id, data in starts.items()}
+    return [(data["name"], names.get(data.get("parent")), stops[span_id]) for span_id, data in starts.items()]
 
 
 @pytest.mark.parametrize(("types", "has_hot_spans"), [("span.*", True), (None, False)])

@@ -27,6 +27,7 @@ def snapshots(feed: Path) -> list[Snapshot]:
 
 
 def total(snapshot: Snapshot, name: str, **labels: str) -> Any:
+    """Return the value of a series: a gauge's value, a counter's total or a histogram's count; None if absent."""
     for stat in snapshot.recording.stats:
         if (stat.definition.name, dict(stat.definition.labels)) == (name, labels):
             return {"gauge": stat.value, "counter": stat.sum}.get(stat.definition.kind, stat.count)
@@ -131,12 +132,12 @@ def test_a_new_identity_restarts_the_totals_while_blocks_stay_open(tmp_path: Pat
     )
 
     steps = {
-        snapshot.process.run if snapshot.process.run_given else "made": total(
+        snapshot.process.run if snapshot.process.run_given else "generated name": total(
             snapshot, "training.steps", mode="train"
         )
         for snapshot in snapshots(tmp_path / "feed")
     }
-    assert steps == {"made": 4, "second": 3}
+    assert steps == {"generated name": 4, "second": 3}
 
 
 def test_a_save_is_published_before_the_next_flush(tmp_path: Path) -> None:
