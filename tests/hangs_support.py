@@ -8,7 +8,7 @@ import psutil
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its descendants, because the workers of torchrun have separate sessions."""
+    """Kill a process and its descendants. A signal to the process group misses the workers of torchrun, which have own sessions."""
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()

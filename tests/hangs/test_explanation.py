@@ -1,4 +1,4 @@
-"""Grouping of stacks: the odd group is first, and a tie is marked."""
+"""Grouping of stacks: the odd group comes first, and a tie is marked."""
 
 from __future__ import annotations
 
@@ -133,12 +133,13 @@ def test_a_stack_that_ends_in_the_autograd_engine_says_so() -> None:
 
 
 @given(st.sets(st.integers(0, 300), min_size=1, max_size=60))
-def test_ranges_of_ranks_name_each_rank_once(ranks: set[int]) -> None:
-    text = ranks_text(sorted(ranks))
-    shown, _, hidden = text.partition(", and ")
-    rank_count = 0
-    for part in shown.split(", "):
-        first, _, last = part.partition("-")
-        rank_count += int(last or first) - int(first) + 1
+def test_a_list_of_ranks_has_the_lowest_ranks_and_the_number_of_the_others(ranks: set[int]) -> None:
+    shown_ranges, _, hidden_text = ranks_text(sorted(ranks)).partition(", and ")
+    shown_ranks: list[int] = []
+    for rank_range in shown_ranges.split(", "):
+        first, _, last = rank_range.partition("-")
+        shown_ranks += range(int(first), int(last or first) + 1)
+    hidden_count = int(hidden_text.split()[0]) if hidden_text else 0
 
-    assert rank_count + int(hidden.split()[0] if hidden else 0) == len(ranks)
+    assert shown_ranks == sorted(ranks)[: len(shown_ranks)]
+    assert len(shown_ranks) + hidden_count == len(ranks)

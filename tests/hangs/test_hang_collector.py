@@ -18,7 +18,7 @@ from exporter.hangs import kernel_state
 from exporter.hangs.collector import HangCollector
 from exporter.recording.stacks import Detail, Frame, ThreadStack
 
-FIRST, SECOND = "a" * 32, "b" * 32
+FIRST_PROCESS, SECOND_PROCESS = "a" * 32, "b" * 32
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Scene:
     runs: list[OverdueRun] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        ranks = (OverdueRank(0, FIRST, None), OverdueRank(1, SECOND, None))
+        ranks = (OverdueRank(0, FIRST_PROCESS, None), OverdueRank(1, SECOND_PROCESS, None))
         self.runs = [OverdueRun("llama", "hung", 900.0, 1204, ranks)]
         self.collector = HangCollector(
             self.directory,
@@ -42,6 +42,7 @@ class Scene:
         )
 
     def series(self, seconds: float = 0.0) -> set[tuple[str, str, str]]:
+        """Advance the clock, collect, and return rank, function and location of each series."""
         self.clock_seconds += seconds
         return {
             (sample.labels["rank"], sample.labels["function"], sample.labels["location"])
@@ -50,6 +51,7 @@ class Scene:
         }
 
     def respond(self, process: str, rank: int, function: str, line: int, sequence: int) -> None:
+        """Write the answer of a rank that has entered `sequence` collectives and waits in a function of train.py."""
         request = read_request(str(self.directory))
         assert request is not None
         main = ThreadStack("MainThread", (Frame("/job/train.py", line, function),))
@@ -68,8 +70,8 @@ def test_a_hang_is_explained_once_all_ranks_have_answered(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert scene.series() == set()
-    scene.respond(FIRST, 0, "all_reduce", 88, 1234)
-    scene.respond(SECOND, 1, "read_shard", 40, 1233)
+    scene.respond(FIRST_PROCESS, 0, "all_reduce", 88, 1234)
+    scene.respond(SECOND_PROCESS, 1, "read_shard", 40, 1233)
     with caplog.at_level(logging.WARNING):
         series = scene.series(1.0)
 
@@ -84,7 +86,7 @@ def test_a_hang_is_explained_once_all_ranks_have_answered(
 
 def test_a_rank_without_an_answer_is_explained_after_three_seconds(scene: Scene) -> None:
     scene.series()
-    scene.respond(FIRST, 0, "all_reduce", 88, 6)
+    scene.respond(FIRST_PROCESS, 0, "all_reduce", 88, 6)
 
     assert scene.series(1.0) == set()
     assert ("1", "no_answer", "its process is not visible from here (another pid namespace)") in scene.series(
@@ -106,9 +108,10 @@ def test_a_run_is_requested_again_after_a_minute_and_at_most_ten_times(scene: Sc
 
 def test_the_series_end_with_the_hang(scene: Scene) -> None:
     scene.series()
-    scene.series(4.0)
+    series_of_hang = scene.series(4.0)
     scene.runs.clear()
 
+    assert series_of_hang
     assert scene.series(1.0) == set()
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +50,7 @@ def stacks(feed: Path) -> dict[str, Any] | None:
 
 
 def wait_for_groups(feed: Path, ranks: int, function: str) -> dict[str, Any]:
-    """Wait until all ranks respond and the group of the hanging rank waits in a function."""
+    """Wait until all ranks have answered and the first group waits in a function, and return the output of `stacks`."""
     output: dict[str, Any] = {}
 
     def is_grouped() -> bool:
@@ -98,7 +97,7 @@ def test_a_lock_that_is_taken_twice_is_shown_with_its_line(tmp_path: Path) -> No
     assert output["groups"][0]["location"] == "deadlock.py:13"
 
 
-def test_a_process_that_is_stopped_is_silent_and_its_state_is_known(tmp_path: Path) -> None:
+def test_a_stopped_process_is_silent_and_its_state_is_shown(tmp_path: Path) -> None:
     feed = tmp_path / "feed"
     with job_process(feed, str(JOBS / "deadlock.py")) as process:
         wait_for_groups(feed, 1, "save_state")
@@ -110,7 +109,9 @@ def test_a_process_that_is_stopped_is_silent_and_its_state_is_known(tmp_path: Pa
     assert output["silent"] == {"0": "main thread stopped by a signal"}
 
 
-def test_a_c_call_that_holds_the_interpreter_lock_is_silent_and_runs(tmp_path: Path) -> None:
+def test_a_process_whose_c_call_holds_the_interpreter_lock_is_silent_and_shown_as_running(
+    tmp_path: Path,
+) -> None:
     feed = tmp_path / "feed"
     with job_process(feed, str(JOBS / "holds_lock.py")):
         output: dict[str, Any] = {}
@@ -126,7 +127,7 @@ def test_a_c_call_that_holds_the_interpreter_lock_is_silent_and_runs(tmp_path: P
 
 
 @needs("torch")
-def test_a_loader_whose_workers_are_stuck_is_shown_as_the_place(tmp_path: Path) -> None:
+def test_a_job_whose_data_workers_hang_waits_in_its_loader(tmp_path: Path) -> None:
     with job_process(tmp_path / "feed", str(JOBS / "stuck_loader.py")):
         output = wait_for_groups(tmp_path / "feed", 1, LOADER)
 
@@ -134,12 +135,10 @@ def test_a_loader_whose_workers_are_stuck_is_shown_as_the_place(tmp_path: Path) 
     assert output["groups"][0]["phase"] == "data_loading"
 
 
-def test_the_command_answers_within_three_seconds_and_names_a_missing_run(tmp_path: Path) -> None:
+def test_the_command_fails_for_a_missing_run_and_names_the_run(tmp_path: Path) -> None:
     (tmp_path / "feed").mkdir(mode=0o700)
-    start = time.monotonic()
     command = [sys.executable, "-m", "exporter", "stacks", "--run=none", f"--feed.dir={tmp_path / 'feed'}"]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
 
     assert completed.returncode == 1
     assert "no running training process of run none" in completed.stderr
-    assert time.monotonic() - start < 30

@@ -20,7 +20,7 @@ def produce(queue: "multiprocessing.Queue[int]") -> None:
 
 
 def next_batch() -> torch.Tensor:
-    """Return the next batch of the workers."""
+    """Return the next batch that a worker has put into the queue."""
     return torch.tensor([float(batches.get())])
 
 

@@ -1,11 +1,11 @@
-"""Job that waits after its first steps as requested by its argument, then continues."""
+"""Job that waits where its argument says: in its first step (`first`), in a save (`save`) or after a step (`hang`)."""
 
 import sys
 import time
 
 from exporter import training
 
-kind = sys.argv[1]
+wait_place = sys.argv[1]
 
 
 def wait_for_peer(seconds: float) -> None:
@@ -13,14 +13,14 @@ def wait_for_peer(seconds: float) -> None:
     time.sleep(seconds)
 
 
-if kind == "first":
+if wait_place == "first":
     with training.training_iteration():
         wait_for_peer(600)
 for step in range(100_000):
     with training.training_iteration():
         time.sleep(0.05)
-        if step == 5 and kind == "save":
+        if step == 5 and wait_place == "save":
             with training.checkpoint_save(step):
                 wait_for_peer(8)
-        if step == 5 and kind == "hang":
+        if step == 5 and wait_place == "hang":
             wait_for_peer(15)
