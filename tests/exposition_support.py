@@ -43,7 +43,7 @@ def wide_gauge(name: str, series: int, **labels: str) -> Metric:
 
 
 def read(body: bytes, form: Format) -> dict[Series, float]:
-    """Parse a body with the official parser and return the values by series. A duplicate series fails the test."""
+    """Parse a body with the parser of prometheus_client and return the values by series. A duplicate series fails the test."""
     parse: Callable[[str], Iterable[Metric]] = parse_text if form is Format.TEXT else parse_openmetrics
     values: dict[Series, float] = {}
     for sample in itertools.chain.from_iterable(metric.samples for metric in parse(body.decode())):
@@ -93,8 +93,8 @@ _VALUES = st.text(max_size=12) | st.sampled_from(
 _MAGNITUDES = st.sampled_from(
     [0.0, -0.0, 1e-320, 999999.0, 1e6, 12345678.5, 1e15, 9007199254740993.0, 1e16, 1e300]
 )
-_NUMBERS = st.floats(allow_nan=False) | _MAGNITUDES | st.integers(-(2**70), 2**70)
-_AMOUNTS = st.floats(min_value=0.0, allow_nan=False) | _MAGNITUDES | st.integers(0, 2**70)
+_GAUGE_VALUES = st.floats(allow_nan=False) | _MAGNITUDES | st.integers(-(2**70), 2**70)
+_COUNTER_VALUES = st.floats(min_value=0.0, allow_nan=False) | _MAGNITUDES | st.integers(0, 2**70)
 _BOUNDS = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False) | _MAGNITUDES
 _COUNTS = st.integers(0, 20) | st.integers(0, 2**60)
 
@@ -102,8 +102,8 @@ _COUNTS = st.integers(0, 20) | st.integers(0, 2**60)
 @st.composite
 def _distributions(draw: st.DrawFn, *, buckets: bool) -> Distribution:
     bounds = sorted(draw(st.sets(_BOUNDS, max_size=4))) if buckets else []
-    steps = draw(st.lists(_COUNTS, min_size=len(bounds) + 1, max_size=len(bounds) + 1))
-    *cumulative, count = itertools.accumulate(steps)
+    bucket_counts = draw(st.lists(_COUNTS, min_size=len(bounds) + 1, max_size=len(bounds) + 1))
+    *cumulative, count = itertools.accumulate(bucket_counts)
     total = draw(st.floats(min_value=0.0, allow_nan=False))
     return Distribution(count, total, tuple(zip(bounds, cumulative, strict=True)))
 
@@ -116,16 +116,16 @@ def _families(draw: st.DrawFn, index: int) -> Metric:
     name = f"{draw(_NAMES)}{index}" + (f"_{unit}" if unit else "")
     name += {"counter": "_total", "info": "_info"}.get(metric_type, "")
     labels = tuple(draw(st.lists(_LABELS, unique=True, max_size=4)))
-    sets = draw(st.lists(st.tuples(*[_VALUES for _ in labels]), unique=True, max_size=4))
+    label_values = draw(st.lists(st.tuples(*[_VALUES for _ in labels]), unique=True, max_size=4))
     values: st.SearchStrategy[float | Distribution] = {
-        "counter": _AMOUNTS,
-        "gauge": _NUMBERS,
+        "counter": _COUNTER_VALUES,
+        "gauge": _GAUGE_VALUES,
         "histogram": _distributions(buckets=True),
         "summary": _distributions(buckets=False),
         "info": st.sampled_from([1, 1.0, True]),
     }[metric_type]
     return Family(name=name, type=metric_type, help=draw(_VALUES), labels=labels, unit=unit).family(
-        {group: draw(values) for group in sets}
+        {values_of_series: draw(values) for values_of_series in label_values}
     )
 
 

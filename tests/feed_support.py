@@ -36,19 +36,21 @@ def new_identity(**fields: object) -> ProcessIdentity:
 def new_recording(
     stats: int = 2, *, count: int = 1, final: bool = False, help_characters: int = 0
 ) -> Recording:
-    kinds = frozenset({Aggregation.MEAN, Aggregation.HISTOGRAM})
+    aggregations = frozenset({Aggregation.MEAN, Aggregation.HISTOGRAM})
     window = WindowReading(1_700_000_000.0, 1_700_000_060.0, 1, {Aggregation.MEAN: 0.5})
     return Recording(
         tuple(
             StatReading(
-                StatDefinition(f"train.stat{n}", kinds, help="h" * help_characters, buckets=(0.1, 1.0)),
+                StatDefinition(
+                    f"train.stat{index}", aggregations, help="h" * help_characters, buckets=(0.1, 1.0)
+                ),
                 count=count,
                 sum=0.5 * count,
                 bucket_counts=(0, count),
                 window=window,
                 last_sample=1_700_000_030.5,
             )
-            for n in range(stats)
+            for index in range(stats)
         ),
         final=final,
     )
@@ -117,7 +119,7 @@ def training_process(directory: Path, *prefix: str) -> Iterator[Child]:
 
 @contextmanager
 def mounted_filesystem(target: Path, *arguments: str) -> Iterator[None]:
-    """Mount a filesystem during a test, or skip the test where mounting is not permitted."""
+    """Mount a filesystem during a test, or skip the test if mounting is not permitted."""
     result = subprocess.run(["mount", *arguments, str(target)], capture_output=True, text=True, check=False)
     if result.returncode:
         pytest.skip(f"mounting is not permitted here: {result.stderr.strip()}")

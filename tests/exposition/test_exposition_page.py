@@ -206,15 +206,15 @@ def test_unbounded_names_share_one_counter_and_one_log_line(
     assert 0 < len(caplog.records) <= 20
 
 
-def _churn(page: Page, name: str, stop: threading.Event, failures: list[BaseException]) -> None:
+def publish_and_withdraw(page: Page, name: str, stop: threading.Event, failures: list[BaseException]) -> None:
     """Publish and withdraw a block. All values of a publication are equal."""
     source = random.Random(name)
     try:
         while not stop.wait(0.001):
-            number = float(source.randrange(1_000_000))
+            value = float(source.randrange(1_000_000))
             size = source.choice([0, 1, 30, 60])
             page.publish(
-                name, [gauge(f"{name}_{part}", dict.fromkeys(map(str, range(size)), number)) for part in "xy"]
+                name, [gauge(f"{name}_{part}", dict.fromkeys(map(str, range(size)), value)) for part in "xy"]
             )
             if source.random() < 0.2:
                 page.withdraw(name)
@@ -228,7 +228,8 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
     page.watch("self", page.families)
     stop, failures = threading.Event(), list[BaseException]()
     publishers = [
-        threading.Thread(target=_churn, args=(page, name, stop, failures)) for name in ("a", "b", "c")
+        threading.Thread(target=publish_and_withdraw, args=(page, name, stop, failures))
+        for name in ("a", "b", "c")
     ]
     bodies: list[dict[str, set[float]]] = []
 
@@ -236,8 +237,8 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
         for _ in range(25):
             values = read(page.render(form), form)
             blocks: dict[str, set[float]] = {"a": set(), "b": set(), "c": set()}
-            for (name, _labels), number in values.items():
-                blocks.get(name[0], set()).add(number)
+            for (name, _labels), series_value in values.items():
+                blocks.get(name[0], set()).add(series_value)
             bodies.append(blocks)
             assert len(values) <= 250
 
@@ -257,8 +258,8 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
 
     assert failures == []
     assert len(bodies) == 75
-    assert all(len(numbers) <= 1 for blocks in bodies for numbers in blocks.values())
-    assert any(numbers for blocks in bodies for numbers in blocks.values())
+    assert all(len(values) <= 1 for blocks in bodies for values in blocks.values())
+    assert any(values for blocks in bodies for values in blocks.values())
 
 
 # The cap on series ----------------------------------------------------------------------------------------------------
@@ -306,7 +307,7 @@ def test_families_of_the_exporter_precede_stats_of_users_under_the_cap() -> None
     windows=st.lists(st.integers(1, 12), max_size=4),
     host_series=st.integers(0, 10),
 )
-def test_no_window_gauge_is_shown_while_a_total_is_left_out_whatever_the_cap(
+def test_no_window_gauge_is_shown_while_a_total_is_left_out(
     cap: int, totals: list[int], samples: list[int], windows: list[int], host_series: int
 ) -> None:
     gauges = [stat_gauge(f"window_{index}", size, Precedence.WINDOW) for index, size in enumerate(windows)]

@@ -126,7 +126,10 @@ def test_a_native_histogram_holds_each_sample_in_its_bucket(first: list[float], 
 
     *classic, native = families(page.render(Format.PROTOBUF))
 
-    assert (native.type, {bucket.type for bucket in classic}) == (4, {0})  # a histogram, counters
+    assert (native.type, {bucket.type for bucket in classic}) == (
+        4,
+        {0},
+    )  # HISTOGRAM; the classic buckets are COUNTERs
     (metric,) = native.metric
     assert (native.name, native.help, labels(metric)) == (SPEC.name, SPEC.help, (("rank", "0"),))
     histogram = metric.histogram
@@ -138,10 +141,10 @@ def test_a_native_histogram_holds_each_sample_in_its_bucket(first: list[float], 
         buckets += range(end + span.offset, end + span.offset + span.length)
         end += span.offset + span.length
     counts_by_bucket = dict(zip(buckets, itertools.accumulate(histogram.positive_delta), strict=True))
-    remaining = [sample for sample in samples if sample > histogram.zero_threshold]
-    assert sum(counts_by_bucket.values()) == len(remaining)
+    remaining_samples = [sample for sample in samples if sample > histogram.zero_threshold]
+    assert sum(counts_by_bucket.values()) == len(remaining_samples)
     for bucket, count in counts_by_bucket.items():
-        in_bucket, remaining = remaining[:count], remaining[count:]
+        in_bucket, remaining_samples = remaining_samples[:count], remaining_samples[count:]
         # Bounds are rounded, so that a value within the precision of a float may be in either bucket.
         assert all(
             2 ** ((bucket - 1) / 8) * (1 - 1e-12) < sample <= 2 ** (bucket / 8) * (1 + 1e-12)

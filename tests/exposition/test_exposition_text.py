@@ -38,7 +38,7 @@ TELEGRAF = f"{PROTOBUF};q=0.7,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/webp,*/*;q=0.8"
 
 
-def test_the_content_types_are_those_that_prometheus_3_insists_on() -> None:
+def test_the_content_types_are_those_that_prometheus_3_requires() -> None:
     assert Format.TEXT.value == "text/plain; version=0.0.4; charset=utf-8"
     assert Format.OPENMETRICS.value == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert Format.PROTOBUF.value.replace(" ", "") == PROTOBUF
@@ -138,14 +138,14 @@ def test_new_values_of_the_same_series_are_written_as_in_a_new_family(
 def test_new_values_with_equal_labels_are_written_as_in_a_new_family(
     form: Format, families: list[Metric], number: float
 ) -> None:
-    changed = [with_values(family, [number] * len(family.samples)) for family in families]
-    for family in changed:
+    changed_families = [with_values(family, [number] * len(family.samples)) for family in families]
+    for family in changed_families:
         family.samples = [Sample(sample.name, dict(sample.labels), sample.value) for sample in family.samples]
     page = page_of(*families)
     page.render(form)
-    page.publish("block", changed)
+    page.publish("block", changed_families)
 
-    assert page.render(form) == page_of(*changed).render(form)
+    assert page.render(form) == page_of(*changed_families).render(form)
 
 
 class Array:
@@ -220,14 +220,14 @@ def test_timestamps_exemplars_and_times_of_creation_are_not_written() -> None:
     assert text_of(page_of(metric)).splitlines()[2:] == ["foreign_total 3.0"]
 
 
-def test_a_lone_surrogate_in_a_help_text_costs_one_character() -> None:
+def test_a_lone_surrogate_in_a_help_text_is_written_as_a_question_mark() -> None:
     page = page_of(Family(name="x", type="gauge", help="a\udc80b").family({(): 1}))
 
     assert "# HELP x a?b\n" in text_of(page)
 
 
 @pytest.mark.parametrize(
-    ("metric_type", "bad", "reason"),
+    ("metric_type", "invalid_sample", "reason"),
     [
         ("gauge", ({"rank": "1"}, float("nan")), "value"),
         ("gauge", ({"rank": "1"}, "5"), "value"),
@@ -248,12 +248,12 @@ def test_a_lone_surrogate_in_a_help_text_costs_one_character() -> None:
     ],
 )
 def test_an_invalid_sample_is_dropped_and_counted_and_others_stay(
-    metric_type: Any, bad: tuple[Any, Any], reason: str
+    metric_type: Any, invalid_sample: tuple[Any, Any], reason: str
 ) -> None:
     name = {"counter": "good_total", "info": "good_info"}.get(metric_type, "good")
     spec = Family(name=name, type=metric_type, help="Good.", labels=("rank",))
     clean, family = spec.family({("0",): 1.0, ("2",): 1.0}), spec.family({("0",): 1.0, ("2",): 1.0})
-    family.samples.insert(1, Sample(name, *bad))
+    family.samples.insert(1, Sample(name, *invalid_sample))
     page = page_of(family)
 
     assert text_of(page) == text_of(page_of(clean))
@@ -291,7 +291,7 @@ _TEXTS = st.text(st.characters(codec=None), max_size=4) | st.sampled_from(
 
 
 @st.composite
-def _wild(draw: st.DrawFn) -> Metric:
+def possibly_invalid_families(draw: st.DrawFn) -> Metric:
     metric = Metric(
         "a", draw(_TEXTS), draw(st.sampled_from(["counter", "gauge", "histogram", "summary", "info"]))
     )
@@ -301,16 +301,16 @@ def _wild(draw: st.DrawFn) -> Metric:
         metric.add_sample(
             metric.name + draw(st.sampled_from(["", "_total", "_info", "_count", "_sum", "_bucket", "_x"])),
             labels,
-            draw(st.floats() | st.none() | st.integers(-1, 5)),  # type: ignore[arg-type]  # that is the point
+            draw(st.floats() | st.none() | st.integers(-1, 5)),  # type: ignore[arg-type]  # invalid on purpose
         )
     return metric
 
 
 @settings(deadline=None)
-@given(families=st.lists(_wild(), max_size=4))
+@given(families=st.lists(possibly_invalid_families(), max_size=4))
 def test_the_plain_text_always_parses_to_its_end(families: list[Metric]) -> None:
     page = page_of(*families)
-    page.watch("wild too", lambda: families)
+    page.watch("the same families", lambda: families)
     page.watch("self", page.families)
 
     assert "exporter_series" in {name for name, _ in read(page.render(Format.TEXT), Format.TEXT)}

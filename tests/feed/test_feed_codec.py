@@ -82,8 +82,10 @@ definitions = dataclass_of(
     kind=st.just("stat"),
     min_samples=st.just(1),
 ).map(
-    lambda reading: (
-        reading.replace(aggregations=reading.aggregations | {HISTOGRAM}) if reading.buckets else reading
+    lambda definition: (
+        definition.replace(aggregations=definition.aggregations | {HISTOGRAM})
+        if definition.buckets
+        else definition
     )
 )
 readings = dataclass_of(
@@ -104,7 +106,7 @@ snapshots = dataclass_of(
 )
 
 
-def example() -> Snapshot:
+def example_snapshot() -> Snapshot:
     return Snapshot(
         process=new_identity(id="0a" * 16, labels=(("team", "vision"),)),
         sequence=7,
@@ -125,7 +127,7 @@ def with_checksum(header: list[Any], *sections: bytes) -> bytes:
 
 def change_json(change: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], object]) -> bytes:
     """Return a valid file with one invalid value in its JSON."""
-    data = encode(example())
+    data = encode(example_snapshot())
     header = list(HEADER.unpack_from(data))
     ends = [HEADER.size]
     for length in header[-3:]:
@@ -138,12 +140,13 @@ def change_json(change: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]
 
 def with_totals(section: bytes) -> bytes:
     """Return a valid file with a different last section."""
-    data = encode(example())
+    data = encode(example_snapshot())
     header = list(HEADER.unpack_from(data))
     return with_checksum([*header[:-1], len(section)], data[HEADER.size : len(data) - header[-1]], section)
 
 
 def reason_of(data: bytes) -> str:
+    """Return the reason with which a file is refused."""
     with pytest.raises(FeedFormatError) as error_info:
         decode(data)
     return error_info.value.reason
@@ -192,7 +195,7 @@ def test_a_number_that_is_not_finite_is_written_as_absent(number: float) -> None
     training = TrainingReading(work_seconds=number, last_progress=number, step=3)
 
     decoded_recording = decode(
-        encode(example().replace(recording=Recording((reading,), training=training)))
+        encode(example_snapshot().replace(recording=Recording((reading,), training=training)))
     ).recording
 
     window = window.replace(values={Aggregation.MAX: 1.0})
@@ -211,10 +214,10 @@ def test_invalid_values_raise_one_error_and_leave_no_state(recording: Recording)
     encoder = Encoder()
 
     with pytest.raises(FeedFormatError) as error_info:
-        encoder.encode(example().replace(recording=recording))
+        encoder.encode(example_snapshot().replace(recording=recording))
 
     assert error_info.value.reason == "content"
-    assert decode(encoder.encode(example())).recording == example().recording
+    assert decode(encoder.encode(example_snapshot())).recording == example_snapshot().recording
 
 
 @given(
@@ -227,7 +230,7 @@ def test_every_definition_that_recording_accepts_is_read(
         definition = check_definition(name, help=text, labels=labels)
     except DefinitionError:
         definition = check_definition("loss")
-    snapshot = example().replace(recording=Recording((StatReading(definition),)))
+    snapshot = example_snapshot().replace(recording=Recording((StatReading(definition),)))
 
     assert decode(encode(snapshot)) == snapshot
 
@@ -235,7 +238,7 @@ def test_every_definition_that_recording_accepts_is_read(
 @settings(max_examples=300)
 @given(st.data())
 def test_any_changed_byte_gives_the_documented_error(data: st.DataObject) -> None:
-    encoded_file = encode(example())
+    encoded_file = encode(example_snapshot())
     position = data.draw(st.integers(0, len(encoded_file) - 1))
     byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != encoded_file[position]))
 
@@ -245,7 +248,7 @@ def test_any_changed_byte_gives_the_documented_error(data: st.DataObject) -> Non
 
 
 def test_every_truncation_gives_the_documented_error() -> None:
-    encoded_file = encode(example())
+    encoded_file = encode(example_snapshot())
 
     assert {reason_of(encoded_file[:length]) for length in range(len(encoded_file))} == {"truncated"}
 
@@ -279,7 +282,7 @@ def test_any_value_in_any_field_is_read_or_gives_the_documented_error(
 
 
 def test_a_future_version_is_refused() -> None:
-    data = bytearray(encode(example()))
+    data = bytearray(encode(example_snapshot()))
     struct.pack_into("<H", data, 8, 99)
 
     assert reason_of(bytes(data)) == "version"
@@ -301,7 +304,7 @@ def test_a_future_key_is_ignored() -> None:
             container["later"] = {"deep": [1]}
         totals["stats"][0]["later"] = "x"
 
-    assert decode(change_json(add)) == example().replace(
+    assert decode(change_json(add)) == example_snapshot().replace(
         recording=new_recording(3).replace(training=TrainingReading())
     )
 
@@ -311,7 +314,7 @@ def test_a_future_aggregation_is_dropped_and_the_file_is_read() -> None:
         header["stats"][0]["aggregations"].append("median")
         windows["windows"][0]["values"]["median"] = 1.0
 
-    assert decode(change_json(add)) == example()
+    assert decode(change_json(add)) == example_snapshot()
 
 
 @pytest.mark.parametrize(
@@ -352,10 +355,14 @@ def test_exponential_buckets_beyond_the_limit_of_a_process_are_dropped() -> None
         StatDefinition("a", frozenset()), 1, exponential=dict.fromkeys(range(500), 1)
     )
     readings = [
-        reading_with_500_buckets.replace(definition=reading_with_500_buckets.definition.replace(name=f"a{n}"))
-        for n in range(81)
+        reading_with_500_buckets.replace(
+            definition=reading_with_500_buckets.definition.replace(name=f"a{index}")
+        )
+        for index in range(81)
     ]
-    decoded_stats = decode(encode(example().replace(recording=Recording(tuple(readings))))).recording.stats
+    decoded_stats = decode(
+        encode(example_snapshot().replace(recording=Recording(tuple(readings))))
+    ).recording.stats
 
     assert [len(reading.exponential) for reading in decoded_stats] == [500] * 80 + [0]
 

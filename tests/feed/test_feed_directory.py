@@ -48,13 +48,13 @@ def test_the_default_directory_is_private_for_any_umask(missing_default_director
     prepare_directory(missing_default_directory)  # a second call succeeds
 
 
-def give_away(path: Path) -> None:
+def create_foreign_directory(path: Path) -> None:
     path.mkdir()
     os.chown(path, 12345, -1)
 
 
 @pytest.mark.parametrize(
-    ("make", "problem"),
+    ("create_entry", "problem"),
     [
         (lambda path: path.touch(), "not a directory"),
         (lambda path: path.symlink_to(path.parent), "symbolic link"),
@@ -62,13 +62,13 @@ def give_away(path: Path) -> None:
         (lambda path: path.mkdir() or path.chmod(0o720), "0720"),
         (lambda path: path.mkdir() or path.chmod(0o702), "0702"),
         (lambda path: path.mkdir() or path.chmod(0o1777), "1777"),
-        pytest.param(give_away, "uid 12345", marks=needs_root),
+        pytest.param(create_foreign_directory, "uid 12345", marks=needs_root),
     ],
 )
 def test_a_default_directory_that_is_not_private_is_refused(
-    missing_default_directory: Path, make: Callable[[Path], object], problem: str
+    missing_default_directory: Path, create_entry: Callable[[Path], object], problem: str
 ) -> None:
-    make(missing_default_directory)
+    create_entry(missing_default_directory)
 
     with pytest.raises(FeedDirectoryError, match=problem) as error_info:
         prepare_directory(missing_default_directory)

@@ -139,17 +139,17 @@ def many_facts(number: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("make", "file_count"),
+    ("create_file", "file_count"),
     [(labels_and_buckets, 60), (unknown_keys, 60), (empty_lists, 10), (many_stats, 60), (many_facts, 60)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_the_memory_of_a_reader_of_hostile_files_is_bounded(
-    tmp_path: Path, make: Callable[[int], bytes], file_count: int
+    tmp_path: Path, create_file: Callable[[int], bytes], file_count: int
 ) -> None:
     directory = tmp_path / "feed"
     directory.mkdir(mode=0o700)
     for number in range(file_count):
-        (directory / f"{number:032x}.feed").write_bytes(make(number))
+        (directory / f"{number:032x}.feed").write_bytes(create_file(number))
     environment = {**os.environ, "PYTHONMALLOC": "pymalloc"}
 
     result = subprocess.run(

@@ -113,7 +113,7 @@ def test_age_starts_at_the_file_time_and_then_follows_the_clock_of_the_reader(
 
 
 def refused_files(directory: Path) -> dict[str, str]:
-    """Scan twice. Each scan must report a refusal and read the valid file."""
+    """Scan twice and return the reasons by file name. Both scans must report the same and read a valid file beside."""
     valid_id = publish_once(directory)
     reader = FeedReader(directory)
     first, second = reader.scan(), reader.scan()
@@ -124,7 +124,7 @@ def refused_files(directory: Path) -> dict[str, str]:
 
 def make_sparse(path: Path) -> None:
     path.touch()
-    os.truncate(path, 1 << 40)  # reading would never end
+    os.truncate(path, 1 << 40)  # 1 TiB, too large to be read
 
 
 ENCODED_SNAPSHOT = encode(Snapshot(new_identity(), 1, 1.0, 1.0, new_recording()))
@@ -144,10 +144,8 @@ ENCODED_SNAPSHOT = encode(Snapshot(new_identity(), 1, 1.0, 1.0, new_recording())
             ),
             "version",
         ),
-        (
-            lambda path, other_file: path.write_bytes(ENCODED_SNAPSHOT),
-            "name",
-        ),  # samples of a copy would count twice
+        # The samples of a copy under another name would count twice.
+        (lambda path, other_file: path.write_bytes(ENCODED_SNAPSHOT), "name"),
         (lambda path, other_file: path.symlink_to(other_file), "symlink"),
         (lambda path, other_file: path.symlink_to("nowhere"), "symlink"),
         (lambda path, other_file: path.hardlink_to(other_file), "links"),
@@ -221,7 +219,7 @@ def test_a_repaired_file_is_read_and_a_damaged_one_loses_its_last_value(
     assert reader.scan().entries == ()
 
 
-# Crowds
+# Limits of the number of files
 
 
 def test_new_files_beyond_the_limit_are_refused_and_known_files_stay(tmp_path: Path) -> None:

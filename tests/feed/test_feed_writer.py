@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -144,12 +145,11 @@ def test_a_directory_is_created_again_once_its_parent_exists(tmp_path: Path) -> 
     "remove_directory", [shutil.rmtree, lambda directory: directory.rename(f"{directory}-moved")]
 )
 def test_the_default_directory_is_created_again_when_removed(
-    tmp_path: Path, remove_directory: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, remove_directory: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = redirect_default_directory(tmp_path, monkeypatch)
     writer = FeedWriter(directory, new_identity())
     assert writer.publish(new_recording())
-    assert callable(remove_directory)
     remove_directory(directory)
 
     assert writer.publish(new_recording())
@@ -228,10 +228,10 @@ def test_a_hanging_write_delays_no_other_thread(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.timeout(60)
 def test_the_last_snapshot_survives_sigkill_at_any_instant(tmp_path: Path) -> None:
     sequences = []
-    for delay in itertools.chain([0.0, 0.0005], (n * 0.0023 for n in range(20))):
+    for delay_seconds in itertools.chain([0.0, 0.0005], (0.0023 * number for number in range(20))):
         with training_process(tmp_path) as child:
             child.send("flood")
-            time.sleep(delay)
+            time.sleep(delay_seconds)
             reported_sequences = child.kill().split()
             if reported_sequences:
                 snapshot = decode((tmp_path / f"{child.id}.feed").read_bytes())

@@ -113,7 +113,7 @@ def test_a_full_disk_keeps_the_old_rules(tmp_path: Path) -> None:
     with mounted_filesystem(tmp_path, "-t", "tmpfs", "-o", "size=16k", "tmpfs"):
         write_overrides(tmp_path, RULES)
         with pytest.raises(FeedDirectoryError, match="No space"):
-            write_overrides(tmp_path, [{"match": f"{n}" * 500} for n in range(10, 30)])
+            write_overrides(tmp_path, [{"match": f"{number}" * 500} for number in range(10, 30)])
 
         assert read_overrides(tmp_path) == RULES
         assert [path.name for path in tmp_path.iterdir()] == ["overrides.json"]

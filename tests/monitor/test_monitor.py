@@ -55,15 +55,15 @@ def events_of(events: list[Any], name: str) -> list[Any]:
 
 
 def test_b1_b4_a_full_window_closes_and_later_samples_are_discarded(monitor: Any) -> None:
-    kinds = monitor.Aggregation
-    stat = monitor.Stat("b4", [kinds.COUNT, kinds.SUM, kinds.MEAN], LONG, 3)
+    aggregations = monitor.Aggregation
+    stat = monitor.Stat("b4", [aggregations.COUNT, aggregations.SUM, aggregations.MEAN], LONG, 3)
     counts = []
     for value in (1, 2, 3, 4):
         stat.add(value)
         counts.append(stat.count)
 
     assert counts == [1, 2, 0, 0]
-    assert stat.get() == {kinds.COUNT: 3, kinds.SUM: 6, kinds.MEAN: 2}
+    assert stat.get() == {aggregations.COUNT: 3, aggregations.SUM: 6, aggregations.MEAN: 2}
 
 
 def test_b5_a_closed_window_is_an_event(monitor: Any, events: list[Any]) -> None:
@@ -135,17 +135,23 @@ def test_max_samples_of_zero_closes_after_the_first_sample(monitor: Any, max_sam
 def test_values_that_are_not_finite_propagate_as_in_torch(
     monitor: Any, values: list[float], high: float | None, low: float | None
 ) -> None:
-    kinds = monitor.Aggregation
-    stat = monitor.Stat("c.nan", [kinds.MAX, kinds.MIN, kinds.SUM, kinds.MEAN, kinds.COUNT], HOUR, 3)
+    aggregations = monitor.Aggregation
+    stat = monitor.Stat(
+        "c.nan",
+        [aggregations.MAX, aggregations.MIN, aggregations.SUM, aggregations.MEAN, aggregations.COUNT],
+        HOUR,
+        3,
+    )
     for value in values:
         stat.add(value)
     results = stat.get()
 
-    assert math.isnan(results[kinds.SUM])
-    assert math.isnan(results[kinds.MEAN])
-    assert results[kinds.COUNT] == 3.0
-    for kind, expected in ((kinds.MAX, high), (kinds.MIN, low)):
-        assert math.isnan(results[kind]) if expected is None else results[kind] == expected
+    assert math.isnan(results[aggregations.SUM])
+    assert math.isnan(results[aggregations.MEAN])
+    assert results[aggregations.COUNT] == 3.0
+    for aggregation, expected in ((aggregations.MAX, high), (aggregations.MIN, low)):
+        result = results[aggregation]
+        assert math.isnan(result) if expected is None else result == expected
 
 
 @pytest.mark.parametrize(
@@ -171,12 +177,14 @@ def test_a_tensor_of_one_element_is_read_when_it_is_added(monitor: Any) -> None:
         stat.add(torch.tensor([1.0, 2.0]))
 
 
-class Raising:
+class FloatRaises:
+    """Object whose conversion to a float raises."""
+
     def __float__(self) -> float:
         raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("value", ["1", b"1", None, [1.0], 10**400, 1j, object(), Raising()])
+@pytest.mark.parametrize("value", ["1", b"1", None, [1.0], 10**400, 1j, object(), FloatRaises()])
 def test_a_value_that_is_not_a_number_is_a_type_error(monitor: Any, value: object) -> None:
     stat = monitor.Stat("c.bad", [monitor.Aggregation.SUM], HOUR)
     with pytest.raises(TypeError):
@@ -185,7 +193,7 @@ def test_a_value_that_is_not_a_number_is_a_type_error(monitor: Any, value: objec
     assert stat.count == 0
 
 
-def test_a_stat_has_no_other_attributes_and_cannot_be_copied(monitor: Any) -> None:
+def test_a_stat_refuses_new_attributes_and_copies_and_can_be_subclassed(monitor: Any) -> None:
     stat = monitor.Stat("c.attributes", [], HOUR)
     for copy_function in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError):
@@ -194,13 +202,13 @@ def test_a_stat_has_no_other_attributes_and_cannot_be_copied(monitor: Any) -> No
         with pytest.raises(AttributeError):
             setattr(stat, name, 1)
 
-    class Raw(monitor.Stat):  # type: ignore[misc]  # either module's
+    class DoublingStat(monitor.Stat):  # type: ignore[misc]  # the class depends on the module under test
         def add(self, v: float) -> None:
             super().add(2 * v)
 
-    raw = Raw("c.raw", [monitor.Aggregation.SUM], HOUR, 1)
-    raw.add(2.0)
-    assert raw.get() == {monitor.Aggregation.SUM: 4.0}
+    doubling_stat = DoublingStat("c.doubling", [monitor.Aggregation.SUM], HOUR, 1)
+    doubling_stat.add(2.0)
+    assert doubling_stat.get() == {monitor.Aggregation.SUM: 4.0}
 
 
 def test_names_are_free_text_and_may_be_used_twice(monitor: Any, events: list[Any]) -> None:
@@ -264,11 +272,11 @@ def test_an_event_keeps_its_arguments_and_can_be_weakly_referenced(monitor: Any)
 # Handlers ----------------------------------------------------------------------------------------------------
 
 
-def test_handlers_return_before_the_call_and_a_doubly_registered_one_is_called_twice(
+def test_handlers_are_called_before_the_call_returns_and_once_per_registration(
     monitor: Any,
 ) -> None:
     received: list[Any] = []
-    event = monitor.Event("answered", dt.datetime.now(), {})
+    event = monitor.Event("handled", dt.datetime.now(), {})
 
     def handler(received_event: Any) -> None:
         received.append(received_event)
@@ -304,7 +312,7 @@ def test_the_real_summary_writer_receives_only_windows_of_stats(monitor: Any, tm
 
 
 TIMESTAMP = dt.datetime(2026, 1, 1)
-NO_DATA: list[Any] = [None, [("x", 1)], {"x": None}, {"x": [1]}, {"x": {}}, {1: 2}]
+INVALID_DATA: list[Any] = [None, [("x", 1)], {"x": None}, {"x": [1]}, {"x": {}}, {1: 2}]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +332,7 @@ NO_DATA: list[Any] = [None, [("x", 1)], {"x": None}, {"x": [1]}, {"x": {}}, {1: 
                 (None, TIMESTAMP, {}),
             ],
         ),
-        ("Event", [("a", TIMESTAMP, value) for value in NO_DATA]),
+        ("Event", [("a", TIMESTAMP, value) for value in INVALID_DATA]),
         ("log_event", [(None,), (1,), ("a",), ({"name": "a"},)]),
         ("register_event_handler", [(1,), ("print",), ([],), (object(),)]),
         ("unregister_event_handler", [(1,), ("print",), (object(),)]),

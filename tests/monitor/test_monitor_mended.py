@@ -24,7 +24,7 @@ from exporter.monitor import Aggregation, Event, Stat, log_event
 from exporter.recording.events import EVENTS
 
 HOUR = dt.timedelta(hours=1)
-HEAD = """
+PREAMBLE = """
 import datetime as dt, os, signal, time, threading
 import exporter
 from exporter import monitor
@@ -42,13 +42,11 @@ def received_events() -> Iterator[list[Event]]:
 
 
 def test_d1_two_threads_log_and_add_while_a_handler_in_python_writes(tmp_path: Path) -> None:
-    assert (
-        run_function(
-            tmp_path / "feed", programs.monitor.log_and_add_from_two_threads, str(tmp_path / "lines")
-        ).stderr
-        == ""
-    )
-    assert (tmp_path / "lines").read_text().count("e\n") > 0
+    lines = tmp_path / "lines"
+    completed = run_function(tmp_path / "feed", programs.monitor.log_and_add_from_two_threads, str(lines))
+
+    assert completed.stderr == ""
+    assert lines.read_text().count("e\n") > 0
 
 
 def test_d3_value_is_the_last_sample(received_events: list[Event]) -> None:
@@ -78,7 +76,7 @@ def test_d13_d15_d22_exceptions_of_a_handler_are_isolated_and_unregistering_twic
     log_event(Event("d15", dt.datetime.now(), {}))
     stat.add(1.0)
     del stat
-    for _ in range(2):  # the second is harmless (D13)
+    for _ in range(2):  # the second call has no effect (D13)
         monitor.unregister_event_handler(handle)
 
     dropped = {pair: number for pair, number in EVENTS.reading().dropped.items() if "broken" in pair[0]}
@@ -111,19 +109,19 @@ def test_d16_a_handler_can_log_and_its_events_follow() -> None:
 
 
 def test_two_threads_that_log_into_each_others_handlers_do_not_deadlock(tmp_path: Path) -> None:
-    program = f"""{HEAD}
-def answering(other):
-    def handler(each):
-        if each.data["depth"] < 3:
-            monitor.log_event(event(other, depth=each.data["depth"] + 1))
+    program = f"""{PREAMBLE}
+def make_handler(name):
+    def handler(handled_event):
+        if handled_event.data["depth"] < 3:
+            monitor.log_event(event(name, depth=handled_event.data["depth"] + 1))
     return handler
-handles = [monitor.register_event_handler(answering(name)) for name in ("one", "two")]
+handles = [monitor.register_event_handler(make_handler(name)) for name in ("one", "two")]
 def work(name):
     for _ in range(100):
         monitor.log_event(event(name, depth=2))
 threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "two")]
-for t in threads: t.start()
-for t in threads: t.join()
+for thread in threads: thread.start()
+for thread in threads: thread.join()
 for handle in handles: monitor.unregister_event_handler(handle)
 print(sum(handle.delivered for handle in handles))
 """
@@ -156,20 +154,20 @@ def test_a_hanging_handler_delays_one_call_and_is_then_skipped_until_it_returns(
 
 
 def test_a_handler_is_called_from_a_signal_handler(tmp_path: Path) -> None:
-    program = f"""{HEAD}
-received, answered = [], []
+    program = f"""{PREAMBLE}
+received, checks = [], []
 handle = monitor.register_event_handler(lambda event: received.append(event.name))
 def interrupted(*_):
     monitor.log_event(event("signal"))
-    answered.append(received.count("signal") == len(answered) + 1)
+    checks.append(received.count("signal") == len(checks) + 1)
     signal.setitimer(signal.ITIMER_REAL, 0.002)  # the next one, so that none interrupts this one
 signal.signal(signal.SIGALRM, interrupted)
 signal.setitimer(signal.ITIMER_REAL, 0.002)
-while len(answered) < 50:
+while len(checks) < 50:
     monitor.log_event(event("loop"))
 signal.setitimer(signal.ITIMER_REAL, 0)
 monitor.unregister_event_handler(handle)
-print(all(answered))
+print(all(checks))
 """
     assert child(tmp_path / "feed", program).stdout == "True\n"
 
@@ -212,7 +210,7 @@ def test_d19_the_open_window_stays_with_the_parent(tmp_path: Path) -> None:
 
 
 def test_d2_d20_the_last_window_of_a_global_stat_is_logged_at_exit(tmp_path: Path) -> None:
-    program = f"""{HEAD}
+    program = f"""{PREAMBLE}
 monitor.register_event_handler(lambda event: print(event.data, flush=True))
 STAT = monitor.Stat("d20", [A.SUM], 3600.0)
 STAT.add(1.5)
@@ -234,7 +232,7 @@ def test_a_bool_stays_one_and_a_time_zone_is_kept() -> None:
     assert event.timestamp.utcoffset() == dt.timedelta(hours=1)
 
 
-class Typed(Event):
+class TypedEvent(Event):
     """Event subclass with a constructor and an attribute."""
 
     def __init__(self, step: int) -> None:
@@ -245,32 +243,34 @@ class Typed(Event):
 @pytest.mark.parametrize(
     "copy_event", [copy.copy, copy.deepcopy, lambda event: pickle.loads(pickle.dumps(event))]
 )
-def test_an_event_of_a_subclass_is_copied_completely(copy_event: Callable[[Typed], Typed]) -> None:
-    event = Typed(7)
+def test_an_event_of_a_subclass_is_copied_completely(copy_event: Callable[[TypedEvent], TypedEvent]) -> None:
+    event = TypedEvent(7)
     copied = copy_event(event)
 
-    assert type(copied) is Typed
+    assert type(copied) is TypedEvent
     assert (copied.step, copied.asdict()) == (7, event.asdict())
-    when = "datetime.datetime(2026, 1, 1, 0, 0)"
-    assert repr(copied) == f"Typed(name='typed', timestamp={when}, data={{'step': 7}})"
+    timestamp = "datetime.datetime(2026, 1, 1, 0, 0)"
+    assert repr(copied) == f"TypedEvent(name='typed', timestamp={timestamp}, data={{'step': 7}})"
 
 
 def test_events_of_this_module_and_of_the_exporter_share_handlers(received_events: list[Event]) -> None:
     events: list[exporter.Event] = []
-    handle = exporter.events.register(events.append, types="face.*")
-    log_event(Event("face.event", dt.datetime.fromtimestamp(7.0), {"x": 1}))
+    handle = exporter.events.register(events.append, types="logged.*")
+    log_event(Event("logged.event", dt.datetime.fromtimestamp(7.0), {"x": 1}))
     handle.unregister()
     exporter.log("ckpt.saved", "step 7", step=7, timestamp=5.0)
     event = received_events[-1]
 
-    assert [(event.type, event.data, event.timestamp) for event in events] == [("face.event", {"x": 1}, 7.0)]
+    assert [(event.type, event.data, event.timestamp) for event in events] == [
+        ("logged.event", {"x": 1}, 7.0)
+    ]
     assert (event.name, event.timestamp.timestamp()) == ("ckpt.saved", 5.0)
     assert event.data == {"message": "step 7", "step": 7}
 
 
 @pytest.mark.parametrize(
     ("name", "recorded_name"),
-    [("face.loss", "face.loss"), ("face lr/ms", "face_lr_ms"), ("7 seas", "stat_7_seas")],
+    [("shared.loss", "shared.loss"), ("shared lr/ms", "shared_lr_ms"), ("7 seas", "stat_7_seas")],
 )
 def test_stats_of_one_name_share_a_family(name: str, recorded_name: str) -> None:
     first, second = Stat(name, [Aggregation.MEAN], HOUR, 2), Stat(name, [Aggregation.MAX], 60.0)
@@ -289,8 +289,8 @@ def test_a_stat_with_a_reserved_name_works_without_families() -> None:
     assert stat.get() == {Aggregation.SUM: 2.0}
 
 
-def test_nothing_is_lost_between_threads() -> None:
-    stat = Stat("face.threads", [Aggregation.COUNT, Aggregation.SUM], 0.005)
+def test_the_windows_have_every_sample_that_four_threads_add() -> None:
+    stat = Stat("four.threads", [Aggregation.COUNT, Aggregation.SUM], 0.005)
     received_events: list[Event] = []
     handle = monitor.register_event_handler(received_events.append)
 
@@ -305,27 +305,37 @@ def test_nothing_is_lost_between_threads() -> None:
         thread.join()
     stat._close_if_due(at_end=True)
     monitor.unregister_event_handler(handle)
-    windows = [event.data for event in received_events if "face.threads.count" in event.data]
+    windows = [event.data for event in received_events if "four.threads.count" in event.data]
 
-    assert sum(float(data["face.threads.count"]) for data in windows) == 80_000
-    assert sum(float(data["face.threads.sum"]) for data in windows) == 80_000
+    assert sum(float(data["four.threads.count"]) for data in windows) == 80_000
+    assert sum(float(data["four.threads.sum"]) for data in windows) == 80_000
     assert len(windows) > 3
 
 
 def test_a_signal_handler_can_add_to_the_interrupted_stat(tmp_path: Path) -> None:
-    program = f"""{HEAD}
-s = monitor.Stat("signals", [A.COUNT], 3600.0, 200)
-signal.signal(signal.SIGALRM, lambda *_: s.add(1.0))
+    program = f"""{PREAMBLE}
+stat = monitor.Stat("signals", [A.COUNT], None, 200)
+window_counts = []
+handle = monitor.register_event_handler(lambda event: window_counts.append(event.data["signals.count"]))
+handler_adds, loop_adds = 0, 0
+def interrupted(*_):
+    global handler_adds
+    stat.add(1.0)
+    handler_adds += 1
+signal.signal(signal.SIGALRM, interrupted)
 signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
 end = time.monotonic() + 1.0
 while time.monotonic() < end:
-    s.add(1.0)
+    stat.add(1.0)
+    loop_adds += 1
 signal.setitimer(signal.ITIMER_REAL, 0)
+monitor.unregister_event_handler(handle)
+print(handler_adds > 0, sum(window_counts) + stat.count == handler_adds + loop_adds)
 """
-    child(tmp_path / "feed", program)
+    assert child(tmp_path / "feed", program).stdout == "True True\n"
 
 
-def test_window_closed_by_max_samples_stays_readable_until_the_next_one_closes() -> None:
+def test_a_window_closed_by_max_samples_stays_readable_until_the_next_one_closes() -> None:
     stat = Stat("mended.full", [Aggregation.SUM], 0.2, 2)
     stat.add(1.0)
     stat.add(2.0)

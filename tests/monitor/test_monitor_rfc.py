@@ -1,4 +1,4 @@
-"""Spelling of the RFC: its examples run with changed imports."""
+"""The API of the RFC (`exporter.monitor.rfc`): the examples of the RFC run with changed imports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from exporter.monitor.rfc import (
 )
 from exporter.recording.events import EVENTS
 
-pytestmark = pytest.mark.timeout(120)  # torch is imported within
+pytestmark = pytest.mark.timeout(120)  # one test imports torch
 
 
 @pytest.fixture
@@ -170,15 +170,16 @@ def test_a_handler_sees_time_id_and_parent_of_an_event(delivered_events: list[Ev
     start_ns = time.monotonic_ns()
     with exporter.span("outer"):
         log("inside", x=1)
-    first, second = delivered_events[-1], Event("again")
-    log(second)
+    inner_event = delivered_events[-1]
+    log(Event("outside"))
+    outer_event = delivered_events[-1]
 
-    assert start_ns <= first.monotonic_ns <= delivered_events[-1].monotonic_ns <= time.monotonic_ns()
-    assert re.fullmatch("[0-9a-f]{16}", first.id)
-    assert first.id != delivered_events[-1].id
-    assert first.span_id
-    assert delivered_events[-1].span_id is None
-    assert first.asdict()["id"] == first.id
+    assert start_ns <= inner_event.monotonic_ns <= outer_event.monotonic_ns <= time.monotonic_ns()
+    assert re.fullmatch("[0-9a-f]{16}", inner_event.id)
+    assert inner_event.id != outer_event.id
+    assert inner_event.span_id
+    assert outer_event.span_id is None
+    assert inner_event.asdict()["id"] == inner_event.id
 
 
 def test_events_have_a_severity_a_timestamp_and_any_origin(
@@ -239,11 +240,11 @@ def test_a_timed_block_is_in_the_torch_profiler_and_a_coroutine_is_timed_to_its_
     names = [event.name for event in profile.events()]
 
     @stat.add_time(profile=True)
-    async def sleeps() -> int:
+    async def sleep() -> int:
         await asyncio.sleep(0.1)
         return 5
 
-    assert asyncio.run(sleeps()) == 5
+    assert asyncio.run(sleep()) == 5
     wait_until(lambda: exporter.flush() and stat.count == 3)
     assert names.count("rfc.profiled") == 2
     assert stat.sum >= 0.09
