@@ -19,16 +19,20 @@ from waiting import wait_until
 WATTS = 500.0
 CARD = "GPU-00000001-fa4e-4e47-8888-123456789abc"
 """UUID of the stand-in's second GPU."""
+
+UNCHANGED_PASSES = 4
+"""Passes of the energy collector without a change after which the energy of an ended run counts as final."""
+
 JOB = """
 import sys, time
 from exporter import training
-until = time.monotonic() + float(sys.argv[1])
+deadline = time.monotonic() + float(sys.argv[1])
 with training.training_loop(train_iterations_start=0):
-    while time.monotonic() < until:
+    while time.monotonic() < deadline:
         with training.training_iteration():
             time.sleep(0.05)
 """
-
+"""Job that trains for the seconds of its argument."""
 
 CRASHING_JOB = """
 import sys, time
@@ -38,6 +42,7 @@ with training.training_loop(train_iterations_start=0):
         time.sleep(float(sys.argv[1]))
         raise OSError("no such checkpoint")
 """
+"""Job that loads a checkpoint for the seconds of its argument, and then fails."""
 
 
 class Job:
@@ -64,21 +69,22 @@ class Job:
         self._ended_at = time.monotonic()
 
     def kill(self) -> float:
+        """Kill the process and return the lifetime in seconds."""
         self.process.kill()
         return self.wait()
 
 
 def joules(running: Sidecar | ContainedSidecar, family: str, run: str, label: str = "") -> float:
-    """Return the sum over the series of a run with a label."""
+    """Return the energy of a run in joules: the sum over the series of a family, optionally with a `label="value"`."""
     pattern = rf'^{family}{{(?=[^}}]*run="{run}")(?=[^}}]*{label})[^}}]*}} (\S+)$'
-    return sum(float(number) for number in re.findall(pattern, running.page, re.MULTILINE))
+    return sum(float(value) for value in re.findall(pattern, running.page, re.MULTILINE))
 
 
 def settled_joules(running: Sidecar | ContainedSidecar, *runs: str) -> list[float]:
-    """Return the energies of runs that have ended, once four passes of the energy collector in a row have not changed them."""
+    """Return the energies of runs that have ended, once UNCHANGED_PASSES passes in a row have not changed them."""
     last_joules: list[float] = []
     unchanged_passes, last_pass = 0, ""
-    while unchanged_passes < 4:
+    while unchanged_passes < UNCHANGED_PASSES:
         wait_until(lambda: _last_energy_pass(running) != last_pass)  # noqa: B023  # called at once
         last_pass = _last_energy_pass(running)
         current_joules = [joules(running, "training_energy_joules_total", run) for run in runs]
@@ -95,10 +101,12 @@ def _last_energy_pass(running: Sidecar | ContainedSidecar) -> str:
 
 
 def hold(fake: FakeNvml, jobs: Sequence[Job], gpus: range | None = None) -> None:
+    """Assign GPUs to the processes of jobs, by default all GPUs to each process."""
     fake.hold(*((job.process.pid, gpu) for job in jobs for gpu in gpus or range(fake.count)))
 
 
 def start_fake_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 1) -> FakeNvml:
+    """Return a machine whose GPUs draw WATTS, and which sidecars of this test load in place of NVML."""
     (tmp_path / "feed").mkdir(mode=0o700)
     fake = FakeNvml(tmp_path / "nvml", count=count)
     play_constant_load(fake, Load(watts=WATTS))
@@ -115,7 +123,7 @@ def energy_flag(tmp_path: Path, *settings: str) -> str:
 
 
 def idle_watts(running: Sidecar, method: str) -> float | None:
-    """Return the idle power of the first GPU by a method."""
+    """Return the idle power of the first GPU in watts as estimated by a method, or None if absent."""
     pattern = rf'^gpu_power_idle_watts{{(?=[^}}]*gpu="0")[^}}]*method="{method}"[^}}]*}} (\S+)$'
     match = re.search(pattern, running.page, re.MULTILINE)
     return None if match is None else float(match[1])

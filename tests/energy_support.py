@@ -21,24 +21,24 @@ from exporter.ledger.energy.work import WorkUse
 from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.state.store import StateStore
 
-RANGE = 262_143.328_850
+RANGE_JOULES = 262_143.328_850
 """Register range of most server CPUs, in joules."""
 
 Zones = dict[str, tuple[str, float]]
-"""Name and range in joules by the kernel's key."""
+"""Name of a RAPL zone and range of its register in joules, by the name of the zone's directory."""
 
 XEON: Zones = {
-    "intel-rapl:0": ("package-0", RANGE),
+    "intel-rapl:0": ("package-0", RANGE_JOULES),
     "intel-rapl:0:0": ("dram", 65_712.999613),
-    "intel-rapl:1": ("package-1", RANGE),
+    "intel-rapl:1": ("package-1", RANGE_JOULES),
     "intel-rapl:1:0": ("dram", 65_712.999613),
 }
 LAPTOP: Zones = {
-    "intel-rapl:0": ("package-0", RANGE),
-    "intel-rapl:0:0": ("core", RANGE),
-    "intel-rapl:0:1": ("uncore", RANGE),
-    "intel-rapl:1": ("psys", RANGE),
-    "intel-rapl-mmio:0": ("package-0", RANGE),
+    "intel-rapl:0": ("package-0", RANGE_JOULES),
+    "intel-rapl:0:0": ("core", RANGE_JOULES),
+    "intel-rapl:0:1": ("uncore", RANGE_JOULES),
+    "intel-rapl:1": ("psys", RANGE_JOULES),
+    "intel-rapl-mmio:0": ("package-0", RANGE_JOULES),
 }
 THREADRIPPER: Zones = {
     "intel-rapl:0": ("package-0-die-0", 65_532.610987),
@@ -53,7 +53,7 @@ MACHINES: dict[str, Zones] = {"xeon": XEON, "laptop": LAPTOP, "threadripper": TH
 
 @dataclass
 class Machine:
-    """Simulated machine. `joules` are the registers without wrap-around."""
+    """Simulated machine. `joules` has the energy of each zone without the wrap-around of its register."""
 
     root: Path
     zones: Zones = field(default_factory=lambda: dict(XEON))
@@ -89,7 +89,7 @@ class Machine:
         (self.root / "proc/uptime").write_text(f"{self.monotonic_seconds:.2f} 1.00\n")
 
     def draw(self, seconds: float, watts: float) -> None:
-        """Advance the time. Every register increases at the same power."""
+        """Advance the clock, and increase every register at the same power."""
         self.monotonic_seconds += seconds
         for key in self.joules:
             self.joules[key] += watts * seconds

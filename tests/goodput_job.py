@@ -1,9 +1,9 @@
-"""Small training for the tests of goodput: saves, resumes from its save, and logs its steps.
+"""Small training job for the tests of goodput. The job saves, resumes from its save, and logs its steps.
 
     goodput_job.py DIRECTORY STEPS [--session S] [--perf P] [--save-every N] [--from-nothing] [--pause-at STEP]
 
-Every step is a line of DIRECTORY/log: process, step, seconds, as the job itself has measured them. The checkpoint is the
-file DIRECTORY/saved. At STEP it prints a line and waits for a kill.
+Every step is a line of DIRECTORY/log with the process id, the step and the duration in seconds, measured by the job. The
+checkpoint is the file DIRECTORY/saved. After --pause-at steps the job prints a line and waits to be killed.
 """
 
 from __future__ import annotations
@@ -47,34 +47,34 @@ def save(directory: Path, step: int) -> None:
 
 
 def main() -> None:
-    given = parse()
-    if given.session is not None:
+    options = parse()
+    if options.session is not None:
         base = OneLoggerConfig(
-            application_name="goodput", session_tag_or_fn=given.session, world_size_or_fn=given.world_size
+            application_name="goodput", session_tag_or_fn=options.session, world_size_or_fn=options.world_size
         )
         provider = TrainingTelemetryProvider.instance().with_base_config(base)
         provider.configure_provider()
         config = TrainingTelemetryConfig(
-            perf_tag_or_fn=given.perf, global_batch_size_or_fn=4, log_every_n_train_iterations=10
+            perf_tag_or_fn=options.perf, global_batch_size_or_fn=4, log_every_n_train_iterations=10
         )
-    log = (given.directory / "log").open("a", buffering=1)
+    log = (options.directory / "log").open("a", buffering=1)
     with training.application():
-        if given.session is not None:
+        if options.session is not None:
             TrainingTelemetryProvider.instance().set_training_telemetry_config(config)
         start = 0
-        if not given.from_nothing:
+        if not options.from_nothing:
             with training.checkpoint_load():
                 time.sleep(STEP_SECONDS)
-                start = saved_step(given.directory)
+                start = saved_step(options.directory)
         with training.training_loop(train_iterations_start=start):
-            for step in range(start, given.steps):
-                began = time.monotonic()
+            for step in range(start, options.steps):
+                start_time = time.monotonic()
                 with training.training_iteration():
                     time.sleep(STEP_SECONDS)
-                log.write(f"{os.getpid()} {step} {time.monotonic() - began}\n")
-                if (step + 1) % given.save_every == 0:
-                    save(given.directory, step + 1)
-                if step + 1 == given.pause_at:
+                log.write(f"{os.getpid()} {step} {time.monotonic() - start_time}\n")
+                if (step + 1) % options.save_every == 0:
+                    save(options.directory, step + 1)
+                if step + 1 == options.pause_at:
                     exporter.flush()
                     print("paused", flush=True)
                     time.sleep(60)

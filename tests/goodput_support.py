@@ -42,7 +42,7 @@ class SimulatedJob:
         self.phase = phase
         self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
-    def begin_loop(self, first_step: int) -> None:
+    def start_loop(self, first_step: int) -> None:
         self.loop += 1
         if self.first_step is None:
             self.first_step = first_step
@@ -53,7 +53,8 @@ class SimulatedJob:
         self.open_seconds = 0.0
         for _ in range(steps):
             assert self.step is not None
-            self.spend("data_loading", data) if data else None
+            if data:
+                self.spend("data_loading", data)
             self.spend("iteration", seconds)
             current_step, self.step = self.step, self.step + 1
             self.steps += 1
@@ -86,18 +87,18 @@ class SimulatedJob:
         )
 
 
-def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts: str) -> SimulatedJob:
+def job_in_loop(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts: str) -> SimulatedJob:
     """Return a job at the start of its training loop."""
     job = SimulatedJob(facts=dict(facts))
     job.spend("init", init)
     if load:
         job.spend("checkpoint_load", load)
-    job.begin_loop(first_step)
+    job.start_loop(first_step)
     return job
 
 
 def training_value(page: Page, name: str, run: str = "r", **labels: str) -> float | None:
-    """Return the value of a family of a run."""
+    """Return the value of a family `training_NAME` of a run, or None if absent."""
     value = page.get(f"training_{name}", run=run, **labels)
     return value if value is None else round(value, 6)
 
@@ -150,10 +151,12 @@ class MonitoredJob:
         self, *stats: StatReading, final: bool = False, ending: Ending | None = None, age_seconds: float = 0.5
     ) -> MonitoredJob:
         """Set the clock to the time of the job, and write its feed."""
-        written, clock = self.process.started + self.job.seconds, self.sidecar.clock
-        clock.advance(max(0.0, written - clock.wall))
+        write_time, clock = self.process.started + self.job.seconds, self.sidecar.clock
+        clock.advance(max(0.0, write_time - clock.wall))
         self.sequence += 1
-        snapshot = make_snapshot(self.process, *stats, sequence=self.sequence, written=written, final=final)
+        snapshot = make_snapshot(
+            self.process, *stats, sequence=self.sequence, written=write_time, final=final
+        )
         recording = snapshot.recording.replace(training=self.job.reading(), ending=ending)
         self.sidecar.feed.publish(
             snapshot.replace(recording=recording), age_seconds=age_seconds, pid=self.pid

@@ -18,12 +18,13 @@ from exporter.ledger.state.store import StateStore
 from exporter.recording.values import Aggregation, Recording, StatDefinition, StatReading, WindowReading
 
 START = 1_700_000_000.0
-_numbers = count(1 << 64)
+"""Start of the simulated processes, Unix time."""
+_process_numbers = count(1 << 64)
 
 
 def make_process(*, rank: int | None = 0, **fields: object) -> ProcessIdentity:
     default = ProcessIdentity(
-        id=f"{next(_numbers):032x}",
+        id=f"{next(_process_numbers):032x}",
         pid=7,
         started=START,
         run="r",
@@ -46,9 +47,14 @@ def make_definition(
     window_seconds: float | None = 60.0,
     help: str = "",
 ) -> StatDefinition:
-    expected = {*(aggregations or (Aggregation.MEAN,)), *((Aggregation.HISTOGRAM,) if buckets else ())}
-    samples = None if window_seconds else 10
-    return StatDefinition(name, frozenset(expected), window_seconds, samples, unit, help, labels, buckets)
+    all_aggregations = {
+        *(aggregations or (Aggregation.MEAN,)),
+        *((Aggregation.HISTOGRAM,) if buckets else ()),
+    }
+    window_samples = None if window_seconds else 10
+    return StatDefinition(
+        name, frozenset(all_aggregations), window_seconds, window_samples, unit, help, labels, buckets
+    )
 
 
 def make_reading(
@@ -96,7 +102,7 @@ class HeldOwnership(DirectoryOwnership):
 
 @dataclass
 class MemoryFeed(FeedReader):
-    """In-memory feed directory that replaces `FeedReader`, which has separate tests with files."""
+    """In-memory feed directory in place of `FeedReader`."""
 
     files: dict[str, FeedEntry] = field(default_factory=dict)
     refused_files: tuple[tuple[str, str], ...] = ()
@@ -200,7 +206,7 @@ class Page:
         return self._values.get(name, {}).get(frozenset(labels.items()))
 
     def all(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """Return the values of every series of a name by sorted labels."""
+        """Return the values of all series of a name, by sorted labels."""
         return {tuple(sorted(labels)): value for labels, value in self._values.get(name, {}).items()}
 
     def count(self, name: str, /, **labels: str) -> float | None:

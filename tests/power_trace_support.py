@@ -81,8 +81,6 @@ class Card:
         self.registry.take_sample(parse(encode({"kind": "sample", "time": seconds, "gpus": [entry]})), 1)
 
 
-# The complete sidecar ------------------------------------------------------------------------------------
-
 PLAY_START_SECONDS, PLAY_END_SECONDS = 0.01, 19.51
 MONOTONIC_START_SECONDS = 5000.0
 """Time of the monotonic clock at the start of the trace."""
@@ -167,7 +165,7 @@ class Node(SidecarNode):
 
 
 def joules(page: Page, family: str, **expected_labels: str) -> dict[str, float]:
-    """Return the joules of a family by phase, summed over the series with these labels."""
+    """Return the energy of a family in joules by phase, summed over the series with these labels."""
     joules_by_phase: dict[str, float] = {}
     for labels, value in page.all(family).items():
         label_values = dict(labels)

@@ -14,7 +14,7 @@ NOBODY = 65534
 
 
 def as_user(command: Sequence[str | Path], uid: int = NOBODY) -> list[str]:
-    """Return a command that runs another command as a user without rights.
+    """Return a command that runs another command as an unprivileged user.
 
     If the interpreter is below a directory that only root can enter, such as /root, the command has a mount namespace in which
     the interpreter's directory is reachable.

@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 from feed_support import needs_root, new_identity, new_recording
 from hypothesis import given
 from hypothesis import strategies as st

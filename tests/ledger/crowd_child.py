@@ -1,6 +1,8 @@
-"""Ledger and page of a sidecar with limited address space. The program prints the peak memory and the dropped readings.
+"""Ledger and page of a sidecar with limited address space.
 
 Usage: crowd_child.py DIRECTORY
+
+The program prints its peak resident memory in MiB, the number of processes in the feed, and the number of dropped readings.
 """
 
 from __future__ import annotations
@@ -34,5 +36,5 @@ dropped_counts = [
     if sample.labels["reason"] == "memory"
 ]
 # Not ru_maxrss, which includes the memory of the parent process before exec.
-peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
-print(peak, len(dropped_counts), int(sum(dropped_counts)))
+peak_mebibytes = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
+print(peak_mebibytes, len(dropped_counts), int(sum(dropped_counts)))

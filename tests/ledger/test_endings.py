@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from goodput_support import MonitoredJob, SimulatedJob, a_job, counts_by_reason, training_value
+from goodput_support import MonitoredJob, SimulatedJob, counts_by_reason, job_in_loop, training_value
 from ledger_support import Page, Sidecar, make_definition, make_process, make_reading
 
 from exporter.feed.runs import End
@@ -22,8 +22,9 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-def trained_job(sidecar: Sidecar, *, start_seconds: float = 0.0) -> MonitoredJob:
-    simulated_job: SimulatedJob = a_job()
+def trained_job(sidecar: Sidecar) -> MonitoredJob:
+    """Return a job of the launch whose five steps, without a save, the sidecar has read."""
+    simulated_job: SimulatedJob = job_in_loop()
     simulated_job.train(5)
     job = MonitoredJob(sidecar, simulated_job)
     job.process = job.process.replace(launch=LAUNCH)
@@ -56,11 +57,11 @@ def test_nothing_is_committed_until_the_launch_has_ended(sidecar: Sidecar) -> No
 
 
 @pytest.mark.parametrize(
-    ("status", "final", "expected", "productive"),
+    ("status", "final", "final_state", "productive_seconds"),
     [(0, True, "finished", 5), (0, False, "finished", 5), (3, True, "failed", 0), (-15, False, "stopped", 0)],
 )
 def test_the_exit_status_of_the_launch_decides_for_any_run_name(
-    sidecar: Sidecar, status: int, final: bool, expected: str, productive: float
+    sidecar: Sidecar, status: int, final: bool, final_state: str, productive_seconds: float
 ) -> None:
     monitored = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
@@ -69,9 +70,9 @@ def test_the_exit_status_of_the_launch_decides_for_any_run_name(
     set_evidence(sidecar, launch_end(sidecar, status))
     page = sidecar.collect_after(1.0)
 
-    assert state(page) == expected
-    assert training_value(page, "productive_seconds_total") == productive
-    assert bool(counts_by_reason(page)) == (productive == 0)
+    assert state(page) == final_state
+    assert training_value(page, "productive_seconds_total") == productive_seconds
+    assert bool(counts_by_reason(page)) == (productive_seconds == 0)
 
 
 def test_a_launch_that_fails_hours_later_leaves_the_run_finished(sidecar: Sidecar) -> None:
@@ -123,7 +124,7 @@ def test_a_process_that_follows_a_failed_training_starts(sidecar: Sidecar) -> No
     monitored.kill()
     sidecar.collect_after(61.0)
     follower = evaluation_job(sidecar)
-    follower.job.begin_loop(0)
+    follower.job.start_loop(0)
     follower.job.train(1)
     page = follower.write_and_collect()
 
@@ -138,7 +139,7 @@ def test_a_process_that_torchrun_restarts_did_not_complete(sidecar: Sidecar) -> 
     first.write(final=True)
     first.kill()
     sidecar.collect_after(10.0)
-    second = MonitoredJob(sidecar, a_job())
+    second = MonitoredJob(sidecar, job_in_loop())
     page = second.write_and_collect()
 
     assert counts_by_reason(page) == {"exit": 1}

@@ -40,7 +40,7 @@ class Run:
 
 
 class Node(EnergyNode):
-    """Machine of 4 CPUs with controlled power. One CPU can belong to a foreign process."""
+    """Machine of 4 CPUs with controlled power. `foreign_cpus` of them belong to processes of no run."""
 
     def __init__(
         self,
@@ -120,10 +120,10 @@ class Node(EnergyNode):
             for pid, run in enumerate(self.runs.values(), 1)
             for uuid, ratio in run.gpus.items()
         ]
-        stranger_uses = [(4711, uuid, 1 << 30, ratio) for uuid, ratio in self.foreign_gpu_use.items()]
+        foreign_uses = [(4711, uuid, 1 << 30, ratio) for uuid, ratio in self.foreign_gpu_use.items()]
         return [
             GpuProcessUse(pid, uuid[-1], uuid, size, {} if ratio is None else {"sm": ratio})
-            for pid, uuid, size, ratio in (*job_uses, *stranger_uses)
+            for pid, uuid, size, ratio in (*job_uses, *foreign_uses)
         ]
 
 
@@ -151,7 +151,7 @@ def test_the_only_run_on_a_gpu_is_attributed_its_energy_starting_at_zero(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("ratios", "sizes", "stranger", "expected"),
+    ("ratios", "sizes", "foreign_use", "expected"),
     [
         ((0.6, 0.2), (1, 1), 0.2, {("sm_share", "one"): 600, ("sm_share", "two"): 200}),
         ((None, None), (300, 100), None, {("memory_share", "one"): 750, ("memory_share", "two"): 250}),
@@ -163,7 +163,7 @@ def test_a_shared_gpu_is_divided_by_known_use_and_foreign_use_is_unattributed(
     tmp_path: Path,
     ratios: tuple[float | None, float | None],
     sizes: tuple[int | None, int | None],
-    stranger: float | None,
+    foreign_use: float | None,
     expected: dict[tuple[str, str], float],
 ) -> None:
     runs = {
@@ -171,7 +171,7 @@ def test_a_shared_gpu_is_divided_by_known_use_and_foreign_use_is_unattributed(
         for name, ratio, size in zip(("one", "two"), ratios, sizes, strict=True)
     }
     node = Node(tmp_path, watts={"GPU-a": 100.0}, runs=runs)
-    node.foreign_gpu_use = {} if stranger is None else {"GPU-a": stranger}
+    node.foreign_gpu_use = {} if foreign_use is None else {"GPU-a": foreign_use}
     node.collect()
     joules_by_series = node.collect_after(10.0).all(ENERGY)
 
@@ -265,7 +265,7 @@ def test_a_changed_carbon_file_applies_to_later_energy_only(tmp_path: Path) -> N
     assert timestamp == START + 7
 
 
-def test_a_broken_carbon_file_keeps_the_last_value_and_is_logged(tmp_path: Path) -> None:
+def test_a_broken_carbon_file_is_a_problem_of_the_collector_and_keeps_the_last_value(tmp_path: Path) -> None:
     file = tmp_path / "carbon"
     file.write_text("360\n")
     os.utime(file, (START - 5, START - 5))
@@ -332,7 +332,9 @@ def test_counters_continue_after_a_restart_and_the_gap_belongs_to_surviving_runs
     assert carbon == pytest.approx(14_000.0 * 1.5 * 1e-4)
 
 
-def test_a_run_that_returns_after_days_continues_without_the_energy_of_the_gap(tmp_path: Path) -> None:
+def test_a_run_that_returns_after_its_series_have_ended_continues_without_the_energy_of_the_gap(
+    tmp_path: Path,
+) -> None:
     node = observed_node(tmp_path, runs={"r": Run(cpus=4.0)})
     node.collect_after(10.0)
     run = node.runs.pop("r")
@@ -421,11 +423,11 @@ def test_a_removed_lock_file_is_not_a_lock(tmp_path: Path) -> None:
     assert oct(lock.path.stat().st_mode & 0o777) == "0o666"
 
 
-def test_without_a_lock_energy_is_counted_and_a_warning_is_logged(tmp_path: Path) -> None:
-    trap = NodeLock(tmp_path, "boot")
-    trap.path.symlink_to(tmp_path / "elsewhere")
+def test_an_exporter_counts_energy_if_the_lock_file_cannot_be_created(tmp_path: Path) -> None:
+    lock_at_link = NodeLock(tmp_path, "boot")
+    lock_at_link.path.symlink_to(tmp_path / "elsewhere")
 
-    for lock in (NodeLock(tmp_path / "missing", "boot"), trap):
+    for lock in (NodeLock(tmp_path / "missing", "boot"), lock_at_link):
         assert lock.acquire()
         assert lock.impossible
     assert not (tmp_path / "elsewhere").exists()
@@ -440,7 +442,18 @@ def counters(page: Page) -> Mapping[tuple[object, ...], float]:
     }
 
 
-EVENTS = ["work", "restart", "boot", "fall", "jump", "come", "go", "unread", "blind", "step back"]
+EVENTS = [
+    "no event",
+    "sidecar restarts",
+    "machine reboots",
+    "counter falls",
+    "counter jumps",
+    "run starts",
+    "run ends",
+    "counter is unreadable",
+    "processes are invisible",
+    "clock steps back",
+]
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -453,24 +466,24 @@ def test_no_counter_decreases(tmp_path: Path, events: list[tuple[str, float]]) -
     previous: dict[tuple[object, ...], float] = {}
     for event, amount in events:
         node.unreadable_devices.clear()
-        node.has_visible_processes = event != "blind"
-        if event == "restart":
+        node.has_visible_processes = event != "processes are invisible"
+        if event == "sidecar restarts":
             node.work_for(amount)
             node.restart()
-        elif event == "boot":
+        elif event == "machine reboots":
             node.boot, node.clock.monotonic, node.joules = f"boot{amount}", 10.0, {}
             node.restart()
-        elif event == "fall":
+        elif event == "counter falls":
             node.joules["GPU-a"] = amount
-        elif event == "jump":
+        elif event == "counter jumps":
             node.joules["package0"] = amount * 1e6
-        elif event == "come":
+        elif event == "run starts":
             node.runs[f"r{int(amount) % 3}"] = Run(gpus={"GPU-a": 0.1})
-        elif event == "go":
+        elif event == "run ends":
             node.runs.pop(f"r{int(amount) % 3}", None)
-        elif event == "unread":
+        elif event == "counter is unreadable":
             node.unreadable_devices.add("package0")
-        elif event == "step back":
+        elif event == "clock steps back":
             node.clock.wall -= amount * 100
         current = counters(node.collect_after(5.0))
 

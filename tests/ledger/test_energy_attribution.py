@@ -67,7 +67,7 @@ def new_attribution() -> GpuAttribution:
 def attribute_all(
     lists: Sequence[GpuListing], lives: Lives, runs: Mapping[int, str], *, end: float
 ) -> list[GpuSlice]:
-    """Divide after each list, and at the end."""
+    """Divide after each process list and at the end, and return all slices."""
     gpu, slices = new_attribution(), list[GpuSlice]()
     for listing_entry in lists:
         known_lives = {
@@ -81,8 +81,8 @@ def attribute_all(
 
 
 def reported_process(
-    began: float,
-    ended: float | None,
+    start_seconds: float,
+    end_seconds: float | None,
     *,
     pid: int = 7,
     has_used_cuda: bool = True,
@@ -90,7 +90,7 @@ def reported_process(
     is_listable: bool = True,
 ) -> ReportedProcess:
     return ReportedProcess(
-        ProcessLife(pid, began, ended),
+        ProcessLife(pid, start_seconds, end_seconds),
         has_used_cuda=has_used_cuda,
         has_gpu_name=has_gpu_name,
         is_listable=is_listable,
@@ -101,16 +101,16 @@ def joules(slices: Sequence[GpuSlice], run: str) -> float:
     return sum(entry.joules for entry in slices if entry.run == run)
 
 
-@pytest.mark.parametrize("ended", [13.4, 14.9, 26.1])
-def test_a_run_is_attributed_the_energy_of_its_whole_lifetime(ended: float) -> None:
-    lists = [listing(second, *([7] if 3.2 < second < ended else [])) for second in range(2, 30, 2)]
-    slices = attribute_all(lists, {7: ProcessLife(7, 3.2, ended)}, {7: "a"}, end=30)
+@pytest.mark.parametrize("end_seconds", [13.4, 14.9, 26.1])
+def test_a_run_is_attributed_the_energy_of_its_whole_lifetime(end_seconds: float) -> None:
+    lists = [listing(second, *([7] if 3.2 < second < end_seconds else [])) for second in range(2, 30, 2)]
+    slices = attribute_all(lists, {7: ProcessLife(7, 3.2, end_seconds)}, {7: "a"}, end=30)
 
-    assert joules(slices, "a") == pytest.approx(WATTS * (ended - 3.2))
+    assert joules(slices, "a") == pytest.approx(WATTS * (end_seconds - 3.2))
     assert {entry.method for entry in slices} == {"exclusive"}
 
 
-def test_an_ended_run_gets_its_share_without_another_process_list() -> None:
+def test_an_ended_run_is_attributed_its_energy_without_another_process_list() -> None:
     slices = attribute_all([listing(2), listing(4, 7)], {7: ProcessLife(7, 3.0, 15.5)}, {7: "a"}, end=16)
 
     assert joules(slices, "a") == pytest.approx(WATTS * 12.5)
@@ -219,9 +219,11 @@ def test_the_energy_of_a_process_without_a_known_gpu_is_a_gap() -> None:
 def test_a_process_of_another_pid_namespace_holds_the_gpu_in_the_feed() -> None:
     gpu, slices = new_attribution(), list[GpuSlice]()
     for second in range(1, 13):
-        life = reported_process(3.0, 11.5 if second > 11 else None, pid=-1, is_listable=False)
-        reported = [life] if second > 6 else []
-        listings = [listing(second, *([4242] if 3 < second < 12 else []))]  # by the pid of the host
+        process = reported_process(3.0, 11.5 if second > 11 else None, pid=-1, is_listable=False)
+        reported = [process] if second > 6 else []
+        listings = [
+            listing(second, *([4242] if 3 < second < 12 else []))
+        ]  # the driver lists the pid of the host
         slices += divide_until(gpu, second, listings, runs={-1: "a"}, reported_processes=reported).slices
     slices += divide_until(gpu, 14, [listing(14)], runs={-1: "a"}).slices
 
@@ -231,9 +233,9 @@ def test_a_process_of_another_pid_namespace_holds_the_gpu_in_the_feed() -> None:
 def test_without_lists_a_process_holds_the_gpu_in_the_feed() -> None:
     gpu, slices = new_attribution(), list[GpuSlice]()
     for second in range(1, 100):
-        ended = 90.5 if second > 90.5 else None
-        life = [reported_process(2.5, ended)] if second > 4 else []
-        slices += divide_until(gpu, second, runs={7: "a"}, reported_processes=life).slices
+        end_seconds = 90.5 if second > 90.5 else None
+        reported = [reported_process(2.5, end_seconds)] if second > 4 else []
+        slices += divide_until(gpu, second, runs={7: "a"}, reported_processes=reported).slices
 
     assert joules(slices, "a") == pytest.approx(WATTS * 88)
 

@@ -54,7 +54,7 @@ class Node(EnergyNode):
         self.rapl.collect()
         joules_by_run: Counter[str] = Counter()
         for labels, joules in self.collect().all("training_energy_joules_total").items():
-            joules_by_run[dict(labels)["component"]] += joules  # type: ignore[assignment]  # joules, not a number of things
+            joules_by_run[dict(labels)["component"]] += joules  # type: ignore[assignment]  # Counter is typed for integers
         return dict(joules_by_run)
 
 
@@ -69,7 +69,7 @@ def test_the_energy_of_an_hour_with_wraps_gaps_and_restarts_is_within_a_quarter_
     )
     node = Node(tmp_path, machine)
     restarts = gaps = 0
-    drawn_before: dict[str, float] = {}
+    initial_drawn_joules: dict[str, float] = {}
     for number in range(361):
         if number:
             machine.draw(PASS_SECONDS, 350.0 + 200.0 * math.sin(machine.monotonic_seconds / 60.0))
@@ -81,7 +81,7 @@ def test_the_energy_of_an_hour_with_wraps_gaps_and_restarts_is_within_a_quarter_
         if number % 41 == 23:
             restarts += 1
             node.restart()
-        if number % 31 == 10:  # the registers cannot be read for once
+        if number % 31 == 10:  # the registers cannot be read in this pass
             for key in EPYC:
                 machine.register(key).write_text("N/A\n")
         measured_joules = node.joules()
@@ -90,10 +90,12 @@ def test_the_energy_of_an_hour_with_wraps_gaps_and_restarts_is_within_a_quarter_
             "dram": machine.joules["intel-rapl:0:0"],
         }
         if number == 1:
-            counted_before, drawn_before = measured_joules, true_joules
+            initial_counted_joules, initial_drawn_joules = measured_joules, true_joules
 
     assert (restarts, gaps) == (8, 7)
     assert node.cpu_wraps + node.wraps() > 20  # the ledger attributes energy drawn without a sidecar
     for component, joules in true_joules.items():
-        counted_joules = measured_joules[component] - counted_before[component]
-        assert counted_joules == pytest.approx(joules - drawn_before[component], rel=0.0025), component
+        counted_joules = measured_joules[component] - initial_counted_joules[component]
+        assert counted_joules == pytest.approx(joules - initial_drawn_joules[component], rel=0.0025), (
+            component
+        )

@@ -35,11 +35,11 @@ def test_two_runs_share_a_card_and_a_third_run_uses_two_cards(
     fake = start_fake_nvml(tmp_path, monkeypatch, count=3)
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
-        first, second, wide = (Job(tmp_path, run, TRAINING_SECONDS) for run in ("a", "b", "c"))
+        first, second, third = (Job(tmp_path, run, TRAINING_SECONDS) for run in ("a", "b", "c"))
         fake.hold(
-            (first.process.pid, 0), (second.process.pid, 0), (wide.process.pid, 1), (wide.process.pid, 2)
+            (first.process.pid, 0), (second.process.pid, 0), (third.process.pid, 1), (third.process.pid, 2)
         )
-        lives = [job.wait() for job in (first, second, wide)]
+        lives = [job.wait() for job in (first, second, third)]
         run_joules = settled_joules(running, "a", "b", "c")
 
     assert run_joules[0] + run_joules[1] == pytest.approx(WATTS * max(lives[:2]), rel=0.03)
@@ -84,10 +84,10 @@ def test_without_a_process_list_a_run_is_attributed_energy_by_the_card_in_the_fe
         job = Job(tmp_path, "a", 4.0, code=CRASHING_JOB, CUDA_VISIBLE_DEVICES=CARD)
         seconds = job.wait()
         (run_joules,) = settled_joules(running, "a")
-        load = joules(running, "training_phase_energy_joules_total", "a", 'phase="checkpoint_load"')
+        load_joules = joules(running, "training_phase_energy_joules_total", "a", 'phase="checkpoint_load"')
 
     assert WATTS * 4.0 <= run_joules <= WATTS * seconds * 1.02
-    assert load == pytest.approx(WATTS * 4.0, rel=0.1)
+    assert load_joules == pytest.approx(WATTS * 4.0, rel=0.1)
 
 
 @pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
@@ -99,7 +99,7 @@ def test_a_sidecar_in_another_pid_namespace_finds_the_card_of_a_run_in_its_feed(
     with sidecar_in_namespaces(tmp_path, tmp_path / "feed") as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
         job = Job(tmp_path, "a", TRAINING_SECONDS, CUDA_VISIBLE_DEVICES="1")
-        fake.hold((job.process.pid, 1))  # a number of another namespace
+        fake.hold((job.process.pid, 1))  # a pid that the sidecar does not know
         seconds = job.wait()
         (run_joules,) = settled_joules(running, "a")
 
@@ -110,16 +110,16 @@ def test_the_energy_of_an_attempt_without_a_known_card_is_a_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_fake_nvml(tmp_path, monkeypatch, count=2)
-    gap = (
+    gap_series_prefix = (
         'exporter_energy_gap_joules_total{component="gpu",device="GPU-00000000-fa4e-4e47-8888-123456789abc",'
     )
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
         job = Job(tmp_path, "a", 0.2, code=CRASHING_JOB)
         seconds = job.wait()
-        wait_until(lambda: running.sample(f'{gap}reason="process_not_listed"}}') is not None)
-        gap_seconds = running.sample(f'{gap}reason="process_not_listed"}}') or 0.0
+        wait_until(lambda: running.sample(f'{gap_series_prefix}reason="process_not_listed"}}') is not None)
+        gap_joules = running.sample(f'{gap_series_prefix}reason="process_not_listed"}}') or 0.0
         run_joules = joules(running, "training_energy_joules_total", "a")
 
-    assert 0 < gap_seconds <= WATTS * seconds
+    assert 0 < gap_joules <= WATTS * seconds
     assert run_joules == 0

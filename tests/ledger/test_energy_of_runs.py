@@ -56,10 +56,10 @@ def test_an_attempt_of_two_seconds_is_attributed_its_energy_and_cause(
         hold(fake, [second])
         seconds += second.wait()
         (run_joules,) = settled_joules(running, "a")
-        cause = joules(running, "training_wasted_energy_joules_total", "a", 'cause="checkpoint_load"')
+        load_joules = joules(running, "training_wasted_energy_joules_total", "a", 'cause="checkpoint_load"')
 
     assert run_joules == pytest.approx(WATTS * seconds, rel=0.05)
-    assert cause == pytest.approx(WATTS * 1.5, rel=0.1)
+    assert load_joules == pytest.approx(WATTS * 1.5, rel=0.1)
 
 
 def test_idle_power_is_right_at_a_steady_draw_and_after_one_damaged_reading(

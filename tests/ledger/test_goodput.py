@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from goodput_support import (
     MonitoredJob,
-    a_job,
     badput_seconds,
     check_identity,
     counts_by_reason,
+    job_in_loop,
     training_value,
 )
 from ledger_support import Sidecar
@@ -29,7 +29,7 @@ def sidecar(tmp_path: Path) -> Sidecar:
 @pytest.fixture
 def run_killed_at_step_100(sidecar: Sidecar) -> None:
     """Save at step 90 and kill the job after step 100, half a second into the next step and 0.25 s after the last flush."""
-    first = MonitoredJob(sidecar, a_job())
+    first = MonitoredJob(sidecar, job_in_loop())
     first.job.train(90)
     first.job.save(2.0)
     first.job.train(10)
@@ -41,7 +41,7 @@ def run_killed_at_step_100(sidecar: Sidecar) -> None:
 
 @pytest.mark.usefixtures("run_killed_at_step_100")
 def test_repeated_work_after_a_save_is_productive_once(sidecar: Sidecar) -> None:
-    next_attempt = MonitoredJob(sidecar, a_job(50))
+    next_attempt = MonitoredJob(sidecar, job_in_loop(50))
     next_attempt.job.train(50)
     next_attempt.job.save(1.0)
     page = next_attempt.write_and_collect()
@@ -56,7 +56,7 @@ def test_repeated_work_after_a_save_is_productive_once(sidecar: Sidecar) -> None
 def test_a_run_that_loads_a_checkpoint_and_counts_from_zero_continues_from_the_latest_save(
     sidecar: Sidecar,
 ) -> None:
-    next_attempt = MonitoredJob(sidecar, a_job(0, load=1.0))
+    next_attempt = MonitoredJob(sidecar, job_in_loop(0, load=1.0))
     next_attempt.job.train(10)
     next_attempt.job.save(1.0)
     page = next_attempt.write_and_collect()
@@ -69,11 +69,11 @@ def test_a_run_that_loads_a_checkpoint_and_counts_from_zero_continues_from_the_l
 
 @pytest.mark.usefixtures("run_killed_at_step_100")
 def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: Sidecar) -> None:
-    next_attempt = MonitoredJob(sidecar, a_job(0))
+    next_attempt = MonitoredJob(sidecar, job_in_loop(0))
     next_attempt.job.inferred_loop = True
     next_attempt.job.train(3)
     warm_up = next_attempt.write_and_collect()
-    next_attempt.job.begin_loop(90)
+    next_attempt.job.start_loop(90)
     next_attempt.job.inferred_loop, next_attempt.job.first_step = False, 90
 
     assert [
@@ -86,11 +86,11 @@ def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: S
 def test_after_a_normal_end_the_next_launch_is_another_task_without_a_session_tag(
     sidecar: Sidecar, tag: str
 ) -> None:
-    first = MonitoredJob(sidecar, a_job(session_tag=tag))
+    first = MonitoredJob(sidecar, job_in_loop(session_tag=tag))
     first.job.train(10)
     first.finish()
     sidecar.clock.advance(DAY)
-    next_attempt = MonitoredJob(sidecar, a_job(10 if tag else 0, session_tag=tag))
+    next_attempt = MonitoredJob(sidecar, job_in_loop(10 if tag else 0, session_tag=tag))
     next_attempt.job.train(10)
     next_attempt.job.save(0.0)
     page = next_attempt.write_and_collect()
@@ -112,7 +112,7 @@ def test_a_training_from_step_zero_long_after_a_crash_is_another_task(
     sidecar: Sidecar, first_step: int, load: float, is_same_task: bool
 ) -> None:
     sidecar.clock.advance(DAY)
-    page = MonitoredJob(sidecar, a_job(first_step, load=load)).write_and_collect()
+    page = MonitoredJob(sidecar, job_in_loop(first_step, load=load)).write_and_collect()
 
     assert badput_seconds(page).get("downtime", 0.0) == (DAY + 4.5 if is_same_task else 0)
     assert training_value(page, "attempt") == (2 if is_same_task else 1)
@@ -124,7 +124,7 @@ def test_a_training_from_step_zero_long_after_a_crash_is_another_task(
 def test_an_open_step_at_the_end_is_a_hang_or_lost_work_by_its_length(
     sidecar: Sidecar, held_seconds: float, cause: str
 ) -> None:
-    job = MonitoredJob(sidecar, a_job())
+    job = MonitoredJob(sidecar, job_in_loop())
     job.job.train(3)
     job.job.hold(held_seconds)
 
@@ -134,15 +134,16 @@ def test_an_open_step_at_the_end_is_a_hang_or_lost_work_by_its_length(
 
 def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> None:
     text = (PROJECT / "docs" / "goodput.md").read_text(encoding="utf-8")
-    first = MonitoredJob(sidecar, a_job(init=20.0))
+    first = MonitoredJob(sidecar, job_in_loop(init=20.0))
     for length in (30, 30, 30, 10):
         first.job.train(length, 1.5, data=0.5)
-        first.job.save(6.0) if length == 30 else None
+        if length == 30:
+            first.job.save(6.0)
     first.job.hold(0.5)
     first.write_and_collect()
     killed_page = first.die()
     sidecar.clock.advance(55.5)  # a minute after the end
-    second = MonitoredJob(sidecar, a_job(90, init=20.0))
+    second = MonitoredJob(sidecar, job_in_loop(90, init=20.0))
     second.job.train(30, 1.5, data=0.5)
     second.job.save(6.0)
     page = second.finish()

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from goodput_support import MonitoredJob, SimulatedJob, a_job, check_identity
+from goodput_support import MonitoredJob, SimulatedJob, check_identity, job_in_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Page, Sidecar
@@ -45,18 +45,18 @@ class Story:
             ends=lambda: list(self.ends), launches=lambda: set(self.launches)
         )
 
-    def play(self, action: str, number: int) -> None:
-        """Apply an action to the run, and check the page."""
+    def play(self, action: str, amount: int) -> None:
+        """Apply an action to the run, advance the clock by `amount` seconds, and check the page."""
         process = self.process
-        if action == "begin" and process is None:
-            self._begin(a_job(first_step=number))
+        if action == "start" and process is None:
+            self._start_process(job_in_loop(first_step=amount))
         elif action == "evaluate" and process is None:
-            self._begin(SimulatedJob())
-            self._job.spend("validation", float(number))
+            self._start_process(SimulatedJob())
+            self._job.spend("validation", float(amount))
         elif action == "launch ends" and process is None and self.launches:
             self.launches = set()
             self.ends.append(
-                End(self.sidecar.directory, 99, number % 2, self.sidecar.clock.wall, launch=LAUNCH)
+                End(self.sidecar.directory, 99, amount % 2, self.sidecar.clock.wall, launch=LAUNCH)
             )
         elif action == "restart the sidecar":
             self.sidecar.restart()
@@ -67,19 +67,19 @@ class Story:
             self.process = None
         elif process is not None and self._job.loop:
             if action == "train":
-                self._job.train(1 + number % 5)
+                self._job.train(1 + amount % 5)
             elif action == "hold":
-                self._job.hold(40.0 * number)
+                self._job.hold(40.0 * amount)
             elif action == "save":
                 self._job.save(1.0)
-        self._advance(float(number))
+        self._advance(float(amount))
 
     @property
     def _job(self) -> SimulatedJob:
         assert self.process is not None
         return self.process.job
 
-    def _begin(self, job: SimulatedJob) -> None:
+    def _start_process(self, job: SimulatedJob) -> None:
         self.process = MonitoredJob(self.sidecar, job)
         self.process.process = self.process.process.replace(launch=LAUNCH)
 
@@ -106,7 +106,7 @@ class Story:
 
 ACTIONS = st.tuples(
     st.sampled_from(
-        ("begin", "train", "hold", "save", "exit", "crash", "evaluate", "launch ends", "restart the sidecar")
+        ("start", "train", "hold", "save", "exit", "crash", "evaluate", "launch ends", "restart the sidecar")
     ),
     st.integers(0, 30),
 )
@@ -119,8 +119,8 @@ def test_wall_time_is_the_sum_and_no_counter_decreases_for_any_run(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         story = Story(Path(directory))
-        for action, number in [("begin", 0), ("train", 3), *actions]:
-            story.play(action, number)
+        for action, amount in [("start", 0), ("train", 3), *actions]:
+            story.play(action, amount)
 
 
 @settings(max_examples=40, deadline=None)
@@ -135,11 +135,11 @@ def test_a_finished_training_stays_finished_after_processes_that_do_not_train(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         story = Story(Path(directory))
-        for action, number in [("begin", 0), ("train", 3), ("exit", 0)]:
-            story.play(action, number)
+        for action, amount in [("start", 0), ("train", 3), ("exit", 0)]:
+            story.play(action, amount)
         story._advance(61.0)
-        for action, number in actions:
-            story.play(action, number)
+        for action, amount in actions:
+            story.play(action, amount)
 
     ended_states = [state for state in story.states if state in FINAL_STATES]
     assert set(ended_states) == {"finished"}

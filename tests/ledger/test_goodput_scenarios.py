@@ -30,6 +30,8 @@ CONFIGURATION = "feed:\n  interval: 200ms\n"
 
 @dataclass(frozen=True)
 class Step:
+    """Step in the job's own log."""
+
     process: int
     number: int
     seconds: float
@@ -106,7 +108,7 @@ def seconds_of(steps: list[Step]) -> float:
 
 
 def approximately(seconds: float) -> object:
-    """Return an approximation with a tolerance of 10 % plus 0.1 s, for measurements of the job and of the spans."""
+    """Return an approximation with a tolerance of 10 % or 0.1 s, for sums of the job's own step durations."""
     return pytest.approx(seconds, rel=0.1, abs=0.1)
 
 
@@ -157,7 +159,7 @@ def test_scenarios_1_to_3_two_trainings_from_step_0_are_two_sessions(
 def test_scenarios_4_and_5_a_training_that_fails_and_resumes_is_one_session(
     tmp_path: Path, flags: list[str], second_run: str, perf: str
 ) -> None:
-    """Fails at step 100, resumes from 90, possibly under a new scheduler job, and ends at 120."""
+    """Kill the job after 98 steps, resume at step 90, possibly under another run name, and end at step 120."""
     with sidecar(tmp_path, *flags) as running:
         run_until_killed(tmp_path, 120, 98, "--session=s", "--save-every=30")
         wait_for(running, lambda scraped: sum_of_series(scraped, "interruptions_total", "job-1") == 1)
@@ -206,7 +208,7 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
             started_steps = len(steps_of(tmp_path)) if attempt else 0
             with job(tmp_path, 150, "--session=s", "--save-every=20") as process:
                 if attempt < 3:
-                    # The job has written to the feed by then, however slow its start.
+                    # After its first step, the job has written to the feed, however slow its start is.
                     wait_until(lambda started_steps=started_steps: has_steps(tmp_path, started_steps + 1))  # type: ignore[misc]
                     time.sleep(generator.uniform(0.4, 1.2))
                     process.kill()

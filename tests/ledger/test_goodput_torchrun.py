@@ -42,7 +42,7 @@ def log_event(**fields):
     log_file.write(json.dumps({"attempt": attempt, "at": time.time(), **fields}) + "\\n")
 
 ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-log_event(event="begin", start=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks)
+log_event(event="start", start=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks)
 with training.application():
     with training.distributed_init():
         # A separate store per attempt: in torchrun's store, gloo finds addresses of the previous attempt.
@@ -137,7 +137,7 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     # The sidecar dates a death at its detection, which is later on a busy machine.
     lost_progress = training_value(page, "badput_seconds_total", run, cause="lost_progress")
     assert 0.9 * lost_seconds - 0.2 < lost_progress < 1.1 * lost_seconds + 0.2 * PATIENCE
-    starts = [line["start"] for line in lines if line["event"] == "begin"]
+    starts = [line["start"] for line in lines if line["event"] == "start"]
     ends = [
         job_records(event, attempt)[-1]["at"] for attempt, event in enumerate(("failed", "killed", "end"))
     ]

@@ -84,7 +84,7 @@ def test_a_family_passes_with_its_totals_when_the_owner_ends(sidecar: Sidecar) -
     page = sidecar.collect_after(1)
 
     assert page.count("a", run="r", rank="1") == 2
-    assert page.count("a", run="r", rank="0") is None, "lingering series yield to live ones"
+    assert page.count("a", run="r", rank="0") is None, "the series of the ended owner still have the family"
 
 
 def test_differing_help_texts_are_accepted_and_the_first_is_shown(sidecar: Sidecar) -> None:
@@ -140,7 +140,7 @@ def test_reserved_names_are_refused_for_every_process(sidecar: Sidecar, definiti
 
 
 def definition_of(spec: FamilySpec) -> StatDefinition:
-    """Stat created by a training process for a family."""
+    """Return the definition of the Stat that a training process creates for a family."""
     name = spec.name.removesuffix("_total").replace("_", ".", 1)
     labels = tuple((label, "x") for label in spec.labels if label not in IDENTITY_LABELS)
     histogram = spec.type == "histogram"

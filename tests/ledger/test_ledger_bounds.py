@@ -28,7 +28,7 @@ RANK_0 = {"run": "r", "rank": "0"}
 def play_short_run(sidecar: Sidecar, run: str, stat: str) -> None:
     """Play a short run with a uniquely named Stat."""
     job = MonitoredJob(sidecar, run=run)
-    job.job.begin_loop(0)
+    job.job.start_loop(0)
     job.job.train()
     job.write(make_reading(make_definition(stat), [1.0]))
     sidecar.collect()
@@ -73,6 +73,7 @@ def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(
 
 
 def restarted_count(sidecar: Sidecar, started_at: float = START + 50) -> object:
+    """Record one sample in a new process of rank 0 and return the total of the rank."""
     sidecar.record_loss(make_process(started=started_at), 1)
     return sidecar.collect_after(1.0).count("loss", **RANK_0)
 
@@ -93,15 +94,15 @@ def test_a_file_damaged_at_runtime_removes_nothing_from_memory(tmp_path: Path) -
     assert sidecar.collect_after(1.0).count("loss", **RANK_0) == 4
 
 
-@pytest.mark.parametrize("cut", [0, 20], ids=["whole", "damaged"])
-def test_a_copied_state_file_affects_only_the_replaced_rank(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("missing_bytes", [0, 20], ids=["whole", "damaged"])
+def test_a_copied_state_file_affects_only_the_replaced_rank(tmp_path: Path, missing_bytes: int) -> None:
     sidecar = Sidecar(tmp_path)
     for rank in (0, 1):
         sidecar.record_loss(make_process(rank=rank), 3 + rank, alive=False)
     sidecar.collect()
     files = {path.name.split("_")[2][0]: path for path in (tmp_path / "ledger").glob("rank*.ledger")}
     content = files["1"].read_bytes()
-    files["0"].write_bytes(content[: len(content) - cut])
+    files["0"].write_bytes(content[: len(content) - missing_bytes])
     sidecar.restart()
     page = sidecar.collect_after(1.0)
 
@@ -117,7 +118,8 @@ def test_a_removed_state_directory_is_written_again_from_memory(tmp_path: Path) 
     for sequence in (1, 2):
         sidecar.record_loss(process, sequence, sequence=sequence)
         page = sidecar.collect_after(1.0)
-        shutil.rmtree(tmp_path / "ledger") if sequence == 1 else None
+        if sequence == 1:
+            shutil.rmtree(tmp_path / "ledger")
     sidecar.feed.files.clear()
     sidecar.restart()
 
@@ -147,8 +149,8 @@ def test_stats_beyond_the_cap_are_dropped_and_counted(tmp_path: Path, processes:
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110 * PATIENCE)
 
     assert result.returncode == 0, result.stderr[-2000:]
-    peak, process_count, dropped_count = map(int, result.stdout.split())
-    assert peak <= 256
+    peak_mebibytes, process_count, dropped_count = map(int, result.stdout.split())
+    assert peak_mebibytes <= 256
     assert process_count == processes
     assert 0 < dropped_count < processes * stats
 

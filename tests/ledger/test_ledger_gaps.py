@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from collectors_support import UPDATE
+from collectors_support import UPDATE_GOLDEN_FILES
 from ledger_support import START, Page, Sidecar, make_definition, make_process, make_reading, make_snapshot
 from places import DATA
 
@@ -111,7 +111,7 @@ def test_a_time_window_without_its_successor_is_absent(sidecar: Sidecar) -> None
     assert published_series(sidecar.collect_after(3)) == TOTALS_ONLY
 
 
-def test_a_live_file_that_becomes_unreadable_keeps_its_place_temporarily(sidecar: Sidecar) -> None:
+def test_a_process_whose_file_becomes_unreadable_is_alive_for_a_few_more_seconds(sidecar: Sidecar) -> None:
     process = make_process()
     sidecar.feed.publish(make_snapshot(process, make_reading(STEP, [0.25])))
     sidecar.collect()
@@ -183,7 +183,7 @@ def small_job_page(sidecar: Sidecar) -> str:
 
 
 def test_a_small_job_has_the_expected_families(small_job_page: str) -> None:
-    if UPDATE:
+    if UPDATE_GOLDEN_FILES:
         GOLDEN.write_text(small_job_page, encoding="utf-8")
     assert small_job_page == GOLDEN.read_text(encoding="utf-8")
 

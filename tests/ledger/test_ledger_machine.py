@@ -54,7 +54,7 @@ class KillingFeed(MemoryFeed):
 
 @dataclass
 class Job:
-    """Process of the job: recorded values, written values, and the values that the sidecar must have."""
+    """Process of the job with its recorded samples, its written samples, and the number that the sidecar must have read."""
 
     process: ProcessIdentity
     rank: int
@@ -67,6 +67,8 @@ class Job:
 
 
 class Ledger(RuleBasedStateMachine):
+    """Ledger under processes that record and end, and under kills, restarts and a broken state directory."""
+
     jobs = Bundle("jobs")
 
     def __init__(self) -> None:
@@ -85,11 +87,11 @@ class Ledger(RuleBasedStateMachine):
     # The job ---------------------------------------------------------------------------------------------
 
     @initialize(target=jobs)
-    def first(self) -> Job:
+    def start_first_process(self) -> Job:
         return self.new_job(0)
 
     @rule(target=jobs, rank=st.integers(0, 1))
-    def begin(self, rank: int) -> Job:
+    def start_process(self, rank: int) -> Job:
         return self.new_job(rank)
 
     def new_job(self, rank: int) -> Job:
@@ -135,10 +137,10 @@ class Ledger(RuleBasedStateMachine):
 
     @rule()
     def run_pass(self) -> None:
-        present = set(self.feed.files)
+        initial_files = set(self.feed.files)
         self.sidecar.clock.advance(1.0)
         page = self.sidecar.collect()
-        self.record_reads(present)
+        self.record_reads(initial_files)
         self.check_monotony(page)
         if not self.is_state_broken:
             self.record_saves()
@@ -147,27 +149,27 @@ class Ledger(RuleBasedStateMachine):
     @rule(moment=st.sampled_from(["before save", "after save", "before remove", "after remove"]))
     def kill_sidecar_within_pass(self, moment: str) -> None:
         state, saves = self.sidecar.state, 0
-        real = state.save
+        original_save = state.save
 
         def save(key: tuple[str, ...], content: bytes) -> None:
             nonlocal saves
             if moment == "before save":
                 raise SidecarKilled
-            real(key, content)
+            original_save(key, content)
             saves += 1
             if moment == "after save":
                 raise SidecarKilled
 
         state.save = save  # type: ignore[method-assign]  # the sidecar is killed between two files
         self.feed.kill_moment = moment
-        present = set(self.feed.files)
+        initial_files = set(self.feed.files)
         self.sidecar.clock.advance(1.0)
         try:
             page = self.sidecar.collect()
         except SidecarKilled:
             page = None
         self.feed.kill_moment = ""
-        self.record_reads(present)
+        self.record_reads(initial_files)
         if "remove" in moment and not self.is_state_broken:
             self.record_saves()
         if page is not None:
@@ -201,9 +203,9 @@ class Ledger(RuleBasedStateMachine):
 
     # Invariants --------------------------------------------------------------------------------------
 
-    def record_reads(self, present: set[str]) -> None:
+    def record_reads(self, initial_files: set[str]) -> None:
         for job in self.all_jobs:
-            if job.process.id in present:
+            if job.process.id in initial_files:
                 job.read_count = len(job.written)
 
     def record_saves(self) -> None:

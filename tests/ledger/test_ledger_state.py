@@ -78,8 +78,10 @@ def test_a_file_of_a_later_version_is_moved_aside_and_logged(
     path = save_record(store)
     later_content = path.read_bytes().replace(b"ledger 3", b"ledger 4", 1)
     path.write_bytes(later_content)
-    assert store.load(KEY, identity) is None
+    content = store.load(KEY, identity)
+
     (preserved_file,) = path.parent.glob("*.damaged-*")
+    assert content is None
     assert preserved_file.read_bytes() == later_content
     assert "format version 4" in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
@@ -91,9 +93,10 @@ def test_a_symbolic_link_is_neither_read_nor_followed_by_a_write(store: StateSto
     target.write_bytes(path.read_bytes())
     path.unlink()
     path.symlink_to(target)
-    assert store.load(KEY, identity) is None
+    content = store.load(KEY, identity)
     store.save(KEY, b"new")
 
+    assert content is None
     assert target.read_bytes() != path.read_bytes()
     assert not path.is_symlink()
 
@@ -119,17 +122,17 @@ def test_only_records_saved_recently_by_this_store_are_recent(tmp_path: Path) ->
     assert list(own_store.recent("rank", 60.0)) == [("rank", "ours", "0", "", "")]
 
 
-def test_cleanup_removes_records_unused_for_a_long_time(store: StateStore) -> None:
-    paths = {run: save_record(store, key=("rank", run, "0", "", "")) for run in ("past", "present", "kept")}
-    stray = paths["past"].with_name(paths["past"].name + ".tmp")
-    stray.write_bytes(b"hal")
-    for path in (paths["past"], stray, paths["kept"]):
+def test_cleanup_removes_old_records_that_are_not_claimed_and_incomplete_files(store: StateStore) -> None:
+    paths = {run: save_record(store, key=("rank", run, "0", "", "")) for run in ("old", "recent", "claimed")}
+    incomplete_file = paths["old"].with_name(paths["old"].name + ".tmp")
+    incomplete_file.write_bytes(b"hal")
+    for path in (paths["old"], incomplete_file, paths["claimed"]):
         os.utime(path, (0, 0))
-    store.release(("rank", "past", "0", "", ""))
-    store.release(("rank", "present", "0", "", ""))
+    store.release(("rank", "old", "0", "", ""))
+    store.release(("rank", "recent", "0", "", ""))
     store.tidy()
 
-    assert set(store.directory.glob("*.ledger*")) == {paths["present"], paths["kept"]}
+    assert set(store.directory.glob("*.ledger*")) == {paths["recent"], paths["claimed"]}
 
 
 WRITER_PROGRAM = """
@@ -156,11 +159,11 @@ def start_writer(directory: Path) -> subprocess.Popen[str]:
 @pytest.mark.timeout(60)
 def test_a_repeatedly_killed_sidecar_loses_no_save(tmp_path: Path) -> None:
     last_saved = 0
-    for round_ in range(12):
+    for attempt in range(12):
         child = start_writer(tmp_path)
         assert child.stdout is not None
         first_saved = int(child.stdout.readline())
-        time.sleep(0.003 * round_)
+        time.sleep(0.003 * attempt)
         child.kill()
         output_lines = child.communicate()[0].split()
 

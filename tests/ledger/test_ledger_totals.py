@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from goodput_support import MonitoredJob, a_job, training_value
+from goodput_support import MonitoredJob, job_in_loop, training_value
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import START, Sidecar, make_definition, make_process, make_reading, make_snapshot
@@ -115,14 +115,16 @@ def test_changed_buckets_restart_the_histogram(sidecar: Sidecar) -> None:
     ]
 
 
-@pytest.mark.parametrize("writer", ["this version", "one without them"])
+@pytest.mark.parametrize("writer", ["this version", "an older version"])
 def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
     sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
     def encoded_without_exponential(slots: Mapping[int, WorkerSlot], folded_ids: Mapping[str, None]) -> bytes:
         record = json.loads(
             encode_rank(slots, folded_ids),
-            object_hook=lambda mapping: {k: v for k, v in mapping.items() if k != "exponential"},
+            object_hook=lambda mapping: {
+                key: value for key, value in mapping.items() if key != "exponential"
+            },
         )
         return json.dumps(record).encode()
 
@@ -167,7 +169,7 @@ def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> 
 
 
 def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> None:
-    job = MonitoredJob(sidecar, a_job(session_tag="s"))
+    job = MonitoredJob(sidecar, job_in_loop(session_tag="s"))
     job.job.train(3)
     job.write(make_reading(LOSS, [2.0] * 3))
     sidecar.collect()
@@ -185,7 +187,7 @@ def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> N
     assert page.get("loss_last_sample_timestamp_seconds", **RANK_0) == START
     assert page.get("exporter_ledger_suppressed_ranks") == 1
     assert (page.get("exporter_ledger_state_errors_total", reason="failed") or 0) > 0
-    assert job.process.id in sidecar.feed.files, "its totals exist only here"
+    assert job.process.id in sidecar.feed.files, "the feed file, which alone has the totals, was removed"
     sidecar.restore_state()
     recovered_page = sidecar.collect_after(4)
     assert [

@@ -38,8 +38,8 @@ def test_phases_have_the_power_of_the_card_and_sum_to_its_counter(tmp_path: Path
     page = Node(tmp_path).play()
     measured_joules = joules(page, FAMILY, method="power_samples")
     seconds = dict.fromkeys(PHASE_BY_MARK, 0.0)
-    for name, begin, end in TRACE["marks"]:
-        seconds[name] += end - begin
+    for name, start, end in TRACE["marks"]:
+        seconds[name] += end - start
     power = {name: measured_joules[phase] / seconds[name] for name, phase in PHASE_BY_MARK.items()}
 
     # Power of the longest phases: matrix product 750 to 800 W, copy 400 to 420 W, idle 130 W.
@@ -51,11 +51,11 @@ def test_phases_have_the_power_of_the_card_and_sum_to_its_counter(tmp_path: Path
         energy_joules_at(PLAY_END_SECONDS) - energy_joules_at(PLAY_START_SECONDS), rel=0.003
     )
     assert sum(joules(page, FAMILY).values()) == pytest.approx(energy_of(page), abs=1e-6)
-    # Phases that are too short are marked.
+    # The quality of phases that are too short for the samples is low.
     quality = joules(page, QUALITY)
     assert {phase for phase, ratio in quality.items() if ratio < 0.1} == {"optimizer", "zero_grad"}
-    clear = ("forward", "backward", "data_loading", "logging", "validation")
-    assert {quality[phase] for phase in clear} == {1.0}
+    long_phases = ("forward", "backward", "data_loading", "logging", "validation")
+    assert {quality[phase] for phase in long_phases} == {1.0}
 
 
 def test_a_card_shared_with_another_process_is_split_by_time(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ class SimulatedCard(EnergyNode):
         now_seconds = self.clock.monotonic
         edges = [*(float(second) for second in range(100, int(now_seconds) + 1)), now_seconds]
         intervals = [
-            PhaseInterval(begin, end, "data_loading" if int(begin) % 2 else "forward")
-            for begin, end in itertools.pairwise(edges)
-            if end > begin
+            PhaseInterval(start, end, "data_loading" if int(start) % 2 else "forward")
+            for start, end in itertools.pairwise(edges)
+            if end > start
         ]
         self.flushed_intervals = tuple(intervals[-30:])
         self.phases = {}
@@ -165,7 +165,8 @@ def test_without_samples_energy_is_split_by_time(tmp_path: Path, step: float, ha
 
 
 events = st.lists(
-    st.tuples(st.sampled_from(["", "kill", "mute", "clock", "idle"]), st.floats(0.1, 8.0)), max_size=12
+    st.tuples(st.sampled_from(["", "kill", "no flush", "clock step", "no samples"]), st.floats(0.1, 8.0)),
+    max_size=12,
 )
 
 
@@ -177,19 +178,19 @@ def test_phases_always_sum_to_the_energy_of_the_run(story: Sequence[tuple[str, f
         previous: Mapping[str, float] = {}
         true_joules: list[float] = []
         for event, seconds in [("", 1.0), *story, ("", 30.0), ("", 0.1)]:
-            card.has_samples = event != "idle"
+            card.has_samples = event != "no samples"
             if event == "kill":
                 card.restart()
-            if event == "clock":
+            if event == "clock step":
                 card.wall_offset += 100.0
-            page = card.collect_after(seconds, flush=event != "mute")
+            page = card.collect_after(seconds, flush=event != "no flush")
             true_joules.append(card.joules)
             joules_by_phase = joules(page, FAMILY)
             assert sum(joules_by_phase.values()) == pytest.approx(energy_of(page), abs=1e-6)
             assert all(joules_by_phase[phase] >= value - 1e-9 for phase, value in previous.items())
             previous = joules_by_phase
 
-    # All energy since the first pass.
+    # The run has all energy since the first pass.
     assert energy_of(page) == pytest.approx(true_joules[-1] - true_joules[0], abs=1e-3)
 
 

@@ -15,18 +15,18 @@ JOB = """
 import os, signal, sys, time
 from exporter import training
 
-status, account = int(sys.argv[1]), sys.argv[2]
-work = 0.0
+status, work_file = int(sys.argv[1]), sys.argv[2]
+work_seconds = 0.0
 with training.training_loop(train_iterations_start=0):
     for step in range(20):
-        began = time.monotonic()
+        start_time = time.monotonic()
         with training.training_iteration():
             time.sleep(0.05)
-        work += time.monotonic() - began
+        work_seconds += time.monotonic() - start_time
 if status < 0:
     time.sleep(1.5)  # the launcher kills an idle actor
-with open(account, "w") as file:
-    file.write(str(work))
+with open(work_file, "w") as file:
+    file.write(str(work_seconds))
 if status < 0:
     time.sleep(600)
 sys.exit(status)
@@ -61,7 +61,7 @@ def sum_of_series(text: str, name: str) -> float:
 
 
 def observed_states(tmp_path: Path, command: list[str], final: str) -> tuple[set[str], str]:
-    """Run a job until its final state, and return all observed states and the last page."""
+    """Run a job until `run` exits, and return all observed states and the last page, whose state must be `final`."""
     feed, port, all_states = tmp_path / "feed", free_port(), set[str]()
     feed.mkdir()
     last_page = ""
@@ -91,20 +91,20 @@ def observed_states(tmp_path: Path, command: list[str], final: str) -> tuple[set
 def test_a_job_with_a_nonzero_exit_status_is_failed_and_never_finished(
     tmp_path: Path, script: Path, launcher: str
 ) -> None:
-    account = tmp_path / "account"
-    job = [str(script), "3", str(account)]
+    work_file = tmp_path / "work"
+    job = [str(script), "3", str(work_file)]
     command = {
         "python": [sys.executable, *job],
         "bash": ["bash", "-c", f"{sys.executable} {' '.join(job)}; rc=$?; sleep 5; exit $rc"],
         "torchrun": [*TORCHRUN, "--standalone", *job],
         "torchrun with an id": [*TORCHRUN, *RENDEZVOUS, *job],
     }[launcher]
-    active_states, last_page = observed_states(tmp_path, command, "failed")
+    states, last_page = observed_states(tmp_path, command, "failed")
 
-    assert not active_states & {"finished", "lost"}
+    assert not states & {"finished", "lost"}
     assert sum_of_series(last_page, "productive_seconds_total") == 0
     assert sum_of_series(last_page, "uncommitted_seconds") == pytest.approx(
-        float(account.read_text()), rel=0.2
+        float(work_file.read_text()), rel=0.2
     )
     assert sum_of_series(last_page, "interruptions_total") == 1
     assert re.search(r'training_interruptions_total\{reason="exit".*\} 1', last_page)
@@ -112,14 +112,12 @@ def test_a_job_with_a_nonzero_exit_status_is_failed_and_never_finished(
 
 
 def test_actors_that_a_successful_launcher_kills_have_finished(tmp_path: Path, script: Path) -> None:
-    account = tmp_path / "account"
+    work_file = tmp_path / "work"
     launcher = [sys.executable, "-c", ACTOR_KILLING_LAUNCHER]
-    active_states, last_page = observed_states(
-        tmp_path, [*launcher, str(script), "-1", str(account)], "finished"
-    )
+    states, last_page = observed_states(tmp_path, [*launcher, str(script), "-1", str(work_file)], "finished")
 
-    assert not active_states & {"failed", "lost"}
+    assert not states & {"failed", "lost"}
     assert sum_of_series(last_page, "interruptions_total") == 0
     assert sum_of_series(last_page, "productive_seconds_total") == pytest.approx(
-        float(account.read_text()), rel=0.2
+        float(work_file.read_text()), rel=0.2
     )

@@ -63,7 +63,7 @@ def gpu_reading(uuid: str, name: str) -> EnergyReading:
     )
 
 
-def page_with(
+def page_of_processes(
     tmp_path: Path,
     *snapshots: Snapshot,
     uses: tuple[GpuProcessUse, ...] = (),
@@ -93,7 +93,7 @@ H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
 
 
 def test_a_run_is_described_by_its_lowest_local_rank(tmp_path: Path) -> None:
-    page = page_with(
+    page = page_of_processes(
         tmp_path,
         training(make_process(rank=1), session_tag="other"),
         training(make_process(rank=0), session_tag="s", perf_tag="p", world_size="8", of_a_later_version="x"),
@@ -111,7 +111,7 @@ def test_a_rank_has_the_gpu_that_its_process_holds(tmp_path: Path) -> None:
         GpuProcessUse(101, "0", "GPU-b"),
         GpuProcessUse(101, "1", "GPU-c"),
     )
-    page = page_with(
+    page = page_of_processes(
         tmp_path, make_snapshot(make_process(rank=0)), make_snapshot(make_process(rank=1)), uses=uses
     )
     common = {"run": "r", "role": "trainer", "node": "node-a", "version": "0.1.0"}
@@ -121,7 +121,7 @@ def test_a_rank_has_the_gpu_that_its_process_holds(tmp_path: Path) -> None:
 
 
 def test_the_peak_follows_device_and_data_type_of_the_rank(tmp_path: Path) -> None:
-    page = page_with(
+    page = page_of_processes(
         tmp_path,
         training(make_process(rank=0), precision="bf16-mixed"),
         training(make_process(rank=1), precision="bf16-mixed"),
@@ -144,14 +144,14 @@ def test_without_process_lists_equal_devices_give_the_peak(
     gpus = (gpu_reading("a", H100), gpu_reading("b", other_device))
 
     assert (
-        len(peaks_of(page_with(tmp_path, training(make_process(), precision="bf16"), gpus=gpus)))
+        len(peaks_of(page_of_processes(tmp_path, training(make_process(), precision="bf16"), gpus=gpus)))
         == known_peaks
     )
 
 
 def test_reported_peaks_override_configured_ones_and_the_table(tmp_path: Path) -> None:
     settings = (PeakFlops("*H100*", 3e15, "fp8"), PeakFlops("*H100*", 2e15))
-    page = page_with(
+    page = page_of_processes(
         tmp_path,
         training(make_process(rank=0), precision="bf16", peak=1e15),
         training(make_process(rank=1), precision="bf16"),

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from goodput_support import MonitoredJob, SimulatedJob, counts_by_reason, training_value
-from goodput_support import a_job as new_job
+from goodput_support import MonitoredJob, SimulatedJob, counts_by_reason, job_in_loop, training_value
 from ledger_support import Clock, Page, Sidecar, make_definition, make_process, make_reading
 
 from exporter.feed.runs import End
@@ -36,8 +35,8 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-def a_job(steps: int = 5, seconds: float = 1.0) -> SimulatedJob:
-    job = new_job()
+def trained_job(steps: int = 5, seconds: float = 1.0) -> SimulatedJob:
+    job = job_in_loop()
     job.train(steps, seconds)
     return job
 
@@ -84,7 +83,7 @@ def write_and_collect(job: MonitoredJob, **options: Any) -> Page:
 @pytest.fixture
 def running_job(sidecar: Sidecar) -> MonitoredJob:
     """Return a running job whose snapshot the sidecar has read."""
-    job = MonitoredJob(sidecar, a_job())
+    job = MonitoredJob(sidecar, trained_job())
     write_and_collect(job)
     return job
 
@@ -98,7 +97,7 @@ def report_ends(sidecar: Sidecar, *ends: End) -> None:
 
 
 def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
-    job = MonitoredJob(sidecar, a_job(0))
+    job = MonitoredJob(sidecar, trained_job(0))
     initial_page = write_and_collect(job)
     job.job.hold(600.0)  # the first step compiles
     compiling = write_and_collect(job)
@@ -112,7 +111,7 @@ def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
 
 
 def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -> None:
-    job = MonitoredJob(sidecar, a_job())
+    job = MonitoredJob(sidecar, trained_job())
     running_page = write_and_collect(job)
     job.job.hold(299.0)
     not_yet = write_and_collect(job)
@@ -133,7 +132,7 @@ def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -
 
 
 def test_five_times_the_longest_step_is_not_a_hang_and_both_limits_are_configurable(sidecar: Sidecar) -> None:
-    job = MonitoredJob(sidecar, a_job(seconds=100.0))
+    job = MonitoredJob(sidecar, trained_job(seconds=100.0))
     write_and_collect(job)
     job.job.hold(450.0)
     slow_page = write_and_collect(job)
@@ -178,7 +177,7 @@ def test_a_stopped_process_is_stalled(running_job: MonitoredJob) -> None:
 def test_the_exit_status_reported_by_run_survives_a_restart_of_the_sidecar(
     sidecar: Sidecar, status: int, expected: str, reason: dict[str, str], pid: int
 ) -> None:
-    job = MonitoredJob(sidecar, a_job())
+    job = MonitoredJob(sidecar, trained_job())
     write_and_collect(job, final=status >= 0)
     end = End(sidecar.directory, pid, status, sidecar.clock.wall, run="r")
     report_ends(sidecar, end)
@@ -316,7 +315,7 @@ def test_a_new_process_of_the_run_has_its_own_start_after_a_restart_of_the_sidec
     before = write_and_collect(running_job)
     running_job.sidecar.restart()
     running_job.sidecar.clock.advance(60.0)
-    successor = MonitoredJob(running_job.sidecar, a_job())
+    successor = MonitoredJob(running_job.sidecar, trained_job())
     running_job.die(0.0)
     after = write_and_collect(successor)
 
@@ -351,7 +350,7 @@ def test_two_live_jobs_with_one_name_are_reported_and_a_restart_is_not(sidecar: 
 def test_work_without_a_save_is_uncommitted_and_becomes_productive_at_a_successful_exit(
     sidecar: Sidecar, status: int | None, productive: float
 ) -> None:
-    job = MonitoredJob(sidecar, a_job())
+    job = MonitoredJob(sidecar, trained_job())
     job.job.hold(3.0)  # the last accumulation is incomplete
     running_page = write_and_collect(job)
     if status is not None:
@@ -385,9 +384,9 @@ def reasons_after_kill(
     sidecar, counts = Sidecar(directory), iter(oom_kills)
     ends = [] if status is None else [End(directory, pid, status, Clock().wall + 6.0)]
     sidecar.collector.endings.evidence = ExitEvidence(lambda: next(counts, None), lambda: ends)
-    first = MonitoredJob(sidecar, new_job())
+    first = MonitoredJob(sidecar, job_in_loop())
     first.job.hold(0.5)
-    peers = [MonitoredJob(sidecar, rank=rank, job=new_job()) for rank in range(1, 1 + len(peer_reasons))]
+    peers = [MonitoredJob(sidecar, rank=rank, job=job_in_loop()) for rank in range(1, 1 + len(peer_reasons))]
     first.write_and_collect()
     for peer, reason in zip(peers, peer_reasons, strict=True):
         peer.job.failure = reason
@@ -443,10 +442,10 @@ def test_processes_that_exited_at_a_reboot_have_the_reason_host(
 ) -> None:
     sidecar = Sidecar(tmp_path)
     sidecar.collector.endings.evidence = ExitEvidence(machine=MachineIdentity("node", "boot-1"))
-    MonitoredJob(sidecar, new_job()).write_and_collect()
+    MonitoredJob(sidecar, job_in_loop()).write_and_collect()
     sidecar.feed.files.clear()
     sidecar.restart()
     sidecar.collector.endings.evidence = ExitEvidence(machine=MachineIdentity("node", boot))
-    page = MonitoredJob(sidecar, new_job()).write_and_collect()
+    page = MonitoredJob(sidecar, job_in_loop()).write_and_collect()
 
     assert counts_by_reason(page) == counts_by_reason(page, "restarts") == {expected: 1}

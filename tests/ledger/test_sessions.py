@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from goodput_support import MonitoredJob, a_job, badput_seconds, check_identity, training_value
+from goodput_support import MonitoredJob, badput_seconds, check_identity, job_in_loop, training_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Page, Sidecar, make_process, make_snapshot
@@ -43,9 +43,9 @@ def test_a_job_without_training_has_no_goodput_and_no_state_file(sidecar: Sideca
 def test_a_rank_read_before_rank_0_is_released_silently(
     sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    peer = MonitoredJob(sidecar, a_job(), rank=1)
+    peer = MonitoredJob(sidecar, job_in_loop(), rank=1)
     peer.write_and_collect()
-    first = MonitoredJob(sidecar, a_job())
+    first = MonitoredJob(sidecar, job_in_loop())
     first.write_and_collect()
     with caplog.at_level("INFO"):
         page = sidecar.collect_after(10.0)
@@ -66,7 +66,7 @@ ACTIONS = st.one_of(
 def last_page_of_story(directory: Path, actions: list[tuple[str, int]], restarts: set[int], tag: str) -> Page:
     """Play the actions of a task, restart the sidecar after some of them, and return the last page."""
     sidecar = Sidecar(directory)
-    job = MonitoredJob(sidecar, a_job(session_tag=tag))
+    job = MonitoredJob(sidecar, job_in_loop(session_tag=tag))
     saved_step, page = 0, sidecar.collect()
     for number, (action, amount) in enumerate([*actions, ("finish", 0)]):
         if action == "train":
@@ -77,7 +77,7 @@ def last_page_of_story(directory: Path, actions: list[tuple[str, int]], restarts
         elif action == "hold":
             job.job.hold(float(amount))
         elif action == "loop":
-            job.job.begin_loop(amount)
+            job.job.start_loop(amount)
         elif action in PHASES:
             job.job.spend(action, float(amount))
         job.job.finished = action == "finish"
@@ -96,7 +96,7 @@ def last_page_of_story(directory: Path, actions: list[tuple[str, int]], restarts
             sidecar.collect_after(4.0 + amount)
             page = sidecar.collect_after(1.0)
         if action == "kill":
-            job = MonitoredJob(sidecar, a_job(saved_step, load=1.0, session_tag=tag))
+            job = MonitoredJob(sidecar, job_in_loop(saved_step, load=1.0, session_tag=tag))
     sidecar.state.close()
     return page
 
@@ -118,7 +118,7 @@ def test_killing_the_sidecar_at_any_time_gives_the_same_result(
 
 def test_attempts_without_a_running_sidecar_are_counted(sidecar: Sidecar) -> None:
     for first_step in (0, 10, 20):
-        monitored = MonitoredJob(sidecar, a_job(first_step))
+        monitored = MonitoredJob(sidecar, job_in_loop(first_step))
         monitored.job.train(12)
         monitored.write()
         if first_step < 20:
@@ -135,17 +135,18 @@ def test_attempts_without_a_running_sidecar_are_counted(sidecar: Sidecar) -> Non
 def test_a_clock_set_back_without_a_running_sidecar_decreases_no_counter(
     sidecar: Sidecar, dies: bool
 ) -> None:
-    monitored = MonitoredJob(sidecar, a_job())
+    monitored = MonitoredJob(sidecar, job_in_loop())
     monitored.job.train(50)
     monitored.job.save(0.0)
     initial_page = monitored.write_and_collect()
     monitored.job.train(2)
     monitored.write()
-    monitored.kill() if dies else None
+    if dies:
+        monitored.kill()
     sidecar.restart()
     sidecar.clock.wall -= 3600.0
     if dies:
-        monitored = MonitoredJob(sidecar, a_job(50))
+        monitored = MonitoredJob(sidecar, job_in_loop(50))
     monitored.job.train(3)
     page = monitored.write_and_collect()
     final_page = sidecar.collect_after(30.0)
@@ -174,7 +175,7 @@ sys.stdin.read()
 
 
 def test_a_session_locked_by_another_sidecar_is_loaded_after_its_release(sidecar: Sidecar) -> None:
-    job = MonitoredJob(sidecar, a_job(session_tag="s"))
+    job = MonitoredJob(sidecar, job_in_loop(session_tag="s"))
     job.job.train(2)
     job.write()
     command = [sys.executable, "-c", SESSION_HOLDER, str(sidecar.directory)]
@@ -196,9 +197,9 @@ def test_a_session_locked_by_another_sidecar_is_loaded_after_its_release(sidecar
 def test_the_first_of_two_live_processes_of_a_session_counts(
     sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = MonitoredJob(sidecar, run="a", job=a_job(session_tag="s"))
+    first = MonitoredJob(sidecar, run="a", job=job_in_loop(session_tag="s"))
     first.write_and_collect()
-    second = MonitoredJob(sidecar, run="b", job=a_job(session_tag="s"))
+    second = MonitoredJob(sidecar, run="b", job=job_in_loop(session_tag="s"))
     page = second.write_and_collect()
     sidecar.collect_after(1.0)
 
@@ -225,7 +226,7 @@ def test_a_late_session_tag_is_accepted(sidecar: Sidecar) -> None:
 def test_an_evaluation_between_attempts_does_not_complete_the_task(
     sidecar: Sidecar, duration_seconds: float
 ) -> None:
-    first = MonitoredJob(sidecar, a_job())
+    first = MonitoredJob(sidecar, job_in_loop())
     first.job.train(5)
     first.job.save(0.0)
     first.job.train(2)
@@ -237,7 +238,7 @@ def test_an_evaluation_between_attempts_does_not_complete_the_task(
     evaluation.job.spend("test", duration_seconds)
     evaluation.write_and_collect()
     evaluation.finish()
-    page = MonitoredJob(sidecar, a_job(5)).write_and_collect()
+    page = MonitoredJob(sidecar, job_in_loop(5)).write_and_collect()
 
     assert [training_value(page, "lost_steps_total"), training_value(page, "productive_seconds_total")] == [
         2,
@@ -248,14 +249,14 @@ def test_an_evaluation_between_attempts_does_not_complete_the_task(
 
 
 def test_a_changed_validation_option_applies_from_the_next_attempt(sidecar: Sidecar) -> None:
-    first = MonitoredJob(sidecar, a_job())
+    first = MonitoredJob(sidecar, job_in_loop())
     first.job.spend("validation", 5.0)
     first.write_and_collect()
     sidecar.collector.sessions.options = GoodputOptions(validation="productive")
     first.job.spend("validation", 1.0)
     first.write_and_collect()
     first.die()
-    second = MonitoredJob(sidecar, a_job())
+    second = MonitoredJob(sidecar, job_in_loop())
     second.job.spend("validation", 10.0)
     page = second.write_and_collect()
 
@@ -264,7 +265,7 @@ def test_a_changed_validation_option_applies_from_the_next_attempt(sidecar: Side
 
 
 def test_the_time_to_the_first_step_is_per_attempt(sidecar: Sidecar) -> None:
-    monitored = MonitoredJob(sidecar, a_job())
+    monitored = MonitoredJob(sidecar, job_in_loop())
     initial_page = monitored.write_and_collect()
     monitored.job.train(3)
     monitored.job.last_progress = monitored.process.started + 7.0
@@ -284,5 +285,5 @@ def test_the_start_of_a_process_comes_from_the_kernel(tmp_path: Path) -> None:
 
     assert process_start(7, 960.0) == 950.0
     assert [process_start(None, 960.0), process_start(8, 960.0)] == [960.0, 960.0]
-    assert process_start(7, 940.0) == 940.0, "a later process of that number"
-    assert process_start(7, 2000.0) == 2000.0, "a notebook"
+    assert process_start(7, 940.0) == 940.0, "the pid belongs to a later process"
+    assert process_start(7, 2000.0) == 2000.0, "the process, such as a notebook, trains long after its start"

@@ -34,7 +34,7 @@ def account(
 
 
 class Run:
-    """Counters of a run with given readings."""
+    """Energy of a run, with the phases and joules that a test divides."""
 
     def __init__(self) -> None:
         self.energy = RunEnergy("boot")
@@ -54,7 +54,7 @@ class Run:
         self.energy.resume(record)
 
     def counters(self, name: str) -> dict[str, float]:
-        """Return the values above zero by the first label."""
+        """Return the joules above zero of a counter, by the value of its first label."""
         joules_by_cause: dict[str, float] = {}
         for sample in self.energy.samples():
             if sample.spec.name == name and sample.value:
@@ -92,7 +92,7 @@ def test_energy_of_work_is_pending_until_its_outcome_is_known() -> None:
     run.check()
 
 
-def test_pending_work_is_lost_when_another_task_begins() -> None:
+def test_pending_work_is_lost_when_another_task_starts() -> None:
     run = Run()
     run.energy.apply_outcomes(account())
     run.divide(1000.0, {"forward": 10.0})
@@ -173,10 +173,10 @@ class Machine(SidecarNode):
 
 
 def wasted_joules(page: Page) -> dict[str, float]:
-    wasted_joules = {
+    joules_by_cause = {
         cause: training_value(page, "wasted_energy_joules_total", cause=cause) for cause in BADPUT_CAUSES
     }
-    return {cause: joules for cause, joules in wasted_joules.items() if joules}
+    return {cause: joules for cause, joules in joules_by_cause.items() if joules}
 
 
 def test_energy_becomes_productive_with_the_work_of_the_job(tmp_path: Path) -> None:
@@ -184,28 +184,28 @@ def test_energy_becomes_productive_with_the_work_of_the_job(tmp_path: Path) -> N
     job = machine.job
     job.spend("init", 10.0)
     machine.advance_and_collect()
-    job.begin_loop(0)
+    job.start_loop(0)
     job.spend("init", 10.0)
     machine.advance_and_collect()
     job.train(20, data=0.25)
     machine.advance_and_collect()
     job.save(5.0)
     page = machine.advance_and_collect()
-    in_work = training_value(
+    work_joules = training_value(
         page, "phase_energy_joules_total", phase="iteration", component="gpu", method="time_share"
     )
 
     assert (
         training_value(page, "energy_joules_total", component="gpu", method="exclusive") == 1000 + 2500 + 500
     )
-    assert in_work == training_value(page, "productive_energy_joules_total") == 2000
+    assert work_joules == training_value(page, "productive_energy_joules_total") == 2000
     assert wasted_joules(page) == {"init": 1000, "data_stall": 500, "checkpoint_save": 500}
 
 
 def test_a_node_without_rank_0_attributes_its_energy(tmp_path: Path) -> None:
     machine = Machine(tmp_path, rank=5)
     machine.job.spend("init", 10.0)
-    machine.job.begin_loop(0)
+    machine.job.start_loop(0)
     machine.advance_and_collect()
     machine.job.train(10)
     machine.advance_and_collect()
@@ -221,14 +221,14 @@ def test_pending_energy_is_decided_by_the_next_run_of_the_session(
     """Simulate a scheduler that restarts the training under a new run name."""
     machine = Machine(tmp_path)
     machine.job.facts["session_tag"] = "s"
-    machine.job.begin_loop(0)
+    machine.job.start_loop(0)
     machine.advance_and_collect()
     machine.job.train(10)
     machine.advance_and_collect()
     machine.monitored.die()
     machine.run = "r2"
     restarted_job = SimulatedJob(facts={"session_tag": "s"})
-    restarted_job.begin_loop(4)
+    restarted_job.start_loop(4)
     machine.monitored = MonitoredJob(machine.sidecar, restarted_job, run="r2", pid=7)
     machine.advance_and_collect(watts=0.0)
     page = machine.advance_and_collect(watts=0.0)
