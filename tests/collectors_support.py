@@ -22,11 +22,16 @@ from exporter.collectors.kernel_files import FILE_REASONS
 from exporter.families import Collected, Collector
 
 MACHINES = Path(__file__).parent / "data" / "machines"
-"""Trees of /proc and /sys: `virtual` (recorded; cgroups hybrid), `node` (two sockets, every source; a Slurm step
-in cgroup v2), `old` (Linux 3.10; cgroup v1, two controllers on one mount); only for cgroups and mounts also
-`container` (v2 in a namespace) and `separate` (v1, a mount per controller, no namespace)."""
+"""Trees of /proc and /sys:
 
-UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
+- `virtual`: a recorded virtual machine with hybrid cgroups.
+- `node`: two sockets, files for every collector, and a Slurm step in cgroup v2.
+- `old`: Linux 3.10 with cgroup v1, where two controllers share a mount.
+- `container`: files of cgroups and mounts only; cgroup v2 in a namespace.
+- `separate`: files of cgroups and mounts only; cgroup v1 with a mount per controller and no namespace.
+"""
+
+UPDATE_GOLDEN_FILES = os.environ.get("UPDATE_GOLDEN") == "1"
 """True to write the golden files instead of comparing. Review the difference."""
 
 NEEDS_JOB = {"checkpoint_dirs", "processes", "process_memory", "rapl"}
@@ -36,6 +41,7 @@ FILE_COLLECTORS = [entry for entry in CATALOGUE if entry.name not in {"own"} | N
 """Collectors that only read files and make system calls."""
 
 REASONS = {*FILE_REASONS, "hanging", "missing", "read", "timeout", "state"}
+"""Reasons of problems that any collector may report."""
 
 
 @pytest.fixture
@@ -84,7 +90,7 @@ def recorded_statvfs(root: Path) -> Callable[[str], os.statvfs_result]:
     return statvfs
 
 
-def copy_of(machine: str, directory: Path) -> Path:
+def copy_machine(machine: str, directory: Path) -> Path:
     """Copy a recorded machine, so that a test can modify it."""
     return Path(shutil.copytree(MACHINES / machine, directory / machine, symlinks=True))
 
@@ -103,11 +109,11 @@ def text_of(metrics: Iterable[Metric]) -> str:
     """Return families in Prometheus' text format, without the exporter's renderer."""
     lines = []
     for metric in metrics:
-        damage = "gauge" if metric.type == "info" else metric.type
+        metric_type = "gauge" if metric.type == "info" else metric.type
         name = metric.samples[0].name
-        lines += [f"# HELP {name} {metric.documentation}", f"# TYPE {name} {damage}"]
+        lines += [f"# HELP {name} {metric.documentation}", f"# TYPE {name} {metric_type}"]
         for sample in metric.samples:
-            labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+            labels = ",".join(f'{label}="{value}"' for label, value in sample.labels.items())
             lines.append(f"{sample.name}{{{labels}}} {_shortest(sample.value)}".replace("{}", ""))
     return "".join(f"{line}\n" for line in lines)
 
@@ -118,8 +124,8 @@ def _shortest(value: float) -> str:
 
 
 def assert_golden(text: str, golden: Path) -> None:
-    """Compare a text with a golden file, or write the file."""
-    if UPDATE:
+    """Compare a text with a golden file. With UPDATE_GOLDEN=1, write the file first."""
+    if UPDATE_GOLDEN_FILES:
         golden.write_text(text)
     assert text == golden.read_text()
 
@@ -144,8 +150,8 @@ def assert_sound(collector: Any, collected: Collected) -> None:
                 assert 0 <= sample.value <= 1
 
 
-class Board:
-    """Publisher for a scheduler, which stores the current blocks and all events."""
+class BlockPublisher:
+    """Publisher for a scheduler that keeps the current blocks and all events."""
 
     def __init__(self) -> None:
         self.blocks: dict[str, Sequence[Metric]] = {}

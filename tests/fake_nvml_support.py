@@ -22,20 +22,20 @@ from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.options import GpuOptions
 
 SOURCE = Path(__file__).parent / "fakenvml" / "fakenvml.c"
-HEADERS = "nvidia-nvml-dev-cu12"
+HEADERS_PACKAGE = "nvidia-nvml-dev-cu12"
 
 
 def _headers() -> Path | None:
     """Return the directory of nvml.h, or None if the package is not installed."""
     try:
-        files = importlib.metadata.files(HEADERS) or []
+        files = importlib.metadata.files(HEADERS_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
         return None
     return next((Path(str(file.locate())).parent for file in files if file.name == "nvml.h"), None)
 
 
 needs_fake_nvml = pytest.mark.skipif(
-    shutil.which("gcc") is None or _headers() is None, reason=f"needs gcc and {HEADERS}"
+    shutil.which("gcc") is None or _headers() is None, reason=f"needs gcc and {HEADERS_PACKAGE}"
 )
 
 
@@ -56,8 +56,8 @@ class Load:
 
     watts: float = 300.0
     busy: float = 50.0  # percent
-    received_mebibytes: float = 100.0  # MiB per second
-    sent_mebibytes: float = 50.0
+    received_mebibytes: float = 100.0  # MiB per second over PCIe
+    sent_mebibytes: float = 50.0  # MiB per second over PCIe
     throttled_ratio: float = 0.25  # share of the time under a power cap
 
 
@@ -87,7 +87,7 @@ class FakeNvml:
         )
 
     def draw(self, *watts: float) -> None:
-        """Give each GPU a constant power."""
+        """Set a constant power in watts for each GPU, in order."""
         start_time = time.time() - 1000.0
         self._write(
             "schedule",

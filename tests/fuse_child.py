@@ -1,6 +1,6 @@
 """FUSE filesystem whose daemon never responds to statfs, and programs that call statfs.
 
-test_collectors_filesystem runs this program in a mount namespace. Exit status 77: FUSE is not permitted on this machine.
+test_collectors_filesystem runs this program in a mount namespace. Exit status 77 means that FUSE is not permitted on this machine.
 
     fuse_child.py collect DIRECTORY        a collector in this process
     fuse_child.py run DIRECTORY            the sidecar of a job
@@ -23,19 +23,20 @@ from pathlib import Path
 from exporter.collectors.host.filesystem import FilesystemCollector
 from exporter.collectors.host.statvfs import StatvfsPool
 
-HEADER = struct.Struct("<IIQQ")  # length, operation, unique, node …
-INIT, STATFS = 26, 17
-CANNOT = 77
+REQUEST_HEADER = struct.Struct("<IIQQ")  # first fields of fuse_in_header: length, opcode, request id, node id
+INIT, STATFS = 26, 17  # opcodes of linux/fuse.h
+FUSE_NOT_PERMITTED = 77
+"""Exit status if FUSE is not permitted on this machine."""
 
 
 def serve(descriptor: int) -> None:
     """Complete the mount, and print a line for each statfs request, without a response."""
     while True:
-        _, operation, unique, _ = HEADER.unpack_from(os.read(descriptor, 1 << 17))
-        if operation == INIT:
-            response = struct.pack("<IIIIHHI", 7, 31, 0, 0, 0, 0, 4096).ljust(64, b"\0")
-            os.write(descriptor, struct.pack("<IiQ", 16 + len(response), 0, unique) + response)
-        if operation == STATFS:
+        _, opcode, request_id, _ = REQUEST_HEADER.unpack_from(os.read(descriptor, 1 << 17))
+        if opcode == INIT:
+            response = struct.pack("<IIIIHHI", 7, 31, 0, 0, 0, 0, 4096).ljust(64, b"\0")  # protocol 7.31
+            os.write(descriptor, struct.pack("<IiQ", 16 + len(response), 0, request_id) + response)
+        if opcode == STATFS:
             print("statfs", flush=True)
 
 
@@ -44,7 +45,7 @@ def mount(descriptor: int, directory: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0".encode()
     if libc.mount(b"dead:/export", os.fsencode(directory), b"fuse.dead", 0, options) != 0:
-        sys.exit(CANNOT)
+        sys.exit(FUSE_NOT_PERMITTED)
 
 
 def collect(directory: Path, daemon: subprocess.Popen[str]) -> object:
@@ -64,9 +65,9 @@ def collect(directory: Path, daemon: subprocess.Popen[str]) -> object:
         reasons = [reason for reason, _ in collected.problems]
         passes.append({"errors": errors, "reasons": reasons, "seconds": time.monotonic() - start})
     assert daemon.stdout is not None
-    first = daemon.stdout.readline()  # later on a busy machine
-    daemon.kill()  # the end of the connection ends the call
-    return {"passes": passes, "calls": (first + daemon.communicate()[0]).count("statfs")}
+    first_line = daemon.stdout.readline()  # waits for the first request, which is late on a busy machine
+    daemon.kill()  # the pending statfs call fails with the end of the connection
+    return {"passes": passes, "calls": (first_line + daemon.communicate()[0]).count("statfs")}
 
 
 def run(_: Path, daemon: subprocess.Popen[str]) -> object:
@@ -95,7 +96,7 @@ def main() -> None:
     try:
         descriptor = os.open("/dev/fuse", os.O_RDWR)
     except OSError:
-        sys.exit(CANNOT)
+        sys.exit(FUSE_NOT_PERMITTED)
     mount(descriptor, directory)
     command = [sys.executable, __file__, "daemon", str(descriptor)]
     daemon = subprocess.Popen(command, pass_fds=(descriptor,), stdout=subprocess.PIPE, text=True)

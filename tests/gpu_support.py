@@ -85,13 +85,13 @@ class ReplayResult:
 
     def readings(self, name: str, gpu: int = 0, *labels: str) -> list[Any]:
         """Return the values of a reading in all passes that read it."""
-        numbers = []
+        readings = []
         for message in self.samples:
             for entry in message["gpus"]:
                 if entry["index"] == gpu:
                     rows = [*entry.get("values", {}).get(name, ()), *entry.get("replaced", {}).get(name, ())]
-                    numbers += [number for names, number in rows if tuple(names) == labels]
-        return numbers
+                    readings += [reading for names, reading in rows if tuple(names) == labels]
+        return readings
 
     def values(self, name: str, gpu: str | None = None) -> dict[tuple[str, ...], float]:
         """Return the samples of a family by label values.
@@ -247,7 +247,7 @@ def gpus_up(collector: GpuCollector) -> Mapping[str, float]:
 
 
 def assert_sound(families: Sequence[Metric]) -> None:
-    """Check the invariants of every set of families."""
+    """Check the invariants that hold for every published set of families."""
     names = [family.name for family in families]
     assert len(names) == len(set(names))
     for family in families:

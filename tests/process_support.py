@@ -14,7 +14,7 @@ from exporter.collectors.job import GpuProcessUse, JobProcess
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.families import Collected
 
-BOOTED_AT = START - 100_000.0
+BOOT_TIME = START - 100_000.0
 HERTZ = 100
 
 
@@ -30,7 +30,7 @@ class FakeProcess:
     started_at: float = START - 50.0
     user: float = 1.0
     threads: int = 4
-    own_pid: int | None = None
+    namespace_pid: int | None = None
     cpus: str = "0-3"
 
 
@@ -59,7 +59,7 @@ class Proc:
 
     @property
     def uptime(self) -> float:
-        return self.monotonic_seconds - 1000.0 + START - BOOTED_AT
+        return self.monotonic_seconds - 1000.0 + START - BOOT_TIME
 
     def write(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
@@ -80,7 +80,7 @@ class Proc:
 
     def _write(self, process: FakeProcess) -> None:
         directory = self.root / str(process.pid)
-        start = round((process.started_at - BOOTED_AT) * HERTZ)
+        start = round((process.started_at - BOOT_TIME) * HERTZ)
         fields = ["0"] * 52
         fields[:2] = [str(process.pid), f"({process.comm})"]
         fields[2:4] = [process.state, str(process.parent)]
@@ -93,9 +93,9 @@ class Proc:
         (directory / "stat").write_text(" ".join(fields) + "\n")
         (directory / "statm").write_text("5000 1000 100 1 0 900 0\n")
         (directory / "cmdline").write_text("" if process.state == "Z" else process.command)
-        own_namespace_pid = "" if process.own_pid is None else f"\t{process.own_pid}"
+        inner_pid = "" if process.namespace_pid is None else f"\t{process.namespace_pid}"
         (directory / "status").write_text(
-            f"Name:\t{process.comm}\nThreads:\t{process.threads}\nNSpid:\t{process.pid}{own_namespace_pid}\nCpus_allowed_list:\t{process.cpus}\n"
+            f"Name:\t{process.comm}\nThreads:\t{process.threads}\nNSpid:\t{process.pid}{inner_pid}\nCpus_allowed_list:\t{process.cpus}\n"
         )
         (directory / "io").write_text(
             "read_bytes: 4096\nwrite_bytes: 8192\nrchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\n"
@@ -130,11 +130,11 @@ class SimulatedJob:
         self.proc.wall = wall
 
     def add_recording(self, process: FakeProcess, *, rank: int | None = 0) -> JobProcess:
-        """Add a recording process whose first Stat is 10 s after its start."""
+        """Add a recording process that makes its first Stat 10 s after its start."""
         role = "trainer" if rank is not None else "agent"
         identity = make_process(run="r", rank=rank, role=role, started=process.started_at + 10.0)
-        own_pid = process.own_pid or process.pid
-        job_process = JobProcess(identity.replace(pid=own_pid), alive=True, pid=process.pid)
+        namespace_pid = process.namespace_pid or process.pid
+        job_process = JobProcess(identity.replace(pid=namespace_pid), alive=True, pid=process.pid)
         self.processes.append(job_process)
         return job_process
 

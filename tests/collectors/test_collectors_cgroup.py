@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from collectors_support import MACHINES, assert_golden, assert_sound, copy_of, text_of, value_of
+from collectors_support import MACHINES, assert_golden, assert_sound, copy_machine, text_of, value_of
 
 from exporter.collectors.host.cgroup import CgroupCollector
 from exporter.collectors.host.cgroup_tree import CgroupTree
@@ -33,7 +33,7 @@ def cgroups_by_scope(collected: Collected) -> dict[str, tuple[str, str]]:
     }
 
 
-def machine(root: Path, membership: str, mountinfo: str, files: Mapping[str, str]) -> Path:
+def write_machine(root: Path, membership: str, mountinfo: str, files: Mapping[str, str]) -> Path:
     for name, text in {"proc/self/cgroup": membership, "proc/self/mountinfo": mountinfo, **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def test_a_recorded_machine_gives_the_expected_exposition(name: str) -> None:
 
 
 def test_without_a_limit_the_own_cgroup_is_read(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
+    root = copy_machine("node", tmp_path)
     for name in ("cpu.max", "memory.max"):
         for path in (root / "sys/fs/cgroup").rglob(name):
             path.write_text("max 100000\n" if name == "cpu.max" else "max\n")
@@ -65,8 +65,8 @@ def test_without_a_limit_the_own_cgroup_is_read(tmp_path: Path) -> None:
     assert collected.problems == []
 
 
-def test_where_a_controller_is_off_the_nearest_ancestor_is_read(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
+def test_the_nearest_ancestor_with_the_controller_is_read(tmp_path: Path) -> None:
+    root = copy_machine("node", tmp_path)
     for path in (root / "sys/fs/cgroup").rglob("memory.max"):
         path.unlink()
     (root / f"sys/fs/cgroup{STEP}/user/task_0/memory.current").unlink()
@@ -77,7 +77,7 @@ def test_where_a_controller_is_off_the_nearest_ancestor_is_read(tmp_path: Path) 
 
 
 def test_oom_kills_of_cgroup_v1_are_summed_over_ancestors(tmp_path: Path) -> None:
-    root = copy_of("virtual", tmp_path)
+    root = copy_machine("virtual", tmp_path)
     (root / "sys/fs/cgroup/memory/memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
     (root / "sys/fs/cgroup/memory/process_api/memory.oom_control").write_text("under_oom 0\noom_kill 3\n")
 
@@ -85,7 +85,7 @@ def test_oom_kills_of_cgroup_v1_are_summed_over_ancestors(tmp_path: Path) -> Non
 
 
 def test_a_process_moved_to_another_cgroup_is_followed(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
+    root = copy_machine("node", tmp_path)
     collector = collector_of(root)
     collector.collect()
     (root / "proc/self/cgroup").write_text("0::/system.slice/slurmstepd.scope/job_4711\n")
@@ -119,7 +119,7 @@ V2 = "30 1 0:26 {root} /sys/fs/cgroup rw - cgroup2 cgroup rw,nsdelegate\n"
 def test_the_ancestors_are_found_in_every_kind_of_namespace(
     tmp_path: Path, membership: str, root: str, directories: list[str]
 ) -> None:
-    tree = machine(tmp_path, membership, V2.format(root=root), {})
+    tree = write_machine(tmp_path, membership, V2.format(root=root), {})
     for name in ("a/b", "a:b\x1c\u2028c", "b"):
         (tree / "sys/fs/cgroup" / name).mkdir(parents=True)
     hierarchies = CgroupTree(proc=tree / "proc", sys=tree / "sys").hierarchies()
@@ -129,7 +129,7 @@ def test_the_ancestors_are_found_in_every_kind_of_namespace(
 
 def test_the_root_cgroup_without_memory_files_is_a_normal_state(tmp_path: Path) -> None:
     stat = "usage_usec 3\nuser_usec 2\nsystem_usec 1\n"
-    root = machine(tmp_path, "0::/\n", V2.format(root="/"), {"sys/fs/cgroup/cpu.stat": stat})
+    root = write_machine(tmp_path, "0::/\n", V2.format(root="/"), {"sys/fs/cgroup/cpu.stat": stat})
     collected = collector_of(root).collect()
 
     assert value_of(collected, "cgroup_cpu_usage_seconds_total", "user") == 2e-6
@@ -138,7 +138,7 @@ def test_the_root_cgroup_without_memory_files_is_a_normal_state(tmp_path: Path) 
     assert f"no {tmp_path}/sys/fs/cgroup/memory.current" in collected.unsupported
 
 
-# On this machine --------------------------------------------------------------------------------------
+# On this write_machine --------------------------------------------------------------------------------------
 
 CHILD = """
 import json, sys
@@ -148,7 +148,8 @@ x = bytearray(64 << 20)
 from exporter.collectors.host.cgroup import CgroupCollector
 collected = CgroupCollector().collect()
 print(json.dumps({
-    s.name + ",".join(("", *s.labels.values())): s.value for m in collected for s in m.samples
+    sample.name + ",".join(("", *sample.labels.values())): sample.value
+    for metric in collected for sample in metric.samples
 } | {"problems": collected.problems}))
 """
 
@@ -159,8 +160,8 @@ def limited_cgroups() -> Iterator[list[Path]]:
     limits = {"cpu/cpu.cfs_quota_us": "150000", "memory/memory.limit_in_bytes": str(512 << 20)}
     leaves: list[Path] = []
     try:
-        for place, value in limits.items():
-            controller, _, limit = place.partition("/")
+        for path, value in limits.items():
+            controller, _, limit = path.partition("/")
             leaf = Path(f"/sys/fs/cgroup/{controller}/exporter-test-{os.getpid()}/leaf")
             leaf.parent.mkdir()
             leaves.append(leaf)

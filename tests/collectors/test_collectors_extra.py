@@ -1,4 +1,4 @@
-"""Third-party collectors in the sidecar, and the exporter's in a registry: the examples of docs/collectors.md."""
+"""Third-party collectors in the sidecar, and the exporter's collectors in a registry: the examples of docs/collectors.md."""
 
 from __future__ import annotations
 

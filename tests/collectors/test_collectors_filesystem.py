@@ -52,7 +52,7 @@ def machine_of(root: Path, *lines: str) -> Path:
     return root
 
 
-class Hanging:
+class HangingStatvfs:
     """Implementation of statvfs that hangs for some paths until it is released."""
 
     def __init__(self, *paths: str) -> None:
@@ -68,11 +68,11 @@ class Hanging:
 
 
 @pytest.fixture
-def hanging() -> Iterator[Callable[..., Hanging]]:
-    instances: list[Hanging] = []
+def hanging_statvfs() -> Iterator[Callable[..., HangingStatvfs]]:
+    instances: list[HangingStatvfs] = []
 
-    def make(*paths: str) -> Hanging:
-        instances.append(Hanging(*paths))
+    def make(*paths: str) -> HangingStatvfs:
+        instances.append(HangingStatvfs(*paths))
         return instances[-1]
 
     yield make
@@ -81,14 +81,16 @@ def hanging() -> Iterator[Callable[..., Hanging]]:
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "exporter-statvfs"])
 
 
-def test_a_dead_server_affects_only_its_own_mount(tmp_path: Path, hanging: Callable[..., Hanging]) -> None:
+def test_a_dead_server_affects_only_its_own_mount(
+    tmp_path: Path, hanging_statvfs: Callable[..., HangingStatvfs]
+) -> None:
     root = machine_of(
         tmp_path,
         "20 1 8:1 / / rw - ext4 /dev/sda1 rw",
         "21 20 0:40 / /dead rw - nfs4 filer:/x ro",
         "22 20 0:41 / /alive rw - nfs4 filer:/y rw",
     )
-    statvfs = hanging("/dead")
+    statvfs = hanging_statvfs("/dead")
     pool = StatvfsPool(statvfs=statvfs, deadline_seconds=0.3)
     collector = collector_of(root, pool)
     collected = collector.collect()
@@ -103,10 +105,10 @@ def test_a_dead_server_affects_only_its_own_mount(tmp_path: Path, hanging: Calla
     assert [reason for reason, _ in collected.problems] == ["hanging"]
 
 
-def test_a_hanging_mount_gets_no_second_call_until_the_first_returns(
-    hanging: Callable[..., Hanging],
+def test_a_hanging_mount_receives_no_second_call_until_the_first_returns(
+    hanging_statvfs: Callable[..., HangingStatvfs],
 ) -> None:
-    statvfs = hanging("/dead")
+    statvfs = hanging_statvfs("/dead")
     pool, seconds = StatvfsPool(statvfs=statvfs, deadline_seconds=1.5), []
     for _ in range(4):
         start = time.monotonic()
@@ -124,10 +126,10 @@ def test_a_hanging_mount_gets_no_second_call_until_the_first_returns(
 
 
 def test_a_reloaded_collector_does_not_call_a_hanging_mount_again(
-    tmp_path: Path, hanging: Callable[..., Hanging]
+    tmp_path: Path, hanging_statvfs: Callable[..., HangingStatvfs]
 ) -> None:
     root = machine_of(tmp_path, "1 0 0:40 / /dead rw - nfs4 filer:/x rw")
-    statvfs = hanging("/dead")
+    statvfs = hanging_statvfs("/dead")
     pool = StatvfsPool(statvfs=statvfs, deadline_seconds=0.2)
     collector_of(root, pool).collect()
     collected = collector_of(root, pool, fs_types_include=["nfs*"]).collect()
@@ -149,9 +151,9 @@ def test_patterns_choose_mount_points_and_kinds() -> None:
 
 
 def test_each_run_has_the_free_space_of_each_responding_checkpoint_directory(
-    tmp_path: Path, hanging: Callable[..., Hanging]
+    tmp_path: Path, hanging_statvfs: Callable[..., HangingStatvfs]
 ) -> None:
-    pool = StatvfsPool(statvfs=hanging("/dead"), deadline_seconds=0.2)
+    pool = StatvfsPool(statvfs=hanging_statvfs("/dead"), deadline_seconds=0.2)
     paths = [Path("/dead"), Path("/data")]
     collected = CheckpointDirsCollector(paths, runs=lambda: {"b", "a"}, pool=pool).collect()
     missing = CheckpointDirsCollector([tmp_path / "missing"], runs=lambda: {"r"}).collect()
@@ -184,13 +186,13 @@ def test_every_name_survives_the_escaping_of_the_kernel(name: bytes) -> None:
     assert os.fsencode(unescape(os.fsdecode(escaped_name))) == name
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["/", "/a", "/a/b", "/a/b/c", "/d"])), max_size=6)
-)
-def test_each_path_has_at_most_one_visible_mount_in_a_real_tree(steps: list[tuple[int, str]]) -> None:
+@given(st.lists(st.sampled_from(["/", "/a", "/a/b", "/a/b/c", "/d"]), max_size=6))
+def test_each_path_has_at_most_one_visible_mount_after_any_sequence_of_mounts(
+    mount_points: list[str],
+) -> None:
     """Mount in sequence as the kernel does: on the current target of the path."""
     mounts: list[Mount] = parse_mounts("10 1 0:10 / / rw - ext4 x rw")
-    for number, (_, path) in enumerate(steps, 100):
+    for number, path in enumerate(mount_points, 100):
         parents = [
             mount
             for mount in visible(mounts)
@@ -202,13 +204,13 @@ def test_each_path_has_at_most_one_visible_mount_in_a_real_tree(steps: list[tupl
 
         assert len(paths) == len(set(paths))
         assert mounts[-1] in visible(mounts)
-        assert not [shown for shown in paths if shown != path and shown.startswith(path.rstrip("/") + "/")]
+        assert not [other for other in paths if other != path and other.startswith(path.rstrip("/") + "/")]
 
 
 # A real FUSE filesystem whose daemon never responds --------------------------------------------------
 
 CHILD = TESTS / "fuse_child.py"
-CANNOT = 77
+FUSE_NOT_PERMITTED = 77
 
 needs_fuse = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("unshare") is None or not Path("/dev/fuse").exists(),
@@ -226,14 +228,14 @@ def run_fuse_child(program: str, directory: Path) -> Any:
         timeout=18 * PATIENCE,
         check=False,
     )
-    if completed.returncode == CANNOT or "unshare failed" in completed.stderr:
+    if completed.returncode == FUSE_NOT_PERMITTED or "unshare failed" in completed.stderr:
         pytest.skip("mounting is not permitted on this machine")
     assert completed.returncode == 0, completed.stderr
     return json.loads(completed.stdout)
 
 
 @needs_fuse
-def test_a_really_hanging_filesystem_is_called_once_and_affects_only_itself(tmp_path: Path) -> None:
+def test_a_fuse_filesystem_that_hangs_is_called_once_and_affects_only_itself(tmp_path: Path) -> None:
     report = run_fuse_child("collect", tmp_path)
 
     assert report["calls"] == 1

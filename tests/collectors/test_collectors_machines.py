@@ -17,7 +17,7 @@ from collectors_support import (
     assert_golden,
     assert_sound,
     build,
-    copy_of,
+    copy_machine,
     damaged_bytes,
     disabled_options,
     read_from,
@@ -65,8 +65,8 @@ def write_cpu(proc: Path, **columns: int) -> None:
     order = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
     columns_text = " ".join(str(columns.get(mode, 0)) for mode in order)
     proc.mkdir(exist_ok=True)
-    rest = "intr 1\nctxt 1\nsoftirq 1\nbtime 1\nprocesses 1\nprocs_running 1\nprocs_blocked 0"
-    (proc / "stat").write_text(f"cpu  {columns_text}\ncpu6 {columns_text}\n{rest}\n")
+    other_lines = "intr 1\nctxt 1\nsoftirq 1\nbtime 1\nprocesses 1\nprocs_running 1\nprocs_blocked 0"
+    (proc / "stat").write_text(f"cpu  {columns_text}\ncpu6 {columns_text}\n{other_lines}\n")
 
 
 def test_guest_time_is_counted_once(tmp_path: Path, read_from: ReadFrom) -> None:
@@ -85,10 +85,10 @@ def test_utilization_covers_the_last_interval(tmp_path: Path, read_from: ReadFro
     write_cpu(proc, user=9000, idle=1000)
     first = collector.collect()
     write_cpu(proc, user=9025, idle=1065, iowait=10)
-    second_client = collector.collect()
+    second = collector.collect()
 
     assert value_of(first, "host_cpu_utilization_ratio") is None
-    assert value_of(second_client, "host_cpu_utilization_ratio") == pytest.approx(0.25)
+    assert value_of(second, "host_cpu_utilization_ratio") == pytest.approx(0.25)
 
 
 def test_cpu_time_never_decreases_when_the_kernel_corrects_it(tmp_path: Path, read_from: ReadFrom) -> None:
@@ -148,7 +148,7 @@ BYTES, READS = "host_network_receive_bytes_total", "host_disk_reads_completed_to
 
 @pytest.fixture
 def node(read_from: ReadFrom, tmp_path: Path) -> Path:
-    return read_from(copy_of("node", tmp_path))
+    return read_from(copy_machine("node", tmp_path))
 
 
 @pytest.mark.usefixtures("node")
@@ -201,7 +201,9 @@ def test_a_damaged_operation_affects_only_its_mount(node: Path) -> None:
     assert value_of(collected, "host_nfs_operations_total", "/data/dead", "other") == 3
 
 
-def test_a_lustre_client_is_named_by_its_mount_point_or_where_there_are_two_by_itself(node: Path) -> None:
+def test_a_lustre_client_is_named_by_its_mount_point_or_by_its_own_name_beside_a_second_client(
+    node: Path,
+) -> None:
     single_client = LustreCollector(sys=node / "sys").collect()
     second_client = node / "sys/kernel/debug/lustre/llite/scratch1-ffff000000000000"
     second_client.mkdir()
@@ -233,29 +235,30 @@ def test_old_lustre_statistics_are_read_from_proc_without_times(node: Path, tmp_
 # Damaged files --------------------------------------------------------------------------------------------
 
 FILES_OF_COLLECTOR = {
-    "cpu": "proc/stat",
-    "pressure": "pressure",
-    "memory": "proc/meminfo proc/vmstat",
-    "hardware": "cpu.max self/cgroup",
-    "cgroup": "fs/cgroup self/cgroup mountinfo",
-    "disk": "diskstats",
-    "filesystem": "mountinfo",
-    "nfs": "mountstats mountinfo",
-    "lustre": "lustre mountinfo",
-    "network": "net/dev net/snmp",
-    "rdma": "infiniband",
+    "cpu": ("proc/stat",),
+    "pressure": ("pressure",),
+    "memory": ("proc/meminfo", "proc/vmstat"),
+    "hardware": ("cpu.max", "self/cgroup"),
+    "cgroup": ("fs/cgroup", "self/cgroup", "mountinfo"),
+    "disk": ("diskstats",),
+    "filesystem": ("mountinfo",),
+    "nfs": ("mountstats", "mountinfo"),
+    "lustre": ("lustre", "mountinfo"),
+    "network": ("net/dev", "net/snmp"),
+    "rdma": ("infiniband",),
 }
+"""Parts of the paths of the files that a collector reads."""
 
 
 @pytest.mark.parametrize("entry", FILE_COLLECTORS, ids=lambda entry: str(entry.name))
 def test_any_bytes_in_any_file_give_a_documented_outcome(
     entry: CollectorEntry, tmp_path: Path, read_from: ReadFrom
 ) -> None:
-    root = read_from(copy_of("node", tmp_path))
+    root = read_from(copy_machine("node", tmp_path))
     files = [
         path
         for path in sorted(root.rglob("*"))
-        if path.is_file() and any(part in str(path) for part in FILES_OF_COLLECTOR[entry.name].split())
+        if path.is_file() and any(part in str(path) for part in FILES_OF_COLLECTOR[entry.name])
     ]
     options = disabled_options(entry)
 
@@ -267,7 +270,7 @@ def test_any_bytes_in_any_file_give_a_documented_outcome(
         path.write_bytes(data.draw(damaged_bytes(original)))
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # of psutil, about missing fields
+                warnings.simplefilter("ignore", RuntimeWarning)  # psutil warns about missing fields
                 collector = build(entry, root, **options)
                 for _ in range(2):
                     assert {reason for reason, _ in collector.collect().problems} <= REASONS
@@ -292,7 +295,7 @@ def test_a_damaged_file_affects_only_its_own_families(
     for directory in (tmp_path, *tmp_path.parents):
         if "pytest-of-" in str(directory):
             directory.chmod(0o755)
-    root = read_from(copy_of("node", tmp_path))
+    root = read_from(copy_machine("node", tmp_path))
     damage(root / "proc/pressure/io")
     with without_privileges() if reason == "permission" else nullcontext():
         collected = PressureCollector().collect()
@@ -303,11 +306,11 @@ def test_a_damaged_file_affects_only_its_own_families(
     assert "pressure/io" in collected.problems[0][1]
 
 
-# Without diskstats psutil reads the sysfs of this machine, which also has CPUs.
-WITHOUT_DISK = [entry for entry in FILE_COLLECTORS if entry.name not in {"disk", "hardware"}]
+# Without files in the tree, these two read the test machine: psutil its /sys/block, and the hardware collector its CPUs.
+CONFINED_COLLECTORS = [entry for entry in FILE_COLLECTORS if entry.name not in {"disk", "hardware"}]
 
 
-@pytest.mark.parametrize("entry", WITHOUT_DISK, ids=lambda entry: str(entry.name))
+@pytest.mark.parametrize("entry", CONFINED_COLLECTORS, ids=lambda entry: str(entry.name))
 def test_a_machine_without_any_source_is_a_normal_state(
     entry: CollectorEntry, tmp_path: Path, read_from: ReadFrom
 ) -> None:

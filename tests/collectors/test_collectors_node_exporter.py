@@ -62,7 +62,7 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def moments(address: str) -> tuple[Values, Values, Values]:
+def page_values(address: str) -> tuple[Values, Values, Values]:
     """Return values of node_exporter, of the exporter, and again of node_exporter."""
     return node_exporter_values(address), exporter_values(), node_exporter_values(address)
 
@@ -85,7 +85,7 @@ def exporter_values() -> Values:
         try:
             collected = entry.factory().collect()
         except CollectError as error:
-            assert error.reason == "permission"  # noqa: PT017 - a sandbox without the right
+            assert error.reason == "permission"  # noqa: PT017  # a sandbox may lack the permission
             continue
         for metric in collected:
             for sample in metric.samples:
@@ -111,8 +111,8 @@ def test_the_table_is_read_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.family))
-def test_a_value_equals_that_of_node_exporter(row: Row, moments: tuple[Values, Values, Values]) -> None:
-    earlier, values, later = moments
+def test_a_value_equals_that_of_node_exporter(row: Row, page_values: tuple[Values, Values, Values]) -> None:
+    earlier, values, later = page_values
     if row.node_exporter_name not in earlier:
         pytest.skip("not offered by this machine")
     comparisons = 0
@@ -127,7 +127,7 @@ def test_a_value_equals_that_of_node_exporter(row: Row, moments: tuple[Values, V
         if row.comparison == "same":
             assert value in (low, high)
         elif row.comparison == "counter":
-            # Floats are summed in a different order, and the kernel decreases a CPU's idle time a little.
+            # The sums of floats differ by their order, and the kernel may decrease a CPU's idle time slightly.
             assert low - 0.05 <= value <= high + 0.05
         elif row.comparison == "gauge":
             slack = 0.1 * max(abs(low), abs(high)) + (2**26 if row.family.endswith("_bytes") else 50)
@@ -148,7 +148,7 @@ def test_prometheus_that_scrapes_both_sees_the_same_machine(address: str, tmp_pa
     with (
         sidecar(tmp_path, f"--config.file={settings}") as running,
         Prometheus(
-            tmp_path / "p", {"ours": running.address, "theirs": address}, scrape_seconds=0.5
+            tmp_path / "p", {"training": running.address, "node": address}, scrape_seconds=0.5
         ) as server,
     ):
         wait_until(

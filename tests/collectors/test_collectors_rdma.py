@@ -18,33 +18,33 @@ RECEIVE_BYTES, LINK_DOWNED = "host_rdma_receive_bytes_total", "host_rdma_link_do
 
 
 @contextmanager
-def kernel(monkeypatch: pytest.MonkeyPatch, **errors: int) -> Iterator[list[str]]:
-    """Refuse files of some names, as a driver does, and return the opened files."""
+def refusing_driver(monkeypatch: pytest.MonkeyPatch, **errors: int) -> Iterator[list[str]]:
+    """Refuse to read files of these names with these errors, as a driver does, and yield the paths of all opened files."""
     opened_paths: list[str] = []
-    real = Path.read_bytes
+    read_bytes = Path.read_bytes
 
     def read(path: Path) -> bytes:
         opened_paths.append(str(path))
         error_number = errors.get(path.name)
         if error_number is not None:
             raise OSError(error_number, os.strerror(error_number), str(path))
-        return real(path)
+        return read_bytes(path)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", read)
         yield opened_paths
 
 
-def node(**options: Any) -> RdmaCollector:
+def rdma_collector(**options: Any) -> RdmaCollector:
     return RdmaCollector(sys=MACHINES / "node/sys", **options)
 
 
 @pytest.mark.parametrize("device", ["mlx5_1", "mlx5_2", "irdma0", "rdmap16s27"])
-def test_the_registers_of_a_link_that_is_down_or_no_infiniband_are_not_touched(
+def test_the_registers_of_a_link_that_is_down_or_not_infiniband_are_not_read(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    collector = node(device_include=[device])
-    with kernel(monkeypatch) as opened_paths:
+    collector = rdma_collector(device_include=[device])
+    with refusing_driver(monkeypatch) as opened_paths:
         collected = collector.collect()
 
     assert [path for path in opened_paths if "infiniband/" in path and f"/{device}/" not in path] == []
@@ -56,8 +56,8 @@ def test_the_registers_of_a_link_that_is_down_or_no_infiniband_are_not_touched(
 
 def test_a_refused_counter_is_skipped_for_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    collector = node(device_include=["mlx5_0"], monotonic=lambda: now[0])
-    with kernel(monkeypatch, link_downed=errno.EINVAL) as opened_paths:
+    collector = rdma_collector(device_include=["mlx5_0"], monotonic=lambda: now[0])
+    with refusing_driver(monkeypatch, link_downed=errno.EINVAL) as opened_paths:
         for _ in range(100):
             now[0] += 5
             collector.collect()
@@ -67,9 +67,9 @@ def test_a_refused_counter_is_skipped_for_ten_minutes(monkeypatch: pytest.Monkey
     assert value_of(collector.collect(), LINK_DOWNED, "mlx5_0", "1") == 255
 
 
-def test_another_file_error_is_a_failure_of_its_port_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    with kernel(monkeypatch, port_rcv_errors=errno.EIO):
-        collected = node().collect()
+def test_another_error_of_a_file_affects_only_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with refusing_driver(monkeypatch, port_rcv_errors=errno.EIO):
+        collected = rdma_collector().collect()
 
     assert [reason for reason, _ in collected.problems] == ["unreadable"]
     assert value_of(collected, RECEIVE_BYTES, "mlx5_0", "1") is not None
@@ -77,8 +77,8 @@ def test_another_file_error_is_a_failure_of_its_port_only(monkeypatch: pytest.Mo
 
 
 def test_a_port_of_another_namespace_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    with kernel(monkeypatch, state=errno.EINVAL):
-        collected = node(device_include=["mlx5_0"]).collect()
+    with refusing_driver(monkeypatch, state=errno.EINVAL):
+        collected = rdma_collector(device_include=["mlx5_0"]).collect()
 
     assert list(collected) == []
     assert collected.problems == []

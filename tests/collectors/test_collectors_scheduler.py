@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collectors_support import Board, text_of
+from collectors_support import BlockPublisher, text_of
 from prometheus_client.core import CounterMetricFamily, Metric
 from waiting import wait_until
 
@@ -53,7 +53,7 @@ class Source:
             self.concurrent_calls -= 1
 
 
-class Hanging(Source):
+class HangingSource(Source):
     """Collector that hangs until it is released."""
 
     def __init__(self, name: str) -> None:
@@ -66,19 +66,21 @@ class Hanging(Source):
 
 
 def source_function(result: Any) -> Callable[[], Collected]:
+    """Return a function that returns a result, or raises it if it is an exception."""
+
     def act() -> Collected:
         if isinstance(result, BaseException):
             raise result
-        return result  # type: ignore[no-any-return]  # nonsense
+        return result  # type: ignore[no-any-return]  # invalid on purpose
 
     return act
 
 
 @contextmanager
 def running_scheduler(
-    board: Board, *sources: tuple[AnyCollector, dict[str, Any]], **options: Any
+    publisher: BlockPublisher, *sources: tuple[AnyCollector, dict[str, Any]], **options: Any
 ) -> Iterator[Scheduler]:
-    scheduler = Scheduler(**{"publish": board.publish, "withdraw": board.withdraw, **options})
+    scheduler = Scheduler(**{"publish": publisher.publish, "withdraw": publisher.withdraw, **options})
     for source, times in sources:
         scheduler.add(source, **times)
     scheduler.start()
@@ -86,7 +88,7 @@ def running_scheduler(
         yield scheduler
     finally:
         for source, _ in sources:
-            if isinstance(source, Hanging):
+            if isinstance(source, HangingSource):
                 source.release.set()
         scheduler.stop()
 
@@ -116,26 +118,26 @@ def test_a_collector_runs_at_once_and_again_after_its_interval() -> None:
         def collect(self) -> Iterator[Metric]:
             yield CounterMetricFamily("foreign_things", "Things.", 3.0)
 
-    board, slow, fast = Board(), Source("slow"), Source("fast")
-    with running_scheduler(board, (slow, SELDOM), (fast, OFTEN), (Foreign(), SELDOM)) as scheduler:
-        wait_until(lambda: fast.calls >= 4 and len(board.blocks) == 3)
+    publisher, slow, fast = BlockPublisher(), Source("slow"), Source("fast")
+    with running_scheduler(publisher, (slow, SELDOM), (fast, OFTEN), (Foreign(), SELDOM)) as scheduler:
+        wait_until(lambda: fast.calls >= 4 and len(publisher.blocks) == 3)
         with pytest.raises(ValueError, match="slow is already scheduled"):
             scheduler.add(slow, **SELDOM)
 
         assert slow.calls == 1
-        assert board.blocks["slow"] == tuple(block())
+        assert publisher.blocks["slow"] == tuple(block())
         assert status_of(scheduler, "slow").success is True
         assert metric(scheduler, "timeouts_total", "slow") == 0
-        assert "foreign_things_total 3.0" in text_of(board.blocks["foreign"])
+        assert "foreign_things_total 3.0" in text_of(publisher.blocks["foreign"])
 
 
 def test_a_hanging_collector_affects_only_itself_and_its_late_result_is_dropped() -> None:
-    board, hanging, healthy = Board(), Hanging("nfs"), Source("healthy")
+    publisher, hanging, healthy = BlockPublisher(), HangingSource("nfs"), Source("healthy")
     hanging.act = block
-    with running_scheduler(board, (hanging, TIGHT), (healthy, OFTEN)) as scheduler:
-        wait_until(lambda: "nfs" in board.blocks)
+    with running_scheduler(publisher, (hanging, TIGHT), (healthy, OFTEN)) as scheduler:
+        wait_until(lambda: "nfs" in publisher.blocks)
         hanging.act = hanging.hang
-        wait_until(lambda: "nfs" not in board.blocks)
+        wait_until(lambda: "nfs" not in publisher.blocks)
         calls, other_sources = hanging.calls, healthy.calls
         wait_until(lambda: healthy.calls >= other_sources + 8)
         status = status_of(scheduler, "nfs")
@@ -150,67 +152,67 @@ def test_a_hanging_collector_affects_only_itself_and_its_late_result_is_dropped(
         hanging.release.set()
         wait_until(lambda: status_of(scheduler, "nfs").success is True)
 
-        assert board.blocks["nfs"] == tuple(block(1))
+        assert publisher.blocks["nfs"] == tuple(block(1))
         assert (metric(scheduler, "duration_seconds_total", "nfs") or 0) >= 0.4
 
 
 def test_stopping_does_not_wait_for_hanging_collectors_and_ends_publication() -> None:
-    board, hanging = Board(), Hanging("stuck")
-    with running_scheduler(board, (hanging, SELDOM)) as scheduler:
+    publisher, hanging = BlockPublisher(), HangingSource("stuck")
+    with running_scheduler(publisher, (hanging, SELDOM)) as scheduler:
         wait_until(lambda: hanging.calls == 1)
         start = time.monotonic()
         scheduler.stop(timeout_seconds=0.3)
         seconds = time.monotonic() - start
         hanging.release.set()
-        wait_until(lambda: not any(t.name == "exporter-stuck" for t in threading.enumerate()))
+        wait_until(lambda: not any(thread.name == "exporter-stuck" for thread in threading.enumerate()))
 
         assert seconds < 5
-        assert board.events == []
+        assert publisher.events == []
 
 
 def test_a_partial_success_is_published_with_the_verdict_zero() -> None:
     part = block()
     part.problems += [("malformed", "line 3"), ("malformed", "line 9")]
-    board = Board()
-    with running_scheduler(board, (Source("half", lambda: part), SELDOM)) as scheduler:
+    publisher = BlockPublisher()
+    with running_scheduler(publisher, (Source("half", lambda: part), SELDOM)) as scheduler:
         wait_until(lambda: status_of(scheduler, "half").success is False)
 
-        assert board.blocks["half"] == tuple(part)
+        assert publisher.blocks["half"] == tuple(part)
         assert metric(scheduler, "success", "half") == 0
         assert metric(scheduler, "last_success_timestamp_seconds", "half") is None
         assert metric(scheduler, "errors_total", "half", reason="malformed") == 1
 
 
 def test_a_block_without_a_successor_is_withdrawn_and_published_again() -> None:
-    board, source = Board(), Source("gpu")
-    with running_scheduler(board, (source, TIGHT)) as scheduler:
-        wait_until(lambda: "gpu" in board.blocks)
+    publisher, source = BlockPublisher(), Source("gpu")
+    with running_scheduler(publisher, (source, TIGHT)) as scheduler:
+        wait_until(lambda: "gpu" in publisher.blocks)
         source.act, previous_calls = source_function(CollectError("gone", reason="permission")), source.calls
-        wait_until(lambda: "gpu" not in board.blocks)
+        wait_until(lambda: "gpu" not in publisher.blocks)
         failed_calls = source.calls - previous_calls
         source.act = block
-        wait_until(lambda: "gpu" in board.blocks)
+        wait_until(lambda: "gpu" in publisher.blocks)
 
         assert failed_calls >= 2  # a single failure withdraws no block
         assert status_of(scheduler, "gpu").success is True
 
 
 def test_removing_a_collector_removes_its_block_and_series() -> None:
-    board, source = Board(), Source("gone")
-    with running_scheduler(board, (source, OFTEN), (Source("stays"), OFTEN)) as scheduler:
-        wait_until(lambda: len(board.blocks) == 2)
+    publisher, source = BlockPublisher(), Source("gone")
+    with running_scheduler(publisher, (source, OFTEN), (Source("stays"), OFTEN)) as scheduler:
+        wait_until(lambda: len(publisher.blocks) == 2)
         scheduler.remove("gone")
         calls = source.calls
         time.sleep(0.2)
 
-        assert board.blocks.keys() == {"stays"}
+        assert publisher.blocks.keys() == {"stays"}
         assert source.calls <= calls + 1
         assert metric(scheduler, "timeouts_total", "gone") is None
 
 
 def test_a_successor_waits_for_the_call_of_its_removed_predecessor() -> None:
-    board, hanging, successor = Board(), Hanging("nfs"), Source("nfs")
-    with running_scheduler(board, (hanging, TIGHT)) as scheduler:
+    publisher, hanging, successor = BlockPublisher(), HangingSource("nfs"), Source("nfs")
+    with running_scheduler(publisher, (hanging, TIGHT)) as scheduler:
         wait_until(lambda: status_of(scheduler, "nfs").success is False)
         scheduler.remove("nfs")
         scheduler.add(successor, **SELDOM)
@@ -219,12 +221,12 @@ def test_a_successor_waits_for_the_call_of_its_removed_predecessor() -> None:
         assert status_of(scheduler, "nfs").reason == "timeout"
         hanging.release.set()
 
-        wait_until(lambda: board.blocks.get("nfs") == tuple(block()))
+        wait_until(lambda: publisher.blocks.get("nfs") == tuple(block()))
 
 
 def test_run_soon_during_a_pass_gives_one_more_pass_and_never_two_at_once() -> None:
-    source = Hanging("busy")
-    with running_scheduler(Board(), (source, SELDOM)) as scheduler:
+    source = HangingSource("busy")
+    with running_scheduler(BlockPublisher(), (source, SELDOM)) as scheduler:
         wait_until(lambda: source.calls == 1)
         for _ in range(10):
             scheduler.run_soon("busy")
@@ -241,7 +243,7 @@ def test_a_change_of_state_is_logged_once_and_not_every_pass(caplog: pytest.LogC
     partial_block.unsupported.append("no thermometers")
     permission, malformed = (CollectError("a detail", reason=kind) for kind in ("permission", "malformed"))
     source = Source("moody")
-    with running_scheduler(Board(), (source, OFTEN), (Source("whole"), OFTEN)) as scheduler:
+    with running_scheduler(BlockPublisher(), (source, OFTEN), (Source("whole"), OFTEN)) as scheduler:
         for act in (
             block,
             source_function(permission),
@@ -265,16 +267,16 @@ def test_a_change_of_state_is_logged_once_and_not_every_pass(caplog: pytest.LogC
 
 
 def test_a_hanging_publication_affects_only_its_collector() -> None:
-    board, release = Board(), threading.Event()
+    publisher, release = BlockPublisher(), threading.Event()
 
     def publish(name: str, families: Sequence[Metric]) -> None:
         if name == "slow":
             release.wait(60)
-        board.publish(name, families)
+        publisher.publish(name, families)
 
     other_sources = [Source(f"other{number}") for number in range(3)]
     sources = [(neighbour, OFTEN) for neighbour in other_sources]
-    with running_scheduler(board, (Source("slow"), TIGHT), *sources, publish=publish) as scheduler:
+    with running_scheduler(publisher, (Source("slow"), TIGHT), *sources, publish=publish) as scheduler:
         wait_until(lambda: status_of(scheduler, "slow").reason == "timeout")
         calls = [neighbour.calls for neighbour in other_sources]
         wait_until(
@@ -286,7 +288,7 @@ def test_a_hanging_publication_affects_only_its_collector() -> None:
         verdicts = [status_of(scheduler, neighbour.name).success for neighbour in other_sources]
         scheduler.remove("slow")  # without waiting
         release.set()
-        wait_until(lambda: ("withdraw", "slow") in board.events)
+        wait_until(lambda: ("withdraw", "slow") in publisher.events)
 
     assert verdicts == [True] * 3
 
@@ -303,14 +305,14 @@ def test_a_hanging_publication_affects_only_its_collector() -> None:
 def test_a_failing_collector_publishes_nothing_and_continues_counting_when_added_again(
     result: Any, reason: str
 ) -> None:
-    board, bad = Board(), Source("bad", source_function(result))
-    with running_scheduler(board, (bad, SELDOM)) as scheduler:
+    publisher, bad = BlockPublisher(), Source("bad", source_function(result))
+    with running_scheduler(publisher, (bad, SELDOM)) as scheduler:
         wait_until(lambda: metric(scheduler, "errors_total", "bad", reason=reason) == 1)
         scheduler.remove("bad")
         scheduler.add(bad, **SELDOM)
         wait_until(lambda: metric(scheduler, "errors_total", "bad", reason=reason) == 2)
 
-        assert board.events == []
+        assert publisher.events == []
         assert status_of(scheduler, "bad").reason == reason
 
 
@@ -318,7 +320,7 @@ def test_a_refused_block_is_a_failure_of_its_collector() -> None:
     def refuse(name: str, families: object) -> None:
         raise ValueError(f"{name} does not fit")
 
-    with running_scheduler(Board(), (Source("big"), SELDOM), publish=refuse) as scheduler:
+    with running_scheduler(BlockPublisher(), (Source("big"), SELDOM), publish=refuse) as scheduler:
         wait_until(lambda: status_of(scheduler, "big").success is False)
         status = status_of(scheduler, "big")
 
@@ -339,7 +341,7 @@ def test_local_collectors_share_one_thread() -> None:
     sources = {name: Source(name, note(name)) for name in threads}
     local = {**OFTEN, "lane": "local"}
     with running_scheduler(
-        Board(), (sources["cpu"], local), (sources["memory"], local), (sources["gpu"], OFTEN)
+        BlockPublisher(), (sources["cpu"], local), (sources["memory"], local), (sources["gpu"], OFTEN)
     ):
         wait_until(lambda: all(source.calls >= 3 for source in sources.values()))
 
@@ -355,9 +357,14 @@ def test_a_collector_that_hangs_in_a_file_does_not_affect_others_of_its_lane(tmp
         (tmp_path / "stat").read_text(encoding="utf-8")
         return block()
 
-    board, stuck, second, healthy = Board(), Source("stuck", read), Hanging("second"), Source("healthy")
+    publisher, stuck, second, healthy = (
+        BlockPublisher(),
+        Source("stuck", read),
+        HangingSource("second"),
+        Source("healthy"),
+    )
     local = {**TIGHT, "lane": "local"}
-    with running_scheduler(board, (stuck, local), (second, local), (healthy, local)) as scheduler:
+    with running_scheduler(publisher, (stuck, local), (second, local), (healthy, local)) as scheduler:
         wait_until(lambda: {"timeout"} == {status_of(scheduler, name).reason for name in ("stuck", "second")})
         calls = healthy.calls
         wait_until(lambda: healthy.calls >= calls + 5)
@@ -366,7 +373,7 @@ def test_a_collector_that_hangs_in_a_file_does_not_affect_others_of_its_lane(tmp
         stuck.act = second.act = block
         (tmp_path / "stat").write_text("1")
         second.release.set()
-        wait_until(lambda: {"stuck", "second"} <= board.blocks.keys())
+        wait_until(lambda: {"stuck", "second"} <= publisher.blocks.keys())
         lanes = [thread for thread in threading.enumerate() if thread.name == "exporter-local"]
 
     assert verdict is True
@@ -378,7 +385,7 @@ def test_a_collector_that_hangs_in_a_file_does_not_affect_others_of_its_lane(tmp
     assert len(lanes) == 1  # the abandoned threads have ended
 
 
-def test_a_scheduler_without_threads_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_without_threads_raises_a_start_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         if thread.name == "exporter-x":
             raise RuntimeError("can't start new thread")
@@ -389,6 +396,6 @@ def test_a_scheduler_without_threads_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
     with (
         pytest.raises(StartError, match="2 threads are needed for the collectors and 1 could be started"),
-        running_scheduler(Board(), (Source("x"), SELDOM)),
+        running_scheduler(BlockPublisher(), (Source("x"), SELDOM)),
     ):
         pass

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from collectors_support import assert_golden, assert_sound, text_of, value_of
-from energy_support import MACHINES, RANGE, Machine, without_privileges
+from energy_support import MACHINES, RANGE_JOULES, Machine, without_privileges
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import DATA
@@ -45,7 +45,7 @@ def test_a_described_machine_gives_the_expected_exposition(name: str, tmp_path: 
     ("register", "reason"), [(5.0, "reset"), (50_000.0, "backwards"), (200_000.0, "jump")]
 )
 def test_an_implausible_register_is_bridged_with_the_last_power(register: float, reason: str) -> None:
-    counter = EnergyCounter(range_joules=RANGE, max_watts=2000.0)
+    counter = EnergyCounter(range_joules=RANGE_JOULES, max_watts=2000.0)
     counter.update(100_000.0, 10.0)
     counter.update(100_500.0, 15.0)
     counter.update(register, 20.0)
@@ -67,7 +67,7 @@ def test_several_wraps_between_two_readings_are_found_by_the_last_power() -> Non
 
 @pytest.mark.parametrize("time", [2000.0, 3.0])
 def test_after_a_long_gap_or_a_reboot_no_energy_is_estimated(time: float) -> None:
-    counter = EnergyCounter(range_joules=RANGE, max_watts=2000.0)
+    counter = EnergyCounter(range_joules=RANGE_JOULES, max_watts=2000.0)
     counter.update(1000.0, 5.0)
     counter.update(1500.0, 10.0)
 
@@ -79,9 +79,12 @@ def test_energy_between_two_sidecars_is_the_difference_of_the_registers() -> Non
     first, second = RegisterReading(100.0, 10.0, watts=100.0), RegisterReading(6100.0, 70.0)
     after_wrap = RegisterReading(500.0, 70.0)
 
-    assert joules_between(first, second, range_joules=RANGE) == 6000.0
-    assert joules_between(RegisterReading(RANGE - 500.0, 10.0), after_wrap, range_joules=RANGE) == 1000.0
-    assert joules_between(first, RegisterReading(6100.0, 2000.0), range_joules=RANGE) is None
+    assert joules_between(first, second, range_joules=RANGE_JOULES) == 6000.0
+    assert (
+        joules_between(RegisterReading(RANGE_JOULES - 500.0, 10.0), after_wrap, range_joules=RANGE_JOULES)
+        == 1000.0
+    )
+    assert joules_between(first, RegisterReading(6100.0, 2000.0), range_joules=RANGE_JOULES) is None
     assert joules_between(first, RegisterReading(5.0, 70.0), range_joules=0.0) is None
 
 
@@ -189,7 +192,7 @@ def test_modelled_energy_is_published_only_on_request_and_is_labelled(
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["draw", "reset", "garbage", "sleep", "gone"]), st.floats(0, 900)),
+        st.tuples(st.sampled_from(["draw", "reset", "garbage", "sleep", "missing"]), st.floats(0, 900)),
         max_size=15,
     )
 )
@@ -205,7 +208,7 @@ def test_published_totals_never_decrease(tmp_path: Path, events: list[tuple[str,
             machine.write()
         elif event == "garbage":
             machine.register("intel-rapl:1").write_text("?\n")
-        elif event == "gone":
+        elif event == "missing":
             machine.register("intel-rapl:0:0").unlink()
         collected = collector.collect()
         assert_sound(collector, collected)
@@ -260,11 +263,9 @@ def test_power_over_time_is_the_energy_of_cores_chip_and_module(tmp_path: Path, 
 
     assert value_of(collected, CPU, "0", "hwmon") == pytest.approx(5 * 150 + 5 * 200)
     assert value_of(collected, "host_cpu_power_watts", "0", "hwmon") == 250.0
+    # The energy of a meter inside another meter is not counted twice.
     joules_by_device = {(reading.component, reading.device): reading.joules for reading in collector.readings}
-    assert joules_by_device == {
-        ("cpu", "package0"): 1750.0,
-        ("soc", "socket0"): 500.0,
-    }  # without overlapping meters
+    assert joules_by_device == {("cpu", "package0"): 1750.0, ("soc", "socket0"): 500.0}
 
 
 @pytest.mark.parametrize("garbage", ["", "N/A", "-5", "5000000000"])

@@ -32,28 +32,28 @@ import multiprocessing, os, signal, subprocess, sys, time
 context = multiprocessing.get_context("fork")
 def work(connection):
     while True:
-        what = connection.recv()
-        if what == "burn":
+        command = connection.recv()
+        if command == "burn":
             end = time.process_time() + 0.3
             while time.process_time() < end: pass
-        elif what == "exit": os._exit(3)
+        elif command == "exit": os._exit(3)
         connection.send("done")
 workers, connections = {}, {}
 for line in sys.stdin:
-    what, *rest = line.split()
-    if what == "fork":
-        connections[rest[0]], other = context.Pipe()
-        workers[rest[0]] = context.Process(target=work, args=(other,), daemon=True)
-        workers[rest[0]].start()
-    elif what == "burn":
-        connections[rest[0]].send("burn"); connections[rest[0]].recv()
-    elif what == "exit":
-        connections[rest[0]].send("exit")
-    elif what == "reap":
-        workers[rest[0]].join()
-    elif what == "stop":
-        os.kill(workers[rest[0]].pid, signal.SIGSTOP)
-    elif what == "program":
+    command, name = (*line.split(), "")[:2]
+    if command == "fork":
+        connections[name], worker_end = context.Pipe()
+        workers[name] = context.Process(target=work, args=(worker_end,), daemon=True)
+        workers[name].start()
+    elif command == "burn":
+        connections[name].send("burn"); connections[name].recv()
+    elif command == "exit":
+        connections[name].send("exit")
+    elif command == "reap":
+        workers[name].join()
+    elif command == "stop":
+        os.kill(workers[name].pid, signal.SIGSTOP)
+    elif command == "program":
         subprocess.Popen(["sleep", "60"])
     print("done", flush=True)
 for worker in workers.values(): worker.kill()
@@ -99,9 +99,10 @@ def collector_of(job: Job) -> ProcessCollector:
 
 
 def value(collected: Collected, name: str, *labels: str) -> float:
-    number = value_of(collected, name, *labels)
-    assert number is not None, (name, labels)
-    return number
+    """Return the value of a sample. An absent sample fails the test."""
+    sample_value = value_of(collected, name, *labels)
+    assert sample_value is not None, (name, labels)
+    return sample_value
 
 
 def cpu_seconds(collected: Collected) -> float:
@@ -137,7 +138,7 @@ def test_real_workers_are_found_and_counted(job: Job) -> None:
 
 def test_the_numbers_match_the_tools_of_the_system(job: Job) -> None:
     collector = collector_of(job)
-    job.execute("fork", "one")  # the trainer has started completely
+    job.execute("fork", "one")  # the reply shows that the trainer has started
     collected = collector.collect()
     memory = ProcessMemoryCollector(members=lambda: collector.members).collect()
     pid = job.process.pid
@@ -168,7 +169,7 @@ def test_unreadable_io_stays_absent_after_the_process_has_ended() -> None:
     assert not any("_io_" in sample.name for metric in collected for sample in metric.samples)
 
 
-def test_private_facts_of_another_users_processes_are_absent(job: Job) -> None:
+def test_private_values_of_another_users_processes_are_absent(job: Job) -> None:
     collector = collector_of(job)
     with without_privileges():
         collected = collector.collect()

@@ -32,7 +32,9 @@ LOADER = ("r", "0", "dataloader")
 
 @pytest.fixture(autouse=True)
 def procfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "PROCFS_PATH", "/proc")  # undo the change of `Watch`
+    monkeypatch.setattr(
+        psutil, "PROCFS_PATH", "/proc"
+    )  # restored after the test, in which SimulatedJob changes it
 
 
 @pytest.fixture
@@ -94,14 +96,12 @@ def test_another_process_with_the_same_pid_is_not_the_recording_process(
     job: SimulatedJob, proc: Proc
 ) -> None:
     for pid, rank in ((200, 1), (31_000, 2)):
-        job.add_recording(proc.add(FakeProcess(pid, own_pid=7 if pid == 31_000 else None)), rank=rank)
+        job.add_recording(proc.add(FakeProcess(pid, namespace_pid=7 if pid == 31_000 else None)), rank=rank)
     proc.processes[100].started_at += 3600.0  # started after the recording
     second = job.processes[1]
-    job.processes[1] = replace(
-        second, process=second.process.replace(pid=7)
-    )  # a different pid in the snapshot
+    job.processes[1] = replace(second, process=second.process.replace(pid=7))  # the snapshot has another pid
 
-    # A process in a container, seen from the host.
+    # Only the process in a container, whose own pid differs from the pid on the host, is matched.
     assert labels_of(job.collect(), INSTANCES) == [("r", "2", "trainer")]
 
 
@@ -213,7 +213,9 @@ def counters(collected: Collected) -> dict[tuple[str, ...], float]:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["work", "fall", "end", "start", "reuse", "zombie", "step back"]),
+            st.sampled_from(
+                ["work", "counter falls", "end", "start", "pid is reused", "zombie", "clock steps back"]
+            ),
             st.integers(0, 5),
             st.floats(0, 100),
         ),
@@ -230,12 +232,12 @@ def test_no_counter_decreases(tmp_path: Path, events: list[tuple[str, int, float
         worker = proc.processes.get(pid)
         if event == "start" and worker is None:
             proc.add(worker_process(pid, user=amount, started_at=proc.wall))
-        elif event == "step back":
+        elif event == "clock steps back":
             proc.wall -= amount * 1000
         elif worker is not None:
             if event == "work":
                 worker.user += amount
-            elif event == "fall":
+            elif event == "counter falls":
                 worker.user /= 2
             elif event == "zombie":
                 worker.state = "Z"
@@ -273,4 +275,4 @@ def test_a_process_that_ended_before_the_tree_is_read_is_not_hidden() -> None:
         tree.update(processes, collected=collected, now=now, wall=time.time())
         passes.append(tree.hidden_count)
 
-    assert passes == [0, 1]  # the feed reports its death before a second pass
+    assert passes == [0, 1]  # in practice the feed reports the end before the second pass

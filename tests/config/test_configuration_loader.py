@@ -49,7 +49,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedEntry:
     name: str
     secret: Annotated[str, Hidden()] = ""
     low: float = 0.0
@@ -71,7 +71,7 @@ class Defaults:
 @dataclass(frozen=True, slots=True)
 class Root:
     leaf: Leaf = Leaf(number=7)
-    names: list[Named] = field(default_factory=list)
+    names: list[NamedEntry] = field(default_factory=list)
     free: dict[str, str] = field(default_factory=dict)
     defaults: Defaults = Defaults()
 
@@ -120,7 +120,7 @@ free: {k: v}
         path=Path("/tmp/x"),
         custom_key="yes and no",
     )
-    assert root.names == [Named("n", low=-1000.0, high=16.0, pattern="a*")]
+    assert root.names == [NamedEntry("n", low=-1000.0, high=16.0, pattern="a*")]
     assert type(root.leaf.share) is float
     assert root.free == {"k": "v"}
 

@@ -59,7 +59,7 @@ def test_a_repartitioned_gpu_shows_only_its_new_instances() -> None:
 
     assert len(activity) == 4
     assert set(activity.values()) == {0.6}
-    assert before.values(SM) == {}  # of the whole card: absent while MIG is enabled
+    assert before.values(SM) == {}  # the family of the whole card is absent while MIG is enabled
     assert {(labels[0], labels[5]) for labels in after.values("gpu_mig_info")} == {("0", "3g.40gb")}
     assert uuid not in {labels[0] for labels in after.values("gpu_mig_memory_total_bytes", "0")}
     assert set(after.values("gpu_mig_sm_activity_ratio").values()) == {0.6}

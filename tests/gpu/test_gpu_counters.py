@@ -15,10 +15,10 @@ SECONDS = CounterRule(scale=1e-9, max_per_second=1.0)
 RULES = (ENERGY_RULE, CHILD_COUNTER, SECONDS, CounterRule(), CounterRule(max_per_second=1e12))
 
 
-def run(counter: MonotonicCounter, numbers: list[float], *, start: float = 0) -> float:
-    """Advance a counter by a number per second, and return the final total."""
-    for index, number in enumerate(numbers):
-        counter.advance(number, start + index, 1)
+def run(counter: MonotonicCounter, readings: list[float], *, start: float = 0) -> float:
+    """Advance a counter to a reading per second, and return the final total."""
+    for index, reading in enumerate(readings):
+        counter.advance(reading, start + index, 1)
     return counter.total
 
 
@@ -39,7 +39,7 @@ def test_a_total_never_decreases(rule: CounterRule, readings: list[tuple[int, fl
 
 
 @pytest.mark.parametrize(
-    ("numbers", "total", "resets"),
+    ("readings", "total", "resets"),
     [
         ([5_000_000, 5_100_000], 100_000, {}),  # energy starts at zero
         # A register of 32 bits.
@@ -53,17 +53,17 @@ def test_a_total_never_decreases(rule: CounterRule, readings: list[tuple[int, fl
     ],
     ids=["order", "wrap", "reset", "jump", "backwards", "glitch"],
 )
-def test_a_reset_counter_is_corrected(numbers: list[float], total: float, resets: dict[str, int]) -> None:
+def test_a_reset_counter_is_corrected(readings: list[float], total: float, resets: dict[str, int]) -> None:
     counter = MonotonicCounter(ENERGY_RULE)
 
-    assert run(counter, numbers) == total
+    assert run(counter, readings) == total
     assert counter.resets == resets
 
 
 def test_seconds_that_exceed_the_elapsed_time_are_absent() -> None:
     counter, values = MonotonicCounter(SECONDS), list[float | None]()
-    for start, numbers in ((0, [0, 1e9, 2e9]), (3, [40e9, 80e9, 120e9]), (6, [120.5e9, 121e9])):
-        run(counter, numbers, start=start)
+    for start, readings in ((0, [0, 1e9, 2e9]), (3, [40e9, 80e9, 120e9]), (6, [120.5e9, 121e9])):
+        run(counter, readings, start=start)
         values.append(counter.value())
 
     assert values == [2.0, None, 3.0]
@@ -110,8 +110,8 @@ SamplePass = tuple[float, list[tuple[float, float]]]
 def test_a_sample_ring_sums_samples_since_the_last_pass(passes: list[SamplePass], integral: float) -> None:
     ring = SampleRing()
     for seconds, samples in passes:
-        microseconds = [(int(time * 1e6), number) for time, number in samples]
-        ring.take(microseconds, wall_microseconds=int(seconds * 1e6), instantaneous=None)
+        samples_by_microseconds = [(int(time * 1e6), ratio) for time, ratio in samples]
+        ring.take(samples_by_microseconds, wall_microseconds=int(seconds * 1e6), instantaneous=None)
 
     assert ring.integral == pytest.approx(integral)
 

@@ -27,6 +27,7 @@ GUIDE = PROJECT / "docs" / "replay.md"
 
 
 def mistakes(text: str) -> list[str]:
+    """Return the problems of an invalid description."""
     with pytest.raises(ConfigurationError) as caught:
         machine(text)
     return [str(problem) for problem in caught.value.problems]
@@ -102,8 +103,8 @@ def test_messages_are_reassembled_from_any_chunks(fields: list[dict[str, Any]], 
     messages = [{**field, "kind": "any"} for field in fields]
     data = b"".join(map(encode, messages))
     read_descriptor, write_descriptor = os.pipe()
-    with open(read_descriptor, "rb"), open(write_descriptor, "wb", buffering=0) as pipe:  # noqa: PTH123 - descriptors
-        pipe.writelines(data[begin : begin + size] for begin in range(0, len(data), size))
+    with open(read_descriptor, "rb"), open(write_descriptor, "wb", buffering=0) as pipe:  # noqa: PTH123  # pathlib opens no descriptors
+        pipe.writelines(data[start : start + size] for start in range(0, len(data), size))
         pipe.close()
 
         reader, decoded = MessageReader(read_descriptor), list[dict[str, Any]]()

@@ -1,4 +1,4 @@
-"""GPU families against a libnvidia-ml.so.1 that the authors of the reader did not write."""
+"""GPU families read from a stand-in for libnvidia-ml.so.1 (tests/fakenvml)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = needs_fake_nvml
 
 ENERGY, BUSY = "gpu_energy_joules_total", "gpu_utilization_busy_seconds_total"
 RECEIVE_BYTES, THROTTLED_SECONDS = "gpu_pcie_receive_bytes_total", "gpu_clocks_event_seconds_total"
-GARBAGE = (
+GARBAGE_FUNCTIONS = (
     "nvmlGpmMetricsGet",
     "nvmlDeviceGetTotalEnergyConsumption",
     "nvmlDeviceGetSamples",
@@ -47,14 +47,15 @@ def counter_values(collector: GpuCollector) -> dict[str, float]:
 SLOW_SECONDS = 15.0
 """Duration in which each energy call of a card takes three seconds."""
 FAST_LINK = 56_000.0
-"""Rate in MiB per second at which the driver's 32-bit register of PCIe bytes wraps 14 times per second."""
+"""Rate in MiB per second at which a 32-bit register of bytes wraps about 14 times per second."""
 
 
 def cpu_seconds(collector: GpuCollector) -> float:
     """Return the CPU time of the NVML child."""
     pid = collector.child_pid
     assert pid is not None
-    return time.clock_gettime((~pid << 3) | 2)
+    cpu_clock = (~pid << 3) | 2  # as clock_getcpuclockid(3) computes it
+    return time.clock_gettime(cpu_clock)
 
 
 @pytest.mark.slow
@@ -91,7 +92,7 @@ def test_refused_readings_are_absent_and_their_energy_is_a_gap(
     with running_collector(fake) as collector:
         wait_until(lambda: counter_values(collector)[BUSY] > 1)
         now = time.time()
-        fake.fail(*(f"{name} -1 0 {now} {now + GARBAGE_SECONDS} 0 1" for name in GARBAGE))
+        fake.fail(*(f"{name} -1 0 {now} {now + GARBAGE_SECONDS} 0 1" for name in GARBAGE_FUNCTIONS))
         wait_until(lambda: set(counter_values(collector).values()) == {-1.0})
         assert value(collector, "gpu_up") == 1
         wait_until(lambda: counter_values(collector)[ENERGY] > 0)

@@ -50,7 +50,7 @@ def nvml_children() -> list[int]:
 
 
 def child_command(output: str, statement: str) -> list[str]:
-    """Return the command of a child that writes bytes and then executes a statement."""
+    """Return the command of a child that writes the bytes of an expression and then executes a statement."""
     program = f"import os, time; from exporter.collectors.gpu.nvml import encode; os.write(1, {output}); {statement}"
     return [sys.executable, "-c", program]
 
@@ -65,7 +65,7 @@ def child_command(output: str, statement: str) -> list[str]:
         ("required", None, ["nvml_down"], False),
     ],
 )
-def test_a_missing_library_is_a_failure_only_where_gpus_are_expected(
+def test_a_missing_library_is_a_failure_only_if_gpus_are_expected(
     mode: Any, visible: str | None, problems: list[str], *, ready: bool
 ) -> None:
     collector = GpuCollector(GpuOptions(mode=mode), visible=visible, timings=SHORT_TIMINGS)
@@ -184,8 +184,8 @@ def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
 
         assert value(collector, RESTARTS, "hung") == 1
         assert max_children == 2
-        start = time.monotonic()
-    assert time.monotonic() - start < 5
+        stop_start = time.monotonic()
+    assert time.monotonic() - stop_start < 5
 
 
 def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
@@ -207,12 +207,12 @@ def test_a_driver_update_causes_no_gap(tmp_path: Path) -> None:
         wait_until(lambda: nvml_up(collector))
         gaps = 0
 
-        def updated() -> bool:
+        def is_updated() -> bool:
             nonlocal gaps
             gaps += not nvml_up(collector)
             return any("590.44.01" in labels for labels in values(collector.collect(), "gpu_info"))
 
-        wait_until(updated)
+        wait_until(is_updated)
 
         assert gaps == 0
         assert value(collector, RESTARTS, "lib_rm_version_mismatch") == 1
@@ -360,7 +360,7 @@ def test_xids_come_from_the_kernel_log_without_nvml_events(tmp_path: Path) -> No
         wait_until(lambda: nvml_up(collector))
         with log.open("a") as file:
             file.write("4,2,2,-;NVRM: Xid (PCI:0000:10:00): 79, pid=7, GPU has fallen off the bus.\n")
-            file.write("4,3,3,-;NVRM: Xid (PCI:0000:99:00): 79, of no GPU of ours\n")
+            file.write("4,3,3,-;NVRM: Xid (PCI:0000:99:00): 79, a GPU of another machine\n")
             file.write("4,4,4,-;\xff\xfe NVRM: Xid (PCI:zz)\n4,5,5,-;half of a li")
 
         counts = values(collector.collect(), "gpu_xid_errors_total")

@@ -31,7 +31,7 @@ LINKS = "nvlinks: 4, nvlinks_active: 3"
 TRANSMITTED = "set: {nvlink_transmit_kib: {idle: 1000, counter_from: 0}}"
 
 
-def test_a_link_that_is_not_in_use_disables_nothing() -> None:
+def test_an_inactive_link_does_not_disable_the_counters_of_the_other_links() -> None:
     result = replay(small_machine(f"set: {{{LINKS}}}", TRANSMITTED), 65)
 
     assert result.values("gpu_nvlink_links", "0") == {("active",): 3, ("inactive",): 1}

@@ -48,7 +48,7 @@ def h100() -> ReplayResult:
     return replay("h100", 65)
 
 
-def test_eight_large_gpus_cost_about_seven_hundred_series(h100: ReplayResult) -> None:
+def test_eight_large_gpus_have_at_most_730_series_of_gpus_and_900_in_total(h100: ReplayResult) -> None:
     families = h100.families()
     gpu_families = [family for family in families if family.name.startswith("gpu_")]
 
@@ -82,7 +82,7 @@ def test_gpm_can_be_switched_off() -> None:
 
 
 def test_the_replayed_h100_shows_the_recorded_values() -> None:
-    """Compare the families with the values captured on the hardware. The machine's description names their source."""
+    """Compare the families with values captured on the hardware, whose source the machine's description names."""
     families = replay("h100-real", 65).families()
 
     def only_value(name: str, *labels: str) -> float:

@@ -21,7 +21,7 @@ TraceResult = tuple[GpuRegistry, dict[float, float]]
 
 @pytest.fixture(scope="module")
 def trace_result() -> TraceResult:
-    """Replay the trace through child, pipe and registry."""
+    """Replay the trace through the reader of the child, the messages and the registry of the sidecar."""
     card, samples = Card(), dict[float, float]()
     time, counter_time = 0.01, -COUNTER_EVERY_SECONDS
     while time < 19.7:
@@ -33,13 +33,15 @@ def trace_result() -> TraceResult:
     return card.registry, samples
 
 
-def test_the_mean_power_of_100_ms_phases_is_exact(trace_result: TraceResult) -> None:
+def test_the_mean_power_of_phases_of_100_ms_or_longer_is_that_of_their_load(
+    trace_result: TraceResult,
+) -> None:
     _, samples = trace_result
     joules, seconds = defaultdict[str, float](float), defaultdict[str, float](float)
-    for name, begin, end in TRACE["marks"]:
-        seconds[name] += end - begin
+    for name, start, end in TRACE["marks"]:
+        seconds[name] += end - start
         for previous, time in itertools.pairwise(sorted(samples)):
-            overlap = min(end, time - EPOCH) - max(begin, previous - EPOCH)
+            overlap = min(end, time - EPOCH) - max(start, previous - EPOCH)
             joules[name] += samples[time] * max(0.0, overlap)
 
     # Power in the longest phases: matrix product 750 to 800 W, copy 400 to 420 W, idle 130 W.
@@ -73,7 +75,7 @@ def test_energy_follows_the_counter_and_samples_interpolate_it(trace_result: Tra
     registry.take_sample({"kind": "sample", "time": 19.6, "gpus": [entry]}, 1)
     (counter_reading,) = registry.energies()
 
-    # Read at 0 and at 10 s, the rest is integrated.
+    # The counter is read at 0 and at 10 s. The energy after 10 s is integrated from the samples.
     assert integral_reading.joules == pytest.approx(
         energy_joules_at(LAST_READ) - energy_joules_at(0.01), rel=0.01
     )

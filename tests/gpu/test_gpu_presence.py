@@ -15,6 +15,7 @@ FORBIDDEN = "gpus: [0, 1], errors: {nvmlDeviceGetHandleByIndex_v2: NO_PERMISSION
 
 
 def numbers(result: ReplayResult) -> dict[int, int]:
+    """Return the number of each GPU in the job by its NVML index."""
     return {gpu.index: gpu.number for gpu in result.registry.gpus.values()}
 
 
@@ -49,7 +50,9 @@ def test_gpus_are_numbered_as_the_job_sees_them(visible: str | None, expected: d
         ("3", {2: 0, 3: 1}),
     ],
 )
-def test_gpus_without_permission_are_not_of_the_job(visible: str | None, expected: dict[int, int]) -> None:
+def test_gpus_without_permission_do_not_belong_to_the_job(
+    visible: str | None, expected: dict[int, int]
+) -> None:
     result = replay(small_machine(FORBIDDEN, count=4), 400, visible=visible)
 
     assert numbers(result) == expected
@@ -112,7 +115,7 @@ def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters() -> None:
         "gpu_is_lost",
         None,
     )
-    # 100 W, and the 31 s without an answer are a gap.
+    # The GPUs draw 100 W. The energy of the 31 s without an answer is a gap.
     first, second = later.registry.energies()
     assert (first.joules, first.gap_joules) == (6000.0, {})
     assert (second.joules, second.gap_joules) == (2900.0, {"no_reading": 3100.0})
@@ -133,7 +136,7 @@ def test_a_gpu_that_needs_a_reset_is_reported() -> None:
         ('driver: "590.44.01"', "lib_rm_version_mismatch", range(12)),
         ('errors: {"*": DRIVER_NOT_LOADED}', "driver_not_loaded", range(12)),
         ('errors: {"*": UNKNOWN}', "unknown", range(12)),
-        ("gpus: [1], lost: true", "gpu_lost", range(300, 320)),  # a return is expected for five minutes
+        ("gpus: [1], lost: true", "gpu_lost", range(300, 320)),  # a lost GPU may return within five minutes
     ],
 )
 def test_errors_that_need_a_new_process_end_the_child(fault: str, exit_reason: str, samples: range) -> None:
@@ -143,7 +146,7 @@ def test_errors_that_need_a_new_process_end_the_child(fault: str, exit_reason: s
     assert len(result.samples) in samples
 
 
-def test_other_gpus_are_read_while_one_is_lost_and_it_is_read_on_return() -> None:
+def test_xids_of_a_lost_gpu_and_of_other_gpus_are_counted() -> None:
     description = small_machine(
         "at: 10s, until: 35s, gpus: [1], xid: [79, 79, 48], lost: true",
         "at: 20s, gpus: [0], xid: [48]",
@@ -181,7 +184,7 @@ def test_counters_stay_with_their_gpu_when_indices_shift() -> None:
     assert numbers(result) == {0: 0, 1: 1, 2: 2}
 
 
-def test_what_is_kept_from_pass_to_pass_equals_what_is_made_anew() -> None:
+def test_families_reused_between_passes_equal_newly_built_families() -> None:
     events = (
         "at: 3s, until: 9s, gpus: [1], lost: true",
         "at: 20s, until: 25s, gpus: [0], set: {temperature: null, utilization: 70}",

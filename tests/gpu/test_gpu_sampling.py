@@ -20,7 +20,7 @@ THROTTLED = """set: {
     ("driver", "has_thermal"),
     [
         *((driver, True) for driver in ("575.51.03", "580.65.06", "580.82.07", "590.44.01")),
-        # There, the id means another setting.
+        # In these drivers, the field id has another meaning.
         *((driver, False) for driver in ("535.129.03", "550.90.07", "570.148.08", "580.70.01")),
     ],
 )
@@ -28,7 +28,7 @@ def test_throttle_counters_use_the_field_ids_of_the_driver(driver: str, has_ther
     result = replay(small_machine(THROTTLED, head=f'driver: "{driver}"'), 21)
     seconds = result.values("gpu_clocks_event_seconds_total", "0")
 
-    # Nanoseconds: half a second in each, and a tenth.
+    # The counters of nanoseconds increase by 0.5 s and 0.1 s per second.
     assert seconds["sw_power_cap",] == pytest.approx(3 + 0.5 * 21)
     assert seconds.get(("hw_thermal",)) == (pytest.approx(0.1 * 21) if has_thermal else None)
 
@@ -62,23 +62,23 @@ def test_a_garbage_value_is_absent_in_every_family(garbage: int) -> None:
     h100 = load_machine("h100")
     (model,) = h100.models.values()
     switches = {"event_types", "nvlinks", "nvlinks_active", "sample_buffers", "mig_mode"}
-    numbers = {**model.values, **dict.fromkeys(model.values.keys() - switches, garbage)}
-    gpus = dataclasses.replace(h100.gpus[0], values=numbers, count=1)
+    garbage_values = {**model.values, **dict.fromkeys(model.values.keys() - switches, garbage)}
+    gpus = dataclasses.replace(h100.gpus[0], values=garbage_values, count=1)
     result = replay(dataclasses.replace(h100, gpus=(gpus,), timeline=()), 30)
     families = result.families()
 
     assert_sound(families)
-    shown = {
+    implausible_families = {
         family.name
         for family in families
         for sample in family.samples
         if sample.value < 0 or sample.value >= 1e18
     }
-    # A margin of -1 is one degree beyond the limit, all ones or not.
-    assert shown <= {"gpu_temperature_margin_celsius"}
+    # A margin of -1, even if it is a register of all ones, is valid: one degree beyond the limit.
+    assert implausible_families <= {"gpu_temperature_margin_celsius"}
     assert values(families, "exporter_nvml_errors_total")
-    down = values(families, "gpu_error_info")  # where every call failed
-    assert {labels[-1] for labels in down} <= {"garbage"}
+    errors = values(families, "gpu_error_info")  # present if every call of the GPU failed
+    assert {labels[-1] for labels in errors} <= {"garbage"}
 
 
 def test_invalid_text_affects_only_its_reading() -> None:
@@ -103,7 +103,7 @@ def test_without_an_energy_counter_power_is_integrated_at_any_interval(
 ) -> None:
     result = replay(small_machine("set: {energy: null}"), 600, period=period)
 
-    # 100 W, and busy half of the time; the driver's buffers hold a few seconds.
+    # The GPU draws 100 W and is busy half of the time. The driver's buffers hold a few seconds.
     joules = result.values("gpu_energy_joules_total", "0")
     assert joules == {("nvml_power",): pytest.approx(60_000, rel=0.12)}
     busy = result.values("gpu_utilization_busy_seconds_total", "0")
