@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from waiting import LIMIT_SECONDS, PATIENCE
 
-PROGRAM = next(
+CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
 )
 
-FLAGS = (
+CHROMIUM_FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *(
         "--disable-extensions",
@@ -32,7 +32,7 @@ FLAGS = (
 )
 
 needs_chromium = pytest.mark.skipif(
-    not PROGRAM and not os.environ.get("CI"), reason="needs a browser: apt-get install chromium"
+    not CHROMIUM and not os.environ.get("CI"), reason="needs a browser: apt-get install chromium"
 )
 
 
@@ -41,13 +41,13 @@ class Tab:
 
     Attributes:
         complaints: Script errors and violations of the content security policy.
-        requests: Every requested address.
+        requests: Requested addresses, in order.
     """
 
     def __init__(self, write_descriptor: int, read_descriptor: int) -> None:
         self._write_descriptor, self._read_descriptor = write_descriptor, read_descriptor
-        self._number = 0
-        self._rest = b""
+        self._message_id = 0
+        self._buffer = b""
         self._session = ""
         self.complaints: list[str] = []
         self.requests: list[str] = []
@@ -58,23 +58,23 @@ class Tab:
 
     def call(self, method: str, **parameters: object) -> dict[str, Any]:
         """Send a command to the browser and return its result."""
-        self._number += 1
-        message: dict[str, object] = {"id": self._number, "method": method, "params": parameters}
+        self._message_id += 1
+        message: dict[str, object] = {"id": self._message_id, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
         os.write(self._write_descriptor, json.dumps(message).encode() + b"\0")
         while True:
             response = self._read()
-            if response.get("id") == self._number:
+            if response.get("id") == self._message_id:
                 assert "error" not in response, response
                 return response["result"]  # type: ignore[no-any-return]  # JSON
 
     def _read(self) -> dict[str, Any]:
-        while b"\0" not in self._rest:
+        while b"\0" not in self._buffer:
             chunk = os.read(self._read_descriptor, 1 << 16)
             assert chunk, "the browser ended"
-            self._rest += chunk
-        text, self._rest = self._rest.split(b"\0", 1)
+            self._buffer += chunk
+        text, self._buffer = self._buffer.split(b"\0", 1)
         message: dict[str, Any] = json.loads(text)
         parameters = message.get("params", {})
         if message.get("method") == "Log.entryAdded":
@@ -122,27 +122,33 @@ class Tab:
 @contextlib.contextmanager
 def chromium(directory: Path) -> Iterator[Tab]:
     """Run a browser that can only connect to 127.0.0.1, and yield its tab."""
-    to_browser, to_us = os.pipe(), os.pipe()
+    to_browser, from_browser = os.pipe(), os.pipe()
     # The browser expects its pipe at descriptors 3 and 4, which Popen alone does not guarantee.
     start = "import os, sys; r, w = map(int, sys.argv[1:3]); r, w = os.dup(r), os.dup(w); os.dup2(r, 3); os.dup2(w, 4)"
     start += "; os.set_inheritable(3, True); os.set_inheritable(4, True)"
     process = subprocess.Popen(
         [
             *(sys.executable, "-c", f"{start}; os.execv(sys.argv[3], sys.argv[3:])"),
-            *(str(to_browser[0]), str(to_us[1]), PROGRAM, *FLAGS, f"--user-data-dir={directory / 'browser'}"),
+            *(
+                str(to_browser[0]),
+                str(from_browser[1]),
+                CHROMIUM,
+                *CHROMIUM_FLAGS,
+                f"--user-data-dir={directory / 'browser'}",
+            ),
         ],
-        pass_fds=(to_browser[0], to_us[1]),
+        pass_fds=(to_browser[0], from_browser[1]),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
     os.close(to_browser[0])
-    os.close(to_us[1])
+    os.close(from_browser[1])
     try:
-        yield Tab(to_browser[1], to_us[0])
+        yield Tab(to_browser[1], from_browser[0])
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
         process.wait(10)
         os.close(to_browser[1])
-        os.close(to_us[0])
+        os.close(from_browser[0])

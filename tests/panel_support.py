@@ -30,7 +30,7 @@ def assert_panel(
     factor: int = 1,
     minutes: float = 15,
 ) -> None:
-    """Compare the values of a panel's query, times *factor* and rounded; the series have a sample per 15 s.
+    """Check the values of a panel's query, multiplied by *factor* and rounded. The series have a sample every 15 s.
 
     The time range of a plot starts at 0.
     """

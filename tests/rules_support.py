@@ -27,7 +27,7 @@ needs_promtool = pytest.mark.skipif(
 )
 
 KEYWORDS = frozenset({"and", "atan2", "bool", "group_left", "group_right", "offset", "or", "unless"})
-"""PromQL keywords other than functions and label lists."""
+"""PromQL keywords that look like the name of a series."""
 LABEL_LISTS = re.compile(r"\b(?:by|group_left|group_right|ignoring|on|without)\s*\(([^)]*)\)")
 SELECTOR = re.compile(
     r"""(?P<text>"(?:[^"\\]|\\.)*")|(?P<range>\[[^\]]*\])|(?P<number>\b\d[\w.]*)
@@ -108,7 +108,7 @@ def load_script(path: Path) -> ModuleType:
 
 
 @functools.cache
-def headings() -> dict[str, str]:
+def runbook_sections() -> dict[str, str]:
     """Return the text of each section of the runbook by its anchor."""
     text = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
     parts = re.split(r"^### (.+)$", text, flags=re.MULTILINE)
@@ -128,23 +128,25 @@ def labels_by_name() -> dict[str, frozenset[str]]:
         for specs_of_module in load_script(ROOT / "docs/generate_metrics.py").specs_by_module().values()
         for spec in specs_of_module
     ]
-    for name, distribution, labels in specs:
-        if distribution:
+    for name, is_distribution, labels in specs:
+        if is_distribution:
             names |= {f"{name}_sum": labels, f"{name}_count": labels, f"{name}_bucket": labels | {"le"}}
         else:
             names[name] = labels
     names |= {rule.name: frozenset[str]() for rule in thresholds()}
-    waiting = list(records())
-    while waiting:  # a rule may read a record of a later file
-        ready = [rule for rule in waiting if all(selector.name in names for selector in selectors(rule.expr))]
+    pending_rules = list(records())
+    while pending_rules:  # a rule may read a record of a later file
+        ready = [
+            rule for rule in pending_rules if all(selector.name in names for selector in selectors(rule.expr))
+        ]
         if not ready:
-            raise KeyError(f"{waiting[0].name} reads a series that does not exist")
+            raise KeyError(f"{pending_rules[0].name} reads a series that does not exist")
         for rule in ready:
             labels_of_rule = aggregation_labels(rule.expr).union(
                 *(names[selector.name] for selector in selectors(rule.expr))
             )
             names[rule.name] = frozenset(labels_of_rule)
-            waiting.remove(rule)
+            pending_rules.remove(rule)
     return names
 
 
@@ -162,7 +164,7 @@ def accelerated_rules(directory: Path, seconds: float, *, at_once: bool = False)
 
 ACTUAL_ALERT = re.compile(r"Labels:\{(?P<labels>.*)\}\n\s*Annotations:\{(?P<annotations>.*)\}")
 PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-EXPECTED = re.compile(r"^(?P<indent> *)- exp_labels: (?P<labels>\{.*\})$")
+EXPECTED_ALERT = re.compile(r"^(?P<indent> *)- exp_labels: (?P<labels>\{.*\})$")
 
 
 def fill_annotations(path: Path) -> None:
@@ -194,7 +196,7 @@ def fill_annotations(path: Path) -> None:
             time = duration(time_match[1])
         elif alert_match := re.match(r" *alertname: (\w+)", line):
             alert = alert_match[1]
-        elif expected_match := EXPECTED.match(line):
+        elif expected_match := EXPECTED_ALERT.match(line):
             labels = yaml.safe_load(expected_match["labels"])
             key = frozenset((label, str(value)) for label, value in labels.items())
             inner = expected_match["indent"] + "  "

@@ -52,7 +52,7 @@ class Sidecar:
         return self.request("/metrics")[1]
 
     def sample(self, series: str) -> float | None:
-        """Value of a series as printed on the page; None if absent."""
+        """Return the value of a series, named as on the page, or None if absent."""
         match = re.search(rf"^{re.escape(series)} (\S+)$", self.page, re.MULTILINE)
         return None if match is None else float(match[1])
 
@@ -62,7 +62,7 @@ class Sidecar:
         return set(re.findall(pattern, self.page, re.MULTILINE))
 
     def reload(self) -> None:
-        """Reload the configuration, ignoring errors."""
+        """Send SIGHUP and wait until the sidecar logs that the configuration is, or is not, reloaded."""
         reload_count = self.log.count("reloaded")
         self.process.send_signal(signal.SIGHUP)
         wait_until(lambda: self.log.count("reloaded") > reload_count)
@@ -77,7 +77,10 @@ class Sidecar:
 def sidecar(
     tmp_path: Path, *flags: str, ready: bool = True, machines: Path | None = None, **variables: str
 ) -> Iterator[Sidecar]:
-    """Run a sidecar on a free port with a temporary feed directory; *machines* contains descriptions of machines to replay."""
+    """Run a sidecar on a free port, with the feed directory of the test.
+
+    *machines* is a directory with descriptions of machines to replay.
+    """
     feed = tmp_path / "feed"
     feed.mkdir(exist_ok=True)
     log = tmp_path / f"log-{time.monotonic_ns()}"

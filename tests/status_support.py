@@ -19,6 +19,7 @@ from exporter.status.readings import Readings
 from exporter.status.view import ExporterInfo, View, build_view
 
 NOW = 10_000.0
+"""Time of the page, Unix time."""
 VOID_ELEMENTS = {"meta", "link", "path", "rect"}
 Rows = dict[str, list[tuple[dict[str, str], float | Distribution]]]
 
@@ -55,7 +56,7 @@ class Document(HTMLParser):
         self.open: list[str] = []
         self.tags: list[str] = []
         self.links: list[str] = []
-        self.names: list[str] = []
+        self.attribute_names: list[str] = []
         self.text: list[str] = []
         self.feed(page.decode())
         self.close()
@@ -64,7 +65,7 @@ class Document(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert self.open[-2:] != ["dl", "div"] or tag in {"dt", "dd"}
         self.tags.append(tag)
-        self.names += [name for name, _ in attrs]
+        self.attribute_names += [name for name, _ in attrs]
         self.links += [value or "" for name, value in attrs if name in {"href", "src", "action"}]
         if tag not in VOID_ELEMENTS:
             self.open.append(tag)
@@ -95,7 +96,7 @@ def families_of(rows: Rows) -> list[Metric]:
 
 
 def history_of(ticks: int, rows: Callable[[int], Rows], every: float = 5.0) -> History:
-    """Return a history with a point for each tick. The last point is `every` seconds old."""
+    """Return a history with a point for each tick, `every` seconds apart. The last point is `every` seconds old."""
     times = iter(NOW - every * (ticks - tick) for tick in range(ticks))
     history = History(interval_seconds=5, clock=lambda: next(times))
     for tick in range(ticks):
@@ -107,7 +108,7 @@ def step_durations(count: int, seconds: float) -> Rows:
     return {"training_step_duration_seconds": run_sample(Distribution(count, seconds), mode="train")}
 
 
-def server_facts(**changes: Any) -> ExporterInfo:
+def exporter_info(**changes: Any) -> ExporterInfo:
     return replace(ExporterInfo("1.2.3", "node7", NOW - 90, NOW, "/dev/shm/x"), **changes)
 
 
@@ -116,14 +117,14 @@ def collector_status(**changes: Any) -> CollectorStatus:
 
 
 def view_of(rows: Rows, history: History | None = None) -> View:
-    return build_view(server_facts(), Readings(families_of(rows)), history or History())
+    return build_view(exporter_info(), Readings(families_of(rows)), history or History())
 
 
 def status_page(
     rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any
 ) -> Document:
     status_view = build_view(
-        server_facts(**changes), Readings(families_of(rows)), past or History(), collectors
+        exporter_info(**changes), Readings(families_of(rows)), past or History(), collectors
     )
     return Document(render(status_view, Onsets()))
 
@@ -137,7 +138,7 @@ def concerns_of(
 ) -> list[Concern]:
     """Return the concerns that a page shows."""
     status_view = build_view(
-        server_facts(**changes), Readings(families_of(rows)), past or History(), collectors
+        exporter_info(**changes), Readings(families_of(rows)), past or History(), collectors
     )
     return concerns(findings(status_view), onsets or Onsets(), status_view.exporter.now)
 

@@ -84,8 +84,8 @@ def main() -> None:
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, terminate)
-    # SIGTERM that arrives just before a blocking read of standard input does not interrupt the read, and Python runs the handler only
-    # after it. The timer interrupts the read ten times a second, so that the handler runs soon.
+    # If SIGTERM arrives just before a blocking read of standard input, Python runs the handler only after the read. The timer
+    # interrupts the read ten times a second, so that the handler runs soon.
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
     server.start()

@@ -130,8 +130,8 @@ def fetch(
         client.request(method, path, headers=headers or {})
         response = client.getresponse()
         body = response.read()
-        names = {name.lower(): value for name, value in response.getheaders()}
-        return Reply(response.status, names, body, time.monotonic() - start)
+        response_headers = {name.lower(): value for name, value in response.getheaders()}
+        return Reply(response.status, response_headers, body, time.monotonic() - start)
 
 
 def scrape_repeatedly(port: int, count: int = 3, context: ssl.SSLContext | None = None) -> list[Reply]:
@@ -172,7 +172,7 @@ class ClientCrowd:
         self,
         port: int,
         count: int,
-        first: bytes = b"",
+        request: bytes = b"",
         *,
         receive_bytes: int = 0,
         context: ssl.SSLContext | None = None,
@@ -191,7 +191,7 @@ class ClientCrowd:
                 member.connect(("127.0.0.1", port))
                 if context is not None:
                     member = context.wrap_socket(member, server_hostname="127.0.0.1")
-                member.sendall(first)
+                member.sendall(request)
             self.members.append(member)
 
     def trickle(self, data: bytes, interval_seconds: float) -> None:
@@ -235,7 +235,7 @@ class Authority:
         return path
 
     def client(self, *names: str) -> ssl.SSLContext:
-        """Return the TLS context of a client. With names, the client has a certificate of this authority."""
+        """Return the TLS context of a client, with a certificate of this authority if `names` are passed."""
         context = ssl.create_default_context(cafile=str(self.directory / "ca.pem"))
         if names:
             self.authority.issue_cert(*names).configure_cert(context)

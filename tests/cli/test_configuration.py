@@ -35,7 +35,8 @@ def resolve_command_line(*arguments: str, **environ: str) -> Configuration:
     return resolve(parser.parse_flags(arguments), environ)
 
 
-def problems(*arguments: str, **environ: str) -> list[str]:
+def problem_lines(*arguments: str, **environ: str) -> list[str]:
+    """Return the lines of the error for an invalid command line or environment."""
     with pytest.raises(ConfigurationError) as error_info:
         resolve_command_line(*arguments, **environ)
     return str(error_info.value).splitlines()
@@ -98,7 +99,7 @@ def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_an_invalid_flag_is_one_line(arguments: str, expected: str) -> None:
-    (line,) = problems(*arguments.split())
+    (line,) = problem_lines(*arguments.split())
 
     assert expected in line
 
@@ -107,7 +108,7 @@ def test_problems_of_all_sources_are_reported_together(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("log: {level: loud}\nfeed: {interval: 0s}")
 
-    messages = problems(
+    messages = problem_lines(
         f"--config.file={file}", "--log.format=xml", "--web.listen-address=x", EXPORTER_FEED_DIR="a\0b"
     )
 
@@ -201,7 +202,7 @@ def keys_of(node: object) -> Iterator[str]:
         yield from keys_of(node.get("items"))
 
 
-def outcome(text: str) -> list[str]:
+def file_problems(text: str) -> list[str]:
     """Return the problems of a file, an empty list for a valid file."""
     try:
         load(text, "c", Configuration)
@@ -234,7 +235,7 @@ def outcome(text: str) -> list[str]:
     ],
 )
 def test_an_invalid_setting_is_reported_with_its_place(text: str, expected: str) -> None:
-    (problem,) = outcome(text)
+    (problem,) = file_problems(text)
 
     assert expected in problem
 
@@ -263,7 +264,7 @@ RULES = st.builds(
 )
 
 
-@settings(max_examples=30)  # each writes and reads a whole configuration
+@settings(max_examples=30)  # each example writes and reads a whole configuration
 @given(st.lists(RULES, max_size=3))
 def test_a_configuration_that_is_printed_is_read_back_unchanged(rules: list[Rule]) -> None:
     configuration = dataclasses.replace(Configuration(), recording=tuple(rules))
@@ -324,4 +325,4 @@ def test_the_schema_is_valid_and_agrees_with_the_loader(text: str, is_valid: boo
     validator = jsonschema.Draft202012Validator(generator.schema())
 
     assert validator.is_valid(yaml.safe_load(text)) is is_valid
-    assert bool(outcome(text)) is not is_valid
+    assert bool(file_problems(text)) is not is_valid

@@ -31,6 +31,7 @@ from exporter.cli.simulated_job import CHECKPOINT_STEPS, CRASH_STEP, RANKS
 STEPS = re.compile(r'^demo_step_duration_seconds_count\{(?:.*,)?rank="(\d)".*\} (\S+)$', re.MULTILINE)
 PHASES = re.compile(r'^training_phase_seconds_total\{phase="(\w+)"', re.MULTILINE)
 WINDOW = re.compile(r'^demo_step_duration_window_mean_seconds\{(?:.*,)?rank="(\d)"', re.MULTILINE)
+CARD = re.compile(r'^training_rank_info\{.*gpu="(\d)".*rank="(\d)"', re.MULTILINE)
 
 
 def demo_command(*flags: str, port: int = 0) -> list[str]:
@@ -82,13 +83,10 @@ def test_each_rank_holds_a_gpu_and_has_energy_carbon_and_cost(tmp_path: Path) ->
     prefixes = ("training_energy_joules_total{", "training_carbon_grams_total{", "training_cost_total{")
     with demo(tmp_path) as (_, port):
         wait_until(lambda: all(f"\n{name}" in page(port) for name in prefixes))
-        cards = wait_until(lambda: uuids if len(uuids := set(CARD.findall(page(port)))) == RANKS else None)
+        cards = wait_until(lambda: pairs if len(pairs := set(CARD.findall(page(port)))) == RANKS else None)
 
     assert sorted(rank for _, rank in cards) == ["0", "1"]
     assert len({card for card, _ in cards}) == RANKS
-
-
-CARD = re.compile(r'^training_rank_info\{.*gpu="(\d)".*rank="(\d)"', re.MULTILINE)
 
 
 def value(text: str, series: str) -> float:

@@ -84,7 +84,7 @@ def test_the_file_exists_while_the_page_exists_and_until_push_ends(server: Serve
     path = tmp_path / "training.prom"
     with pushing(server, str(path)) as process:
         wait_until(path.exists)
-        first = path.read_bytes()
+        content = path.read_bytes()
         mode = path.stat().st_mode & 0o777
         server.page = None
         wait_until(lambda: not path.exists())
@@ -93,7 +93,7 @@ def test_the_file_exists_while_the_page_exists_and_until_push_ends(server: Serve
         process.send_signal(signal.SIGTERM)
         _, message = process.communicate(timeout=10 * PATIENCE)
 
-    assert (first, mode, process.returncode) == (PAGE, 0o644, 0)
+    assert (content, mode, process.returncode) == (PAGE, 0o644, 0)
     assert list(tmp_path.iterdir()) == []
     assert message.count("cannot be read: HTTP Error 503") == 1
     assert message.count("works again") == 1
@@ -131,12 +131,12 @@ def test_a_file_of_a_killed_push_is_removed_by_the_next_push_without_a_page(
         wait_until(path.exists)
         process.kill()
         process.wait()
-    remains = path.exists()
+    remained_after_kill = path.exists()
     server.page = None
 
     with pushing(server, str(path)):
         wait_until(lambda: not path.exists())
-    assert remains
+    assert remained_after_kill
 
 
 def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Path) -> None:

@@ -72,13 +72,13 @@ def test_a_command_that_cannot_be_executed_exits_as_in_a_shell_with_one_line(
     if content is not None:
         (tmp_path / "program").write_text(content)
         (tmp_path / "program").chmod(mode)
-    trace = tmp_path / "sidecar"
+    sidecar_file = tmp_path / "sidecar"
     result = run_to_completion(
-        supervise_command(tmp_path, [name.format(tmp_path)], sidecar=["/bin/touch", str(trace)])
+        supervise_command(tmp_path, [name.format(tmp_path)], sidecar=["/bin/touch", str(sidecar_file)])
     )
 
     assert (result.returncode, result.stderr) == (status, f"exporter: {message.format(tmp_path)}\n")
-    assert not trace.exists()
+    assert not sidecar_file.exists()
 
 
 def test_the_job_owns_the_standard_streams(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_the_job_owns_the_standard_streams(tmp_path: Path) -> None:
 
 
 def test_the_job_shares_the_process_group_and_the_session(tmp_path: Path) -> None:
-    script = "print([of(0) == of(os.getppid()) for of in (os.getpgid, os.getsid)])"
+    script = "print([read_id(0) == read_id(os.getppid()) for read_id in (os.getpgid, os.getsid)])"
 
     assert run_job(tmp_path, sys.executable, "-c", f"import os; {script}").stdout == "[True, True]\n"
 
@@ -109,10 +109,10 @@ def test_the_job_inherits_the_signal_mask_and_dispositions_of_run(tmp_path: Path
 
 def test_inherited_descriptors_reach_the_job_but_not_the_sidecar(tmp_path: Path) -> None:
     note = tmp_path / "sidecar"
-    script = "ls -l /proc/self/fd | grep -c 'given$'"
+    script = "ls -l /proc/self/fd | grep -c 'inherited$'"
     sidecar = ["/bin/sh", "-c", f"{script} > {note}.new; mv {note}.new {note}"]
     job = ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done; {script}"]
-    with (tmp_path / "given").open("w") as file:
+    with (tmp_path / "inherited").open("w") as file:
         result = run_to_completion(
             supervise_command(tmp_path, job, sidecar=sidecar), pass_fds=[file.fileno()]
         )
@@ -167,16 +167,16 @@ def test_an_exit_record_is_removed_after_a_day(tmp_path: Path) -> None:
 
 
 def test_the_separator_is_optional_and_the_job_keeps_its_flags(tmp_path: Path) -> None:
-    show = ["sh", "-c", "echo $0 $*", "--web.listen-address=x", "--", "-v"]
+    job = ["sh", "-c", "echo $0 $*", "--web.listen-address=x", "--", "-v"]
     flags = ["--feed.dir", str(tmp_path), "--web.listen-address=127.0.0.1:0"]
-    result = run_to_completion([sys.executable, "-m", "exporter", "run", *flags, *show])
+    result = run_to_completion([sys.executable, "-m", "exporter", "run", *flags, *job])
 
     assert (result.returncode, result.stdout) == (0, "--web.listen-address=x -- -v\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "error_text"),
-    [(["--run.lingr=1s", "touch", "{}/begun"], "--run.linger"), ([], "[--] COMMAND ARG...")],
+    [(["--run.lingr=1s", "touch", "{}/started"], "--run.linger"), ([], "[--] COMMAND ARG...")],
 )
 def test_an_invalid_command_line_is_refused_before_the_job_starts(
     tmp_path: Path, arguments: list[str], error_text: str
@@ -188,7 +188,7 @@ def test_an_invalid_command_line_is_refused_before_the_job_starts(
 
     assert result.returncode == 2
     assert error_text in result.stderr
-    assert not (tmp_path / "begun").exists()
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_job_with_the_exporter_disabled_runs_unchanged(tmp_path: Path) -> None:

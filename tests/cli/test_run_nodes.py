@@ -36,7 +36,7 @@ for _ in range(int(sys.argv[2])):
     optimizer.zero_grad()
     steps += 1
 (directory / f"rank{dist.get_rank()}").write_text(json.dumps({"steps": steps, "loss": loss.item()}))
-while not (directory / "seen").exists():
+while not (directory / "pages-read").exists():
     time.sleep(0.05)
 dist.barrier()
 """
@@ -56,9 +56,9 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
     static = ["--master-addr=127.0.0.1", f"--master-port={rendezvous_port}"]
     c10d = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{rendezvous_port}"]
     feeds, ports = [tmp_path / "feed0", tmp_path / "feed1"], [free_port(), free_port()]
-    outputs = [tmp_path / "said0", tmp_path / "said1"]
+    log_files = [tmp_path / "stderr0", tmp_path / "stderr1"]
     with ExitStack() as stack:
-        for node, (feed, port, path) in enumerate(zip(feeds, ports, outputs, strict=True)):
+        for node, (feed, port, path) in enumerate(zip(feeds, ports, log_files, strict=True)):
             job = agent_command(node, static if backend == "static" else c10d, script, tmp_path, STEPS)
             stderr = stack.enter_context(path.open("w"))
             command = run_command(feed, job, f"--state.dir={tmp_path / f'state{node}'}", port=port)
@@ -69,16 +69,16 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
         ranks = [wait_until(partial(port_with, rank, ports)) for rank in (0, 1)]
         wait_until(lambda: "training_run_state{" in page(ranks[0]))
         pages = [page(port) for port in ranks]
-        (tmp_path / "seen").touch()
+        (tmp_path / "pages-read").touch()
 
-    names = {re.search(r"exporter: run (\S+?),", path.read_text()).group(1) for path in outputs}  # type: ignore[union-attr]  # fails the test
+    names = {re.search(r"exporter: run (\S+?),", path.read_text()).group(1) for path in log_files}  # type: ignore[union-attr]  # None fails the test
     identities = {
         name for text in pages for name in re.findall(r'^training_\w+\{.*\brun="([^"]+)"', text, re.MULTILINE)
     }
     rank_record = json.loads((tmp_path / "rank0").read_text())
     assert len(names) == 1
     assert identities == names
-    assert all("share the run name above" in path.read_text() for path in outputs)
+    assert all("share the run name above" in path.read_text() for path in log_files)
     assert sum_by_labels(pages[0], "training_steps_total", mode="train") == rank_record["steps"] == STEPS
     assert sum_by_labels(pages[0], "training_loss", mode="train") == pytest.approx(
         rank_record["loss"], rel=1e-5
@@ -88,7 +88,7 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
 
 
 def port_with(rank: int, ports: list[int]) -> int | None:
-    """Return the port of the sidecar that shows all steps of a rank."""
+    """Return the port of the sidecar whose page has all steps of a rank, or None."""
     steps = {
         port: sum_by_labels(page(port), "training_steps_total", rank=str(rank), mode="train")
         for port in ports

@@ -33,18 +33,18 @@ from waiting import PATIENCE, wait_until
 
 from exporter.feed import runs
 
-# Records the number of steps of the first argument, then continues when a file appears.
+# Records as many steps as the first argument says, and one more step once the file of the second argument exists.
 RECORDING_JOB = """
 import sys, time
 from pathlib import Path
 from exporter import Aggregation, Stat, flush
-steps, go_on = int(sys.argv[1]), Path(sys.argv[2])
+steps, continue_file = int(sys.argv[1]), Path(sys.argv[2])
 stat = Stat("job.steps", {Aggregation.COUNT}, window_seconds=0.5)
 for _ in range(steps):
     stat.add(1.0)
 flush()
-until = time.monotonic() + 15
-while not go_on.exists() and time.monotonic() < until:
+deadline = time.monotonic() + 15
+while not continue_file.exists() and time.monotonic() < deadline:
     time.sleep(0.05)
 stat.add(1.0)
 """
@@ -54,7 +54,7 @@ class Launch:
     """Launch of a job that records, waits for `continue_file`, and records again."""
 
     def __init__(self, directory: Path) -> None:
-        self.feed, self.continue_file, self.port = directory / "feed", directory / "go-on", free_port()
+        self.feed, self.continue_file, self.port = directory / "feed", directory / "continue", free_port()
         self.feed.mkdir()
 
     def command(self, *flags: str, continue_file: Path | None = None, steps: int = 5) -> list[str]:
@@ -70,7 +70,7 @@ class Launch:
 
     @property
     def steps(self) -> float | None:
-        """Total of the recorded steps on the page; None if absent."""
+        """Total of the recorded steps on the page, or None if absent."""
         return sample_value(self.port, "job_steps_count{")
 
 
@@ -144,7 +144,7 @@ def without_configuration(command: list[str]) -> list[str]:
 
 
 def test_only_the_output_of_the_job_is_printed_by_default(feed: Path) -> None:
-    # First line of a sidecar that serves; on a busy machine it appears late.
+    # A sidecar that serves has written overrides.json. On a busy machine, the file appears late.
     wait = f"for i in $(seq 300); do [ -e {feed}/overrides.json ] && break; sleep 0.1; done"
     job = ["sh", "-c", f"rm -f {feed}/overrides.json; {wait}; echo the job >&2"]
     logs = [
@@ -159,7 +159,7 @@ def test_only_the_output_of_the_job_is_printed_by_default(feed: Path) -> None:
 
 
 def test_a_port_in_use_is_one_line_and_the_job_runs(feed: Path, tmp_path: Path) -> None:
-    log_file = tmp_path / "heard"
+    log_file = tmp_path / "stderr"
     wait = f"for i in $(seq 300); do grep -q 'cannot listen' {log_file} && break; sleep 0.1; done"
     job = ["sh", "-c", f"{wait}; sleep 0.5; exit 3"]
     with socket.create_server(("127.0.0.1", 0)) as listener, log_file.open("w") as stderr:
@@ -201,7 +201,9 @@ def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(launch: Launch, 
             assert sidecars(launch.feed) == []
 
 
-def test_a_run_beside_a_running_exporter_does_not_stop_it(launch: Launch) -> None:
+def test_a_run_beside_a_running_exporter_starts_no_sidecar_and_does_not_stop_the_exporter(
+    launch: Launch,
+) -> None:
     flags = [f"--feed.dir={launch.feed}", f"--web.listen-address=127.0.0.1:{launch.port}"]
     command = [sys.executable, "-m", "exporter", *flags, "--log.level=error"]
     with running_process(command, launch.feed) as exporter:
@@ -244,8 +246,8 @@ def test_after_run_is_killed_job_and_sidecar_continue_and_end_together(launch: L
         assert launch.steps == 5
 
         launch.continue_file.touch()
-        places = (launch.feed, launch.continue_file)
-        wait_until(lambda: not any(processes_naming(str(place)) for place in places))
+        markers = (launch.feed, launch.continue_file)
+        wait_until(lambda: not any(processes_naming(str(marker)) for marker in markers))
 
 
 # Supervision alone, with another program in place of the sidecar ------------------------------------

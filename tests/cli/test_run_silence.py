@@ -57,9 +57,9 @@ def reported_silence(tmp_path: Path, pid: int) -> Silence:
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the path of an interpreter without the package."""
-    folder = tmp_path_factory.mktemp("bare")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    return str(folder / "bin" / "python")
+    directory = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
+    return str(directory / "bin" / "python")
 
 
 def test_an_interpreter_without_the_package_is_named_with_a_remedy(tmp_path: Path, bare_python: str) -> None:
@@ -130,7 +130,7 @@ def test_run_and_the_page_give_the_reason_of_a_silent_job_once(tmp_path: Path, b
     feed.mkdir()
     flags = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", "--run.linger=0s"]
     command = [*LAUNCHER, "run", *flags, bare_python, "-c", "import time; time.sleep(60)"]
-    log_file = tmp_path / "heard"
+    log_file = tmp_path / "stderr"
     with (
         log_file.open("w") as stderr,
         running_process(command, feed, stderr=stderr, cwd=tmp_path, env=child_environment(PYTHONPATH="")),
@@ -148,7 +148,7 @@ def test_run_and_the_page_give_the_reason_of_a_silent_job_once(tmp_path: Path, b
 
 
 def test_a_job_that_records_under_a_name_of_its_own_is_not_silent(tmp_path: Path) -> None:
-    silence = Silence("nothing_told", "found", "remedy")
+    silence = Silence("nothing_recorded", "found", "remedy")
     with running_process(supervise_command(tmp_path, ["sleep", "60"]), tmp_path):
         (job_file,) = wait_until(lambda: [*(tmp_path / "runs").glob("*.job")])
         job = Job(7, "train-1", 0.0, silence, launch="5f2c")
@@ -167,9 +167,9 @@ def test_a_job_that_records_under_a_name_of_its_own_is_not_silent(tmp_path: Path
 @pytest.mark.parametrize("name", ["exporter.py", "exporter/__init__.py"])
 @pytest.mark.parametrize("path", ["", "."])
 def test_a_module_named_exporter_of_the_job_shadows_nothing(tmp_path: Path, name: str, path: str) -> None:
-    executable = tmp_path / name
-    executable.parent.mkdir(exist_ok=True)
-    executable.write_text("print('the job of the user')\n")
+    module_file = tmp_path / name
+    module_file.parent.mkdir(exist_ok=True)
+    module_file.write_text("print('the job of the user')\n")
     feed, port = tmp_path / "feed", free_port()
     feed.mkdir()
     flags = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", "--run.linger=0s"]

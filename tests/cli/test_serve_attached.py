@@ -58,19 +58,20 @@ class ScrapeSchedule:
 
 
 @pytest.mark.parametrize(
-    ("passes", "moments"),
+    ("passes", "observations"),
     [
         pytest.param(
             2, [(5.0, 10.0, False), (11.0, 10.0, False), (12.5, 10.0, True)], id="the scraper does not return"
         ),
         pytest.param(0, [(1.0, 20.0, False), (2.0, 20.0, False)], id="the scrape preceded the final page"),
         pytest.param(0, [(6.0, 10.0, False), (10.5, 20.0, True)], id="the feed hangs"),
-        pytest.param(0, [(29.0, 90.0, False), (30.0, 90.0, True)], id="at most the given time"),
+        pytest.param(0, [(29.0, 90.0, False), (30.0, 90.0, True)], id="at most the linger time"),
     ],
 )
 def test_the_sidecar_waits_slightly_longer_than_the_interval_for_the_final_scrape(
-    passes: int, moments: list[tuple[float, float, bool]]
+    passes: int, observations: list[tuple[float, float, bool]]
 ) -> None:
+    """Observe the period at times, each with the time of the next expected scrape and the expected result."""
     schedule = ScrapeSchedule()
     linger_period = LingerPeriod(
         schedule, is_active=lambda: False, linger_seconds=30.0, monotonic=lambda: schedule.time
@@ -78,10 +79,10 @@ def test_the_sidecar_waits_slightly_longer_than_the_interval_for_the_final_scrap
     linger_period.is_over()
     schedule.feed_passes = passes
     outcomes = []
-    for schedule.time, schedule.due, _ in moments:
+    for schedule.time, schedule.due, _ in observations:
         outcomes.append(linger_period.is_over())
 
-    assert outcomes == [is_over for _, _, is_over in moments]
+    assert outcomes == [is_over for _, _, is_over in observations]
 
 
 JOB = """

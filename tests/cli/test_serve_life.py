@@ -46,7 +46,7 @@ def test_the_sidecar_finishes_an_open_response_unless_signalled_twice(tmp_path: 
     file.touch()
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
         file.unlink()
-        os.mkfifo(file)  # a response whose duration the test controls
+        os.mkfifo(file)  # the reload, and with it the response, waits until the test opens the pipe
         host, _, port = running.address.partition(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(b"POST /-/reload HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -179,7 +179,9 @@ def test_a_full_disk_is_logged_in_one_line(tmp_path: Path) -> None:
     assert "No space left" in result.stderr
 
 
-def test_a_defect_is_logged_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_of_a_command_propagates_so_that_python_prints_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def failing_command(arguments: object, environ: object) -> int:
         raise OSError(22, "Invalid argument")
 

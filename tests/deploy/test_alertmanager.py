@@ -1,4 +1,4 @@
-"""An alert all the way: the exporter's page, the real Prometheus with our rules, the real Alertmanager, a receiver."""
+"""Alerts from the exporter's page through the real Prometheus, with the project's rules, and the real Alertmanager to a receiver."""
 
 from __future__ import annotations
 

@@ -73,11 +73,8 @@ def test_a_panel_has_a_unit_a_description_and_draws_no_line_over_a_gap(uid: str)
         assert panel["targets"]
         if panel["type"] in {"timeseries", "state-timeline"}:
             assert (defaults["custom"]["spanNulls"], defaults["custom"]["insertNulls"]) == (False, False)
-        if panel["type"] in {
-            "stat",
-            "bargauge",
-            "table",
-        }:  # the last value of a range query may be an hour old
+        # The last value of a range query may be an hour old.
+        if panel["type"] in {"stat", "bargauge", "table"}:
             assert all(target["instant"] for target in panel["targets"])
 
 

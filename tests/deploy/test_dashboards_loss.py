@@ -74,7 +74,7 @@ def test_time_energy_and_cost_are_divided_among_causes_that_add_up_to_the_whole(
         ("Lost in this time range", "B", 1, {"{}": 1006}),
     ],
 )
-def test_the_loss_is_everything_but_progress(
+def test_the_loss_is_the_time_energy_and_cost_without_progress(
     tmp_path: Path, panel: str, query_id: str, factor: int, expected: dict[str, float]
 ) -> None:
     assert_panel(
@@ -88,7 +88,7 @@ def test_the_loss_is_everything_but_progress(
     )
 
 
-def test_energy_before_an_outage_over_the_start_of_the_time_range_is_not_energy_of_the_range(
+def test_energy_before_the_time_range_is_not_counted_if_the_exporter_was_down_at_its_start(
     tmp_path: Path,
 ) -> None:
     series = (

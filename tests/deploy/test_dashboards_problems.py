@@ -280,7 +280,7 @@ def test_the_exporter_is_up_from_its_start_or_down_from_its_last_scrape(
     assert_panel(tmp_path, "training-node", "Exporter", series, {labels: seconds})
 
 
-def test_the_timeline_has_only_exporters_and_gpus_that_failed(tmp_path: Path) -> None:
+def test_the_timeline_omits_exporters_and_gpus_that_did_not_fail(tmp_path: Path) -> None:
     series = WITH_DEAD_EXPORTER | {
         GPU.format(name="up", gpu=gpu, labels=',job="training"'): values
         for gpu, values in ((0, "1x60"), (1, "1x20 0x40"))

@@ -9,7 +9,8 @@ import yaml
 from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
 from rules_support import needs_promtool, promtool
 
-RANK = 'training_{name}{{run="a",instance="n{node}",rank="{rank}"{more}}}'
+RANK = 'training_{name}{{run="a",instance="n{node}",rank="{rank}"{labels}}}'
+"""Series of a rank; `labels` are further labels, each after a comma."""
 OUTAGE = "stale _x11"
 """Staleness marker and eleven intervals without samples, three minutes in total."""
 
@@ -50,10 +51,10 @@ def failures(
         "promql_expr_test": [
             {
                 "expr": expression,
-                "eval_time": at,
+                "eval_time": eval_time,
                 "exp_samples": [] if value is None else [{"labels": labels, "value": value}],
             }
-            for at, value in minutes.items()
+            for eval_time, value in minutes.items()
         ],
     }
     path = tmp_path / "case.yaml"
@@ -65,12 +66,12 @@ def failures(
 @needs_promtool
 def test_throughput_is_blank_while_the_exporter_of_a_rank_is_down(tmp_path: Path) -> None:
     series = {
-        RANK.format(name="tokens_total", node=1, rank=0, more=',mode="train"'): "0+15000x60",
+        RANK.format(name="tokens_total", node=1, rank=0, labels=',mode="train"'): "0+15000x60",
         RANK.format(
-            name="tokens_total", node=2, rank=1, more=',mode="train"'
+            name="tokens_total", node=2, rank=1, labels=',mode="train"'
         ): f"0+15000x20 {OUTAGE} 495000+15000x27",
-        RANK.format(name="process_up", node=1, rank=0, more=""): "1x60",
-        RANK.format(name="process_up", node=2, rank=1, more=""): f"1x20 {OUTAGE} 1x27",
+        RANK.format(name="process_up", node=1, rank=0, labels=""): "1x60",
+        RANK.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
         'training_world_size{run="a",instance="n1"}': "2x60",
     }
 
@@ -82,8 +83,8 @@ def test_throughput_is_blank_while_the_exporter_of_a_rank_is_down(tmp_path: Path
 @needs_promtool
 def test_throughput_of_a_job_that_reports_no_world_size_is_shown(tmp_path: Path) -> None:
     series = {
-        RANK.format(name="tokens_total", node=1, rank=0, more=',mode="train"'): "0+15000x60",
-        RANK.format(name="process_up", node=1, rank=0, more=""): "1x60",
+        RANK.format(name="tokens_total", node=1, rank=0, labels=',mode="train"'): "0+15000x60",
+        RANK.format(name="process_up", node=1, rank=0, labels=""): "1x60",
     }
 
     messages = failures(tmp_path, "Throughput", series, {"4m": 1000})
@@ -147,8 +148,8 @@ def test_cost_so_far_does_not_decrease_while_the_exporter_of_a_node_is_down(
 @needs_promtool
 def test_ranks_of_a_node_without_an_exporter_are_not_seen_rather_than_ended(tmp_path: Path) -> None:
     series = {
-        RANK.format(name="process_up", node=1, rank=0, more=""): "1x60",
-        RANK.format(name="process_up", node=2, rank=1, more=""): f"1x20 {OUTAGE} 1x27",
+        RANK.format(name="process_up", node=1, rank=0, labels=""): "1x60",
+        RANK.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
         'training_world_size{run="a",instance="n1"}': "2x60",
     }
     not_seen: dict[str, float | None] = {"4m": 0, "7m": 1, "12m": 0}
@@ -173,8 +174,8 @@ def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
 ) -> None:
     memory = 'training_process_gpu_memory_bytes{{run="a",instance="n2",rank="1",gpu="{0}",uuid="G{0}"}}'
     series = {
-        RANK.format(name="rank_compute_seconds", node=1, rank=0, more=""): "1x20",
-        RANK.format(name="rank_compute_seconds", node=2, rank=1, more=""): "2x20",
+        RANK.format(name="rank_compute_seconds", node=1, rank=0, labels=""): "1x20",
+        RANK.format(name="rank_compute_seconds", node=2, rank=1, labels=""): "2x20",
         **{memory.format(card): "1x20" for card in cards},
     }
     labels = f'{{instance="n2",rank="1"{label}}}'
@@ -187,9 +188,9 @@ def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
 
 
 STAGES = {
-    RANK.format(name=name, node=1, rank=rank, more=more): values
+    RANK.format(name=name, node=1, rank=rank, labels=labels): values
     for rank, stage, seconds in ((0, 0, 1), (1, 0, 1), (2, 1, 2), (3, 1, 3))
-    for name, more, values in (
+    for name, labels, values in (
         ("rank_compute_seconds", "", f"{seconds}x60"),
         ("rank_info", f',label_stage="{stage}"', "1x60"),
     )
@@ -290,11 +291,11 @@ def test_goodput_falls_while_a_run_makes_no_step_before_the_exporter_decides(tmp
 
 @needs_promtool
 def test_the_rank_that_holds_up_a_hang_is_that_of_the_alert(tmp_path: Path) -> None:
-    place = 'function="read_shard",location="data.py:40",phase="data_loading"'
+    stack_labels = 'function="read_shard",location="data.py:40",phase="data_loading"'
     series = {
-        f'training_hang_info{{run="a",{place},instance="n2",rank="3"}}': "1x20",
+        f'training_hang_info{{run="a",{stack_labels},instance="n2",rank="3"}}': "1x20",
         'training_hang_info{run="a",function="all_reduce",location="train.py:8",phase="backward",instance="n1",rank="0"}': "1x20",
-        f'run_group:training_hang_odd:count{{run="a",{place}}}': "1x20",
+        f'run_group:training_hang_odd:count{{run="a",{stack_labels}}}': "1x20",
     }
 
     messages = failures(
@@ -303,7 +304,7 @@ def test_the_rank_that_holds_up_a_hang_is_that_of_the_alert(tmp_path: Path) -> N
         series,
         {"4m": 1},
         dashboard="training-ranks",
-        labels=f'{{{place},instance="n2",rank="3",odd="rank 3:"}}',
+        labels=f'{{{stack_labels},instance="n2",rank="3",odd="rank 3:"}}',
     )
 
     assert not messages, messages
@@ -312,8 +313,8 @@ def test_the_rank_that_holds_up_a_hang_is_that_of_the_alert(tmp_path: Path) -> N
 @needs_promtool
 def test_the_node_of_missing_ranks_is_named(tmp_path: Path) -> None:
     series = {
-        RANK.format(name="process_up", node=1, rank=0, more=""): "1x60",
-        RANK.format(name="process_up", node=2, rank=1, more=""): f"1x20 {OUTAGE} 1x27",
+        RANK.format(name="process_up", node=1, rank=0, labels=""): "1x60",
+        RANK.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
     }
 
     messages = failures(
@@ -334,8 +335,8 @@ def test_the_node_of_missing_ranks_is_named(tmp_path: Path) -> None:
 def test_the_state_of_a_run_counts_the_ranks_whose_exporter_is_down(tmp_path: Path) -> None:
     series = {
         STATE.format("running"): "1x60",
-        RANK.format(name="process_up", node=1, rank=0, more=""): "1x60",
-        RANK.format(name="process_up", node=2, rank=1, more=""): f"1x20 {OUTAGE} 1x27",
+        RANK.format(name="process_up", node=1, rank=0, labels=""): "1x60",
+        RANK.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
         'training_world_size{run="a",instance="n1"}': "2x60",
     }
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]  # it brings no types
+import jsonschema  # type: ignore[import-untyped]  # the package has no types
 import pytest
 import yaml
 from rules_support import ROOT, alerts, labels_by_name, promtool, rules
@@ -31,8 +31,8 @@ DOCKERFILE = (DEPLOY / "docker/Dockerfile").read_text(encoding="utf-8").replace(
 COMPOSE = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text(encoding="utf-8"))
 UNIT = (DEPLOY / "systemd/training-exporter.service").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
-VERSION = "1.34"
-"""Of Kubernetes: the first with resource.k8s.io/v1, which the overlay of claims is written in."""
+KUBERNETES_VERSION = "1.34"
+"""Version of Kubernetes whose schemas validate the manifests: the first with resource.k8s.io/v1, which an overlay uses."""
 
 
 def program(name: str, package: str) -> str:
@@ -56,7 +56,7 @@ def check(document: Any, schema_name: str) -> None:
     jsonschema.validate(document, SCHEMAS[schema_name])
 
 
-# --- YAML, and shell -----------------------------------------------------------------------------------------
+# --- YAML and shell ------------------------------------------------------------------------------------------
 
 
 def test_yaml_files_pass_yamllint() -> None:
@@ -79,11 +79,11 @@ def test_shell_scripts_pass_shellcheck() -> None:
 
 def test_the_image_passes_hadolint_and_runs_unprivileged() -> None:
     completed_run = run(program("hadolint", "the extra `test`"), DEPLOY / "docker/Dockerfile")
-    final = DOCKERFILE.rpartition("\nFROM ")[2]
+    last_stage = DOCKERFILE.rpartition("\nFROM ")[2]
 
     assert (completed_run.returncode, completed_run.stdout) == (0, "")
-    assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", final, re.MULTILINE)
-    assert 'CMD ["python", "/healthcheck.py"]' in final
+    assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", last_stage, re.MULTILINE)
+    assert 'CMD ["python", "/healthcheck.py"]' in last_stage
 
 
 def test_every_file_that_the_image_copies_exists_and_is_not_ignored() -> None:
@@ -131,7 +131,6 @@ def test_mounts_of_the_compose_demo_exist_and_dependencies_are_services() -> Non
     assert [str(path) for path in files if not path.exists()] == []
     assert {source for source, *_ in mounts if not source.startswith(".")} <= set(COMPOSE["volumes"])
     assert dependencies <= set(services)
-    # Grafana listens on 127.0.0.1 only.
     assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"])
 
 
@@ -236,7 +235,7 @@ def check_manifest(document: dict[str, Any]) -> None:
         check(document, document["kind"])
     elif not document["apiVersion"].startswith("kustomize."):
         kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the extra `test`")
-        kubernetes_validate.validate(document, VERSION, strict=True)
+        kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -445,23 +444,23 @@ def test_the_image_has_the_runbook_that_the_server_needs() -> None:
     assert "/src/runbook.md /venv/lib/python3.12/site-packages/exporter/assets/runbook.md" in DOCKERFILE
 
 
-def test_another_chart_puts_the_sidecar_into_its_own_pod(tmp_path: Path) -> None:
+def test_a_parent_chart_can_add_the_sidecar_to_a_pod_of_its_own(tmp_path: Path) -> None:
     shutil.copytree(CHART, tmp_path / "charts/training-exporter")
     (tmp_path / "templates").mkdir()
     (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: mine, version: 1.0.0}")
     (tmp_path / "templates/pod.yaml").write_text("""
-{{- $ours := index .Subcharts "training-exporter" }}
+{{- $exporter := index .Subcharts "training-exporter" }}
 apiVersion: v1
 kind: Pod
 metadata: {name: mine, labels: {monitoring: training-exporter}}
 spec:
-  initContainers: {{- include "training-exporter.sidecar" $ours | nindent 4 }}
+  initContainers: {{- include "training-exporter.sidecar" $exporter | nindent 4 }}
   containers:
     - name: trainer
       image: mine
-      env: {{- include "training-exporter.trainer.env" $ours | nindent 8 }}
-      volumeMounts: {{- include "training-exporter.trainer.volumeMounts" $ours | nindent 8 }}
-  volumes: {{- include "training-exporter.sidecar.volumes" $ours | nindent 4 }}
+      env: {{- include "training-exporter.trainer.env" $exporter | nindent 8 }}
+      volumeMounts: {{- include "training-exporter.trainer.volumeMounts" $exporter | nindent 8 }}
+  volumes: {{- include "training-exporter.sidecar.volumes" $exporter | nindent 4 }}
 """)
     documents = chart("training-exporter.node.enabled=false", folder=tmp_path)
     (pod,) = (document for document in documents if document["kind"] == "Pod")
@@ -481,12 +480,12 @@ spec:
 
 def test_a_native_sidecar_shares_the_feed_with_the_trainer() -> None:
     job = load(KUBERNETES / "base/training-job/job.yaml")["spec"]["template"]["spec"]
-    (sidecar_,), (trainer,) = job["initContainers"], job["containers"]
+    (sidecar_container,), (trainer,) = job["initContainers"], job["containers"]
     feed = next(variable["value"] for variable in trainer["env"] if variable["name"] == "EXPORTER_FEED_DIR")
 
-    assert sidecar_["restartPolicy"] == "Always"
-    assert f"--feed.dir={feed}" in sidecar_["args"]
-    assert {"name": "feed", "mountPath": feed} in sidecar_["volumeMounts"]
+    assert sidecar_container["restartPolicy"] == "Always"
+    assert f"--feed.dir={feed}" in sidecar_container["args"]
+    assert {"name": "feed", "mountPath": feed} in sidecar_container["volumeMounts"]
     assert {"name": "feed", "mountPath": feed} in trainer["volumeMounts"]
 
 
@@ -542,20 +541,18 @@ def test_the_unit_starts_the_exporter_with_known_flags(tmp_path: Path) -> None:
 # --- documents -----------------------------------------------------------------------------------------------
 
 DOCUMENTS = [ROOT / "docs/operations.md", ROOT / "docs/runbook.md", DEPLOY / "README.md"]
-SPOKEN_OF = ("cgroup_", "exporter_", "gpu_", "host_", "process_", "training_")
+FAMILY_PREFIXES = ("cgroup_", "exporter_", "gpu_", "host_", "process_", "training_")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_families_named_in_documents_exist(document: Path) -> None:
-    names = {
-        *labels_by_name(),
-        *(name.removesuffix("_bucket") for name in labels_by_name()),
-    }  # as a native histogram
-    spoken = {
+    # A native histogram has the name without the suffix.
+    names = {*labels_by_name(), *(name.removesuffix("_bucket") for name in labels_by_name())}
+    named_families = {
         name
         for name in re.findall(r"`([a-z]\w+)[`{]", document.read_text(encoding="utf-8"))
-        if name.startswith(SPOKEN_OF)
+        if name.startswith(FAMILY_PREFIXES)
     }
 
-    assert spoken
-    assert sorted(spoken - names) == []
+    assert named_families
+    assert sorted(named_families - names) == []

@@ -1,4 +1,4 @@
-"""A large fleet in small: the exporter, the real Prometheus as an agent, the real VictoriaMetrics."""
+"""Remote write: the exporter, the real Prometheus as an agent, and the real VictoriaMetrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from run_support import running_process
 from serve_support import sidecar
 from waiting import wait_until
 
-SHORTER = {
+SHORT_INTERVALS = {
     "scrape_interval: 15s": "scrape_interval: 500ms",
     "scrape_timeout: 10s": "scrape_timeout: 500ms",
     "batch_send_deadline: 5s": "batch_send_deadline: 200ms",
@@ -31,8 +31,8 @@ SHORTER = {
 def test_a_gap_stays_a_gap_through_remote_write(tmp_path: Path) -> None:
     store, agent = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     text = (ROOT / "deploy/prometheus/scrape/agent.yaml").read_text(encoding="utf-8")
-    replaced = {"127.0.0.1:8428": store, "/etc/prometheus/hosts": str(tmp_path), **SHORTER}
-    for replaced_text, replacement in replaced.items():
+    replacements = {"127.0.0.1:8428": store, "/etc/prometheus/hosts": str(tmp_path), **SHORT_INTERVALS}
+    for replaced_text, replacement in replacements.items():
         text = text.replace(replaced_text, replacement)
     (tmp_path / "agent.yml").write_text(text)
     storing = [f"-storageDataPath={tmp_path / 'store'}", f"-httpListenAddr={store}", "-loggerLevel=ERROR"]

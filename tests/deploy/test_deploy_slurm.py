@@ -50,11 +50,11 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_the_prolog_writes_a_target_with_the_labels_of_the_job(node: Node) -> None:
-    received = node.run("prolog.sh", 7)
+    completed = node.run("prolog.sh", 7)
 
     (path,) = node.files()
     (group,) = json.loads(path.read_text())
-    assert (received.returncode, received.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert group["targets"][0].endswith(":20909")
     assert group["labels"] == {"slurm_job_id": "7", "slurm_job_user": "ann", "slurm_partition": "gpu"}
     assert [path.name for path in node.targets.iterdir()] == [path.name]  # no temporary file remains
@@ -79,9 +79,9 @@ def test_the_epilog_removes_only_the_files_of_its_job(node: Node) -> None:
         node.run("prolog.sh", job)
         node.run("task-prolog.sh", job)
 
-    received = node.run("epilog.sh", 1)
+    completed = node.run("epilog.sh", 1)
 
-    assert (received.returncode, received.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert [path.name.split("-")[1] for path in node.files()] == ["11"]
     assert [path.name for path in node.ports.iterdir()] == ["20910"]
     assert [path.name for path in node.shm.iterdir()] == [f"exporter-{os.getuid()}-11"]
@@ -91,24 +91,24 @@ def test_a_task_receives_port_and_feed_directory_of_its_job(node: Node) -> None:
     for job in (1, 2):
         node.run("prolog.sh", job)
 
-    received = node.run("task-prolog.sh", 2)
+    completed = node.run("task-prolog.sh", 2)
 
     feed = node.shm / f"exporter-{os.getuid()}-2"
-    assert received.stdout.splitlines() == [f"export EXPORTER_FEED_DIR={feed}", "export EXPORTER_PORT=20910"]
+    assert completed.stdout.splitlines() == [f"export EXPORTER_FEED_DIR={feed}", "export EXPORTER_PORT=20910"]
     assert feed.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(("script", "message"), [("prolog.sh", "job 3 is not monitored"), ("epilog.sh", "")])
 def test_a_failing_prolog_never_drains_the_node(script: str, message: str, node: Node) -> None:
-    received = node.run(script, 3, SD_DIR="/nowhere/at/all", PORT_DIR="/proc/nothing")
+    completed = node.run(script, 3, SD_DIR="/nowhere/at/all", PORT_DIR="/proc/nothing")
 
-    assert (received.returncode, message in received.stderr) == (0, True)
+    assert (completed.returncode, message in completed.stderr) == (0, True)
 
 
 def test_a_dead_shared_directory_does_not_delay_the_node(node: Node, tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name in ("chmod", "rm"):  # as they do on a mount that hangs
+    for name in ("chmod", "rm"):  # these commands hang on a mount that hangs
         (programs / name).write_text("#!/bin/sh\nexec sleep 1000\n")
         (programs / name).chmod(0o755)
     hanging = {"PATH": f"{programs}:{os.environ['PATH']}", "PATIENCE": "0.5"}
@@ -120,27 +120,27 @@ def test_a_dead_shared_directory_does_not_delay_the_node(node: Node, tmp_path: P
     assert "the target of job 4 stays" in after.stderr
 
 
-@pytest.mark.parametrize("trap", ["directory", "link"])
-def test_a_feed_directory_of_another_user_is_not_used(node: Node, tmp_path: Path, trap: str) -> None:
+@pytest.mark.parametrize("obstacle", ["directory", "link"])
+def test_a_feed_directory_of_another_user_is_not_used(node: Node, tmp_path: Path, obstacle: str) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can create files of another user")
-    foreign = node.shm / f"exporter-{os.getuid()}-5" if trap == "directory" else tmp_path / "theirs"
+    foreign = node.shm / f"exporter-{os.getuid()}-5" if obstacle == "directory" else tmp_path / "theirs"
     foreign.mkdir()
     os.chown(foreign, 65534, 65534)
-    if trap == "link":
+    if obstacle == "link":
         (node.shm / f"exporter-{os.getuid()}-5").symlink_to(foreign)
 
-    received = node.run("task-prolog.sh", 5)
+    completed = node.run("task-prolog.sh", 5)
 
-    assert (received.returncode, received.stdout) == (0, "")
+    assert (completed.returncode, completed.stdout) == (0, "")
 
 
 def test_a_node_without_a_free_port_logs_the_reason(node: Node) -> None:
     node.run("prolog.sh", 1, EXPORTER_PORTS="1")
 
-    received = node.run("prolog.sh", 2, EXPORTER_PORTS="1")
+    completed = node.run("prolog.sh", 2, EXPORTER_PORTS="1")
 
-    assert "no port left" in received.stderr
+    assert "no port left" in completed.stderr
     assert len(node.files()) == 1
 
 

@@ -19,12 +19,12 @@ from rules_support import (
     aggregation_labels,
     alerts,
     fill_annotations,
-    headings,
     labels_by_name,
     needs_promtool,
     promtool,
     records,
     rules,
+    runbook_sections,
     selectors,
     thresholds,
 )
@@ -103,7 +103,7 @@ def test_a_recording_rule_has_a_case_with_its_value() -> None:
 def test_an_alert_has_a_summary_and_a_runbook_link(alert: Rule) -> None:
     annotations = alert.body["annotations"]
     page, anchor = resolve_link("runbook", annotations["runbook_url"]).split("#")
-    section = headings()[anchor]
+    section = runbook_sections()[anchor]
 
     assert set(annotations) == {"title", "summary", "description", "condition", "dashboard", "runbook_url"}
     assert alert.body["labels"]["severity"] in {"info", "warning", "critical"}
@@ -139,7 +139,7 @@ def test_the_default_links_name_no_host_of_the_developer() -> None:
 
 
 def test_a_rate_of_a_clock_limit_above_one_is_not_reported() -> None:
-    """Such a rate is impossible: the counter of the card started again at a value other than 0."""
+    """A rate above one follows a counter that restarted at a value other than 0, and is not a duration."""
     rate = re.compile(r"rate\(gpu_clocks_event_seconds_total\{[^}]*\}\[\w+\]\)( <= 1\.1)?")
     limits = [limit for rule in rules() for limit in rate.findall(rule.expr)]
 
@@ -159,7 +159,7 @@ TABLE = re.compile(r"(?<=<!-- alerts -->\n\n).*?(?=\n<!-- end of alerts -->)", r
 
 
 def test_the_table_of_the_runbook_matches_the_alerts() -> None:
-    """UPDATE_GOLDEN=1 writes it."""
+    """With UPDATE_GOLDEN=1, write the table first."""
     path = ROOT / "docs/runbook.md"
     rows = ["| alert | severity | for | fires when |", "|---|---|---|---|"]
     for alert in alerts():
@@ -167,7 +167,7 @@ def test_the_table_of_the_runbook_matches_the_alerts() -> None:
         name, pending_time = f"[{alert.name}](#{alert.name.lower()})", alert.body.get("for", "at once")
         rows.append(f"| {name} | {alert.body['labels']['severity']} | {pending_time} | {condition} |")
     table = "\n".join([*rows, ""])
-    assert set(headings()) == {alert.name.lower() for alert in alerts()}
+    assert set(runbook_sections()) == {alert.name.lower() for alert in alerts()}
     document = path.read_text(encoding="utf-8")
     if os.environ.get("UPDATE_GOLDEN") == "1":
         document = TABLE.sub(lambda _: table, document)

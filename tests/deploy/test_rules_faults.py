@@ -1,6 +1,7 @@
-"""The table of faults: a job on paper through the real recording, the real ledger and all rules, fault by fault.
+"""Alerts of each fault of a simulated job, through the real recording, the real ledger and all rules.
 
-Two ranks train for eighty minutes without a fault; the next half hour fires exactly the expected alerts.
+Two ranks train for eighty minutes without a fault, and for half an hour with the fault. Over the whole time, exactly the expected
+alerts fire.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from training_support import SimulatedTraining
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.training import kinds
 
-NODES = [
-    f"n{number}" for number in range(1, 5)
-]  # both are connected to one switch; the job runs on the first
-INTERVAL = 60
-FAULT, END = 80, 110  # in scrapes
-SYNC = kinds.named_kind("grad_sync", phase=True)
+NODES = [f"n{number}" for number in range(1, 5)]
+"""Nodes on one switch. The job runs on the first."""
+INTERVAL_SECONDS = 60
+FAULT, END = 80, 110
+"""Scrapes at which the fault starts and the scenario ends."""
+GRAD_SYNC = kinds.named_kind("grad_sync", phase=True)
 
 
 @dataclass
@@ -46,10 +47,10 @@ class Rank:
 
     def step(self, seconds: float = 5.0, compute: float = 4.0, loss: float = 2.5) -> None:
         """Complete a step: compute for the given time, then wait for the other ranks."""
-        begin, end = self.time, self.time + seconds
-        self.job.enter(kinds.TRAINING_ITERATION, begin)
+        start, end = self.time, self.time + seconds
+        self.job.enter(kinds.TRAINING_ITERATION, start)
         self.job.numbers.record("loss", "train", loss)
-        self.job.run_block(SYNC, begin + compute, end)
+        self.job.run_block(GRAD_SYNC, start + compute, end)
         self.job.leave(end)
         self.time = end
 
@@ -90,7 +91,7 @@ class World:
 
     def advance(self, action: Callable[[Rank], None]) -> None:
         """Advance the clock by a minute in which each rank repeats an action, then scrape."""
-        self.sidecar.clock.advance(INTERVAL)
+        self.sidecar.clock.advance(INTERVAL_SECONDS)
         now = self.sidecar.clock.wall
         for rank in self.ranks if self.alive else ():
             while rank.time < now - 10.0 and not rank.stuck:
@@ -140,14 +141,14 @@ class World:
                 xid = f'{target},gpu="0",uuid="GPU-0",xid="79"'
                 samples |= {
                     f"gpu_xid_errors_total{{{xid}}}": 1.0,
-                    f"gpu_xid_last_timestamp_seconds{{{xid}}}": float(FAULT * INTERVAL),
+                    f"gpu_xid_last_timestamp_seconds{{{xid}}}": float(FAULT * INTERVAL_SECONDS),
                 }
         return samples
 
     def fired_alerts(self, directory: Path) -> set[str]:
         """Return the names of the alerts that fired at any time."""
         case = {
-            "interval": f"{INTERVAL}s",
+            "interval": f"{INTERVAL_SECONDS}s",
             "input_series": [
                 {"series": name, "values": " ".join(series)} for name, series in self.series.items()
             ],
@@ -159,7 +160,11 @@ class World:
                 }
             ],
         }
-        body = {"rule_files": [*map(str, RULES)], "evaluation_interval": f"{INTERVAL}s", "tests": [case]}
+        body = {
+            "rule_files": [*map(str, RULES)],
+            "evaluation_interval": f"{INTERVAL_SECONDS}s",
+            "tests": [case],
+        }
         path = directory / "case.yaml"
         path.write_text(yaml.safe_dump(body), encoding="utf-8")
         completed = promtool("test", "rules", path)
@@ -184,7 +189,7 @@ def values(metrics: list[Metric]) -> dict[str, float]:
 
 
 def train(rank: Rank, *, seconds: float = 5.0, compute: float = 4.0, loss: float = 2.5) -> None:
-    """Complete a step, and save about every ten minutes."""
+    """Complete a step, and save a checkpoint about every ten minutes."""
     rank.step(seconds, compute, loss)
     if int(rank.time // seconds) % int(600 // seconds) == 0:
         rank.save()

@@ -29,14 +29,14 @@ ABSENT = {
     "cgroup_memory_events_total": "without a cgroup",
     "cgroup_cpu_periods_total": "without a CPU limit some kernels do not count",
     "cgroup_cpu_throttled_periods_total": "without a CPU limit some kernels do not count",
-    "cgroup_pressure_io_waiting_seconds_total": "version 1 alone, and kernels without pressure",
+    "cgroup_pressure_io_waiting_seconds_total": "with cgroup v1 only, or a kernel without pressure",
     "exporter_energy_crosscheck": "needs five minutes of two sources",
     "exporter_energy_gap_seconds_total": "without missed passes",
     "exporter_web_config_last_reload_successful": "without a web configuration",
     "gpu_temperature_threshold_celsius": "thermal margin exists since Hopper",
     "gpu_xid_errors_total": "before the first Xid",
     "gpu_xid_last_timestamp_seconds": "before the first Xid",
-    "gpu_power_idle_watts": "until the card was idle once",
+    "gpu_power_idle_watts": "before the card was idle once",
     "host_cpu_power_watts": "without RAPL",
     "host_cpu_power_idle_watts": "without RAPL",
     "host_rdma_port_state": "without RDMA",
@@ -44,7 +44,7 @@ ABSENT = {
     "training_carbon_intensity_last_update_timestamp_seconds": "a number of the configuration has no age",
     "training_checkpoint_dir_available_bytes": "no directory is configured",
     "training_checkpoint_dir_size_bytes": "no directory is configured",
-    "training_checkpoint_last_bytes": "the demo's checkpoints are a number",
+    "training_checkpoint_last_bytes": "the demo does not report the size of its checkpoints",
     "training_checkpoints_total": "before the first save, and before the first that fails",
     "training_checkpoint_duration_seconds_count": "before the first save",
     "training_checkpoint_duration_seconds_sum": "before the first save",
@@ -53,18 +53,18 @@ ABSENT = {
     "training_gpu_alloc_retries_total": "without torch",
     "training_hang_info": "no run hangs",
     "training_run_outcome_info": "the run of the demo has not ended",
-    "training_hardware_flops_total": "the demo does not record them",
-    "training_nonfinite_total": "before the first",
+    "training_hardware_flops_total": "the demo does not record hardware FLOPs",
+    "training_nonfinite_total": "before the first value that is not finite",
     "training_peak_flops_per_second": "the demo's ranks name no card",
     "training_rank_info": "the demo's ranks name no card",
     'training_phase_active{phase="validation"}': "before the first validation",
     "training_process_gpu_memory_bytes": "the described cards are held by processes of another machine",
     "training_process_state": "a state that no process is in",
 }
-"""Families or series that can be absent here, with the reason."""
+"""Families or series that can be absent in this test, with the reason."""
 
 
-NOTHING_YET = {
+EMPTY_RECORDS = {
     "run:training_mttf:seconds": "before the first interruption",
     "gpu:gpu_recovery_action:info": "no GPU requests an action",
 }
@@ -89,18 +89,19 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             directory / "prometheus", target, scrape_seconds=1, extra_config=extra_config
         ) as running:
             wait_until(lambda: running.value('up{job="training"}') == 1, 30)
-            time.sleep(10)  # for alerts to be awake, had they a reason
+            time.sleep(10)  # time for an alert that would wrongly fire
             yield running
-        demo.send_signal(signal.SIGTERM)  # the directory is removed with it
+        demo.send_signal(signal.SIGTERM)  # the demo removes its directory
         demo.wait(30 * PATIENCE)
 
 
-def has_excuse(rule: Rule) -> bool:
+def can_be_absent(rule: Rule) -> bool:
     """Return True if a part of the expression can be absent. Recording rules are resolved to families."""
     by_name = {record.name: record for record in records()}
     names = [selector.name for selector in selectors(rule.expr)]
     return any(
-        name in {**ABSENT, **NOTHING_YET} or (name in by_name and has_excuse(by_name[name])) for name in names
+        name in {**ABSENT, **EMPTY_RECORDS} or (name in by_name and can_be_absent(by_name[name]))
+        for name in names
     )
 
 
@@ -112,10 +113,12 @@ def missing_after_a_while(missing_names: Callable[[], list[str]]) -> list[str]:
 
 
 def test_every_recording_rule_has_data_or_a_listed_reason(prometheus: Prometheus) -> None:
-    due = [rule.name for rule in records() if rule.name not in NOTHING_YET and not has_excuse(rule)]
+    expected_names = [
+        rule.name for rule in records() if rule.name not in EMPTY_RECORDS and not can_be_absent(rule)
+    ]
 
     def missing_names() -> list[str]:
-        return [name for name in due if not prometheus.query(f"present_over_time({name}[2m])")]
+        return [name for name in expected_names if not prometheus.query(f"present_over_time({name}[2m])")]
 
     assert missing_after_a_while(missing_names) == []
 
@@ -126,12 +129,16 @@ def queried_selectors() -> list[Selector]:
 
 
 def test_every_family_of_the_rules_is_present_or_absent_for_a_listed_reason(prometheus: Prometheus) -> None:
-    lawful = {rule.name for rule in [*records(), *thresholds()]} | set(ABSENT)
-    due = [selector for selector in queried_selectors() if not {selector.name, str(selector)} & lawful]
+    known_names = {rule.name for rule in [*records(), *thresholds()]} | set(ABSENT)
+    expected_names = [
+        selector for selector in queried_selectors() if not {selector.name, str(selector)} & known_names
+    ]
 
     def missing_names() -> list[str]:
         return [
-            str(selector) for selector in due if not prometheus.query(f"present_over_time({selector}[2m])")
+            str(selector)
+            for selector in expected_names
+            if not prometheus.query(f"present_over_time({selector}[2m])")
         ]
 
     assert missing_after_a_while(missing_names) == []

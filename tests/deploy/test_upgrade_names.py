@@ -1,7 +1,7 @@
-"""Upgrade: names that the rules and dashboards of the release before use are published, or listed as renamed.
+"""Upgrade: names that the rules and dashboards of the previous release use are published, or listed as renamed.
 
-tests/data/upgrade has the names from the rules and dashboards of the release before: `families.txt` the metric names in their
-queries, `recorded.txt` the recording rules, `alerts.txt` the alerts, on which silences and routes of users depend.
+tests/data/upgrade has these names: `families.txt` the metric names in the queries, `recorded.txt` the recording rules, and
+`alerts.txt` the alerts, on which silences and routes of users depend.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def rules(key: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", names("families"))
-def test_a_family_in_a_query_of_the_release_before_is_published_or_listed_as_renamed(name: str) -> None:
+def test_a_family_in_a_query_of_the_previous_release_is_published_or_listed_as_renamed(name: str) -> None:
     assert not {name, SAMPLES.sub("", name)}.isdisjoint(published_names() | names_in_changelog())
 
 
 @pytest.mark.parametrize("name", names("recorded"))
-def test_a_recording_rule_of_the_release_before_exists_or_is_listed_as_renamed(name: str) -> None:
+def test_a_recording_rule_of_the_previous_release_exists_or_is_listed_as_renamed(name: str) -> None:
     assert name in rules("record") | names_in_changelog()
 
 
 @pytest.mark.parametrize("name", names("alerts"))
-def test_an_alert_of_the_release_before_exists_or_is_listed_as_renamed(name: str) -> None:
+def test_an_alert_of_the_previous_release_exists_or_is_listed_as_renamed(name: str) -> None:
     assert name in rules("alert") | names_in_changelog()

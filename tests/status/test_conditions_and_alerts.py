@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client.core import Metric
-from rules_support import CASES, alerts, headings, needs_promtool, promtool, thresholds
+from rules_support import CASES, alerts, needs_promtool, promtool, runbook_sections, thresholds
 
 from exporter.families import Distribution, Family, FamilyType
 from exporter.status.conditions import (
@@ -38,11 +38,11 @@ SERIES = re.compile(r"^(?P<name>[\w:]+)\{(?P<labels>.*)\}$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 STEP = re.compile(r"^(?P<start>-?[\d.e+]+?)(?P<by>[+-][\d.e+]+)?x(?P<times>\d+)$")
 ACTUAL_SERIES = re.compile(r"\{([^{}]*)\} 1E\+00")
-OF_TARGETS = {"cluster", "job", "instance", "pod"}
-OF_RUNS = {condition.alert for module in (runs, ranks, checkpoints) for condition in module.CONDITIONS}
-OF_CARDS = {condition.alert for module in (gpus, gpu_links) for condition in module.CONDITIONS}
-ACROSS_NODES = {"GpuStraggler", "TrainingStraggler"}
-"""Alerts that compare the ranks or cards of all nodes, whereas a page compares those of its node."""
+TARGET_LABELS = {"cluster", "job", "instance", "pod"}
+RUN_ALERTS = {condition.alert for module in (runs, ranks, checkpoints) for condition in module.CONDITIONS}
+CARD_ALERTS = {condition.alert for module in (gpus, gpu_links) for condition in module.CONDITIONS}
+CROSS_NODE_ALERTS = {"GpuStraggler", "TrainingStraggler"}
+"""Alerts that compare the ranks or cards of all nodes, whereas a page compares the ranks or cards of its node."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class ActiveCondition:
     @classmethod
     def from_labels(cls, alert: str, instance: str, run: str, uuid: str) -> ActiveCondition:
         """Return the alert with the labels that identify its subject. Alerts of runs are not bound to a node."""
-        if alert in OF_RUNS:
+        if alert in RUN_ALERTS:
             return cls(alert, "", run)
-        return cls(alert, instance, uuid if alert in OF_CARDS else "")
+        return cls(alert, instance, uuid if alert in CARD_ALERTS else "")
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,15 @@ class Case:
     """A case of the alerts."""
 
     path: Path
-    place: int  # in its file
+    index: int  # position in the file
 
     def __str__(self) -> str:
-        return f"{self.path.stem}-{self.place}"
+        return f"{self.path.stem}-{self.index}"
 
     @property
     def body(self) -> dict[str, Any]:
         """Return the case as written."""
-        return load_tests(self.path)["tests"][self.place]  # type: ignore[no-any-return]  # YAML
+        return load_tests(self.path)["tests"][self.index]  # type: ignore[no-any-return]  # YAML
 
     @property
     def times(self) -> list[float]:
@@ -109,12 +109,13 @@ class Case:
 
     def runs(self, time_seconds: float) -> set[str]:
         """Return the runs with a state at a time."""
-        place = int(time_seconds // seconds(self.body["interval"]))
+        scrape = int(time_seconds // seconds(self.body["interval"]))
         states = [series for series in self.series if series.name == "training_run_state"]
-        return {series.labels["run"] for series in states if 1.0 in series.values[place : place + 1]}
+        return {series.labels["run"] for series in states if 1.0 in series.values[scrape : scrape + 1]}
 
 
 def seconds(text: str) -> float:
+    """Return the seconds of a duration in Prometheus' notation."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     return sum(float(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
 
@@ -129,7 +130,7 @@ def expand_series(notation: str) -> tuple[float | None, ...]:
             values += [None] * int(token[2:])
         elif match := STEP.match(token):
             start, increment = float(match["start"]), float(match["by"] or 0)
-            values += [start + increment * place for place in range(int(match["times"]) + 1)]
+            values += [start + increment * step for step in range(int(match["times"]) + 1)]
         else:
             values.append(float(token))
     return tuple(values)
@@ -142,7 +143,7 @@ def load_tests(path: Path) -> dict[str, Any]:
 
 
 def cases() -> list[Case]:
-    all_cases = [Case(path, place) for path in CASES for place in range(len(load_tests(path)["tests"]))]
+    all_cases = [Case(path, index) for path in CASES for index in range(len(load_tests(path)["tests"]))]
     return [case for case in all_cases if case.times and case.series]
 
 
@@ -156,9 +157,8 @@ def active_alerts(case: Case, directory: Path) -> list[set[ActiveCondition]]:
         {
             "expr": "group by (alertname, instance, run, uuid) (ALERTS)",
             "eval_time": f"{time_seconds:.0f}s",
-            "exp_samples": [
-                {"labels": '{alertname="none"}', "value": 0}
-            ],  # promtool prints the actual series
+            # The expectation fails, so that promtool prints the actual series.
+            "exp_samples": [{"labels": '{alertname="none"}', "value": 0}],
         }
         for time_seconds in case.times
     ]
@@ -188,13 +188,15 @@ def families(all_series: list[Series], index: int) -> list[Metric]:
         value = series.values[index] if index < len(series.values) else None
         if value is None or ":" in series.name or series.name == "up":
             continue
-        labels = tuple(sorted((k, v) for k, v in series.labels.items() if k not in OF_TARGETS))
+        labels = tuple(
+            sorted((label, text) for label, text in series.labels.items() if label not in TARGET_LABELS)
+        )
         stem, _, suffix = series.name.rpartition("_")
         if suffix in {"sum", "count"}:
             sums.setdefault((stem, labels), {})[suffix] = value
         elif suffix != "bucket":
             rows.setdefault(series.name, {})[labels] = value
-            if series.name == "training_process_up":  # the same lock
+            if series.name == "training_process_up":  # both families follow the process's lock in the feed
                 rows.setdefault("training_feed_alive", {})[labels] = value
     for (stem, labels), parts in sums.items():
         if len(parts) == 2:
@@ -221,11 +223,11 @@ def conditions_on_pages(case: Case) -> list[set[ActiveCondition]]:
     for (_, instance), target_series in by_target.items():
         scrapes = count()
         history = History(interval_seconds=interval, clock=lambda scrapes=scrapes: interval * next(scrapes))  # type: ignore[misc]
-        for place in range(int(case.times[-1] // interval) + 1):
-            readings = Readings(families(target_series, place))
-            history.record(interval * place, readings)
+        for scrape in range(int(case.times[-1] // interval) + 1):
+            readings = Readings(families(target_series, scrape))
+            history.record(interval * scrape, readings)
             for time_seconds in case.times:
-                if int(time_seconds // interval) == place:
+                if int(time_seconds // interval) == scrape:
                     status_view = build_view(ExporterInfo("", "", 0.0, time_seconds, ""), readings, history)
                     conditions[time_seconds] |= {
                         ActiveCondition.from_labels(
@@ -243,13 +245,13 @@ def conditions_on_pages(case: Case) -> list[set[ActiveCondition]]:
 def test_page_and_alerts_find_the_same_conditions(case: Case, tmp_path: Path) -> None:
     evaluated = {condition.alert for condition in CONDITIONS} - {""}
     if len({series.target for series in case.series}) > 1:
-        evaluated -= ACROSS_NODES
+        evaluated -= CROSS_NODE_ALERTS
 
     alerts_by_time, pages_by_time = active_alerts(case, tmp_path), conditions_on_pages(case)
     for time_seconds, by_alert, by_page in zip(case.times, alerts_by_time, pages_by_time, strict=True):
-        # RunDied fires for an hour after the state of a run is gone; a page has no such run.
-        runs_then = case.runs(time_seconds)
-        expected = {key for key in by_alert if key.alert != "RunDied" or key.subject in runs_then}
+        # RunDied fires for an hour after the state of a run is absent, when the page no longer has the run.
+        runs_on_page = case.runs(time_seconds)
+        expected = {key for key in by_alert if key.alert != "RunDied" or key.subject in runs_on_page}
         assert sorted(key for key in by_page if key.alert in evaluated) == sorted(
             key for key in expected if key.alert in evaluated
         ), f"after {time_seconds:.0f} s"
@@ -273,7 +275,7 @@ def test_a_condition_has_text_severity_and_runbook_entry_of_its_alert(condition:
 
     assert condition.condition == alert.body["annotations"]["condition"]
     assert condition.severity.value == alert.body["labels"]["severity"]
-    assert condition.anchor in headings()
+    assert condition.anchor in runbook_sections()
 
 
 def test_the_thresholds_of_the_page_are_those_of_the_rules() -> None:

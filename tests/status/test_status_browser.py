@@ -44,15 +44,15 @@ def test_the_page_is_drawn_without_errors_and_without_requests_to_other_hosts(
         wait_until(lambda: 'id="GPU power-"' in running.request("/")[1], seconds=30)
         tab.open(f"http://{running.address}/")
         tab.wait_for("document.getElementById('live').textContent.startsWith('live')")
-        wide = tab.value("document.documentElement.scrollWidth <= window.innerWidth")
+        fits_window = tab.value("document.documentElement.scrollWidth <= window.innerWidth")
         plot = "document.querySelector('figure[id=\"GPU power-\"] .u-over')"
         tab.value(f"{plot}.scrollIntoView({{block: 'center'}})")
-        place = tab.value(f"(({{x, y, width}}) => [x + width - 1, y + 9])({plot}.getBoundingClientRect())")
-        tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])
+        x, y = tab.value(f"(({{x, y, width}}) => [x + width - 1, y + 9])({plot}.getBoundingClientRect())")
+        tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         tab.wait_for(f"/GPU 7[0-9.]+ W/.test({plot}.closest('figure').innerText)")
 
     assert "GPUs (8)" in tab.text()
-    assert wide
+    assert fits_window
     assert tab.complaints == []
     assert all(url.startswith((f"http://{running.address}/", "data:", "about:")) for url in tab.requests)
 
@@ -66,11 +66,11 @@ def test_neither_the_page_nor_a_table_scrolls_horizontally(tmp_path: Path, tab: 
         )
         tab.resize(width, 800)
         tab.open(f"http://{running.address}/")
-        tab.value("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        tab.value("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
 
         assert tab.value("document.documentElement.scrollWidth") <= width
         assert tab.value(
-            "[...document.querySelectorAll('.wide')].every((b) => b.scrollWidth <= b.clientWidth)"
+            "[...document.querySelectorAll('.wide')].every((box) => box.scrollWidth <= box.clientWidth)"
         )
 
 
@@ -94,7 +94,7 @@ def test_a_fold_is_reachable_by_keyboard_and_keeps_the_focus_over_a_refresh(tmp_
         tab.wait_for("window.before !== document.querySelector('main')")
 
         assert tab.value("document.activeElement.tagName") == "SUMMARY"
-        assert tab.value("[...document.body.children].map((each) => each.tagName).join()").startswith(
+        assert tab.value("[...document.body.children].map((child) => child.tagName).join()").startswith(
             "HEADER,MAIN,FOOTER"
         )
         assert tab.value("document.getElementById('live').closest('header') !== null")
@@ -109,7 +109,7 @@ def test_without_javascript_the_page_has_the_same_text_and_reloads(tmp_path: Pat
         assert tab.value("document.querySelector('noscript meta[http-equiv=refresh]') !== null")
 
 
-def test_the_death_of_a_rank_is_seen_without_a_reload(tmp_path: Path, tab: Tab) -> None:
+def test_the_end_of_a_rank_is_shown_without_a_reload(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path) as running, rank(tmp_path, 0), rank(tmp_path, 1) as second:
         wait_until(lambda: running.request("/")[1].count(">alive<") == 2)
         tab.open(f"http://{running.address}/")
@@ -139,11 +139,10 @@ def test_the_policy_blocks_injected_scripts_images_and_styles(tmp_path: Path, ta
     with sidecar(tmp_path) as running:
         tab.open(f"http://{running.address}/")
         tab.value(
-            "const s = document.createElement('script'); s.textContent = \"document.title='owned'\";"
-            "document.body.append(s); const i = new Image(); i.src = 'http://127.0.0.1:1/x'; document.body.append(i);"
-            "document.body.setAttribute('style', 'color: red')"
+            "const script = document.createElement('script'); script.textContent = \"document.title='owned'\";"
+            "document.body.append(script); const image = new Image(); image.src = 'http://127.0.0.1:1/x';"
+            "document.body.append(image); document.body.setAttribute('style', 'color: red')"
         )
-        tab.wait_for("true")
 
         assert tab.value("document.title") != "owned"
         assert tab.value("getComputedStyle(document.body).color") != "rgb(255, 0, 0)"

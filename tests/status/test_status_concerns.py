@@ -76,7 +76,7 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
         (ALL_ENDED, []),
         (SILENT, ["The process of rank 0 of night is alive and not reporting. for 60 s"]),
         (OUTDATED_FEED, ["The process of rank 0 of night is alive and no longer reporting. for 10 min"]),
-        (progress(5000), []),  # only the ledger decides
+        (progress(5000), []),  # a hang is decided by the ledger, not by the page
         (dead_run("failed"), ["Run night failed: killed by SIGKILL; it has not restarted. for 90 s"]),
         (
             dead_run("lost"),
@@ -162,10 +162,10 @@ def test_the_stack_of_a_group_is_the_one_of_its_first_rank_with_an_answer() -> N
     )
 
 
-def test_many_ranks_in_the_same_trouble_are_one_concern() -> None:
+def test_many_ranks_with_the_same_problem_are_one_concern() -> None:
     ranks = {
         "training_feed_alive": [
-            sample for n in range(64) for sample in run_sample(float(n < 60), rank=str(n))
+            sample for rank in range(64) for sample in run_sample(float(rank < 60), rank=str(rank))
         ]
     }
 
@@ -250,8 +250,8 @@ def test_the_xids_are_those_of_the_alerts() -> None:
     rules = (PROJECT / "deploy/prometheus/rules/alerts-gpu.yml").read_text()
     critical, warning = re.findall(r"gpu_xid_last_timestamp_seconds\{xid=~\"([^\"]+)\"", rules)[:2]
 
-    assert {n for n in range(1, 300) if re.fullmatch(critical, str(n))} == CRITICAL_XIDS
-    assert {n for n in range(1, 300) if re.fullmatch(warning, str(n))} == WARNING_XIDS
+    assert {number for number in range(1, 300) if re.fullmatch(critical, str(number))} == CRITICAL_XIDS
+    assert {number for number in range(1, 300) if re.fullmatch(warning, str(number))} == WARNING_XIDS
 
 
 def ecc(count: float) -> Rows:
@@ -281,7 +281,7 @@ def nonfinite(minute: int) -> Rows:
     )
 
 
-def test_a_nan_of_twelve_minutes_ago_is_not_now_and_ends_with_the_run() -> None:
+def test_a_nan_of_twelve_minutes_ago_has_its_age_and_ends_with_the_run() -> None:
     history = history_of(40, lambda minute: nonfinite(min(minute, 29)), every=60.0)
     (concern,) = concerns_of(JOB, past=history)
 
@@ -308,7 +308,7 @@ LOST_CARD = next(condition for condition in CONDITIONS if condition.alert == "Gp
 CARD_LOST = Finding(LOST_CARD, Match(("GPU-3",), {"gpu": "GPU 3", "index": "3", "reason": ""}))
 
 
-def test_a_condition_without_a_time_began_when_it_was_first_seen() -> None:
+def test_a_condition_without_a_time_starts_when_the_exporter_first_finds_it() -> None:
     onsets = Onsets()
     for clock_seconds, current in ((NOW - 100, []), (NOW - 60, [CARD_LOST]), (NOW - 10, [CARD_LOST])):
         onsets.record(clock_seconds, current)
@@ -316,14 +316,14 @@ def test_a_condition_without_a_time_began_when_it_was_first_seen() -> None:
     assert onsets.text(CARD_LOST, NOW).startswith("for 60 s (")
 
 
-def test_a_condition_that_the_exporter_found_at_its_start_began_at_least_then() -> None:
+def test_a_condition_found_at_the_start_of_the_exporter_has_a_lower_bound_of_its_age() -> None:
     onsets = Onsets()
     onsets.record(NOW - 60, [CARD_LOST])
 
     assert onsets.text(CARD_LOST, NOW).startswith("for at least 60 s (")
 
 
-def test_a_condition_that_returns_begins_again() -> None:
+def test_a_condition_that_returns_has_a_new_start() -> None:
     onsets = Onsets()
     for clock_seconds, current in ((NOW - 100, [CARD_LOST]), (NOW - 60, []), (NOW - 20, [CARD_LOST])):
         onsets.record(clock_seconds, current)

@@ -60,7 +60,7 @@ def test_the_headline_of_warnings_is_not_urgent() -> None:
     assert (summary.text, summary.details, summary.is_urgent) == ("1 warning", "Run night.", False)
 
 
-def test_the_headline_tells_the_cost_of_the_affected_runs() -> None:
+def test_the_headline_has_the_cost_of_the_affected_runs() -> None:
     def cost(tick: int) -> Rows:
         spent = [(0.002, "electricity"), (0.008, "device_time")]
         return {
@@ -114,7 +114,7 @@ def test_the_table_of_gpus_names_the_faults_of_a_card() -> None:
     assert "up Xid 48, recovery requested" in status_page(FAULTY_CARD).visible_text
 
 
-def test_a_problem_that_has_just_begun_lasts_a_tenth_of_a_second() -> None:
+def test_the_age_of_a_new_problem_is_in_tenths_of_a_second() -> None:
     view = view_of(FAULTY_CARD)
     current = findings(view)
     onsets = Onsets()
@@ -130,7 +130,7 @@ def test_an_xid_is_explained() -> None:
     assert "GPU 3 (rank 0 of night) reported Xid 48 (uncorrectable memory error)." in texts
 
 
-def late_iteration_texts(seconds: float, phase: str = "forward", state: str = "running") -> list[str]:
+def late_step_texts(seconds: float, phase: str = "forward", state: str = "running") -> list[str]:
     rows = (
         JOB
         | RUNNING
@@ -144,20 +144,16 @@ def late_iteration_texts(seconds: float, phase: str = "forward", state: str = "r
 
 
 def test_a_late_step_is_a_warning_before_the_run_hangs() -> None:
-    assert late_iteration_texts(59) == []
-    assert late_iteration_texts(61) == [
+    assert late_step_texts(59) == []
+    assert late_step_texts(61) == [
         "A step of run night is late: none has finished for 61 s. Rank 0 in forward."
     ]
-    assert late_iteration_texts(61, state="hung") == []
+    assert late_step_texts(61, state="hung") == []
 
 
 def test_a_save_and_a_validation_may_take_longer_than_a_step() -> None:
-    assert (
-        late_iteration_texts(61, phase="checkpoint_save_sync")
-        == late_iteration_texts(299, phase="validation")
-        == []
-    )
-    assert len(late_iteration_texts(301, phase="validation")) == 1
+    assert late_step_texts(61, phase="checkpoint_save_sync") == late_step_texts(299, phase="validation") == []
+    assert len(late_step_texts(301, phase="validation")) == 1
 
 
 def test_a_run_with_a_late_step_is_amber() -> None:

@@ -57,7 +57,7 @@ NO_JOB = (
     "No job has recorded anything yet",
     "GPUs No GPU.",
 )
-PLACE = (
+RUN_POSITION = (
     "model llama",
     "step 250 of 1,000",
     "25 %",
@@ -74,7 +74,7 @@ NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % i
     ("rows", "past", "shown", "not_shown"),
     [
         pytest.param({}, None, NO_JOB, (), id="no job"),
-        pytest.param(JOB, HISTORY, PLACE, (), id="a run"),
+        pytest.param(JOB, HISTORY, RUN_POSITION, (), id="a run"),
         pytest.param(
             {"training_feed_alive": run_sample(1.0, rank="0")},
             None,
@@ -98,7 +98,7 @@ NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % i
             HISTORY,
             ("night hung",),
             ("steps per second", "if saved", "loss"),
-            id="a run that hangs is not praised",
+            id="a hung run has no rates and no loss",
         ),
         pytest.param(ON_A_GPU, None, ("GPU rank state 0 up 1 0 up",), (), id="a rank on a GPU"),
         pytest.param(
@@ -110,7 +110,7 @@ NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % i
         ),
     ],
 )
-def test_the_page_shows_known_numbers_only(
+def test_the_page_shows_known_values_and_omits_unknown_ones(
     rows: Rows, past: History | None, shown: tuple[str, ...], not_shown: tuple[str, ...]
 ) -> None:
     words = status_page(rows, past=past).visible_text
@@ -129,7 +129,7 @@ def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
     assert not [text for text in ("loss 2.5", "steps per second", "step time", "left at") if text in words]
 
 
-def test_saves_without_a_time_are_saves() -> None:
+def test_a_run_with_saves_of_unknown_time_does_not_show_no_save_yet() -> None:
     rows = UNSAVED | {"training_checkpoints_total": run_sample(14.0, kind="sync", result="ok")}
 
     assert "no save yet" not in status_page(rows).visible_text
@@ -218,14 +218,14 @@ def test_a_run_shows_state_and_phases_of_the_last_minute() -> None:
 
 
 def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
-    moved = ("network_receive_bytes", "network_transmit_bytes", "disk_read_bytes")
+    names = ("network_receive_bytes", "network_transmit_bytes", "disk_read_bytes")
     history = history_of(
-        3, lambda tick: {f"host_{name}_total": [({"device": "x"}, 2**20 * 5.0 * tick)] for name in moved}
+        3, lambda tick: {f"host_{name}_total": [({"device": "x"}, 2**20 * 5.0 * tick)] for name in names}
     )
     mounts = [("/", 2.0**40, 2.0**39), ("/data", 2.0**40, 2.0**38), ("/tiny", 4096.0, 0.0)]
     rows: Rows = {
         "host_filesystem_size_bytes": [({"mountpoint": name}, size_bytes) for name, size_bytes, _ in mounts],
-        "host_filesystem_avail_bytes": [({"mountpoint": name}, room) for name, _, room in mounts],
+        "host_filesystem_avail_bytes": [({"mountpoint": name}, free_bytes) for name, _, free_bytes in mounts],
         "host_shm_size_bytes": [({}, 2.0**30)],
         "host_shm_used_bytes": [({}, 2.0**28)],
     }
@@ -273,13 +273,15 @@ def test_foreign_text_is_escaped(text: str) -> None:
     pages = ["/metrics", "/-/ready", "/-/healthy", "/config", "/runbook"]
     assert document.links == ["data:,", "/runbook#gpulost", *pages]
     assert "img" not in document.tags
-    assert not [name for name in document.names if name.startswith("on")]
+    assert not [name for name in document.attribute_names if name.startswith("on")]
     assert "<script>alert(1)</script>" in document.visible_text
 
 
-def test_many_runs_are_shortened_to_a_bounded_number_of_rows() -> None:
-    crowd: Rows = {"training_feed_alive": [({"run": "r", "rank": str(n)}, 1.0) for n in range(MAX_ROWS + 50)]}
-    document = status_page(crowd)
+def test_many_ranks_are_shortened_to_a_bounded_number_of_rows() -> None:
+    rows: Rows = {
+        "training_feed_alive": [({"run": "r", "rank": str(rank)}, 1.0) for rank in range(MAX_ROWS + 50)]
+    }
+    document = status_page(rows)
 
     assert document.visible_text.count(" alive ") == MAX_UNFOLDED_RANKS + MAX_ROWS
     assert f"and {50 - MAX_UNFOLDED_RANKS} more" in document.visible_text
@@ -288,9 +290,9 @@ def test_many_runs_are_shortened_to_a_bounded_number_of_rows() -> None:
 def test_slow_and_silent_ranks_are_listed_first() -> None:
     ranks = range(64)
     rows: Rows = {
-        "training_feed_alive": [({"run": "night", "rank": str(n)}, 1.0) for n in ranks],
+        "training_feed_alive": [({"run": "night", "rank": str(rank)}, 1.0) for rank in ranks],
         "training_rank_compute_seconds": [
-            ({"run": "night", "rank": str(n)}, 0.5 if n == 47 else 0.2) for n in ranks
+            ({"run": "night", "rank": str(rank)}, 0.5 if rank == 47 else 0.2) for rank in ranks
         ],
         "training_feed_last_update_timestamp_seconds": run_sample(NOW - 60, rank="33"),
     }
@@ -305,10 +307,12 @@ def test_slow_and_silent_ranks_are_listed_first() -> None:
 
 
 def test_a_plot_has_axes_gaps_and_data_for_the_script() -> None:
-    line = [(NOW - 1800 + 300 * place, value) for place, value in enumerate([1.0, 2.0, None, 2.0, 1.5])]
+    line = [(NOW - 1800 + 300 * index, value) for index, value in enumerate([1.0, 2.0, None, 2.0, 1.5])]
     (plotted,) = plot("step time", {"step time": line}, "seconds", NOW, owner="<night>", latest=1.5)
-    template = environment().from_string('{% import "elements.html" as elements %}{{ elements.plot(made) }}')
-    rendered = template.render(made=plotted)
+    template = environment().from_string(
+        '{% import "elements.html" as elements %}{{ elements.plot(plotted) }}'
+    )
+    rendered = template.render(plotted=plotted)
     document = Document(rendered.encode())
 
     assert "step time 1.5 s 2.0 s 1.5 s 1.0 s 30 min ago 15 min now" in document.visible_text
@@ -373,8 +377,8 @@ def test_numbers_are_formatted_for_people(formatted: str, expected: str) -> None
 
 def test_every_family_of_the_status_page_exists() -> None:
     sources = "".join(path.read_text() for path in (PROJECT / "exporter/status").glob("*.py"))
-    queried = set(re.findall(r'"((?:training|gpu|host|exporter)_[a-z0-9_]+)"', sources))
-    documented = (PROJECT / "docs/METRICS.md").read_text()
+    displayed_families = set(re.findall(r'"((?:training|gpu|host|exporter)_[a-z0-9_]+)"', sources))
+    metrics_document = (PROJECT / "docs/METRICS.md").read_text()
 
-    assert len(queried) > 30
-    assert {name for name in queried if f"`{name}`" not in documented} == set()
+    assert len(displayed_families) > 30
+    assert {name for name in displayed_families if f"`{name}`" not in metrics_document} == set()

@@ -139,9 +139,8 @@ def test_sixty_four_clients_at_once_share_a_few_renders() -> None:
     with Child() as child, ThreadPoolExecutor(64) as clients:
         child.command("slow 0.05")
         list(clients.map(lambda _: scrape_repeatedly(child.port, 10), range(64)))
-        wait_until(
-            lambda: child.stats()["exporter_scrapes_total"] == 640
-        )  # shortly after the client has received it
+        # The server counts a scrape shortly after the client has received the response.
+        wait_until(lambda: child.stats()["exporter_scrapes_total"] == 640)
 
         assert child.stats()["renders"] < 128
 
@@ -175,9 +174,9 @@ def test_a_scrape_is_answered_before_its_timeout() -> None:
         child.command("hang")
         (long, long_seconds), (short, short_seconds) = scrape("1"), scrape("0.2")
         child.command("release")
-        odd = [scrape(text)[0] for text in ("nan", "-1", "soon", "inf", "1e999")]
+        statuses = [scrape(text)[0] for text in ("nan", "-1", "soon", "inf", "1e999")]
 
-    assert (long, short, odd) == (503, 503, [200] * 5)
+    assert (long, short, statuses) == (503, 503, [200] * 5)
     assert (long_seconds < 3, short_seconds < 2) == (True, True)
 
 

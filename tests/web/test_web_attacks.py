@@ -41,16 +41,16 @@ def test_connections_that_trickle_bytes_are_closed_at_the_same_deadline() -> Non
         scrape_repeatedly(child.port)
         wait_until(lambda: child.stats()["exporter_http_connections{incomplete}"] == 0)
         scrape_repeatedly(child.port, 1)
-        cpu = child.stats()["cpu"]
+        cpu_seconds = child.stats()["cpu"]
 
-    assert cpu < 8
+    assert cpu_seconds < 8
 
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path, tls: bool) -> None:
     authority = Authority(tmp_path)
     context = authority.client() if tls else None
-    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a client's first message
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the first bytes of a TLS ClientHello
     web_config = str(authority.config()) if tls else None
     child = Child(web_config=web_config, files=256)
     with child, ClientCrowd(child.port, 400, hello if tls else INCOMPLETE_REQUEST):
@@ -127,7 +127,7 @@ def test_a_client_that_trickles_after_a_request_is_closed() -> None:
     [
         pytest.param(INCOMPLETE_REQUEST + b"X: " + b"a" * 65536 + b"\r\n\r\n", 431, id="line of 64 KB"),
         pytest.param(
-            INCOMPLETE_REQUEST + b"".join(b"X%d: %s\r\n" % (i, b"a" * 1000) for i in range(1000)),
+            INCOMPLETE_REQUEST + b"".join(b"X%d: %s\r\n" % (index, b"a" * 1000) for index in range(1000)),
             431,
             id="1 MB",
         ),

@@ -139,7 +139,7 @@ def test_a_thread_that_cannot_be_started_does_not_end_the_checks_of_the_file(
 
 
 class SlowBcrypt:
-    """Replacement of bcrypt's check, which is counted and waits until it is released."""
+    """Stand-in for `bcrypt.checkpw` that records its checks and waits until `free` is set."""
 
     def __init__(self) -> None:
         self.free = threading.Event()
@@ -205,7 +205,9 @@ def test_equal_credentials_share_one_check_and_valid_ones_are_cached(bcrypt_chec
     assert len(bcrypt_check.checks) == 1
 
 
-def test_an_unknown_user_takes_as_long_as_the_slowest_known_user(bcrypt_check: SlowBcrypt) -> None:
+def test_the_password_of_an_unknown_user_is_checked_at_the_highest_cost_of_the_known_users(
+    bcrypt_check: SlowBcrypt,
+) -> None:
     verdicts = asyncio.run(bcrypt_check.verdicts(Passwords(Limits()), ("eve", "good", "10.0.0.1")))
 
     assert verdicts == [False]

@@ -48,9 +48,9 @@ def test_any_bytes_are_a_request_an_error_or_incomplete(data: bytes) -> None:
 @given(NOISE, st.data())
 def test_the_result_does_not_depend_on_the_chunking_of_bytes(data: bytes, draw: st.DataObject) -> None:
     data = b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + data[:200] + b"\r\n\r\n"
-    cut = draw.draw(st.integers(0, len(data)))
+    split = draw.draw(st.integers(0, len(data)))
 
-    assert parse_chunks(data[:cut], data[cut:]) == parse_chunks(data)
+    assert parse_chunks(data[:split], data[split:]) == parse_chunks(data)
 
 
 @given(

@@ -56,12 +56,12 @@ def test_an_invalid_address_is_named_in_the_error(text: str) -> None:
 def test_several_addresses_are_served_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     listen = ["127.0.0.1:0", "localhost:0", ":0", *(["[::1]:0"] if has_ipv6() else [])]
     with caplog.at_level(logging.INFO, "exporter"), serving(listen=listen) as server:
-        everywhere = server.urls[2].rpartition(":")[2]
+        wildcard_port = server.urls[2].rpartition(":")[2]
 
         assert len(set(server.urls)) == len(listen)
         assert all(is_healthy(address_url) for address_url in server.urls)
         assert re.match(r"listening on http://(\[::\]|0\.0\.0\.0):", caplog.messages[2])
-        assert not has_ipv6() or is_healthy(f"http://[::1]:{everywhere}")
+        assert not has_ipv6() or is_healthy(f"http://[::1]:{wildcard_port}")
 
 
 @pytest.mark.parametrize("text", ["203.0.113.7:0", "no-such-host.invalid:0", "a" * 70 + ".x:0"])
@@ -77,9 +77,9 @@ def recorded_scrapers(*times: float, peer: str = "10.0.0.1", agent: str = "Prome
     return scrapers
 
 
-def test_a_scraper_seen_twice_is_expected_after_the_same_interval() -> None:
+def test_a_scraper_is_expected_after_the_interval_of_its_first_two_scrapes() -> None:
     scrapers = recorded_scrapers(100.0, 115.0)
-    scrapers.record("10.0.0.1", "curl/8", 115.5)  # a person
+    scrapers.record("10.0.0.1", "curl/8", 115.5)  # a different client of the same address
 
     assert recorded_scrapers(100.0).next_expected(101.0) is None
     assert scrapers.next_expected(116.0) == 130.0
@@ -98,7 +98,7 @@ def test_differing_gaps_are_not_an_interval() -> None:
 
 def test_many_single_clients_do_not_displace_a_scraper() -> None:
     scrapers = recorded_scrapers(100.0, 115.0)
-    for address_url in range(10 * MAX_CLIENTS):
-        scrapers.record("10.0.0.2", f"made up {address_url}", 116.0)
+    for number in range(10 * MAX_CLIENTS):
+        scrapers.record("10.0.0.2", f"client {number}", 116.0)
 
     assert scrapers.next_expected(117.0) == 130.0

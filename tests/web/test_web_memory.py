@@ -62,9 +62,8 @@ def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
 
     with serving(endpoint) as server:
         statuses = [fetch(port_of(server), path).status for path in ("/metrics?name[]=none", "/metrics")]
-        wait_until(
-            lambda: sample_values(server)["exporter_scrapes_total"] == 1
-        )  # counted only after the response was sent
+        # A scrape is counted after its response was sent.
+        wait_until(lambda: sample_values(server)["exporter_scrapes_total"] == 1)
 
     assert statuses == [200, 200]
 
@@ -75,7 +74,7 @@ def test_clients_that_do_not_read_use_bounded_memory_that_is_released(tmp_path: 
     authority = Authority(tmp_path)
     options: dict[str, Any] = {"web_config": str(authority.config())} if tls else {}
     context = authority.client() if tls else None
-    # A body of 1.2 MB, rendered anew for each client.
+    # Bodies of 1.2 MB, which the clients do not read.
     limits = {"write_seconds": 60, "render_seconds": 30}
     with Child(series=60_000, limits=limits, **options, **MEMORY_LIMIT_OPTIONS) as child:
         fetch(child.port, context=context)

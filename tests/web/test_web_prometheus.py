@@ -28,7 +28,7 @@ def ports_of_clients(child: Child) -> set[int]:
 
 @needs_prometheus
 @pytest.mark.timeout(60)
-def test_prometheus_finds_every_scrape_good_and_keeps_one_connection(tmp_path: Path) -> None:
+def test_every_scrape_of_prometheus_succeeds_on_a_single_connection(tmp_path: Path) -> None:
     authority, secret = Authority(tmp_path), bcrypt.hashpw(b"good", bcrypt.gensalt(4)).decode()
     lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
     config = authority.config(lines + f"basic_auth_users: {{prometheus: {secret}}}\n")

@@ -172,25 +172,25 @@ def test_only_the_configured_cipher_suites_are_negotiated(authority: Authority) 
     assert cipher[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
 
 
-ALWAYS = ("RequireAndVerifyClientCert", "RequireAnyClientCert", "RequireClientCert")
-IF_GIVEN = ("VerifyClientCertIfGiven", "RequestClientCert")
+REQUIRED = ("RequireAndVerifyClientCert", "RequireAnyClientCert", "RequireClientCert")
+OPTIONAL = ("VerifyClientCertIfGiven", "RequestClientCert")
 
 
-@pytest.mark.parametrize("client_auth_type", [*ALWAYS, *IF_GIVEN])
+@pytest.mark.parametrize("client_auth_type", [*REQUIRED, *OPTIONAL])
 def test_client_certificates_are_verified(
     authority: Authority, tmp_path: Path, client_auth_type: str
 ) -> None:
     (tmp_path / "foreign").mkdir()
-    stranger = Authority(tmp_path / "foreign").authority.issue_cert("client")
-    foreign = authority.client()
-    stranger.configure_cert(foreign)
+    foreign_certificate = Authority(tmp_path / "foreign").authority.issue_cert("client")
+    foreign_client = authority.client()
+    foreign_certificate.configure_cert(foreign_client)
     config = authority.config(f"  client_auth_type: {client_auth_type}\n  client_ca_file: ca.pem\n")
     with serving(web_config=config) as server:
         port = port_of(server)
         accepted = fetch(port, context=authority.client("client"))
         with pytest.raises(OSError):
-            fetch(port, context=foreign)
-        if client_auth_type in ALWAYS:
+            fetch(port, context=foreign_client)
+        if client_auth_type in REQUIRED:
             with pytest.raises(OSError):
                 fetch(port, context=authority.client())
         else:
@@ -216,7 +216,7 @@ def test_a_client_certificate_needs_an_allowed_alternative_name(authority: Autho
     assert refused == 1
 
 
-def test_a_certificate_that_does_not_match_its_key_is_refused_at_the_start(authority: Authority) -> None:
+def test_a_missing_a_foreign_and_an_encrypted_key_are_refused_at_the_start(authority: Authority) -> None:
     config, key = authority.config(), authority.directory / "key.pem"
     command = ["openssl", "pkcs8", "-topk8", "-v2", "aes-256-cbc", "-passout", "pass:secret", "-in", str(key)]
     encrypted = subprocess.run(command, capture_output=True, check=True).stdout
@@ -284,14 +284,14 @@ def test_a_changed_file_cannot_disable_protection(authority: Authority, text: st
     assert b"this port requires HTTPS" in plaintext_response
 
 
-def test_a_hanging_share_delays_once_by_half_a_second(
+def test_a_hanging_configuration_file_delays_scrapes_by_less_than_three_seconds_in_total(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = authority.config()
     with serving(web_config=config, limits=FREQUENT_CHECKS) as server:
         fetch(port_of(server), context=authority.client())
         config.unlink()
-        os.mkfifo(config)  # opening the file would wait for a writer
+        os.mkfifo(config)  # opening the file waits for a writer, as on a network share that hangs
         time.sleep(0.1)
         replies = [fetch(port_of(server), context=authority.client()) for _ in range(4)]
         with config.open("w"):
