@@ -21,7 +21,7 @@ STEPS, VALIDATED, SAMPLES = (
     "samples_total mode=train",
 )
 SAVED, FAILED = "checkpoints_total result=ok", "checkpoints_total result=failed"
-"""Names of numbers of a run, for `Job.number`."""
+"""Quantities of a run, in the notation of `Job.number`."""
 
 AUTO: Mapping[str, str] = {"EXPORTER_AUTO": "1"}
 """Environment variable that `training-exporter run` sets for the job."""
@@ -49,7 +49,7 @@ from elastic_support import page_of
 exporter.flush()
 print(page_of(pathlib.Path(os.environ["EXPORTER_FEED_DIR"])))
 """
-"""Code with which a running process prints its page. `TESTS` is on the import path."""
+"""Code that prints the page of the running process. The code requires `TESTS` on the import path."""
 
 LIGHTNING = """
 import warnings
@@ -60,7 +60,7 @@ from programs.lightning_parts import Module, loader, pl, quiet_trainer
 
 
 def needs(*modules: str) -> pytest.MarkDecorator:
-    """Return a mark that skips a test if a package is not installed."""
+    """Return a mark that skips a test unless all these packages are installed."""
     missing = [name for name in modules if importlib.util.find_spec(name.partition(".")[0]) is None]
     return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
@@ -94,7 +94,7 @@ class Job:
         return sum(values) if values else None
 
     def number(self, quantity: str, run: str | None = None) -> float | None:
-        """Return a number of a run.
+        """Return the value of a quantity of a run.
 
         Args:
             quantity: `FAMILY LABEL=VALUE…` (without `training_`), `phase NAME` for the number of entries, or
@@ -111,9 +111,9 @@ class Job:
     def differences(
         self, expected: Mapping[str, float | None], run: str | None = None
     ) -> dict[str, float | None]:
-        """Return the numbers that differ from the expected numbers."""
-        numbers = {name: self.number(name, run) for name in expected}
-        return {name: number for name, number in numbers.items() if number != expected[name]}
+        """Return the actual values of the quantities that differ from their expected values."""
+        actual = {quantity: self.number(quantity, run) for quantity in expected}
+        return {quantity: value for quantity, value in actual.items() if value != expected[quantity]}
 
     def gauges(self, run: str | None = None) -> dict[str, float]:
         """Return the gauges that the job has printed for a run, or for its first run."""
@@ -152,7 +152,7 @@ def script(directory: Path, text: str, launch: str = "subprocess.run([sys.execut
 
 
 def recorded_job(program: str) -> Any:
-    """Return a fixture of a job that runs once per module and must cause no misuse and no notice."""
+    """Return a fixture that runs a job once per module. A misuse or a notice of the exporter fails the test."""
 
     @pytest.fixture(scope="module")
     def recorded(tmp_path_factory: pytest.TempPathFactory) -> Job:

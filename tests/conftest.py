@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from waiting import PATIENCE
 
-_FEED = tempfile.mkdtemp(prefix="exporter-tests-")
-os.environ["EXPORTER_FEED_DIR"] = _FEED  # before the first flush, which reads the variable
+_FEED_DIRECTORY = tempfile.mkdtemp(prefix="exporter-tests-")
+os.environ["EXPORTER_FEED_DIR"] = _FEED_DIRECTORY  # before the first flush, which reads the variable
 for _name in ("EXPORTER_RUN", "EXPORTER_DISABLED", "EXPORTER_AUTO", "RANK", "LOCAL_RANK", "SLURM_JOB_ID"):
     os.environ.pop(_name, None)
-atexit.register(shutil.rmtree, _FEED, ignore_errors=True)
+atexit.register(shutil.rmtree, _FEED_DIRECTORY, ignore_errors=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
 
 # The slowest files start first, so that none runs alone at the end. Files that measure energies over real seconds keep

@@ -1,4 +1,4 @@
-"""Bridges: a job that is not changed is recorded, and does not notice."""
+"""Bridges: an unchanged job is recorded, and runs as without the exporter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from exporter.recording.events import EVENTS
 needs_torch = needs("torch")
 
 
-# Being called when a module is imported -----------------------------------------------------------------------
+# Hooks that are called after an import -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_hook_is_called_once_after_the_import_and_is_then_removed(
     modules, finders = list[ModuleType](), list(sys.meta_path)
     patching.when_imported(module_name, lambda module: module.missing)
     patching.when_imported(module_name, modules.append)
-    assert importlib.util.find_spec(module_name) is not None  # looking is not importing
+    assert importlib.util.find_spec(module_name) is not None  # finds the module without importing it
     assert modules == []
 
     module = importlib.import_module(module_name)
@@ -54,12 +54,12 @@ def test_a_hook_is_called_once_after_the_import_and_is_then_removed(
 def test_a_hook_waits_for_a_module_that_cannot_be_imported_yet(module_name: str, tmp_path: Path) -> None:
     modules: list[ModuleType] = []
     source = tmp_path / f"{module_name}.py"
-    good = source.read_text()
+    valid_source = source.read_text()
     source.write_text("raise ValueError('not yet')")
     patching.when_imported(module_name, modules.append)
     with pytest.raises(ValueError, match="not yet"):
         importlib.import_module(module_name)
-    source.write_text(good + "\n# another size\n")
+    source.write_text(valid_source + "\n# another size, so that the bytecode cache is not used\n")
 
     importlib.invalidate_caches()
     importlib.import_module(module_name)
@@ -67,7 +67,7 @@ def test_a_hook_waits_for_a_module_that_cannot_be_imported_yet(module_name: str,
     assert len(modules) == 1
 
 
-# Being installed ----------------------------------------------------------------------------------------------
+# Installation --------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_bridge_is_reported() -> None:
@@ -139,7 +139,7 @@ print(bridges.install("accelerate"))
 
 
 @needs("torch")
-def test_a_torch_without_the_optional_interfaces_is_watched_without_a_message(tmp_path: Path) -> None:
+def test_a_torch_without_the_optional_interfaces_is_recorded_without_a_message(tmp_path: Path) -> None:
     program = """
 import torch, torch.distributed.checkpoint as saves
 del saves.async_save
@@ -160,8 +160,8 @@ print("gauges", json.dumps(gauges()))
 def test_a_hook_on_a_module_that_is_being_imported_is_called_after_the_import(
     module_name: str, tmp_path: Path
 ) -> None:
-    waiting = f"from exporter import patching\nmodules = []\npatching.when_imported({module_name!r}, modules.append)\n"
-    (tmp_path / f"{module_name}.py").write_text(f"{waiting}assert not modules\n")
+    hook = f"from exporter import patching\nmodules = []\npatching.when_imported({module_name!r}, modules.append)\n"
+    (tmp_path / f"{module_name}.py").write_text(f"{hook}assert not modules\n")
     (tmp_path / f"{module_name}_next.py").touch()
 
     module = importlib.import_module(module_name)
@@ -225,8 +225,8 @@ def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path
     assert sum_by_labels(page, "torchelastic_train_step_seconds_sum") == 0.012
     assert sum_by_labels(page, "my_app_loss_sum") == 0.5
     assert sum_by_labels(page, "raising_x_sum") == 1
-    for type_ in ("my.event", "on.console", "my.monitor.event", "torch.monitor.Stat"):
-        assert sum_by_labels(page, "training_events_total", type=type_) == 1
+    for event_type in ("my.event", "on.console", "my.monitor.event", "torch.monitor.Stat"):
+        assert sum_by_labels(page, "training_events_total", type=event_type) == 1
     assert sum_by_labels(page, "train_batch_mean_seconds_sum") == pytest.approx(0.015)
     assert sum_by_labels(page, "train_batch_samples_total") == 2
 
@@ -259,7 +259,7 @@ print(sum(number for number, built in counts if not built), sum(number for numbe
 
 @needs_torch
 @pytest.mark.timeout(90)
-def test_threads_that_flood_torch_monitor_end_in_order_with_exact_counts(tmp_path: Path) -> None:
+def test_every_event_of_threads_that_flood_torch_monitor_is_counted(tmp_path: Path) -> None:
     prebuilt, built = map(int, child(tmp_path / "feed", FLOOD, timeout=85).stdout.split())
     page = page_of(tmp_path / "feed")
 
@@ -280,19 +280,21 @@ def test_events_are_delivered_in_order_also_from_subclasses_of_the_job() -> None
 
     class Unreadable(torch.Event):  # type: ignore[misc, name-defined]  # torch has no types here
         data = timestamp = property(lambda _self: 1 // 0)
-        __hash__ = None  # type: ignore[assignment]  # as a class of the job's may have it
+        __hash__ = None  # type: ignore[assignment]  # as a class of the job may be
 
     now, numbers = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc), list[int]()
     windows = [torch.Event(torch.STAT_EVENT, now, {"part.sum": 1.0})] * 7
-    handle = exporter.events.register(lambda event: numbers.append(event.data["number"]), types="part.each")
+    handle = exporter.events.register(
+        lambda event: numbers.append(event.data["number"]), types="part.numbered"
+    )
     bridge = MonitorBridge(torch.Event, torch.STAT_EVENT)
-    bridge.queue.extend(torch.Event("part.each", now, {"number": number}) for number in range(500))
-    bridge.queue.extend([*windows, Unreadable("part.odd", now, {})])
+    bridge.queue.extend(torch.Event("part.numbered", now, {"number": number}) for number in range(500))
+    bridge.queue.extend([*windows, Unreadable("part.unreadable", now, {})])
     bridge.drain()
     handle.unregister()
 
-    assert EVENTS.reading().counts["part.each", "info"] == 500
-    assert EVENTS.reading().counts["part.odd", "info"] == 1
+    assert EVENTS.reading().counts["part.numbered", "info"] == 500
+    assert EVENTS.reading().counts["part.unreadable", "info"] == 1
     assert numbers == list(range(500))
     assert total("part.added") == 7
 
@@ -350,9 +352,9 @@ ANSWERS = """
 from exporter.bridges.cuda_memory import CudaMemory
 
 def stats(allocated, reserved, retries, ooms):
-    def both(current): return {"all": {"current": current, "peak": 2 * current, "allocated": 0, "freed": 0}}
-    return {"allocated_bytes": both(allocated), "reserved_bytes": both(reserved), "num_alloc_retries": retries,
-            "num_ooms": ooms, "max_split_size": -1}
+    def current_and_peak(current): return {"all": {"current": current, "peak": 2 * current, "allocated": 0, "freed": 0}}
+    return {"allocated_bytes": current_and_peak(allocated), "reserved_bytes": current_and_peak(reserved),
+            "num_alloc_retries": retries, "num_ooms": ooms, "max_split_size": -1}
 
 device, other = ("0", "GPU-a"), ("1", "GPU-b")
 answers = [{device: stats(10, 20, 3, 0)}, {device: stats(30, 40, 5, 1), other: stats(1, 2, 0, 0)},
@@ -365,9 +367,8 @@ for _ in range(3):
 
 
 def test_allocator_statistics_become_the_documented_families(tmp_path: Path) -> None:
-    page = job(
-        tmp_path, ANSWERS + PRINT_PAGE
-    ).process.stdout  # memory is a gauge: only the live process counts
+    # The live process prints its page, because an ended process has no gauges of memory.
+    page = job(tmp_path, ANSWERS + PRINT_PAGE).process.stdout
 
     retries = "training_gpu_alloc_retries_total"
     assert series(page, retries).keys() == {

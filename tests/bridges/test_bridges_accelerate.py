@@ -28,9 +28,9 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "gauge loss,mode=validation": 0.5,
         "gauge learning_rate": 0.25,
     },
-    # A saved state is a checkpoint, saved weights are not, and a failure hinders nothing.
+    # A saved state is a checkpoint and saved weights are not. A failed save does not affect later saves.
     "saves": {SAVED: 2, FAILED: 1, "phase checkpoint_save_sync": 4, "phase checkpoint_load": 1},
-    # The next loop after an exception counts right.
+    # The loop after an exception is counted correctly.
     "failing": {STEPS: 2 + 4},
 }
 

@@ -48,7 +48,7 @@ def broken_after(*_args: Any, **_kwargs: Any) -> Around:
 
 def test_a_patched_method_returns_and_raises_as_before(library: type[Library]) -> None:
     observed_values: list[Any] = []
-    for _ in range(2):  # once only
+    for _ in range(2):  # the second patch changes nothing
         patch(library, "work", bracket(observed_values))
 
     assert library().work(1) == 2
@@ -63,16 +63,16 @@ def test_a_patched_method_returns_and_raises_as_before(library: type[Library]) -
 
 @pytest.mark.parametrize("hook", [broken_before, broken_after, lambda *_args: None])
 def test_hooks_that_raise_or_skip_the_end_change_nothing(library: type[Library], hook: Hook) -> None:
-    patch_existing(library, ("missing", "work"), hook)  # names missing in a version are skipped
+    patch_existing(library, ("missing", "work"), hook)  # names that the library lacks are skipped
 
     assert hasattr(library.work, "__wrapped__")
     assert library().work(1) == 2
 
 
-# The claim ----------------------------------------------------------------------------------------------------
+# Claims -------------------------------------------------------------------------------------------------------
 
 
-class Named(Source):
+class CountingSource(Source):
     def __init__(self, strength: Strength) -> None:
         self.strength = strength
         self.yielded = 0
@@ -82,11 +82,11 @@ class Named(Source):
 
 
 def test_the_bridge_with_more_information_claims_the_loop_and_releases_it() -> None:
-    active, fallback = ActiveSource(), Named(Strength.WATCHING)
+    active, fallback = ActiveSource(), CountingSource(Strength.WATCHING)
     leading, instrumented, other = (
-        Named(Strength.LEADING),
-        Named(Strength.INSTRUMENTED),
-        Named(Strength.LEADING),
+        CountingSource(Strength.LEADING),
+        CountingSource(Strength.INSTRUMENTED),
+        CountingSource(Strength.LEADING),
     )
     active.fall_back_to(fallback)
 
@@ -164,7 +164,7 @@ class Shaped:
 
 
 @pytest.mark.parametrize(
-    ("batch", "counted"),
+    ("batch", "samples_and_tokens_of_batch"),
     [
         (Shaped(4, 3), (4, None)),
         ([Shaped(5, 3), Shaped(5)], (5, None)),
@@ -178,6 +178,6 @@ class Shaped:
     ],
 )
 def test_the_samples_of_a_batch_are_counted_from_its_shapes(
-    batch: object, counted: tuple[int | None, int | None]
+    batch: object, samples_and_tokens_of_batch: tuple[int | None, int | None]
 ) -> None:
-    assert samples_and_tokens(batch) == counted
+    assert samples_and_tokens(batch) == samples_and_tokens_of_batch

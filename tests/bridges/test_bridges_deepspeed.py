@@ -60,6 +60,7 @@ def train(engine, dtype=torch.float32):
 
 
 def own_value(recorded: Job, name: str) -> float:
+    """Return a value that the job has printed, such as its own loss."""
     return next(
         float(line.split()[-1])
         for line in recorded.process.stdout.splitlines()
@@ -96,8 +97,8 @@ def test_zero_norms_and_losses_of_the_engine_are_recorded(tmp_path: Path) -> Non
 
 
 def test_steps_without_finite_gradients_are_skipped_steps(tmp_path: Path) -> None:
-    half = "fp16={'enabled': True, 'initial_scale_power': 40, 'hysteresis': 1}"
-    program = f"{ENGINE_CODE}engine = engine_of({half}, zero_optimization={{'stage': 2}})\ntrain(engine, torch.float16)\nprint('own skipped', engine.skipped_steps)\nprint('gauges', json.dumps(gauges()))\n"
+    fp16_options = "fp16={'enabled': True, 'initial_scale_power': 40, 'hysteresis': 1}"
+    program = f"{ENGINE_CODE}engine = engine_of({fp16_options}, zero_optimization={{'stage': 2}})\ntrain(engine, torch.float16)\nprint('own skipped', engine.skipped_steps)\nprint('gauges', json.dumps(gauges()))\n"
     recorded = job(tmp_path, program, ENVIRONMENT)
 
     assert own_value(recorded, "skipped") == 3

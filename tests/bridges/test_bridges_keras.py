@@ -32,7 +32,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     },
     # A second loop continues at the end of the first.
     "several_loops": {"gauge step": 9, "gauge step_target": 9, "steps_total mode=test": 3},
-    # The next `fit` after an exception counts right.
+    # The call of `fit` after an exception is counted correctly.
     "failing": {STEPS: 2 + 3},
     "failed_save": {SAVED: 2, FAILED: 2, STEPS: 6},
     "not_finite": {"nonfinite_total kind=loss value=nan": 3},
@@ -45,7 +45,7 @@ def test_training_and_evaluation_of_a_model_are_recorded(recorded: Job, run: str
     assert recorded.differences(EXPECTED[run], run) == {}
 
 
-def test_losses_match_keras_and_exceptions_propagate(recorded: Job) -> None:
+def test_losses_are_recorded_and_exceptions_propagate(recorded: Job) -> None:
     assert recorded.gauges("ordinary")["loss,mode=train"] > 0
     assert recorded.gauges("ordinary")["loss,mode=validation"] > 0
     assert (recorded.number("phase data_loading", "ordinary") or 0) >= 6

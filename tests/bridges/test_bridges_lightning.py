@@ -32,7 +32,7 @@ loops.run(lightning_loops)
 recorded = recorded_job(LIGHTNING + LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
-    # A step is an optimizer step; the sanity check adds validation time but no validation.
+    # A step is an optimizer step. The sanity check adds validation time but no validation steps.
     "accumulation": {
         STEPS: 6,
         "microbatches_total": 10,
@@ -51,7 +51,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     # In manual optimization a step is a batch, also after a restart.
     "two_optimizers": {STEPS: 3, "phase optimizer": 6, "phase backward": 6},
     "two_optimizers_resumed": {STEPS: 3, "gauge step": 6},
-    # A save that fails does not hinder the next; weights alone are time only.
+    # A failed save does not affect the next save. A save of weights only adds time to the phase.
     "failed_save": {FAILED: 2, SAVED: 2, "phase checkpoint_save_sync": 6, STEPS: 2},
     # An asynchronous save succeeds when the file is written.
     "asynchronous": {
@@ -60,7 +60,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "phase checkpoint_save_async": 3,
     },
     "asynchronous_again": {"checkpoints_total kind=async result=ok": 2},
-    # The next `fit` after an exception counts right.
+    # The call of `fit` after an exception is counted correctly.
     "failing": {STEPS: 2 + 1},
     # A completed step counts although a callback fails afterwards.
     "failing_callback": {STEPS: 3},
@@ -72,7 +72,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "gauge learning_rate": 0.125,
         "phase checkpoint_load": 1,
     },
-    # A loader without a length, and a step that fetches itself.
+    # A loader without a length, and a training step that fetches its own batch.
     "without_length": {STEPS: 5 + 2},
     "not_finite": {"nonfinite_total kind=loss value=nan": 2},
     # A completed step counts although its epoch is aborted or its validation fails.
@@ -86,7 +86,9 @@ def test_training_validation_and_saves_of_a_trainer_are_recorded(recorded: Job, 
     assert recorded.differences(EXPECTED[run], run) == {}
 
 
-def test_loops_without_a_fixed_number_of_steps_are_recorded(recorded: Job) -> None:
+def test_background_saves_losses_of_a_resumed_loop_and_nonfinite_gradients_are_recorded(
+    recorded: Job,
+) -> None:
     assert recorded.value("training_background_seconds_total", "asynchronous", task="checkpoint_finalize")
     assert recorded.gauges("resumed")["loss,mode=train"] > 0
     assert (recorded.value("training_nonfinite_total", "not_finite", kind="grad") or 0) >= 1
@@ -97,7 +99,7 @@ def test_exceptions_propagate_and_a_trainer_can_be_pickled_and_copied_while_trai
     assert recorded.process.stdout.count("pickled ['Pickling', 'ExporterCallback']") == 2
 
 
-# Without a line of code ---------------------------------------------------------------------------------------
+# Unchanged jobs -----------------------------------------------------------------------------------------------
 
 UNCHANGED = """
 callbacks = []
@@ -143,17 +145,18 @@ if __name__ == "__main__":
     quiet_trainer(max_epochs=1, enable_checkpointing=False, devices=2, strategy="{strategy}",
                  use_distributed_sampler=False).fit(Ranked())
 """
-STARTED = {
+LAUNCHES = {
+    # Lightning starts the second rank as a script (ddp) or by multiprocessing (ddp_spawn).
     "ddp": "subprocess.run([sys.executable, 'train.py'], check=True)",
     "ddp_spawn": "import runpy; sys.argv = ['train.py']; runpy.run_path('train.py', run_name='__main__')",
 }
 
 
-@pytest.mark.parametrize("strategy", STARTED)
+@pytest.mark.parametrize("strategy", LAUNCHES)
 def test_ranks_started_by_lightning_are_distinct_and_count_their_own_samples(
     tmp_path: Path, strategy: str
 ) -> None:
-    recorded = script(tmp_path, LIGHTNING + TWO_RANKS.format(strategy=strategy), STARTED[strategy])
+    recorded = script(tmp_path, LIGHTNING + TWO_RANKS.format(strategy=strategy), LAUNCHES[strategy])
 
     for rank, samples in (("0", 12), ("1", 6)):
         assert recorded.differences({f"{STEPS} rank={rank}": 3, f"{SAMPLES} rank={rank}": samples}) == {}

@@ -1,4 +1,4 @@
-"""The bridge from NVIDIA's one-logger, with the real one."""
+"""The bridge from NVIDIA's one-logger, with the real package."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ with application():
 """
 
 EXPORTER = "exporter.bridges.one_logger.OneLoggerExporter"
-GIVEN = "from exporter.bridges.one_logger import OneLoggerExporter as Ours\n"
-WAYS: dict[str, tuple[str, dict[str, str]]] = {
+IMPORT_EXPORTER = "from exporter.bridges.one_logger import OneLoggerExporter\n"
+INSTALLATIONS: dict[str, tuple[str, dict[str, str]]] = {
     "by the import, in a job of `run` with custom exporters": (
         "configure().with_exporter(FileExporter(pathlib.Path('recorded.json')))",
         {"EXPORTER_AUTO": "1", "PYTHONPATH": f"{AUTOLOAD}:{REPOSITORY}:{TESTS}"},
@@ -78,15 +78,18 @@ WAYS: dict[str, tuple[str, dict[str, str]]] = {
         "configure().with_export_config()",
         {"EXPORTER_AUTO": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
     ),
-    "by an exporter that is given": (f"{GIVEN}configure().with_exporter(Ours())", {}),
-    "by an exporter that is named": (f"configure().with_export_config([{{'class_name': '{EXPORTER}'}}])", {}),
+    "by an exporter object": (f"{IMPORT_EXPORTER}configure().with_exporter(OneLoggerExporter())", {}),
+    "by the class name of the exporter": (
+        f"configure().with_export_config([{{'class_name': '{EXPORTER}'}}])",
+        {},
+    ),
 }
-"""Program and environment of a job."""
+"""Program and environment of a job, by the way in which the bridge is installed."""
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_calls_of_one_logger_are_recorded_with_its_configuration(tmp_path: Path, way: str) -> None:
-    program, environment = WAYS[way]
+@pytest.mark.parametrize("installation", INSTALLATIONS)
+def test_calls_of_one_logger_are_recorded_with_its_configuration(tmp_path: Path, installation: str) -> None:
+    program, environment = INSTALLATIONS[installation]
     recorded = job(tmp_path, f"{PRELUDE}{program}.configure_provider(){WORK}", environment)
 
     expected: dict[str, float | None] = {
@@ -110,13 +113,16 @@ def test_calls_of_one_logger_are_recorded_with_its_configuration(tmp_path: Path,
     assert "a bridge" not in recorded.process.stderr
 
 
-def ran(tmp_path: Path, program: str, *, check: bool = True, **options: str) -> Job:
-    given = ", ".join(f"{name}={value}" for name, value in options.items())
-    configured = f"{GIVEN}configure({given}).with_exporter(Ours()).configure_provider()\n"
-    return job(tmp_path, PRELUDE + configured + program, check=check)
+def run_configured(tmp_path: Path, program: str, *, check: bool = True, **options: str) -> Job:
+    """Run a program after the configuration of one-logger with the bridge's exporter and these options."""
+    option_text = ", ".join(f"{name}={value}" for name, value in options.items())
+    configuration = (
+        f"{IMPORT_EXPORTER}configure({option_text}).with_exporter(OneLoggerExporter()).configure_provider()\n"
+    )
+    return job(tmp_path, PRELUDE + configuration + program, check=check)
 
 
-def test_asynchronous_saves_succeed_when_they_say_so_and_late_begins_keep_their_time(tmp_path: Path) -> None:
+def test_asynchronous_saves_succeed_when_the_job_confirms_them(tmp_path: Path) -> None:
     program = """
 callbacks.on_app_start(start_time_msec=(time.time() - 5) * 1000)
 callbacks.on_train_start(train_iterations_start=0)
@@ -132,7 +138,7 @@ with timed_span(Name.OPTIMIZER_UPDATE):
 callbacks.on_train_end()
 callbacks.on_app_end()
 """
-    recorded = ran(tmp_path, program, strategy="CheckPointStrategy.ASYNC")
+    recorded = run_configured(tmp_path, program, strategy="CheckPointStrategy.ASYNC")
 
     saved = {"checkpoints_total kind=async result=ok": 2, "phase checkpoint_save_async": 3}
     assert recorded.differences({STEPS: 3, **saved, "misuse_total": None}) == {}
@@ -145,7 +151,7 @@ with application():
         for _ in range(2):
             callbacks.on_training_single_iteration_start()
 """
-    recorded = ran(tmp_path, program, check=False)
+    recorded = run_configured(tmp_path, program, check=False)
 
     assert recorded.process.returncode == 1
     assert "OneLoggerError" in recorded.process.stderr
@@ -158,7 +164,7 @@ with training_loop(train_iterations_start=0):
     with training_iteration():
         pass
 """
-    recorded = ran(tmp_path, program, enable_for_current_rank="False")
+    recorded = run_configured(tmp_path, program, enable_for_current_rank="False")
 
     assert "training_steps_total" not in recorded.page
 
@@ -188,5 +194,6 @@ with application():
 def test_a_lightning_job_with_own_instrumentation_counts_each_step_once(tmp_path: Path) -> None:
     recorded = job(tmp_path, PRELUDE + LIGHTNING + INSTRUMENTED, AUTO)
 
-    known = {"run_info framework=lightning session_tag=tag": 1, "misuse_total": None}
-    assert recorded.differences({STEPS: 4, "microbatches_total": 8, "phase model_init": 1, **known}) == {}
+    descriptions = {"run_info framework=lightning session_tag=tag": 1, "misuse_total": None}
+    counts = {STEPS: 4, "microbatches_total": 8, "phase model_init": 1}
+    assert recorded.differences({**counts, **descriptions}) == {}

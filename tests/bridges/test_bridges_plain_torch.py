@@ -39,8 +39,8 @@ loops.run(torch_loops)
 recorded = recorded_job(PRELUDE + LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
-    # A look at the data is no training.
-    "looking": {STEPS: None, SAMPLES: None, "phase iteration": 0},
+    # Forward passes alone are not training.
+    "forward_passes_only": {STEPS: None, SAMPLES: None, "phase iteration": 0},
     # A file with optimizer state is a checkpoint; another file only adds time to the phase.
     "ordinary": {
         STEPS: 6,
@@ -66,7 +66,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "gan": {STEPS: 3, "phase optimizer": 6},
     # A second step of an optimizer on a batch is a separate step.
     "inner_steps": {STEPS: 6},
-    "within_backward": {STEPS: 3 + 2},
+    "optimizer_steps_within_backward": {STEPS: 3 + 2},
     # Batches are counted where they are used: by the validation, or after it.
     "fetched_before_eval": {STEPS: 60, SAMPLES: 1200, VALIDATED: 21},
     "fetched_ahead_of_a_validation": {STEPS: 2, SAMPLES: 8, VALIDATED: 2},
@@ -74,11 +74,11 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "nested_optimizers": {STEPS: 3},
     "without_loader": {STEPS: 5},
     # The first evaluation precedes the training.
-    "estimated": {STEPS: 4, "phase validation": 1},
+    "loss_estimated_in_eval_mode": {STEPS: 4, "phase validation": 1},
     "validation_with_gradients": {STEPS: 4, VALIDATED: 6},
-    "evaluated_beside": {STEPS: 6, SAMPLES: 24, "phase validation": 0},
+    "teacher_in_eval_mode": {STEPS: 6, SAMPLES: 24, "phase validation": 0},
     "validation_cut_short": {STEPS: 4, VALIDATED: 2},
-    "saved_between": {STEPS: 15},
+    "saves_between_steps": {STEPS: 15},
     "scaled": {
         STEPS: 3,
         "skipped_steps_total reason=overflow": 1,
@@ -114,11 +114,13 @@ def test_exceptions_reach_the_job_unchanged(recorded: Job, line: str) -> None:
     assert line in recorded.process.stdout
 
 
-def test_values_and_times_match_the_log_of_the_job(recorded: Job) -> None:
+def test_gradient_norms_unscaled_losses_and_phases_are_recorded(recorded: Job) -> None:
     assert recorded.gauges("ordinary")["grad_norm"] > 0
     assert 0 < recorded.gauges("scaled")["loss,mode=train"] < 100  # not the scaled loss
     assert (recorded.number("phase backward", "closure") or 0) >= 4
-    seconds = recorded.value("training_phase_seconds_total", "estimated", phase="validation")
+    seconds = recorded.value(
+        "training_phase_seconds_total", "loss_estimated_in_eval_mode", phase="validation"
+    )
     assert 0.15 <= (seconds or 0) < 0.15 + 5
 
 
@@ -135,10 +137,10 @@ def test_the_loss_matches_the_log_of_the_job_or_is_absent(recorded: Job) -> None
     assert len(lines) == 3 + 1 + 2 + 6 + 3 + 1 + 1 + 1 + 1 + 1 + 2 + 1
 
 
-# Without a line of code ---------------------------------------------------------------------------------------
+# Unchanged jobs -----------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_is_not_changed_prints_warns_and_ends_as_before_and_compiling_is_a_phase(
+def test_an_unchanged_job_has_the_output_and_status_as_without_the_exporter_and_compiling_is_a_phase(
     tmp_path: Path,
 ) -> None:
     program = """
@@ -203,7 +205,7 @@ if __name__ == "__main__":
         ("child('spawn', leave)", False),
     ],
 )
-def test_a_loop_has_done_its_work_unless_its_process_fails(
+def test_the_work_of_a_loop_is_productive_unless_its_process_fails(
     tmp_path: Path, call: str, is_finished: bool
 ) -> None:
     recorded = script(tmp_path, f"{PRELUDE}{TRAINING}    {call}\n")
@@ -213,7 +215,7 @@ def test_a_loop_has_done_its_work_unless_its_process_fails(
     assert (recorded.number("productive_seconds_total") != 0) is is_finished
 
 
-def test_a_mistake_at_the_prompt_ends_no_training(tmp_path: Path) -> None:
+def test_an_error_at_the_interactive_prompt_does_not_fail_the_completed_training(tmp_path: Path) -> None:
     launch = "subprocess.run([sys.executable, '-i', 'train.py'], input=b'1 / 0')"
     recorded = script(tmp_path, f"{PRELUDE}{TRAINING}    train()\n", launch)
 
@@ -258,7 +260,7 @@ JOBS: dict[str, tuple[str, dict[str, float | None]]] = {
         {STEPS: 10, "tokens_total mode=train": 1000, "phase backward": 10, "run_info model=mine": 1},
     ),
     # Inspecting a model is not training, and gradients can be cleared anywhere in the loop.
-    "an attack": (f"model = nn.Linear(4, 1).eval(){GRADIENTS}", {STEPS: None}),
+    "input gradients of a model": (f"model = nn.Linear(4, 1).eval(){GRADIENTS}", {STEPS: None}),
     "gradients kept": (f"model, optimizer = model_and_optimizer(){GRADIENTS}optimizer.step()", {STEPS: 1}),
 }
 
@@ -271,7 +273,7 @@ def test_an_unchanged_torch_job_is_recorded(tmp_path: Path, name: str) -> None:
     assert recorded.differences(expected) == {}
 
 
-WATCHED_GAN = """
+GAN_WITH_REQUESTED_SPANS = """
 from exporter.bridges import plain_torch
 from exporter.training.recorder import TRAINING
 plain_torch.install()
@@ -289,7 +291,7 @@ print("optimizer", TRAINING.clock.phases["optimizer"].seconds)
 def test_work_after_the_step_of_either_optimizer_is_no_optimizer_time_while_spans_are_requested(
     tmp_path: Path,
 ) -> None:
-    recorded = job(tmp_path, PRELUDE + WATCHED_GAN)
+    recorded = job(tmp_path, PRELUDE + GAN_WITH_REQUESTED_SPANS)
 
     [line] = [line for line in recorded.process.stdout.splitlines() if line.startswith("optimizer")]
     assert 0 < float(line.split()[1]) < 0.1  # of 0.48 s between the steps
@@ -309,7 +311,7 @@ for _ in range(5):
 """
 
 
-def test_steps_of_an_optimizer_that_is_not_torchs_are_missed_with_the_lines_that_add_them(
+def test_steps_of_an_optimizer_without_torch_are_not_counted_and_the_call_that_counts_them_is_logged(
     tmp_path: Path,
 ) -> None:
     recorded = job(tmp_path, PRELUDE + OWN_OPTIMIZER, AUTO)

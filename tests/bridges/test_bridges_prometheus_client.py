@@ -38,27 +38,27 @@ time.sleep(1.5)
 
 def test_metrics_of_the_job_have_run_and_rank_and_continue_over_a_restart(tmp_path: Path) -> None:
     program = f"{PRELUDE}{RECORDING}{PRINT_PAGE}served.labels('/a').inc(4)  # immediately before the exit"
-    living = job(tmp_path, program).process.stdout
-    ended = job(tmp_path, program).page
+    live_page = job(tmp_path, program).process.stdout
+    ended_page = job(tmp_path, program).page
 
-    assert sum_by_labels(living, "app_requests_total", run="mine", rank="0", path="/a") == 2.5
-    assert sum_by_labels(living, "app_queue_depth", rank="0") == 7
-    assert sum_by_labels(living, "app_own") == 3
-    assert sum_by_labels(living, "app_build_info", version="1.2") == 1
+    assert sum_by_labels(live_page, "app_requests_total", run="mine", rank="0", path="/a") == 2.5
+    assert sum_by_labels(live_page, "app_queue_depth", rank="0") == 7
+    assert sum_by_labels(live_page, "app_own") == 3
+    assert sum_by_labels(live_page, "app_build_info", version="1.2") == 1
     assert {
-        key.partition("le=")[2]: value for key, value in series(living, "app_took_seconds_bucket").items()
+        key.partition("le=")[2]: value for key, value in series(live_page, "app_took_seconds_bucket").items()
     } == {
         '"0.1",rank="0",run="mine"}': 1,
         '"1.0",rank="0",run="mine"}': 2,
         '"+Inf",rank="0",run="mine"}': 3,
     }
-    assert "python_info" not in living
-    assert "gpu_energy_joules_total{rank" not in living
-    assert sum_by_labels(ended, "app_requests_total", path="/a") == 2 * 6.5
-    assert sum_by_labels(ended, "app_took_seconds_count") == 6
-    assert sum_by_labels(ended, "app_took_seconds_sum") == pytest.approx(2 * 5.55)
-    assert sum_by_labels(ended, "app_size_bytes_sum") == 200
-    assert series(ended, "app_queue_depth") == {}  # a gap: the rank has ended
+    assert "python_info" not in live_page
+    assert "gpu_energy_joules_total{rank" not in live_page
+    assert sum_by_labels(ended_page, "app_requests_total", path="/a") == 2 * 6.5
+    assert sum_by_labels(ended_page, "app_took_seconds_count") == 6
+    assert sum_by_labels(ended_page, "app_took_seconds_sum") == pytest.approx(2 * 5.55)
+    assert sum_by_labels(ended_page, "app_size_bytes_sum") == 200
+    assert series(ended_page, "app_queue_depth") == {}  # an ended_page rank has no gauges
 
 
 def test_a_forked_child_counts_separately_and_a_reset_counter_continues(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_the_training_process_has_rank_0_and_no_other_process_has_a_rank(tmp_pat
     assert len([key for key in updated if 'rank="' in key]) == 1
 
 
-def test_spawned_ranks_take_their_rank_from_the_process_group(tmp_path: Path) -> None:
+def test_spawned_processes_have_the_rank_of_the_process_group(tmp_path: Path) -> None:
     spawned_job = script(tmp_path, TRAIN + SPAWN)
 
     assert spawned_job.differences({f"{STEPS} rank=0": 3, f"{STEPS} rank=1": 3}) == {}

@@ -58,14 +58,14 @@ def run_job(
     job: list[str],
     env: dict[str, str],
     *,
-    is_watched: bool,
+    is_under_run: bool,
     sigterm_when: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Run a job to its end, with or without `run`."""
     feed, port, last = path / "feed", free_port(), ""
     feed.mkdir(exist_ok=True)
     command = (
-        run_command(feed, job, "--run.linger=100s", "--run.name=llama", port=port) if is_watched else job
+        run_command(feed, job, "--run.linger=100s", "--run.name=llama", port=port) if is_under_run else job
     )
     with (
         (path / "out").open("w+") as stdout,
@@ -73,10 +73,10 @@ def run_job(
         running_process(command, path, env=env, stdout=stdout, stderr=stderr, cwd=path) as process,
     ):
         if sigterm_when is not None:
-            wait_until(lambda: sigterm_when() and (page(port) or not is_watched), 60)
+            wait_until(lambda: sigterm_when() and (page(port) or not is_under_run), 60)
             process.send_signal(signal.SIGTERM)
         while process.poll() is None:
-            last = page(port) or last  # run waits for a regular scraper
+            last = page(port) or last  # as a regular scraper, for which `run` waits
             time.sleep(0.3)
     return Outcome(process.returncode, normalised_lines(path / "out"), normalised_lines(path / "err"), last)
 
@@ -98,7 +98,7 @@ import torch.distributed.elastic.events as events
 import torch.distributed.elastic.metrics as metrics
 
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-# A store for each attempt: in torch 2.13 the second may find addresses of the first in torchrun's own.
+# A store for each attempt: in torch 2.13, a second attempt may find addresses of the first attempt in torchrun's store.
 store = f"file://{sys.argv[1]}-{attempt}"
 dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
 for step in range(3):
@@ -108,7 +108,7 @@ events.record(events.Event("worker.evt", events.EventSource.WORKER, metadata={"r
 sys.stdout.write(f"rank {rank} attempt {attempt}\\n")
 sys.stdout.flush()
 dist.barrier()
-time.sleep(1)  # a rank that torchrun ends by SIGTERM has lost what it did not write yet
+time.sleep(1)  # output that a rank has not written yet is lost when torchrun sends SIGTERM
 if not attempt:
     if rank == 1:
         sys.exit(7)
@@ -126,16 +126,16 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     env = job_environment(tmp_path, ENDS_WITH=str(ends_with))
-    unwatched = run_job(tmp_path, torchrun(2, script, tmp_path / "plain"), env, is_watched=False)
-    watched = run_job(tmp_path, torchrun(2, script, tmp_path / "watched"), env, is_watched=True)
-    page = watched.page
+    plain_outcome = run_job(tmp_path, torchrun(2, script, tmp_path / "plain"), env, is_under_run=False)
+    outcome_under_run = run_job(tmp_path, torchrun(2, script, tmp_path / "under-run"), env, is_under_run=True)
+    page = outcome_under_run.page
 
-    assert (watched.status, watched.stdout_lines, watched.stderr_lines) == (
-        unwatched.status,
-        unwatched.stdout_lines,
-        unwatched.stderr_lines,
+    assert (outcome_under_run.status, outcome_under_run.stdout_lines, outcome_under_run.stderr_lines) == (
+        plain_outcome.status,
+        plain_outcome.stdout_lines,
+        plain_outcome.stderr_lines,
     )
-    assert (unwatched.status == 0) is (ends_with == 0)
+    assert (plain_outcome.status == 0) is (ends_with == 0)
     assert sum_by_labels(page, "torchelastic_train_step_seconds_count", rank="0") == 6
     assert sum_by_labels(page, "torchelastic_train_step_seconds_count", rank="1") == 6
     assert sum_by_labels(page, "training_events_total", type="worker.evt") == 4
@@ -156,26 +156,28 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
     assert sum_by_labels(page, "exporter_collector_success", collector="feed") == 1
 
 
-# Reports its start and waits for a signal; needs no torch.
+# Reports its start and waits for a signal. Needs no torch.
 WAITING_WORKER = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
 
 
 def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interrupted(tmp_path: Path) -> None:
     script, env = tmp_path / "worker.py", job_environment(tmp_path)
     script.write_text(WAITING_WORKER)
-    unwatched, watched = (
-        run_job(tmp_path, torchrun(1, script, alive), env, is_watched=is_watched, sigterm_when=alive.exists)
-        for is_watched in (False, True)
-        for alive in [tmp_path / f"alive-{is_watched}"]
+    plain_outcome, outcome_under_run = (
+        run_job(
+            tmp_path, torchrun(1, script, alive), env, is_under_run=is_under_run, sigterm_when=alive.exists
+        )
+        for is_under_run in (False, True)
+        for alive in [tmp_path / f"alive-{is_under_run}"]
     )
-    page = watched.page
+    page = outcome_under_run.page
 
-    assert (watched.status, watched.stdout_lines, watched.stderr_lines) == (
-        unwatched.status,
-        unwatched.stdout_lines,
-        unwatched.stderr_lines,
+    assert (outcome_under_run.status, outcome_under_run.stdout_lines, outcome_under_run.stderr_lines) == (
+        plain_outcome.status,
+        plain_outcome.stdout_lines,
+        plain_outcome.stderr_lines,
     )
-    assert unwatched.status != 0
+    assert plain_outcome.status != 0
     assert sum_by_labels(page, "training_elastic_runs_total", outcome="interrupted", run="llama") == 1
     assert sum_by_labels(page, "training_elastic_runs_total") == 1
     calls = {"function": "SimpleElasticAgent.run", "outcome": "failure"}
@@ -262,7 +264,7 @@ def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: P
     assert sum_by_labels(page, "training_events_total", **rendezvous) >= 1
 
 
-# Fails once on the given node, otherwise sleeps; needs no torch.
+# Fails once if the argument names a marker file, otherwise sleeps. Needs no torch.
 WORKER = """
 import os, sys, time
 time.sleep(1)

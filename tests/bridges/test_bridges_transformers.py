@@ -40,13 +40,13 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "gauge step": 4,
         "gauge step_target": 4,
     },
-    # A save that fails does not hinder the next.
+    # A failed save does not affect the next save.
     "failed_save": {FAILED: 1, SAVED: 2, STEPS: 3},
-    # The next run after an exception counts right.
+    # The training after an exception is counted correctly.
     "failing": {STEPS: 2 + 1},
     # A loop starts at the step of its checkpoint.
     "resumed": {STEPS: 3, "gauge step": 5},
-    # A hidden loss is counted; a norm that is observed and logged is counted once.
+    # A NaN loss that the Trainer filters from its log is counted. A norm that is both observed and logged is counted once.
     "not_finite": {
         "nonfinite_total kind=loss value=nan": 1,
         "nonfinite_total kind=grad value=nan": 1,
@@ -55,7 +55,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "without_length": {STEPS: 4},
     "evaluations": {VALIDATED: 1, "steps_total mode=test": 1, "run_info framework=transformers": 1},
     # A Trainer with its own training step is counted through the hooks.
-    "own_steps": {STEPS: 2},
+    "overridden_training_step": {STEPS: 2},
 }
 
 
@@ -64,7 +64,7 @@ def test_training_validation_and_saves_of_a_trainer_are_recorded(recorded: Job, 
     assert recorded.differences(EXPECTED[run], run) == {}
 
 
-def test_flops_match_transformers_and_recomputed_flops_are_separate(
+def test_recomputed_flops_are_in_the_hardware_flops_only(
     recorded: Job,
 ) -> None:
     model = recorded.value("training_model_flops_total", "accumulation") or 0
@@ -74,16 +74,16 @@ def test_flops_match_transformers_and_recomputed_flops_are_separate(
     assert hardware / model == pytest.approx(8 / 6)
 
 
-def test_loops_without_a_fixed_number_of_steps_are_recorded(recorded: Job) -> None:
+def test_losses_norms_and_phases_of_a_trainer_are_recorded(recorded: Job) -> None:
     gauges = recorded.gauges("accumulation")
 
     assert 3 < gauges["loss,mode=train"] < 5
     assert 3 < gauges["loss,mode=validation"] < 5
     assert gauges["grad_norm"] > 0
     assert "learning_rate" in gauges
-    assert recorded.gauges("own_steps")["loss,mode=train"] > 0
-    for phase, run, least in (("data_loading", "accumulation", 4), ("checkpoint_load", "resumed", 1)):
-        assert (recorded.number(f"phase {phase}", run) or 0) >= least
+    assert recorded.gauges("overridden_training_step")["loss,mode=train"] > 0
+    for phase, run, min_entries in (("data_loading", "accumulation", 4), ("checkpoint_load", "resumed", 1)):
+        assert (recorded.number(f"phase {phase}", run) or 0) >= min_entries
 
 
 def test_exceptions_propagate_and_callbacks_can_be_pickled_and_copied(recorded: Job) -> None:
@@ -95,7 +95,7 @@ UNCHANGED = """
 from programs.transformers_parts import recorded_trainer, small_trainer
 trainer = {trainer}(max_steps=3, save_strategy="steps", save_steps=3, eval_strategy="steps", eval_steps=3)
 trainer.train()
-print("callbacks", [type(each).__name__ for each in trainer.callback_handler.callbacks])
+print("callbacks", [type(callback).__name__ for callback in trainer.callback_handler.callbacks])
 """
 
 

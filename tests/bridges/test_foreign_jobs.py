@@ -1,6 +1,7 @@
-"""Foreign jobs of `benchmarks/foreign`, without changes and without a run name under `run`, compared with the log of the job.
+"""Unchanged jobs of `benchmarks/foreign` under `run` without a name, compared with the log that each job keeps.
 
-These are the jobs whose framework the tests install. `benchmarks/foreign_jobs.py` runs all jobs. docs/bridges.md has the table.
+The tests run the jobs whose framework is a dependency of the tests. `benchmarks/foreign_jobs.py` runs all jobs, and
+docs/bridges.md has the table of results.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ LIBRARIES = {
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs(LIBRARIES[name])) for name in LIBRARIES])
-def test_the_page_has_the_numbers_of_the_job_s_own_log(name: str, tmp_path: Path) -> None:
-    job = next(job for job in JOBS if job.name == name)
+def test_the_page_agrees_with_the_log_of_the_job(name: str, tmp_path: Path) -> None:
+    job = next(foreign_job for foreign_job in JOBS if foreign_job.name == name)
     result = measure(job, sys.executable, tmp_path)
 
     verdicts = {comparison.verdict for comparison in result.comparisons().values()}
@@ -66,6 +67,6 @@ def test_the_table_separates_equal_quantities_from_those_within_a_tolerance() ->
 
 
 def test_the_document_lists_every_job() -> None:
-    listed = re.findall(r"^\| `(\w+)` \|", (PROJECT / "docs/bridges.md").read_text(), re.MULTILINE)
+    listed_names = re.findall(r"^\| `(\w+)` \|", (PROJECT / "docs/bridges.md").read_text(), re.MULTILINE)
 
-    assert {job.name for job in JOBS} <= set(listed)
+    assert {job.name for job in JOBS} <= set(listed_names)

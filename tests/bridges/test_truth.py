@@ -1,4 +1,4 @@
-"""Every number on /metrics of an ordinary job under `run` is held against the diary that the job itself keeps."""
+"""Values on /metrics of ordinary jobs under `run`, compared with the diary that each job keeps."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from waiting import wait_until
 
 pytestmark = [needs("torch"), pytest.mark.timeout(240)]
 
-JOBS = TESTS / "bridges" / "truth"
-# A shell loop within one `run`: the first attempt crashes, the second resumes.
-LOOP = """
+JOB_DIRECTORY = TESTS / "bridges" / "truth"
+# Runs a job twice, like a shell loop under one `run`: the first attempt crashes, the second resumes.
+TWO_ATTEMPTS = """
 import subprocess, sys
 from pathlib import Path
 directory = Path(sys.argv[2])
@@ -38,20 +38,20 @@ codes = [subprocess.run([sys.executable, *sys.argv[1:]]).returncode for _ in ran
 (directory / "ended").write_text(repr(codes))
 """
 STEPS = 10
-"""Steps of every job, as in the module of its log."""
+"""Steps of every job, as in `truth/diary.py`."""
 SLOWER_RATIO = 1.5
-"""Tolerance of a step duration: hooks, and scheduling between the two clock readings."""
+"""Upper tolerance of a duration, for the time in hooks and for scheduling between the two clock readings."""
 
 SHORTER_RATIO = 0.7
-"""Tolerance of a validation. Loaders of Accelerate fetch a batch ahead, so the last batch lies outside the block."""
+"""Lower tolerance of a validation. Loaders of Accelerate fetch a batch ahead, so the last batch lies outside the block."""
 
 
 @dataclass
 class Truth:
-    """Log of a job, and the scraped pages.
+    """Diary of a job, and the scraped pages.
 
     Attributes:
-        diary: The lines of the job.
+        diary: Lines that the job has written.
         live: Page while the second attempt waits at its end.
         final: Last page that the exporter serves after the end of the job.
         codes: Exit statuses of the two attempts.
@@ -64,7 +64,8 @@ class Truth:
     codes: list[int]
     errors: str
 
-    def of(self, event: str) -> list[dict[str, Any]]:
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        """Return the lines of an event."""
         return [line for line in self.diary if line["event"] == event]
 
     @property
@@ -91,11 +92,12 @@ class Truth:
 
 
 def truth_of(name: str, directory: Path) -> Truth:
+    """Run a job twice under `run`, and return its diary and pages."""
     feed = directory / "feed"
     feed.mkdir(mode=0o700)
     site = installed_distribution(directory / "site")
     port = free_port()
-    job = [sys.executable, "-c", LOOP, str(JOBS / f"job_{name}.py"), str(directory)]
+    job = [sys.executable, "-c", TWO_ATTEMPTS, str(JOB_DIRECTORY / f"job_{name}.py"), str(directory)]
     command = run_command(feed, job, "--run.name=truth", "--run.linger=30s", port=port)
     errors = directory / "errors"
     paths = f"{site}:{REPOSITORY}"
@@ -106,7 +108,7 @@ def truth_of(name: str, directory: Path) -> Truth:
         wait_until(partial(is_ready, port), 30)
         wait_until(lambda: sum_by_labels(scrape(port), "training_step") == STEPS, 30)
         live = scrape(port)
-        (directory / "go").touch()
+        (directory / "continue").touch()
         final = last_page(port)
         process.wait(30)
     diary = [json.loads(line) for line in text_of(directory / "diary").splitlines()]
@@ -127,64 +129,80 @@ def text_of(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def what_was_counted_is_what_was_done(truth: Truth) -> None:
+def check_counts(truth: Truth) -> None:
+    """Check steps, samples, batches and saves, before and after the end of the job."""
     assert truth.codes == [1, 0]
     for page in (truth.live, truth.final):
         assert sum_by_labels(page, "training_steps_total", mode="train") == len(truth.steps)
-        assert sum_by_labels(page, "training_steps_total", mode="validation") == len(truth.of("validation"))
-        assert sum_by_labels(page, "training_samples_total", mode="train") == sum(
-            line["samples"] for line in truth.of("batch")
+        assert sum_by_labels(page, "training_steps_total", mode="validation") == len(
+            truth.lines("validation")
         )
-        assert sum_by_labels(page, "training_microbatches_total") == len(truth.of("batch"))
-        assert sum_by_labels(page, "training_checkpoints_total", result="ok") == len(truth.of("save"))
+        assert sum_by_labels(page, "training_samples_total", mode="train") == sum(
+            line["samples"] for line in truth.lines("batch")
+        )
+        assert sum_by_labels(page, "training_microbatches_total") == len(truth.lines("batch"))
+        assert sum_by_labels(page, "training_checkpoints_total", result="ok") == len(truth.lines("save"))
         assert sum_by_labels(page, "training_checkpoints_total", result="failed") == 0
 
 
-def last_values_are_those_of_the_last_step(truth: Truth) -> None:
-    last = truth.of("step")[-1]
-    logged = {**last, **(truth.of("logged") or [{}])[-1]}
+def check_last_values(truth: Truth) -> None:
+    """Check that step, losses, norm and learning rate are those of the last step."""
+    last = truth.lines("step")[-1]
+    logged = {**last, **(truth.lines("logged") or [{}])[-1]}
 
     assert sum_by_labels(truth.live, "training_step") == last["step"]
     assert sum_by_labels(truth.live, "training_loss", mode="train") == pytest.approx(last["loss"], rel=1e-5)
     for field, family in (("norm", "training_grad_norm"), ("rate", "training_learning_rate")):
         if field in logged:
             assert sum_by_labels(truth.live, family) == pytest.approx(logged[field], rel=1e-5)
-    if truth.of("validated"):
+    if truth.lines("validated"):
         shown_loss = sum_by_labels(truth.live, "training_loss", mode="validation")
-        assert shown_loss == pytest.approx(truth.of("validated")[-1]["loss"], rel=1e-5)
+        assert shown_loss == pytest.approx(truth.lines("validated")[-1]["loss"], rel=1e-5)
 
 
-def durations_are_those_of_the_job(truth: Truth) -> None:
-    # The training is detected at the first backward pass, after the start of the first step.
-    later = [line["seconds"] for attempt in truth.attempts for line in attempt if "seconds" in line]
-    firsts = [next(line["seconds"] for line in attempt if "seconds" in line) for attempt in truth.attempts]
-    validated = sum(line["seconds"] for line in truth.of("validation"))
-    shown, shown_validated = (
+def check_durations(truth: Truth) -> None:
+    """Check the durations of training and validation steps.
+
+    The bridge detects the training at the first backward pass, so that a part of the first step of an attempt is missing.
+    """
+    all_seconds = sum(line["seconds"] for attempt in truth.attempts for line in attempt if "seconds" in line)
+    first_step_seconds = sum(
+        next(line["seconds"] for line in attempt if "seconds" in line) for attempt in truth.attempts
+    )
+    validation_seconds = sum(line["seconds"] for line in truth.lines("validation"))
+    train_seconds = all_seconds - validation_seconds
+    shown_train_seconds, shown_validation_seconds = (
         sum_by_labels(truth.final, "training_step_duration_seconds_sum", mode=mode)
         for mode in ("train", "validation")
     )
 
-    assert 0.9 * (sum(later) - validated - sum(firsts)) < shown < SLOWER_RATIO * (sum(later) - validated) + 1
-    assert SHORTER_RATIO * validated < shown_validated < SLOWER_RATIO * validated + 0.5
-    for mode, lines in (("train", truth.steps), ("validation", truth.of("validation"))):
+    assert shown_train_seconds > 0.9 * (train_seconds - first_step_seconds)
+    assert shown_train_seconds < SLOWER_RATIO * train_seconds + 1
+    assert shown_validation_seconds > SHORTER_RATIO * validation_seconds
+    assert shown_validation_seconds < SLOWER_RATIO * validation_seconds + 0.5
+    for mode, lines in (("train", truth.steps), ("validation", truth.lines("validation"))):
         assert sum_by_labels(truth.final, "training_step_duration_seconds_count", mode=mode) == len(lines)
 
 
-def the_crash_costs_the_steps_since_the_last_checkpoint_and_the_end_nothing(truth: Truth) -> None:
+def check_lost_and_productive_work(truth: Truth) -> None:
+    """Check that the crash costs the steps since the last checkpoint, and the normal end no step."""
     assert sum_by_labels(truth.final, "training_lost_steps_total") == len(truth.lost)
     assert sum_by_labels(truth.final, "training_attempt") == 2
     assert sum_by_labels(truth.final, "training_uncommitted_seconds") == 0
-    lost = [*truth.lost, *(next(line for line in attempt if "seconds" in line) for attempt in truth.attempts)]
-    kept = sum(line["seconds"] for line in truth.steps) - sum(line["seconds"] for line in lost)
-    assert sum_by_labels(truth.final, "training_productive_seconds_total") > 0.8 * kept
+    first_steps = [next(line for line in attempt if "seconds" in line) for attempt in truth.attempts]
+    lost_seconds = sum(line["seconds"] for line in [*truth.lost, *first_steps])
+    kept_seconds = sum(line["seconds"] for line in truth.steps) - lost_seconds
+    assert sum_by_labels(truth.final, "training_productive_seconds_total") > 0.8 * kept_seconds
 
 
-def only_the_job_itself_is_in_its_traceback(truth: Truth) -> None:
+def check_traceback(truth: Truth) -> None:
+    """Check that the traceback of the job has no frame of the exporter."""
     assert "the job's own failure" in truth.errors
     assert "exporter/bridges" not in truth.errors
 
 
-def windows_of_a_stat_are_those_of_its_samples(truth: Truth) -> None:  # only this job defines a Stat
+def check_stat_windows(truth: Truth) -> None:
+    """Check the last window of four samples of the Stat that the instrumented job defines."""
     samples = [line["loss"] for line in truth.attempts[1] if line["event"] == "step"]
     window = samples[: len(samples) // 4 * 4][-4:]
 
@@ -192,7 +210,7 @@ def windows_of_a_stat_are_those_of_its_samples(truth: Truth) -> None:  # only th
     assert sum_by_labels(truth.live, "truth_loss_window_mean") == pytest.approx(sum(window) / len(window))
     assert sum_by_labels(truth.live, "truth_loss_window_max") == pytest.approx(max(window))
     assert sum_by_labels(truth.live, "truth_loss_window_last") == pytest.approx(window[-1])
-    last = truth.of("step")[-1]["at"]
+    last = truth.lines("step")[-1]["at"]
     assert sum_by_labels(truth.live, "truth_loss_last_sample_timestamp_seconds") == pytest.approx(last, abs=2)
 
 
@@ -206,13 +224,13 @@ def windows_of_a_stat_are_those_of_its_samples(truth: Truth) -> None:  # only th
         "instrumented",
     ],
 )
-def test_every_number_matches_the_log_of_the_job(name: str, tmp_path: Path) -> None:
+def test_counts_values_durations_and_lost_work_match_the_diary_of_the_job(name: str, tmp_path: Path) -> None:
     truth = truth_of(name, tmp_path)
 
-    what_was_counted_is_what_was_done(truth)
-    last_values_are_those_of_the_last_step(truth)
-    durations_are_those_of_the_job(truth)
-    the_crash_costs_the_steps_since_the_last_checkpoint_and_the_end_nothing(truth)
-    only_the_job_itself_is_in_its_traceback(truth)
+    check_counts(truth)
+    check_last_values(truth)
+    check_durations(truth)
+    check_lost_and_productive_work(truth)
+    check_traceback(truth)
     if name == "instrumented":
-        windows_of_a_stat_are_those_of_its_samples(truth)
+        check_stat_windows(truth)

@@ -12,7 +12,7 @@ from places import DATA
 
 CAPTURE = DATA / "torchelastic-capture.json"
 
-# Process of the job: metrics and events in order, recorded through the compatibility modules.
+# Replays the metrics and events of a process in order, through the compatibility modules.
 REPLAY = """
 import json, sys
 from exporter.elastic import events, metrics
@@ -20,21 +20,21 @@ from exporter.elastic.events import handlers
 processes = json.load(open(sys.argv[1]))["processes"]
 process = next(process for process in processes if process["id"] == sys.argv[2])
 handlers._log_handlers["dynamic_rendezvous"] = handlers.PrometheusEventHandler()
-waiting = list(process["events"])
-def record_until(count):
-    while waiting and waiting[0]["after_metrics"] <= count:
-        entry = waiting.pop(0)
+pending_events = list(process["events"])
+def record_until(metric_count):
+    while pending_events and pending_events[0]["after_metrics"] <= metric_count:
+        entry = pending_events.pop(0)
         fields = entry["event"]
         if entry["destination"] == "dynamic_rendezvous":
             fields["message"] = "x" * fields.pop("message_chars")
             events.record_rdzv_event(events.RdzvEvent.deserialize(json.dumps(fields)))
         else:
             events.record(events.Event.deserialize(json.dumps(fields)))
-for count, (t, group, name, value) in enumerate(process["metrics"]):
-    record_until(count)
+for metric_count, (_, group, name, value) in enumerate(process["metrics"]):
+    record_until(metric_count)
     metrics.put_metric(name, value, group)
 record_until(len(process["metrics"]))
-assert not waiting
+print(len(pending_events))
 """
 
 
@@ -49,9 +49,10 @@ def page(job: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     for process in job["processes"]:
         program = f"import sys; sys.argv[1:] = [{str(CAPTURE)!r}, {process['id']!r}]\n{REPLAY}"
         if process["kind"] == "worker":
-            child(feed, program, RANK=str(process["rank"]), TORCHELASTIC_RUN_ID="run0")
+            replayed = child(feed, program, RANK=str(process["rank"]), TORCHELASTIC_RUN_ID="run0")
         else:
-            child(feed, program)
+            replayed = child(feed, program)
+        assert replayed.stdout == "0\n", "events were not replayed"
     return page_of(feed)
 
 
@@ -134,8 +135,8 @@ def test_every_event_is_accounted_for(job: Any, page: str) -> None:
 
     assert sum(types.values()) == 33
     assert sum_by_labels(page, "training_events_total") == 33
-    for type_, count in types.items():
-        assert sum_by_labels(page, "training_events_total", type=type_) == count
+    for event_type, count in types.items():
+        assert sum_by_labels(page, "training_events_total", type=event_type) == count
     assert sum_by_labels(page, "training_elastic_worker_starts_total") == 4
     assert (
         sum_by_labels(page, "training_elastic_worker_results_total", result="succeeded", exit_code="0") == 2

@@ -27,7 +27,7 @@ TORCH = "torch.distributed.elastic.events"
 
 @pytest.fixture(autouse=True)
 def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # The torch module stays unchanged.
+    # With this value, the compatibility module does not change the torch module.
     monkeypatch.setattr(bridge.CompatibilityHandlers, "is_installed", True)
     yield
     events.unconfigure()
@@ -63,9 +63,9 @@ def add_destination(
     return unused_name
 
 
-def count_of(type_: str, severity: str = "info") -> int:
+def count_of(event_type: str, severity: str = "info") -> int:
     exporter.flush()
-    return EVENTS.reading().counts.get((type_, severity), 0)  # consistent after the flush
+    return EVENTS.reading().counts.get((event_type, severity), 0)  # consistent after the flush
 
 
 # Equal behaviour of both modules -----------------------------------------------------------------------------
@@ -103,10 +103,10 @@ def test_a_destination_observed_in_torch_keeps_its_single_handler(tmp_path: Path
             def record(self, event):
                 print("received", event.name)
         events.configure(Printing())
-        import torch.distributed.elastic.events as theirs
-        theirs.handlers._log_handlers["mine"] = handler = logging.NullHandler()
-        theirs.record(theirs.Event("of.torch", theirs.EventSource.WORKER), "mine")
-        assert theirs._get_or_create_logger("mine").handlers == [handler]
+        import torch.distributed.elastic.events as torch_events
+        torch_events.handlers._log_handlers["mine"] = handler = logging.NullHandler()
+        torch_events.record(torch_events.Event("of.torch", torch_events.EventSource.WORKER), "mine")
+        assert torch_events._get_or_create_logger("mine").handlers == [handler]
     """
     assert child(tmp_path / "feed", program).stdout == "received of.torch\n"
     assert sum_by_labels(page_of(tmp_path / "feed"), "training_events_total", type="of.torch") == 1
@@ -133,7 +133,7 @@ def test_an_unknown_destination_is_a_key_error(module: ModuleType) -> None:
         module.get_logging_handler("nowhere")
 
 
-def test_a_rendezvous_event_has_its_source_where_a_handler_exists(
+def test_a_rendezvous_event_has_its_source_if_a_handler_exists(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def report(state: str, **fields: Any) -> None:
@@ -261,14 +261,14 @@ def test_an_event_with_invalid_fields_is_counted_delivered_and_written(
 ) -> None:
     handler, delivered = LinesInMemory(), list[exporter.Event]()
     event = events.Event(**{"name": "odd", "source": events.EventSource.WORKER, **fields})
-    type_ = str(event.name)
-    handle, initial_count = exporter.events.register(delivered.append, types=type_), count_of(type_)
+    event_type = str(event.name)
+    handle, initial_count = exporter.events.register(delivered.append, types=event_type), count_of(event_type)
 
     events.record(event, add_destination(events, handler, monkeypatch, "odd"))
     handle.unregister()
 
-    assert count_of(type_) == initial_count + 1
-    assert [event.type for event in delivered] == [type_]
+    assert count_of(event_type) == initial_count + 1
+    assert [event.type for event in delivered] == [event_type]
     json.loads(handler.lines[0], parse_constant=pytest.fail)
 
 

@@ -29,9 +29,8 @@ _numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(
-        bridge.CompatibilityHandlers, "is_installed", True
-    )  # the torch module stays unchanged
+    # With this value, the compatibility module does not change the torch module.
+    monkeypatch.setattr(bridge.CompatibilityHandlers, "is_installed", True)
     yield
     for group in (None, "torchelastic", "my_app", "g"):
         metrics.unconfigure(group)
@@ -44,11 +43,11 @@ def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
         yield metrics
         return
     pytest.importorskip("torch", reason="torch is not installed")
-    theirs = importlib.import_module(TORCH)
-    yield theirs
-    api: Any = theirs.api
+    torch_metrics = importlib.import_module(TORCH)
+    yield torch_metrics
+    api: Any = torch_metrics.api
     api._metrics_map.clear()
-    api._default_metrics_handler = theirs.NullMetricHandler()
+    api._default_metrics_handler = torch_metrics.NullMetricHandler()
 
 
 class MetricsInMemory(metrics.MetricHandler):
@@ -68,7 +67,7 @@ def new_name(prefix: str = "value") -> str:
     return f"{prefix}{next(_numbers)}"
 
 
-# The same on both --------------------------------------------------------------------------------------------
+# Equal behaviour of both modules -----------------------------------------------------------------------------
 
 
 def test_every_public_name_of_the_torch_module_exists() -> None:
@@ -263,7 +262,7 @@ def test_names_beyond_the_limit_are_refused_and_counted(monkeypatch: pytest.Monk
     initial_total = total("training.elastic.refused", reason="too_many")
     group = new_name("runaway")
     for number in range(100):
-        stats.record(group, f"n{number}", 1)
+        stats.record(group, f"name{number}", 1)
 
     assert len(registry.matching(f"{group}.*")) == 10
     assert total("training.elastic.refused", reason="too_many") == initial_total + 90
@@ -340,7 +339,7 @@ def test_a_handler_that_raises_reaches_neither_the_caller_nor_the_next_handler(e
     assert total("training.elastic.refused", reason="handler") == initial_total + 2
 
 
-def test_a_handler_that_emits_does_not_get_its_own_metrics() -> None:
+def test_a_handler_that_emits_does_not_receive_its_own_metrics() -> None:
     class Counting(MetricsInMemory):
         def emit(self, metric_data: Any) -> None:
             super().emit(metric_data)
@@ -354,12 +353,14 @@ def test_a_handler_that_emits_does_not_get_its_own_metrics() -> None:
 
 
 def test_the_prometheus_handler_works_in_torchs_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = pytest.importorskip(TORCH, reason="torch is not installed")
-    monkeypatch.setattr(bridge.CompatibilityHandlers, "is_installed", False)  # which would also record it
-    name = new_name("theirs")
-    theirs.configure(metrics.PrometheusMetricHandler(), "g")
-    theirs.put_metric(name, 3, "g")
-    del theirs.api._metrics_map["g"]
+    torch_metrics = pytest.importorskip(TORCH, reason="torch is not installed")
+    monkeypatch.setattr(
+        bridge.CompatibilityHandlers, "is_installed", False
+    )  # installed handlers would also record the metric
+    name = new_name("torch")
+    torch_metrics.configure(metrics.PrometheusMetricHandler(), "g")
+    torch_metrics.put_metric(name, 3, "g")
+    del torch_metrics.api._metrics_map["g"]
 
     assert stat_state(f"g.{name}").sum == 3
 

@@ -49,7 +49,7 @@ class FullDisk(TorchCheckpointIO):  # type: ignore[misc]  # Lightning has no typ
 class Pickling(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
     def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
         trainer = copy.deepcopy(pickle.loads(pickle.dumps(trainer)))
-        print("pickled", [type(each).__name__ for each in trainer.callbacks])
+        print("pickled", [type(callback).__name__ for callback in trainer.callbacks])
 
 
 def accumulation() -> None:

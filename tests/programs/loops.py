@@ -10,7 +10,7 @@ import exporter
 
 
 def gauges() -> dict[str, float | None]:
-    """Return the last values of the gauges of this process, which end with it."""
+    """Return the last values of this process's gauges, which a sidecar no longer exports after the exit."""
     from exporter.training.recorder import TRAINING
 
     exporter.flush()
@@ -33,7 +33,7 @@ def begin(run: str) -> None:
 
 
 def expect(loss: float | None) -> None:
-    """Print the recorded loss beside the job's own loss, which is None if the bridge cannot see it."""
+    """Print the recorded loss beside the job's own loss, which is None if the bridge cannot know the loss."""
     print("loss", gauges().get("loss,mode=train"), loss)
 
 

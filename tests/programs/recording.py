@@ -228,9 +228,9 @@ def change_the_identity_while_the_feed_hangs() -> None:
     flush()
     FeedWriter.publish = hang  # type: ignore[method-assign]  # a hanging filesystem
     time.sleep(0.5)
-    begin = time.monotonic()
+    start_time = time.monotonic()
     exporter.configure(run="second")
-    assert time.monotonic() - begin < 1.5
+    assert time.monotonic() - start_time < 1.5
     release.set()
     time.sleep(1.0)
     loss.add(1.0)

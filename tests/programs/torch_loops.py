@@ -20,7 +20,7 @@ from programs.loops import expect
 from programs.torch_parts import loader, model_and_optimizer, train_step
 
 
-def looking() -> None:
+def forward_passes_only() -> None:
     for (batch,) in loader(8):
         model_and_optimizer()[0](batch)
 
@@ -129,14 +129,14 @@ def losses_of_many_steps() -> None:
     before = losses.EVERY_STEP, losses.HOST_SECONDS
     losses.EVERY_STEP, losses.HOST_SECONDS = 2, 60.0
     model, optimizer = model_and_optimizer(torch.optim.SGD)
-    log = []
+    own_losses = []
     for (batch,) in loader(20):
         loss = model(batch).pow(2).mean()
         loss.backward()
         optimizer.step()
-        log.append(loss.item())
+        own_losses.append(loss.item())
     losses.EVERY_STEP, losses.HOST_SECONDS = before
-    expect(log[1])  # the last loss that was read
+    expect(own_losses[1])  # the bridge reads the losses of the first two steps
 
 
 def scaled_by_hand() -> None:
@@ -208,7 +208,7 @@ def inner_steps() -> None:
             train_step(model, optimizer, batch)
 
 
-def within_backward() -> None:
+def optimizer_steps_within_backward() -> None:
     model = nn.Linear(4, 1)
     for parameter in model.parameters():
 
@@ -284,7 +284,7 @@ def without_loader() -> None:
         train_step(generator, first, torch.randn(4, 4))
 
 
-def estimated() -> None:
+def loss_estimated_in_eval_mode() -> None:
     model, optimizer = model_and_optimizer()
 
     @torch.no_grad()  # type: ignore[untyped-decorator]  # torch has no types here
@@ -313,7 +313,7 @@ def validation_with_gradients() -> None:
         model.train()
 
 
-def evaluated_beside() -> None:
+def teacher_in_eval_mode() -> None:
     class Model(nn.Module):  # type: ignore[misc]  # torch has no types here
         def __init__(self) -> None:
             super().__init__()
@@ -346,7 +346,7 @@ def validation_cut_short() -> None:
                 break
 
 
-def saved_between() -> None:
+def saves_between_steps() -> None:
     model, optimizer = model_and_optimizer(torch.optim.SGD)
     for _ in range(3):
         model.train()

@@ -21,7 +21,7 @@ def model_and_optimizer(kind: Any = torch.optim.Adam, **options: Any) -> tuple[A
 
 
 def train_step(model: Any, optimizer: Any, batch: Any) -> None:
-    """Run one step: gradients cleared, forward, backward, optimizer."""
+    """Run one step: clear the gradients, run the forward and backward pass, and update the parameters."""
     optimizer.zero_grad()
     loss = model(batch).pow(2).mean()
     loss.backward()

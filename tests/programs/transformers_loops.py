@@ -75,8 +75,8 @@ def not_finite() -> None:
 
     trainer = recorded_trainer(cls=Diverging, max_steps=2)
     trainer.train()
-    copied = copy.deepcopy(pickle.loads(pickle.dumps(trainer.callback_handler.callbacks)))
-    print("copied", [type(each).__name__ for each in copied])
+    callbacks = copy.deepcopy(pickle.loads(pickle.dumps(trainer.callback_handler.callbacks)))
+    print("copied", [type(callback).__name__ for callback in callbacks])
 
 
 def without_length() -> None:
@@ -98,7 +98,7 @@ def pairs_of_completions() -> None:
         """TRL's collator for DPO: the chosen completions, then the rejected completions."""
 
         def __call__(self, batch: Any) -> Any:
-            rows = torch.stack([each["input_ids"] for each in batch] * 2)
+            rows = torch.stack([example["input_ids"] for example in batch] * 2)
             return {"input_ids": rows, "labels": rows}
 
     trainer = recorded_trainer(examples(9), num_train_epochs=1)
@@ -123,7 +123,7 @@ def batches_of_several_steps() -> None:
 
         def _prepare_inputs(self, batch: Any) -> Any:
             if self.calls % 2 == 0:
-                rows = torch.stack([each["input_ids"] for each in batch])
+                rows = torch.stack([example["input_ids"] for example in batch])
                 self.slices = rows.split(2)
             rows = self.slices[self.calls % 2]
             return {"input_ids": rows, "labels": rows}
@@ -131,7 +131,7 @@ def batches_of_several_steps() -> None:
     recorded_trainer(examples(8), cls=Generating, gradient_accumulation_steps=2, max_steps=2).train()
 
 
-def own_steps() -> None:
+def overridden_training_step() -> None:
     class Own(Trainer):  # type: ignore[misc]  # Transformers has no types here
         def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
             loss = self.compute_loss(model, inputs)

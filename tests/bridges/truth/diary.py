@@ -1,7 +1,7 @@
-"""Shared parts of the jobs of the truth tests: the log of a job, and its synchronisation with the test.
+"""Shared parts of the jobs of test_truth: the diary of a job, and its synchronisation with the test.
 
-A job receives a directory. The first attempt crashes during a step; the second resumes from the last checkpoint and
-waits at its end, so that the test can scrape the last values of the live process.
+The argument of a job is a directory. The first attempt crashes during a step. The second attempt resumes from the last
+checkpoint and waits at its end, so that the test can scrape the last values of the live process.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ STEPS, ACCUMULATED, VALIDATED_EVERY, SAVED_EVERY, CRASH_AT = 10, 2, 4, 3, 8
 SECONDS = 0.03
 """Minimum duration of a batch, so that durations can be compared."""
 WARM_UP = [0.01 * (number + 1) for number in range(STEPS)]
-"""The learning rate of each step."""
+"""Learning rate of each step."""
 
 _diary = (DIRECTORY / "diary").open("a", buffering=1)
 attempt = sum(1 for line in (DIRECTORY / "diary").read_text().splitlines() if '"attempt"' in line) + 1
 
 
-def write(event: str, **numbers: object) -> None:
-    """Write one line."""
-    _diary.write(json.dumps({"event": event, "at": time.time(), **numbers}) + "\n")
+def write(event: str, **values: object) -> None:
+    """Write a line with an event, its time and its values to the diary."""
+    _diary.write(json.dumps({"event": event, "at": time.time(), **values}) + "\n")
 
 
 def crash_if_due(completed: int) -> None:
-    """End the first attempt amid a step."""
+    """Raise an error in a step of the first attempt."""
     if attempt == 1 and completed == CRASH_AT:
         raise RuntimeError("the job's own failure")
 
@@ -38,6 +38,6 @@ def crash_if_due(completed: int) -> None:
 def wait_for_the_end() -> None:
     """Wait until the test has scraped the last values."""
     write("done")
-    until = time.monotonic() + 60
-    while not (DIRECTORY / "go").exists() and time.monotonic() < until:
+    deadline = time.monotonic() + 60
+    while not (DIRECTORY / "continue").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

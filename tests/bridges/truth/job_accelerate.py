@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# as people write their jobs
+# written as users write jobs
 """The same loop with Accelerate, which divides the loss and skips optimizer steps during accumulation."""
 
 import time
@@ -19,17 +19,17 @@ model, optimizer, training, validation = accelerator.prepare(
     DataLoader(examples, batch_size=4),
     DataLoader(examples, batch_size=16),
 )
-done = 0
+completed_steps = 0
 if diary.CHECKPOINT.exists():
     accelerator.load_state(str(diary.CHECKPOINT))
-    done = int((diary.CHECKPOINT / "step").read_text())
-diary.write("attempt", begins_at=done)
+    completed_steps = int((diary.CHECKPOINT / "step").read_text())
+diary.write("attempt", start_step=completed_steps)
 batches = (batch for _ in range(100) for batch in training)
 
-while done < diary.STEPS:
-    began, losses, norm = time.monotonic(), [], 0.0
+while completed_steps < diary.STEPS:
+    start_time, losses, norm = time.monotonic(), [], 0.0
     for group in optimizer.param_groups:
-        group["lr"] = diary.WARM_UP[done]
+        group["lr"] = diary.WARM_UP[completed_steps]
     for _ in range(diary.ACCUMULATED):
         inputs, targets = next(batches)
         diary.write("batch", samples=len(inputs))
@@ -39,30 +39,30 @@ while done < diary.STEPS:
             accelerator.backward(loss)
             losses.append(loss.item())
             if accelerator.sync_gradients:
-                diary.crash_if_due(done)
+                diary.crash_if_due(completed_steps)
                 norm = float(accelerator.clip_grad_norm_(model.parameters(), 1.0))
             optimizer.step()
             optimizer.zero_grad()
-    done += 1
+    completed_steps += 1
     diary.write(
         "step",
-        step=done,
+        step=completed_steps,
         loss=sum(losses) / len(losses),
         norm=norm,
-        rate=diary.WARM_UP[done - 1],
-        seconds=time.monotonic() - began,
+        rate=diary.WARM_UP[completed_steps - 1],
+        seconds=time.monotonic() - start_time,
     )
-    if done % diary.VALIDATED_EVERY == 0:
+    if completed_steps % diary.VALIDATED_EVERY == 0:
         model.eval()
         with torch.no_grad():
             for inputs, targets in validation:
-                began = time.monotonic()
+                start_time = time.monotonic()
                 time.sleep(diary.SECONDS)
                 torch.nn.functional.mse_loss(model(inputs), targets)
-                diary.write("validation", seconds=time.monotonic() - began)
+                diary.write("validation", seconds=time.monotonic() - start_time)
         model.train()
-    if done % diary.SAVED_EVERY == 0:
+    if completed_steps % diary.SAVED_EVERY == 0:
         accelerator.save_state(str(diary.CHECKPOINT))
-        (diary.CHECKPOINT / "step").write_text(str(done))
-        diary.write("save", step=done)
+        (diary.CHECKPOINT / "step").write_text(str(completed_steps))
+        diary.write("save", step=completed_steps)
 diary.wait_for_the_end()

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: ANN201  # as people write their jobs
+# ruff: noqa: ANN201  # written as users write jobs
 """An instrumented loop after a warm-up of a few uninstrumented steps, with a Stat."""
 
 import time
@@ -12,7 +12,7 @@ from exporter import Stat, training
 torch.manual_seed(diary.attempt)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=diary.WARM_UP[0])
-seen = Stat("truth.loss", ["mean", "value", "max", "count"], window_seconds=None, window_samples=4)
+loss_stat = Stat("truth.loss", ["mean", "value", "max", "count"], window_seconds=None, window_samples=4)
 
 
 def forward_and_backward():
@@ -24,58 +24,60 @@ def forward_and_backward():
 
 
 warm_up = []
-for _ in range(3):  # kernels are chosen, memory is reserved
-    began = time.monotonic()
+for _ in range(3):  # a warm-up, in which torch chooses kernels and reserves memory
+    start_time = time.monotonic()
     forward_and_backward()
     optimizer.step()
     optimizer.zero_grad()
-    warm_up.append(time.monotonic() - began)
+    warm_up.append(time.monotonic() - start_time)
 
-done = 0
+completed_steps = 0
 if diary.CHECKPOINT.exists():
     with training.checkpoint_load():
         state = torch.load(diary.CHECKPOINT)
         model.load_state_dict(state["model"])
-        done = state["step"]
-diary.write("attempt", begins_at=done)
+        completed_steps = state["step"]
+diary.write("attempt", start_step=completed_steps)
 for seconds in warm_up:
     diary.write("warm-up", seconds=seconds)
 
-with training.training_loop(train_iterations_start=done, train_iterations_target_or_fn=diary.STEPS):
-    while done < diary.STEPS:
+with training.training_loop(
+    train_iterations_start=completed_steps, train_iterations_target_or_fn=diary.STEPS
+):
+    while completed_steps < diary.STEPS:
         with training.training_iteration():
-            began, losses = time.monotonic(), []
+            start_time, losses = time.monotonic(), []
             for group in optimizer.param_groups:
-                group["lr"] = diary.WARM_UP[done]
+                group["lr"] = diary.WARM_UP[completed_steps]
             for _ in range(diary.ACCUMULATED):
                 diary.write("batch", samples=4)
                 losses.append(forward_and_backward())
                 training.record(samples=4, microbatches=1)
-            diary.crash_if_due(done)
+            diary.crash_if_due(completed_steps)
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
             optimizer.step()
             optimizer.zero_grad()
             loss = sum(losses) / len(losses)
-            training.record(loss=loss, grad_norm=norm, learning_rate=diary.WARM_UP[done])
-            seen.add(loss)
-        done += 1
+            training.record(loss=loss, grad_norm=norm, learning_rate=diary.WARM_UP[completed_steps])
+            loss_stat.add(loss)
+        completed_steps += 1
         diary.write(
             "step",
-            step=done,
+            step=completed_steps,
             loss=loss,
             norm=norm,
-            rate=diary.WARM_UP[done - 1],
-            seconds=time.monotonic() - began,
+            rate=diary.WARM_UP[completed_steps - 1],
+            seconds=time.monotonic() - start_time,
         )
-        if done % diary.VALIDATED_EVERY == 0:
+        if completed_steps % diary.VALIDATED_EVERY == 0:
             with training.validation_loop():
                 for _ in range(4):
                     with training.validation_iteration():
-                        began = time.monotonic()
+                        start_time = time.monotonic()
                         time.sleep(diary.SECONDS)
-                    diary.write("validation", seconds=time.monotonic() - began)
-        if done % diary.SAVED_EVERY == 0:
-            with training.checkpoint_save(global_step=done):
-                torch.save({"model": model.state_dict(), "step": done}, diary.CHECKPOINT)
-            diary.write("save", step=done)
+                    diary.write("validation", seconds=time.monotonic() - start_time)
+        if completed_steps % diary.SAVED_EVERY == 0:
+            with training.checkpoint_save(global_step=completed_steps):
+                torch.save({"model": model.state_dict(), "step": completed_steps}, diary.CHECKPOINT)
+            diary.write("save", step=completed_steps)
 diary.wait_for_the_end()

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN201, ANN204  # as people write their jobs
+# ruff: noqa: ANN001, ANN201, ANN204  # written as users write jobs
 """The same job as a Lightning Trainer, whose callback writes the log."""
 
 import logging
@@ -33,11 +33,11 @@ class Module(pl.LightningModule):
         return loss
 
     def validation_step(self, batch, index):
-        began = time.monotonic()
+        start_time = time.monotonic()
         time.sleep(diary.SECONDS)
         loss = torch.nn.functional.mse_loss(self.layers(batch[0]), batch[1])
         self.log("val_loss", loss)
-        diary.write("validation", seconds=time.monotonic() - began)
+        diary.write("validation", seconds=time.monotonic() - start_time)
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
@@ -48,33 +48,33 @@ class Module(pl.LightningModule):
 
 
 class Diary(pl.Callback):
-    began = 0.0
+    start_time = 0.0
     completed = 0
 
     def on_train_batch_start(self, trainer, module, batch, index):
         if index % diary.ACCUMULATED == 0:
-            self.began = time.monotonic()
+            self.start_time = time.monotonic()
 
     def on_before_optimizer_step(self, trainer, module, optimizer):
         self.rate = optimizer.param_groups[0]["lr"]
 
     def on_train_batch_end(self, trainer, module, outputs, batch, index):
         diary.write("batch", samples=len(batch[0]))
-        done = trainer.global_step
-        if done == self.completed:
+        step = trainer.global_step
+        if step == self.completed:
             return
-        self.completed = done
+        self.completed = step
         # Lightning divides the loss of `outputs` by the accumulated batches, and has set the rate of the next step.
         loss = module.own_loss
         rate = trainer.optimizers[0].param_groups[0]["lr"]
-        diary.write("step", step=done, loss=loss, rate=rate, seconds=time.monotonic() - self.began)
-        if done % diary.SAVED_EVERY == 0:
+        diary.write("step", step=step, loss=loss, rate=rate, seconds=time.monotonic() - self.start_time)
+        if step % diary.SAVED_EVERY == 0:
             trainer.save_checkpoint(diary.CHECKPOINT)
-            diary.write("save", step=done)
+            diary.write("save", step=step)
 
     def on_train_start(self, trainer, module):
         self.completed = trainer.global_step
-        diary.write("attempt", begins_at=trainer.global_step)
+        diary.write("attempt", start_step=trainer.global_step)
 
     def on_validation_end(self, trainer, module):
         diary.write("validated", loss=float(trainer.callback_metrics["val_loss"]))

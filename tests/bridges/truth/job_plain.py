@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# as people write their jobs
+# written as users write jobs
 """A loop without a framework: a warm-up of the rate, accumulated batches, validation, checkpoints, a crash, a resume."""
 
 import time
@@ -11,21 +11,21 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(diary.attempt)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=diary.WARM_UP[0])
-done = 0
+completed_steps = 0
 if diary.CHECKPOINT.exists():
     state = torch.load(diary.CHECKPOINT)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    done = state["step"]
-diary.write("attempt", begins_at=done)
+    completed_steps = state["step"]
+diary.write("attempt", start_step=completed_steps)
 examples = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 training, validation = DataLoader(examples, batch_size=4), DataLoader(examples, batch_size=16)
 batches = (batch for _ in range(100) for batch in training)
 
-while done < diary.STEPS:
-    began, losses = time.monotonic(), []
+while completed_steps < diary.STEPS:
+    start_time, losses = time.monotonic(), []
     for group in optimizer.param_groups:
-        group["lr"] = diary.WARM_UP[done]
+        group["lr"] = diary.WARM_UP[completed_steps]
     for _ in range(diary.ACCUMULATED):
         inputs, targets = next(batches)
         diary.write("batch", samples=len(inputs))
@@ -33,31 +33,32 @@ while done < diary.STEPS:
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         (loss / diary.ACCUMULATED).backward()
         losses.append(loss.item())
-    diary.crash_if_due(done)
+    diary.crash_if_due(completed_steps)
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
     optimizer.step()
     optimizer.zero_grad()
-    done += 1
+    completed_steps += 1
     diary.write(
         "step",
-        step=done,
+        step=completed_steps,
         loss=sum(losses) / len(losses),
         norm=norm,
-        rate=diary.WARM_UP[done - 1],
-        seconds=time.monotonic() - began,
+        rate=diary.WARM_UP[completed_steps - 1],
+        seconds=time.monotonic() - start_time,
     )
-    if done % diary.VALIDATED_EVERY == 0:
+    if completed_steps % diary.VALIDATED_EVERY == 0:
         model.eval()
         with torch.no_grad():
             for inputs, targets in validation:
-                began = time.monotonic()
+                start_time = time.monotonic()
                 time.sleep(diary.SECONDS)
                 torch.nn.functional.mse_loss(model(inputs), targets)
-                diary.write("validation", seconds=time.monotonic() - began)
+                diary.write("validation", seconds=time.monotonic() - start_time)
         model.train()
-    if done % diary.SAVED_EVERY == 0:
+    if completed_steps % diary.SAVED_EVERY == 0:
         torch.save(
-            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": done}, diary.CHECKPOINT
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": completed_steps},
+            diary.CHECKPOINT,
         )
-        diary.write("save", step=done)
+        diary.write("save", step=completed_steps)
 diary.wait_for_the_end()

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN003, ANN201, ANN204  # as people write their jobs
+# ruff: noqa: ANN001, ANN003, ANN201, ANN204  # written as users write jobs
 """The same job as a Transformers Trainer, whose callback writes the log."""
 
 import time
@@ -28,7 +28,7 @@ class Model(PreTrainedModel):
         self.post_init()
 
     def forward(self, inputs, labels):
-        began = time.monotonic()
+        start_time = time.monotonic()
         time.sleep(diary.SECONDS)
         loss = torch.nn.functional.mse_loss(self.layers(inputs), labels)
         if self.training:
@@ -37,25 +37,25 @@ class Model(PreTrainedModel):
             if len(recorder.losses) == diary.ACCUMULATED:
                 diary.crash_if_due(trainer.state.global_step)
         else:
-            diary.write("validation", seconds=time.monotonic() - began)
+            diary.write("validation", seconds=time.monotonic() - start_time)
         return {"loss": loss, "logits": labels}
 
 
 class Diary(TrainerCallback):
     def __init__(self):
         self.losses = []
-        self.began = 0.0
+        self.start_time = 0.0
 
     def on_train_begin(self, args, state, control, **others):
-        diary.write("attempt", begins_at=state.global_step)
+        diary.write("attempt", start_step=state.global_step)
 
     def on_step_begin(self, args, state, control, **others):
-        self.began = time.monotonic()
+        self.start_time = time.monotonic()
 
     def on_step_end(self, args, state, control, optimizer=None, **others):
         loss = sum(self.losses) / len(self.losses)
         self.losses.clear()
-        diary.write("step", step=state.global_step, loss=loss, seconds=time.monotonic() - self.began)
+        diary.write("step", step=state.global_step, loss=loss, seconds=time.monotonic() - self.start_time)
 
     def on_log(self, args, state, control, logs=None, **others):
         if "learning_rate" in logs:
