@@ -247,7 +247,7 @@ def test_the_exit_of_a_killed_rank_is_published_after_its_restart(
     before = sidecar.collect()
     running_job.kill()
     sidecar.collect_after(1.0)
-    successor = MonitoredJob(sidecar, a_job())
+    successor = MonitoredJob(sidecar, trained_job())
     page = write_and_collect(successor)
 
     name, labels = "training_rank_last_exit_timestamp_seconds", {"rank": "0", "reason": "signal SIGKILL"}
