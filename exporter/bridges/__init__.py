@@ -1,7 +1,7 @@
-"""Bridges to training libraries, which record a job without changes to its code; see docs/bridges.md.
+"""Bridges to training libraries, which record a job without changes to the code of the job; see docs/bridges.md.
 
-Used in the training process and in torchrun's agent. A bridge does nothing before its library is imported. Its hooks do not
-raise, take no lock on the job's threads and do not write to the job's output.
+Used in the training process and in torchrun's agent. A bridge is inactive until the library is imported. The hooks of a bridge do
+not raise, acquire no lock on the threads of the job, and do not write to the output of the job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def install(*names: str) -> tuple[str, ...]:
     A bridge to a library that is not loaded yet is installed when the job imports the library.
 
     Returns:
-        The names of the bridges requested so far whose installation has not failed; empty if `EXPORTER_DISABLED=1`.
+        The names of all requested bridges except those that could not be installed. Empty if `EXPORTER_DISABLED=1`.
 
     Raises:
         ValueError: No bridge has this name.
@@ -39,7 +39,7 @@ def install(*names: str) -> tuple[str, ...]:
         if name not in _requested:
             _requested.add(name)
             if BRIDGES[name] == "torch" and "torch" in sys.modules:
-                # torch calls the entry point at the end of its own import, which is still marked as in progress.
+                # torch calls the entry point at the end of `import torch`, which is still marked as in progress.
                 _install(name, sys.modules["torch"])
             else:
                 when_imported(BRIDGES[name], partial(_install, name))

@@ -146,6 +146,6 @@ def install() -> None:
         bridge.drain,
         seconds=0.0,  # at every tick of the recording thread, four times a second
         after_fork=bridge.queue.clear,
-        # torch crashes an exiting process with a registered handler, or with a second call for the same handler.
+        # Called once, because torch crashes the process at a second call for the same handler.
         at_exit=lambda: monitor.unregister_event_handler(handle),
     )

@@ -13,7 +13,7 @@ from exporter.patching import Around, never_raises, patch_existing
 
 
 def install() -> None:
-    """Make the inferred loop the source that reports the training while no other source does.
+    """Report the training as an inferred loop while no other source is active.
 
     Raises:
         ImportError: torch is not installed.
@@ -29,15 +29,16 @@ def install() -> None:
 
 
 def active_loop() -> LoopSource | None:
-    """Return the source of the inferred loop if it is active and reports the loop of this thread, else None."""
+    """Return the source of the inferred loop if the source is active and reports this thread. Otherwise return None."""
     source = ACTIVE.source
     return source if isinstance(source, LoopSource) and source.is_reporting else None
 
 
 def watch(owner: Any, name: str, hook: Callable[..., Around | None]) -> None:
-    """Patch a method, if it exists in this version of the library.
+    """Patch a method that exists in this version of the library.
 
-    The hook receives the source of the inferred loop and the arguments of the method. It is skipped while the source is not active.
+    The hook receives the source of the inferred loop and the arguments of the method. If that source is not active, the hook is
+    skipped.
     """
 
     def watched(*args: Any, **kwargs: Any) -> Around | None:

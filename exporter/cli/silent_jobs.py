@@ -49,7 +49,7 @@ class SilentJobs:
         """Read the diagnoses of `run`, except those of jobs that record now."""
         silent_jobs = [job for job in runs.jobs(self._feed_directory) if job.silence is not None]
         processes = list(self._recording_processes())
-        # A job may record under another name. The id of the launch is then the same.
+        # If a job records under a different run name, the id of the launch is still the same.
         recording_runs = {process.run for process in processes}
         recording_launches = {process.launch for process in processes} - {""}
         self.jobs = tuple(

@@ -31,7 +31,7 @@ RANKS = 2
 CYCLE_STEPS = 200
 """Period of the simulated incidents: about a minute at speed 1."""
 PAUSE_STEP, NONFINITE_STEP, VALIDATION_STEP, CRASH_STEP = 60, 90, 110, 140
-"""Steps of a cycle: in which all ranks wait for data, with a loss of NaN, before a validation, and of a crash."""
+"""Steps of a cycle with an incident: a wait of all ranks for data, a loss of NaN, a validation, and a crash of the slow rank."""
 PAUSE_SECONDS, RESTART_SECONDS, WINDOW_SECONDS = 12.0, 3.0, 2.0
 SLOW_RANK = 1
 CHECKPOINT_STEPS = 25

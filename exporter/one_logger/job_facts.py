@@ -14,7 +14,7 @@ MAX_TARGET = 10**300
 class JobFacts:
     """Current facts of a job, published after each change.
 
-    The callables of the configuration are called at the start of an application or a loop, and at the end of an iteration.
+    The callables of the configuration are called at the start of an application, a loop or a save, and at the end of an iteration.
     """
 
     def __init__(self, settings: OneLoggerConfig) -> None:

@@ -41,7 +41,7 @@ STANDALONE_PHASES = frozenset(
 )
 """Phases that are timed outside of timed steps too."""
 IDLE_PHASES = frozenset({"data_loading", "logging", OTHER})
-"""Phases whose time before the first and after the last work of a step counts as idle time between two steps."""
+"""Phases that count as idle time between two steps, if they are before the first work of a step or after its end."""
 
 
 class Edge(Enum):

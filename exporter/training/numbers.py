@@ -1,7 +1,7 @@
 """Numbers that the job records: the latest loss, gradient norm and learning rate, and totals of samples and tokens.
 
 `training.record` updates the numbers on the job's thread, and the recording thread reads them at each flush. An update contains
-no call between its read and its write, so CPython does not switch threads in between.
+no call between read and write, so CPython does not switch threads in between.
 """
 
 from __future__ import annotations

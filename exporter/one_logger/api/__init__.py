@@ -1,4 +1,4 @@
-"""Configuration of one-logger's core. Same layout as `nv_one_logger.api`."""
+"""Configuration of one-logger's core: compatibility module for `nv_one_logger.api`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration of an application. Same layout as `nv_one_logger.api.config`."""
+"""Configuration of an application: compatibility module for `nv_one_logger.api.config`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Provider of one-logger's core. Same layout as `nv_one_logger.api.one_logger_provider`."""
+"""Provider of one-logger's core: compatibility module for `nv_one_logger.api.one_logger_provider`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorder interface. Same layout as `nv_one_logger.api.recorder`."""
+"""Recorder interface: compatibility module for `nv_one_logger.api.recorder`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telemetry configuration protocol. Same layout as `nv_one_logger.api.telemetry_config`."""
+"""Telemetry configuration protocol: compatibility module for `nv_one_logger.api.telemetry_config`."""
 
 from __future__ import annotations
 

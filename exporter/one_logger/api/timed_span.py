@@ -1,4 +1,4 @@
-"""`timed_span`. Same layout as `nv_one_logger.api.timed_span`."""
+"""`timed_span`: compatibility module for `nv_one_logger.api.timed_span`."""
 
 from __future__ import annotations
 

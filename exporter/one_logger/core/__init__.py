@@ -1,1 +1,1 @@
-"""Core of one-logger. Same layout as `nv_one_logger.core`."""
+"""Core of one-logger: compatibility module for `nv_one_logger.core`."""

@@ -1,4 +1,4 @@
-"""Attributes. Same layout as `nv_one_logger.core.attributes`."""
+"""Attributes: compatibility module for `nv_one_logger.core.attributes`."""
 
 from __future__ import annotations
 

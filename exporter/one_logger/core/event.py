@@ -1,4 +1,4 @@
-"""Events. Same layout as `nv_one_logger.core.event`."""
+"""Events: compatibility module for `nv_one_logger.core.event`."""
 
 from __future__ import annotations
 

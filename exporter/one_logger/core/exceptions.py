@@ -1,4 +1,4 @@
-"""Exceptions. Same layout as `nv_one_logger.core.exceptions`."""
+"""Exceptions: compatibility module for `nv_one_logger.core.exceptions`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans. Same layout as `nv_one_logger.core.span`."""
+"""Spans: compatibility module for `nv_one_logger.core.span`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times. Same layout as `nv_one_logger.core.time`."""
+"""Times: compatibility module for `nv_one_logger.core.time`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exporters of one-logger's core. Same layout as `nv_one_logger.exporter`."""
+"""Exporters of one-logger's core: compatibility module for `nv_one_logger.exporter`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of JSON exporters. Same layout as `nv_one_logger.exporter.base_json_exporter`."""
+"""Base class of JSON exporters: compatibility module for `nv_one_logger.exporter.base_json_exporter`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exporter configuration manager. Same layout as `nv_one_logger.exporter.export_config_manager`."""
+"""Exporter configuration manager: compatibility module for `nv_one_logger.exporter.export_config_manager`."""
 
 from __future__ import annotations
 

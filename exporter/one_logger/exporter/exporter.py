@@ -1,4 +1,4 @@
-"""Exporter interface. Same layout as `nv_one_logger.exporter.exporter`."""
+"""Exporter interface: compatibility module for `nv_one_logger.exporter.exporter`."""
 
 from __future__ import annotations
 

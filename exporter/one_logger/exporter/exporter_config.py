@@ -1,4 +1,4 @@
-"""Exporter configuration. Same layout as `nv_one_logger.exporter.exporter_config`."""
+"""Exporter configuration: compatibility module for `nv_one_logger.exporter.exporter_config`."""
 
 from __future__ import annotations
 

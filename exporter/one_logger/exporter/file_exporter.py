@@ -1,4 +1,4 @@
-"""File exporter. Same layout as `nv_one_logger.exporter.file_exporter`."""
+"""File exporter: compatibility module for `nv_one_logger.exporter.file_exporter`."""
 
 from __future__ import annotations
 

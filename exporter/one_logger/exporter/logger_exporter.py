@@ -1,4 +1,4 @@
-"""Logger exporter. Same layout as `nv_one_logger.exporter.logger_exporter`."""
+"""Logger exporter: compatibility module for `nv_one_logger.exporter.logger_exporter`."""
 
 from __future__ import annotations
 

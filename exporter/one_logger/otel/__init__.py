@@ -1,1 +1,1 @@
-"""OpenTelemetry. Same layout as `nv_one_logger.otel`."""
+"""OpenTelemetry: compatibility module for `nv_one_logger.otel`."""

@@ -1,1 +1,1 @@
-"""Recorders. Same layout as `nv_one_logger.recorder`."""
+"""Recorders: compatibility module for `nv_one_logger.recorder`."""

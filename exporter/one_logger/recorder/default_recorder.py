@@ -1,4 +1,4 @@
-"""Default recorder. Same layout as `nv_one_logger.recorder.default_recorder`."""
+"""Default recorder: compatibility module for `nv_one_logger.recorder.default_recorder`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Training telemetry. Same layout as `nv_one_logger.training_telemetry`."""
+"""Training telemetry: compatibility module for `nv_one_logger.training_telemetry`."""

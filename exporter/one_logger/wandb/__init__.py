@@ -1,1 +1,1 @@
-"""Weights & Biases. Same layout as `nv_one_logger.wandb`."""
+"""Weights & Biases: compatibility module for `nv_one_logger.wandb`."""

@@ -1,1 +1,1 @@
-"""Internal modules of one-logger with names that jobs use. Same layout as `nv_one_logger.core.internal`."""
+"""Internal modules of one-logger with names that jobs use: compatibility module for `nv_one_logger.core.internal`."""

@@ -1,4 +1,4 @@
-"""Summaries of numbers. Same layout as `nv_one_logger.core.internal.metric_summarizer`."""
+"""Summaries of numbers: compatibility module for `nv_one_logger.core.internal.metric_summarizer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timers of windows. Same layout as `nv_one_logger.core.internal.multi_window_timer`."""
+"""Timers of windows: compatibility module for `nv_one_logger.core.internal.multi_window_timer`."""
 
 from __future__ import annotations
 

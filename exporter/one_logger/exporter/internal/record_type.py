@@ -1,4 +1,4 @@
-"""Record types. Same layout as `nv_one_logger.exporter.internal.record_type`."""
+"""Record types: compatibility module for `nv_one_logger.exporter.internal.record_type`."""
 
 from __future__ import annotations
 

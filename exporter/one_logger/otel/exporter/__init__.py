@@ -1,1 +1,1 @@
-"""Exporter to OpenTelemetry. Same layout as `nv_one_logger.otel.exporter`."""
+"""Exporter to OpenTelemetry: compatibility module for `nv_one_logger.otel.exporter`."""

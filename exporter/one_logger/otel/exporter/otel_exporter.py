@@ -1,7 +1,7 @@
-"""Exporter to OpenTelemetry: spans as OTLP, through any span exporter of the SDK.
+"""Exporter to OpenTelemetry: passes spans to a span exporter of the SDK, for example as OTLP.
 
-Runs on the thread of the exporter. A span is sent once, when it ends or when the exporter is closed. The tracing of the job
-is not affected: no context is attached, and the tracer provider is separate.
+A span is sent once, after its end or when the exporter is closed. The tracing of the job is not affected, because no context is
+attached and the tracer provider is separate.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["OTelExporter"]
 
 SPAN_ID = "one_logger_span_id"
 MAX_EVENTS = 1024
-"""Maximum number of events that are sent with a span. The latest events are sent."""
+"""Limit of the events of a span. The latest events are sent."""
 MAX_UNSENT_SPANS = 4096
-"""Maximum number of ended spans that are kept while the backend rejects spans. The latest spans are kept."""
+"""Limit of the ended spans that are kept while the backend rejects them. The latest spans are kept."""
 MAX_INTEGER = 2**63 - 1
 
 
@@ -39,8 +39,9 @@ class OTelExporter(BaseExporter):
     """Exporter through a span exporter of the OpenTelemetry SDK.
 
     Args:
-        otel_span_exporter: The span exporter.
-        resource: None for `service.name` (the application), `service.instance.id` (the run), host and rank.
+        otel_span_exporter: Span exporter of the SDK.
+        resource: Resource of the spans. None means the application as `service.name`, the run as `service.instance.id`, host and
+            rank.
     """
 
     def __init__(self, otel_span_exporter: SpanExporter, resource: Resource | None = None) -> None:
@@ -56,7 +57,7 @@ class OTelExporter(BaseExporter):
         self._otel_span(span)
 
     def export_stop(self, span: Span) -> None:
-        """End a span; the next `write_out` sends the span."""
+        """End a span. The next `write_out` sends it."""
         super().export_stop(span)
         otel_span = self._otel_span(span)
         del self._open_spans[span.id]
@@ -71,19 +72,19 @@ class OTelExporter(BaseExporter):
         )
 
     def export_error(self, event: ErrorEvent, span: Span) -> None:
-        """Add an error to a span with the attribute names of OpenTelemetry, and set the status of the span."""
+        """Add an error to a span, with OpenTelemetry's names of attributes, and set the status of the span."""
         super().export_error(event, span)
         attributes = _attributes(event.attributes)
-        for source, target in (("type", "type"), ("message", "message"), ("traceback", "stacktrace")):
-            if f"exception_{source}" in attributes:
-                attributes[f"exception.{target}"] = attributes.pop(f"exception_{source}")
+        for own_name, otel_name in (("type", "type"), ("message", "message"), ("traceback", "stacktrace")):
+            if f"exception_{own_name}" in attributes:
+                attributes[f"exception.{otel_name}"] = attributes.pop(f"exception_{own_name}")
         otel_span = self._otel_span(span)
         name = "exception" if event.exception_type else event.name_str
         otel_span.add_event(name, attributes, _nanoseconds(event.timestamp))
         otel_span.set_status(Status(StatusCode.ERROR, event.error_message))
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Send a separate span without duration, because the application span may have ended or may not be exported."""
+        """Send a separate span without a duration, because the span of the application may have ended or not be exported."""
         super().export_telemetry_data_error(error)
         timestamp = _nanoseconds(error.timestamp)
         otel_span = self._tracer.start_span(error.name_str, context={}, start_time=timestamp)
@@ -102,7 +103,7 @@ class OTelExporter(BaseExporter):
         self._ended_spans.clear()
 
     def close(self) -> None:
-        """Send all spans, including open spans, innermost first, and shut the span exporter down.
+        """End the open spans, the latest first, send all spans, and shut the span exporter down.
 
         Raises ExportError: The backend rejected the spans.
         """
@@ -120,9 +121,9 @@ class OTelExporter(BaseExporter):
 
     @cached_property
     def _tracer(self) -> Any:
-        """Tracer of this exporter, created at the first record, when the application name is set."""
+        """Tracer of this exporter, created at the first record, because the application name is set by then."""
         resource, limits = self._resource or self._default_resource(), SpanLimits(max_events=MAX_EVENTS)
-        # `close` shuts the provider down; at exit, the SDK would do so before the last spans arrive.
+        # `close` shuts the span exporter down. At exit, the provider would do so before the last spans arrive.
         provider = TracerProvider(resource=resource, span_limits=limits, shutdown_on_exit=False)
         return provider.get_tracer("training-exporter")
 
@@ -131,11 +132,11 @@ class OTelExporter(BaseExporter):
         if otel_span is None:
             parent_span = span.exported_parent
             otel_parent = None if parent_span is None else self._open_spans.get(parent_span.id)
+            # An explicit context, because the default would be the context of the job.
+            context = {} if otel_parent is None else set_span_in_context(otel_parent, {})
             otel_span = self._open_spans[span.id] = self._tracer.start_span(
                 span.name_str,
-                context={}
-                if otel_parent is None
-                else set_span_in_context(otel_parent, {}),  # without the context of the job
+                context=context,
                 start_time=_nanoseconds(span.start_event.timestamp),
                 attributes={**_attributes(span.attributes), SPAN_ID: str(span.id)},
             )
@@ -154,7 +155,7 @@ class OTelExporter(BaseExporter):
 
 
 def _attributes(attributes: Attributes) -> dict[str, Any]:
-    """Return attributes for OTLP; an integer of more than 64 bits becomes a float."""
+    """Return the attributes as values of OpenTelemetry. An integer of more than 64 bits becomes a float."""
     return {
         name: _encodable(attribute.value)
         for name, attribute in attributes.items()

@@ -1,4 +1,4 @@
-"""Training telemetry: callbacks, context managers and configuration. Same layout as `nv_one_logger.training_telemetry.api`."""
+"""Training telemetry: callbacks, context managers and configuration: compatibility module for `nv_one_logger.training_telemetry.api`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attribute classes of standard spans and events. Same layout as `nv_one_logger.training_telemetry.api.attributes`."""
+"""Attribute classes of standard spans and events: compatibility module for `nv_one_logger.training_telemetry.api.attributes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks. Same layout as `nv_one_logger.training_telemetry.api.callbacks`."""
+"""Callbacks: compatibility module for `nv_one_logger.training_telemetry.api.callbacks`."""
 
 from __future__ import annotations
 

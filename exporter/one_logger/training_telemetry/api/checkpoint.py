@@ -1,4 +1,4 @@
-"""Checkpoint strategies and types. Same layout as `nv_one_logger.training_telemetry.api.checkpoint`."""
+"""Checkpoint strategies and types: compatibility module for `nv_one_logger.training_telemetry.api.checkpoint`."""
 
 from __future__ import annotations
 

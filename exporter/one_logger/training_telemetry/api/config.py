@@ -1,4 +1,4 @@
-"""Configuration of a training job. Same layout as `nv_one_logger.training_telemetry.api.config`."""
+"""Configuration of a training job: compatibility module for `nv_one_logger.training_telemetry.api.config`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Context managers. Same layout as `nv_one_logger.training_telemetry.api.context`."""
+"""Context managers: compatibility module for `nv_one_logger.training_telemetry.api.context`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of events of a training job. Same layout as `nv_one_logger.training_telemetry.api.events`."""
+"""Names of events of a training job: compatibility module for `nv_one_logger.training_telemetry.api.events`."""
 
 from __future__ import annotations
 

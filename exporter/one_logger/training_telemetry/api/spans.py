@@ -1,4 +1,4 @@
-"""Names of spans of a training job. Same layout as `nv_one_logger.training_telemetry.api.spans`."""
+"""Names of spans of a training job: compatibility module for `nv_one_logger.training_telemetry.api.spans`."""
 
 from __future__ import annotations
 

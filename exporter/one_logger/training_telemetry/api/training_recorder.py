@@ -1,4 +1,4 @@
-"""Training recorder. Same layout as `nv_one_logger.training_telemetry.api.training_recorder`."""
+"""Training recorder: compatibility module for `nv_one_logger.training_telemetry.api.training_recorder`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Provider of training telemetry. Same layout as `nv_one_logger.training_telemetry.api.training_telemetry_provider`."""
+"""Provider of training telemetry: compatibility module for `nv_one_logger.training_telemetry.api.training_telemetry_provider`."""
 
 from __future__ import annotations
 

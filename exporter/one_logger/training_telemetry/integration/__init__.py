@@ -1,1 +1,1 @@
-"""Integrations of training frameworks. Same layout as `nv_one_logger.training_telemetry.integration`."""
+"""Integrations of training frameworks: compatibility module for `nv_one_logger.training_telemetry.integration`."""

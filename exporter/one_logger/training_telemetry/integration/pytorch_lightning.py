@@ -1,7 +1,7 @@
-"""PyTorch Lightning: the Trainer and callback of `nv-one-logger-pytorch-lightning-integration`, on the bridge to Lightning.
+"""PyTorch Lightning: compatibility module for `nv_one_logger.training_telemetry.integration.pytorch_lightning`.
 
-Same layout as `nv_one_logger.training_telemetry.integration.pytorch_lightning`. An iteration is an optimizer step. The
-bridge records saves, so that a failed save does not affect the next save.
+The module has the Trainer and the callback of the package `nv-one-logger-pytorch-lightning-integration`, based on the bridge to
+Lightning. An iteration is an optimizer step. The bridge records saves, so that a failed save does not affect the next save.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _TRAINER: Any = _MODULES[0].Trainer
 
 
 class TimeEventCallback(lightning.LightningCallback, *_BASES):  # type: ignore[misc]  # bases of the installed package
-    """Lightning callback that records the training; the methods below are called by the job.
+    """Lightning callback that records the training. The job calls the methods below for its own work.
 
     Args:
-        training_telemetry_provider: The provider.
-        call_on_app_start: Whether to start the application.
+        training_telemetry_provider: Provider of the process.
+        call_on_app_start: True to start the application.
     """
 
     records_sanity_check = True
@@ -41,7 +41,7 @@ class TimeEventCallback(lightning.LightningCallback, *_BASES):  # type: ignore[m
             callbacks.on_app_start()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Create the callback again in another process, whose provider is another."""
+        """Pickle without state: another process creates a new callback with its own provider."""
         return _restored, ()
 
     def on_save_checkpoint_start(self, global_step: int) -> None:
@@ -117,7 +117,7 @@ def hook_trainer_cls(
     training_telemetry_provider: TrainingTelemetryProvider,
     telemetry_callback: TimeEventCallback | None = None,
 ) -> tuple[type[Any], TimeEventCallback]:
-    """Add the callback to every Trainer of a class, as the property `nv_one_logger_callback`.
+    """Add a callback to the Trainers of a class, and the property `nv_one_logger_callback` to the class.
 
     Returns the class and the callback.
     """
@@ -135,11 +135,11 @@ def hook_trainer_cls(
 
 
 class OneLoggerPTLTrainer(_TRAINER):  # type: ignore[misc]  # a class of the installed package
-    """Lightning Trainer with the callback.
+    """Lightning Trainer with a TimeEventCallback.
 
     Args:
-        trainer_config: Arguments of the Trainer.
-        training_telemetry_provider: The provider.
+        trainer_config: Keyword arguments of the Trainer.
+        training_telemetry_provider: Provider of the process.
     """
 
     def __init__(

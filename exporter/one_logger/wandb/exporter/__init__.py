@@ -1,1 +1,1 @@
-"""Exporter to Weights & Biases. Same layout as `nv_one_logger.wandb.exporter`."""
+"""Exporter to Weights & Biases: compatibility module for `nv_one_logger.wandb.exporter`."""

@@ -1,7 +1,6 @@
 """Exporter to Weights & Biases: attributes of spans and events as metrics.
 
-The metrics are logged to a separate W&B run, in addition to a run of the job itself. Only the thread of the
-exporter waits for the network.
+The metrics are logged to a W&B run of their own, beside a run of the job.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ class Config:
 
     entity: str
     host: str = "https://api.wandb.ai"
-    api_key: str = ""  # empty: W&B's own settings
+    api_key: str = ""  # "" for W&B's own settings
     project: str = "one-logger-tracking"
-    run_name: str | None = None  # None: a unique name
+    run_name: str | None = None  # None for a unique name
     save_dir: str = "./wandb"
     tags: Sequence[str] = ("e2e_metrics_enabled",)
 
@@ -49,7 +48,7 @@ class Config:
 
 
 class HierarchicalMetricNamingStrategy:
-    """Strategy with the names `span.attribute` and `span.event.attribute`, and a configurable separator."""
+    """Naming strategy: `SPAN.ATTRIBUTE` and `SPAN.EVENT.ATTRIBUTE`, with a configurable separator."""
 
     def __init__(self, separator: str = ".") -> None:
         self._separator = separator
@@ -68,7 +67,7 @@ MetricNamingStrategy = HierarchicalMetricNamingStrategy
 
 
 class FlatMetricNamingStrategy(MetricNamingStrategy):
-    """Strategy with the name `attribute`."""
+    """Naming strategy: the name of the attribute."""
 
     def from_span_attribute(self, span: Span, attribute: Attribute) -> str:  # noqa: ARG002  # overrides a method of the base class
         """Return the name of the attribute."""
@@ -83,9 +82,9 @@ class WandBExporter(BaseExporter):
     """Exporter to Weights & Biases.
 
     Args:
-        config: The run.
-        metric_naming_strategy: None for HierarchicalMetricNamingStrategy.
-        begin: Function that creates the run; None for `wandb.init`.
+        config: Arguments of `wandb.init`.
+        metric_naming_strategy: Naming strategy; None for HierarchicalMetricNamingStrategy.
+        begin: Function that creates the W&B run; None for `wandb.init`.
     """
 
     def __init__(
@@ -101,17 +100,17 @@ class WandBExporter(BaseExporter):
         self._run: Any = None
 
     def initialize(self) -> None:
-        """Create the run."""
+        """Create the W&B run."""
         self._run = self._begin(self._config)
         super().initialize()
 
     def export_start(self, span: Span) -> None:
-        """Log the attributes of a span that starts."""
+        """Log the attributes of a span at its start."""
         super().export_start(span)
         self._log(span, span.attributes.values(), span.start_event)
 
     def export_stop(self, span: Span) -> None:
-        """Log the attributes that a span received after the start, including the duration."""
+        """Log the attributes that were set after the start of a span, including its duration."""
         super().export_stop(span)
         self._log(span, span.updated_attributes.values(), span.stop_event)
 
@@ -121,7 +120,7 @@ class WandBExporter(BaseExporter):
         self._log(span, (), event)
 
     def export_error(self, event: ErrorEvent, span: Span) -> None:
-        """Log the attributes of an error; W&B also displays text."""
+        """Log the attributes of an error, which W&B displays as text."""
         super().export_error(event, span)
         self._log(span, (), event)
 
@@ -131,7 +130,7 @@ class WandBExporter(BaseExporter):
         self._send({StandardEventName.TELEMETRY_DATA_ERROR.value: error.error_type.name})
 
     def close(self) -> None:
-        """Finish the run."""
+        """Finish the W&B run."""
         run, self._run = self._run, None
         super().close()
         if run is not None:
@@ -152,7 +151,7 @@ class WandBExporter(BaseExporter):
 
 
 WandBExporterBase = WandBExporterSync = WandBExporterAsync = WandBExporter
-"""Class names of one-logger, which are one class, because every exporter has a thread."""
+"""Other names of the class, from one-logger. Each exporter has a thread, so the synchronous and the asynchronous are the same."""
 
 
 def get_current_time_msec() -> int:
