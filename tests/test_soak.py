@@ -24,4 +24,4 @@ def test_short_lived_ranks_are_counted_as_in_their_own_logs() -> None:
     )
 
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert "everything holds" in completed.stdout
+    assert "all invariants hold" in completed.stdout

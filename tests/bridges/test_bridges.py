@@ -71,7 +71,7 @@ def test_a_hook_waits_for_a_module_that_cannot_be_imported_yet(module_name: str,
 
 
 def test_an_unknown_bridge_is_reported() -> None:
-    with pytest.raises(ValueError, match="known: elastic, monitor"):
+    with pytest.raises(ValueError, match="available: elastic, monitor"):
         bridges.install("elastc")
 
 
