@@ -128,16 +128,11 @@ def run_panels() -> tuple[Panel, ...]:
             Column("state", "State", width=90, mappings=STATE_MAPPINGS),
             Column("alertname", "Worst alert", width=265, mappings=title_mappings()),
             Column(
-                "1000 * max by (run) (max by (run, alertname) (ALERTS_FOR_STATE{@cluster})"
-                f" and on (run, alertname) {_most_urgent_alert_query()})",
-                "Alert since",
-                unit=CLOCK_TIME,
-                width=115,
-            ),
-            Column(
-                "1000 * (time() - max by (run) (run:training_run_state:age_seconds{@cluster})"
+                "1000 * (max by (run) (max by (run, alertname) (ALERTS_FOR_STATE{@cluster})"
+                f" and on (run, alertname) {_most_urgent_alert_query()})"
+                " or on (run) time() - max by (run) (run:training_run_state:age_seconds{@cluster})"
                 f" or on (run) {UNSEEN_RUNS})",
-                "State since",
+                "Since",
                 unit=CLOCK_TIME,
                 width=115,
             ),

@@ -154,7 +154,7 @@ def time_series(
         "lineInterpolation": "stepAfter" if step_interpolation else "linear",
         "lineWidth": 0 if stacked or bars else 1,
         "pointSize": 4,
-        "scaleDistribution": {"type": "log", "log": 2} if log_scale else {"type": "linear"},
+        "scaleDistribution": {"type": "log", "log": 10} if log_scale else {"type": "linear"},
         "showPoints": "never" if stacked or bars else "auto",
         "spanNulls": False,
         "stacking": {"group": "A", "mode": "normal" if stacked or bars else "none"},

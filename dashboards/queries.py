@@ -127,6 +127,8 @@ WALL_SECONDS = "max(training_wall_seconds_total{@run})"
 STEP_AGE_SECONDS = "(time() - max(training_last_progress_timestamp_seconds{@run}))"
 STEP_OVERDUE = f"{STEP_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
 """PromQL with a value while no step has finished for five times the longest step, and for 30 seconds."""
+STANDS_STILL = f'({STEP_OVERDUE} or on () max(training_run_state{{@run, state=~"stalled|hung"}}) == 1)'
+"""PromQL with a value while a step is overdue, also after the ledger has decided that the run is stalled or hung."""
 LAST_COMPUTE = "last_over_time(training_rank_compute_seconds{@run}[$__rate_interval])"
 """PromQL for the compute time of a step of each rank, from the last sample within `$__rate_interval`."""
 

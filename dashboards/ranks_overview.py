@@ -20,7 +20,7 @@ from dashboards.queries import (
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
     SPEED_RATIO_BY_NODE,
-    STEP_OVERDUE,
+    STANDS_STILL,
     instant_query,
 )
 from dashboards.run_problems import (
@@ -61,7 +61,7 @@ def overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Slowest rank",
-            instant_query(f"{SLOWEST_RANK} unless on () {STEP_OVERDUE}", SLOWEST_RANK_LEGEND),
+            instant_query(f"{SLOWEST_RANK} unless on () {STANDS_STILL}", SLOWEST_RANK_LEGEND),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
@@ -89,7 +89,7 @@ def overview_panels() -> tuple[Panel, ...]:
             thresholds=threshold_steps((None, NEUTRAL), (1, BAD)),
             w=7,
         ),
-        what_is_wrong(w=14, h=6),
+        what_is_wrong(w=13, h=6),
         _node_table(),
     )
 
@@ -126,8 +126,8 @@ def _node_table() -> Panel:
     return table(
         "Nodes of the run",
         Column("instance", "Node", links=(GPUS_LINK, NODE_LINK)),
-        Column(expected, "Ranks", decimals=0, width=80),
-        Column(reporting, "Alive", decimals=0, width=80),
+        Column(expected, "Ranks", decimals=0, width=70),
+        Column(reporting, "Alive", decimals=0, width=66),
         Column(
             f"{expected} - on (instance) {reporting}",
             "Missing",
@@ -143,14 +143,14 @@ def _node_table() -> Panel:
             width=100,
             mappings=value_mappings({1: ("up", NEUTRAL), 0: ("no answer", BAD)}),
         ),
-        Column(f"1000 * {last_sample}", "Last sample", unit=CLOCK_TIME, width=120),
+        Column(f"1000 * {last_sample}", "Last sample", unit=CLOCK_TIME, width=115),
         percent(
-            f"min by (instance) ({SPEED_RATIO_BY_NODE})",
+            f"min by (instance) ({SPEED_RATIO_BY_NODE}) unless on () {STANDS_STILL}",
             "Slowest rank",
             110,
             threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
         ),
         sort="Missing",
-        w=10,
+        w=11,
         h=6,
     )

@@ -34,6 +34,7 @@ from dashboards.queries import (
     OBSERVED_RATIO,
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
+    STANDS_STILL,
     STEP_AGE_SECONDS,
     STEP_OVERDUE,
     WALL_SECONDS,
@@ -70,8 +71,8 @@ def overview_panels() -> tuple[Panel, ...]:
     """Return the panels of the row *At a glance*."""
     return (
         *_state_panels(),
-        what_is_wrong(w=14, h=6),
-        _losses(w=10, h=6),
+        what_is_wrong(w=13, h=6),
+        _losses(w=11, h=6),
         *_number_panels(),
         *_time_series_panels(),
     )
@@ -155,24 +156,24 @@ SMALLEST_LOSS = 0.005
 
 def _losses(w: int, h: int) -> Panel:
     """Return the table of what the run loses now, by cause, the largest loss first."""
-    share = f"max by (cause) ({LOST_SHARE_NOW}) > {SMALLEST_LOSS}"
+    share = f"max by (cause) ({LOST_SHARE_NOW}) > {SMALLEST_LOSS} and on () {_LIVE_STATE}"
     gpu_hours = f"({share}) * on () group_left () max(run:training_gpus:count{{@run}})"
     cost = f"({share}) * on () group_left (currency) sum by (currency) ({COST_PER_HOUR})"
     return table(
         "Lost per hour, by cause",
         Column("cause", "Cause", mappings=CAUSE_TEXTS),
-        percent(f"{share} or on () {_NOTHING_LOST}", "of its time", 130, bar=(0, 1)),
-        Column(gpu_hours, "GPU hours", decimals=2, width=100),
-        Column(cost, "Cost", decimals=2, width=80),
-        Column("currency", "Currency", width=80),
+        percent(f"{share} or on () {_NOTHING_LOST}", "of time", 100),
+        Column(gpu_hours, "GPU hours", decimals=2, width=96),
+        Column(cost, "Cost", decimals=2, width=65),
+        Column("currency", "Unit", width=80),
         Column(
-            f"1000 * max by (cause) ({LOSS_SINCE})",
+            f"1000 * max by (cause) ({LOSS_SINCE}) and on (cause) {share}",
             "Since",
             unit=CLOCK_TIME,
             width=115,
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
-        sort="of its time",
+        sort="of time",
         w=w,
         h=h,
         max_data_points=120,
@@ -187,13 +188,12 @@ def _number_panels() -> tuple[Panel, ...]:
     return (
         stat(
             "Slowest rank",
-            instant_query(f"{SLOWEST_RANK} unless on () {STEP_OVERDUE}", SLOWEST_RANK_LEGEND),
+            instant_query(f"{SLOWEST_RANK} unless on () {STANDS_STILL}", SLOWEST_RANK_LEGEND),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
             thresholds=warn_below(0.9, 0.75),
             w=3,
-            h=3,
         ),
         stat(
             "Waiting for data",
@@ -207,7 +207,6 @@ def _number_panels() -> tuple[Panel, ...]:
             text_mode="value_and_name",
             thresholds=warn_above(0.1, 0.2),
             w=3,
-            h=3,
         ),
         stat(
             "Work at risk",
@@ -226,37 +225,34 @@ def _number_panels() -> tuple[Panel, ...]:
                 }
             ],
             w=4,
-            h=3,
         ),
         stat(
             "Time left",
             instant_query(
                 "clamp_min(max(training_step_target{@run}) - max(training_step{@run}), 0)"
                 f' / (max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0)'
-                f" unless on () {STEP_OVERDUE}"
+                f" unless on () {STANDS_STILL}"
             ),
             unit="dthms",
             w=3,
-            h=3,
         ),
         stat(
             "Failures",
             instant_query(
-                _events_or_zero('training_checkpoints_total{@run, result="failed"}', "kind"), "failed saves"
+                _events_or_zero('training_checkpoints_total{@run, result="failed"}', "kind"), "saves"
             ),
             instant_query(_events_or_zero("training_restarts_total{@run}", "reason"), "restarts"),
             instant_query(
-                _events_or_zero('training_nonfinite_total{@run, kind="loss"}', "value"), "NaN losses"
+                _events_or_zero('training_nonfinite_total{@run, kind="loss"}', "value"), "NaN loss"
             ),
             instant_query(
-                _events_or_zero('training_nonfinite_total{@run, kind="grad"}', "value"), "NaN gradients"
+                _events_or_zero('training_nonfinite_total{@run, kind="grad"}', "value"), "NaN grad"
             ),
             unit="none",
             decimals=0,
             text_mode="value_and_name",
             thresholds=bad_above(1),
             w=5,
-            h=3,
         ),
         stat(
             "Goodput, if saved",
@@ -267,7 +263,6 @@ def _number_panels() -> tuple[Panel, ...]:
             text_mode="value_and_name",
             thresholds=warn_below(0.9, 0.7),
             w=3,
-            h=3,
         ),
         stat(
             "Cost so far",
@@ -279,7 +274,6 @@ def _number_panels() -> tuple[Panel, ...]:
             decimals=2,
             text_mode="value_and_name",
             w=3,
-            h=3,
         ),
     )
 

@@ -14,7 +14,7 @@ from dashboards.alerts import CLOCK_TIME
 from dashboards.availability import last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
-from dashboards.queries import LOCAL_RANK_AS_GPU, SPEED_RATIO_BY_NODE, STEP_OVERDUE, WALL_SECONDS
+from dashboards.queries import LOCAL_RANK_AS_GPU, SPEED_RATIO_BY_NODE, STANDS_STILL, WALL_SECONDS
 from dashboards.tables import Column, table
 
 SLOW_RATIO = 0.9
@@ -171,7 +171,10 @@ _HANGING_PLACE = _with_text(
     f"({_HANG}) * 0 + on () group_left () {_STATE_SINCE}", "holds up the others: $1", "place"
 )
 _LAST_STEP = "max(training_last_progress_timestamp_seconds{@run})"
-_NO_STEP = f'{_LAST_STEP} and on () (max(run:training_step_overdue:seconds{{@run}}) > 0 or on () max(training_run_state{{@run, state=~"hung|stalled"}}) == 1)'
+_NO_STEP = (
+    f"({_LAST_STEP} and on () (max(run:training_step_overdue:seconds{{@run}}) > 0"
+    ' or on () max(training_run_state{@run, state=~"hung|stalled"}) == 1))'
+)
 
 # Speed, numbers and saves ------------------------------------------------------------------------------------
 
@@ -184,18 +187,15 @@ _SLOW = _with_number(
 )
 _SLOW_RANKS = (
     f"({_SLOW} + on (instance, rank) group_left (gpu) 0 * topk by (instance, rank) (1, {LAST_GPUS})"
-    f" or on (instance, rank) {_SLOW}) unless on () {STEP_OVERDUE}"
+    f" or on (instance, rank) {_SLOW}) unless on () {STANDS_STILL}"
 )
 _DATA_WAIT = 'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
 _DATA_WAIT_SINCE = last_time(f"max({_DATA_WAIT}) <= bool {DATA_WAIT_RATIO}")
-_WAITING_RANK = (
-    _with_number(
-        f"round(100 * topk(1, {_DATA_WAIT} > {DATA_WAIT_RATIO}))",
-        f"0 * {_RANK_UP} + on () group_left () {_DATA_WAIT_SINCE}",
-        "waits for data $1 % of the time",
-        "instance, rank",
-    )
-    + f" unless on () {STEP_OVERDUE}"
+_WAITING_RANK = _with_number(
+    f"round(100 * topk(1, {_DATA_WAIT} > {DATA_WAIT_RATIO}))",
+    f"0 * {_RANK_UP} + on () group_left () {_DATA_WAIT_SINCE}",
+    "waits longest for data: $1 % of the time",
+    "instance, rank",
 )
 
 
@@ -225,7 +225,8 @@ _SAVES_FAIL = _with_number(_FAILED_COUNT, _LAST_SAVE, "no checkpoint: $1 saves f
 _SAVES_FAILED = _with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
 
 PROBLEMS = (
-    Problem(LOST_GPUS, Effect.CAUSES_STOP),
+    Problem(f"{LOST_GPUS} and on () {_NO_STEP}", Effect.CAUSES_STOP),
+    Problem(f"{LOST_GPUS} unless on () {_NO_STEP}", Effect.ENDANGERS),
     Problem(_HANGING_PLACE, Effect.CAUSES_STOP),
     Problem(_ENDED_RANKS, Effect.CAUSES_STOP),
     Problem(_with_text(_NO_STEP, "no rank finishes a step"), Effect.STOPS),

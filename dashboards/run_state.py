@@ -8,7 +8,7 @@ WARNING_LEVEL, BAD_LEVEL = 1, 10
 """Levels from which a state is a warning or bad. A warning alert adds `WARNING_LEVEL`, a critical alert `BAD_LEVEL`."""
 LOOKBACK = "1h"
 """Time after the last sample for which the last known state is shown."""
-STATE_LEGEND = "{{state}}{{culprit}}{{note}}{{missing}}{{alerts}}{{age}}{{instance}}"
+STATE_LEGEND = "{{state}}{{overdue}}{{culprit}}{{note}}{{missing}}{{alerts}}{{age}}{{instance}}"
 
 _LAST_STEP = f"max(last_over_time(training_step{{@run}}[{LOOKBACK}]))"
 _STEP_TARGET = f"max(last_over_time(training_step_target{{@run}}[{LOOKBACK}]))"
@@ -27,7 +27,8 @@ def state_query() -> str:
     levels = {0: "starting|running|finished", WARNING_LEVEL: "stalled|ending|stopped"}
     silent_levels = {0: "finished", WARNING_LEVEL: "starting|running|stalled|ending|stopped"}
     state = (
-        f"({_state_with_note(_CURRENT_STATES, levels)}) + on () group_left (culprit) ({_culprit()})"
+        f"({_state_with_note(_CURRENT_STATES, levels)}) + on () group_left (overdue) ({_overdue()})"
+        f" + on () group_left (culprit) ({_culprit()})"
         f" + on () group_left (missing) ({_missing_ranks()})"
         f" + on () group_left (alerts) ({_alerts()})"
     )
@@ -62,15 +63,23 @@ def _state_with_note(series: str, levels: dict[int, str]) -> str:
     )
 
 
+def _overdue() -> str:
+    """Return PromQL for the level of an overdue step, with the minutes since the last step as the label `overdue`."""
+    minutes = "floor(max(run:training_step_overdue:seconds{@run}) / 60) >= 1"
+    text = f'label_replace(count_values("overdue", {minutes}), "overdue", ", no step for $1 min", "overdue", "(.+)")'
+    return f"{BAD_LEVEL} * {text} or on () vector(0)"
+
+
 def _culprit() -> str:
     """Return PromQL for a zero, with the rank that holds up a hang, or whose GPU is lost, as the label `culprit`."""
-    ranks = (
-        f'label_join({ODD_RANK}, "culprit", " on ", "rank", "instance")'
-        f' or on () label_join({LOST_GPUS}, "culprit", " on ", "rank", "instance")'
+    odd_rank = f'label_join(topk(1, {ODD_RANK}), "culprit", " on ", "rank", "instance")'
+    lost_gpu = f'label_join(topk(1, {LOST_GPUS}), "culprit", " on ", "rank", "instance")'
+    with_text = (
+        f'label_replace({odd_rank}, "culprit", ", rank $1", "culprit", "(.+)")'
+        f' or on () label_replace({lost_gpu}, "culprit", ", GPU of rank $1 lost", "culprit", "(.+)")'
     )
     is_live = 'max(training_run_state{@run, state=~"running|stalled|hung"}) == 1'
-    with_text = f'label_replace(topk(1, 0 * ({ranks})), "culprit", ", rank $1", "culprit", "(.+)")'
-    return f"max by (culprit) ({with_text}) and on () {is_live} or on () vector(0)"
+    return f"0 * max by (culprit) ({with_text}) and on () {is_live} or on () vector(0)"
 
 
 def _missing_ranks() -> str:

@@ -117,7 +117,7 @@ HUNG = (
         pytest.param(
             RANKS
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
-            {f'problem="waits for data 50 % of the time",{RANK_1}': 300_000},
+            {f'problem="waits longest for data: 50 % of the time",{RANK_1}': 300_000},
             id="loader stall",
         ),
         pytest.param({}, {'problem="unknown: no sample of this run"': -1}, id="unknown run"),
@@ -145,7 +145,7 @@ def test_problems_that_stop_the_run_are_first(tmp_path: Path) -> None:
     effects = {
         f'{{problem="holds up the others: read data.py:40",{RANK_1}}}': 6.0,
         '{problem="no rank finishes a step"}': 5.0,
-        f'{{problem="waits for data 50 % of the time",{RANK_1}}}': 2.0,
+        f'{{problem="waits longest for data: 50 % of the time",{RANK_1}}}': 2.0,
     }
 
     assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | waiting, effects)
@@ -155,6 +155,16 @@ def test_the_state_names_the_rank_that_holds_up_a_hang(tmp_path: Path) -> None:
     expected = {'{state="hung",culprit=", rank 1 on n1"}': 10.0}
 
     assert_panel(tmp_path, "training-run", "State", HUNG | HANG, expected)
+
+
+def test_the_state_names_the_rank_of_a_lost_gpu(tmp_path: Path) -> None:
+    lost = {
+        f'training_rank_info{{run="a",{RANK_1},{GPU_1}}}': "1x20 stale",
+        f'gpu_up{{instance="n1",{GPU_1}}}': "1x20 0x40",
+    }
+    expected = {'{state="running",culprit=", GPU of rank 1 on n1 lost"}': 0.0}
+
+    assert_panel(tmp_path, "training-run", "State", RANKS | lost, expected)
 
 
 def test_the_row_of_a_rank_names_the_lost_gpu(tmp_path: Path) -> None:

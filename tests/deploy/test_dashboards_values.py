@@ -126,10 +126,7 @@ def test_time_left_is_blank_while_a_step_is_overdue(tmp_path: Path) -> None:
 
 
 @needs_promtool
-@pytest.mark.parametrize("dashboard", ["training-run", "training-energy"])
-def test_cost_so_far_does_not_decrease_while_the_exporter_of_a_node_is_down(
-    tmp_path: Path, dashboard: str
-) -> None:
+def test_cost_so_far_does_not_decrease_while_the_exporter_of_a_node_is_down(tmp_path: Path) -> None:
     cost = 'training_cost_total{{run="a",instance="n{}",currency="EUR"}}'
     series = {cost.format(1): "100x60", cost.format(2): f"50x20 {OUTAGE} 50x27"}
 
@@ -138,7 +135,6 @@ def test_cost_so_far_does_not_decrease_while_the_exporter_of_a_node_is_down(
         "Cost so far",
         series,
         {"4m": 150, "6m": 150, "8m": 150, "12m": 150},
-        dashboard=dashboard,
         labels='{currency="EUR"}',
     )
 
