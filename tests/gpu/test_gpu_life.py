@@ -143,6 +143,23 @@ def test_a_hanging_card_is_skipped_until_its_call_returns(tmp_path: Path) -> Non
     assert {labels[0] for labels in values(during_hang, "gpu_power_watts")} == {"0"}
 
 
+def test_a_card_that_hangs_right_after_its_return_is_skipped(tmp_path: Path) -> None:
+    loss = "at: 1s, until: 3s, gpus: [1], lost: true"
+    hang = "at: 3s, gpus: [1], hang: [nvmlDeviceGetPowerUsage]"
+    # Long enough for a pass on a busy machine.
+    timings = dataclasses.replace(SHORT_TIMINGS, deadline=4.0)
+    with running_collector(write_machine(tmp_path, loss, hang), timings=timings) as collector:
+        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
+        reasons: set[str] = set()
+        gpu_reasons: set[str] = set()
+        while "hung" not in gpu_reasons | reasons:
+            reasons.add(reason(collector))
+            gpu_reasons |= {labels[2] for labels in values(collector.collect(), "gpu_error_info")}
+            time.sleep(0.02)
+
+    assert "hung" not in reasons  # the call is of a card, and NVML as a whole answers
+
+
 def test_a_repeatedly_hanging_card_does_not_affect_the_others(tmp_path: Path) -> None:
     hangs = (f'at: {start}s, until: {start + 4}s, gpus: [1], hang: ["*"]' for start in (1, 6))
     # Enough for a new process on a busy machine, and a visible gap.

@@ -188,8 +188,9 @@ class NvmlSampler:
         self._slots = [Slot(index, index) for index in range(count)]
         for slot in self._slots:
             self._attach(slot, now)
-        self._events.register(self._library, self._devices())
         self._select(now)
+        self._library.current_gpu = None
+        self._events.register(self._library, self._devices())
         cuda_version = f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda else ""
         return {"kind": "machine", "driver_version": driver, "cuda_version": cuda_version}
 
@@ -260,6 +261,10 @@ class NvmlSampler:
         return entry
 
     def _attach(self, slot: Slot, now: float) -> None:
+        """Create the readers of a GPU, unless the GPU is skipped or does not answer.
+
+        The caller resets `current_gpu` after the calls on the GPU.
+        """
         if slot.index in self._skip:
             slot.failure, slot.retry_at = "hung", float("inf")
             return
@@ -275,8 +280,6 @@ class NvmlSampler:
                 self._library.count_error(failure.call, failure.error)
             self._lose(slot, failure.error, now)
             return
-        finally:
-            self._library.current_gpu = None
         slot.uuid, slot.failure, slot.failed_attempts = str(uuid), "", 0
         avoid = self._avoid.get(slot.index, ())
         device = NvmlDevice(self._library, handle, index=slot.index, avoid=avoid)
@@ -299,6 +302,7 @@ class NvmlSampler:
         for position, slot in enumerate(accessible):
             uuids[position] = [slot.uuid]
             if self._visible and "MIG-" in self._visible and slot.attached_gpu is not None:
+                self._library.current_gpu = slot.index
                 try:
                     slot.attached_gpu.mig.list_instances()
                     uuids[position] += slot.attached_gpu.mig.uuids()
