@@ -267,7 +267,7 @@ def current_problems() -> Panel:
         Column("gpu", "GPU", width=60),
         Column("run", "Run", width=130, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column("rank", "Rank", width=70),
-        Column("problem", "Problem", mappings=PROBLEM_TEXTS),
+        Column("problem", "Problem", width=300, mappings=PROBLEM_TEXTS),
         Column(
             f"count by (instance, gpu) ({gpus} or {nodes}) - 1 or {no_problem}",
             "Others",
