@@ -258,6 +258,30 @@ def test_nvml_is_detached_on_request_and_reattached(tmp_path: Path) -> None:
         assert value(collector, RESTARTS, "crashed") == 0
 
 
+def test_a_detached_child_that_hangs_is_not_polled(tmp_path: Path) -> None:
+    calls = 0
+
+    def counted_monotonic() -> float:
+        nonlocal calls
+        calls += 1
+        return time.monotonic()
+
+    with running_collector(write_machine(tmp_path), monotonic=counted_monotonic) as collector:
+        wait_until(lambda: nvml_up(collector))
+        pid = collector.child_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        collector.detach()
+        wait_until(lambda: reason(collector) == "detached")
+        time.sleep(SHORT_TIMINGS.deadline)
+        calls = 0
+        time.sleep(1.0)
+        polls = calls
+        os.kill(pid, signal.SIGCONT)
+
+    assert polls < 10
+
+
 def test_the_child_inherits_nothing_but_its_pipes(tmp_path: Path) -> None:
     with (tmp_path / "secret").open("w") as secret:
         os.set_inheritable(secret.fileno(), True)

@@ -162,7 +162,7 @@ class Supervisor:
         """Return the time until the next deadline."""
         deadlines = [now + _LONGEST_WAIT_SECONDS]
         child = self._active
-        if child is not None:
+        if child is not None and self._reason != DETACHED:  # a detached child has no deadline
             if self._hung_since is None:
                 deadlines.append(child.last_message_at + self._deadline(child))
             elif self._hanging_child is None:
