@@ -1,4 +1,4 @@
-"""Readers of foreign files: any content gives a value or the documented error."""
+"""Readers of files that other programs write: any content is parsed or raises the documented error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ basic_auth_users: {u: $2y$05$abcdefghijklmnopqrstuuABCDEFGHIJKLMNOPQRSTUVWXYZ012
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("name", "original", "read", "error"),
+    ("name", "valid_content", "read", "documented_error"),
     [
         ("overrides.json", OVERRIDES, lambda path: read_overrides(path.parent), FeedFormatError),
         ("carbon", CARBON, lambda path: CarbonFile(path).read(), CollectError),
@@ -38,16 +38,20 @@ basic_auth_users: {u: $2y$05$abcdefghijklmnopqrstuuABCDEFGHIJKLMNOPQRSTUVWXYZ012
     ],
 )
 def test_any_bytes_are_parsed_or_give_the_documented_error(
-    tmp_path: Path, name: str, original: bytes, read: Callable[[Path], object], error: type[Exception]
+    tmp_path: Path,
+    name: str,
+    valid_content: bytes,
+    read: Callable[[Path], object],
+    documented_error: type[Exception],
 ) -> None:
     path = tmp_path / name
-    path.write_bytes(original)
+    path.write_bytes(valid_content)
     read(path)
 
-    @given(damaged_bytes(original))
+    @given(damaged_bytes(valid_content))
     def check(content: bytes) -> None:
         path.write_bytes(content)
-        with contextlib.suppress(error):
+        with contextlib.suppress(documented_error):
             read(path)
 
     check()

@@ -1,7 +1,7 @@
 """From `Stat.add` to a gap in Prometheus: real ranks, the real sidecar, the real Prometheus.
 
-Ranks are added, paused, stopped, killed and restarted, the sidecar is killed and restarted, and every number and
-every gap is compared with the log of samples that each rank writes.
+Ranks are added, paused, stopped, killed and restarted, and the sidecar is killed and restarted. The totals, windows and
+gaps in Prometheus are then compared with the times of these events and with the log of samples that each rank writes.
 """
 
 from __future__ import annotations
@@ -55,12 +55,14 @@ class Rank:
 
     number: int
     directory: Path
-    ends: ExitStack
-    lives: list[Path] = field(default_factory=list)
+    cleanup: ExitStack
+    sample_logs: list[Path] = field(default_factory=list)
+    """One log for each start of the rank."""
 
     def start(self) -> float:
-        sample_log = self.directory / f"rank{self.number}-{len(self.lives)}"
-        self.lives.append(sample_log)
+        """Start the process, and return the time of its first sample."""
+        sample_log = self.directory / f"rank{self.number}-{len(self.sample_logs)}"
+        self.sample_logs.append(sample_log)
         environment = os.environ | {
             "EXPORTER_FEED_DIR": str(self.directory / "feed"),
             "EXPORTER_FLUSH_SECONDS": str(FLUSH_SECONDS),
@@ -70,8 +72,8 @@ class Rank:
         self.process = subprocess.Popen(
             [sys.executable, "-c", RANK, str(sample_log)], env=environment, stdin=subprocess.PIPE, text=True
         )
-        self.ends.callback(self.process.communicate)
-        self.ends.callback(self.process.kill)
+        self.cleanup.callback(self.process.communicate)
+        self.cleanup.callback(self.process.kill)
         wait_until(lambda: sample_log.exists() and sample_log.stat().st_size, 15)
         return self.recorded_times()[0]
 
@@ -83,8 +85,9 @@ class Rank:
         self.process.send_signal(signal_number)
         return time.time()
 
-    def recorded_times(self, life: int = -1) -> list[float]:
-        return [float(line) for line in self.lives[life].read_text().splitlines() if line]
+    def recorded_times(self, start_index: int = -1) -> list[float]:
+        """Return the Unix times of the samples after a start, by default after the last one."""
+        return [float(line) for line in self.sample_logs[start_index].read_text().splitlines() if line]
 
 
 class Sidecar:
@@ -113,7 +116,7 @@ class Sidecar:
 
 @dataclass
 class Stage:
-    """Processes of the scenario, and the Unix times of its events."""
+    """Processes of the scenario, and the Unix times of its events by name."""
 
     ranks: list[Rank]
     sidecar: Sidecar
@@ -126,15 +129,15 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Play the scenario once. The tests then query Prometheus."""
     directory = tmp_path_factory.mktemp("stage")
     (directory / "feed").mkdir()
-    with ExitStack() as ends:
+    with ExitStack() as cleanup:
         sidecar = Sidecar(directory)
-        ends.callback(sidecar.end)
+        cleanup.callback(sidecar.end)
         sidecar.start()
         targets = {"exporter": sidecar.address}
         prometheus = Prometheus(directory / "prometheus", targets, scrape_seconds=SCRAPE_SECONDS)
-        ends.enter_context(prometheus)
+        cleanup.enter_context(prometheus)
         wait_until(lambda: prometheus.query("up == 1"), 15)
-        stage = Stage([Rank(number, directory, ends) for number in range(3)], sidecar, prometheus)
+        stage = Stage([Rank(number, directory, cleanup) for number in range(3)], sidecar, prometheus)
         play(stage)
         yield stage
 
@@ -143,7 +146,7 @@ def play(stage: Stage) -> None:
     """Execute the events of the scenario."""
     paused_rank, killed_rank, late_rank = stage.ranks
     times = stage.times
-    times["begin"] = paused_rank.start()
+    times["start"] = paused_rank.start()
     killed_rank.start()
     time.sleep(6)
     times["pause"] = paused_rank.command("pause")
@@ -172,9 +175,8 @@ def play(stage: Stage) -> None:
 def has_points(points: dict[float, float], start: float, end: float) -> bool:
     """Return True if a series has points throughout a time range."""
     points_in_range = [moment for moment in points if start <= moment <= end]
-    return (
-        len(points_in_range) >= 0.8 * (end - start) / 0.25 - 2
-    )  # on a busy machine, some scrapes are missed
+    # On a busy machine, some scrapes are missed.
+    return len(points_in_range) >= 0.8 * (end - start) / 0.25 - 2
 
 
 def is_gap(points: dict[float, float], start: float, end: float) -> bool:
@@ -191,7 +193,7 @@ COUNT = "train_loss_ratio_count"
 
 def points_of(stage: Stage, family: str, rank: int) -> dict[float, float]:
     expression = f'{family}{{run="trial",rank="{rank}"}}'
-    return stage.prometheus.range(expression, stage.times["begin"], stage.times["end"])
+    return stage.prometheus.range(expression, stage.times["start"], stage.times["end"])
 
 
 def test_window_values_match_the_recorded_values(stage: Stage) -> None:
@@ -202,25 +204,25 @@ def test_window_values_match_the_recorded_values(stage: Stage) -> None:
 
     assert set(points.values()) == {0.25}
     assert has_points(
-        points, stage.times["begin"] + 2 * WINDOW_SECONDS + 2 * SLACK_SECONDS, stage.times["pause"]
+        points, stage.times["start"] + 2 * WINDOW_SECONDS + 2 * SLACK_SECONDS, stage.times["pause"]
     )
     times = [moment for moment in stage.ranks[0].recorded_times() if moment < stage.times["pause"]]
     busiest = max(counts)
     # A window has at most 50 samples, and more if it was closed late.
-    assert 0.5 * len(times) / (stage.times["pause"] - stage.times["begin"]) < busiest <= 75
+    assert 0.5 * len(times) / (stage.times["pause"] - stage.times["start"]) < busiest <= 75
 
 
 def test_a_rank_that_stops_adding_has_a_gap_and_keeps_its_totals(stage: Stage) -> None:
-    begins = stage.times["pause"] + 2 * WINDOW_SECONDS + SLACK_SECONDS
-    ends = stage.times["resume"]
+    gap_start = stage.times["pause"] + 2 * WINDOW_SECONDS + SLACK_SECONDS
+    gap_end = stage.times["resume"]
     points, samples, totals = (points_of(stage, family, 0) for family in (MEAN, SAMPLES, COUNT))
 
-    assert is_gap(points, begins, ends)
-    assert has_points(samples, begins, ends)
-    assert {value for moment, value in samples.items() if begins <= moment <= ends} == {0.0}
-    assert has_points(totals, begins, ends)
-    assert has_points(points, ends + 2 * WINDOW_SECONDS + SLACK_SECONDS, stage.times["stop"])
-    assert stage.prometheus.value(f'absent({MEAN}{{rank="0"}})', time_seconds=ends - 0.1) == 1
+    assert is_gap(points, gap_start, gap_end)
+    assert has_points(samples, gap_start, gap_end)
+    assert {value for moment, value in samples.items() if gap_start <= moment <= gap_end} == {0.0}
+    assert has_points(totals, gap_start, gap_end)
+    assert has_points(points, gap_end + 2 * WINDOW_SECONDS + SLACK_SECONDS, stage.times["stop"])
+    assert stage.prometheus.value(f'absent({MEAN}{{rank="0"}})', time_seconds=gap_end - 0.1) == 1
 
 
 def test_window_gauges_of_a_killed_rank_end_within_two_flushes_and_totals_linger(
@@ -243,18 +245,21 @@ def test_the_totals_of_a_killed_rank_end_after_the_linger_time(stage: Stage) -> 
 
 def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(stage: Stage) -> None:
     rank = stage.ranks[1]
-    first, second = rank.recorded_times(0), rank.recorded_times(1)
-    lost_samples = len([moment for moment in first if moment > stage.times["kill"] - FLUSH_SECONDS - 0.3])
+    times_before, times_after = rank.recorded_times(0), rank.recorded_times(1)
+    sample_count = len(times_before) + len(times_after)
+    last_flush = stage.times["kill"] - FLUSH_SECONDS - 0.3
+    max_lost_samples = len([moment for moment in times_before if moment > last_flush])
 
     total = stage.prometheus.value(f'{COUNT}{{rank="1"}}', time_seconds=stage.times["end"])
-    over_restart = stage.prometheus.value(
+    increase = stage.prometheus.value(
         f'increase({COUNT}{{rank="1"}}[15s])', time_seconds=stage.times["restart"] + 3
     )
 
     assert total is not None
-    assert over_restart is not None
-    assert len(first) + len(second) - lost_samples <= total <= len(first) + len(second)
-    assert over_restart < 15 * 50 * 1.2  # a restarted counter would be counted twice
+    assert increase is not None
+    assert sample_count - max_lost_samples <= total <= sample_count
+    # At most 50 samples per second. After a reset of the counter, `increase` would add the whole new value.
+    assert increase < 15 * 50 * 1.2
     assert stage.prometheus.value(f'resets({COUNT}{{rank="1"}}[2m])', time_seconds=stage.times["end"]) == 0
 
 
@@ -271,20 +276,20 @@ def test_totals_of_a_rank_without_restarts_are_exact(stage: Stage) -> None:
 
 
 def test_a_stopped_process_loses_its_window_gauges_and_shows_its_age(stage: Stage) -> None:
-    stale = stage.times["stop"] + STALE_SECONDS + FLUSH_SECONDS + SLACK_SECONDS
+    stale_time = stage.times["stop"] + STALE_SECONDS + FLUSH_SECONDS + SLACK_SECONDS
     points, totals = points_of(stage, MEAN, 2), points_of(stage, COUNT, 2)
     update_time = 'training_feed_last_update_timestamp_seconds{rank="2"}'
     age = stage.prometheus.value(f"time() - {update_time}", time_seconds=stage.times["continue"] - 0.5)
 
-    assert is_gap(points, stale, stage.times["continue"])
-    assert has_points(totals, stale, stage.times["continue"])
+    assert is_gap(points, stale_time, stage.times["continue"])
+    assert has_points(totals, stale_time, stage.times["continue"])
     assert age is not None
     assert age == pytest.approx(stage.times["continue"] - 0.5 - stage.times["stop"], abs=2.0)
 
 
 def test_a_killed_sidecar_is_a_gap_and_no_counter_decreases(stage: Stage) -> None:
     outage = (stage.times["sidecar killed"] + SCRAPE_SECONDS, stage.times["sidecar back"] - 0.1)
-    up_values = stage.prometheus.range('up{job="exporter"}', stage.times["begin"], stage.times["end"])
+    up_values = stage.prometheus.range('up{job="exporter"}', stage.times["start"], stage.times["end"])
 
     values_before = [
         value for moment, value in up_values.items() if moment < stage.times["sidecar killed"] - 0.5

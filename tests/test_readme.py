@@ -18,7 +18,7 @@ PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def program(phrase: str) -> str:
-    """Return the only program of the README that contains this word."""
+    """Return the program of the README that contains a phrase."""
     matches = [program for program in PROGRAMS if phrase in program]
     assert len(matches) == 1
     return matches[0]
@@ -34,14 +34,14 @@ def test_the_plain_loop_is_the_tested_example() -> None:
     assert program("optimizer.step()") == (REPOSITORY / "docs/examples/plain.py").read_text(encoding="utf-8")
 
 
-def test_the_statistics_are_recorded(tmp_path: Path) -> None:
+def test_the_statistics_example_records_its_samples_and_events(tmp_path: Path) -> None:
     result = job(tmp_path, program("from exporter import Stat"))
 
     assert result.value("train_reward_count") == 600
     assert result.value("training_events_total", type="rollout.done") == 1
 
 
-ELSEWHERE = """
+WINDOWS_PROGRAM = """
 import os, sys
 sys.platform = "win32"
 for name in ("uname", "register_at_fork", "fork", "getuid", "sched_getaffinity", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):
@@ -64,7 +64,7 @@ print("ended")
 def test_on_another_system_a_job_records_and_a_notice_says_that_nothing_is_exported(
     tmp_path: Path,
 ) -> None:
-    completed = child(tmp_path / "feed", ELSEWHERE)
+    completed = child(tmp_path / "feed", WINDOWS_PROGRAM)
 
     assert completed.stdout == "ended\n"
     assert "the feed needs Linux" in completed.stderr
@@ -72,6 +72,7 @@ def test_on_another_system_a_job_records_and_a_notice_says_that_nothing_is_expor
 
 
 def anchors(path: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a document."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -89,7 +90,7 @@ def test_links_of_a_document_resolve(path: str) -> None:
     targets = [(document.parent / name if name else document, anchor) for name, anchor in links]
 
     assert [str(target) for target, _ in targets if not target.exists()] == []
-    assert [matches for matches in targets if matches[1] and matches[1] not in anchors(matches[0])] == []
+    assert [(target, anchor) for target, anchor in targets if anchor and anchor not in anchors(target)] == []
 
 
 def test_make_targets_and_benchmarks_of_the_readme_exist() -> None:

@@ -116,7 +116,7 @@ def test_imports_run_one_way(path: Path) -> None:
             name = module.removeprefix("exporter.")
             is_own = name.split(".")[0] == stage and stage != ""
             is_allowed = "*" in allowed or any(
-                name == stage or name.startswith(f"{stage}.") for stage in allowed
+                name == allowed_name or name.startswith(f"{allowed_name}.") for allowed_name in allowed
             )
             assert is_own or is_allowed, f"{stage or 'exporter'} imports {name}"
         elif module.split(".")[0] not in sys.stdlib_module_names and module not in {
@@ -207,29 +207,30 @@ def test_dir_shows_the_public_names() -> None:
     assert dir(exporter) == exporter.__all__
 
 
-WATCH = """
+IMPORT_EFFECTS = """
 import sys, threading
-before = set(sys.modules)
-opened = []
+modules_before = set(sys.modules)
+effects = []
 def hook(event, arguments):
     if event == "open":
-        opened.append(str(arguments[0]))
+        effects.append(str(arguments[0]))
     elif event in ("socket.connect", "subprocess.Popen", "os.fork", "os.mkdir", "os.rename"):
-        opened.append(event)
+        effects.append(event)
 sys.addaudithook(hook)
 import exporter
 from exporter import Aggregation, Stat
-loaded = {name.split(".")[0] for name in set(sys.modules) - before}
+loaded = {name.split(".")[0] for name in set(sys.modules) - modules_before}
 print(sorted(name for name in loaded - {"exporter"} if name not in sys.stdlib_module_names))
 print(threading.active_count())
-print([path for path in opened if not path.endswith((".py", ".pyc")) and ".pyc." not in path])
+print([effect for effect in effects if not effect.endswith((".py", ".pyc")) and ".pyc." not in effect])
 """
+"""Program that prints the third-party modules, the threads and the effects of the import, files of code excepted."""
 
 
 def test_importing_loads_no_other_package_starts_no_thread_and_opens_no_file(tmp_path: Path) -> None:
     bare = tmp_path / "bare"  # an interpreter without preloaded site packages
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    program = f"import sys; sys.path.append({str(ROOT.parent)!r})\n{WATCH}"
+    program = f"import sys; sys.path.append({str(ROOT.parent)!r})\n{IMPORT_EFFECTS}"
 
     completed = subprocess.run(
         [str(bare / "bin/python"), "-c", program], capture_output=True, text=True, check=True
@@ -245,12 +246,12 @@ COMPATIBILITY = {"elastic", "monitor", "one_logger", "training"}
 
 
 def test_a_class_name_means_one_class() -> None:
-    places: dict[str, list[str]] = {}
+    paths_by_class: dict[str, list[str]] = {}
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not (
                 node.name in SHARED_NAMES and stage_of(path) in COMPATIBILITY
             ):
-                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+                paths_by_class.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
 
-    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+    assert {name: paths for name, paths in paths_by_class.items() if len(paths) > 1} == {}

@@ -1,4 +1,4 @@
-"""docs/torch-monitor.md and docs/torchelastic.md: every row has a test, every example runs."""
+"""docs/torch-monitor.md and docs/torchelastic.md: the examples run, and the rows name existing tests and families."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ MONITOR, ELASTIC = (
 TESTS = "".join(path.read_text(encoding="utf-8") for path in places.TESTS.glob("*/test_*.py"))
 
 
-def blocks(document: str) -> list[str]:
+def code_blocks(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", document, re.DOTALL)
 
 
-def test_every_row_of_the_rfc_has_a_test_and_its_examples_run(tmp_path: Path) -> None:
+def test_every_row_of_the_rfc_is_complete_and_its_example_runs(tmp_path: Path) -> None:
     rows = [f"R{number}" for number in range(1, 16)] + [f"V{number}" for number in range(1, 29)]
     cells = {
         row[1].strip(): row for line in MONITOR.splitlines() if len(row := re.split(r"(?<!\\)\|", line)) == 6
     }
     examples = [cells[row][4].strip().strip("`") for row in rows]
-    program = "\n".join([*blocks(MONITOR), *examples]).replace("/tmp/exporter-doc", str(tmp_path))
+    program = "\n".join([*code_blocks(MONITOR), *examples]).replace("/tmp/exporter-doc", str(tmp_path))
 
     assert set(rows) == {row for row in cells if re.fullmatch(r"[RV]\d+", row)}
     assert all(cell.strip() for row in rows for cell in cells[row][1:5])
     assert child(tmp_path / "feed", program).stderr == ""
 
 
-@pytest.mark.parametrize("example", blocks(ELASTIC), ids=["0", "1", "2"])
+@pytest.mark.parametrize("example", code_blocks(ELASTIC), ids=["0", "1", "2"])
 def test_the_examples_of_the_torchelastic_guide_run(example: str, tmp_path: Path) -> None:
     assert child(tmp_path / "feed", example).stderr == ""
 
