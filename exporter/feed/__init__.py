@@ -1,1 +1,1 @@
-"""The feed: the border between training processes and the sidecar."""
+"""Feed: files in shared memory by which training processes pass their recording to the sidecar."""

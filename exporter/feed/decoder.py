@@ -1,7 +1,7 @@
 """Decoder of feed files: converts bytes to snapshots in the sidecar, within memory limits.
 
-Damaged or invalid content and content of an unknown version raise `FeedFormatError`. Unknown keys, aggregations and fields are
-ignored; missing fields have the default values of the contract. The decoder checks all limits of the writer.
+Damaged content, invalid content and content of an unknown version raise `FeedFormatError`. Unknown keys and aggregations are
+ignored, and missing fields have the default values of the contract. The decoder checks the limits of the writer again.
 """
 
 from __future__ import annotations
@@ -57,31 +57,31 @@ RESERVED_LABELS = frozenset({"run", "rank", "worker", "le", "quantile"})
 """Labels that the sidecar adds to the series of a Stat. A duplicate label name would invalidate the scrape."""
 
 MAX_CONTAINERS = 200_000
-"""Maximum number of lists and objects in a section: 10,000 Stats with 16 labels each have 180,000."""
+"""Maximum number of lists and objects in a section. 10,000 Stats with 16 labels each have 180,000."""
 MAX_AGGREGATIONS = 64
 MAX_REASONS = 32
 """Maximum number of reasons for rejected samples of a Stat."""
 STAT_BYTES, PART_BYTES = 4_000, 700
-"""Memory in bytes of a Stat in the sidecar, from the snapshot to the series, and of each aggregation or bucket."""
+"""Estimated memory of a Stat in the sidecar, from the snapshot to the series, and of each aggregation or bucket."""
 BUCKET_BYTES = 100
-"""Memory of an exponential bucket."""
+"""Estimated memory of an exponential bucket."""
 ITEM_BYTES = 200
-"""Memory of a fact, an event type or a phase."""
+"""Estimated memory of a fact, an event type or a phase."""
 MAX_OTHER_BYTES = 1 << 20
-"""Limit of the memory of facts, events and phases of a process. 500 event types and all handlers use half of the limit."""
+"""Maximum memory of the facts, events and phases of a process. 500 event types and all handlers use half of it."""
 MAX_EXPONENTIAL_BUCKETS = 40_000
-"""Maximum number of exponential buckets of a process. The remaining histograms are published with classic buckets only."""
+"""Maximum number of exponential buckets of a process. Further histograms are published without exponential buckets."""
 ROOM_BYTES = 24 << 20
-"""Default memory limit of a process."""
+"""Default memory limit of the snapshot of a process."""
 
 
 class Decoder:
-    """Decoder of the successive snapshots of a process; unchanged sections are not parsed.
+    """Decoder of the successive snapshots of a process. Definitions and windows are parsed only after a change.
 
     Stats beyond the memory limit are ignored, the last Stats of users first. `dropped["memory"]` of the snapshot counts them.
 
     Attributes:
-        cost: Memory of the process in the sidecar in bytes, computed from the decoded objects and their series.
+        cost: Estimated memory of the snapshot and its series in the sidecar, in bytes.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Decoder:
         self.cost = 0
 
     def decode(self, data: bytes, room: int = ROOM_BYTES) -> Snapshot:
-        """Return the snapshot of a file, within *room* bytes of memory. Raises only `FeedFormatError`."""
+        """Return the snapshot of a file, within *room* bytes of memory. Raises `FeedFormatError` for any invalid content."""
         try:
             file = _feed_file(data)
             section_hash = _hash(file.definitions)
@@ -117,13 +117,12 @@ class Decoder:
     def _take_definitions(self, body: dict[str, Any], process_id: str, room: int) -> None:
         stats = [to_object(stat) for stat in to_list(body["stats"])]
         is_kept, total_bytes = [False] * len(stats), 0
-        for is_own in (True, False):  # the exporter's families take precedence over Stats of users
-            for index, stat in enumerate(stats):
-                if (stat.get("kind", "stat") != "stat") is is_own and total_bytes + (
-                    stat_bytes := _cost(stat)
-                ) <= room:
-                    is_kept[index] = True
-                    total_bytes += stat_bytes
+        # The exporter's own families take precedence over Stats of users. The sort is stable.
+        for index in sorted(range(len(stats)), key=lambda index: stats[index].get("kind", "stat") == "stat"):
+            stat_bytes = _cost(stats[index])
+            if total_bytes + stat_bytes <= room:
+                is_kept[index] = True
+                total_bytes += stat_bytes
         shared_values: dict[object, Any] = {}
         definitions = [_definition(stat, shared_values) for stat in compress(stats, is_kept)]
         if len({(definition.name, definition.labels) for definition in definitions}) < len(definitions):
@@ -164,7 +163,7 @@ class Decoder:
 
 
 def decode(data: bytes) -> Snapshot:
-    """Return the snapshot of a file; use a `Decoder` per process for successive snapshots."""
+    """Return the snapshot of a file. For successive snapshots of a process, use a `Decoder`."""
     return Decoder().decode(data)
 
 
@@ -174,7 +173,7 @@ def _hash(section: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class FeedFile:
-    """Fields of a feed file's header, and its sections."""
+    """Content of a feed file: process id and sequence from the header, and the sections."""
 
     process_id: str
     sequence: int
@@ -214,11 +213,11 @@ def _feed_file(data: bytes) -> FeedFile:
 
 
 def _parse(section: bytes, convert: Callable[[dict[str, Any]], ParsedT]) -> ParsedT:
-    # Checked before parsing, because an empty container of a few bytes of JSON occupies 64 bytes of memory.
+    # Checked before parsing, because an empty container of 2 bytes of JSON occupies 64 bytes of memory.
     check_size(section.count(b"[") + section.count(b"{"), MAX_CONTAINERS, "lists and objects")
     try:
         return convert(to_object(_JSON.decode(section.decode())))
-    # Missing keys, wrong types, an invalid encoding or too deep nesting raise these errors.
+    # Raised for missing keys, wrong types, an invalid encoding and deep nesting.
     except (LookupError, TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
         raise FeedFormatError(
             f"invalid content: {type(error).__name__}: {str(error)[:200]}", reason="content"
@@ -244,13 +243,13 @@ def _identity(process_id: str, body: dict[str, Any]) -> ProcessIdentity:
 
 
 def _cost(body: dict[str, Any]) -> int:
-    """Check the limits of a definition and return its memory, which counts a series for each aggregation and bucket."""
+    """Check the limits of a definition, and return its memory with a series for each aggregation and bucket."""
     labels, buckets, aggregations = body.get("labels", []), body.get("buckets", []), body["aggregations"]
     check_size(len(to_list(labels)), MAX_LABELS, "labels")
     check_size(len(to_list(buckets)), MAX_BUCKETS, "buckets")
     check_size(len(to_list(aggregations)), MAX_AGGREGATIONS, "aggregations")
-    text = len(body["name"]) + sum([len(name) + len(value) for name, value in labels])
-    return STAT_BYTES + (PART_BYTES + text) * (len(aggregations) + len(buckets))
+    text_length = len(body["name"]) + sum([len(name) + len(value) for name, value in labels])
+    return STAT_BYTES + (PART_BYTES + text_length) * (len(aggregations) + len(buckets))
 
 
 def _check_labels(labels: tuple[tuple[str, str], ...]) -> None:
@@ -271,11 +270,11 @@ def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatD
     check_text(definition.unit or "", MAX_NAME_CHARACTERS, "a unit")
     _check_labels(definition.labels)
     labels = [name for name, _ in definition.labels]
-    histogram = Aggregation.HISTOGRAM in definition.aggregations
+    has_histogram = Aggregation.HISTOGRAM in definition.aggregations
     if STAT_NAME.fullmatch(definition.name) is None or definition.kind not in KINDS:
         refuse(f"{definition.name[:80]!a} or {definition.kind[:80]!a} is not a valid name")
     if any(low >= high for low, high in pairwise(definition.buckets)) or (
-        definition.buckets and not histogram
+        definition.buckets and not has_histogram
     ):
         refuse("buckets are not ascending, or the Stat has no histogram")
     if (
@@ -284,13 +283,13 @@ def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatD
         or not all(map(LABEL_NAME.fullmatch, labels))
     ):
         refuse("labels are reserved, invalid, unsorted or duplicate")
-    if definition.kind != "stat" and histogram != (definition.kind == "histogram"):
+    if definition.kind != "stat" and has_histogram != (definition.kind == "histogram"):
         refuse("the aggregations do not fit the kind of the family")
     return definition
 
 
 def _reading(definition: StatDefinition, window: WindowReading | None, total: dict[str, Any]) -> StatReading:
-    # The most frequently called function of the sidecar: once per second for each Stat of each process.
+    # Called about once per second for each Stat of each process, more often than any other function of the sidecar.
     total_sum, last_sample, value = total["sum"], total.get("last_sample"), total.get("value")
     bucket_counts = tuple(map(to_count, total["bucket_counts"])) if "bucket_counts" in total else ()
     if len(bucket_counts) != len(definition.buckets):
@@ -330,7 +329,7 @@ def _exponential(value: Any) -> dict[int, int]:
 
 
 def _other_cost(snapshot: Snapshot) -> int:
-    """Return the memory of the events and the training report of a snapshot."""
+    """Return the memory of the events, the drop reasons and the training reading of a snapshot."""
     events, training = snapshot.recording.events, snapshot.recording.training
     texts = [
         *(
@@ -340,8 +339,9 @@ def _other_cost(snapshot: Snapshot) -> int:
         ),
         *((name, "") for names in (events.delivered, snapshot.dropped) for name in names),
     ]
-    numbers = 0
+    number_items = 0  # eight history values count as an item
     if training is not None:
         texts += [*training.facts, *((name, "") for name in (*training.phases, *training.history_phases))]
-        numbers = len(training.segments) + sum(map(len, training.intervals)) // 8
-    return ITEM_BYTES * (len(texts) + numbers) + sum([len(first) + len(second) for first, second in texts])
+        number_items = len(training.segments) + sum(map(len, training.intervals)) // 8
+    text_length = sum([len(first) + len(second) for first, second in texts])
+    return ITEM_BYTES * (len(texts) + number_items) + text_length

@@ -1,7 +1,7 @@
 """Path and checks of the feed directory.
 
-Used in training processes and in the sidecar. The default directory is created, and is refused if other users can write to it.
-A configured directory is trusted. Systems other than Linux have no feed: every directory is refused.
+Used in training processes and in the sidecar. The default directory is refused if it belongs to another user, or if other users can
+write to it. A configured directory is trusted. On systems other than Linux there is no feed: every directory is refused.
 """
 # This package uses string paths in the job and in the sidecar.
 # ruff: noqa: PTH100, PTH101, PTH102, PTH112, PTH116
@@ -28,7 +28,7 @@ def own_uid() -> int:
 
 
 def default_directory() -> Path:
-    """Return the directory of this user, used if no directory is configured."""
+    """Return the feed directory of this user, which is used if no directory is configured."""
     return Path(SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else FALLBACK, f"exporter-{own_uid()}")
 
 
@@ -38,16 +38,19 @@ def is_trusted(path: str | os.PathLike[str]) -> bool:
 
 
 def feed_directory(environment: Mapping[str, str]) -> str:
-    """Prepare the feed directory (`$EXPORTER_FEED_DIR`, otherwise the default) and return the path."""
+    """Prepare the feed directory (`$EXPORTER_FEED_DIR`, otherwise the default), and return its path.
+
+    Raises `FeedDirectoryError` if the directory cannot be used.
+    """
     path = environment.get("EXPORTER_FEED_DIR") or str(default_directory())
     prepare_directory(path)
     return path
 
 
 def prepare_directory(path: str | os.PathLike[str]) -> None:
-    """Create a missing directory with mode 0700, unless the parent is missing too, and check the directory.
+    """Create a missing directory with mode 0700, and check the directory.
 
-    Raises `FeedDirectoryError`.
+    Raises `FeedDirectoryError` if the directory cannot be used, or if its parent is missing.
     """
     if sys.platform == "linux" and not os.path.isdir(path):
         try:
@@ -63,7 +66,7 @@ def prepare_directory(path: str | os.PathLike[str]) -> None:
 
 
 def check_directory(path: str | os.PathLike[str]) -> None:
-    """Check a directory without changes. Raises `FeedDirectoryError` for an unusable directory."""
+    """Raise `FeedDirectoryError` if a directory cannot be used."""
     if sys.platform != "linux":
         remedy = "statistics are recorded, but cannot be exported on this system"
         raise refusal(f"the feed needs Linux, this is {sys.platform}", path, remedy)

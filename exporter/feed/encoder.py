@@ -1,6 +1,6 @@
 """Feed file format and encoder.
 
-The encoder returns bytes and writes no file. The text of unchanged parts is reused: most flushes render only the totals.
+The encoder returns bytes and writes no file. The text of unchanged parts is reused, so most flushes render only the totals.
 
 A file contains a Snapshot: a header of 52 bytes, little-endian on every machine, and three adjacent sections of JSON (UTF-8).
 
@@ -17,12 +17,12 @@ A file contains a Snapshot: a header of 52 bytes, little-endian on every machine
         52      section 1
 
 The three lists have an item for each Stat, in the same order. Keys are the fields of the contract's types (`snapshot`,
-`recording.values`). Default values are omitted, keys of a later version are ignored, and a mapping whose keys are pairs is a
-list of rows: `"counts":[[type, severity, events], ...]`. `exponential` is a list of buckets and a list of counts. Numbers are
-finite; an absent number is null or omitted. No bytes follow section 3.
+`recording.values`). Default values are omitted, and a reader ignores unknown keys. A mapping whose keys are pairs is a list of rows:
+`"counts":[[type, severity, events], ...]`. `exponential` is a list of buckets and a list of counts. Numbers are finite; an absent
+number is null or omitted. No bytes follow section 3.
 
-The process with the id of the file replaces the file by a rename, about once a second. A reader with an open file therefore
-reads a complete snapshot, possibly the previous one.
+The process replaces its file by a rename, about once a second. A reader that has opened the file therefore reads a complete
+snapshot, which may be the previous snapshot.
 
 Example: process 000102…0f (run "r", rank 0) has recorded three values of the Stat "loss", two of them in the last closed
 window, and lost a snapshot to a full disk. The second snapshot has 392 bytes:
@@ -61,20 +61,20 @@ from exporter.feed.snapshot import Snapshot
 from exporter.recording.values import ProcessIdentity, StatReading, TrainingReading
 
 MAGIC = b"\x89EXPF\r\n\x1a"
-"""Magic number. Not valid text in any encoding. As in PNG, a transfer that converts line ends or stops at Ctrl-Z damages it."""
+"""Magic number. The first byte is not valid UTF-8. As in PNG, a transfer that converts line ends or stops at Ctrl-Z damages it."""
 VERSION = 2
 
 HEADER = struct.Struct("<8sHHI16sQIII")
-"""magic, version, flags (0), checksum, process id, sequence, lengths of the three sections."""
+"""Magic, version, flags (0), checksum, process id, sequence, lengths of the three sections."""
 CHECKSUM = struct.Struct("<I")
 CHECKSUM_OFFSET = 12
 
 MAX_BYTES = 4 << 20
-"""Maximum size of a snapshot in bytes: about 10,000 Stats with the default aggregations. A process omits further
-Stats, counts them and logs a notice."""
+"""Maximum size of a snapshot in bytes, about 10,000 Stats with the default aggregations. Further Stats are omitted, counted and named
+in a log line."""
 MAX_COUNT = (1 << 63) - 1
 _BATCH = 32
-"""Number of values that are rendered before the interpreter lock is offered to the job's threads: about 0.1 ms."""
+"""Number of values that are rendered before the job's threads may take the interpreter lock, about 0.1 ms."""
 
 _dumps: Callable[[object], str] = JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False
@@ -82,7 +82,7 @@ _dumps: Callable[[object], str] = JSONEncoder(
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """Return the bytes of a snapshot; a writer of many snapshots uses an `Encoder`."""
+    """Return the bytes of a snapshot. For successive snapshots, use an `Encoder`."""
     return Encoder().encode(snapshot)
 
 
@@ -97,7 +97,7 @@ class Encoder:
         self._process: tuple[ProcessIdentity, bytes] | None = None
 
     def encode(self, snapshot: Snapshot) -> bytes:
-        """Return the bytes of the file. Raises `FeedFormatError` for invalid Unicode and values outside the contract."""
+        """Return the bytes of a snapshot. Raises `FeedFormatError` for invalid Unicode and for values outside the contract."""
         try:
             process_id = bytes.fromhex(snapshot.process.id)
             sections = self._sections(snapshot)
@@ -136,22 +136,21 @@ class Encoder:
 
     def _process_text(self, process: ProcessIdentity) -> bytes:
         if self._process is None or self._process[0] is not process:
-            # The header contains the id.
-            self._process = process, _dumps(_body(process, "id")).encode()
+            self._process = process, _dumps(_body(process, "id")).encode()  # the id is in the header
         return self._process[1]
 
 
 class _Column:
-    """JSON of a value of every Stat. The text of a batch of unchanged objects is reused."""
+    """JSON list with an item for each Stat. The text of a batch of unchanged objects is reused."""
 
     def __init__(self, to_json: Callable[[Any], object], *, batch: int = _BATCH) -> None:
         self._to_json = to_json
         self._batch = batch
-        # by the identities of the values; the stored references keep the identities valid
+        # By the identities of the values. The stored references keep the identities valid.
         self._batches: dict[tuple[int, ...], tuple[Sequence[object], str]] = {}
 
     def render(self, values: Sequence[object]) -> bytes:
-        """Return the values, joined by commas."""
+        """Return the JSON of the values, joined by commas."""
         previous, self._batches = self._batches, {}
         texts = []
         has_rendered = False
@@ -161,7 +160,7 @@ class _Column:
             batch_and_text = previous.get(key)
             if batch_and_text is None:
                 if has_rendered:
-                    sleep(0)
+                    sleep(0)  # release the interpreter lock
                 has_rendered = True
                 batch_and_text = batch, _dumps([self._to_json(value) for value in batch])[1:-1]
             self._batches[key] = batch_and_text
@@ -173,7 +172,7 @@ _fields = cache(fields)
 
 
 def _body(value: Any, *omitted: str) -> dict[str, object]:
-    """Return the fields of a contract type that differ from their default values."""
+    """Return the fields of a contract type as JSON values, without omitted fields and default values."""
     body: dict[str, object] = {}
     for field in _fields(value.__class__):
         name = field.name
@@ -202,7 +201,7 @@ def _to_json(item: Any) -> Any:
 
 
 def _total(stat: StatReading) -> dict[str, object]:
-    # The most frequently called function of the encoder; most rows have three numbers.
+    # Called for each Stat at each flush. Most rows have three numbers.
     row: dict[str, object] = {"count": stat.count, "sum": _finite(stat.sum)}
     if stat.last_sample is not None:
         row["last_sample"] = _finite(stat.last_sample)

@@ -1,8 +1,8 @@
 """Names of the exporter's own entries in a directory that several users can write to.
 
-A foreign user may create an entry with a fixed name first. Each fixed name therefore has an alternative with a user id, such as
+Another user may create an entry with a fixed name first. Each fixed name therefore has an alternative with a user id, such as
 `owner-1000.lock` for `owner.lock`, and an alternative with a random suffix if both names are foreign. Only entries of trusted
-users are used.
+users are used; all other entries are *foreign*.
 """
 # ruff: noqa: PTH116, PTH118, PTH120, PTH122, PTH208 - this package uses string paths in the job and in the sidecar
 
@@ -16,13 +16,13 @@ from exporter.feed.directory import own_uid
 from exporter.recording.value_class import Value, value_class
 
 _GROUP_AND_OTHERS_WRITE = 0o022
-_random_names: dict[str, str] = {}
-"""Random names, by the foreign name that they replace."""
+_random_paths: dict[str, str] = {}
+"""Random paths, by the foreign path that they replace."""
 
 
 @value_class
 class ForeignEntry(Value):
-    """Unused entry of a foreign user."""
+    """Entry of another user under a name of the exporter, which is not used."""
 
     path: str
     uid: int
@@ -31,7 +31,7 @@ class ForeignEntry(Value):
 
 @value_class
 class FileStamp(Value):
-    """Identity of one version of a file: it changes when the file is replaced or written."""
+    """Identity of a version of a file, which changes when the file is replaced or written."""
 
     path: str
     inode: int
@@ -53,7 +53,7 @@ class TrustedEntry(Value):
 
 
 def is_shared(directory: str) -> bool:
-    """Return True if users besides the owner can make entries in a directory."""
+    """Return True if users other than the owner can create entries in a directory."""
     try:
         return bool(os.stat(directory).st_mode & _GROUP_AND_OTHERS_WRITE)
     except OSError:
@@ -63,9 +63,9 @@ def is_shared(directory: str) -> bool:
 def foreign_uid(path: str, also_trusted: Collection[int] = ()) -> int | None:
     """Return the user of a foreign entry, or None for a trusted entry and a missing entry.
 
-    Trusted are this user, root, the owner of the directory, and the users in *trusted*. Only the owner can make entries in a
-    directory without write access for group and others. Every entry of such a directory is trusted, for any user ids of a network
-    file system.
+    Trusted are this user, root, the owner of the directory, and the users in *also_trusted*. In a directory without write access
+    for group and others, all entries are trusted: only the owner can create them, although a network file system may report other
+    user ids.
     """
     try:
         parent = os.stat(os.path.dirname(path))
@@ -83,37 +83,37 @@ def foreign_uid(path: str, also_trusted: Collection[int] = ()) -> int | None:
 def own_entry(path: str) -> str:
     """Return a path, or the path of an alternative in the same directory if the entry is foreign.
 
-    An alternative that exists stays in use after the foreign entry is gone.
+    An existing alternative stays in use after the foreign entry was removed.
     """
     is_available = foreign_uid(path) is None
     if is_available and os.path.lexists(path):
         return path
-    existing = _alternatives(path, str(own_uid()))
-    if existing:
-        return existing[0]
+    existing_paths = _alternatives(path, str(own_uid()))
+    if existing_paths:
+        return existing_paths[0]
     if is_available:
         return path
     alternative = _alternative(path, own_uid())
     if foreign_uid(alternative) is None:
         return alternative
-    name = _random_names.get(alternative)
-    if name is None or foreign_uid(name) is not None:
+    random_path = _random_paths.get(alternative)
+    if random_path is None or foreign_uid(random_path) is not None:
         stem, suffix = os.path.splitext(alternative)
-        name = _random_names[alternative] = f"{stem}-{os.urandom(8).hex()}{suffix}"
-    return name
+        random_path = _random_paths[alternative] = f"{stem}-{os.urandom(8).hex()}{suffix}"
+    return random_path
 
 
 def trusted_entries(path: str) -> list[str]:
-    """Return all paths under which this user, root or the owner of the directory has an entry of a name."""
+    """Return the path and its existing alternatives, without paths of foreign entries."""
     paths = [path] if foreign_uid(path) is None else []
     return paths + _alternatives(path, r"\d+")
 
 
 def newest_entry(path: str, owner: int | None = None) -> TrustedEntry | None:
-    """Return the last written trusted entry of a name, or None.
+    """Return the trusted entry of a name that was written last, or None.
 
-    Trusted is also *owner*, if given. Lists the directory only if an alternative is foreign: training processes
-    call this function about once a second.
+    The user *owner* is trusted too, if given. Lists the directory only if an alternative is foreign, because training processes call
+    this function about once a second.
     """
     try:
         parent = os.stat(os.path.dirname(path))
@@ -132,7 +132,7 @@ def newest_entry(path: str, owner: int | None = None) -> TrustedEntry | None:
 
 
 def foreign_entry(path: str, replacement: str) -> ForeignEntry | None:
-    """Return the foreign entry that is replaced by *replacement*, or None."""
+    """Return the foreign entry at *path* that is replaced by *replacement*, or None."""
     uid = foreign_uid(path) if replacement != path else None
     return None if uid is None else ForeignEntry(path, uid, replacement)
 

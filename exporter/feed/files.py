@@ -1,7 +1,8 @@
 """Files of a feed directory: opened only if regular, replaced as a whole, locked by running processes.
 
 Used in training processes and in the sidecar, on Linux. A process `<id>` has `<id>.feed` with the last complete snapshot,
-`<id>.lock`, which is locked until the exit of the process, and temporarily `<id>.tmp`; the sidecar has `owner.lock` and `overrides.json`.
+`<id>.lock`, which is locked until the process closes the feed or exits, `<id>.stacks` after a stack request, and temporarily
+`<id>.tmp`. The sidecar has `owner.lock` and `overrides.json`.
 """
 # ruff: noqa: PTH105, PTH108, PTH118 - this package uses string paths in the job and in the sidecar
 
@@ -17,7 +18,7 @@ from contextlib import suppress
 try:
     import fcntl
 except ImportError:  # Windows, where all modules import and record, without a feed
-    fcntl = None  # type: ignore[assignment]  # never used then, see above
+    fcntl = None  # type: ignore[assignment]  # not used there
 
 FEED, LOCK, TEMPORARY, STACKS = ".feed", ".lock", ".tmp", ".stacks"
 OWNER_LOCK = "owner.lock"
@@ -30,19 +31,19 @@ SHARED_MODE = 0o644
 _FLOCK = struct.Struct("@hhqqi0q")
 """struct flock of the kernel, padding included: type, whence, start, length (0: to the end), pid."""
 _PROCESS_BY_LOCK: dict[tuple[int, int], int] = {}
-"""Lock files held by this process: (device, inode) to process id, which distinguishes a forked child from the parent."""
+"""Pid of the process that locked a file, by device and inode. In a forked child, the entries of the parent have a different pid."""
 
 
 def is_process_id(text: str) -> bool:
-    """Return True for an id of file names: 32 hexadecimal digits."""
+    """Return True if a text is the id of a recording process: 32 hexadecimal digits."""
     return len(text) == 32 and set("0123456789abcdef").issuperset(text)
 
 
 def process_of(name: str) -> str | None:
-    """Return the process id of a file name, or None for other files."""
+    """Return the id of the process to which a feed, lock or temporary file belongs, or None for other file names."""
     stem, dot, suffix = name.rpartition(".")
     if dot + suffix == TEMPORARY:
-        stem = stem.partition("-")[0]  # a random suffix, see `replace_file`
+        stem = stem.partition("-")[0]  # `replace_file` may add a random suffix
     return stem if dot + suffix in {FEED, LOCK, TEMPORARY} and is_process_id(stem) else None
 
 
@@ -51,7 +52,7 @@ def open_regular(path: str, *, directory: int | None = None) -> tuple[int, os.st
 
     Raises OSError: `ELOOP` for a symbolic link, `EMLINK` for a file with several links, `EINVAL` for other kinds of entries.
     """
-    # Checked before the open: opening a device can have effects.
+    # Checked before the open, because opening a device can have effects.
     _check_regular(os.stat(path, dir_fd=directory, follow_symlinks=False), path)
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     descriptor = os.open(path, flags, dir_fd=directory)
@@ -69,7 +70,7 @@ def _check_regular(status: os.stat_result, path: str) -> None:
         raise OSError(errno.ELOOP, "a symbolic link", path)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", path)
-    # A file without a link was replaced during the open, and is complete.
+    # A file without a link is accepted: it was replaced after the open, and is complete.
     if status.st_nlink > 1:
         raise OSError(errno.EMLINK, "a file with several links", path)
 
@@ -86,8 +87,8 @@ def read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
 def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
     """Replace a file, or a symbolic link, atomically: a reader finds the old content or the new content.
 
-    `temporary` is a path in the same directory with the suffix `.tmp`. A leftover file of that name is removed;
-    if the file is foreign, a random name is used instead. After an OSError the old file is unchanged.
+    `temporary` is a path in the same directory with the suffix `.tmp`. A leftover file of that name is removed. If it cannot be
+    removed, a random name is used instead. After an OSError the old file is unchanged.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -109,12 +110,12 @@ def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
 
 
 class RecordLock:
-    """POSIX record lock, held until `release` or the exit of this process; a query of the holder does not lock.
+    """POSIX record lock, held until `release` or the exit of this process. A query of the holder does not lock.
 
-    `flock` and open-file-description locks would survive in every forked worker that inherited the descriptor. POSIX drops
-    the record locks of a process on a file when the process closes *any* descriptor of the file. Therefore a process never
-    opens a lock file that the process holds (`_PROCESS_BY_LOCK`), and the holder restores the lock at each `keep`, since a job may close every
-    descriptor. A forked child holds no lock.
+    `flock` and open-file-description locks would survive in every forked worker that inherited the descriptor; a forked child does
+    not inherit a record lock. POSIX drops the record locks of a process on a file when the process closes *any* descriptor of the
+    file. Therefore this module does not open a lock file that the process holds (`_PROCESS_BY_LOCK`), and `keep` restores the lock
+    after a job has closed all descriptors.
     """
 
     def __init__(self, path: str, descriptor: int, inode: tuple[int, int]) -> None:
@@ -125,21 +126,22 @@ class RecordLock:
 
     @classmethod
     def take(cls, path: str, *, create_mode: int | None) -> RecordLock | None:
-        """Lock without waiting. Return None if a different process, or a different part of this process, holds the lock.
+        """Lock a file without waiting. Return None if a different process, or a different part of this process, holds the lock.
 
-        With None for a mode the file must exist. Raises OSError if the file cannot be locked, or is not a regular file.
+        A missing file is created with *create_mode*. Without a mode, a missing file raises an error. Raises OSError if the file
+        cannot be locked, or is not a regular file.
         """
         if _is_held_here(path):
             return None  # opening and closing the file would drop the lock of this process
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        create = 0 if create_mode is None else os.O_CREAT
-        descriptor = os.open(path, flags | create, create_mode or 0)
+        create_flag = 0 if create_mode is None else os.O_CREAT
+        descriptor = os.open(path, flags | create_flag, create_mode or 0)
         lock = None
         try:
             if _try_lock(descriptor):
                 status = os.fstat(descriptor)
                 _check_regular(status, path)
-                if status.st_nlink:  # a file without a link was removed by a holder of the lock
+                if status.st_nlink:  # otherwise the previous holder has removed the file
                     lock = cls(path, descriptor, _inode(status))
         finally:
             if lock is None:
@@ -147,7 +149,7 @@ class RecordLock:
         return lock
 
     def keep(self) -> bool:
-        """Restore the lock after a close in this process. Return False if the lock is lost."""
+        """Restore the lock, which a close in this process may have dropped. Return False if the lock is lost."""
         try:
             status = os.lstat(self.path)
             return self._is_own() and _inode(status) == self._inode and _try_lock(self._descriptor)
@@ -155,12 +157,12 @@ class RecordLock:
             return False
 
     def mark(self, *, is_outdated: bool) -> None:
-        """Mark the last snapshot as outdated or current, by a modification time of 0, which works on a full disk."""
+        """Mark the last snapshot as outdated (modification time 0) or current, which also works on a full disk."""
         if self._is_own():
             os.utime(self._descriptor, (0, 0) if is_outdated else None)
 
     def release(self) -> None:
-        """Drop the lock. Does nothing in a forked child, whose parent holds the lock."""
+        """Drop the lock. Does nothing in a forked child, because the parent holds the lock."""
         if self._pid == os.getpid():
             _PROCESS_BY_LOCK.pop(self._inode, None)
             if self._is_own():
@@ -168,7 +170,7 @@ class RecordLock:
             self._pid = -1
 
     def _is_own(self) -> bool:
-        # After a job has closed all descriptors, the number may belong to a file of the job.
+        # After a job has closed all descriptors, the descriptor's number may belong to a file of the job.
         try:
             return self._pid == os.getpid() and _inode(os.fstat(self._descriptor)) == self._inode
         except OSError:
@@ -176,9 +178,10 @@ class RecordLock:
 
 
 def holder(path: str, *, directory: int | None = None) -> int | None:
-    """Return the holder of a lock file, relative to an open directory, if given. Raises OSError if the open fails.
+    """Return the pid of the holder of a lock file; relative to an open directory, if given.
 
-    None without a holder or a file; 0 for a process in an invisible pid namespace.
+    Returns None without a holder or without a file, and 0 for a process in an invisible pid namespace. Raises OSError if the file
+    cannot be opened.
     """
     if _is_held_here(path, directory=directory):
         return os.getpid()
@@ -187,7 +190,7 @@ def holder(path: str, *, directory: int | None = None) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        # A query for a read lock finds the owner's write lock and needs only permission to read.
+        # A query for a read lock finds the holder's write lock, and needs only permission to read.
         query = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         lock_type, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, query))
     finally:
@@ -196,7 +199,7 @@ def holder(path: str, *, directory: int | None = None) -> int | None:
 
 
 def remove_process(directory: str, process_id: str, *, if_true: Callable[[], bool] = lambda: True) -> bool:
-    """Remove the files of an exited process if the condition holds. Return True if no file is left.
+    """Remove the files of an exited process if *if_true* returns True. Return True if no feed and lock file is left.
 
     The lock is held during the removal, and a missing lock file is created. A process that had only lost the lock (a job that
     closed all descriptors) can therefore not restore the lock between the check and the removal.
@@ -208,14 +211,14 @@ def remove_process(directory: str, process_id: str, *, if_true: Callable[[], boo
             lock = RecordLock.take(stem + LOCK, create_mode=OWN_MODE)
             is_held = lock is None
         except OSError:
-            # Another user's lock file, or a full disk: the kernel still reports the holder, and the directory's
-            # permissions decide about the removal.
+            # The lock file belongs to another user, or the disk is full. The kernel still reports the holder, and the permissions
+            # of the directory decide about the removal.
             is_held = holder(stem + LOCK) is not None
         if is_held or not if_true():
             return False
-        # The lock file last, which identifies the remaining files after a crash.
+        # The lock file is removed last, because it identifies the remaining files after a crash.
         for suffix in (TEMPORARY, STACKS):
-            with suppress(FileNotFoundError, PermissionError, IsADirectoryError):  # or foreign
+            with suppress(FileNotFoundError, PermissionError, IsADirectoryError):  # missing, or foreign
                 os.unlink(stem + suffix)
         for suffix in (FEED, LOCK):
             with suppress(FileNotFoundError):

@@ -1,6 +1,7 @@
-"""Conversion of JSON values to the types of the feed contract, with limits on every text and collection.
+"""Conversion of JSON values to the types of the feed contract, with limits of texts and collections.
 
-Used in the sidecar. Each converter returns a value of a single type or raises `FeedFormatError`.
+Used in the sidecar. A converter returns a value of its type, or raises `FeedFormatError` or one of the errors that `decoder` converts
+to it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from exporter.recording.values import Aggregation
 MAX_TEXT = 4096
 """Maximum number of characters of a text."""
 MAX_ITEMS = 5000
-"""Maximum number of items of a list or mapping, except lists of Stats. The longest list, the phases of a second, has 2,100."""
+"""Maximum number of items of a list or mapping, except lists of Stats. The longest list of a writer has 2,100: the phases of a
+second."""
 
 Convert = Callable[[Any], Any]
 
@@ -58,35 +60,37 @@ def check_text(text: str, maximum: int, subject: str) -> None:
         refuse(f"{subject} has {len(text)} characters; at most {maximum} are allowed")
 
 
-def check_size(count: int, maximum: int, subject: str) -> None:
+def check_size(count: int, maximum: int, unit: str) -> None:
     """Raise `FeedFormatError` if *count* is above *maximum*."""
     if count > maximum:
-        refuse(f"{count} {subject}; at most {maximum} are allowed")
+        refuse(f"{count} {unit}; at most {maximum} are allowed")
 
 
 def converter(hint: Any) -> Convert:
     """Return the function that converts a JSON value to a type of the contract."""
-    inner, origin = get_args(hint), get_origin(hint)
-    if NoneType in inner:
-        convert = converter(next(argument for argument in inner if argument is not NoneType))
+    arguments, origin = get_args(hint), get_origin(hint)
+    if NoneType in arguments:
+        convert = converter(next(argument for argument in arguments if argument is not NoneType))
         return lambda body: None if body is None else convert(body)
-    if origin is tuple and inner[-1] is Ellipsis:
-        convert = converter(inner[0])
+    if origin is tuple and arguments[-1] is Ellipsis:
+        convert = converter(arguments[0])
         return lambda body: tuple(map(convert, _short_list(body)))
     if origin is tuple:
-        converts = tuple(map(converter, inner))
+        converters = tuple(map(converter, arguments))
         return lambda body: tuple(
-            [convert_item(value) for convert_item, value in zip(converts, to_list(body), strict=True)]
+            [convert_item(value) for convert_item, value in zip(converters, to_list(body), strict=True)]
         )
     if origin is frozenset:
         return lambda body: frozenset(
             _AGGREGATIONS[name] for name in _short_list(body) if name in _AGGREGATIONS
         )
-    if inner:  # a mapping by name, by aggregation (unknown aggregations are ignored), or by a pair, as rows
-        convert = to_count if inner[1] is int else converter(inner[1])
-        if inner[0] is str:
+    if (
+        arguments
+    ):  # a mapping by name, by aggregation (unknown aggregations are ignored), or by a pair, as rows
+        convert = to_count if arguments[1] is int else converter(arguments[1])
+        if arguments[0] is str:
             return lambda body: {_text(key): convert(value) for key, value in _short_object(body).items()}
-        if inner[0] is Aggregation:
+        if arguments[0] is Aggregation:
             return lambda body: {
                 aggregation: convert(value)
                 for name, value in _short_object(body).items()
@@ -96,21 +100,26 @@ def converter(hint: Any) -> Convert:
             (_text(first), _text(second)): convert(value) for first, second, value in _short_list(body)
         }
     if is_dataclass(hint):
-        table = field_converters(hint)
-        make: Any = hint
-        return lambda body: make(**convert_fields(to_object(body), table))
-    by_type: dict[object, Convert] = {float: to_number, int: _integer, str: _text, bool: _flag}
-    return by_type[hint]
+        converter_by_field = field_converters(hint)
+        dataclass_type: Any = hint
+        return lambda body: dataclass_type(**convert_fields(to_object(body), converter_by_field))
+    converter_by_type: dict[object, Convert] = {
+        float: to_number,
+        int: _integer,
+        str: _text,
+        bool: _boolean,
+    }
+    return converter_by_type[hint]
 
 
 def field_converters(kind: Any, *omitted: str) -> dict[str, Convert]:
-    """Return a converter for each field of a dataclass."""
+    """Return a converter for each field of a dataclass, except the omitted fields."""
     return {name: converter(hint) for name, hint in get_type_hints(kind).items() if name not in omitted}
 
 
-def convert_fields(body: Mapping[str, Any], table: Mapping[str, Convert]) -> dict[str, Any]:
-    """Return the converted fields that are present. Unknown keys are ignored."""
-    return {name: convert(body[name]) for name, convert in table.items() if name in body}
+def convert_fields(body: Mapping[str, Any], converter_by_field: Mapping[str, Convert]) -> dict[str, Any]:
+    """Return the converted values of the fields that *body* has. Unknown keys are ignored."""
+    return {name: convert(body[name]) for name, convert in converter_by_field.items() if name in body}
 
 
 def _short_list(value: object) -> list[Any]:
@@ -125,7 +134,7 @@ def _short_object(value: object) -> dict[str, Any]:
     return items
 
 
-def _flag(value: object) -> bool:
+def _boolean(value: object) -> bool:
     return value if type(value) is bool else refuse("not a Boolean")
 
 

@@ -1,4 +1,4 @@
-"""Recording rules: the sidecar writes `overrides.json` into the feed directory, and training processes read it.
+"""Recording rules, which the sidecar writes to `overrides.json` in the feed directory and training processes read.
 
 In a shared directory, only files of the reader's user, of root and of the owner of the directory are trusted. A sidecar
 writes `overrides-<uid>.json` if `overrides.json` belongs to a different user. Readers use the newest trusted file.
@@ -24,9 +24,9 @@ MAX_RULES = 1000
 
 
 def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) -> None:
-    """Replace the rules, in their order: `{"version": 1, "rules": [{"match": "train.*", "enabled": false}]}`.
+    """Replace the rules, such as `{"version": 1, "rules": [{"match": "train.*", "enabled": false}]}`.
 
-    Only for the owner of the directory. Raises `FeedDirectoryError` if the write fails.
+    Only the owner of the directory calls this function. Raises `FeedDirectoryError` if the write fails.
     """
     path = own_entry(os.path.join(directory, OVERRIDES))
     data = dumps({"version": VERSION, "rules": list(map(dict, rules))}, allow_nan=False).encode()
@@ -43,10 +43,10 @@ def has_overrides(directory: str | os.PathLike[str]) -> bool:
 
 
 def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None:
-    """Return the rules, in order, or None without a file or a directory.
+    """Return the rules, or None without a file or a directory.
 
-    Raises `FeedDirectoryError` if the file is foreign or writable for all users, and `FeedFormatError` for
-    invalid content.
+    Raises `FeedDirectoryError` if the file is unreadable, foreign or writable for all users, and `FeedFormatError` for invalid
+    content.
     """
     if not os.path.lexists(directory):
         return None
@@ -65,8 +65,11 @@ class OverridesReader:
         self._stamp: FileStamp | None = None
 
     def changed_rules(self) -> tuple[Rule, ...] | None:
-        """Return the rules if the file has changed since the last call, otherwise None. Raises once per change."""
-        # Compared before the file is read, so that the next call notices a later write.
+        """Return the rules if the file has changed since the last call, otherwise None.
+
+        Returns no rules after the file was removed. Raises the errors of `read_overrides`, once per change of the file.
+        """
+        # The stamp is taken before the file is read, so that the next call notices a later write.
         entry = newest_entry(self._path)
         stamp = None if entry is None else entry.stamp()
         if stamp == self._stamp:

@@ -1,6 +1,6 @@
-"""Ownership of a feed directory: a single sidecar removes the files of exited processes.
+"""Ownership of a feed directory: a single sidecar removes the files of exited processes and saves the totals.
 
-The owner holds the lock of `owner.lock`, or of the alternative name if a different user has created that file.
+The owner holds the lock of `owner.lock`, or of an alternative name if an untrusted user has created that file.
 """
 # ruff: noqa: PTH118 - this package uses string paths
 
@@ -19,7 +19,7 @@ class DirectoryOwnership:
     """Ownership of a feed directory by this process. The constructor touches no file.
 
     Attributes:
-        problem: Error that prevents the ownership; empty if a different process owns the directory.
+        problem: Error that prevented the last `acquire`; empty if there was none or a different process owns the directory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -30,17 +30,17 @@ class DirectoryOwnership:
 
     @property
     def is_held(self) -> bool:
-        """True after a successful `acquire` without a later release."""
+        """True after a successful `acquire`, until the release."""
         return self._lock is not None
 
     def keep(self) -> bool:
-        """Return True if this process owns the directory, which it does not before `acquire`."""
+        """Restore the lock, if necessary. Return True if this process owns the directory; False before `acquire`."""
         return self._lock is not None and self._lock.keep()
 
     def acquire(self) -> bool:
-        """Acquire or keep the ownership. Return False if a different process owns the directory, or writing fails.
+        """Acquire or keep the ownership. Return False if a different process owns the directory, or if locking fails.
 
-        In a shared directory, a foreign lock file is ignored: this process locks a file with an alternative name.
+        In a shared directory, a foreign lock file is ignored, and this process locks a file with an alternative name.
         """
         if self.keep():
             return True
@@ -50,11 +50,8 @@ class DirectoryOwnership:
         mode = files.SHARED_MODE if self._is_trusted else files.OWN_MODE
         self.problem = ""
         try:
-            if any(
-                _has_holder(alternative)
-                for alternative in trusted_entries(default_path)
-                if alternative != path
-            ):
+            other_paths = [entry for entry in trusted_entries(default_path) if entry != path]
+            if any(map(_has_holder, other_paths)):
                 return False
             self._lock = RecordLock.take(path, create_mode=mode)
         except OSError as error:

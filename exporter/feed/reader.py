@@ -1,7 +1,7 @@
 """Feed reader: scans a feed directory for the snapshots of all training processes.
 
-Runs in the sidecar or in a user's tool, on a single thread. Several readers may read at once, and no reader blocks a writer. An
-invalid file affects no other file. A single reader owns the directory, and only the owner removes files.
+Runs in the sidecar or in a user's tool, on a single thread. Several readers may read at once, and a reader does not block writers.
+An invalid file affects no other file. A single reader owns the directory and removes files; the other readers only read.
 """
 # ruff: noqa: PTH118, PTH208 - this package uses string paths; pathlib cannot list an open directory
 
@@ -30,31 +30,32 @@ from exporter.feed.stacks import REQUEST
 
 MAX_FILES = 4096
 FIRST_PASS_BYTES, PASS_BYTES = 16 << 20, 4 << 20
-"""Bytes of changed files that the first pass and each later pass read; the other files wait for a later pass. Snapshots that
-fit into memory have about 3 MiB of content."""
+"""Bytes of changed files that the first pass and each later pass read. The other files wait for a later pass. All snapshots that
+fit into memory together have about 3 MiB of content."""
 USER_STATS_LIMIT_BYTES = 52 << 20
-"""Cost of all files together from which on Stats of users are ignored and counted."""
+"""Memory of all snapshots above which a further snapshot receives only `MIN_ROOM_BYTES`. Stats of users that do not fit are ignored
+and counted."""
 MIN_ROOM_BYTES = 1 << 20
-"""Room of each further file, for the exporter's own families, up to `MAX_DECODED_BYTES`."""
+"""Minimum memory that a snapshot receives, for the exporter's own families."""
 MAX_DECODED_BYTES = 64 << 20
-"""Cost of all files together from which on further files are refused."""
+"""Memory of all snapshots above which further files are refused, or displace other files."""
 REMOVAL_DELAY_SECONDS = 5.0
-"""Time without a change after which `remove` treats a process without a lock as exited; a job that closed all descriptors
-has lost the lock until the next write. A final snapshot needs no wait."""
+"""Time without a change after which `remove` treats a process without a lock as exited, because a job that closed all descriptors
+has lost the lock until its next write. Does not apply after a final snapshot."""
 LEFTOVER_SECONDS = 60.0
-"""Age after which an empty feed file, or a lock or temporary file without a feed file, is removed; a young process may be
-about to write a first snapshot."""
+"""Time after which an empty feed file, or a lock or temporary file without a feed file, is removed. Before that, the process may be
+about to write its first snapshot."""
 
 _REASONS = {errno.ELOOP: "symlink", errno.EMLINK: "links", errno.EINVAL: "not_regular"}
 
 
 @dataclass(frozen=True, slots=True)
 class FeedEntry:
-    """Recording of a process."""
+    """Snapshot of a process, with the state of the process."""
 
     snapshot: Snapshot  # the last complete snapshot
-    is_alive: bool  # True if the process holds its lock; False after an orderly close
-    # monotonic seconds since the reader saw the sequence change; at first sight since the file's modification time
+    is_alive: bool  # True if the process holds its lock, or while a changed file is not read yet
+    # monotonic seconds since the reader noticed a change; before the first change, since the file's modification time
     age_seconds: float
     # process id in the reader's pid namespace; None for an exited process or an invisible pid namespace
     pid: int | None = None
@@ -67,15 +68,15 @@ class Scan:
 
     entries: tuple[FeedEntry, ...]  # readable files, the earliest started process first
     # file name (printable ASCII) and reason of each refused `.feed` file. The reason is `name`, `too_many`, `too_large`,
-    # `memory`, `owner`, `symlink`, `links`, `not_regular`, `unreadable`, `lock` (the state of the process is unknown), or
-    # a reason of FeedFormatError
+    # `memory`, `owner`, `symlink`, `links`, `not_regular`, `unreadable`, `lock` (the lock file is unreadable), or a reason
+    # of FeedFormatError
     refused_files: tuple[tuple[str, str], ...]
     unread_files: tuple[str, ...] = ()  # names of files that were not read yet; a later pass reads them
 
 
 @dataclass(frozen=True, slots=True)
 class _FileState:
-    """State of a file, which differs after a change even if inodes are reused and times are coarse."""
+    """State of a file that identifies its content, even if inodes are reused and times are coarse."""
 
     inode: int
     modified_ns: int
@@ -92,24 +93,26 @@ class _CachedFile:
     outcome: Snapshot | str = ""  # the snapshot, the reason for the refusal, or empty before the first read
     pid: int | None = None  # holder of the lock, 0 in an invisible pid namespace
     uid: int = -1
-    size: int = 0
-    required_bytes: int = 0  # cost that exceeded the room
-    is_changed: bool = True  # not read yet
-    skipped_passes: int = 0  # passes in which the file was changed and not read
+    size: int = 0  # bytes
+    required_bytes: int = 0  # memory of a snapshot that was refused for memory
+    is_changed: bool = True  # True if the current content is not read yet
+    skipped_passes: int = 0  # consecutive passes in which the changed file was not read
     is_outdated: bool = False
-    sequence: int | None = None  # of the last good snapshot
-    changed_at: float = 0.0  # monotonic time at which the sequence changed
+    sequence: int | None = None  # of the last valid snapshot
+    changed_at: float = 0.0  # monotonic time of the last change
     decoder: Decoder = field(default_factory=Decoder)
 
 
 class FeedReader:
     """Reader of a feed directory. The constructor touches no file.
 
-    The user's default directory may be missing before the first recording, and only files of the user are read from that directory; in
-    a configured directory the files of all users are read. Files beyond the limits are refused; known files have precedence.
+    The user's default directory may be missing before the first recording, and files of other users in it are refused. In a
+    configured directory, the files of all users are read. Files beyond the limits are refused; known files have precedence.
     """
 
-    foreign: tuple[ForeignEntry, ...] = ()  # foreign entries with names of the exporter, as of the last scan
+    foreign_entries: tuple[
+        ForeignEntry, ...
+    ] = ()  # entries of other users under the exporter's names, as of the last scan
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class FeedReader:
         self._files: dict[str, _CachedFile] = {}
         self._decoded_bytes = 0
         self._pass_count = 0
-        self._leftovers: dict[str, float] = {}
+        self._leftovers: dict[str, float] = {}  # monotonic time of the first observation, by process id
 
     def scan(self) -> Scan:
         """Read changed files within the limits of a pass. Raises `FeedDirectoryError` if the directory cannot be used."""
@@ -150,25 +153,25 @@ class FeedReader:
                 remedy="give this user read and execute access, or choose a different directory with --feed.dir",
             ) from error
         self._clear_leftovers(names)
-        self.foreign = tuple(self._foreign_entries())
+        self.foreign_entries = tuple(self._find_foreign_entries())
         return scan
 
     def remove(self, process_id: str) -> bool:
         """Remove the files of a process after its totals were saved. Return True if no file is left.
 
-        Requires ownership. The files stay if the process runs, if the lock may be lost only temporarily, or if the last snapshot was
-        not read by a `scan`; a later call can succeed.
+        Requires ownership. The files stay if the process is running, if the lock may be lost only temporarily, or if no `scan` has
+        read the last snapshot. A later call can succeed.
         """
         name = process_id + FEED
         if not self.ownership.keep() or process_of(name) is None:
             return False
         file = self._files.get(name)
-        if file is not None and not self._is_over(file):
+        if file is not None and not self._has_exited(file):
             return False
         return remove_process(self._directory, process_id, if_true=lambda: self._is_as_read(name))
 
-    def _foreign_entries(self) -> Iterator[ForeignEntry]:
-        """Find foreign entries with a name of the exporter; the exporter uses alternative names."""
+    def _find_foreign_entries(self) -> Iterator[ForeignEntry]:
+        """Yield the foreign entries under the exporter's names, for which the exporter uses alternative names."""
         for name in (files.OWNER_LOCK, files.OVERRIDES, REQUEST, own_name(Path(self._directory))):
             path = os.path.join(self._directory, name)
             uid = foreign_uid(path)
@@ -176,7 +179,7 @@ class FeedReader:
                 yield ForeignEntry(path, uid, own_entry(path))
 
     def _is_as_read(self, name: str) -> bool:
-        """Return True if a file is unchanged since the last read: no unread snapshot is removed."""
+        """Return True if a file is missing, or unchanged since the last read."""
         file = self._files.get(name)
         try:
             descriptor, status = open_regular(os.path.join(self._directory, name))
@@ -187,7 +190,8 @@ class FeedReader:
         finally:
             os.close(descriptor)
 
-    def _is_over(self, file: _CachedFile) -> bool:
+    def _has_exited(self, file: _CachedFile) -> bool:
+        """Return True after a final snapshot, or if the file of a process without a lock did not change for long enough."""
         wait_seconds = REMOVAL_DELAY_SECONDS
         if isinstance(file.outcome, Snapshot):
             if file.outcome.recording.final:
@@ -208,7 +212,7 @@ class FeedReader:
         for name in process_files:
             reason_by_name.pop(name, None)
             file = self._files.get(name) or _CachedFile()
-            reason = self._attempt(self._look, directory, name, file)
+            reason = self._attempt(self._update_state, directory, name, file)
             if reason is None:
                 files_by_name[name] = file
             elif reason:
@@ -239,7 +243,7 @@ class FeedReader:
         name: str,
         file: _CachedFile,
     ) -> str | None:
-        """Return None, the reason for a refusal, or an empty string for a file that was removed since the listing."""
+        """Return the result of a call: None, the reason of a refusal, or "" if the file was removed since the listing."""
         try:
             return call(directory, name, file)
         except FileNotFoundError:
@@ -253,10 +257,11 @@ class FeedReader:
         for name, file in self._files.items():
             file.skipped_passes = file.skipped_passes + 1 if file.is_changed else 0
             if isinstance(file.outcome, Snapshot):
-                age = max(0.0, self._monotonic() - file.changed_at)
-                # A process counts as alive until the last snapshot was read.
+                age_seconds = max(0.0, self._monotonic() - file.changed_at)
+                # A process counts as alive until its last snapshot is read.
                 is_alive = file.pid is not None or file.is_changed
-                entries.append(FeedEntry(file.outcome, is_alive, age, file.pid or None, file.is_outdated))
+                entry = FeedEntry(file.outcome, is_alive, age_seconds, file.pid or None, file.is_outdated)
+                entries.append(entry)
             elif file.outcome:
                 reason_by_name[name] = file.outcome
             else:
@@ -266,17 +271,17 @@ class FeedReader:
         return Scan(tuple(entries), reasons, tuple(unread_files))
 
     def _precedence(self, name: str) -> tuple[int, str]:
-        # The order protects known files: known files first, then new files, and refused files last.
+        # Known files have precedence over new files, and new files over refused files.
         file = self._files.get(name)
         if file is None:
             return 1, name
         return (2 if isinstance(file.outcome, str) and file.outcome else 0), name
 
-    def _look(self, directory: int, name: str, file: _CachedFile) -> str | None:
-        """Update the lock's holder and the state of a file. Return the reason for a refusal, or None."""
+    def _update_state(self, directory: int, name: str, file: _CachedFile) -> str | None:
+        """Update the lock's holder and the state of a file. Return the reason of a refusal, or None."""
         lock = name.removesuffix(FEED) + LOCK
         try:
-            # Before reading: the snapshot of an exited process is the last snapshot.
+            # Queried before the file is read, so that the snapshot of an exited process is its last snapshot.
             file.pid = holder(lock, directory=directory)
             file.is_outdated = file.pid is not None and os.stat(lock, dir_fd=directory).st_mtime == 0
         except OSError:
@@ -302,7 +307,7 @@ class FeedReader:
         return None
 
     def _read(self, directory: int, name: str, file: _CachedFile) -> None:
-        """Read a file."""
+        """Read and decode a file."""
         descriptor, status = open_regular(name, directory=directory)
         try:
             state = _state(descriptor, status)
@@ -326,7 +331,7 @@ class FeedReader:
         if not self._make_room(name, file):
             self._refuse_for_memory(file)
             return
-        if snapshot.process.id + FEED != name:  # a copy: its samples would count twice
+        if snapshot.process.id + FEED != name:  # a copy, whose samples would count twice
             file.outcome = "name"
             return
         now = self._monotonic()
@@ -337,7 +342,7 @@ class FeedReader:
         file.outcome, file.sequence = snapshot, snapshot.sequence
 
     def _make_room(self, name: str, file: _CachedFile) -> bool:
-        """Return True if a file has room, possibly after the displacement of other files."""
+        """Return True if a decoded file fits into `MAX_DECODED_BYTES`, possibly after other files are displaced."""
         excess_bytes = self._decoded_bytes - MAX_DECODED_BYTES
         if excess_bytes <= 0:
             return True
@@ -359,22 +364,25 @@ class FeedReader:
         file.decoder = Decoder()
 
     def _clear_leftovers(self, names: list[str]) -> None:
-        """Remove files of processes that died before the first snapshot, and empty feed files."""
+        """Remove old files of processes that exited before the first snapshot, and old empty feed files."""
         if not self.ownership.keep():
             return
         now = self._monotonic()
-        processes = {process for name in names if (process := process_of(name)) is not None}
-        empty = {
+        process_ids = {process_id for name in names if (process_id := process_of(name)) is not None}
+        empty_files = {
             name
             for name, file in self._files.items()
             if file.last_state is not None and not file.last_state.size
         }
-        orphans = processes - {name.removesuffix(FEED) for name in names if name not in empty}
-        self._leftovers = {process: self._leftovers.get(process, now) for process in orphans}
-        for process, noticed_at in list(self._leftovers.items()):
+        orphaned_ids = process_ids - {name.removesuffix(FEED) for name in names if name not in empty_files}
+        self._leftovers = {process_id: self._leftovers.get(process_id, now) for process_id in orphaned_ids}
+        for process_id, noticed_at in list(self._leftovers.items()):
             if now - noticed_at >= LEFTOVER_SECONDS:
-                remove_process(self._directory, process, if_true=partial(self._is_as_read, process + FEED))
-                self._leftovers[process] = now  # the remaining files are foreign; the next attempt is later
+                is_unchanged = partial(self._is_as_read, process_id + FEED)
+                remove_process(self._directory, process_id, if_true=is_unchanged)
+                self._leftovers[process_id] = (
+                    now  # files that are left belong to other users: the next attempt is later
+                )
 
 
 def _uid(name: str, directory: int) -> int:

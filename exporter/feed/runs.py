@@ -1,6 +1,6 @@
 """Launches of `run` in a feed directory, with their jobs and exit statuses.
 
-A launch locks `runs/<pid>-<random>.lock`. An unlocked file is from a killed launch, whose job may still be running. JSON files
+A launch locks `runs/<pid>-<random>.lock`. An unlocked file belongs to a killed launch, whose job may still be running. JSON files
 with the same stem contain the description of the running job (`….job`) and the exit status (`….ended`). In a shared feed
 directory, each user has a directory `runs-<uid>` without write access for other users.
 """
@@ -34,20 +34,23 @@ JOB_SUFFIX = ".job"
 END_SUFFIX = ".ended"
 MAX_BYTES = 4096
 MAX_FILES = 4096
-"""Maximum number of files that are read from the directory of another user, and of directories."""
+"""Maximum number of directories, and of files in the directory of another user, that are read."""
 END_RETENTION_SECONDS = 86400.0
 """Retention of exit status files."""
 SILENT_SECONDS = 20.0
-"""Time after the start of a job without records before the diagnosis."""
+"""Time after its start at which a job without records is diagnosed."""
+
+_INVALID_REPORT = (LookupError, TypeError, ValueError, OverflowError)
+"""Errors of a report with missing keys, wrong types or numbers out of range. Other users may write reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
     """Diagnosis of a job without records."""
 
-    reason: str  # a value of the label `reason`
-    found: str  # finding, with the interpreter or file
-    remedy: str  # action of the user
+    reason: str  # value of the label `reason`
+    found: str  # sentence about the cause, with the interpreter or file
+    remedy: str  # sentence about what to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,44 +60,46 @@ class Job:
     pid: int  # process id of the job, in the namespace of `run`
     run: str  # name of the run
     started: float  # Unix time
-    # None for a job with records, and before the diagnosis
-    silence: Silence | None = None
-    launch: str = ""  # the launch id in the environment of the job's processes; "" from older releases
+    silence: Silence | None = None  # None for a job with records, and before the diagnosis
+    launch: str = ""  # launch id in the environment of the job's processes; empty from older releases
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Exit status of the job of a launch."""
+    """Exit status of the job of a launch, or of a worker of torchrun."""
 
     path: Path  # file of the exit status
-    pid: int  # process id of the job, in the namespace of `run`
+    pid: int  # process id of the job or worker, in the namespace of `run` or of the agent
     status: int  # exit status, or a signal as a negative number
-    noticed_at: float  # Unix time at which `run` noticed the exit
+    noticed_at: float  # Unix time at which `run` or the agent noticed the exit
     run: str = ""  # name of the run; empty from older releases
     started_at: float = 0.0  # Unix time of the job's start; 0 from older releases
     launch: str = ""  # launch id in the environment of the job's processes; empty from older releases
-    worker: bool = False  # True for a worker, reported by torchrun's agent
+    worker: bool = False  # True for a worker of torchrun
 
 
 class Registration:
-    """Registration of a launch until `release` or the exit of the process. The constructor raises OSError or FeedError."""
+    """Registration of a launch until `release` or the exit of the process.
+
+    The constructor raises OSError or FeedError if the lock file cannot be created and locked.
+    """
 
     def __init__(self, feed_directory: Path) -> None:
         self._feed_directory = feed_directory
         self._pid = os.getpid()
         self._job: Job | None = None
-        self._begin()
+        self._create_lock()
 
-    def _begin(self) -> None:
+    def _create_lock(self) -> None:
         directory = _make_directory(self._feed_directory)
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         new_path, self._path = directory / f"{name}.new", directory / f"{name}{LOCK}"
-        # Sidecars of other users can read the file if the directory permits.
+        # Sidecars of other users can read the file if the directory permits it.
         lock = RecordLock.take(os.fspath(new_path), create_mode=0o644)
         if lock is None:
             raise FeedError(f"{new_path}: locked by another process")
         try:
-            # Renamed after the lock is taken, because an unlocked file means a killed launch.
+            # Renamed after it is locked, because an unlocked lock file means a killed launch.
             new_path.rename(self._path)
         except OSError:
             lock.release()
@@ -109,11 +114,11 @@ class Registration:
         return os.fspath(self._path.with_suffix(JOB_SUFFIX))
 
     def keep(self) -> None:
-        """Restore the registration after its file was removed. Never raises."""
+        """Restore the registration if its file was removed. Never raises."""
         if self._pid == os.getpid() and not self._lock.keep():
             with contextlib.suppress(OSError, FeedError):
                 self._lock.release()
-                self._begin()
+                self._create_lock()
                 if self._job is not None:
                     self.write_job(self._job)
 
@@ -143,10 +148,10 @@ class Registration:
 
 
 def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
-    """Return True if a run needs the sidecar: a running launch, or a recording job of a killed launch.
+    """Return True if the sidecar is needed: a launch is running, or a process is recording after its launch was killed.
 
-    Files of a killed launch are removed after the last recording process has ended. `launcher` is the pid of the parent, which
-    restores its registration in an emptied directory.
+    Removes the files of killed launches otherwise. `launcher` is the pid of the launch that started the sidecar: if it is still the
+    parent and all files were removed, the launch is about to restore its registration.
     """
     lock_files = _files(feed_directory, LOCK)
     if any(_holder(path) is not None for path in lock_files):
@@ -163,43 +168,53 @@ def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
 
 
 def ends(feed_directory: Path) -> list[End]:
-    """Return the exit statuses of ended jobs. Unreadable files are ignored."""
+    """Return the exit statuses of ended jobs and workers. Unreadable and invalid files are ignored."""
     exit_statuses = []
     for path, body in _documents(feed_directory, END_SUFFIX):
-        with contextlib.suppress(LookupError, TypeError, ValueError):
-            at, run, started = float(body["at"]), str(body.get("run", "")), float(body.get("started", 0.0))
-            if isfinite(at):
-                launch, worker = str(body.get("launch", "")), body.get("worker") is True
-                end = End(path, int(body["pid"]), int(body["status"]), at, run, started, launch, worker)
+        with contextlib.suppress(*_INVALID_REPORT):
+            end = End(
+                path,
+                pid=int(body["pid"]),
+                status=int(body["status"]),
+                noticed_at=float(body["at"]),
+                run=str(body.get("run", "")),
+                started_at=float(body.get("started", 0.0)),
+                launch=str(body.get("launch", "")),
+                worker=body.get("worker") is True,
+            )
+            if isfinite(end.noticed_at) and isfinite(end.started_at):
                 exit_statuses.append(end)
     return exit_statuses
 
 
 def jobs(feed_directory: Path) -> list[Job]:
-    """Return the jobs of running launches. Unreadable files are ignored."""
+    """Return the jobs of running launches. Unreadable and invalid files are ignored."""
     running_jobs = []
     for path, body in _documents(feed_directory, JOB_SUFFIX):
-        with contextlib.suppress(LookupError, TypeError, ValueError):
+        with contextlib.suppress(*_INVALID_REPORT):
             silence_body = body.get("silence")
-            silence = (
-                None
-                if silence_body is None
-                else Silence(*(str(silence_body[field]) for field in Silence.__slots__))
+            silence = None
+            if silence_body is not None:
+                silence = Silence(*(str(silence_body[field]) for field in Silence.__slots__))
+            job = Job(
+                pid=int(body["pid"]),
+                run=str(body["run"]),
+                started=float(body["started"]),
+                silence=silence,
+                launch=str(body.get("launch", "")),
             )
-            launch = str(body.get("launch", ""))
-            job = Job(int(body["pid"]), str(body["run"]), float(body["started"]), silence, launch)
-            if _holder(path.with_suffix(LOCK)) is not None:
+            if isfinite(job.started) and _holder(path.with_suffix(LOCK)) is not None:
                 running_jobs.append(job)
     return running_jobs
 
 
 def launches(feed_directory: Path) -> set[str]:
-    """Return the ids of the running launches."""
+    """Return the launch ids of the jobs of running launches."""
     return {job.launch for job in jobs(feed_directory)}
 
 
 def write_worker_end(feed_directory: Path, *, pid: int, status: int, launch: str) -> None:
-    """Write the exit status of a worker, reported by torchrun's agent. Never raises OSError."""
+    """Write the exit status of a worker, in torchrun's agent. Never raises OSError."""
     end = {"pid": pid, "status": status, "at": time.time(), "launch": launch, "worker": True}
     with contextlib.suppress(OSError):
         path = _make_directory(feed_directory) / f"worker-{pid}-{secrets.token_hex(4)}{END_SUFFIX}"
@@ -207,7 +222,7 @@ def write_worker_end(feed_directory: Path, *, pid: int, status: int, launch: str
 
 
 def remove_old_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time) -> None:
-    """Remove old exit statuses, and descriptions of jobs without a launch. Called by the owner of the directory."""
+    """Remove exit statuses older than `END_RETENTION_SECONDS`, and descriptions of jobs whose launch has ended."""
     for path in _files(feed_directory, END_SUFFIX, JOB_SUFFIX):
         with contextlib.suppress(OSError):
             is_old = path.suffix == END_SUFFIX and clock() - path.lstat().st_mtime > END_RETENTION_SECONDS
@@ -231,7 +246,7 @@ def own_name(feed_directory: Path) -> str:
 
 
 def _directories(feed_directory: Path) -> list[Path]:
-    """Return the directories of launches, this user's first. A shared feed directory has one per user."""
+    """Return the directories of launches, this user's first. A shared feed directory has a directory per user."""
     names = [RUNS]
     if is_shared(os.fspath(feed_directory)):
         with contextlib.suppress(OSError):
@@ -273,7 +288,7 @@ def _remove_registration(lock_file: Path) -> None:
 
 
 def recording_processes(feed_directory: Path) -> set[int]:
-    """Return the pids that hold the lock of a feed file; 0 for a process in an invisible pid namespace."""
+    """Return the pids of processes with a feed; 0 for a process in an invisible pid namespace."""
     try:
         locks = [path for path in feed_directory.iterdir() if path.suffix == LOCK and process_of(path.name)]
     except OSError:
@@ -282,9 +297,9 @@ def recording_processes(feed_directory: Path) -> set[int]:
 
 
 def owner(feed_directory: Path) -> int | None:
-    """Return the process id of the sidecar that owns the directory, or None without an owner.
+    """Return the pid of the sidecar that owns the directory, or None without an owner.
 
-    The pid is 0 if the sidecar is in an invisible pid namespace. Lock files of other users are ignored.
+    The pid is 0 if the sidecar is in an invisible pid namespace. Lock files of users that are not trusted are ignored.
     """
     for path in trusted_entries(os.fspath(feed_directory / OWNER_LOCK)):
         if (pid := _holder(Path(path))) is not None:
@@ -293,7 +308,7 @@ def owner(feed_directory: Path) -> int | None:
 
 
 def attached_owner(feed_directory: Path, proc: Path = Path("/proc")) -> int | None:
-    """Return the process id of the owner, or None if `run` did not start the owner."""
+    """Return the pid of the owner, or None if `run` did not start the owner or its pid is unknown."""
     pid = owner(feed_directory)
     if not pid:
         return None
@@ -305,7 +320,7 @@ def attached_owner(feed_directory: Path, proc: Path = Path("/proc")) -> int | No
 
 
 def _holder(path: Path) -> int | None:
-    """Return the holder of a lock, or None for an unreadable file, which must not keep a sidecar running."""
+    """Return the pid of the holder of a lock, or None. An unreadable file counts as unlocked, so that it keeps no sidecar running."""
     try:
         return holder(os.fspath(path))
     except OSError:

@@ -1,6 +1,6 @@
 """Fair shares of the reader's limits: selection of the files of a pass, and of the files that stay in memory.
 
-No user can exhaust the limits for other users, and no large file delays small files.
+The selection prevents that the files of a user exhaust the limits for other users, and that large files delay small files.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class ChangedFile:
     name: str
     size: int  # bytes
     is_alive: bool  # True if the process holds the lock
-    skipped_passes: int  # number of passes in which the file was not read
+    skipped_passes: int  # number of passes since the change in which the file was not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class FileCost:
 
 
 def files_of_pass(changed_files: Iterable[ChangedFile], max_bytes: int) -> list[str]:
-    """Return the files to read in a pass: at most *max_bytes*, and at least the file with the longest delay.
+    """Return the names of the files to read in a pass, about *max_bytes* in total.
 
-    Half of the bytes is reserved for small files, those of running processes first. The other half is for the files with the
-    longest delay, so that every file is eventually read.
+    Half of the bytes is for small files, files of running processes first. The other half is for the files with the longest delay.
+    At least one of these is read, even if it is larger, so that every file is eventually read.
     """
     changed_files = list(changed_files)
     by_size = sorted(
@@ -48,48 +48,50 @@ def files_of_pass(changed_files: Iterable[ChangedFile], max_bytes: int) -> list[
 
 
 def _within(files: Sequence[ChangedFile], max_bytes: int) -> dict[str, None]:
-    """Return the names of the first files, up to *max_bytes* in total."""
+    """Return the names of the first files, as an ordered set of at most *max_bytes* in total."""
     names: dict[str, None] = {}
+    total_bytes = 0
     for file in files:
-        max_bytes -= file.size
-        if max_bytes < 0:
+        total_bytes += file.size
+        if total_bytes > max_bytes:
             break
         names[file.name] = None
     return names
 
 
-def files_of_users(users: Mapping[str, int], max_files: int) -> list[str]:
-    """Return at most *max_files* names from a mapping of names to users: the first of each user, then the second, and so on."""
+def files_of_users(user_by_name: Mapping[str, int], max_files: int) -> list[str]:
+    """Return at most *max_files* names of files: the first file of each user, then the second of each user, and so on."""
     names_by_user: dict[int, list[str]] = defaultdict(list)
-    for name, uid in users.items():
+    for name, uid in user_by_name.items():
         names_by_user[uid].append(name)
-    in_turn = (name for row in zip_longest(*names_by_user.values()) for name in row if name is not None)
-    return [name for name, _ in zip(in_turn, range(max_files), strict=False)]
+    names = (name for row in zip_longest(*names_by_user.values()) for name in row if name is not None)
+    return list(islice(names, max_files))
 
 
-def files_to_displace(newcomer: FileCost, present: Iterable[FileCost], excess: int) -> list[str]:
-    """Return the files to remove for *excess* bytes of a new file; empty if the new file is refused.
+def files_to_displace(new_file: FileCost, other_files: Iterable[FileCost], excess_bytes: int) -> list[str]:
+    """Return the files that a new file displaces to free *excess_bytes*; empty if the new file is refused.
 
-    A new file displaces files of users with a higher cost, and larger files of the same user, in descending order.
+    A new file displaces larger files of the same user, and files of users whose files cost more than those of the new file's user.
+    The files of the users with the highest cost come first.
     """
-    present = list(present)
+    other_files = list(other_files)
     cost_by_user: Counter[int] = Counter()
-    for file in (newcomer, *present):
+    for file in (new_file, *other_files):
         cost_by_user[file.uid] += file.cost
-    newcomer_cost = cost_by_user[newcomer.uid]
+    cost_of_new_user = cost_by_user[new_file.uid]
     names: list[str] = []
-    for file in _largest_first(present, cost_by_user):
-        if excess <= 0:
+    for file in _largest_first(other_files, cost_by_user):
+        if excess_bytes <= 0:
             break
-        if (
-            (file.cost > newcomer.cost)
-            if file.uid == newcomer.uid
-            else (cost_by_user[file.uid] > newcomer_cost)
-        ):
+        if file.uid == new_file.uid:
+            is_displaced = file.cost > new_file.cost
+        else:
+            is_displaced = cost_by_user[file.uid] > cost_of_new_user
+        if is_displaced:
             names.append(file.name)
             cost_by_user[file.uid] -= file.cost
-            excess -= file.cost
-    return names if excess <= 0 else []
+            excess_bytes -= file.cost
+    return names if excess_bytes <= 0 else []
 
 
 def _largest_first(files: Iterable[FileCost], cost_by_user: Mapping[int, int]) -> Iterator[FileCost]:

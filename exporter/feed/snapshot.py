@@ -13,17 +13,17 @@ __all__ = ["ProcessIdentity", "Snapshot"]
 
 @value_class
 class Snapshot(Value):
-    """Complete state of a process's recording. A lost snapshot delays values and loses no counts."""
+    """State of a process's recording. Counts are cumulative: the next snapshot contains the counts of a lost snapshot."""
 
     process: ProcessIdentity  # the writer
     sequence: int  # 1 for the first snapshot of a process, incremented with each write
     written: float  # Unix time, seconds
     flush_seconds: float  # interval between writes
     recording: Recording
-    # losses of the writer since the start of the process, by reason (`write_failed`: snapshots; …)
+    # losses of the writer since the start of the process, by reason: `write_failed` counts snapshots, other reasons Stats
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ending(self) -> Ending | None:
-        """Exception that ended the process, or None."""
+        """Uncaught exception that ended the process, or None."""
         return self.recording.ending

@@ -1,8 +1,8 @@
 """Stack requests of the sidecar, and stack files of the training processes, in a feed directory.
 
 The sidecar replaces the request file, and each process writes a stack file once for a new request. Both are JSON of bounded size.
-Only regular files of the reader, of root, of the directory's owner and (stack files) of the owner of the feed file are trusted. If
-a name belongs to a different user, an alternative name is used (`entries.py`).
+Trusted are regular files of the reader's user, of root, of the directory's owner and, for stack files, of the owner of the feed file.
+If a name belongs to a different user, an alternative name is used (`entries.py`).
 """
 # ruff: noqa: PTH116, PTH118 - this package uses string paths in the job and in the sidecar
 
@@ -33,6 +33,7 @@ REQUEST = "stacks.request"
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 32 * 1024
 MAX_GROUPS = 16
+"""Maximum number of process groups in an answer."""
 
 
 @value_class
@@ -42,7 +43,7 @@ class StackRequest(Value):
     id: str  # 32 hexadecimal digits, new for each request
     asked_at: float  # Unix time
     detail: Detail = Detail.FULL
-    hang_of: str = ""  # hanging run, in which processes log the event `training.hang`, or empty
+    hang_of: str = ""  # run whose processes log the event `training.hang`; empty if no run hangs
 
 
 @value_class
@@ -60,7 +61,9 @@ class StackAnswer(Value):
     phase: str | None = None
     phase_seconds: float | None = None  # age of the phase
     step: int | None = None  # last finished step
-    sequences: Mapping[str, int] = field(default_factory=dict)  # enqueued collectives by process group
+    sequences: Mapping[str, int] = field(
+        default_factory=dict
+    )  # number of enqueued collectives by process group
     last_collective: str | None = None  # from torch's flight recorder, if enabled
 
 
@@ -73,13 +76,13 @@ def write_request(directory: str, request: StackRequest, *, is_shared: bool) -> 
 
 
 def request_stamp(directory: str) -> FileStamp | None:
-    """Return the stamp of the request's file, or None."""
+    """Return the stamp of the newest trusted request file, or None without a file."""
     entry = newest_entry(os.path.join(directory, REQUEST))
     return None if entry is None else entry.stamp()
 
 
 def read_request(directory: str) -> StackRequest | None:
-    """Return the trusted request of a directory, or None."""
+    """Return the newest trusted request of a directory, or None without a valid request."""
     try:
         fields = _read(directory, REQUEST, MAX_REQUEST_BYTES)
         if fields is None:
@@ -95,20 +98,20 @@ def read_request(directory: str) -> StackRequest | None:
 
 
 def write_answer(directory: str, answer: StackAnswer) -> None:
-    """Write the stack file of this process, at most `MAX_ANSWER_BYTES`. Raises OSError."""
-    data = _encoded(answer)
+    """Write the stack file of this process. Above `MAX_ANSWER_BYTES`, threads are omitted and texts shortened. Raises OSError."""
+    data = _encode(answer)
     while len(data) > MAX_ANSWER_BYTES and answer.others:
-        answer = _with_fewer_threads(answer)
-        data = _encoded(answer)
+        answer = _omit_threads(answer)
+        data = _encode(answer)
     if len(data) > MAX_ANSWER_BYTES:
-        answer = _with_short_texts(answer)
-        data = _encoded(answer)
+        answer = _shorten_texts(answer)
+        data = _encode(answer)
     path = own_entry(os.path.join(directory, answer.process_id + STACKS))
     replace_file(path, data, temporary=path + ".tmp", mode=OWN_MODE)
 
 
 def read_answer(directory: str, process_id: str) -> StackAnswer | None:
-    """Return the stack file of a process, or None.
+    """Return the stack file of a process, or None without a file.
 
     Raises FeedFormatError if the content is invalid or exceeds a limit, and OSError if the file is unreadable.
     """
@@ -121,10 +124,10 @@ def read_answer(directory: str, process_id: str) -> StackAnswer | None:
         return None
     sequences = fields.get("sequences")
     if not isinstance(sequences, dict) or len(sequences) > MAX_GROUPS:
-        raise FeedFormatError("stacks: sequences is not an object of at most 16 groups", reason="content")
+        raise _invalid("sequences", f"an object of at most {MAX_GROUPS} groups")
     others = fields.get("others")
     if not isinstance(others, list) or len(others) > MAX_THREADS:
-        raise FeedFormatError("stacks: others is not a list of at most 20 threads", reason="content")
+        raise _invalid("others", f"a list of at most {MAX_THREADS} threads")
     return StackAnswer(
         request_id=_process_id(fields, "request_id"),
         process_id=_process_id(fields, "process_id"),
@@ -145,30 +148,25 @@ def read_answer(directory: str, process_id: str) -> StackAnswer | None:
 # Encoding ---------------------------------------------------------------------------------------------------
 
 
-def _encoded(answer: StackAnswer) -> bytes:
+def _encode(answer: StackAnswer) -> bytes:
     return json.dumps(asdict(answer), separators=(",", ":")).encode()
 
 
-def _with_fewer_threads(answer: StackAnswer) -> StackAnswer:
-    return _replaced(answer, others=answer.others[: len(answer.others) // 2])
+def _omit_threads(answer: StackAnswer) -> StackAnswer:
+    return answer.replace(others=answer.others[: len(answer.others) // 2])
 
 
-def _with_short_texts(answer: StackAnswer) -> StackAnswer:
+def _shorten_texts(answer: StackAnswer) -> StackAnswer:
     frames = tuple(
         [
             Frame(frame.file[-100:], frame.line, frame.function[-100:], frame.library)
             for frame in answer.main.frames
         ]
     )
-    return _replaced(answer, main=ThreadStack(answer.main.name[:100], frames))
+    return answer.replace(main=ThreadStack(answer.main.name[:100], frames))
 
 
-def _replaced(answer: StackAnswer, **changes: Any) -> StackAnswer:
-    fields = {name: getattr(answer, name) for name in StackAnswer.__dataclass_fields__}
-    return StackAnswer(**(fields | changes))
-
-
-# Decoding, with every limit checked --------------------------------------------------------------------------
+# Decoding, with checks of all limits -------------------------------------------------------------------------
 
 
 def _read(directory: str, name: str, max_bytes: int, owner: int | None = None) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
-"""Feed writer: a file per training process, replaced as a whole at each flush by the recording thread.
+"""Feed writer: a file per training process, which the recording thread replaces as a whole at each flush.
 
-The writer never raises, and blocks only if the disk hangs. A failed write is counted in the next snapshot; the last complete
-snapshot stays readable.
+A failed write raises no error: it is counted in the next snapshot, and the last complete snapshot stays readable. A write can block
+for as long as the file system does; the feed should therefore be in shared memory.
 """
 # This package uses string paths in the job and in the sidecar.
 # ruff: noqa: PTH100, PTH108, PTH118, PTH208
@@ -26,20 +26,20 @@ from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import Recording
 
 OLD_SECONDS = 86_400.0
-"""Age after which the next writer removes the files of an exited process."""
+"""Age after which a new writer removes the files of an exited process."""
 BUSY_SECONDS = 1.0
 """Maximum time for which a thread waits for the write of another thread."""
 RIVAL_SECONDS = 10.0
 """Minimum overlap of two running processes of the same rank before a notice. A restart overlaps for less time."""
-MAX_CLEARED_NAMES = 10_000
-"""Maximum number of names that are checked in a crowded directory."""
+MAX_CHECKED_NAMES = 10_000
+"""Maximum number of names in a directory that a search checks."""
 
 
 class FeedWriter:
-    """Writer of the snapshots of a process; the constructor accesses no file.
+    """Writer of the snapshots of a process. The constructor accesses no file.
 
-    A writer in a forked child has no effect. A missing default directory is created, even after a removal. If a snapshot exceeds
-    `max_bytes`, the newest Stats are omitted.
+    A writer that a forked child inherits has no effect. A missing feed directory is created, also after its removal. If a snapshot
+    exceeds `max_bytes`, the newest Stats are omitted.
     """
 
     def __init__(
@@ -66,18 +66,22 @@ class FeedWriter:
         self._write_lock = threading.Lock()
         self._lock: RecordLock | None = None
         self._sequence = 0
-        self.dropped_counts: dict[str, int] = {}  # lost snapshots and omitted Stats by reason
-        self.problem: str | None = None  # error of the last write
-        self.notice: str | None = None  # text for the job's operator
+        self.dropped_counts: dict[str, int] = {}  # failed writes and omitted Stats, by reason
+        self.problem: str | None = None  # error of the last write; None if it succeeded
+        self.notice: str | None = None  # sentence to log in the job
         self._pid = os.getpid()
         self._has_removed_old_files = False
-        self._rivals_at = float("inf")  # time of the search for rivals of this rank
+        # Unix time from which rivals of this rank are searched; infinite before the first snapshot, -inf after the search
+        self._search_rival_at = float("inf")
         self._is_closed = False
 
     def publish(self, recording: Recording) -> bool:
-        """Replace the last snapshot with a snapshot of this recording. Return False if the write failed. Never raises."""
+        """Replace the last snapshot with a snapshot of this recording. Return False if it is not written.
+
+        Errors of the file system, of the encoding and of the memory are counted and stored in `problem`.
+        """
         if self._is_closed or self._pid != os.getpid() or not self._write_lock.acquire(timeout=BUSY_SECONDS):
-            return False  # the other thread may still complete its write
+            return False
         try:
             self._write(recording)
         except (OSError, FeedDirectoryError, FeedFormatError, MemoryError) as error:
@@ -111,9 +115,9 @@ class FeedWriter:
 
     def _write(self, recording: Recording) -> None:
         # Encoded before the lock file reveals the process id, so that other users have less time to create a file of that name.
-        data = self._fitting(recording)
+        data = self._encode(recording)
         if self._lock is None or not self._lock.keep():
-            # This is the first snapshot, or the job closed the descriptor, or the files were removed.
+            # The first snapshot, or the job closed the descriptor, or the files were removed.
             self._drop_lock()
             prepare_directory(self.directory)
             self._lock = RecordLock.take(self._stem + LOCK, create_mode=self._mode)
@@ -133,7 +137,7 @@ class FeedWriter:
             self._remove_old_files()
 
     def _change_id(self) -> None:
-        """Continue under a different process id, because the file name of this id is foreign."""
+        """Continue with a new process id, because another user has created a file with the current id."""
         self._drop_lock()
         with suppress(OSError):
             os.unlink(self._stem + LOCK)
@@ -141,8 +145,8 @@ class FeedWriter:
         self._stem = os.path.join(self.directory, self.identity.id)
         self._encoder = Encoder()
 
-    def _fitting(self, recording: Recording) -> bytes:
-        """Encode as many Stats as the limits allow, the oldest first."""
+    def _encode(self, recording: Recording) -> bytes:
+        """Return a snapshot of at most `max_bytes`, without the newest Stats if necessary."""
         stats, next_sequence = recording.stats, self._sequence + 1
         while True:
             part, dropped_counts = recording, self.dropped_counts
@@ -160,7 +164,7 @@ class FeedWriter:
             )
             if len(data) <= self._max_bytes or not count:
                 break
-            # With this limit the next snapshot fits at once; a tenth is reserved for growing numbers.
+            # A tenth of the size is reserved for growing numbers, so that later snapshots fit at once.
             self._max_stats = min(count - 1, int(count * 0.9 * self._max_bytes / len(data)))
         self.dropped_counts = dropped_counts
         if count < len(stats) and self.notice is None:
@@ -172,14 +176,14 @@ class FeedWriter:
         return data
 
     def _search_rival(self) -> None:
-        """Search once for another process of this rank, after the overlap of a restart."""
+        """Search once for another process of this rank, `RIVAL_SECONDS` after the first snapshot."""
         now, identity = self._clock(), self.identity
-        self._rivals_at = min(self._rivals_at, now + RIVAL_SECONDS)
-        if now < self._rivals_at:
+        self._search_rival_at = min(self._search_rival_at, now + RIVAL_SECONDS)
+        if now < self._search_rival_at:
             return
-        self._rivals_at = float("-inf")
+        self._search_rival_at = float("-inf")
         try:
-            names = [name for name in os.listdir(self.directory)[:MAX_CLEARED_NAMES] if name.endswith(FEED)]
+            names = [name for name in os.listdir(self.directory)[:MAX_CHECKED_NAMES] if name.endswith(FEED)]
         except OSError:
             return
         rival = next((pid for name in names if (pid := _rival(self.directory, name, identity))), None)
@@ -191,10 +195,10 @@ class FeedWriter:
             )
 
     def _remove_old_files(self) -> None:
-        """Remove the files of processes that exited more than a day ago, once per writer."""
+        """Remove the files of processes that exited more than a day ago."""
         latest_by_process: dict[str, float] = {}
         try:
-            for name in os.listdir(self.directory)[:MAX_CLEARED_NAMES]:
+            for name in os.listdir(self.directory)[:MAX_CHECKED_NAMES]:
                 process = process_of(name)
                 if process is not None and process != self.identity.id:
                     status = os.lstat(os.path.join(self.directory, name))
@@ -203,11 +207,11 @@ class FeedWriter:
                 if self._clock() - modified_at > OLD_SECONDS:
                     remove_process(self.directory, process)
         except OSError:
-            return  # a different process clears the directory, or permissions are missing
+            return  # a different process removes files too, or permissions are missing
 
 
 def _rival(directory: str, name: str, identity: ProcessIdentity) -> int | None:
-    """Return the pid of a running process that trains as the same rank and started earlier."""
+    """Return the pid of the process with a feed file if it is running, trains as the same rank and started earlier."""
     path = os.path.join(directory, name)
     try:
         if holder(path.removesuffix(FEED) + LOCK) is None:

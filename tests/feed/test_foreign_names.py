@@ -227,6 +227,28 @@ def test_no_other_user_can_take_the_names_of_a_launch(shared_directory: Path) ->
     registration.release()
 
 
+@pytest.mark.parametrize("number", ["Infinity", "1e999", "9" * 400])
+def test_a_report_of_another_user_with_a_number_out_of_range_is_ignored(
+    shared_directory: Path, number: str
+) -> None:
+    registration = Registration(shared_directory)
+    job = Job(os.getpid(), "mine", 1.0, launch="x")
+    registration.write_job(job)
+    registration.write_end(job, 0)
+    with as_user(ATTACKER):
+        foreign_directory = shared_directory / f"runs-{ATTACKER}"
+        foreign_directory.mkdir(mode=0o755)
+        for field in ("pid", "started", "status", "at"):
+            report = {"pid": "1", "started": "1", "status": "1", "at": "1", "run": '"r"'} | {field: number}
+            text = "{" + ", ".join(f'"{key}": {value}' for key, value in report.items()) + "}"
+            (foreign_directory / f"{field}.job").write_text(text)
+            (foreign_directory / f"{field}.ended").write_text(text)
+
+    assert [job.run for job in runs.jobs(shared_directory)] == ["mine"]
+    assert "mine" in [end.run for end in runs.ends(shared_directory)]
+    registration.release()
+
+
 # Reports
 
 
@@ -241,7 +263,7 @@ def test_every_foreign_entry_with_a_name_of_the_exporter_is_reported(shared_dire
     reader = FeedReader(shared_directory)
     reader.scan()
 
-    assert {(Path(file.path).name, file.uid) for file in reader.foreign} == {
+    assert {(Path(file.path).name, file.uid) for file in reader.foreign_entries} == {
         ("owner.lock", ATTACKER),
         ("overrides.json", ATTACKER),
         ("stacks.request", ATTACKER),

@@ -53,14 +53,14 @@ def test_users_with_few_files_are_not_displaced_by_a_user_with_many_files() -> N
 def test_a_new_file_displaces_the_largest_file_of_its_user_and_not_a_smaller_one() -> None:
     costs = [FileCost("large", 1, 900), FileCost("small", 1, 50)]
 
-    assert files_to_displace(FileCost("new", 1, 100), costs, excess=80) == ["large"]
-    assert files_to_displace(FileCost("new", 1, 1000), costs, excess=80) == []
+    assert files_to_displace(FileCost("new", 1, 100), costs, excess_bytes=80) == ["large"]
+    assert files_to_displace(FileCost("new", 1, 1000), costs, excess_bytes=80) == []
 
 
 def test_a_new_file_displaces_small_files_of_a_user_who_has_many() -> None:
     costs = [FileCost(f"{number}", 1, 20) for number in range(100)]
 
-    assert len(files_to_displace(FileCost("new", 2, 100), costs, excess=100)) == 5
+    assert len(files_to_displace(FileCost("new", 2, 100), costs, excess_bytes=100)) == 5
 
 
 def test_an_honest_file_is_read_in_the_first_pass_beside_large_files(tmp_path: Path) -> None:
