@@ -1,6 +1,7 @@
 """Stack responder: periodic task of a training process that answers the stack requests of the sidecar.
 
-A check of the request file is a single system call. Each request is answered once, within a flush interval.
+A check of the request file costs two system calls, and more in a shared directory. A request is answered once, within about a
+second.
 """
 
 from __future__ import annotations
@@ -24,21 +25,29 @@ from exporter.training.collectives import last_collective, sequence_numbers
 CHECK_INTERVAL_SECONDS = 1.0
 """Interval between two checks of the request file."""
 MAX_REQUEST_AGE_SECONDS = 30.0
-"""Age above which a request is ignored, because it was written before the start of the process."""
+"""Age above which a request is ignored, because the sidecar no longer waits for the answer."""
 
 
 @value_class
 class TrainingPosition(Value):
-    """Present phase and step of the training of this process."""
+    """Current phase and step of the training of this process."""
 
     phase: str | None = None
-    phase_seconds: float | None = None
-    step: int | None = None
+    phase_seconds: float | None = None  # time since the phase started
+    step: int | None = None  # last completed step
+
+
+@value_class
+class _LoggedHang(Value):
+    """Hang that was logged; a run that hangs again has completed a step in between."""
+
+    run: str
+    step: int | None
 
 
 @value_class
 class FeedLocation(Value):
-    """Feed directory of this process, and identity in the feed file."""
+    """Feed directory of this process, and its identity in the feed file."""
 
     directory: str
     process_id: str
@@ -51,7 +60,7 @@ class StackResponder:
 
     Args:
         locate: Returns the feed location of this process; None before the first feed file.
-        locate_training: Returns the position of the training.
+        locate_training: Returns the phase and step of the training.
         log_hang: Logs the event `training.hang` for the handlers of the job.
     """
 
@@ -67,7 +76,7 @@ class StackResponder:
         self._next_check = 0.0
         self._request_stamp: FileStamp | None = None
         self._answered_id = ""
-        self._logged_hang = ""
+        self._logged_hang: _LoggedHang | None = None
 
     def tick(self) -> None:
         """Answer a new request, if any."""
@@ -111,15 +120,18 @@ class StackResponder:
             write_answer(location.directory, answer)
         except OSError:  # the directory is full or not writable; the sidecar reports the missing answer
             return
-        if request.hang_of == location.run and self._logged_hang != request.hang_of:
-            self._logged_hang = request.hang_of
+        # A restarted sidecar requests the stacks of the same hang again.
+        hang = _LoggedHang(location.run, position.step)
+        if request.hang_of == location.run and self._logged_hang != hang:
+            self._logged_hang = hang
             self._log_hang(answer)
 
     def finish(self) -> Callable[[float, str], object] | None:
-        """Do nothing at the end of the process, because the sidecar removes the answer with the feed file."""
+        """Do nothing, because the sidecar removes the answer together with the feed file."""
         return None
 
     def after_fork(self) -> None:
-        """Reset the answered requests of the parent in a forked child."""
+        """Discard the answered request and the logged hang of the parent in a forked child."""
         self._request_stamp = None
-        self._answered_id = self._logged_hang = ""
+        self._answered_id = ""
+        self._logged_hang = None

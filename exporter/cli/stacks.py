@@ -18,8 +18,8 @@ from exporter.feed.stacks import StackAnswer, StackRequest, write_request
 from exporter.hangs.collector import (
     ANSWER_SECONDS,
     HangReport,
-    explanation_of,
     read_valid_answer,
+    report_on,
 )
 from exporter.recording.stacks import Detail, ThreadStack
 
@@ -108,7 +108,7 @@ def _explained(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, Sta
     silent_ranks = [rank for rank in ranks if rank.process_id not in answer_by_process]
     steps = [answer.step for answer in answer_by_process.values() if answer.step is not None]
     state = OverdueRun(run, "observed", time.time(), max(steps, default=None), ranks)
-    return explanation_of(state, answer_by_process, silent_ranks)
+    return report_on(state, answer_by_process, silent_ranks)
 
 
 def _text(report: HangReport) -> str:

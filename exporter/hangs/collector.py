@@ -1,6 +1,6 @@
-"""Collector that requests stacks from the ranks of hanging runs and publishes where each rank waits.
+"""Collector that requests stacks from the ranks of hanging runs, and publishes where each rank waits.
 
-Runs in the sidecar. While a run is hung or stalled, the collector writes a request every minute, at most ten times.
+Runs in the sidecar. While a run is hung or stalled, the collector writes a request once a minute, at most ten times.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ SPECS = (HANG_INFO,)
 
 REQUEST_INTERVAL_SECONDS = 60.0
 MAX_REQUESTS = 10
+"""Maximum number of requests for a hang."""
 ANSWER_SECONDS = 3.0
-"""Maximum wait for stack files. A process usually writes the file within a second and a flush interval."""
+"""Maximum time for which the collector waits for stack files. A process usually writes its file within 2 s."""
 NO_ANSWER = "no_answer"
+"""Value of the label `function` for a rank without a stack file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +52,23 @@ class HangReport:
     run: OverdueRun
     explanation: Explanation
     stacks: tuple[RankStack, ...]
-    answers: tuple[StackAnswer, ...]
+    answers: tuple[StackAnswer, ...]  # stack files of the ranks
 
     def headline(self, unix_seconds: float) -> str:
-        """Return a line with the run, the duration and the groups of ranks."""
+        """Return a line with the run, the time since its last step, and the groups of ranks; *unix_seconds* is the current time."""
+        duration = duration_text(unix_seconds - self.run.last_step_at)
         step = "" if self.run.step is None else f" at step {self.run.step:,}"
-        return (
-            f"run {self.run.run} {self.run.state} for {duration_text(unix_seconds - self.run.last_step_at)}{step}."
-            f" {self.explanation.sentence()}"
-        )
+        return f"run {self.run.run} {self.run.state} for {duration}{step}. {self.explanation.sentence()}"
 
 
 @dataclass(slots=True)
 class _HangCase:
-    """Hang of a run, from the first overdue step to the next progress."""
+    """Hang of a run, from the first overdue step to the next step."""
 
     run: OverdueRun
-    requests: int = 0
-    requested_at: float = float("-inf")  # monotonic
-    request_id: str = ""
+    request_count: int = 0
+    requested_at: float = float("-inf")  # monotonic time of the last request
+    request_id: str = ""  # id of the request that is not answered by all ranks yet
     is_logged: bool = False
     report: HangReport | None = None
     answers: dict[str, StackAnswer] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class HangCollector:
 
     Args:
         directory: The feed directory.
-        hanging: Returns the hanging runs of the latest ledger pass.
+        hanging_runs: Returns the hung and stalled runs of the latest ledger pass.
         detail: Detail of the stack files; None disables requests.
     """
 
@@ -94,7 +94,7 @@ class HangCollector:
     def __init__(
         self,
         directory: Path,
-        hanging: Callable[[], Sequence[OverdueRun]],
+        hanging_runs: Callable[[], Sequence[OverdueRun]],
         *,
         detail: Detail | None = Detail.FULL,
         monotonic: Callable[[], float] = time.monotonic,
@@ -102,7 +102,7 @@ class HangCollector:
     ) -> None:
         self._directory = os.fspath(directory)
         self._is_shared = is_trusted(directory)
-        self._hanging = hanging
+        self._hanging_runs = hanging_runs
         self._detail = detail
         self._monotonic, self._clock = monotonic, clock
         self._cases: dict[str, _HangCase] = {}
@@ -112,7 +112,7 @@ class HangCollector:
         return [case.report for case in self._cases.values() if case.report is not None]
 
     def collect(self) -> Collected:
-        """Write due requests, read stack files, and publish the ranks of the reported hangs."""
+        """Write a due request, read stack files, and publish the ranks of the reported hangs."""
         collected = Collected()
         if self._detail is None:
             return collected
@@ -128,12 +128,12 @@ class HangCollector:
         return collected
 
     def _update_cases(self) -> None:
-        hanging = {run.run: run for run in self._hanging()}
-        for name in [name for name in self._cases if name not in hanging]:
+        runs = {run.run: run for run in self._hanging_runs()}
+        for name in [name for name in self._cases if name not in runs]:
             del self._cases[name]
-        for name, run in hanging.items():
+        for name, run in runs.items():
             case = self._cases.setdefault(name, _HangCase(run))
-            if run.last_step_at > case.run.last_step_at:  # a step has ended since, so that this is a new hang
+            if run.last_step_at > case.run.last_step_at:  # a new hang: the run has completed a step since
                 self._cases[name] = _HangCase(run)
             else:
                 case.run = run
@@ -142,16 +142,15 @@ class HangCollector:
         due_cases = [
             case
             for case in self._cases.values()
-            if case.requests < MAX_REQUESTS and now - case.requested_at >= REQUEST_INTERVAL_SECONDS
+            if case.request_count < MAX_REQUESTS and now - case.requested_at >= REQUEST_INTERVAL_SECONDS
         ]
         if not due_cases or self._detail is None:
             return
-        # The directory has a single request file, so only one run is requested at a time.
+        # A directory has a single request file, so that stacks are requested for one run at a time.
         case = min(due_cases, key=lambda candidate: candidate.requested_at)
-        request = StackRequest(
-            os.urandom(16).hex(), self._clock(), self._detail, case.run.run if case.requests == 0 else ""
-        )
-        case.requests += 1
+        hang_of = case.run.run if case.request_count == 0 else ""
+        request = StackRequest(os.urandom(16).hex(), self._clock(), self._detail, hang_of)
+        case.request_count += 1
         case.requested_at = now
         try:
             write_request(self._directory, request, is_shared=self._is_shared)
@@ -167,18 +166,18 @@ class HangCollector:
                 answer = read_valid_answer(self._directory, rank.process_id, case.request_id)
                 if answer is not None:
                     case.answers[rank.process_id] = answer
-        missing = [rank for rank in case.run.ranks if rank.process_id not in case.answers]
-        if missing and now - case.requested_at < ANSWER_SECONDS:
+        silent_ranks = [rank for rank in case.run.ranks if rank.process_id not in case.answers]
+        if silent_ranks and now - case.requested_at < ANSWER_SECONDS:
             return
         case.request_id = ""
-        case.report = explanation_of(case.run, case.answers, missing)
+        case.report = report_on(case.run, case.answers, silent_ranks)
         if not case.is_logged:
             case.is_logged = True
             LOGGER.warning("%s", case.report.headline(self._clock()))
 
 
 def read_valid_answer(directory: str, process_id: str, request_id: str) -> StackAnswer | None:
-    """Return the stack file of a process for a request, or None if the file is missing or invalid."""
+    """Return the stack file of a process for a request, or None if the file is missing, invalid or for another request."""
     try:
         answer = read_answer(directory, process_id)
     except (OSError, FeedFormatError):
@@ -188,17 +187,17 @@ def read_valid_answer(directory: str, process_id: str, request_id: str) -> Stack
     return answer
 
 
-def explanation_of(
-    run: OverdueRun, answers: dict[str, StackAnswer], missing: Sequence[OverdueRank]
+def report_on(
+    run: OverdueRun, answers: dict[str, StackAnswer], silent_ranks: Sequence[OverdueRank]
 ) -> HangReport:
     """Return the report on a run, with the kernel state of ranks without a stack file."""
     stacks = [stack for answer in answers.values() if (stack := rank_stack(answer)) is not None]
-    silent = {rank.rank: kernel_state.describe(rank.pid, procfs()) for rank in missing}
-    return HangReport(run, explain(stacks, silent), tuple(stacks), tuple(answers.values()))
+    kernel_states = {rank.rank: kernel_state.describe(rank.pid, procfs()) for rank in silent_ranks}
+    return HangReport(run, explain(stacks, kernel_states), tuple(stacks), tuple(answers.values()))
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in the largest unit: `40 s`, `2 min`, `3 h`."""
+    """Return a duration as text in a single unit, such as `40 s`, `2 min` or `3 h`."""
     if seconds < 120:
         return f"{max(seconds, 0):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
@@ -208,5 +207,5 @@ def _publish(report: HangReport, collected: Collected) -> None:
     run = report.run.run
     for stack in report.stacks:
         collected.add(HANG_INFO, 1, run, str(stack.rank), stack.function, stack.location, stack.phase)
-    for rank, reason in report.explanation.silent.items():
-        collected.add(HANG_INFO, 1, run, str(rank), NO_ANSWER, reason, "")
+    for rank, state in report.explanation.silent.items():
+        collected.add(HANG_INFO, 1, run, str(rank), NO_ANSWER, state, "")

@@ -1,4 +1,4 @@
-"""Explanation of a hang from stacks: ranks are grouped by the line in which they wait, the suspected group first."""
+"""Explanation of a hang from stacks. Ranks are grouped by the line in which they wait, and the suspected group is first."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ COLLECTIVES = frozenset(
 )
 """Functions of torch.distributed that wait for other ranks."""
 GRADIENT_SYNC_PHASE = "grad_sync"
-"""Phase in which a rank waits for other ranks, in any function."""
+"""Phase in which a rank waits for other ranks, whatever the function."""
 _WRAPPERS = frozenset(
     ["wrapper", "inner", "_fn", "decorate_context", "__call__", "_call_impl", "_wrapped_call_impl"]
 )
+"""Functions of libraries that call the function of interest."""
 _AUTOGRAD_FUNCTION = "_engine_run_backward"
 AUTOGRAD = "backward (autograd engine)"
 """Function name for a stack that ends in the autograd engine, which runs the all-reduces of DDP in C++."""
 DEFAULT_GROUP = "default"
 """Name of the default process group."""
 MAX_SHOWN_GROUPS = 6
-MAX_SHOWN_RANKS = 12
+MAX_SHOWN_RANGES = 12
+"""Maximum number of ranges in a list of ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,10 @@ class RankStack:
     function: str  # the function that the job's code called
     location: str  # file:line of the job's code
     phase: str = ""
-    sequences: Mapping[str, int] = field(default_factory=dict)  # enqueued collectives by process group
-    in_collective: bool = False
+    sequences: Mapping[str, int] = field(
+        default_factory=dict
+    )  # number of enqueued collectives by process group
+    in_collective: bool = False  # True if the rank waits for other ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +64,14 @@ class RankGroup:
     location: str
     ranks: tuple[int, ...]
     phase: str
-    sequence: int | None  # lowest number of enqueued collectives of these ranks, in `process_group`
-    in_collective: bool
-    process_group: str = DEFAULT_GROUP  # of torch.distributed
+    sequence: (
+        int | None
+    )  # lowest number of collectives that these ranks have enqueued in `process_group`; None if unknown
+    in_collective: bool  # True if all these ranks wait for other ranks
+    process_group: str = DEFAULT_GROUP  # process group of torch.distributed
 
     def collectives(self) -> str:
-        """Return the number of collectives as text, or an empty text if unknown."""
+        """Return the number of enqueued collectives as text, or an empty text if unknown."""
         if self.sequence is None:
             return ""
         name = "" if self.process_group == DEFAULT_GROUP else f" of process group {self.process_group}"
@@ -74,15 +80,15 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Groups of the ranks of a hang, with the ranks that did not answer."""
+    """Groups of the ranks of a hang, and the ranks that did not answer."""
 
     groups: tuple[RankGroup, ...]  # the suspected group first
-    is_tie: bool  # True if no rule separates the first two groups
-    silent: Mapping[int, str]  # ranks without an answer, with the reason
+    is_tie: bool  # True if the order of suspicion does not separate the first two groups
+    silent: Mapping[int, str]  # kernel state of ranks that did not answer
 
     @property
     def has_odd_group(self) -> bool:
-        """True if a rule separates the first group from the others, or if the only group is a single rank."""
+        """True if the first group differs from the others, or if a single rank is the only group."""
         if len(self.groups) == 1:
             return len(self.groups[0].ranks) == 1
         return bool(self.groups) and not self.is_tie
@@ -90,20 +96,20 @@ class Explanation:
     def sentence(self) -> str:
         """Return a sentence for each group, the suspected group first."""
         parts = [_group_sentence(group) for group in self.groups[:MAX_SHOWN_GROUPS]]
-        hidden = len(self.groups) - MAX_SHOWN_GROUPS
-        if hidden > 0:
-            parts.append(f"{hidden} more groups.")
-        parts += [f"Rank {rank} did not answer: {reason}." for rank, reason in sorted(self.silent.items())]
+        hidden_groups = len(self.groups) - MAX_SHOWN_GROUPS
+        if hidden_groups > 0:
+            parts.append(f"{hidden_groups} more groups.")
+        parts += [f"Rank {rank} did not answer: {state}." for rank, state in sorted(self.silent.items())]
         if self.is_tie:
             parts.append("The stacks do not show which of these groups the others wait for.")
         return " ".join(parts)
 
 
 def rank_stack(answer: StackAnswer) -> RankStack | None:
-    """Return the stack of the rank of a stack file, or None for a process without a rank."""
+    """Return where the rank of a stack file waits, or None for a process without a rank."""
     if answer.rank is None:
         return None
-    function, frame = waits_in(answer.main.frames)
+    function, frame = wait_position(answer.main.frames)
     name = function.rpartition(".")[2]
     return RankStack(
         rank=answer.rank,
@@ -115,11 +121,11 @@ def rank_stack(answer: StackAnswer) -> RankStack | None:
     )
 
 
-def waits_in(frames: Sequence[Frame]) -> tuple[str, Frame | None]:
+def wait_position(frames: Sequence[Frame]) -> tuple[str, Frame | None]:
     """Return the function in which the job waits, and the innermost frame of the job's own code.
 
-    The function is the first function below the job's code that is not a wrapper. A job that waits in C, such as in
-    `time.sleep`, waits in a function of the job.
+    The function is the first function of a library that the job's code called, without wrappers. If the job's code called a
+    function in C, such as `time.sleep`, it is the function of the job.
     """
     job_index = next((index for index, frame in enumerate(frames) if not frame.library), None)
     if job_index is None:
@@ -134,33 +140,37 @@ def waits_in(frames: Sequence[Frame]) -> tuple[str, Frame | None]:
 
 
 def location_of(frame: Frame | None) -> str:
-    """Return file name and line of a frame."""
+    """Return `file:line` of a frame, with the bare file name, or an empty text without a frame."""
     return "" if frame is None else f"{PurePosixPath(frame.file).name}:{frame.line}"
 
 
 def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None) -> Explanation:
-    """Return the groups of ranks that wait in the same line and phase, in the order of suspicion.
+    """Return the groups of ranks that wait in the same line, function and phase, the most suspected group first.
 
-    Groups with fewer enqueued collectives are first, then groups outside a collective, then smaller groups.
+    A group is more suspected if it has enqueued fewer collectives; next, if it is outside a collective; next, if it is smaller.
+    *silent* is the kernel state of ranks that did not answer.
     """
-    by_place: dict[tuple[str, str, str], list[RankStack]] = defaultdict(list)
+    stacks_by_position: dict[tuple[str, str, str], list[RankStack]] = defaultdict(list)
     stacks = list(stacks)
     for stack in stacks:
-        by_place[stack.location, stack.function, stack.phase].append(stack)
+        stacks_by_position[stack.location, stack.function, stack.phase].append(stack)
     process_group = compared_group(stacks)
-    groups = sorted([_group(members, process_group) for members in by_place.values()], key=_order)
-    is_tie = len(groups) > 1 and _rules(groups[0]) == _rules(groups[1])
+    groups = [_group(members, process_group) for members in stacks_by_position.values()]
+    groups.sort(key=lambda group: (*_suspicion_key(group), group.ranks))
+    is_tie = len(groups) > 1 and _suspicion_key(groups[0]) == _suspicion_key(groups[1])
     return Explanation(tuple(groups), is_tie, dict(silent or {}))
 
 
 def compared_group(stacks: Sequence[RankStack]) -> str:
-    """Return the process group with the largest difference in the number of collectives, preferably the default group."""
-    numbers: dict[str, list[int]] = defaultdict(list)
+    """Return the process group in which the ranks' numbers of collectives differ most, the default group if several do."""
+    counts_by_group: dict[str, list[int]] = defaultdict(list)
     for stack in stacks:
-        for name, number in stack.sequences.items():
-            numbers[name].append(number)
-    spread = {name: max(counts) - min(counts) for name, counts in numbers.items()}
-    return max(spread, key=lambda name: (spread[name], name == DEFAULT_GROUP), default=DEFAULT_GROUP)
+        for name, count in stack.sequences.items():
+            counts_by_group[name].append(count)
+    differences = {name: max(counts) - min(counts) for name, counts in counts_by_group.items()}
+    return max(
+        differences, key=lambda name: (differences[name], name == DEFAULT_GROUP), default=DEFAULT_GROUP
+    )
 
 
 def _group(members: Sequence[RankStack], process_group: str) -> RankGroup:
@@ -176,17 +186,14 @@ def _group(members: Sequence[RankStack], process_group: str) -> RankGroup:
     )
 
 
-def _rules(group: RankGroup) -> tuple[float, bool, int]:
+def _suspicion_key(group: RankGroup) -> tuple[float, bool, int]:
+    """Return the sort key whose minimum is the most suspected group."""
     sequence = float("inf") if group.sequence is None else group.sequence
     return sequence, group.in_collective, len(group.ranks)
 
 
-def _order(group: RankGroup) -> tuple[float, bool, int, tuple[int, ...]]:
-    return (*_rules(group), group.ranks)
-
-
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks as ranges, such as `0-2, 4-7`, and the number of the ranks after twelve ranges."""
+    """Return ranks as ranges, such as `0-2, 4-7`. After `MAX_SHOWN_RANGES` ranges, the number of the remaining ranks follows."""
     ranges: list[list[int]] = []
     for rank in ranks:
         if ranges and ranges[-1][1] == rank - 1:
@@ -194,9 +201,9 @@ def ranks_text(ranks: Sequence[int]) -> str:
         else:
             ranges.append([rank, rank])
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
-    if len(texts) > MAX_SHOWN_RANKS:
-        hidden = sum(last - first + 1 for first, last in ranges[MAX_SHOWN_RANKS:])
-        texts = [*texts[:MAX_SHOWN_RANKS], f"and {hidden} more"]
+    if len(texts) > MAX_SHOWN_RANGES:
+        hidden_ranks = sum(last - first + 1 for first, last in ranges[MAX_SHOWN_RANGES:])
+        texts = [*texts[:MAX_SHOWN_RANGES], f"and {hidden_ranks} more"]
     return ", ".join(texts)
 
 

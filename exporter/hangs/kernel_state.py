@@ -14,13 +14,13 @@ _STATES = {
     "X": "dead",
     "I": "idle",
 }
-_MAX_CHARACTERS = 120
+_MAX_LOCATION_CHARACTERS = 120
 
 
 def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
-    """Return the state of the main thread of a process, and the kernel function in which the thread waits.
+    """Return the state of a process's main thread as text, with the kernel function in which the thread waits, if it is known.
 
-    Names the files that could not be read for lack of permission. The pid is None in an invisible pid namespace.
+    The text also names files that this user may not read. The pid is None for a process in an invisible pid namespace.
     """
     if pid is None:
         return "its process is not visible from here (another pid namespace)"
@@ -47,7 +47,7 @@ def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
 
 
 def _wait_location(task: Path) -> tuple[str, list[str]]:
-    """Return the kernel function in which a thread waits, and the files without read permission."""
+    """Return the kernel function in which a thread waits, or "" and the files that this user may not read."""
     unreadable_files = []
     for name in ("wchan", "stack", "syscall"):
         try:
@@ -58,9 +58,9 @@ def _wait_location(task: Path) -> tuple[str, list[str]]:
         except OSError:
             continue
         if name == "wchan" and text not in {"", "0"}:
-            return text[:_MAX_CHARACTERS], []
+            return text[:_MAX_LOCATION_CHARACTERS], []
         if name == "stack" and text:
-            return text.splitlines()[0].partition(" ")[2].partition("+")[0][:_MAX_CHARACTERS], []
+            return text.splitlines()[0].partition(" ")[2].partition("+")[0][:_MAX_LOCATION_CHARACTERS], []
         if name == "syscall" and text.split()[:1] not in ([], ["running"], ["-1"]):
             return f"system call {text.split()[0]}", []
     return "", unreadable_files

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.feed.stacks import StackAnswer
-from exporter.hangs.explanation import AUTOGRAD, RankStack, explain, rank_stack, ranks_text, waits_in
+from exporter.hangs.explanation import AUTOGRAD, RankStack, explain, rank_stack, ranks_text, wait_position
 from exporter.recording.stacks import Frame, ThreadStack
 
 
@@ -117,7 +117,7 @@ def test_a_wrapper_between_the_job_and_the_library_is_skipped() -> None:
         Frame("/job/train.py", 88, "main"),
     ]
 
-    function, frame = waits_in(frames)
+    function, frame = wait_position(frames)
 
     assert (function, frame) == ("all_reduce", frames[2])
 
@@ -129,7 +129,7 @@ def test_a_stack_that_ends_in_the_autograd_engine_says_so() -> None:
         Frame("/job/train.py", 88, "main"),
     ]
 
-    assert waits_in(frames)[0] == AUTOGRAD
+    assert wait_position(frames)[0] == AUTOGRAD
 
 
 @given(st.sets(st.integers(0, 300), min_size=1, max_size=60))

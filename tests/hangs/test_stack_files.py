@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import time
 
 import pytest
 
@@ -22,6 +23,7 @@ from exporter.feed.stacks import (
     write_request,
 )
 from exporter.recording.stacks import Detail, Frame, ThreadStack, capture
+from exporter.responder import FeedLocation, StackResponder, TrainingPosition
 
 PROCESS = "ab" * 16
 FRAME = Frame("/job/train.py", 12, "main")
@@ -116,3 +118,18 @@ def test_a_location_has_the_innermost_frame_of_the_job_and_no_other_threads() ->
 
     assert [frame.file for frame in main.frames] == [__file__]
     assert others == ()
+
+
+def test_a_process_logs_each_hang_of_its_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.responder.CHECK_INTERVAL_SECONDS", 0.0)
+    position = TrainingPosition(step=5)
+    hangs: list[StackAnswer] = []
+    location = FeedLocation(str(tmp_path), PROCESS, "r", 0)
+    responder = StackResponder(lambda: location, lambda: position, hangs.append)
+    for number, step in enumerate((5, 5, 9)):  # the second request is from a restarted sidecar
+        position = TrainingPosition(step=step)
+        request = StackRequest(f"{number:032x}", time(), Detail.FULL, "r")
+        write_request(str(tmp_path), request, is_shared=False)
+        responder.tick()
+
+    assert [hang.step for hang in hangs] == [5, 9]
