@@ -1,6 +1,6 @@
 """Families of torchrun's agent and workers, from torchelastic's metrics and events.
 
-Runs in the job and in torchrun's agent, on the thread of the recording call; no function raises. See docs/torchelastic.md.
+Runs in the job and in torchrun's agent, on the thread of the call. The recording functions do not raise. See docs/torchelastic.md.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import metric
 
 Record = Callable[[object], None]
+"""Function that records a value of a metric."""
 
 _MAX_METRIC_VALUE = 1e15
-"""Limit of metric values, because larger ints may overflow in arithmetic with floats."""
+"""Limit of metric values. Larger ints may overflow in arithmetic with floats."""
 GROUP = "torchelastic"
-"""Group of torchelastic's platform metrics, and default group of `put_metric`."""
+"""Group of torchelastic's own metrics, and default group of `put_metric`."""
 OUTCOMES = ("success_no_retries", "success_with_retries", "failed_no_retries", "failed_with_retries")
 _FUNCTIONS = {
     f"LocalElasticAgent.{name}" for name in ("_monitor_workers", "_start_workers", "_stop_workers")
@@ -33,28 +34,33 @@ _FUNCTIONS = {
     for name in ("_assign_worker_ranks", "_initialize_workers", "_rendezvous", "_restart_workers", "run")
 }
 _STATES = {"unknown", "init", "healthy", "unhealthy", "stopped", "succeeded", "failed"}
-_SECONDS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""Bucket bounds. By default, a rendezvous waits up to ten minutes for other nodes."""
+_RENDEZVOUS_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+"""Bucket bounds in seconds. By default, a rendezvous waits up to ten minutes for other nodes."""
 
 
 def _series(kind: str, name: str, unit: str | None = None, **labels: str) -> Callable[[float], None]:
-    buckets = _SECONDS if kind == "histogram" else None
+    """Return the function that adds a number to a series of the family `training_elastic_<name>`."""
+    buckets = _RENDEZVOUS_BUCKETS if kind == "histogram" else None
     return metric(kind, f"training.elastic.{name}", unit=unit, labels=labels, buckets=buckets)
 
 
 class Platform:
-    """Platform metrics of an agent."""
+    """Metrics that torchelastic emits about the agent and its workers.
+
+    Attributes:
+        role: Role of the workers, as last reported.
+    """
 
     def __init__(self) -> None:
-        self.role = "default"  # role of the workers
+        self.role = "default"
 
     def recorder(self, name: object) -> Record | None:
-        """Return the function that records the values of a platform metric, or None for other names."""
+        """Return the function that records the values of one of torchelastic's metrics, or None for other names."""
         if not isinstance(name, str):
             return None
         owner, _, field_path = name.partition(".")
         if owner == "workers":
-            role, _, field = field_path.rpartition(".")  # a role may have dots
+            role, _, field = field_path.rpartition(".")  # a role may contain dots
             record = self._worker_recorder(role, field)
         else:
             function, _, field = field_path.partition(".")
@@ -64,7 +70,7 @@ class Platform:
         return record
 
     def declare_role(self, role: str) -> str:
-        """Return a role as a label value, and create its counters at 0, so that the first run is an increase."""
+        """Return a role as a label value, and create its counters at 0, so that `increase()` counts the first run."""
         self.role = clean_text(role) or "default"
         for outcome in (*OUTCOMES, "interrupted"):
             _series("counter", "runs", outcome=outcome, worker_role=self.role)
@@ -79,8 +85,8 @@ class Platform:
                 add = _series("histogram", "rendezvous", "seconds")
             else:
                 add = _series("summary", "function", "seconds", function=function)
-            # A step of the wall clock makes durations negative, which would invalidate the sum of the histogram.
-            return _numbers_only(lambda value: add(max(value, 0) / 1000))
+            # torch measures on the wall clock: a negative duration would invalidate the sum of the histogram.
+            return _numbers_only(lambda milliseconds: add(max(milliseconds, 0) / 1000))
         calls = {
             outcome: _series("counter", "function_calls", function=function, outcome=outcome)
             for outcome in ("success", "failure")
@@ -108,9 +114,9 @@ class Platform:
             return _remaining_restarts(label)
         if field == "flakiness":
             flakiness = _series("summary", "flakiness", worker_role=label)
-            return _numbers_only(lambda value: flakiness(value / 100))
+            return _numbers_only(lambda percent: flakiness(percent / 100))
         if field == "run_total":
-            return lambda _value: None  # redundant: the sum of the outcomes
+            return lambda _value: None  # not recorded: it is the sum of the outcomes
         if field in _STATES:
             checks = _series("counter", "worker_state_checks", state=field, worker_role=label)
             return lambda _value: checks(1)
@@ -142,7 +148,7 @@ def _remaining_restarts(label: str) -> Record:
 
 
 PLATFORM = Platform()
-"""Platform metrics of this process."""
+"""torchelastic's metrics in this process."""
 
 
 # Events --------------------------------------------------------------------------------------------------------
@@ -152,7 +158,7 @@ AGENT_STATUS = "torchelastic.agent.status."
 RENDEZVOUS = "torchelastic.rendezvous."
 
 MAX_ERROR_CHARACTERS = 2000
-"""Maximum length of an error text. The end is kept, because it is the most informative part."""
+"""Maximum length of an error text. The end of a longer text is kept, because it is the most informative part."""
 _SEVERITIES = {"FAILED": "error", "TERMINATED": "warning"}
 _RESULTS = {"SUCCEEDED": "succeeded", "FAILED": "failed", "TERMINATED": "terminated"}
 _MAX_MILLISECONDS = 1e14
@@ -161,7 +167,7 @@ _MAX_MILLISECONDS = 1e14
 def record_event(
     name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None
 ) -> None:
-    """Record an `Event` of any content. Never raises. A timestamp of 0, the default of torch, means now."""
+    """Record the fields of an `Event`, of any type. Never raises. A timestamp of 0, the default of torch, means now."""
     try:
         name = to_message(name)
         metadata = metadata if isinstance(metadata, Mapping) else {}
@@ -177,12 +183,12 @@ def record_event(
 
 
 def record_rendezvous(fields: Mapping[str, object], origin: object = None) -> None:
-    """Record a `RdzvEvent` by its fields. Never raises."""
+    """Record the fields of a `RdzvEvent`, of any type. Never raises."""
     try:
         RECORDER.process.observe_agent(str(fields.get("run_id") or ""))
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))
-        excluded = {"message", "node_state"}
-        data = {key: value for key, value in fields.items() if key not in excluded and value != ""}
+        excluded_keys = {"message", "node_state"}
+        data = {key: value for key, value in fields.items() if key not in excluded_keys and value != ""}
         _log(RENDEZVOUS + clean_text(state), to_message(fields.get("message", "")), state, data, 0, origin)
     except Exception:  # noqa: BLE001, S110  # an event of any content must not raise into the job
         pass
@@ -217,11 +223,11 @@ def _count_worker(state: str, metadata: Mapping[object, object]) -> None:
         code = "0" if state == "SUCCEEDED" else _exit_code(metadata)
         labels = {"exit_code": code, "result": _RESULTS[state], "worker_role": role}
         _series("counter", "worker_results", **labels)(1)
-        _report_end(code, str(metadata.get("worker_id")))
+        _write_worker_end(code, str(metadata.get("worker_id")))
 
 
-def _report_end(code: str, worker_id: str) -> None:
-    """Write the exit status of a worker for the sidecar of `run`; the id of a local worker is its pid.
+def _write_worker_end(code: str, worker_id: str) -> None:
+    """Write the exit status of a worker for the sidecar of `run`. The id of a local worker is its pid.
 
     Statuses -15 and -9 are not written, because the agent itself ends workers with these signals after a failure.
     """
@@ -233,7 +239,7 @@ def _report_end(code: str, worker_id: str) -> None:
 
 
 def _exit_code(metadata: Mapping[object, object]) -> str:
-    """Return the exit code of a worker, which torch stores in a list in nested JSON."""
+    """Return the exit code of a worker as a label value. torch stores it as a list in nested JSON."""
     try:
         (code,) = json.loads(str(metadata["metadata"]))["exit_code"]
     except (KeyError, TypeError, ValueError):

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import PurePath
 from time import time
 from types import ModuleType
@@ -21,15 +22,16 @@ from exporter.patching import patch, when_imported
 from exporter.recording.recorder import RECORDER
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
-RECORDED_ATTRIBUTE = "exporter_recorded"  # attribute of log records whose event is recorded
+RECORDED_ATTRIBUTE = "exporter_recorded"
+"""Attribute of log records whose event was recorded."""
 
 
 class CompatibilityHandlers:
-    """Functions of the compatibility modules, which replace the defaults when imported."""
+    """Functions that the bridge calls. The compatibility modules replace the defaults when they are imported."""
 
     # Records a group, a name and a value.
     record_metric: Callable[[Any, Any, Any], None] = staticmethod(STATS.record)
-    # Returns the event for a name, a source, metadata and milliseconds; None for invalid arguments.
+    # Returns the `Event` of a name, a source, metadata and a Unix time in milliseconds; None for an unknown source.
     create_event: Callable[[Any, Any, Any, float], object] = staticmethod(lambda *_fields: None)
     is_installed = False
 
@@ -53,7 +55,7 @@ def install() -> None:
 
 
 def checked_handlers(handler: Any, method: str) -> tuple[Any, ...]:
-    """Return handlers as a tuple, and install the bridge if there are any. Raises TypeError for invalid handlers."""
+    """Return the handlers as a tuple, and install the bridge if there is one. Raises TypeError for an object without *method*."""
     handlers = tuple(handler) if isinstance(handler, list | tuple) else () if handler is None else (handler,)
     for candidate in handlers:
         if isinstance(candidate, type) or not callable(getattr(candidate, method, None)):
@@ -64,7 +66,7 @@ def checked_handlers(handler: Any, method: str) -> tuple[Any, ...]:
 
 
 def is_launcher(command: Sequence[str]) -> bool:
-    """Return True for a Python command line of torchrun."""
+    """Return True if a command line of Python runs torchrun."""
     arguments = iter(command[1:])
     for argument in arguments:
         if argument == "-m":
@@ -108,21 +110,21 @@ class _Loggers(dict[str, logging.Logger]):
 
 
 def _listen(logger: logging.Logger) -> None:
+    """Record all events of a logger, whatever its level."""
     level = logger.level
-    if (
-        level > logging.INFO
-    ):  # the level of `LOGLEVEL` moves to the handlers, so that their output is unchanged
+    if level > logging.INFO:
+        # The level moves to the handlers, so that their output is unchanged.
         for handler in logger.handlers:
             if handler is not _HANDLER and handler.level < level:
                 handler.setLevel(level)
         logger.setLevel(logging.INFO)
-    logger.addFilter(_HANDLER.handle)  # a filter, because the job may count the handlers
+    logger.addFilter(_HANDLER.handle)  # not a handler, because code of the job may count the handlers
 
 
 class PrometheusEventHandler(logging.Handler):
-    """Handler that records the events logged by torch as lines of JSON; takes no lock and never raises.
+    """Handler that records the events that torch logs as lines of JSON. Takes no lock and never raises.
 
-    For a logger of torch or torch's registry of destinations; the bridge installs the handler automatically.
+    The bridge adds the handler to torch's event loggers, and to its registry of destinations.
     """
 
     def handle(self, record: logging.LogRecord) -> bool:
@@ -131,7 +133,7 @@ class PrometheusEventHandler(logging.Handler):
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Record an event once for all handlers of this class. Other log records are ignored."""
+        """Record the event of a log record, unless a handler of this class has recorded it. Other log records are ignored."""
         if getattr(record, RECORDED_ATTRIBUTE, False):
             return
         try:
@@ -145,19 +147,11 @@ class PrometheusEventHandler(logging.Handler):
             agent.record_rendezvous(fields)
         elif fields.keys() >= {"name", "source", "metadata"}:
             name, source, metadata = fields["name"], fields["source"], fields["metadata"]
-            raw_timestamp = fields.get("timestamp")
-            timestamp_ms = (
-                raw_timestamp
-                if isinstance(raw_timestamp, int | float) and raw_timestamp > 0
-                else time() * 1000
-            )
-            agent.record_event(
-                name,
-                source,
-                metadata,
-                timestamp_ms,
-                CompatibilityHandlers.create_event(name, source, metadata, timestamp_ms),
-            )
+            timestamp_ms = fields.get("timestamp")
+            if not isinstance(timestamp_ms, int | float) or not 0 < timestamp_ms < inf:
+                timestamp_ms = time() * 1000
+            event = CompatibilityHandlers.create_event(name, source, metadata, timestamp_ms)
+            agent.record_event(name, source, metadata, timestamp_ms, event)
 
 
 _HANDLER = PrometheusEventHandler()

@@ -1,6 +1,6 @@
 """Families of torchelastic's metrics: from (group, name) to a Stat with a base unit.
 
-Runs on the emitting thread. A pair is resolved once to a function that records values and never raises.
+Runs on the thread that emits a value. A pair of group and name is resolved once, to a function that records values and does not raise.
 """
 
 from __future__ import annotations
@@ -19,28 +19,25 @@ from exporter.recording.stat import Stat, metric
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import Aggregation
 
-MAX_NAME_CHARACTERS = 150  # length of the name of a Stat; families append suffixes
+MAX_NAME_CHARACTERS = 150
+"""Maximum length of the name of a Stat, to which families append suffixes."""
 MAX_NAMES = 1000
-"""Limit of pairs. Further pairs, such as names with step numbers, are refused and counted."""
+"""Maximum number of pairs. Values of further pairs, such as names with step numbers, are refused and counted."""
 
 _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _UNITS: dict[str, tuple[str, float]] = {
-    word: (unit, times)
-    for words, unit, times in (
-        ("ms msec msecs millis milliseconds", "seconds", 1e-3),
-        ("us usec usecs micros microseconds", "seconds", 1e-6),
-        ("ns nsec nsecs nanos nanoseconds", "seconds", 1e-9),
-        ("s sec secs second seconds", "seconds", 1.0),
-        ("minutes", "seconds", 60.0),
-        ("hours", "seconds", 3600.0),
-        ("bytes", "bytes", 1.0),
-        ("kib", "bytes", 2.0**10),
-        ("mib", "bytes", 2.0**20),
-        ("gib", "bytes", 2.0**30),
-        ("ratio", "ratio", 1.0),
-        ("percent pct", "ratio", 1e-2),
-    )
-    for word in words.split()
+    **dict.fromkeys(["ms", "msec", "msecs", "millis", "milliseconds"], ("seconds", 1e-3)),
+    **dict.fromkeys(["us", "usec", "usecs", "micros", "microseconds"], ("seconds", 1e-6)),
+    **dict.fromkeys(["ns", "nsec", "nsecs", "nanos", "nanoseconds"], ("seconds", 1e-9)),
+    **dict.fromkeys(["s", "sec", "secs", "second", "seconds"], ("seconds", 1.0)),
+    "minutes": ("seconds", 60.0),
+    "hours": ("seconds", 3600.0),
+    "bytes": ("bytes", 1.0),
+    "kib": ("bytes", 2.0**10),
+    "mib": ("bytes", 2.0**20),
+    "gib": ("bytes", 2.0**30),
+    "ratio": ("ratio", 1.0),
+    **dict.fromkeys(["percent", "pct"], ("ratio", 1e-2)),
 }
 """Base unit and factor by the suffix of a metric's name. Ambiguous suffixes (`min`, `mb`) are not units."""
 
@@ -49,17 +46,17 @@ class MetricName(NamedTuple):
     """Name of the Stat of a (group, name) pair."""
 
     stat: str  # name of the Stat, without unit
-    unit: str | None  # a base unit, None for a plain number
-    factor: float = 1.0  # factor from the metric's unit to the base unit
+    unit: str | None  # base unit; None for a plain number
+    factor: float = 1.0  # from the metric's unit to the base unit
 
     @property
     def family(self) -> tuple[str, str | None]:
-        """Key shared by all pairs of the same family."""
+        """Key of the family, which several pairs may share."""
         return self.stat.replace(".", "_"), self.unit
 
 
 def metric_name(group: object, name: object) -> MetricName | None:
-    """Return the name of a pair's Stat, or None if no valid name remains, or the name is too long."""
+    """Return the name of a pair's Stat, or None if no valid name remains or the name is too long."""
     if any(isinstance(text, str) and len(text) > MAX_NAME_CHARACTERS for text in (group, name)):
         return None
     words = [*_name_parts(group), *_name_parts(name)]
@@ -70,7 +67,7 @@ def metric_name(group: object, name: object) -> MetricName | None:
             unit, factor = _UNITS[suffix.lower()]
             words[-1:] = [head] if head else []
     stat = ".".join(words)
-    if unit is None and stat.replace(".", "_").endswith(("_total", "_bucket")):  # Prometheus' suffixes
+    if unit is None and stat.replace(".", "_").endswith(("_total", "_bucket")):  # suffixes of Prometheus
         stat = f"{stat}_value"
     if not any(character in _WORD_CHARACTERS for character in stat) or len(stat) > MAX_NAME_CHARACTERS:
         return None
@@ -78,7 +75,7 @@ def metric_name(group: object, name: object) -> MetricName | None:
 
 
 def _name_parts(text: object) -> list[str]:
-    """Return the parts between dots. Characters other than letters and digits become underscores."""
+    """Return the parts of a text between dots. Characters other than letters and digits become underscores."""
     raw_text = "" if text is None else text_of(text)
     cleaned_text = "".join(
         [character if character in _WORD_CHARACTERS or character == "." else "_" for character in raw_text]
@@ -87,7 +84,7 @@ def _name_parts(text: object) -> list[str]:
 
 
 def text_of(value: object) -> str:
-    """Return a group or a name as bounded printable text, without running code of the object."""
+    """Return a group or a name as printable text of bounded length, without running code of the object."""
     if isinstance(value, str):
         return clean_text(str.__str__(value))
     return str(value) if type(value) in {int, float, bool} else class_name(value)
@@ -96,8 +93,9 @@ def text_of(value: object) -> str:
 # Stats ---------------------------------------------------------------------------------------------------------
 
 Pair = tuple[object, object]
-_NUMBER = frozenset({Aggregation.VALUE, Aggregation.MEAN, Aggregation.MAX})
-_DURATION = frozenset({Aggregation.HISTOGRAM, Aggregation.MEAN, Aggregation.MAX})
+"""Group and name of a metric."""
+_NUMBER_AGGREGATIONS = frozenset({Aggregation.VALUE, Aggregation.MEAN, Aggregation.MAX})
+_DURATION_AGGREGATIONS = frozenset({Aggregation.HISTOGRAM, Aggregation.MEAN, Aggregation.MAX})
 
 
 class MetricStats:
@@ -116,19 +114,18 @@ class MetricStats:
             refuse("name")(value)
 
     def _resolve(self, pair: Pair) -> Record:
-        """Accept or refuse a new pair. Concurrent calls have the same result."""
+        """Return the function that records or refuses the values of a new pair. Concurrent calls have the same result."""
         record = PLATFORM.recorder(pair[1]) if pair[0] == GROUP else None
         if record is None:
             if len(self._records) >= MAX_NAMES:
                 return refuse("too_many")
             stat_name = metric_name(*pair)
             if stat_name is None:
-                return refuse("name")  # not stored, because the length is unlimited
+                return refuse("name")  # not stored, because the name may be of any length
             try:
                 record = self._recorder(stat_name, pair)
-            except (
-                DefinitionError
-            ) as error:  # the family belongs to a different pair or Stat, or to the exporter
+            except DefinitionError as error:
+                # The family belongs to a different pair or Stat, or to the exporter.
                 message = "the metric {1} of group {0} is not recorded".format(*map(text_of, pair))
                 log_once(message, f"{message}: {error}")
                 record = refuse("collision")
@@ -136,9 +133,10 @@ class MetricStats:
         return record
 
     def _recorder(self, stat_name: MetricName, pair: Pair) -> Record:
-        """Return the function that records the values of a pair. The second and later pairs of a family have labels."""
+        """Return the function that records the values of a pair. The second and later pairs of a family get labels."""
         group, name = map(text_of, pair)
-        aggregations = _DURATION if stat_name.unit == "seconds" else _NUMBER
+        is_duration = stat_name.unit == "seconds"
+        aggregations = _DURATION_AGGREGATIONS if is_duration else _NUMBER_AGGREGATIONS
         family = self._families.get(stat_name.family)
         if family is None:
             text = f"Metric {name} of torchelastic's group {group}."
@@ -164,13 +162,14 @@ class _Family(Value):
 
 
 def _recorder_of(stat: Stat, factor: float) -> Record:
+    """Return the function that records values, multiplied by *factor*, in a Stat."""
     add = stat.add
 
     def record(value: object) -> None:
         kind = type(value)
         try:  # noqa: SIM105  # `suppress` would take a third of the time of a value
             value = value * factor  # type: ignore[operator]
-        except Exception:  # noqa: BLE001, S110  # the Stat counts values that are not numbers
+        except Exception:  # noqa: BLE001, S110  # a value that is not a number, which the Stat counts
             pass
         torch = None if kind is float or kind is int else sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
@@ -182,11 +181,11 @@ def _recorder_of(stat: Stat, factor: float) -> Record:
 
 
 STATS = MetricStats()
-"""Stats of this process; a forked child continues with the same Stats from zero."""
+"""Stats of torchelastic's metrics in this process. A forked child has the same Stats, which count from zero."""
 
 
 @cache
 def refuse(reason: str) -> Callable[[object], None]:
-    """Return the function that counts refused values."""
+    """Return the function that counts a refused value for a reason."""
     add = metric("counter", "training.elastic.refused", labels={"reason": reason})
     return lambda _value: add(1)

@@ -272,6 +272,16 @@ def test_an_event_with_invalid_fields_is_counted_delivered_and_written(
     json.loads(handler.lines[0], parse_constant=pytest.fail)
 
 
+@pytest.mark.parametrize("timestamp", ["Infinity", "1e999", "NaN"])
+def test_an_event_logged_by_torch_with_a_timestamp_that_is_not_finite_is_recorded(timestamp: str) -> None:
+    line = f'{{"name": "endless", "source": "WORKER", "metadata": {{}}, "timestamp": {timestamp}}}'
+    initial_count = count_of("endless")
+
+    events.PrometheusEventHandler().handle(logging.makeLogRecord({"msg": line}))
+
+    assert count_of("endless") == initial_count + 1
+
+
 @pytest.mark.parametrize(
     ("data", "error"),
     [

@@ -1,6 +1,6 @@
 """Compatibility module of torchelastic's events: `import exporter.elastic.events as events`.
 
-Each event is counted, delivered to handlers and written to its destination; `LOGLEVEL` filters only the console.
+An event is counted, delivered to the handlers and written to its destination. `LOGLEVEL` applies to the destination only.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _handles: list[Handle] = []
 
 
 def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
-    """Replace the event handlers by a handler, a list of handlers, or None.
+    """Replace the event handlers by one or several handlers. None removes all handlers.
 
-    Events are counted for Prometheus with or without handlers. Raises TypeError for an object without `record(event)`.
+    Events are counted for Prometheus with and without handlers. Raises TypeError for an object without `record(event)`.
     """
     handlers = bridge.checked_handlers(handler, "record")
     unconfigure()
@@ -69,7 +69,7 @@ def _deliver(handler: EventHandler, event: object) -> None:
 
 
 def unconfigure() -> None:
-    """Remove all handlers."""
+    """Remove all event handlers."""
     while _handles:
         _handles.pop().unregister()
 
@@ -84,7 +84,7 @@ _events_loggers: dict[str, logging.Logger] = {}
 
 
 def _get_or_create_logger(destination: str = "null") -> logging.Logger:
-    """Return the logger of a destination, with the logger name of torch."""
+    """Return the logger of a destination, under the name that torch uses."""
     logger = _events_loggers.get(destination)
     if logger is None:
         handler = get_logging_handler(destination)
@@ -101,7 +101,7 @@ def _get_or_create_logger(destination: str = "null") -> logging.Logger:
 
 
 def record(event: Event, destination: str = "null") -> None:
-    """Record an event, and write it to a destination: `null`, `console` (standard error) or one of `handlers`.
+    """Record an event, and write it to a destination: `null`, `console` (standard error), or a destination that the job has added.
 
     Raises KeyError for an unknown destination.
     """
@@ -116,13 +116,13 @@ def record(event: Event, destination: str = "null") -> None:
 
 
 def record_rdzv_event(event: RdzvEvent) -> None:
-    """Record an event of a rendezvous, to the destination `dynamic_rendezvous`."""
+    """Record an event of a rendezvous, and write it to the destination `dynamic_rendezvous`."""
     agent.record_rendezvous(fields_of(event), event)
     _write(_get_or_create_logger("dynamic_rendezvous"), event)
 
 
 def _write(logger: logging.Logger, event: Event | RdzvEvent) -> None:
-    # Skip the serialization, the most expensive part, if nothing is written.
+    # The serialization is the most expensive part, and is skipped if nothing is written.
     if not all(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
         logger.info(event.serialize(), extra={RECORDED_ATTRIBUTE: True})
 
@@ -138,9 +138,9 @@ def construct_and_record_rdzv_event(
     local_id: int | None = None,
     rank: int | None = None,
 ) -> None:
-    """Record a new rendezvous event, unless the handler of `dynamic_rendezvous` is a NullHandler.
+    """Create and record a rendezvous event, unless the handler of `dynamic_rendezvous` is a NullHandler.
 
-    Name, host and process default to the values of the caller; FAILED adds the handled exception.
+    Name, host and process default to the values of the caller. The state FAILED adds the traceback of the current exception.
     """
     if isinstance(get_logging_handler("dynamic_rendezvous"), logging.NullHandler):
         return

@@ -1,6 +1,6 @@
 """Compatibility classes of torchelastic's events: `Event` and `RdzvEvent`.
 
-Unlike the classes of torch, the classes always serialize to JSON: NaN and infinity as null, other metadata as text.
+Unlike the classes of torch, they serialize values of any type to JSON: NaN and infinity as null, and other objects as text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NodeState(str, Enum):
 
 
 class _Serialized:
-    """Serialization of both kinds of events."""
+    """Serialization of both classes of events."""
 
     _enumeration: ClassVar[tuple[str, type[Enum]]]
 
@@ -49,7 +49,7 @@ class _Serialized:
 
     @classmethod
     def deserialize(cls, data: Any) -> Any:
-        """Return the event of a `serialize` text; an event is returned unchanged. Raises TypeError or ValueError if invalid."""
+        """Return the event from the text of `serialize`. An event is returned unchanged. Raises TypeError or ValueError for others."""
         if isinstance(data, cls):
             return data
         if not isinstance(data, str):
@@ -69,7 +69,7 @@ class Event(_Serialized):
 
     _enumeration = "source", EventSource
 
-    name: str  # value of the label `type`, with a small number of distinct names
+    name: str  # also the value of the label `type`: use few names
     source: EventSource
     timestamp: int = 0  # Unix time in milliseconds; 0 for the time of recording
     metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
@@ -94,12 +94,12 @@ class RdzvEvent(_Serialized):
 
 
 def fields_of(event: Any) -> dict[str, object]:
-    """Return the fields without copies of the values, which some objects refuse."""
+    """Return the fields by name. The values are not copied, unlike by `dataclasses.asdict`, because some objects cannot be."""
     return {field.name: getattr(event, field.name) for field in fields(event)}
 
 
 def _json_value(value: object) -> object:
-    """Return a value that serializes to JSON."""
+    """Return a value as JSON types."""
     if isinstance(value, Mapping):
         return {to_message(name): _json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
-"""Destinations of events (`logging` handlers), and event handlers.
+"""Destinations of events, which are `logging` handlers, and event handlers.
 
-`_log_handlers` is the registry of destinations, with the name of torch's registry; a job may add entries.
+`_log_handlers` is the registry of destinations, under the name of torch's registry. A job may add entries.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Compatibility module of torchelastic's metrics: `import exporter.elastic.metrics as metrics`.
 
-Values are published to Prometheus (`my_app` and `step_ms` as `my_app_step_seconds`) and delivered to the handlers of the group.
+Values are recorded for Prometheus (the group `my_app` and the name `step_ms` as `my_app_step_seconds`), and delivered to the handlers
+of the group.
 """
 
 from __future__ import annotations
@@ -13,4 +14,4 @@ __all__ += api.__all__
 
 
 def initialize_metrics(cfg: api.MetricsConfig | None = None) -> None:
-    """Do nothing, as in torch, where launchers call this function and packages replace it."""
+    """Do nothing, as in torch. Launchers call this function, and packages may replace it."""

@@ -1,6 +1,6 @@
 """Compatibility module of torchelastic's `metrics.api`: `getStream`, `put_metric`, `prof` and others.
 
-Runs on any thread, without a lock. A value is recorded for Prometheus, then delivered to the handlers of the group.
+Runs on any thread, without a lock. A value is recorded for Prometheus, and then delivered to the handlers of its group.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value
 
 
 class MetricsConfig:
-    """Argument of `initialize_metrics`; `params` maps names to values."""
+    """Argument of `initialize_metrics`, with parameters by name."""
 
     __slots__ = ["params"]
 
@@ -52,7 +52,7 @@ class MetricsConfig:
 
 
 class MetricHandler(abc.ABC):
-    """Interface of handlers of a group's metrics."""
+    """Interface of metric handlers."""
 
     @abc.abstractmethod
     def emit(self, metric_data: MetricData) -> None:
@@ -60,7 +60,7 @@ class MetricHandler(abc.ABC):
 
 
 class ConsoleMetricHandler(MetricHandler):
-    """Handler that prints every metric to standard output."""
+    """Handler that prints each value to standard output."""
 
     def emit(self, metric_data: MetricData) -> None:
         """Print a line."""
@@ -70,17 +70,17 @@ class ConsoleMetricHandler(MetricHandler):
 
 
 class NullMetricHandler(MetricHandler):
-    """Handler without effect, for groups that only Prometheus receives."""
+    """Handler without effect, for a group whose values are only recorded for Prometheus."""
 
     def emit(self, metric_data: MetricData) -> None:
         """Do nothing."""
 
 
 class PrometheusMetricHandler(MetricHandler):
-    """Handler for torch's own `configure` that records metrics, unless the bridge records them. `put_metric` needs no handler."""
+    """Handler for torch's own `configure`, which records values for Prometheus. `put_metric` of this module needs no handler."""
 
     def emit(self, metric_data: MetricData) -> None:
-        """Record a value, unless the bridge is installed."""
+        """Record a value, unless the bridge is installed and records it."""
         if not bridge.CompatibilityHandlers.is_installed:
             STATS.record(*metric_data[1:])
 
@@ -88,24 +88,24 @@ class PrometheusMetricHandler(MetricHandler):
 Handlers = MetricHandler | Sequence[MetricHandler] | None
 
 _handlers: dict[str | None, tuple[MetricHandler, ...]] = {None: ()}
-"""Handlers by group; the entry None applies to groups without an entry."""
-_calling = threading.local()
+"""Handlers by group. The entry None applies to groups without an entry."""
+_thread_state = threading.local()
 
 
 class MetricStream:
-    """Stream of a group's values, for a fixed handler or for the configured handlers."""
+    """Stream of a group's values to a given handler, or else to the configured handlers."""
 
     def __init__(self, group_name: str, handler: MetricHandler | None = None) -> None:
         self.group_name = group_name
         self.handler = handler
 
     def add_value(self, metric_name: str, metric_value: float) -> None:
-        """Publish a value. Never raises. The last word of a name is the unit: `latency_ms`, `size_bytes`."""
+        """Publish a value. Never raises. The last word of the name may be a unit, as in `latency_ms` and `size_bytes`."""
         group = self.group_name
         STATS.record(group, metric_name, metric_value)
         try:
             handlers = _handlers.get(group, _handlers[None]) if self.handler is None else (self.handler,)
-        except Exception:  # noqa: BLE001  # an unhashable group, which was refused
+        except Exception:  # noqa: BLE001  # an unhashable group, whose value was refused
             return
         if handlers:
             data = MetricData(time(), group, metric_name, metric_value)
@@ -114,19 +114,19 @@ class MetricStream:
 
 
 def _call(handler: MetricHandler, data: MetricData) -> None:
-    """Deliver a value. Exceptions are counted, and a handler does not receive the metrics that it emits."""
-    busy: set[int] = _calling.__dict__.setdefault("handlers", set())
-    if id(handler) in busy:
+    """Deliver a value to a handler. Exceptions are counted. A handler does not receive values that it publishes itself."""
+    active_handlers: set[int] = _thread_state.__dict__.setdefault("active_handlers", set())
+    if id(handler) in active_handlers:
         return
-    busy.add(id(handler))
+    active_handlers.add(id(handler))
     try:
         handler.emit(data)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # a handler must not end the job; KeyboardInterrupt propagates
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a handler must not end the job, but Ctrl-C must
         refuse("handler")(None)
         name = type(handler).__qualname__
         log_once(f"elastic handler {name}", f"the metric handler {name} has raised: {error!r}")
     finally:
-        busy.discard(id(handler))
+        active_handlers.discard(id(handler))
 
 
 bridge.CompatibilityHandlers.record_metric = staticmethod(
@@ -135,9 +135,9 @@ bridge.CompatibilityHandlers.record_metric = staticmethod(
 
 
 def configure(handler: Handlers, group: str | None = None) -> None:
-    """Replace the handlers of a group, or of all groups without handlers (None), by one or several handlers.
+    """Replace the handlers of a group by one or several handlers. The group None means all groups without handlers of their own.
 
-    Handlers also receive the metrics of torch's own modules in this process. Prometheus receives all metrics. Raises TypeError
+    Handlers also receive the values of torch's own modules in this process. All values are recorded for Prometheus. Raises TypeError
     for an object without `emit(metric_data)`.
     """
     if handler is None:
@@ -147,7 +147,7 @@ def configure(handler: Handlers, group: str | None = None) -> None:
 
 
 def unconfigure(group: str | None = None) -> None:
-    """Remove the handlers of a group, or of all groups without handlers of their own (None)."""
+    """Remove the handlers of a group. The group None means all groups without handlers of their own."""
     if group is None:
         _handlers[None] = ()
     else:
@@ -160,12 +160,12 @@ def getStream(group: str) -> MetricStream:  # noqa: N802  # torch's name
 
 
 def put_metric(metric_name: str, metric_value: float, metric_group: str = "torchelastic") -> None:
-    """Publish a value. Never raises. `my_app` and `latency_ms` become the family `my_app_latency_seconds`."""
+    """Publish a value. Never raises. The group `my_app` and the name `latency_ms` become the family `my_app_latency_seconds`."""
     getStream(metric_group).add_value(metric_name, metric_value)
 
 
 def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> None:
-    """Publish a value; deprecated by torch in favour of `put_metric`."""
+    """Publish a value. torch has deprecated this function in favour of `put_metric`."""
     warnings.warn("deprecated, use put_metric instead", category=FutureWarning, stacklevel=2)
     getStream(metric_group).add_value(metric_name, metric_value)
 
@@ -184,25 +184,25 @@ def prof(fn: None = None, group: str = "torchelastic") -> Callable[[AnyFunction]
 
 
 def prof(fn: Any = None, group: str = "torchelastic") -> Any:
-    """Publish `<name>.success` or `<name>.failure`, and `<name>.duration.ms`, of every call of a function.
+    """Publish `<name>.success` or `<name>.failure`, and `<name>.duration.ms`, for each call of a function.
 
-    The name is `<class>.<method>` for a method, `<module>.<function>` (the last part of the module) for a function of a
-    module. Unlike torch, durations are monotonic, with fractions of a millisecond; coroutines and generators are measured to
-    the end, and KeyboardInterrupt, SystemExit and cancellation are failures.
+    The name is `<class>.<method>` for a method, and `<module>.<function>` (with the last part of the module's name) for a function of
+    a module. Unlike in torch, durations are measured on the monotonic clock, with fractions of a millisecond; coroutines and
+    generators are measured to their end; and KeyboardInterrupt, SystemExit and cancellation are failures.
     """
     if fn is None:
         return lambda function: prof(function, group)
-    return _measured(fn, _get_metric_name(fn), group)
+    return _measure(fn, _get_metric_name(fn), group)
 
 
 def profile(group: str | None = None) -> Callable[[AnyFunction], AnyFunction]:
-    """Decorate like `prof`, with the bare name of the function; deprecated by torch in favour of `prof`."""
+    """Decorate like `prof`, with the bare name of the function. torch has deprecated this function in favour of `prof`."""
     warnings.warn("deprecated, use @prof instead", category=FutureWarning, stacklevel=2)
-    return lambda function: _measured(function, function.__name__, group)  # type: ignore[arg-type]  # torch also accepts None
+    return lambda function: _measure(function, function.__name__, group)  # type: ignore[arg-type]  # torch also accepts None
 
 
-def _measured(function: AnyFunction, name: str, group: str) -> AnyFunction:
-    """Publish the outcome and the duration at the end of each call."""
+def _measure(function: AnyFunction, name: str, group: str) -> AnyFunction:
+    """Return the function, with the outcome and the duration published at the end of each call."""
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     normal_end = GeneratorExit if is_generator else ()
 
