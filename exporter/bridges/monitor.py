@@ -88,7 +88,7 @@ class MonitorBridge:
                 kind.counter.add(count)
                 kind.counting_kind.last = time()
                 if kind.handlers:
-                    kind.suppressed_events["rate_limit"].add(count)
+                    kind.suppressed_counts["rate_limit"].add(count)
 
     def _record_window(self, event: Any) -> None:
         try:

@@ -1,8 +1,8 @@
 """Conversion of any object to a plain number, text, attribute or sample.
 
-Runs on the threads of the job; `to_sample` also on the recording thread. No function raises, waits for a
-device, or spends unbounded time on a container. Classes are compared with `type`, because `isinstance` calls
-the object's own `__class__`, and by identity, because a metaclass may define `__hash__`.
+Runs on the threads of the job; `to_sample` also runs on the recording thread. The functions do not raise, do not wait for a device,
+and read a bounded number of items of a container. Classes are compared with `type`, because `isinstance` calls the object's own
+`__class__`, and by identity, because a metaclass may define `__hash__`.
 """
 
 from __future__ import annotations
@@ -32,27 +32,29 @@ AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] |
 """Value of a span's attribute."""
 
 MAX_TEXT_CHARACTERS = 32_768
-"""Length to which a text is cut."""
+"""Maximum length of a text. Longer texts are cut."""
 MAX_REPR_CHARACTERS = 1000
-"""Length of the text that represents an object."""
+"""Maximum length of the text that represents an object."""
 MAX_MESSAGE_CHARACTERS = 500
-"""Length of the representation of an object in a log message."""
+"""Maximum length of the representation of an object in a log message."""
 MAX_REPR_ITEMS = 50
-"""Items of a container that its text includes."""
+"""Maximum number of items of a container in its text."""
 MAX_SIZED_ITEMS = 10_000
-"""Largest container of an unknown class whose own `__repr__` is called."""
+"""Maximum size of a container of an unknown class whose own `__repr__` is called."""
 MAX_DEPTH = 4
-"""Maximum depth of converted containers, for containers that contain themselves."""
+"""Maximum depth of converted containers, which may contain themselves."""
 _INT64_LIMIT = 1 << 63
 _MAX_SHOWN_BITS = 4096
+"""Maximum size of an integer that is written in digits."""
 _NUMPY_NUMBERS = ("float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong")
-"""Class names of numpy's immutable numbers, without their bits."""
+"""Class names of numpy's numbers, without the number of bits."""
 _SHOWN_AS_STR = ("datetime", "decimal", "uuid")
+"""Modules of classes whose `str` is shorter than their `repr`."""
 
 
 @value_class
 class Unconvertible(Value):
-    """Value without a plain form; `text` describes the value in messages."""
+    """Value that cannot be converted; `text` describes the value in messages."""
 
     text: str
 
@@ -70,10 +72,10 @@ class Rejection(enum.Enum):
 
 
 def to_scalar(value: object) -> Datum | Unconvertible | None:
-    """Return the value as a plain str, bool, int or float, or None for None, otherwise `Unconvertible`.
+    """Return the value as a plain str, bool, int or float; None for None, and `Unconvertible` for other values.
 
     Converts instances of subclasses, members of enumerations, and single-element objects with `item()`, `__index__` or
-    `__float__`. The value of an asynchronous array is read only if the array is ready.
+    `__float__`. An asynchronous array is read only if its value has been computed.
     """
     kind = type(value)
     if value is None or kind is float or kind is int or kind is str or kind is bool:
@@ -86,7 +88,7 @@ def to_scalar(value: object) -> Datum | Unconvertible | None:
 
 
 def to_number(value: object) -> int | float | None:
-    """Return the value as a plain int or float, or None if the value is no number, or a bool."""
+    """Return the value as a plain int or float, or None if the value is a bool or is not a number."""
     kind = type(value)
     if kind is float or kind is int:
         return value  # type: ignore[return-value]  # checked above
@@ -95,10 +97,10 @@ def to_number(value: object) -> int | float | None:
 
 
 def to_sample(value: Any) -> float | Rejection:
-    """Return the value as a finite float, or the reason for its rejection; runs no code of the job.
+    """Return the value as a finite float, or the reason for its rejection. Runs no code of the job.
 
-    Accepts Python's and numpy's numbers and their subclasses. The recording thread calls this function, and a foreign class's
-    `__float__` could block that thread.
+    Accepts Python's numbers, their subclasses, and numpy's numbers. The recording thread calls this function, and the `__float__` of
+    a foreign class could block that thread.
     """
     kind = type(value)
     try:
@@ -120,9 +122,9 @@ def to_sample(value: Any) -> float | Rejection:
 
 
 def is_asynchronous(value: object) -> bool:
-    """Return True for an array whose value may still be computed, so that reading the value could wait.
+    """Return True for an array whose value may not have been computed yet, so that reading the value could wait.
 
-    True for torch's tensors outside of the host's memory, for JAX's arrays, and for an object whose device is unknown.
+    True for torch's tensors outside the host's memory, for JAX's arrays, and for an object whose device cannot be read.
     """
     kind = type(value)
     if kind is float or kind is int or kind is str or kind is bool or value is None:
@@ -141,13 +143,13 @@ def _scalar(value: Any, kind: type) -> Datum | None:
     if issubclass(kind, float):
         return float.__float__(value)
     if issubclass(kind, enum.Enum):
-        inner = value.value
-        return inner if _is_scalar(inner) else None
+        member_value = value.value
+        return member_value if _is_scalar(member_value) else None
     if issubclass(kind, (bytes, bytearray)) or not _is_readable(value, kind):
         return None
     if callable(item := getattr(value, "item", None)):
-        inner = item()
-        return _scalar(inner, type(inner)) if not _is_scalar(inner) else inner
+        element = item()
+        return element if _is_scalar(element) else _scalar(element, type(element))
     if class_attribute(kind, "__index__") is not None:
         return int.__int__(value.__index__())
     if class_attribute(kind, "__float__") is not None:
@@ -164,31 +166,36 @@ def _is_readable(value: Any, kind: type) -> bool:
     """Return True if reading the value waits neither for a device nor for other ranks."""
     if class_attribute(kind, "is_ready") is not None:
         return bool(value.is_ready())
-    placements = getattr(
-        value, "placements", None
-    )  # `item()` of a DTensor could communicate with other ranks
+    # `item()` of a DTensor that is not replicated would communicate with other ranks.
+    placements = getattr(value, "placements", None)
     return _in_host_memory(value) and (
         placements is None or all(placement.is_replicate() for placement in placements)
     )
 
 
 def _in_host_memory(value: Any) -> bool:
-    """Return True unless the object names a device other than the CPU; numpy and TensorFlow use texts for devices."""
+    """Return True unless the object names a device other than the CPU."""
     device = getattr(value, "device", None)
     if device is None:
         return True
-    kind = device if type(device) is str else getattr(device, "type", None) or getattr(device, "platform", "")
-    return isinstance(kind, str) and kind.lower().rpartition("device:")[2].partition(":")[0] == "cpu"
+    device_type: object
+    if type(device) is str:  # numpy and TensorFlow
+        device_type = device
+    else:
+        device_type = getattr(device, "type", None) or getattr(device, "platform", "")
+    if not isinstance(device_type, str):
+        return False
+    return device_type.lower().rpartition("device:")[2].partition(":")[0] == "cpu"
 
 
 # Attributes ----------------------------------------------------------------------------------------------------
 
 
 def to_attribute(value: object) -> AttributeValue | None:
-    """Return the value as an attribute of a span: a str, bool, int, float, a list of one of these, or None.
+    """Return the value as an attribute of a span: a str, bool, int, float, a list of values of one of these types, or None.
 
-    A list of mixed values becomes a list of texts, a mapping a list of `key:value`. Longer lists are cut after `MAX_ITEMS`
-    items, longer texts after `MAX_TEXT_CHARACTERS` characters.
+    A list of mixed values becomes a list of texts, and a mapping a list of `key:value`. Lists are cut after `MAX_ITEMS` items, and
+    texts after `MAX_TEXT_CHARACTERS` characters.
     """
     kind = type(value)
     if value is None or kind is float or kind is int or kind is bool:
@@ -200,14 +207,14 @@ def to_attribute(value: object) -> AttributeValue | None:
 
 
 def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
-    """Convert a value; *budget* is exhausted after the maximum number of items."""
+    """Convert a value; *budget* yields once for each item of all nested containers, up to the maximum number of items."""
     kind = type(value)
     if value is None:
         return None
+    if issubclass(kind, enum.Enum) and depth <= MAX_DEPTH:
+        return _attribute_of(value.value, depth + 1, budget)
     if issubclass(kind, enum.Enum):
-        return (
-            _attribute_of(value.value, depth + 1, budget) if depth <= MAX_DEPTH else f"<{class_name(value)}>"
-        )
+        return f"<{class_name(value)}>"
     items = items_of(value, kind)
     pairs = None if items is not None else pairs_of(value, kind)
     if (items is not None or pairs is not None) and depth > MAX_DEPTH:
@@ -233,6 +240,7 @@ def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
 
 
 def _homogeneous(items: list[Any]) -> list[Any]:
+    """Return items of a single type: floats for a mix of int and float, otherwise texts for mixed items."""
     kinds = {type(item) for item in items}
     if len(kinds) <= 1 and not kinds & {list, type(None)}:
         return items
@@ -243,16 +251,16 @@ def _homogeneous(items: list[Any]) -> list[Any]:
 
 
 def to_datum(value: object) -> Datum | None:
-    """Return the value as a datum of an event, or None for None and for values that cannot be converted.
+    """Return the value as a datum of an event, or None for None and for values whose conversion fails.
 
-    Numbers of other libraries become plain numbers. Integers beyond 64 bits and all other objects become short texts.
+    Numbers of other libraries become plain numbers. Integers of more than 64 bits and other objects become short texts.
     """
     try:
         scalar = to_scalar(value)
         if type(scalar) is str:
             return scalar[:MAX_TEXT_CHARACTERS]
         if type(scalar) is int and not -_INT64_LIMIT <= scalar < _INT64_LIMIT:
-            return _whole_number(scalar)
+            return _integer_text(scalar)
         if not isinstance(scalar, Unconvertible):
             return scalar
         kind = type(value)
@@ -268,7 +276,7 @@ def to_datum(value: object) -> Datum | None:
 
 
 def to_message(value: object, limit: int = MAX_TEXT_CHARACTERS) -> str:
-    """Return the `str` of the value, with containers cut after `MAX_REPR_ITEMS` items and the text after *limit* characters."""
+    """Return the `str` of the value, with containers cut after `MAX_REPR_ITEMS` items, and the text after *limit* characters."""
     kind = type(value)
     if kind is str:
         return value[:limit]  # type: ignore[index,no-any-return]  # checked above
@@ -279,7 +287,7 @@ def to_message(value: object, limit: int = MAX_TEXT_CHARACTERS) -> str:
             return str(value)[:limit]
         scalar = to_scalar(value)
         if not isinstance(scalar, Unconvertible):
-            return _whole_number(scalar) if type(scalar) is int else str(scalar)[:limit]
+            return _integer_text(scalar) if type(scalar) is int else str(scalar)[:limit]
         if (
             items_of(value, kind) is None
             and pairs_of(value, kind) is None
@@ -292,7 +300,7 @@ def to_message(value: object, limit: int = MAX_TEXT_CHARACTERS) -> str:
 
 
 def to_text(value: object, limit: int = MAX_REPR_CHARACTERS) -> str:
-    """Return the `repr` of the value, with containers cut after `MAX_REPR_ITEMS` items and the text after *limit* characters."""
+    """Return the `repr` of the value, with containers cut after `MAX_REPR_ITEMS` items, and the text after *limit* characters."""
     try:
         return _render(value, 0, iter(range(MAX_ITEMS)))[:limit]
     except Exception:  # noqa: BLE001  # the job's own `__repr__`
@@ -312,9 +320,9 @@ def to_name(value: object) -> str:
 
 
 def safe_repr(value: object, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
-    """Return a text for messages; runs no code of the job except `__str__` of an exception.
+    """Return a text for messages. Runs no code of the job except `__str__` of an exception.
 
-    Objects other than plain values, enumerations, exceptions and their built-in containers become `<Class>`.
+    Objects other than plain values, members of enumerations, exceptions and built-in containers of these become `<Class>`.
     """
     kind = type(value)
     try:
@@ -337,7 +345,7 @@ def _plain_repr(value: Any, depth: int, budget: Iterator[int]) -> str:
     if kind is str or kind is bytes:
         return repr(value[:MAX_MESSAGE_CHARACTERS])
     if kind is int:
-        return _whole_number(value)
+        return _integer_text(value)
     if value is None or kind is float or kind is bool:
         return repr(value)
     if issubclass(kind, enum.Enum):
@@ -356,7 +364,7 @@ def _render(value: Any, depth: int, budget: Iterator[int]) -> str:
     if issubclass(kind, (bytes, bytearray)):
         return repr(first_bytes(value, 200))
     if issubclass(kind, int) and not issubclass(kind, (bool, enum.Enum)):
-        return _whole_number(int.__int__(value))
+        return _integer_text(int.__int__(value))
     if _is_array(value, kind):
         device = getattr(value, "device", "")
         return f"{class_name(value)} of shape {tuple(value.shape)} on {str(device) or 'a device'}"
@@ -375,8 +383,8 @@ def _container(value: Any, kind: type, budget: Iterator[int], render: Callable[[
         parts = [f"{render(key)}: {render(item)}" for (key, item), _ in zip(pairs[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # the budget ends the loop
     else:
         parts = [render(item) for item, _ in zip((items or [])[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # the budget ends the loop
-    ellipsis = ["..."] if size_of(value, kind) > MAX_REPR_ITEMS else []
-    body = ", ".join(parts + ellipsis)
+    omission = ["..."] if size_of(value, kind) > MAX_REPR_ITEMS else []
+    body = ", ".join(parts + omission)
     if pairs is not None:
         return f"{{{body}}}"
     if issubclass(kind, tuple):
@@ -388,13 +396,13 @@ def _container(value: Any, kind: type, budget: Iterator[int], render: Callable[[
     return f"deque([{body}])" if issubclass(kind, deque) else f"[{body}]"
 
 
-def _whole_number(value: int) -> str:
+def _integer_text(value: int) -> str:
     bits = value.bit_length()
     return str(value) if bits < _MAX_SHOWN_BITS else f"an integer of {bits} bits"
 
 
 def _is_array(value: Any, kind: type) -> bool:
-    """Return True for a tensor or array with a device."""
+    """Return True for an object with a shape that has a device or may not have been computed yet."""
     return class_attribute(kind, "shape") is not None and (
         class_attribute(kind, "device") is not None or is_asynchronous(value)
     )

@@ -1,6 +1,6 @@
 """Validation of Stat definitions and recording rules.
 
-Runs in the training process, at construction and when the configuration's rules change. Pure functions.
+Runs in the training process, when a Stat is constructed and when the recording rules change. Pure functions.
 """
 
 from __future__ import annotations
@@ -24,17 +24,33 @@ from exporter.recording.limits import (
 )
 from exporter.recording.values import Aggregation, StatDefinition
 
-_UNITS = "seconds bytes ratio joules watts grams liters hertz celsius volts amperes meters flops tokens samples steps"
-UNITS = tuple(_UNITS.split())
-"""Base units, and countable nouns of a training job."""
+UNITS = (
+    *(
+        "seconds",
+        "bytes",
+        "ratio",
+        "joules",
+        "watts",
+        "grams",
+        "liters",
+        "hertz",
+        "celsius",
+        "volts",
+        "amperes",
+    ),
+    *("meters", "flops", "tokens", "samples", "steps"),
+)
+"""Base units, and things that a training job counts."""
 
 MIN_WINDOW_SECONDS = 0.1
 _MAX_WINDOW_SAMPLES = 1_000_000_000
 
 DEFAULT_AGGREGATIONS = ("mean", "max", "p50", "p90", "p95", "p99")
-_STEP_BUCKETS = "0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 300"
 DEFAULT_BUCKETS: Mapping[str | None, tuple[float, ...]] = {
-    "seconds": tuple(map(float, _STEP_BUCKETS.split())),
+    "seconds": (
+        *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+        *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+    ),
     "ratio": (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0),
     "bytes": tuple(float(1 << power) for power in range(10, 41, 3)),
 }
@@ -45,20 +61,21 @@ _NAME = re.compile(r"[a-zA-Z]\w*(\.\w+)*", re.ASCII)
 _LABEL = re.compile(r"[a-zA-Z]\w*", re.ASCII)
 
 Rule = Mapping[str, object]
-"""`match`, a shell pattern of names, and any of `enabled`, `aggregations`, `window_seconds`, `window_samples`, `buckets`."""
+"""Recording rule: `match`, a shell pattern of names, and any of `enabled`, `aggregations`, `window_seconds`, `window_samples` and
+`buckets`."""
 
 
 def check_definition(
     name: str, aggregations: Iterable[Aggregation | str] | None = None, **fields: Any
 ) -> StatDefinition:
-    """Return the definition of a Stat from its arguments. Raises DefinitionError with the value and the allowed values."""
+    """Return the definition of a Stat from its arguments. Raises DefinitionError for an invalid argument."""
     with unreadable_values():
         return _check_definition(name, aggregations, **fields)
 
 
 @contextmanager
 def unreadable_values() -> Iterator[None]:
-    """Raise DefinitionError for a value that raises on access, such as an unbound proxy."""
+    """Convert the errors of values that raise on access, such as an unbound proxy, to DefinitionError."""
     try:
         yield
     except DefinitionError:
@@ -74,25 +91,25 @@ def _check_definition(
     is_valid: object = isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and _NAME.fullmatch(name)
     allowed = "letters, digits, '_' and '.', starting with a letter: training.batch.latency"
     require(is_valid, "name", name, f"{allowed} (at most {MAX_NAME_CHARACTERS} characters)")
-    requested = _check_aggregations(DEFAULT_AGGREGATIONS if aggregations is None else aggregations)
+    members = _check_aggregations(DEFAULT_AGGREGATIONS if aggregations is None else aggregations)
     buckets, min_samples = fields.pop("buckets", None), fields.pop("min_samples", 1)
     checked_fields = {field: _CHECKS[field](value) for field, value in fields.items()}
-    definition = StatDefinition(name, requested, **checked_fields)
+    definition = StatDefinition(name, members, **checked_fields)
     is_valid = definition.window_seconds is not None or definition.window_samples is not None
     require(is_valid, "window_seconds", None, f"{MIN_WINDOW_SECONDS} or more where window_samples is None")
-    is_valid = buckets is None or Aggregation.HISTOGRAM in requested
+    is_valid = buckets is None or Aggregation.HISTOGRAM in members
     require(is_valid, "buckets", buckets, "None without Aggregation.HISTOGRAM")
     max_samples = definition.window_samples or _MAX_WINDOW_SAMPLES
-    allowed = f"a whole number from 1 to {max_samples}" + (
-        ", the window_samples" if max_samples < _MAX_WINDOW_SAMPLES else ""
-    )
+    allowed = f"a whole number from 1 to {max_samples}"
+    if max_samples < _MAX_WINDOW_SAMPLES:
+        allowed += ", the window_samples"
     require(type(min_samples) is int and 1 <= min_samples <= max_samples, "min_samples", min_samples, allowed)
-    bounds = _default_buckets(requested, definition.unit) if buckets is None else check_buckets(buckets)
+    bounds = _default_buckets(members, definition.unit) if buckets is None else check_buckets(buckets)
     return definition.replace(buckets=bounds, min_samples=min_samples)
 
 
 def require(is_valid: object, field: str, value: object, allowed: str, subject: str = "") -> None:
-    """Raise DefinitionError unless a value is valid; *subject* replaces the field in the message."""
+    """Raise DefinitionError unless *is_valid*. *subject* replaces the field in the message."""
     if not is_valid:
         text = safe_repr(value)
         text = text if len(text) <= 80 else f"{text[:77]}..."
@@ -102,7 +119,7 @@ def require(is_valid: object, field: str, value: object, allowed: str, subject: 
 
 
 def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
-    """Return finite upper bounds in ascending order, without `+Inf`. Raises DefinitionError for others."""
+    """Return buckets as finite upper bounds in ascending order. Raises DefinitionError for invalid bounds."""
     try:
         bounds = tuple(float(bound) for bound in buckets)
     except (TypeError, ValueError, OverflowError):
@@ -184,18 +201,18 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "window_seconds": _check_window_seconds,
 }
 _RULE_FIELDS = ("aggregations", "buckets", "window_samples", "window_seconds")
-"""Fields that the configuration may change."""
+"""Fields that a recording rule may change."""
 
 
 def _default_buckets(aggregations: frozenset[Aggregation], unit: str | None) -> tuple[float, ...]:
     return DEFAULT_BUCKETS.get(unit, OTHER_BUCKETS) if Aggregation.HISTOGRAM in aggregations else ()
 
 
-# Rules of the configuration ------------------------------------------------------------------------------------
+# Recording rules -----------------------------------------------------------------------------------------------
 
 
 def check_rules(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
-    """Return the valid rules with checked values, and the problems of the invalid rules."""
+    """Return the valid rules with checked values, and a sentence for each invalid rule."""
     valid_rules: list[Rule] = []
     problems: list[str] = []
     for number, rule in enumerate(rules, 1):
@@ -214,7 +231,7 @@ def check_rules(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
 
 
 def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[StatDefinition, bool]:
-    """Return the definition after all matching rules, in order, and True if the Stat is enabled."""
+    """Return the definition after the matching rules are applied in order, and True if the Stat is enabled."""
     changes: dict[str, object] = {}
     enabled = True
     for rule in rules:
@@ -225,8 +242,9 @@ def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[Stat
         return definition, enabled
     new_definition = definition.replace(**changes)
     if new_definition.window_seconds is None and new_definition.window_samples is None:
-        window = definition.window_seconds, definition.window_samples
-        new_definition = new_definition.replace(window_seconds=window[0], window_samples=window[1])
+        new_definition = new_definition.replace(
+            window_seconds=definition.window_seconds, window_samples=definition.window_samples
+        )
     if (
         new_definition.window_samples is not None
         and new_definition.window_samples < new_definition.min_samples

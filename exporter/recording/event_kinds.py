@@ -1,6 +1,6 @@
 """Kinds of events: counts, rules and handlers for each pair of type and severity.
 
-Counting an event takes no lock; creating a kind and changing the rules take the lock of the `EventLog`.
+Counting an event takes no lock. Creating a kind and changing the rules take the lock of the `EventLog`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from exporter.recording.values import EventsReading
 from exporter.recording.worker import Counter
 
 MAX_TYPES = 100
-"""Limit of separately counted types; further types are counted as `other`."""
+"""Maximum number of types that are counted separately. Further types are counted as `other`."""
 MAX_KINDS = 1000
-"""Limit of kinds in memory; further kinds are created per event and counted as `other`."""
+"""Maximum number of kinds in memory. Further kinds are created for each event and counted as `other`."""
 MAX_LABEL_CHARACTERS = 200
 OTHER = "other"
 DEFAULT_PER_SECOND = 10_000.0
 """Default limit of delivered events of a kind per second."""
 
 Pair = tuple[str, str]
+"""Type and severity, or label and severity or reason."""
 
 
 @value_class
@@ -58,14 +59,14 @@ class Kind:
 
     Attributes:
         count: Function that counts an event.
-        is_limited: True if a rule samples or limits the events, also for direct and awaited handlers.
-        handlers: The handlers that receive the events.
-        counting_kind: The kind whose counters are used: this kind, or the kind `other` above the limit of kinds.
+        is_limited: True if a rule samples or limits the events. Such a rule also applies to direct and awaited handlers.
+        handlers: Handlers that receive the events.
+        counting_kind: Kind whose counters are used: this kind, or the kind `other` above the limit of kinds.
     """
 
     counter: Counter
     count: Callable[[], int]
-    suppressed_events: dict[str, Counter]  # undelivered events by reason
+    suppressed_counts: dict[str, Counter]  # by reason
 
     def __init__(self, type: str, severity: str, label: str, counting_kind: Kind | None = None) -> None:
         self.type = type
@@ -75,77 +76,75 @@ class Kind:
         self.counting_kind = counting_kind or self
         self.restart()
         if counting_kind is not None:
-            self.counter, self.count, self.suppressed_events = (
-                counting_kind.counter,
-                counting_kind.count,
-                counting_kind.suppressed_events,
-            )
+            self.counter, self.count = counting_kind.counter, counting_kind.count
+            self.suppressed_counts = counting_kind.suppressed_counts
 
     def restart(self) -> None:
         """Count from zero."""
         self.counter = Counter()
         self.count = self.counter.bump
         self.last: float | datetime | None = None  # time of the latest event
-        self.suppressed_events = {reason: Counter() for reason in ("sampled", "rate_limit", "payload")}
-        self._number = count().__next__
+        self.suppressed_counts = {reason: Counter() for reason in ("sampled", "rate_limit", "payload")}
+        self._next_number = count().__next__
 
     @property
     def last_seconds(self) -> float | None:
-        """Unix time of the latest event."""
+        """Unix time of the latest event; None before the first, and outside the range of Unix time."""
         try:
             return self.last.timestamp() if isinstance(self.last, datetime) else self.last
         except (OverflowError, ValueError, OSError):
-            return None  # a year outside the range of Unix time
+            return None
 
     def apply_rules(self, rules: Iterable[EventRule], *, is_recording: bool) -> None:
-        """Apply the last rule that matches."""
+        """Apply the last rule that matches the type."""
         rule = EventRule()
         for candidate in rules:
-            rule = candidate if fnmatchcase(self.type, candidate.match) else rule
+            if fnmatchcase(self.type, candidate.match):
+                rule = candidate
         self.enabled = is_recording and rule.enabled and LEVELS[self.severity] >= LEVELS[rule.severity]
         self._sample, self._per_second = rule.sample, rule.per_second
         self.is_limited = rule.sample < 1.0 or rule.per_second != DEFAULT_PER_SECOND
-        self._ends = 0.0
+        self._permits_end = 0.0  # monotonic time at which new permits are issued
 
     def route(self, handlers: Iterable[Handle]) -> None:
         """Select the handlers that receive this kind."""
         self.handlers = tuple([handler for handler in handlers if handler.accepts(self.type, self.severity)])
 
     def admits(self) -> bool:
-        """Return True if the next event is delivered."""
+        """Return True if the next event is delivered, and count it as suppressed otherwise."""
         share = self._sample
-        if share < 1.0:  # every n-th event from the first, without use of the job's random generators
-            number = self._number()
+        if share < 1.0:  # evenly, starting with the first event, without use of the job's random generators
+            number = self._next_number()
             if (number * share) // 1 == ((number - 1) * share) // 1:
-                self.suppressed_events["sampled"].bump()
+                self.suppressed_counts["sampled"].bump()
                 return False
         if self._per_second is None:
             return True
         now = monotonic()
-        if now >= self._ends:
-            # Two threads that reset the limit concurrently deliver at most twice as many events in this second.
+        if now >= self._permits_end:
+            # Two threads that issue new permits at the same time may deliver twice as many events in this interval.
             permits = max(int(self._per_second), 1)
             self._permit = iter(range(permits if self._per_second else 0)).__next__
-            self._ends = now + permits / self._per_second if self._per_second else float("inf")
+            self._permits_end = now + permits / self._per_second if self._per_second else inf
         try:
             self._permit()
         except StopIteration:
-            self.suppressed_events["rate_limit"].bump()
+            self.suppressed_counts["rate_limit"].bump()
             return False
         return True
 
 
 class KindTable:
-    """All kinds of a process, and their rules; base of the `EventLog`."""
+    """Kinds and rules of the events of a process; base of the `EventLog`."""
 
     active: tuple[Handle, ...]  # registered handlers, in order of registration
-    latest: deque[Any]  # latest events, or the objects that `recent` converts to events
+    latest: deque[Any]  # latest events, or objects that `recent` converts to events
 
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
-        # reentrant, because a signal handler may log while its thread creates a kind
+        # Reentrant, because a signal handler may log while its thread creates a kind.
         self._lock = threading.RLock()
-        self._wake = wake  # called on the first event or handler
-        self._kinds: dict[Pair, Kind] = {}  # never removed: compatibility modules keep references
+        self._wake = wake  # called after the first event of a kind and after a registration
+        self._kinds: dict[Pair, Kind] = {}  # not removed, because compatibility modules keep references
         self._rules: dict[str, EventRule] = {}
         self.is_recording = True  # False with `EXPORTER_DISABLED=1`
         self._begin_counts()
@@ -181,7 +180,7 @@ class KindTable:
         return kind
 
     def enabled(self, type: str, severity: str = "info") -> bool:
-        """Return True if an event of this type and severity would be recorded, to skip expensive data otherwise."""
+        """Return True if an event of this type and severity would be recorded. Used to skip the computation of expensive data."""
         try:
             return self._kinds[type, severity].enabled
         except Exception:  # noqa: BLE001, S110  # a new kind, or an unhashable type
@@ -200,16 +199,17 @@ class KindTable:
         sample: float = 1.0,
         per_second: float | None = DEFAULT_PER_SECOND,
     ) -> None:
-        """Set the rule for the events whose types match a shell pattern; the latest matching call applies.
+        """Set the rule for the events whose types match a shell pattern. The latest matching rule applies.
 
-        Sampled and limited events still count. Raises TypeError or ValueError for an invalid argument.
+        Events that are not delivered because of sampling or the limit are counted all the same. Raises TypeError or ValueError for
+        an invalid argument.
 
         Args:
-            match: The pattern; a call with only a pattern removes the rule of the pattern.
+            match: Shell pattern. A call without other arguments removes the rule of the pattern.
             enabled: False to ignore the events.
-            severity: The lowest severity to record.
-            sample: The share of delivered events, 0 to 1.
-            per_second: The limit of delivered events of a kind per second; None for no limit.
+            severity: Lowest severity to record.
+            sample: Share of delivered events, from 0 to 1.
+            per_second: Maximum number of delivered events of a kind per second; None for no limit.
         """
         if not isinstance(match, str):
             raise TypeError(f"match must be a pattern such as 'checkpoint.*', not {match!r}")
@@ -226,24 +226,24 @@ class KindTable:
                 kind.apply_rules(list(self._rules.values()), is_recording=self.is_recording)
 
     def _counts(self) -> EventsReading:
-        """Return the counts of the kinds, without those of the handlers."""
+        """Return the counts of the kinds, without the counts of the handlers."""
         counts: dict[Pair, int] = {}
         last_times: dict[Pair, float] = {}
         suppressed: dict[Pair, int] = {}
         for kind in list(self._kinds.values()):
             pair = kind.label, kind.severity
-            if number := kind.counter.read():
-                counts[pair] = counts.get(pair, 0) + number
+            if event_count := kind.counter.read():
+                counts[pair] = counts.get(pair, 0) + event_count
                 if (last_time := kind.last_seconds) is not None:
                     last_times[pair] = max(last_times.get(pair, last_time), last_time)
-            for reason, counter in kind.suppressed_events.items():
-                if number := counter.read():
-                    suppressed[kind.label, reason] = suppressed.get((kind.label, reason), 0) + number
+            for reason, counter in kind.suppressed_counts.items():
+                if event_count := counter.read():
+                    suppressed[kind.label, reason] = suppressed.get((kind.label, reason), 0) + event_count
         return EventsReading(counts=counts, last=last_times, suppressed=suppressed)
 
     def _refuse(self, type: str, part: str) -> None:
-        """Count an omitted part of an event, and log it once per type."""
-        self.kind(type or OTHER, "info").suppressed_events["payload"].bump()
+        """Count an event that is recorded without an invalid part, and log the first of each type."""
+        self.kind(type or OTHER, "info").suppressed_counts["payload"].bump()
         log_once(
             f"event {type[:MAX_TYPE_CHARACTERS]}",
             f"an event {type[:100]!r} is recorded without an invalid part: {part}",

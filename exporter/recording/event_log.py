@@ -1,6 +1,7 @@
-"""Event log of a process: counts events without a lock and delivers them to handlers on worker threads.
+"""Event log of a process: counts events without a lock, and delivers them to handlers on worker threads.
 
-Runs on any thread of the job. `log` and `enabled` never raise and never wait; `register` and `limit` check their arguments.
+Runs on any thread of the job. `log` and `enabled` never raise and never wait for a handler. `register` and `limit` raise for invalid
+arguments.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ from exporter.recording.values import EventsReading, ProcessIdentity
 from exporter.recording.worker import end_all
 
 RECENT_EVENTS = 256
-"""Events that `recent` returns at most."""
+"""Maximum number of events that `recent` returns."""
 MAX_QUEUED_EVENTS = 1_000_000
 END_SECONDS = 2.0
-"""Longest wait of `unregister` for the queued events of the handler."""
+"""Maximum time for which `unregister` and `close` wait for queued events."""
 UNNAMED_TYPE = "unnamed"
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
-"""Classes of payloads that are called. Another callable object, such as a model, is passed to the handlers."""
+"""Classes of payloads that are called. A callable object of another class, such as a model, is passed to the handlers."""
 Checked = TypeVar("Checked")
 _class_of = type
-"""`type`, under a name that the parameter `type` does not hide."""
+"""The built-in `type`, which a parameter `type` hides."""
 
 
 class EventLog(KindTable):
-    """Events of a process.
+    """Events of a process, and their handlers.
 
     Args:
-        identify: Returns the identity of the events; None for the identity from the environment.
-        current_span: Returns the span id of the calling thread; None if spans are not recorded.
-        wake: Called after the first event or registration.
+        identify: Returns the identity of the process for the events; None for the identity from the environment.
+        current_span: Returns the id of the calling thread's innermost open span; None if spans are not recorded.
+        wake: Called after the first event of a kind and after a registration.
     """
 
     def __init__(
@@ -73,10 +74,11 @@ class EventLog(KindTable):
         self._identity: ProcessIdentity | None = None
         self.latest.clear()
         self._leaving: list[Handle] = []  # unregistered handlers whose threads may still run
-        self._delivered_events: dict[str, int] = {}
-        self._dropped_events: dict[Pair, int] = {}
+        # Counts of handlers that were removed. A reset subtracts the previous counts of the active handlers.
+        self._delivered_counts: dict[str, int] = {}
+        self._dropped_counts: dict[Pair, int] = {}
         for handle in self.active:
-            self._add_up(handle, self._delivered_events, self._dropped_events, sign=-1)
+            self._add_counts(handle, self._delivered_counts, self._dropped_counts, sign=-1)
         super()._begin_counts()
 
     # Logging ---------------------------------------------------------------------------
@@ -93,20 +95,20 @@ class EventLog(KindTable):
         payload: object = None,
         **data: object,
     ) -> None:
-        """Log an event. Never waits and never raises.
+        """Log an event. Never raises, and never waits for a handler.
 
-        Arguments are converted; an argument that cannot be converted is omitted, counted under the reason `payload` and
-        logged once.
+        Arguments are converted. An argument that cannot be converted is omitted, counted under the reason `payload` and logged
+        once per type.
 
         Args:
-            type: The type of the event, `checkpoint.saved`; a label value, of which there should be few.
-            message: A text for humans.
-            severity: A name of `Severity`, an alias of other libraries (`warn`, `fatal`) or a level of `logging`.
-            timestamp: Unix time in seconds or a datetime; None for now.
-            span_id: The id of the event's span; None for the innermost open span of the thread.
-            parent_ids: The ids of the events that caused the event.
-            payload: A function that returns further data, called only if a handler receives the event; or an object, such as
-                the model, which handlers of this process receive as `Event.payload` and which is never written.
+            type: Type of the event, such as `checkpoint.saved`. It becomes a label value: use few types.
+            message: Text for humans.
+            severity: Name of a `Severity`, an alias of other libraries (`warn`, `fatal`), or a level of `logging`.
+            timestamp: Unix time in seconds, or a datetime; None for now.
+            span_id: Id of the event's span; None for the innermost open span of the thread.
+            parent_ids: Ids of the events that caused the event.
+            payload: Function that returns further data, which is called only if a handler receives the event; or an object, such
+                as the model, which handlers of this process receive as `Event.payload` and which is not written to files.
             data: Values of type str, float, int or bool. Numbers of other libraries become plain numbers; lists, paths
                 and other objects become short texts; None is omitted.
         """
@@ -153,7 +155,7 @@ class EventLog(KindTable):
             return default
 
     def recent(self) -> list[Event]:
-        """Return the latest events, at most `RECENT_EVENTS`, the oldest first."""
+        """Return the latest events, at most `RECENT_EVENTS`, oldest first."""
         with self._lock:
             latest = self.latest
             for position in range(len(latest)):
@@ -173,18 +175,18 @@ class EventLog(KindTable):
         queue: int = 1000,
         name: str | None = None,
     ) -> Handle:
-        """Deliver events to a handler in order, on a thread of the handler.
+        """Deliver later events to a handler in order, on a thread of the handler.
 
-        A handler that is registered twice receives each event twice. Exceptions of the handler and events dropped because
-        *queue* events are waiting are counted. Raises TypeError or ValueError for an invalid argument.
+        A handler that is registered twice receives each event twice. Exceptions of the handler are counted, and so are events that
+        are dropped because *queue* events are waiting. Raises TypeError or ValueError for an invalid argument.
 
         Args:
-            handler: A callable that takes an `Event`, or an object with `handle(event)`. The bound `append` or
-                `put` of a list, deque or SimpleQueue is called on the logging thread.
-            types: Shell patterns of the types to deliver, one or several; None for all.
-            severity: The lowest severity to deliver; None for all.
-            queue: The limit of events that wait for the handler, 1 to 1,000,000.
-            name: The label value of the handler's counts; None for the handler's own name.
+            handler: Callable that takes an `Event`, or an object with `handle(event)`. A bound `append` or `put` of a list,
+                deque or SimpleQueue is called on the logging thread.
+            types: Shell pattern or patterns of the types to deliver; None for all.
+            severity: Lowest severity to deliver; None for all.
+            queue: Maximum number of events that wait for the handler, 1 to 1,000,000.
+            name: Label value of the handler's counts; None for the name of the function or class.
         """
         return self.register_adapted(handler, None, types=types, severity=severity, queue=queue, name=name)
 
@@ -199,16 +201,17 @@ class EventLog(KindTable):
         name: str | None = None,
     ) -> Handle:
         """Register a handler of a compatibility module, which receives the objects that *adapter* creates from events."""
-        is_class = isinstance(handler, type) and hasattr(
-            handler, "handle"
-        )  # the caller probably forgot to create an instance
+        # A class with `handle`: the caller probably forgot to create an instance.
+        is_class = isinstance(handler, type) and hasattr(handler, "handle")
         if is_class or not (callable(handler) or callable(getattr(handler, "handle", None))):
             raise TypeError(
                 f"a handler must be a callable that takes an event, or an object with handle(event), not {handler!r}"
             )
         if not 1 <= queue <= MAX_QUEUED_EVENTS:
             raise ValueError(f"queue must be 1 to {MAX_QUEUED_EVENTS} events, not {queue}")
-        patterns = None if types is None else (types,) if isinstance(types, str) else tuple(types)
+        if isinstance(types, str):
+            types = (types,)
+        patterns = None if types is None else tuple(types)
         if not all(isinstance(text, str) for text in (name or "", *(patterns or ()))):
             raise TypeError(
                 f"name must be a str, and types patterns such as 'checkpoint.*', not {name!r} and {patterns!r}"
@@ -232,7 +235,7 @@ class EventLog(KindTable):
         return handle
 
     def unregister(self, handle: Handle, *, timeout_seconds: float = END_SECONDS) -> None:
-        """Stop delivering to a handler. Wait for its queued events, and count the undelivered events as dropped."""
+        """Stop delivering to a handler, wait for its queued events, and count the undelivered events as dropped."""
         if not isinstance(handle, Handle):
             raise TypeError(f"unregister takes a Handle returned by register, not {handle!r}")
         with self._lock:
@@ -243,7 +246,7 @@ class EventLog(KindTable):
         end_all([handle], seconds=timeout_seconds, reason="unregistered")
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until all queued events are delivered; return False after the timeout."""
+        """Wait until all queued events are delivered. Return False after the timeout."""
         deadline = monotonic() + timeout_seconds
         results = [handle.drain(deadline - monotonic()) for handle in self.active]
         return all(results)
@@ -263,27 +266,27 @@ class EventLog(KindTable):
     # Called by the recorder -------------------------------------------------------------------------------
 
     def in_use(self) -> bool:
-        """Return True once an event was logged or a handler registered."""
+        """Return True if an event was logged, or if a handler is registered."""
         return self.is_recording and bool(self._kinds or self.active)
 
     def reading(self) -> EventsReading:
-        """Return all counts. Must not be called concurrently."""
+        """Return the counts of the events and of the handlers. Must not be called concurrently."""
         with self._lock:
             for handle in [handle for handle in self._leaving if handle.has_final_counts]:
                 self._leaving.remove(handle)
-                self._add_up(handle, self._delivered_events, self._dropped_events)
-            delivered, dropped = dict(self._delivered_events), dict(self._dropped_events)
+                self._add_counts(handle, self._delivered_counts, self._dropped_counts)
+            delivered, dropped = dict(self._delivered_counts), dict(self._dropped_counts)
             for handle in (*self._leaving, *self.active):
-                self._add_up(handle, delivered, dropped)
+                self._add_counts(handle, delivered, dropped)
             return self._counts().replace(delivered=delivered, dropped=dropped)
 
     def reset(self) -> None:
-        """Count from zero under another identity."""
+        """Restart all counts at zero, for a new identity."""
         with self._lock:
             self._begin_counts()
 
     def renew(self) -> None:
-        """Look up the identity again."""
+        """Determine the identity anew for the next event."""
         self._identity = None
 
     def after_fork(self) -> None:
@@ -294,7 +297,7 @@ class EventLog(KindTable):
         self._deadline = inf
         self._begin_counts()
 
-    # For compatibility modules, which validate their events -----------------------------------------------------
+    # Called by compatibility modules, which validate their events -----------------------------------------------
 
     def record(
         self,
@@ -307,10 +310,10 @@ class EventLog(KindTable):
         """Count and deliver an event of an enabled kind.
 
         Args:
-            kind: The kind of the event.
-            source: The event, or an object whose `raw()` returns the event.
-            event_time: The time of the event.
-            origin: The logged object of a compatibility module.
+            kind: Kind of the event.
+            source: The event as a `RawEvent`, or an object whose `raw()` returns it.
+            event_time: Time of the event.
+            origin: Logged object of a compatibility module.
             payload: See `log`.
         """
         kind.count()
@@ -332,7 +335,7 @@ class EventLog(KindTable):
                 continue
             if event is None:
                 raw: RawEvent = source if isinstance(source, RawEvent) else source.raw()
-                if raw.span_id is None:  # compatibility modules set no span
+                if raw.span_id is None:  # some compatibility modules set no span
                     raw.span_id = self.span_id()
                 if payload is None:
                     event = self._event(raw)
@@ -347,7 +350,7 @@ class EventLog(KindTable):
         self.latest.append(source if event is None else event)
 
     def await_handlers(self, kind: Kind) -> None:
-        """Wait, for a bounded time, until the awaited handlers of a kind have handled all events so far."""
+        """Wait until the awaited handlers of a kind have handled all events so far, at most `ANSWER_SECONDS` for each handler."""
         for handle in kind.handlers:
             if handle.is_awaited:
                 handle.await_handling(min(ANSWER_SECONDS, max(self._deadline - monotonic(), 0.0)))
@@ -379,7 +382,7 @@ class EventLog(KindTable):
             identity = self._identity = self._identify()
         return raw.event(os.urandom(8).hex(), identity)
 
-    def _add_up(
+    def _add_counts(
         self, handle: Handle, delivered: dict[str, int], dropped: dict[Pair, int], *, sign: int = 1
     ) -> None:
         name = handle.name

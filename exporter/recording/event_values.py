@@ -1,6 +1,7 @@
 """Events and their values: severities, conversion and validation.
 
-`convert_data` serves `exporter.log` and never raises; `check_…` raises, for compatibility modules whose originals do.
+`exporter.log` converts its arguments (`find_severity`, `convert_data`), which does not raise. The functions `check_…` raise for invalid
+values, for compatibility modules whose originals do.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _INT64_LIMIT = 1 << 63
 
 
 class Severity(str, enum.Enum):
-    """Severity of an event. Each member equals its lower-case name: `severity="warning"` works everywhere."""
+    """Severity of an event. A member equals its lower-case name, so that `severity="warning"` is accepted too."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -47,7 +48,7 @@ _SEVERITY_BY_ALIAS = {
 
 
 class _PayloadCarrier:
-    """Slot of an event's payload, which is not a dataclass field, so that copies, JSON and pickles omit the payload."""
+    """Slot of an event's payload. It is not a dataclass field, so that copies, JSON and pickles omit the payload."""
 
     __slots__ = ("_payload",)
     _payload: object
@@ -57,26 +58,26 @@ class _PayloadCarrier:
 class Event(Value, _PayloadCarrier):
     """Immutable event, as delivered to handlers."""
 
-    type: str  # `checkpoint.saved`; a label value, of which there should be few
+    type: str  # such as `checkpoint.saved`; also a label value
     message: str | None = None  # text for humans
     severity: str = "info"  # value of a `Severity`
     data: Mapping[str, Datum] = field(default_factory=dict, hash=False)  # values by name
-    timestamp: float = 0.0  # Unix time of the event, seconds
-    logged_at: float = 0.0  # Unix time of the logging call, seconds
-    monotonic_ns: int = 0  # monotonic time of the logging call, nanoseconds
+    timestamp: float = 0.0  # Unix time of the event
+    logged_at: float = 0.0  # Unix time of the logging call
+    monotonic_ns: int = 0  # monotonic time of the logging call
     id: str = ""  # 16 random hexadecimal digits
-    span_id: str | None = None  # span of the event
+    span_id: str | None = None  # id of the event's span
     parent_ids: tuple[str, ...] = ()  # ids of the events that caused the event
-    rank: int | None = None  # global rank of the process, None without a rank
-    run: str = ""
+    rank: int | None = None  # global rank of the process; None without a rank
+    run: str = ""  # name of the run
 
     @property
     def payload(self) -> object:
-        """The object passed to `log(..., payload=object)`. None without such an object, and in every copy of the event."""
+        """Object passed to `log(..., payload=object)`; None without such an object, and in copies of the event."""
         return getattr(self, "_payload", None)
 
     def with_payload(self, payload: object) -> Event:
-        """Return the same event with a reference to an object."""
+        """Return a copy of the event with a payload."""
         event = self.replace()
         object.__setattr__(event, "_payload", payload)
         return event
@@ -84,7 +85,7 @@ class Event(Value, _PayloadCarrier):
 
 @dataclass(slots=True)
 class RawEvent:
-    """Logged event, converted to an `Event` for handlers and `recent`; mutable, which saves 1 µs per event."""
+    """Logged event, which is converted to an `Event` for handlers and `recent`. Not frozen, which saves 1 µs per event."""
 
     type: str
     message: str | None
@@ -97,7 +98,7 @@ class RawEvent:
     parent_ids: tuple[str, ...] = ()
 
     def event(self, id: str, identity: ProcessIdentity) -> Event:
-        """Return the event with an id and the rank and run of a process."""
+        """Return the event with an id, and with the rank and the run of a process."""
         return Event(
             type=self.type,
             message=self.message,
@@ -118,7 +119,7 @@ class RawEvent:
 
 
 def find_severity(severity: object) -> str | None:
-    """Return the severity of a name, an alias or a level of `logging`, or None for other values."""
+    """Return the severity for a name, an alias or a level of `logging`, or None for other values."""
     value = getattr(severity, "value", severity)
     if isinstance(value, str):
         return _SEVERITY_BY_ALIAS.get(value.lower())
@@ -128,9 +129,9 @@ def find_severity(severity: object) -> str | None:
 
 
 def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) -> Mapping[str, Datum]:
-    """Return data of plain values; the same object if all values are plain.
+    """Return the data as plain values. Returns the same object if all values are plain.
 
-    Omits None, and values that cannot be converted: *refuse* is called with the name of each such value.
+    None is omitted. Values that cannot be converted are omitted too, and *refuse* is called with the name of each of them.
     """
     if _is_plain(data, MAX_TEXT_CHARACTERS):
         return data  # type: ignore[return-value]  # checked by `_is_plain`
@@ -150,7 +151,7 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
 
 
 def check_severity(severity: object) -> str:
-    """Return the severity of a member of Severity or its lower-case name. Raises ValueError for others."""
+    """Return the value of a `Severity` or of its lower-case name. Raises ValueError for other values."""
     value = getattr(severity, "value", severity)
     if not isinstance(value, str) or value not in LEVELS:
         raise ValueError(f"severity must be one of {', '.join(LEVELS)}, not {severity!r}")
@@ -158,11 +159,13 @@ def check_severity(severity: object) -> str:
 
 
 def check_data(data: Mapping[str, Datum], *, keep_full_texts: bool = False) -> Mapping[str, Datum]:
-    """Return data of plain values, with texts cut to `MAX_TEXT_CHARACTERS` unless *keep_full_texts*; the same object if nothing changes.
+    """Return the data as plain values, with texts cut to `MAX_TEXT_CHARACTERS` unless *keep_full_texts*.
+
+    Returns the same object if nothing changes.
 
     Raises:
         TypeError: A value is not a str, float, int or bool, or a name is not a str.
-        ValueError: A whole number needs more than 64 bits.
+        ValueError: An int has more than 64 bits.
     """
     max_characters = _ANY_LENGTH if keep_full_texts else MAX_TEXT_CHARACTERS
     if _is_plain(data, max_characters):
@@ -196,7 +199,7 @@ def _is_plain(data: Mapping[Any, Any], max_characters: int) -> bool:
 
 
 def check_type(type_: str) -> str:
-    """Return the type of an event. Raises TypeError or ValueError for anything but a non-empty str."""
+    """Return the type of an event, cut to the maximum length. Raises TypeError or ValueError unless it is a non-empty str."""
     if not isinstance(type_, str):
         raise TypeError(f"the type of an event must be str, not {type(type_).__name__}")
     if not type_:
@@ -205,22 +208,22 @@ def check_type(type_: str) -> str:
 
 
 def check_timestamp(timestamp: Any) -> float:
-    """Return the Unix time of a number or a datetime (naive: local time). Raises TypeError or ValueError for others."""
+    """Return a number or a datetime as Unix time; a naive datetime is local time. Raises TypeError or ValueError for other values."""
     try:
         seconds = timestamp.timestamp() if hasattr(timestamp, "timestamp") else timestamp
         if isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds):
             return float(seconds)
     except (OverflowError, OSError):
         pass
-    number = isinstance(timestamp, int | float) and not isinstance(timestamp, bool)
-    kind = ValueError if number or hasattr(timestamp, "timestamp") else TypeError
-    raise kind(
+    is_number = isinstance(timestamp, int | float) and not isinstance(timestamp, bool)
+    error_class = ValueError if is_number or hasattr(timestamp, "timestamp") else TypeError
+    raise error_class(
         f"timestamp must be a finite Unix time in seconds or a datetime, not this {type(timestamp).__name__}"
     )
 
 
 def check_parents(parent_ids: Iterable[str]) -> tuple[str, ...]:
-    """Return the ids of the causing events. Raises TypeError for anything but a collection of str."""
+    """Return the ids of the events that caused an event. Raises TypeError unless they are a collection of str."""
     parents = tuple(parent_ids)
     if isinstance(parent_ids, str) or not all(isinstance(parent, str) for parent in parents):
         raise TypeError(f"parent_ids must be a collection of ids, which are str, not {parent_ids!r}")

@@ -1,6 +1,6 @@
 """Public event API: `log`, `enabled`, `limit`, and the registration of handlers.
 
-`log` and `enabled` never raise and never wait; `register` and `limit` raise for invalid arguments.
+`log` and `enabled` never raise. The other functions raise for invalid arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from exporter.recording.recorder import RECORDER
 __all__ = ["Namespace", "enabled", "limit", "log", "namespace", "recent", "register", "unregister"]
 
 MAX_NAMESPACE_CHARACTERS = 100
-"""Length of a namespace."""
 
 EVENTS = RECORDER.events
 """Event log of this process."""
@@ -29,13 +28,13 @@ recent = EVENTS.recent
 
 
 class Namespace:
-    """Events of a library, with the types `name.type`, so that equal names of two libraries are separate series."""
+    """Events of a library, whose types are prefixed with the name of the library, so that they differ from other libraries' types."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def log(self, type: str, message: str | None = None, **arguments: Any) -> None:
-        """Log an event of this namespace; the arguments are those of `exporter.log`."""
+        """Log an event of this namespace, with the arguments of `exporter.log`."""
         log(f"{self.name}.{to_name(type)}", message, **arguments)
 
     def enabled(self, type: str, severity: str = "info") -> bool:
@@ -47,7 +46,7 @@ class Namespace:
 
 
 def namespace(name: str) -> Namespace:
-    """Return the namespace of a library. Raises DefinitionError for a name that is not printable text."""
+    """Return the namespace of a library. Raises DefinitionError for an invalid name."""
     if (
         not isinstance(name, str)
         or not name

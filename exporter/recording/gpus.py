@@ -1,7 +1,7 @@
 """GPUs of this process, from torch's allocator, the environment and the driver's files.
 
-Runs in the training process, on the recording thread. torch is never imported and CUDA is never called: the allocator's
-statistics are counters in memory. GPU numbers are the numbers of CUDA, which follow the PCI bus if all GPUs are of a model.
+Runs in the training process, on the recording thread. Neither imports torch nor calls CUDA: the allocator's statistics are counters
+in memory. GPU numbers are the numbers of CUDA, which follow the PCI bus if all GPUs are of the same model.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from exporter.recording.values import GpuUse
 
 MAX_GPUS = 64
 MAX_NAME_CHARACTERS = 64
-"""Length of a name; `MIG-GPU-<uuid>/<gi>/<ci>` is the longest."""
-LOOK_INTERVAL = 10
-"""Recordings between two reads of the allocator once a GPU is known, and of missing driver files."""
+"""Maximum length of a name. The longest names are `MIG-GPU-<uuid>/<gi>/<ci>`."""
+READ_INTERVAL = 10
+"""Number of recordings between two reads of the allocator once a GPU is in use, and between two reads of missing driver files."""
 
 DRIVER_FILES = "/proc/driver/nvidia/gpus"
 """Directory with a subdirectory per visible GPU, named by the address on the PCI bus."""
@@ -37,7 +37,7 @@ class ProcessGpus:
         self._skips_left = self._file_skips_left = 0
 
     def read(self, environment: Mapping[str, str], local_rank: int | None, *, final: bool = False) -> GpuUse:
-        """Return the GPUs in use, otherwise the GPU that the environment assigns to the local rank."""
+        """Return the GPUs on which torch has reserved memory, otherwise the GPU that the environment assigns to the local rank."""
         if self._skips_left > 0 and not final:
             self._skips_left -= 1
             return self._latest
@@ -45,10 +45,10 @@ class ProcessGpus:
         uses_cuda = _torch_uses_cuda()
         numbers = _numbers_in_use() if uses_cuda else []
         if numbers:
-            self._skips_left = LOOK_INTERVAL
+            self._skips_left = READ_INTERVAL
             self._latest = GpuUse(self._names(numbers, visible), used=True, named=True)
         else:
-            # With a single visible GPU, the launcher has assigned the GPU to the rank.
+            # The launcher has assigned a single visible GPU to the rank.
             is_single = visible is not None and len(visible) == 1
             number = 0 if is_single or local_rank is None else local_rank
             is_named = is_single or (visible is not None and local_rank is not None)
@@ -56,23 +56,27 @@ class ProcessGpus:
         return self._latest
 
     def _names(self, numbers: list[int], visible: list[str] | None) -> tuple[str, ...]:
-        """Return the names of GPU numbers; a number outside CUDA_VISIBLE_DEVICES has no name."""
+        """Return the names of GPUs by number. A number outside CUDA_VISIBLE_DEVICES has no name."""
         if not self._uuids:
             if self._file_skips_left <= 0:
-                self._uuids, self._file_skips_left = _uuids(self._driver_files), LOOK_INTERVAL
+                self._uuids, self._file_skips_left = _uuids(self._driver_files), READ_INTERVAL
             self._file_skips_left -= 1
         names = []
         for number in numbers:
-            entry = str(number) if visible is None else visible[number] if number < len(visible) else ""
-            if entry.isdecimal() and int(entry) < len(self._uuids):
-                entry = self._uuids[int(entry)]
-            if entry and len(entry) <= MAX_NAME_CHARACTERS and entry.isprintable():
-                names.append(entry)
+            name = ""
+            if visible is None:
+                name = str(number)
+            elif number < len(visible):
+                name = visible[number]
+            if name.isdecimal() and int(name) < len(self._uuids):
+                name = self._uuids[int(name)]
+            if name and len(name) <= MAX_NAME_CHARACTERS and name.isprintable():
+                names.append(name)
         return tuple(names)
 
 
 def _uuids(directory: str) -> list[str]:
-    """Return the UUIDs of the GPUs in the order of the PCI bus; empty if a UUID is unknown."""
+    """Return the UUIDs of the GPUs in the order of the PCI bus, or no UUIDs if one is unknown."""
     uuids = []
     try:
         for name in sorted(os.listdir(directory)):  # noqa: PTH208  # without the import of pathlib
@@ -90,14 +94,14 @@ def _visible(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def _torch_uses_cuda() -> bool | None:
-    """Return whether torch has initialized CUDA, or None without torch."""
+    """Return True if torch has initialized CUDA, or None without torch."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     is_initialized = getattr(cuda, "is_initialized", None)  # missing while torch is being imported
     return None if is_initialized is None else bool(is_initialized())
 
 
 def _numbers_in_use() -> list[int]:
-    """Return the job's numbers of the GPUs on which torch has reserved memory."""
+    """Return the numbers, as torch counts them, of the GPUs on which torch has reserved memory."""
     bindings = getattr(sys.modules["torch"], "_C", None)
     read: Any = getattr(bindings, "_cuda_memoryStats", None)  # the public function calls CUDA
     if read is None:  # torch without CUDA

@@ -1,6 +1,6 @@
 """Registered event handlers: delivery on a thread per handler, counts, and adapters of compatibility modules.
 
-Runs on the logging threads and on the threads of the handlers.
+Runs on the threads that log events, and on the threads of the handlers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exporter.recording.value_class import Value, value_class
 from exporter.recording.worker import Counter, Marker, Worker
 
 ANSWER_SECONDS = 5.0
-"""Longest wait of a logging call for a handler of a compatibility module."""
+"""Maximum time for which a logging call waits for a handler of a compatibility module."""
 _CONTAINERS = (list, deque, SimpleQueue)
 _CONTAINER_METHODS = frozenset({"append", "appendleft", "put", "put_nowait"})
 
@@ -29,8 +29,8 @@ class Adapter(Value):
     """Delivery of events to a handler of a compatibility module.
 
     Attributes:
-        convert: Returns the object that the handler receives, from an event and the logged object.
-        native_class: The class of logged objects that the handler receives unchanged.
+        convert: Returns the object for the handler from an event and the logged object.
+        native_class: Class of logged objects that the handler receives unchanged; None without such a class.
         is_awaited: True if the logging call waits for the handler, as in the original module.
     """
 
@@ -43,12 +43,12 @@ class Handle(Worker):
     """Registered handler, with `unregister` and the counts of delivered and lost events.
 
     Attributes:
-        native_class: The class of logged objects that the handler receives unchanged.
+        native_class: Class of logged objects that the handler receives unchanged; None without such a class.
         is_direct: True if the handler is called on the logging thread.
         is_awaited: True if the logging call waits for the handler; see `await_handling`.
     """
 
-    _overdue_marker: Marker | None  # set after the handler has processed its backlog
+    _overdue_marker: Marker | None  # marker of a wait that timed out; None if the handler is not behind
 
     def __init__(
         self,
@@ -77,16 +77,23 @@ class Handle(Worker):
         self._end(self)
 
     def await_handling(self, timeout_seconds: float = ANSWER_SECONDS) -> None:
-        """Wait until the handler has handled all events so far. After a timeout, calls do not wait while the handler is behind."""
-        # The exporter's threads never wait, because two handlers that log could wait for each other.
-        is_ours = threading.current_thread().name.startswith("exporter-")
-        if is_ours or not (self._overdue_marker is None or self._overdue_marker.wait(0)):
+        """Wait until the handler has handled all events so far.
+
+        After a timeout, calls do not wait until the handler has handled the events of the call that timed out.
+        """
+        # Threads of the exporter do not wait, because two handlers that log could wait for each other.
+        is_exporter_thread = threading.current_thread().name.startswith("exporter-")
+        is_behind = self._overdue_marker is not None and not self._overdue_marker.wait(0)
+        if is_exporter_thread or is_behind:
             return
         marker = self.mark()
         self._overdue_marker = None if marker is None or marker.wait(timeout_seconds) else marker
         if self._overdue_marker is not None:
-            text = f"has not returned within {timeout_seconds:g} s: logging calls no longer wait for this handler"
-            log_once(f"late {self.name}", f"the handler {self.name} {text}")
+            log_once(
+                f"late {self.name}",
+                f"the handler {self.name} has not returned within {timeout_seconds:g} s: logging calls no longer wait for"
+                " this handler while it is behind",
+            )
 
     def after_fork(self) -> None:
         """Start with an empty queue and zero counts in a forked child."""
@@ -109,12 +116,12 @@ class Handle(Worker):
         return any(pattern.startswith(prefix) for pattern in self._types or ())
 
     def take_at_once(self, item: object) -> None:
-        """Call a direct handler on this thread."""
+        """Call a direct handler on the calling thread."""
         self._call(item)
         self._direct_deliveries.bump()
 
     def put(self, item: Any, origin: object = None, *, bounded: bool = True) -> bool:
-        """Queue an event or a closed window. Never raises and never waits."""
+        """Queue an item for the handler, or call a direct handler. Return False if the item is not accepted. Never waits."""
         if self.is_direct:
             self.take_at_once(item if self._convert is None else self._convert(item, origin))
             return True
@@ -137,7 +144,7 @@ def is_container_method(handler: object) -> bool:
 
 
 def name_of(handler: object) -> str:
-    """Return the default name of a handler: a function's own name, an object's class name."""
+    """Return the default name of a handler: the name of a function, or of the class of an object."""
     if is_container_method(handler):
         return f"{type(handler.__self__).__name__}.{handler.__name__}"  # type: ignore[attr-defined]  # a bound method
     name = getattr(handler, "__qualname__", None) or type(handler).__qualname__

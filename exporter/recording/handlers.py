@@ -1,6 +1,6 @@
 """Event handlers of the package: console, JSON lines, logging, TensorBoard.
 
-Each handler runs on a worker thread; events lost to a closed stream or a full disk are counted.
+A handler runs on a worker thread. Events lost because of a closed stream or a full disk are counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 try:
     import fcntl
-except ImportError:  # Windows, where writing a file of lines is a counted error
+except ImportError:  # Windows, where the rotation of a file fails and is counted as an error
     fcntl = None  # type: ignore[assignment]
 
 from exporter.recording.event_values import LEVELS, Event
@@ -41,7 +41,7 @@ class ConsoleHandler:
 
 
 def text_line(event: Event) -> str:
-    """Render `2026-01-31T12:00:00.123Z WARNING rank=0 checkpoint.failed 'no space' step=100`, without line end."""
+    """Return an event as `2026-01-31T12:00:00.123Z WARNING rank=0 checkpoint.failed 'no space' step=100`."""
     rank = "" if event.rank is None else f" rank={event.rank}"
     try:
         milliseconds = round(event.timestamp * 1000)
@@ -49,7 +49,7 @@ def text_line(event: Event) -> str:
             f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(milliseconds // 1000))}.{milliseconds % 1000:03d}Z"
         )
     except (OverflowError, ValueError, OSError):
-        timestamp = repr(event.timestamp)  # outside the range of calendars
+        timestamp = repr(event.timestamp)  # outside the range of the calendar
     return f"{timestamp} {event.severity.upper()}{rank} {_summary(event)}"
 
 
@@ -67,7 +67,7 @@ def _quoted(text: str) -> str:
 
 
 class JsonLinesHandler:
-    """Handler that appends each event as a line of JSON to a rotating file; written lines survive SIGKILL.
+    """Handler that appends each event as a line of JSON to a rotating file. Written lines survive SIGKILL.
 
     `{run}`, `{rank}` and `{pid}` in the path are replaced by the values of the process.
     """
@@ -82,7 +82,7 @@ class JsonLinesHandler:
 
 
 def json_line(event: Event) -> bytes:
-    """Render an event as JSON. A number that is not finite becomes text."""
+    """Return an event as a line of JSON. A number that is not finite becomes text."""
     fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
     fields["data"] = {
         name: value if not isinstance(value, float) or isfinite(value) else str(value)
@@ -99,7 +99,7 @@ def expand_path(pattern: str, run: str, rank: int | None) -> Path:
 
 
 class LinesFile:
-    """Writer of lines to rotating files. The file is opened for each line, which supports logrotate, deletion and forks.
+    """Writer of lines to rotating files. The file is opened for each line, so that logrotate, deletion and forks are harmless.
 
     A file that would exceed `max_bytes` is rotated: `events.jsonl` becomes `events.jsonl.1`, and so on, up to `backups`
     old files. Several processes may write to the same file.
@@ -117,7 +117,7 @@ class LinesFile:
         self._backups = backups
 
     def append(self, path: Path, line: bytes) -> None:
-        """Append a line that ends in a newline, creating missing directories. Raises OSError if the line is incomplete."""
+        """Append a line that ends with a newline. Missing directories are created. Raises OSError if the line is not written."""
         while not self._append(path, line):
             pass
 
@@ -127,7 +127,7 @@ class LinesFile:
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line  # a full disk or SIGKILL has truncated the last line
+                line = b"\n" + line  # the last line was truncated, by a full disk or SIGKILL
             if size and size + len(line) > self._max_bytes:
                 self._rotate(path, descriptor)
                 return False
@@ -138,8 +138,7 @@ class LinesFile:
             os.close(descriptor)
 
     def _rotate(self, path: Path, descriptor: int) -> None:
-        # The lock belongs to the rotated file: one process rotates, and the other processes then find a new file under
-        # the path.
+        # The first process to lock the full file rotates it. The other processes then find a different file under the path.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if not (path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))):
             return
@@ -164,7 +163,7 @@ def _open(path: Path) -> int:
 
 
 class LogRecords:
-    """Handler that logs a record per event, with the event as attribute `exporter_event`."""
+    """Handler that passes each event to a logger as a log record, with the event as attribute `exporter_event`."""
 
     def __init__(self, logger: logging.Logger | str = "exporter.events") -> None:
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
@@ -178,9 +177,9 @@ class LogRecords:
 
 
 class TensorBoardHandler:
-    """Handler that adds each number as `<type>/<name>` and the message as `<type>/message`, at the event's time.
+    """Handler that adds each number as `<type>/<name>`, and the message as `<type>/message`, at the time of the event.
 
-    The writer is a `SummaryWriter` or any object with `add_scalar` and `add_text`; `step` is the name of the step in the data.
+    The writer is a `SummaryWriter` or an object with `add_scalar` and `add_text`. `step` is the name of the step in the data.
     """
 
     def __init__(self, writer: Any, *, step: str = "step") -> None:

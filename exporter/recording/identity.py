@@ -1,7 +1,7 @@
 """Identity of a process: run, rank, role and node, from the launcher and from `configure`.
 
-A run is a launch of the job. The name of the run comes from the user or the launcher, or is generated and passed to child
-processes in `EXPORTER_LAUNCH`. A process without a rank has the role `helper`.
+A run is a launch of the job. Its name comes from the user or the launcher; otherwise it is generated and passed to child processes
+in `EXPORTER_LAUNCH`. A process without a rank has the role `helper`, or `agent` for torchrun's agent.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from exporter.recording.values import ProcessIdentity
 
 MAX_TEXT_CHARACTERS = 256
 LAUNCH = "EXPORTER_LAUNCH"
-"""Environment variable with the generated name of the launch; set by `run`, and by processes for their children."""
+"""Environment variable with the generated name of the run, which `run` sets, and a process sets for its children."""
 LAUNCH_ID = "EXPORTER_LAUNCH_ID"
 """Environment variable with the random id of a launch by `run`."""
 _RANK_OWNER = "EXPORTER_RANK_OWNER"
-"""Environment variable with the pid and the rank variable of the rank's owner; children inherit `RANK` without a claim."""
-_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
-_TORCHRUN_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Environment variable with the pid and the rank variable of the process to which the launcher gave the rank. Its children inherit
+both variables, but not the rank."""
+_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+_LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+_GENERATED_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Run ids that torchrun generates if the user gives none."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Process:
-    """Identity of this process; safe to read from any thread.
+    """Identity of this process. May be read on any thread.
 
     Attributes:
-        is_agent: True for torchrun's agent, which is recognized by the calls of its libraries.
+        is_agent: True for torchrun's agent, which is recognized by calls of its libraries or by its command line.
+        run_id: Run id of torchelastic, as observed in the agent.
     """
 
     def __init__(self, renew: Callable[[], None] | None = None) -> None:
-        self._renew = renew  # starts a new recording after a change of run or rank
+        self._renew = renew  # starts a new recording after a change of the identity
         self._run: str | None = None
         self._rank: int | None = None
         self._labels: tuple[tuple[str, str], ...] = ()
@@ -48,7 +51,7 @@ class Process:
 
     def after_fork(self) -> None:
         """Drop the claims of the parent in a forked child."""
-        self._records = self._trains = False
+        self._has_claimed_rank = self._trains = False
         self.is_agent = False
 
     def identity(self) -> ProcessIdentity:
@@ -56,9 +59,9 @@ class Process:
         run, is_given = (self._run, True) if self._run is not None else _run_of(self.run_id)
         rank, role = self._rank, "agent"
         if not self.is_agent:
-            if rank is None and (self._records or _is_rank_owner()):
-                rank = _first_number(*_RANKS)
-            if rank is None and self._records:
+            if rank is None and (self._has_claimed_rank or _is_rank_owner()):
+                rank = _first_number(*_RANK_VARIABLES)
+            if rank is None and self._has_claimed_rank:
                 rank = 0
             role = "helper" if rank is None else "trainer"
         return ProcessIdentity(
@@ -77,7 +80,7 @@ class Process:
         )
 
     def export_environment(self) -> None:
-        """Export a generated run name and the owner of the launcher's rank to child processes."""
+        """Set the environment variables that pass a generated run name and the owner of the rank to child processes."""
         name, is_given = _run_of(self.run_id)
         if not is_given:
             os.environ.setdefault(LAUNCH, name)
@@ -85,13 +88,13 @@ class Process:
             os.environ[_RANK_OWNER] = f"{os.getpid()} {_rank_variable()}"
 
     def claim_rank(self, *, trains: bool = True) -> None:
-        """Claim the rank of a process that trains or records samples of the job. Idempotent and cheap."""
-        self._records = True
+        """Claim the rank for this process, which trains or records samples of the job."""
+        self._has_claimed_rank = True
         self._trains = self._trains or trains
 
     @property
     def session(self) -> str:
-        """Session tag from `configure` or `EXPORTER_SESSION`, or an empty text without a session."""
+        """Session tag from `configure` or `EXPORTER_SESSION`, or an empty text without a tag."""
         return self._session or clean_text(os.environ.get("EXPORTER_SESSION", "")).strip()
 
     def configure(
@@ -101,7 +104,7 @@ class Process:
         labels: tuple[tuple[str, str], ...] | None,
         session: str | None = None,
     ) -> None:
-        """Set parts of the identity, which take precedence over the environment; None keeps the current value."""
+        """Set parts of the identity, which take precedence over the environment. None keeps the current value."""
         previous = self._without_claim()
         self._session = self._session if session is None else session
         self._run = self._run if run is None else run
@@ -110,20 +113,23 @@ class Process:
         self._renew_if_changed(previous)
 
     def observe_agent(self, run_id: str = "") -> None:
-        """Record a call of an agent's library, which makes this process an agent unless it is a torchelastic worker."""
-        is_new = run_id not in {"", self.run_id} if self.is_agent else "TORCHELASTIC_RUN_ID" not in os.environ
-        if is_new:
+        """Note a call of a library of the agent, which makes this process an agent unless it is a torchelastic worker."""
+        if self.is_agent:
+            is_changed = run_id not in {"", self.run_id}
+        else:
+            is_changed = "TORCHELASTIC_RUN_ID" not in os.environ
+        if is_changed:
             self.declare_agent(run_id)
 
     def declare_agent(self, run_id: str = "") -> None:
-        """Record that this process is an agent, even in the environment of a torchelastic worker."""
+        """Note that this process is an agent, even in the environment of a torchelastic worker."""
         previous = self._without_claim()
         self.is_agent = True
         self.run_id = run_id or self.run_id
         self._renew_if_changed(previous)
 
     def _without_claim(self) -> ProcessIdentity:
-        # A claim of the rank does not start a new recording; every other change does.
+        # Reporting training does not start a new recording; other changes of the identity do.
         return self.identity().replace(trains=False)
 
     def _renew_if_changed(self, previous: ProcessIdentity) -> None:
@@ -132,7 +138,7 @@ class Process:
 
 
 def launch_name(script: str, start_seconds: float, pid: int | None = None) -> str:
-    """Return a readable run name: script, start time to the minute, and two characters from the second and the pid."""
+    """Return a readable run name: script, start time in minutes, and two characters from the seconds and the pid."""
     path = PurePath(script)
     stem = path.parent.name if path.stem == "__main__" else path.stem
     stem = re.sub(r"[^A-Za-z0-9_.]+", "-", stem)[:60].strip("-") or "python"
@@ -142,22 +148,22 @@ def launch_name(script: str, start_seconds: float, pid: int | None = None) -> st
 
 
 def local_rank() -> int | None:
-    """Return the rank of this process on the node, as set by the launcher, or None if not set."""
-    return _first_number(*_LOCAL_RANKS)
+    """Return the local rank of this process, as set by the launcher, or None if it is not set."""
+    return _first_number(*_LOCAL_RANK_VARIABLES)
 
 
 def clean_text(text: str) -> str:
-    """Return the text as a label value: without surrogates and control characters, of bounded length."""
+    """Return the text as a label value: of bounded length, with `?` for characters that are not printable."""
     characters = (character if character.isprintable() else "?" for character in text[:MAX_TEXT_CHARACTERS])
     return "".join(characters)
 
 
 def _run_of(agent_run_id: str) -> tuple[str, bool]:
     """Return the name of the run, and False if the name was generated."""
-    elastic = agent_run_id or os.environ.get("TORCHELASTIC_RUN_ID", "")
-    if _TORCHRUN_RUN_ID.fullmatch(elastic):
-        elastic = ""
-    for name in (os.environ.get("EXPORTER_RUN", ""), os.environ.get("SLURM_JOB_ID", ""), elastic):
+    elastic_run_id = agent_run_id or os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if _GENERATED_RUN_ID.fullmatch(elastic_run_id):
+        elastic_run_id = ""
+    for name in (os.environ.get("EXPORTER_RUN", ""), os.environ.get("SLURM_JOB_ID", ""), elastic_run_id):
         if clean_text(name).strip():
             return clean_text(name), True
     return clean_text(os.environ.get(LAUNCH, "")) or _generated_name(), False
@@ -179,7 +185,7 @@ def _generated_name() -> str:
 
 
 def _start_seconds(pid: int) -> float:
-    """Return the Unix time at which a process started; the time of this import on systems without /proc."""
+    """Return the Unix time at which a process started, or the time of this import if it cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  # without the import of pathlib
             ticks = int(file.read().rpartition(b")")[2].split()[19])
@@ -194,14 +200,14 @@ _IMPORT_SECONDS = time.time()
 
 
 def _is_rank_owner() -> bool:
-    """Return True if the launcher set the rank for this process, False if the process inherited the variable."""
+    """Return True if the launcher set the rank for this process, and False if the process inherited the rank variable."""
     variable = _rank_variable()
     pid, _, inherited_variable = os.environ.get(_RANK_OWNER, "").partition(" ")
     return bool(variable) and (inherited_variable != variable or pid == str(os.getpid()))
 
 
 def _rank_variable() -> str:
-    name = next((name for name in _RANKS if _first_number(name) is not None), "")
+    name = next((name for name in _RANK_VARIABLES if _first_number(name) is not None), "")
     return f"{name}={os.environ[name].strip()}" if name else ""
 
 
@@ -220,7 +226,7 @@ def _first_number(*names: str) -> int | None:
 def number_within(
     environment: Mapping[str, str], name: str, default: float, minimum: float, maximum: float
 ) -> float:
-    """Return a number from the environment, clamped to the range, or the default if the variable is unset or invalid."""
+    """Return a number from the environment, limited to the range, or the default if the variable is unset or invalid."""
     try:
         number = float(environment.get(name, default))
     except ValueError:

@@ -13,20 +13,20 @@ class PeriodicTask(Protocol):
     """Task that the recording thread triggers four times a second."""
 
     def tick(self) -> None:
-        """Start the work that is due, without waiting."""
+        """Do or start the work that is due, without waiting."""
 
     def finish(self) -> Callable[[float, str], object] | None:
-        """Do the final work, or start it and return the function `wait(seconds, reason)` that waits for its end."""
+        """Do the final work; or start it, and return a function `wait(seconds, reason)` that waits for its end."""
 
     def after_fork(self) -> None:
         """Reset the state in a forked child."""
 
 
 class TrainingSource(Protocol):
-    """Source of the training state: the training recorder."""
+    """Source of the training state, implemented by the training recorder."""
 
     def in_use(self) -> bool:
-        """Return True once the job has reported anything."""
+        """Return True once the job has reported training data."""
 
     def trains(self) -> bool:
         """Return True if this process trains and therefore claims its rank."""
@@ -35,7 +35,7 @@ class TrainingSource(Protocol):
         """Do the work that is due between flushes. Called four times a second."""
 
     def collect(self, *, final: bool) -> None:
-        """Update all totals before a recording; *final* before the last recording."""
+        """Update all totals before a recording. *final* is True before the last recording."""
 
     def series(self) -> Iterable[StatReading]:
         """Return the readings of all training series."""
@@ -44,43 +44,43 @@ class TrainingSource(Protocol):
         """Return the training state, or None before the job reports training."""
 
     def current_span_id(self) -> str | None:
-        """Return the id of the calling thread's innermost span."""
+        """Return the id of the calling thread's innermost open span, or None."""
 
     def collect_tensors(self) -> None:
-        """Record the arrived tensors of the calling thread."""
+        """Record the tensors of the calling thread that have arrived."""
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Flush the span exporters within a timeout; return False if an exporter did not finish."""
+        """Flush the span exporters within a timeout. Return False if an exporter did not finish."""
 
     def close(self, timeout_seconds: float) -> None:
         """Close the span exporters within a timeout."""
 
     def reset(self) -> None:
-        """Count from zero under another identity."""
+        """Restart all counts at zero, for a new identity."""
 
     def after_fork(self) -> None:
-        """Discard the values of the parent in a forked child."""
+        """Discard the parent's values in a forked child."""
 
 
 class Sink(Protocol):
-    """Receiver of recordings: the feed."""
+    """Receiver of the recordings, implemented by the feed."""
 
     def publish(
         self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
     ) -> bool:
-        """Write a recording; return False if it was not written. The first recording uses the identity of *identify*."""
+        """Write a recording. Return False if it was not written. The first recording has the identity that *identify* returns."""
 
     def rename(self, identity: ProcessIdentity) -> None:
-        """Change the rank of the open file."""
+        """Change the identity in the open file."""
 
     def is_open(self) -> bool:
-        """Return True once a recording was written."""
+        """Return True if a file is open, because a recording was written."""
 
     def close(self) -> None:
         """Close the file. The next recording opens a new file."""
 
     def changed_rules(self) -> Iterable[Rule] | None:
-        """Return the recording rules if changed since the last call, otherwise None."""
+        """Return the recording rules if they have changed since the last call, otherwise None."""
 
     def after_fork(self) -> None:
-        """Detach from the file of the parent in a forked child."""
+        """Detach from the parent's file in a forked child."""

@@ -1,7 +1,7 @@
 """Inspection of foreign objects: items, sizes, class attributes.
 
-Classes are compared with `type`, because `isinstance` calls the object's own `__class__`. No function runs code of a metaclass
-or of a subclass of a built-in container.
+Classes are compared with `type`, because `isinstance` calls the object's own `__class__`. The functions run no code of a metaclass or
+of a subclass of a built-in container. They do call `items` and `__len__` of other containers.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from itertools import islice
 from typing import Any
 
 MAX_ITEMS = 1000
-"""Limit of items read from a container."""
+"""Maximum number of items that are read from a container."""
 
 
 def items_of(value: Any, kind: type) -> list[Any] | None:
-    """Return the first items of a list, tuple, set or deque, or None for another class. Runs no code of a subclass."""
+    """Return the first items of a list, tuple, set or deque, or None for another class."""
     base: Any
     for base in (list, tuple, set, frozenset, deque):
         if issubclass(kind, base):
-            return list(
-                islice(base.__iter__(value), MAX_ITEMS)
-            )  # a single step in C, atomic for other threads
+            # A single call into C, which other threads do not interrupt.
+            return list(islice(base.__iter__(value), MAX_ITEMS))
     return None
 
 
@@ -34,7 +33,7 @@ def pairs_of(value: Any, kind: type) -> list[tuple[Any, Any]] | None:
 
 
 def size_of(value: Any, kind: type) -> int:
-    """Return the number of items; 0 for an object without `__len__`."""
+    """Return the number of items of a container, or 0 for an object without `__len__`."""
     base: Any
     for base in (list, tuple, set, frozenset, deque, dict):
         if issubclass(kind, base):
@@ -42,14 +41,14 @@ def size_of(value: Any, kind: type) -> int:
     return len(value) if class_attribute(kind, "__len__") is not None else 0
 
 
-def first_bytes(value: Any, number: int) -> bytes:
-    """Return the first bytes of a bytes or bytearray object."""
+def first_bytes(value: Any, count: int) -> bytes:
+    """Return the first *count* bytes of a bytes or bytearray object."""
     base = bytes if issubclass(type(value), bytes) else bytearray
-    return bytes(base.__getitem__(value, slice(number)))
+    return bytes(base.__getitem__(value, slice(count)))
 
 
 def class_attribute(kind: type, name: str) -> Any:
-    """Return a class's attribute without running code of a metaclass, or None if there is none."""
+    """Return an attribute of a class without running code of a metaclass, or None without the attribute."""
     try:
         return type.__getattribute__(kind, name)
     except AttributeError:
@@ -62,6 +61,6 @@ def name_of_class(kind: type) -> str:
 
 
 def module_of_class(kind: type) -> str:
-    """Return the name of the module of a class, or an empty text."""
+    """Return the name of the module of a class, or an empty text if it is not a str."""
     name = class_attribute(kind, "__module__")
     return name if type(name) is str else ""

@@ -1,7 +1,7 @@
-"""Notices for the job's operator, written once to standard error by a daemon thread.
+"""Notices for the job's operator, which a daemon thread writes to standard error.
 
-Runs on any thread. Notices avoid the job's `logging`: a log handler of the job could hang and hold the lock that
-`logging.shutdown` needs. Notices also avoid the buffer of `sys.stderr`, whose lock the exiting interpreter needs.
+Runs on any thread. Notices are not passed to `logging`, because a log handler of the job could hang and hold the lock that
+`logging.shutdown` needs. They also bypass the buffer of the original `sys.stderr`, whose lock the exiting interpreter needs.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from contextlib import suppress
 from time import monotonic, sleep
 
 EXIT_SECONDS = 0.5
-"""Longest wait of an exiting process for its last notices."""
+"""Maximum time for which an exiting process waits for its last notices."""
 MAX_NOTICES = 100
-"""Limit of different notices per process. Further notices are counted as dropped."""
+"""Maximum number of different notices per process. Further notices are counted as dropped."""
 MAX_NOTICE_CHARACTERS = 2000
-"""Length of a notice."""
+"""Maximum length of a notice."""
 
 
 class Notices:
     """Notices of a process.
 
     Attributes:
-        dropped_notices: Number of notices above the limit, or that could not be written.
-        is_quiet: True to skip standard error.
+        dropped_notices: Number of notices that were above the limit, or could not be written or passed to a listener.
+        is_quiet: True to pass notices to the listeners only.
         listeners: Functions that the writer thread calls with each notice.
     """
 
     def __init__(self) -> None:
-        self._logged_keys: set[str] = set()  # inherited by forked children, which do not repeat a notice
+        self._logged_keys: set[str] = (
+            set()
+        )  # not reset: a forked child does not repeat the notices of its parent
         self.reset()
 
     def reset(self) -> None:
@@ -53,7 +55,7 @@ class Notices:
             return
         self._logged_keys.add(key)
         self._waiting.append(message[:MAX_NOTICE_CHARACTERS])
-        # The holder of the lock starts the writer; a signal handler that interrupts the holder must not wait.
+        # The holder of the lock starts the writer. A signal handler that interrupts the holder must not wait for the lock.
         if self._is_writing or not self._starting.acquire(blocking=False):
             return
         try:
@@ -67,7 +69,7 @@ class Notices:
             self._starting.release()
 
     def flush(self, timeout_seconds: float = EXIT_SECONDS) -> None:
-        """Wait until all notices are written, for a bounded time."""
+        """Wait until all notices are written, at most for the timeout."""
         deadline = monotonic() + timeout_seconds
         while (self._is_writing or self._waiting) and monotonic() < deadline:
             sleep(0.002)
@@ -89,7 +91,7 @@ class Notices:
                     self._write(f"exporter: {message}\n")
                 self._call_listeners(message)
             self._is_writing = False
-            if not self._waiting:  # a notice appended meanwhile has not started a writer
+            if not self._waiting:  # otherwise a notice was appended before the flag was cleared
                 return
             self._is_writing = True
 
@@ -108,7 +110,7 @@ class Notices:
             elif stream is not None:
                 stream.write(line)
                 stream.flush()
-        except Exception:  # noqa: BLE001  # the stream is closed, or belongs to the job
+        except Exception:  # noqa: BLE001  # the stream may be closed, or a class of the job
             self.dropped_notices += 1
 
 

@@ -1,4 +1,4 @@
-"""Measurement of passive Stats: calls the job's callbacks on a worker thread."""
+"""Measurement of passive Stats by callbacks of the job, on a worker thread."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from exporter.recording.state import StatState
 from exporter.recording.worker import Worker
 
 STUCK_SECONDS = 5.0
-"""Running time after which a callback of a passive Stat is reported as hung."""
+"""Duration of a measurement of all passive Stats above which a hung callback is reported."""
 
 
 class PassiveStats(Worker):
-    """Worker that measures passive Stats once per flush. A callback that hangs pauses the measurement."""
+    """Worker that measures the passive Stats once per flush. A callback that hangs pauses all measurements."""
 
     def __init__(self) -> None:
         super().__init__(_measure, name="passive", bound=1)
 
     def tick(self, states: Iterable[StatState]) -> None:
         """Start a measurement, unless the last one is still running."""
-        passive = [state for state in states if state.measure is not None]
-        if passive and self.busy_since is None:
-            self.put(passive)
+        passive_states = [state for state in states if state.measure is not None]
+        if passive_states and self.busy_since is None:
+            self.put(passive_states)
         elif self.busy_since is not None and time() - self.busy_since > STUCK_SECONDS:
             log_once("passive stuck", "a passive Stat callback has not returned; passive Stats are paused")
 
 
-def _measure(passive: list[StatState]) -> None:
+def _measure(passive_states: list[StatState]) -> None:
     """Call the callbacks of the enabled passive Stats, on the worker's thread."""
-    for state in passive:
+    for state in passive_states:
         if state.measure is not None and state.enabled:
             try:
                 state.buffer.append(state.measure())

@@ -1,7 +1,8 @@
 """Recorder of a process: Stats, events and training state, aggregated and written by a recording thread.
 
-Runs in the training process. The thread starts with the first Stat, event, block or handler, runs no code of the job, and
-releases the interpreter lock between pieces of a few tenths of a millisecond. A normal exit and an uncaught exception write a final recording.
+Runs in the training process. The thread starts with the first Stat, event, block or handler. It runs no code of the job, and
+releases the interpreter lock between pieces of work of about 0.4 ms. A final recording is written at a normal exit and after an
+uncaught exception.
 """
 
 from __future__ import annotations
@@ -29,35 +30,35 @@ from exporter.recording.worker import end_all
 
 DEFAULT_FLUSH_SECONDS = 1.0
 TICK_SECONDS = 0.25
-"""Interval of the drains between flushes: a million samples a second fill a buffer in 0.52 s."""
+"""Interval of the drains between flushes. A million samples a second fill a buffer in 0.52 s."""
 HIGH_WATER = BUFFER_SAMPLES // 32
-"""Samples above which a buffer is drained before the next flush."""
+"""Number of samples above which a buffer is drained before the next flush."""
 RENEW_SECONDS = 0.1
-"""Longest wait of `configure` for the step of the recording thread."""
+"""Maximum time for which `configure` waits for the current step of the recording thread."""
 CHILD_FLUSH_SECONDS = 0.25
-"""Longest flush interval of forked children and children of multiprocessing, such as the workers of a DataLoader: SIGTERM
-often ends these processes, which then lose unflushed samples."""
+"""Maximum flush interval of forked children and children of multiprocessing, such as the workers of a DataLoader. These processes
+are often ended by SIGTERM, and then lose the samples since the last flush."""
 EXIT_SECONDS = 2.0
-"""Time limit of the whole shutdown: periodic tasks, handlers, span exporters and the final write."""
+"""Time limit of the shutdown: periodic tasks, handlers, span exporters and the final write."""
 TASKS_SECONDS, HANDLERS_SECONDS, SPANS_SECONDS, JOIN_SECONDS = 1.5, 1.6, 1.75, 1.85
 """Deadlines of the parts, relative to the start of the shutdown. The remaining time is for the final write."""
 EXIT_SWITCH_SECONDS = 0.0005
 """Thread switch interval of the interpreter during the shutdown."""
 DRAIN_SECONDS = 0.5
-"""Longest drain of the Stats with window handlers during the shutdown."""
+"""Maximum time for which the shutdown waits to drain the Stats with window handlers."""
 
 
 class Recorder:
     """Recorder of a process.
 
     Attributes:
-        process: The identity of the process: run, rank and role.
-        stats: The Stats of the process.
-        events: The events of the process and their handlers.
+        process: Identity of the process: run, rank and role.
+        stats: Stats of the process.
+        events: Events of the process, and their handlers.
         is_recording: False if nothing is recorded, because of `EXPORTER_DISABLED=1` or a free-threaded interpreter.
-        thread: The recording thread.
-        start: Start the recording thread unless it runs; never raises.
-        started_at: Unix time at which the recording of this process began.
+        thread: Recording thread.
+        start: Starts the recording thread if it is not running. Never raises.
+        started_at: Unix time at which the recording of this process started.
     """
 
     def __init__(self) -> None:
@@ -81,17 +82,19 @@ class Recorder:
         self.stats.is_recording = self.events.is_recording = self.is_recording
         self._is_child = False
         self._initialize()
-        # Registered before the job's exit handlers, which run first, so that their samples are recorded.
+        # Registered before the exit handlers of the job. Those run earlier, so that their samples are recorded.
         atexit.register(self.shutdown)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
     def _initialize(self) -> None:
-        """Set up the state that a forked child does not inherit."""
+        """Set the state that a forked child does not inherit."""
         self._is_flush_requested = self._is_renewal_requested = self._is_closed = False
         self.started_at = time()
         self._gpus = ProcessGpus()
-        self._claim_level = 0  # 1: the process has claimed the rank, 2: as a process that trains
+        self._claim_level = (
+            0  # 1 after the process has claimed the rank, 2 after it did so as a process that trains
+        )
 
     # Composition -----------------------------------------------------------------------------------------
 
@@ -104,7 +107,7 @@ class Recorder:
         self._training = training
 
     def attach(self, task: PeriodicTask, *, start: bool = False) -> None:
-        """Add a periodic task, which runs once the recording thread has started; *start* starts the thread."""
+        """Add a periodic task, which runs while the recording thread runs. *start* starts the thread."""
         self._tasks = (*self._tasks, task)
         if start and self.is_recording:
             self.start()
@@ -112,13 +115,13 @@ class Recorder:
     # Called by the job's threads -------------------------------------------------------------------------
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Aggregate the samples of Stats with window handlers on the caller's thread; return False after the timeout."""
+        """Aggregate the samples of Stats with window handlers, on the caller's thread. Return False after the timeout."""
         return self.thread.run_step(
             lambda: self._cycle.drain(lambda state: state.window_handlers), timeout_seconds
         )
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Aggregate and write a recording on the caller's thread; return False after the timeout."""
+        """Aggregate and write a recording, on the caller's thread. Return False after the timeout, or if the write failed."""
         return self.thread.run_step(lambda: self._publish(final=False), timeout_seconds)
 
     def flush_soon(self) -> None:
@@ -127,7 +130,10 @@ class Recorder:
         self.thread.wake()
 
     def flush_all(self, timeout_seconds: float) -> bool:
-        """Publish all values recorded so far, including tensors in flight of this thread; see `exporter.flush`."""
+        """Write all values recorded so far, and wait for event handlers and span exporters. See `exporter.flush`.
+
+        The values of CUDA tensors are included if they have arrived and belong to this thread.
+        """
         deadline = monotonic() + timeout_seconds
         for state in self.stats.states():
             if state.tensors is not None:
@@ -142,35 +148,35 @@ class Recorder:
         return is_written
 
     def shutdown(self) -> None:
-        """Write the final recording and end the thread within `EXIT_SECONDS`. Later calls are ignored."""
+        """Write the final recording, and end the thread, within about `EXIT_SECONDS`. Later calls are ignored."""
         if self.thread.is_stopping:
             return
         self.thread.is_stopping = True
         switch_interval = sys.getswitchinterval()
-        # By default, each busy daemon thread of the job would delay every system call of the shutdown by 5 ms.
+        # With the default interval, a busy daemon thread of the job would delay each system call of the shutdown by 5 ms.
         sys.setswitchinterval(EXIT_SWITCH_SECONDS)
         try:
             self._shut_down(monotonic())
         finally:
             sys.setswitchinterval(switch_interval)
 
-    def _shut_down(self, began: float) -> None:
-        self.events.limit_waits(began + HANDLERS_SECONDS)
+    def _shut_down(self, start: float) -> None:
+        self.events.limit_waits(start + HANDLERS_SECONDS)
         self.thread.wake()
         self.drain(DRAIN_SECONDS)
         for wait in [task.finish() for task in self._tasks]:
             if wait is not None:
-                wait(began + TASKS_SECONDS - monotonic(), "exit")
-        self.events.close(began + HANDLERS_SECONDS - monotonic())
+                wait(start + TASKS_SECONDS - monotonic(), "exit")
+        self.events.close(start + HANDLERS_SECONDS - monotonic())
         end_all([self._passive], seconds=0.1, reason="exit")
-        # A thread that requests the interpreter lock during finalization is ended by the C library and may abort the process.
-        self.thread.join(max(began + JOIN_SECONDS - monotonic(), 0.1))
+        # The C library ends a thread that takes the interpreter lock during finalization, which may abort the process.
+        self.thread.join(max(start + JOIN_SECONDS - monotonic(), 0.1))
         # If the recording thread hangs in a write, the final recording is lost and the process still exits.
-        self.thread.run_step(lambda: self._write_last(began), max(began + EXIT_SECONDS - monotonic(), 0.1))
-        NOTICES.flush(max(began + EXIT_SECONDS - monotonic(), 0.1))
+        self.thread.run_step(lambda: self._write_last(start), max(start + EXIT_SECONDS - monotonic(), 0.1))
+        NOTICES.flush(max(start + EXIT_SECONDS - monotonic(), 0.1))
 
     def renew(self) -> None:
-        """Start a new recording under a changed identity, now or after the current step of the recording thread."""
+        """Start a new recording for a changed identity, now or after the current step of the recording thread."""
         self.events.renew()
         self._is_renewal_requested = True
         self.thread.run_step(self._renew, RENEW_SECONDS)
@@ -205,12 +211,12 @@ class Recorder:
             or (self._training is not None and self._training.in_use())
         )
 
-    def _write_last(self, began: float) -> None:
+    def _write_last(self, start: float) -> None:
         if self._in_use():
             if self._training is not None:
                 self._training.collect(final=True)
-                # Before the final recording, which includes the records that the exporters dropped.
-                self._training.close(max(began + SPANS_SECONDS - monotonic(), 0.1))
+                # Closed before the final recording, which includes the number of records that the span exporters dropped.
+                self._training.close(max(start + SPANS_SECONDS - monotonic(), 0.1))
             self._publish(final=True)
         self._is_closed = True
         if self._sink is not None:
@@ -231,7 +237,7 @@ class Recorder:
             self.started_at = time()
 
     def _prepare(self) -> bool:
-        """Prepare the process for the recording thread; return False if nothing is recorded."""
+        """Prepare the process for the recording thread. Return False if nothing is recorded."""
         if self._refusal is not None:
             log_once("interpreter", self._refusal)
         if self.is_recording:
@@ -240,7 +246,10 @@ class Recorder:
         return self.is_recording
 
     def _hook_multiprocessing(self) -> None:
-        """Register the shutdown of multiprocessing children, which skip atexit and clear inherited finalizers."""
+        """Register the shutdown as a finalizer of multiprocessing, because its children skip `atexit`.
+
+        A child clears the finalizers that it inherits, and registers its own after the fork.
+        """
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             self._finalize_at_exit()
@@ -271,7 +280,7 @@ class Recorder:
                 self.thread.run_step(self._tick_cycle)
 
     def _sleep_until(self, next_flush: float) -> bool:
-        """Sleep until the next flush, tick, window end or request; return False if the thread must end."""
+        """Sleep until the next flush, tick, window end or request. Return False if the thread must end."""
         return self.thread.sleep_until(min([next_flush, monotonic() + TICK_SECONDS, *self._cycle.due()]))
 
     def _flush_cycle(self) -> None:
@@ -321,7 +330,7 @@ class Recorder:
         return self._sink.publish(recording, self._written_as, is_child=self._is_child)
 
     def _tagged(self, reading: TrainingReading | None) -> TrainingReading | None:
-        """Add the session tag of `configure` to the facts, unless the job's telemetry sets a session tag."""
+        """Add the session tag of `configure` to the facts, unless the job has reported a session tag."""
         session = self.process.session
         if reading is None or not session or any(name == "session_tag" for name, _ in reading.facts):
             return reading
@@ -330,10 +339,10 @@ class Recorder:
     def _claim(self, states: Iterable[StatState]) -> None:
         """Claim the rank once the process records samples of the job or trains."""
         trains = self._training is not None and self._training.trains()
-        claim = 2 if trains else int(any(state.count and not state.is_exporter_family for state in states))
-        if claim > self._claim_level:
-            self._claim_level = claim
-            self.process.claim_rank(trains=claim > 1)
+        level = 2 if trains else int(any(state.count and not state.is_exporter_family for state in states))
+        if level > self._claim_level:
+            self._claim_level = level
+            self.process.claim_rank(trains=level > 1)
             self.events.renew()
             if self._sink is not None:
                 self._sink.rename(self._written_as())
@@ -348,7 +357,7 @@ class Recorder:
 
 
 def unsupported_interpreter() -> str | None:
-    """Return the reason why an interpreter without the interpreter lock is not supported, or None for other interpreters."""
+    """Return the reason why nothing is recorded in a free-threaded interpreter, or None for other interpreters."""
     is_gil_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     if is_gil_enabled():
         return None
@@ -361,9 +370,8 @@ def unsupported_interpreter() -> str | None:
 def _ending(wall: float) -> Ending | None:
     """Return the uncaught exception that ends this process, or None for a normal exit."""
     error: Any = sys.exc_info()[1]
-    if error is None and not hasattr(
-        sys, "ps1"
-    ):  # an exception at an interactive prompt does not end the process
+    is_interactive = hasattr(sys, "ps1")  # an exception at a prompt does not end the process
+    if error is None and not is_interactive:
         error = getattr(sys, "last_value", None)
     if error is None or isinstance(error, SystemExit):
         return None

@@ -1,12 +1,12 @@
-"""Reserved names: the exporter's own families, which no Stat may use.
+"""Reserved names: the exporter's own families, which the job's Stats must not use.
 
-Constructing a Stat with a reserved name raises DefinitionError. A test compares the list with the family declarations.
+The construction of a Stat with a reserved name raises DefinitionError. A test compares the list with the specifications.
 """
 
 from __future__ import annotations
 
 RESERVED_PREFIXES = ("cgroup_", "exporter_", "gpu_", "host_", "process_", "scrape_", "training_process_")
-"""Prefixes of reserved names, including names of later versions."""
+"""Prefixes that are reserved, also for families of later versions."""
 
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "counter": ("_total", "_created"),
@@ -66,4 +66,4 @@ RESERVED = frozenset(
     for name in names.split()
     for suffix in ("", *SUFFIXES[family_type])
 ) | {"ALERTS", "ALERTS_FOR_STATE", "up"}
-"""All fixed family and sample names of an exposition, and the names that Prometheus itself writes."""
+"""Fixed family and sample names of an exposition, and names that Prometheus itself writes."""

@@ -1,6 +1,6 @@
 """Stacks of this process's threads, for the explanation of a hang.
 
-Runs on the recording thread, reads the frames of other threads and calls none of the job's code. Standard library only.
+Runs on the recording thread. Reads the frames of other threads, and runs no code of the job.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from types import FrameType
 from exporter.recording.value_class import Value, value_class
 
 MAX_FRAMES = 30
-"""Innermost frames of the main thread."""
+"""Maximum number of frames of the main thread, the innermost first."""
 MAX_THREAD_FRAMES = 3
-"""Innermost frames of any other thread."""
+"""Maximum number of frames of another thread, the innermost first."""
 MAX_THREADS = 20
 MAX_TEXT = 256
-"""Characters of a file name or function."""
+"""Maximum length of a file name or function name."""
 
 _OWN_PACKAGE = __file__.rpartition("/recording/")[0] + "/"
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + "/"  # noqa: PTH120  # pathlib is not loaded in the job
@@ -40,7 +40,7 @@ _IDLE_FUNCTIONS = frozenset(
         "run_forever",
     ]
 )
-"""Functions of the standard library in which an idle thread waits."""
+"""Functions in which an idle thread waits, if their file is part of a library."""
 
 
 class Detail(Enum):
@@ -69,7 +69,7 @@ class ThreadStack(Value):
 
 
 def is_library(file: str) -> bool:
-    """Return True for a file of the standard library or an installed package, and for generated code."""
+    """Return True for a file of the standard library or of an installed package, and for generated code."""
     if any(marker in file for marker in _PACKAGE_MARKERS):
         return True
     return file.startswith(_STANDARD_LIBRARY) or (
@@ -80,16 +80,16 @@ def is_library(file: str) -> bool:
 def capture(detail: Detail) -> tuple[ThreadStack, tuple[ThreadStack, ...]]:
     """Return the stack of the main thread, and the stacks of the other threads that are not idle.
 
-    `Detail.LOCATION` returns only the innermost frame of the job's own code in the main thread and the frame that it called.
+    With `Detail.LOCATION`, return only the innermost frame of the job's own code in the main thread, and the frame that it called.
     """
-    frames = sys._current_frames()  # noqa: SLF001  # the documented way to read the stacks of other threads
+    frame_by_ident = sys._current_frames()  # noqa: SLF001  # the documented way to read the stacks of other threads
     main_ident = threading.main_thread().ident
-    main = ThreadStack("MainThread", _frames_of(frames.get(main_ident or 0), MAX_FRAMES))
+    main = ThreadStack("MainThread", _frames_of(frame_by_ident.get(main_ident or 0), MAX_FRAMES))
     if detail is Detail.LOCATION:
         return ThreadStack(main.name, location_frames(main.frames)), ()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     other_stacks = []
-    for ident, frame in frames.items():
+    for ident, frame in frame_by_ident.items():
         name = names.get(ident, f"thread {ident}")
         if ident == main_ident or name.startswith(_OWN_THREADS) or _is_idle(frame):
             continue
@@ -98,7 +98,7 @@ def capture(detail: Detail) -> tuple[ThreadStack, tuple[ThreadStack, ...]]:
 
 
 def location_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Return the innermost frame of the job's own code after the frame that it called, otherwise the innermost frame."""
+    """Return the innermost frame of the job's own code, and before it the frame that it called; otherwise the innermost frame."""
     for index, frame in enumerate(frames):
         if not frame.library:
             return frames[max(index - 1, 0) : index + 1]
@@ -111,9 +111,7 @@ def _frames_of(frame: FrameType | None, max_frames: int) -> tuple[Frame, ...]:
         code = frame.f_code
         function = getattr(code, "co_qualname", code.co_name)
         file = code.co_filename
-        if not file.startswith(
-            _OWN_PACKAGE
-        ):  # blocks of the exporter around the job's code say nothing of the job
+        if not file.startswith(_OWN_PACKAGE):  # blocks of the exporter enclose the job's code
             frames.append(
                 Frame(_printable(file), frame.f_lineno or 0, _printable(function), is_library(file))
             )
@@ -127,9 +125,7 @@ def _is_idle(frame: FrameType) -> bool:
 
 
 def _printable(text: str) -> str:
-    printable = (
-        text
-        if text.isprintable()
-        else "".join(character if character.isprintable() else "?" for character in text)
-    )
-    return printable[-MAX_TEXT:]
+    """Return the end of a text, with `?` for characters that are not printable."""
+    if not text.isprintable():
+        text = "".join(character if character.isprintable() else "?" for character in text)
+    return text[-MAX_TEXT:]

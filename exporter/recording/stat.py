@@ -1,7 +1,7 @@
 """Stat: a named statistic of the job, and the public registry of all Stats.
 
-All methods may be called on any thread. `Stat.add` is the bound method `append` of the Stat's buffer and takes no lock; the
-first construction of a Stat takes a lock. The recording thread aggregates.
+All methods may be called on any thread. `Stat.add` is the bound method `append` of the Stat's buffer and takes no lock. The first
+construction of a Stat takes a lock. The recording thread aggregates the samples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAX_QUEUED_WINDOWS = 10_000
-"""Limit of closed windows in the queue of a handler."""
+"""Maximum number of closed windows that wait for a handler."""
 
 
 class Registry:
@@ -39,7 +39,7 @@ class Registry:
         return self._table.states()
 
     def find(self, name: str, labels: Mapping[str, str] | None = None) -> Stat | None:
-        """Return the Stat of a name and labels, or None."""
+        """Return the Stat of a name and labels, or None if no such Stat is recorded."""
         state = self._table.get(name, labels)
         return None if state is None else Stat.from_state(state)
 
@@ -52,16 +52,16 @@ class Registry:
     def switch(self, pattern: str, *, enabled: bool) -> None:
         """Enable or disable the Stats whose names match a shell pattern, including Stats constructed later.
 
-        Counts are kept; samples added to a disabled Stat are dropped.
+        Counts are kept. Samples added to a disabled Stat are dropped.
         """
         self._table.set_enabled(pattern, enabled=enabled)
 
     def on_window(self, handler: Callable[[Stat, WindowReading], object], match: str = "*") -> Handle:
         """Call *handler* for each closed, non-empty window of the Stats whose names match a shell pattern.
 
-        Calls `handler(stat, window)` in order, on a thread of the handler's own. Exceptions of the handler and windows dropped
-        by a full queue are counted. The `unregister` method of the returned handle ends the delivery. Raises TypeError for a
-        handler that is not callable.
+        Calls `handler(stat, window)` in order, on a thread of the handler. Exceptions of the handler and windows dropped by a full
+        queue are counted. The `unregister` method of the returned handle ends the delivery. Raises TypeError for a handler that is
+        not callable.
         """
         return self.register_window_handler(handler, lambda state: fnmatchcase(state.definition.name, match))
 
@@ -82,29 +82,29 @@ class Registry:
 
 
 class Stat:
-    """Named statistic: windows, quantiles, a histogram and exact totals of recorded numbers.
+    """Named statistic: windows, quantiles, a histogram, and cumulative count and sum of recorded numbers.
 
     A Stat is identified by its name and labels: the same definition returns the same Stat. Above the limit of Stats, and in a
     process without recording, a new object is returned, which records nothing.
 
     Args:
-        name: Words of letters, digits and `_`, joined by dots: `training.batch.latency`.
-        aggregations: Aggregations of each window; None means MEAN, MAX, P50, P90, P95 and P99. The number of samples and their
-            exact sum are always published.
-        window_seconds: Length of a window, at least 0.1; windows are aligned to multiples of the length on the wall clock,
-            equally for all ranks. None for count windows.
-        window_samples: Samples that close a window; with both limits, the first reached closes the window.
-        unit: A base unit: `seconds`, `bytes`, `ratio`, … None for a plain number.
-        help: A single line for readers of the dashboard.
+        name: Words of letters, digits and `_`, joined by dots, such as `training.batch.latency`.
+        aggregations: Aggregations of each window; None for MEAN, MAX, P50, P90, P95 and P99. The number of samples and their sum
+            are published with any aggregations.
+        window_seconds: Length of a window, at least 0.1. Windows end at multiples of the length on the wall clock, so that the
+            windows of all ranks coincide. None for count windows.
+        window_samples: Number of samples that closes a window. With both limits, the first that is reached closes the window.
+        unit: Base unit (`seconds`, `bytes`, `ratio`, …); None for a plain number.
+        help: Single line for readers of the dashboard.
         labels: Constant labels.
         buckets: Upper bounds of the histogram; None for the default of the unit.
         stale_seconds: Time without a sample after which a count window has no data.
-        min_samples: A window with fewer samples has no data except the number of samples: the mean of a few samples is not
+        min_samples: Number of samples below which a window has no data except this number. The mean of a few samples is not
             comparable with the mean of many.
 
     Attributes:
-        add: Record an int or float. Other values and values that are not finite are counted and excluded from every
-            aggregate. Never raises, never waits. For tensors, see `add_tensor`.
+        add: Records an int or float. Other values and values that are not finite are counted, and excluded from all aggregates.
+            Never raises and never waits. For tensors, see `add_tensor`.
 
     Raises:
         DefinitionError: The definition is invalid, or differs from an earlier definition of the same Stat.
@@ -172,12 +172,13 @@ class Stat:
     ) -> Self:
         """Return a Stat that a callback measures once per flush, on a thread shared by all callbacks.
 
-        Exceptions of `measure` are counted. A callback that hangs pauses all passive Stats. The callback must not call CUDA.
-        Without aggregations the Stat has VALUE and MAX; the other arguments are the same as for any Stat.
+        Exceptions of `measure` are counted. A callback that hangs pauses all passive Stats. The callback must not call CUDA. The
+        default aggregations are VALUE and MAX; the other arguments are those of a Stat.
         """
         require(callable(measure), "measure", measure, "callable")
-        requested = (Aggregation.VALUE, Aggregation.MAX) if aggregations is None else aggregations
-        stat = cls(name, requested, window_seconds=window_seconds, unit=unit, help=help, labels=labels)
+        if aggregations is None:
+            aggregations = (Aggregation.VALUE, Aggregation.MAX)
+        stat = cls(name, aggregations, window_seconds=window_seconds, unit=unit, help=help, labels=labels)
         callback = stat._state.measure
         require(
             callback is None or callback == measure,
@@ -191,9 +192,9 @@ class Stat:
     def add_tensor(self, tensor: object) -> None:
         """Record the value of a torch tensor or JAX array of one element. Never waits for a device and never raises.
 
-        A CPU tensor is read at once; the value of a CUDA tensor is recorded by a later call on this thread, or by
-        `exporter.flush()` on this thread. Refused and counted: more than one element, other devices, a DTensor that is not
-        replicated, calls during CUDA graph capture, and values above the limit of copies in flight.
+        A CPU tensor is read at once. The value of a CUDA tensor is recorded by a later call, or by `exporter.flush()`, on the same
+        thread. Refused and counted are tensors with more than one element or on other devices, DTensors that are not replicated,
+        calls during CUDA graph capture, and values above the limit of copies in flight.
         """
         if self._state.tensors is None:
             self._state.tensors = TensorReader(self.add, self._state.refusals.append)
@@ -206,7 +207,7 @@ class Stat:
         return Timer(self.add)
 
     def on_window(self, handler: Callable[[Stat, WindowReading], object]) -> Handle:
-        """Register a handler of this Stat's closed windows with samples; see `Registry.on_window`."""
+        """Call *handler* for each closed, non-empty window of this Stat; see `Registry.on_window`."""
         return REGISTRY.register_window_handler(handler, lambda state: state is self._state)
 
     def get(self) -> dict[Aggregation, float]:
@@ -220,7 +221,7 @@ class Stat:
 
     @property
     def definition(self) -> StatDefinition:
-        """Definition in force: the code's definition, changed by the configuration's overrides."""
+        """Effective definition: the definition in the code, changed by the recording rules of the configuration."""
         return self._state.effective
 
     @property
@@ -235,17 +236,17 @@ class Stat:
 
     @property
     def count(self) -> int:
-        """Number of aggregated samples since the start of the process; `exporter.flush()` aggregates all."""
+        """Number of aggregated samples since the start of the process. `exporter.flush()` aggregates all recorded samples."""
         return self._state.count
 
     @property
     def sum(self) -> float:
-        """Exact sum of the aggregated samples."""
+        """Sum of the aggregated samples since the start of the process."""
         return self._state.sum
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Reduce to the definition; a copy in the same process is the same Stat."""
-        return _restored, (type(self), self._state.definition)
+        """Pickle and copy by the definition, so that a copy in the same process is the same Stat."""
+        return _restore, (type(self), self._state.definition)
 
     def __repr__(self) -> str:
         definition = self._state.effective
@@ -257,10 +258,10 @@ _STATS: dict[tuple[type[Stat], StatState], Stat] = {}
 """Stats by class and state, so that the same definition returns the same object."""
 
 REGISTRY = Registry(RECORDER.stats, RECORDER.events)
-"""The Stats of this process."""
+"""Registry of the Stats of this process."""
 
 
-def _restored(cls: type[Stat], definition: StatDefinition) -> Stat:
+def _restore(cls: type[Stat], definition: StatDefinition) -> Stat:
     existing = REGISTRY.find(definition.name, dict(definition.labels))
     return cls.from_state(RECORDER.stats.get_or_create(definition)) if existing is None else existing
 
@@ -274,11 +275,12 @@ def metric(
     buckets: Iterable[float] | None = None,
     is_exporter_family: bool = True,
 ) -> Callable[[float], None]:
-    """Create a series of a family without windows, for compatibility modules and bridges, and return its function `add`.
+    """Create a series of a family without windows, and return the function that adds a number to it.
 
-    The kind is `counter` (the sum of the added numbers, published as 0 from the start), `gauge` (the latest number), `histogram` or
-    `summary`. The counter `training.elastic.restarts` becomes `training_elastic_restarts_total`. *is_exporter_family* is True
-    if the sidecar declares type and help of the family itself (`exporter.ledger.family_owners`). Raises DefinitionError, as `Stat` does.
+    For compatibility modules and bridges. The kind is `counter` (the sum of the added numbers, published as 0 from the start),
+    `gauge` (the latest number), `histogram` or `summary`. The counter `training.elastic.restarts` becomes
+    `training_elastic_restarts_total`. *is_exporter_family* is True if the sidecar declares type and help of the family
+    (`exporter.ledger.family_owners`). Raises DefinitionError for the same reasons as `Stat`.
     """
     aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
     definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)

@@ -1,6 +1,6 @@
 """Aggregation cycle of all Stats of a process: drains buffers, closes windows by the clock and returns readings.
 
-Runs on the recording thread or on a flushing thread, under the cycle lock of the recorder.
+Runs on the recording thread or on a thread that flushes, under the step lock of the recording thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StatCycle:
 
     Args:
         stats: The table.
-        yield_gil: Called between pieces of work.
+        yield_gil: Called between pieces of work, to release the interpreter lock.
     """
 
     def __init__(self, stats: StatTable, yield_gil: Callable[[], None]) -> None:
@@ -31,7 +31,7 @@ class StatCycle:
     def after_fork(self) -> None:
         """Discard the window clocks of the parent."""
         self._clocks: dict[float, WindowClock] = {}
-        self._timed_stats = 0  # number of Stats at the latest `close_windows`
+        self._timed_count = 0  # number of Stats at the latest `close_windows`
         self._next_position = 0  # position of the first Stat of the next drain
 
     def due(self) -> list[float]:
@@ -41,36 +41,36 @@ class StatCycle:
     def has_due_window(self) -> bool:
         """Return True if a window has ended, or if a Stat was constructed since the latest `close_windows`."""
         wall, now = time(), monotonic()
-        return len(self._stats) != self._timed_stats or any(
+        return len(self._stats) != self._timed_count or any(
             clock.overdue_seconds(wall=wall, monotonic=now) is not None for clock in self._clocks.values()
         )
 
     def close_windows(self) -> None:
         """Close the windows that have ended, after draining their Stats."""
         wall, now = time(), monotonic()
-        by_length: dict[float, list[StatState]] = {}
+        states_by_length: dict[float, list[StatState]] = {}  # by seconds of the window
         states = self._stats.states()
-        self._timed_stats = len(states)
+        self._timed_count = len(states)
         for state in states:
             if (seconds := state.effective.window_seconds) is not None:
-                by_length.setdefault(seconds, []).append(state)
+                states_by_length.setdefault(seconds, []).append(state)
         self._clocks = {
             seconds: self._clocks.get(seconds) or WindowClock(seconds, wall=wall, monotonic=now)
-            for seconds in by_length
+            for seconds in states_by_length
         }
         for seconds, clock in self._clocks.items():
-            overdue = clock.overdue_seconds(wall=wall, monotonic=now)
-            if overdue is None:
+            overdue_seconds = clock.overdue_seconds(wall=wall, monotonic=now)
+            if overdue_seconds is None:
                 continue
-            for state in by_length[seconds]:
+            for state in states_by_length[seconds]:
                 self._drain_state(state)
             start, end = clock.advance(wall=wall, monotonic=now)
-            for state in by_length[seconds]:
+            for state in states_by_length[seconds]:
                 self._yield_gil()
-                state.close_window(start, end, late_windows=overdue >= seconds, wall=wall)
+                state.close_window(start, end, late_windows=overdue_seconds >= seconds, wall=wall)
 
     def drain(self, selects: Callable[[StatState], object], within_seconds: float = inf) -> None:
-        """Drain the buffers that *selects* chooses. After the timeout, the next call continues with the remaining buffers."""
+        """Drain the buffers for which *selects* returns True. After the timeout, the next call starts with the next buffer."""
         states, deadline = self._stats.states(), monotonic() + within_seconds
         first, self._next_position = min(self._next_position, len(states)), 0
         for position in (*range(first, len(states)), *range(first)):
@@ -81,7 +81,7 @@ class StatCycle:
                 self._drain_state(states[position])
 
     def _drain_state(self, state: StatState) -> None:
-        """Drain at most the samples that the buffer holds at the call, even if threads add samples meanwhile."""
+        """Drain about as many samples as the buffer contains now. Samples that are added meanwhile do not prolong the call."""
         for _ in range(len(state.buffer) // CHUNK_SAMPLES + 1):
             self._yield_gil()
             if not state.drain(wall=time()):

@@ -1,4 +1,4 @@
-"""The table of a process's Stats: construction, name conflicts, overrides and switches.
+"""Table of a process's Stats: construction, name conflicts, recording rules and switches.
 
 All methods may be called on any thread. The first construction of a Stat takes a lock.
 """
@@ -21,9 +21,10 @@ from exporter.recording.values import Aggregation, StatDefinition, families_of
 from exporter.recording.worker import Worker
 
 MAX_STATS = 10_000
-"""Limit of recorded Stats. Further Stats are not recorded, so that an unbounded label does not fill the memory."""
+"""Maximum number of recorded Stats. Further Stats are not recorded, so that an unbounded label does not fill the memory."""
 
 Identity = tuple[str, tuple[tuple[str, str], ...]]
+"""Name and labels of a Stat."""
 
 
 class StatTable:
@@ -32,19 +33,20 @@ class StatTable:
     Attributes:
         refused_stats: Number of Stats above `MAX_STATS`, which are not recorded.
         is_recording: False if nothing is recorded in this process.
-        batch_handlers: Handlers of the batches of samples of the Stats of the job.
+        batch_handlers: Handlers of the samples of the job's Stats, in batches.
     """
 
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
         self._lock = threading.RLock()
         self._states: dict[Identity, StatState] = {}
-        self._order: list[StatState] = []
-        self._owners: dict[str, str] = {}  # name of the publishing Stat by family or sample name
-        self._firsts: dict[str, StatState] = {}  # first state of each name
-        self._rules: list[Rule] = []
-        self._switches: list[Rule] = []
+        self._order: list[StatState] = []  # in order of construction
+        self._owners: dict[str, str] = {}  # name of the Stat by family or sample name
+        self._first_states: dict[str, StatState] = {}  # first state by name of the Stat
+        self._rules: list[Rule] = []  # recording rules of the configuration
+        self._switches: list[Rule] = []  # rules of `set_enabled`
+        # selections of Stats, with the handlers of their windows
         self._window_handlers: tuple[tuple[Callable[[StatState], bool], Handle], ...] = ()
-        self._wake = wake  # called after the construction of a Stat
+        self._wake = wake  # called when a Stat is constructed
         self.refused_stats = 0
         self.is_recording = True
         self.batch_handlers: list[Handle] = []
@@ -53,14 +55,16 @@ class StatTable:
     def get_or_create(self, definition: StatDefinition, *, is_exporter_family: bool = False) -> StatState:
         """Return the state of a Stat, created on first use. Raises DefinitionError for a conflicting definition or name."""
         identity = (definition.name, definition.labels)
-        # Without the lock, because a signal handler or a finalizer may construct a Stat while this thread constructs another.
+        # Looked up without the lock, because a signal handler or a finalizer may run while this thread constructs a Stat.
         state = self._states.get(identity)
         if state is None:
             is_full = self.is_recording and len(self._states) >= MAX_STATS
             if is_full:
                 self.refused_stats += 1
-                consequence = f"{definition.name!r} and all later Stats are ignored"
-                log_once("stats", f"only {MAX_STATS} Stats are recorded in a process: {consequence}")
+                log_once(
+                    "stats",
+                    f"{definition.name!r} and later Stats are ignored: a process records at most {MAX_STATS} Stats",
+                )
             if self._wake is not None:
                 self._wake()
             if is_full or not self.is_recording:
@@ -85,22 +89,22 @@ class StatTable:
             self._claim_names(state)
             self._apply(state)
             # Another thread, or a signal handler on this thread, may have constructed the same Stat.
-            winner = self._states.setdefault(identity, state)
-            if winner is state:
+            registered_state = self._states.setdefault(identity, state)
+            if registered_state is state:
                 self._order.append(state)
-            return winner
+            return registered_state
 
     def __len__(self) -> int:
         return len(self._order)
 
     def states(self) -> tuple[StatState, ...]:
-        """Return a snapshot of the states of all recorded Stats, in order of construction."""
+        """Return the states of all recorded Stats, in order of construction."""
         return tuple(self._order)
 
     def set_enabled(self, pattern: str, *, enabled: bool) -> None:
         """Enable or disable the Stats whose names match a shell pattern, including Stats constructed later.
 
-        Counts are kept; samples added to a disabled Stat are dropped.
+        Counts are kept. Samples added to a disabled Stat are dropped.
         """
         with self._lock:
             other_rules = [rule for rule in self._switches if rule["match"] != pattern]
@@ -109,7 +113,7 @@ class StatTable:
                 self._apply(state)
 
     def override(self, rules: Sequence[Rule]) -> list[str]:
-        """Apply the configuration's rules, before the code's own switches. Return the problems of invalid rules."""
+        """Replace the recording rules, which apply before the switches of the code. Return a sentence for each invalid rule."""
         valid_rules, problems = check_rules(rules)
         with self._lock:
             if valid_rules != self._rules:
@@ -126,14 +130,14 @@ class StatTable:
         """Deliver closed windows with samples to a handler, for the Stats for which *is_selected* returns True."""
         with self._lock:
             self._window_handlers = (
-                *[(is_chosen, other) for is_chosen, other in self._window_handlers if other.is_registered],
+                *[entry for entry in self._window_handlers if entry[1].is_registered],
                 (is_selected, handle),
             )
             for state in self._order:
                 self._apply(state)
 
     def after_fork(self) -> None:
-        """Discard the values of the parent in a forked child; the Stats remain."""
+        """Discard the parent's values in a forked child, which keeps the Stats."""
         self._lock = threading.RLock()
         self._disposal.after_fork()
         for state in self._order:
@@ -149,12 +153,12 @@ class StatTable:
 
     def _claim_names(self, state: StatState) -> None:
         definition = state.definition
-        first = self._firsts.get(definition.name)
+        first = self._first_states.get(definition.name)
         if first is not None:
             if _shape(first.definition) != _shape(definition):
                 _raise_conflict(first, definition)
             return
-        # All families that the Stat could publish, because an override may add aggregations later.
+        # All families that the Stat could publish, because a recording rule may add aggregations later.
         names = families_of(definition.replace(aggregations=frozenset(Aggregation))).names()
         for name in sorted(names):
             owner = self._owners.get(name, definition.name)
@@ -169,31 +173,32 @@ class StatTable:
                 allowed = "a name whose families are free"
                 raise DefinitionError(message, field="name", found=definition.name, allowed=allowed)
         self._owners.update(dict.fromkeys(names, definition.name))
-        self._firsts[definition.name] = state
+        self._first_states[definition.name] = state
 
 
 def _shape(definition: StatDefinition) -> tuple[object, ...]:
-    """Return the part of a definition that all Stats of a name share with their common main family."""
-    histogram = Aggregation.HISTOGRAM in definition.aggregations
-    return definition.kind, definition.unit, definition.buckets, histogram
+    """Return the part of a definition that is the same for all Stats of a name, because they share a main family."""
+    has_histogram = Aggregation.HISTOGRAM in definition.aggregations
+    return definition.kind, definition.unit, definition.buckets, has_histogram
 
 
-def _raise_conflict(existing: StatState, requested: StatDefinition) -> None:
+def _raise_conflict(existing: StatState, definition: StatDefinition) -> None:
     first = existing.definition
     names = [field.name for field in dataclasses.fields(first) if field.name != "labels"]
-    changed_fields = [name for name in names if getattr(first, name) != getattr(requested, name)]
+    changed_fields = [name for name in names if getattr(first, name) != getattr(definition, name)]
     changes = [
-        f"{name} {getattr(first, name)!r} and now {getattr(requested, name)!r}" for name in changed_fields
+        f"{name} {getattr(first, name)!r} and now {getattr(definition, name)!r}" for name in changed_fields
     ]
     raise DefinitionError(
         f"the Stat {first.name!r} was first constructed at {existing.origin} with a different definition: {', '.join(changes)}",
         field=changed_fields[0],
-        found=getattr(requested, changed_fields[0]),
+        found=getattr(definition, changed_fields[0]),
         allowed="the same definition, or another name or labels",
     )
 
 
 def _origin() -> str:
+    """Return the source line outside the exporter that constructs a Stat, as `file:line`."""
     frame = sys._getframe(1)  # noqa: SLF001  # the cheapest access to the caller's line
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("exporter"):
         frame = frame.f_back

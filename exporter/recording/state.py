@@ -1,6 +1,6 @@
 """State of a Stat: the buffer of samples, the open and the last closed window, and the totals.
 
-Threads of the job append to the buffer and the refusals; all other state is protected by the cycle lock of the recorder.
+Threads of the job append to the buffer and to the refusals. The step lock of the recording thread protects all other state.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from exporter.recording.values import Aggregation, StatDefinition, StatReading, 
 from exporter.recording.windows import DoubleDoubleSum, Window
 
 BUFFER_SAMPLES = 1 << 19
-"""Bound of a Stat's buffer: a million samples a second for half a second, at most 16 MiB."""
+"""Maximum number of samples in a Stat's buffer: a million samples a second for half a second, at most 16 MiB."""
 CHUNK_SAMPLES = 4096
-"""Samples drained at once: work of less than a millisecond, for which threads of the job may have to wait."""
+"""Number of samples that are drained at once. Threads of the job may have to wait for this work, which takes less than 1 ms."""
 
 _NUMBERS = frozenset({float, int, bool})
 
@@ -29,11 +29,11 @@ class StatState:
     """State of a Stat.
 
     Attributes:
-        effective: The definition in force: the definition of the code with the overrides of the configuration.
+        effective: Effective definition: the definition in the code, changed by the recording rules of the configuration.
         is_exporter_family: True for a family of the exporter, False for a Stat of the job.
-        origin: Place of the first construction, `file:line`.
-        refusals: Reasons for samples that are missing because `Stat.add_tensor` refused them or a passive callback raised.
-        foreign_reading: Reading of another library's metric; None for samples of this process.
+        origin: Source line of the first construction, as `file:line`.
+        refusals: Reasons for missing samples: `Stat.add_tensor` refused a tensor, or a passive callback raised.
+        foreign_reading: Reading that replaces the samples, for a metric of another library; None for other Stats.
         window_handlers: Handlers of closed windows with samples.
     """
 
@@ -48,7 +48,7 @@ class StatState:
         dispose: Callable[[object], object] | None = None,
     ) -> None:
         self._batch_handlers = batch_handlers
-        self._dispose = dispose  # receives lists of objects whose finalizers may run the job's code
+        self._dispose = dispose  # receives lists of foreign objects, whose finalizers may run the job's code
         self.definition = self.effective = definition
         self.is_exporter_family, self.origin = is_exporter_family, ""
         self.buffer: deque[object] = deque(maxlen=samples)
@@ -57,11 +57,11 @@ class StatState:
         self.tensors: TensorReader | None = None
         self.measure: Callable[[], float] | None = None
         self.window_handlers: tuple[Handle, ...] = ()
-        self._next: StatDefinition | None = None
+        self._next_definition: StatDefinition | None = None  # effective from the next window
         self.reset(wall=wall)
 
     def after_fork(self, *, wall: float) -> None:
-        """Discard the samples and the tensors in flight of the parent in a forked child."""
+        """Discard the parent's samples and tensors in flight, in a forked child."""
         if self.tensors is not None:
             self.tensors.after_fork()
         self.reset(wall=wall)
@@ -72,7 +72,7 @@ class StatState:
         self.refusals.clear()
         self.count = 0
         self._sum = DoubleDoubleSum()
-        self._summable = True
+        self._is_summable = True  # False after a negative sample
         self._bucket_counts: list[int] | None = None
         self._exponential: dict[int, int] = {}
         self._last_sample: float | None = None
@@ -90,39 +90,39 @@ class StatState:
         return self._sum.value
 
     def override(self, definition: StatDefinition, *, enabled: bool) -> None:
-        """Apply a changed definition from the next window. Histogram buckets change only before the first sample."""
+        """Apply a changed definition from the next window on. After the first sample, the histogram is not changed."""
         if self._bucket_counts is not None:
             aggregations = definition.aggregations - {Aggregation.HISTOGRAM}
             aggregations |= self.effective.aggregations & {Aggregation.HISTOGRAM}
             definition = definition.replace(aggregations=aggregations, buckets=self.effective.buckets)
-        self._next = definition
+        self._next_definition = definition
         self.enabled, self._reading = enabled, None
         if not self._window.samples:
             self._begin_window(self._window_start)
 
     def drain(self, *, wall: float) -> bool:
         """Aggregate up to `CHUNK_SAMPLES` samples of the buffer. Return True if more may be left."""
-        waiting = len(self.buffer)
-        if waiting == self.buffer.maxlen:
+        buffered_samples = len(self.buffer)
+        if buffered_samples == self.buffer.maxlen:
             self._overflows += 1
             self._reading = None
-        if not waiting:
+        if not buffered_samples:
             return False
-        take = self.buffer.popleft
-        batch = [take() for _ in range(min(waiting, CHUNK_SAMPLES))]
+        popleft = self.buffer.popleft
+        batch = [popleft() for _ in range(min(buffered_samples, CHUNK_SAMPLES))]
         if self.enabled and (samples := self._accept(batch)):
             self._absorb(samples, wall)
-        return waiting > CHUNK_SAMPLES
+        return buffered_samples > CHUNK_SAMPLES
 
     def close_window(self, start: float, end: float, *, late_windows: bool, wall: float) -> None:
-        """Close the time window; *late_windows* adds an empty window for the time since its end."""
+        """Close the time window. *late_windows* is True if a whole window has passed since its end: an empty window follows."""
         self._close(max(start, self._window_start), end)
         if late_windows:
             self.closed_window = WindowReading(end, wall, 0)
         self._begin_window(end)
 
     def expire(self, *, wall: float) -> None:
-        """Drop a count window without new samples for `stale_seconds`."""
+        """Replace the values of a count window by an empty window after `stale_seconds` without a sample."""
         is_stale = wall - (self._last_sample or wall) > self.effective.stale_seconds
         if is_stale and self.effective.window_seconds is None and self.closed_window.samples:
             self.closed_window, self._reading = WindowReading(self.closed_window.ended, wall, 0), None
@@ -130,11 +130,11 @@ class StatState:
     def set_foreign_reading(
         self, count: int, total: float | None, bucket_counts: tuple[int, ...] = (), value: float | None = None
     ) -> None:
-        """Replace the reading by the totals or the value of another library's metric. May be called on any thread."""
+        """Set the totals or the value of a metric of another library. May be called on any thread."""
         self.foreign_reading = StatReading(self.effective, count, total, bucket_counts, value=value)
 
     def reading(self) -> StatReading:
-        """Return the reading, which is the same object until the next change."""
+        """Return the reading. Returns the same object until the next change."""
         if self.foreign_reading is not None:
             return self.foreign_reading
         while self.refusals:
@@ -144,7 +144,7 @@ class StatState:
             self._reading = StatReading(
                 self.effective,
                 self.count,
-                self.sum if self._summable and isfinite(self.sum) else None,
+                self.sum if self._is_summable and isfinite(self.sum) else None,
                 tuple(self._bucket_counts) if self._bucket_counts and buckets else (0,) * len(buckets),
                 self.closed_window if self.effective.kind == "stat" else None,
                 self._last_sample,
@@ -156,7 +156,7 @@ class StatState:
         return self._reading
 
     def _accept(self, batch: list[object]) -> list[float]:
-        """Return the finite floats of a batch. Other values are counted as rejected."""
+        """Return the samples of a batch as finite floats, and count other values as rejected."""
         try:
             kinds = set(map(type, batch))
             if kinds <= _NUMBERS:
@@ -165,22 +165,22 @@ class StatState:
                     return samples  # type: ignore[return-value]  # all floats
         except Exception:  # noqa: BLE001, S110  # an int too large for a float, or code of a metaclass
             pass
-        accepted: list[float] = []
-        foreign: list[object] = []
+        accepted_samples: list[float] = []
+        foreign_objects: list[object] = []
         while batch:
             value = batch.pop()
-            number = to_sample(value)
-            if type(number) is float:
-                accepted.append(number)
+            sample = to_sample(value)
+            if type(sample) is float:
+                accepted_samples.append(sample)
             else:
-                self._reject(number.value)  # type: ignore[union-attr]  # a Rejection
-                if number is Rejection.NOT_A_NUMBER:
-                    foreign.append(value)
-        del value
-        accepted.reverse()
-        if foreign and self._dispose is not None:
-            self._dispose(foreign)
-        return accepted
+                self._reject(sample.value)  # type: ignore[union-attr]  # a Rejection
+                if sample is Rejection.NOT_A_NUMBER:
+                    foreign_objects.append(value)
+        del value  # the last reference would run the object's finalizer on this thread
+        accepted_samples.reverse()
+        if foreign_objects and self._dispose is not None:
+            self._dispose(foreign_objects)
+        return accepted_samples
 
     def _reject(self, reason: str) -> None:
         self._rejected_samples[reason] = self._rejected_samples.get(reason, 0) + 1
@@ -199,7 +199,7 @@ class StatState:
             self._bucket_counts = [0] * len(self.effective.buckets)
         sorted_samples = self._order(samples)
         if sorted_samples[0] < 0:
-            self._summable = False
+            self._is_summable = False
         if self._bucket_counts:
             for index, bound in enumerate(self.effective.buckets):
                 self._bucket_counts[index] += bisect_right(sorted_samples, bound)
@@ -212,9 +212,9 @@ class StatState:
     def _fill_count_windows(self, samples: list[float], wall: float) -> None:
         position, total = 0, len(samples)
         while position < total:
-            limit = self.effective.window_samples or total  # the close may have switched to a time window
+            limit = self.effective.window_samples or total  # the next definition may have a time window
             if not self.window_handlers and not self._window.samples and total - position >= 2 * limit:
-                # Without handlers only the last closed window is visible: earlier windows are skipped.
+                # Earlier windows are skipped, because without handlers only the last closed window is visible.
                 position += ((total - position) // limit - 1) * limit
             part = samples[position : position + limit - self._window.samples]
             self._window.add(part, self._order(part))
@@ -224,6 +224,7 @@ class StatState:
                 self._begin_window(wall)
 
     def _order(self, samples: list[float]) -> list[float]:
+        """Return the samples in ascending order, or only the minimum and the maximum if the order is not needed."""
         if self._bucket_counts or self._window.needs_order:
             return sorted(samples)
         return [min(samples), max(samples)]
@@ -238,7 +239,7 @@ class StatState:
                 handler.put((self, self.closed_window))
 
     def _begin_window(self, start: float) -> None:
-        if self._next is not None:
-            self.effective, self._next = self._next, None
+        if self._next_definition is not None:
+            self.effective, self._next_definition = self._next_definition, None
         self._window = Window(self.effective.aggregations)
         self._window_start = start

@@ -1,6 +1,6 @@
 """Tensor values, recorded without making the training loop wait for a device.
 
-Runs on the caller's thread only: no thread of the exporter calls CUDA, and this module never imports torch.
+Runs on the caller's threads: no thread of the exporter calls CUDA. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from exporter.recording.conversion import is_asynchronous, to_number
 from exporter.recording.value_class import Value, value_class
 
 SLOTS = 16
-"""Limit of copies in flight per Stat and thread. Above the limit a value is refused, because a wait would block the job."""
+"""Maximum number of copies in flight per Stat and thread. Further values are refused, because a wait would block the job."""
 
 
 @value_class
 class _PinnedCopy(Value):
-    """Copy of a CUDA tensor in pinned host memory, complete once its CUDA event is."""
+    """Copy of a CUDA tensor to pinned host memory. The copy is complete once the CUDA event is."""
 
     slot: Any
     event: Any
@@ -34,7 +34,7 @@ class _PinnedCopy(Value):
 
 @value_class
 class _PendingArray(Value):
-    """JAX array that is still being computed."""
+    """JAX array whose value may not have been computed yet."""
 
     array: Any
 
@@ -50,20 +50,20 @@ class _Copies:
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
-        self.pending: deque[_PinnedCopy | _PendingArray] = deque()
-        self.free: list[_PinnedCopy] = []
+        self.pending: deque[_PinnedCopy | _PendingArray] = deque()  # oldest first
+        self.free: list[_PinnedCopy] = []  # unused pinned memory and events
         self.is_allocated = False
 
 
 class TensorReader:
-    """Reader of the tensors of a Stat: *add* receives values, *refuse* the reasons for refused tensors."""
+    """Reader of the tensors of a Stat. *add* receives the values, and *refuse* the reasons for refused tensors."""
 
     def __init__(self, add: Callable[[float], object], refuse: Callable[[str], object]) -> None:
         self._add = add
         self._refuse = refuse
         self._local = threading.local()
         self._threads: list[_Copies] = []
-        # never freed: freeing pinned memory and events would call CUDA
+        # Kept until the end of the process, because freeing pinned memory and events calls CUDA.
         self._retired_copies: list[_Copies] = []
 
     def add(self, tensor: object) -> None:
@@ -76,7 +76,7 @@ class TensorReader:
             self._refuse(reason)
 
     def collect(self) -> None:
-        """Record the arrived values of the calling thread. Never raises."""
+        """Record the values of the calling thread that have arrived. Never raises."""
         copies: _Copies | None = getattr(self._local, "copies", None)
         if copies is None:
             return
@@ -92,13 +92,13 @@ class TensorReader:
                     self._refuse("shape")
                 else:
                     self._add(value)
-        except Exception:  # noqa: BLE001  # after an error of CUDA every call of CUDA raises
+        except Exception:  # noqa: BLE001  # after an error of CUDA, further calls of CUDA raise too
             for _ in range(len(pending)):
                 pending.popleft()
                 self._refuse("error")
 
     def count_lost(self, *, is_process_ending: bool = False) -> None:
-        """Refuse the values in flight of ended threads, or of all threads at the end of the process. Calls no CUDA."""
+        """Refuse the values in flight of ended threads, or of all threads at the end of the process. Does not call CUDA."""
         for copies in list(self._threads):
             if is_process_ending or not copies.thread.is_alive():
                 self._threads.remove(copies)
@@ -107,7 +107,7 @@ class TensorReader:
                     self._refuse("thread_ended")
 
     def after_fork(self) -> None:
-        """Drop the values in flight of the parent, which counts them itself, in a forked child."""
+        """Drop the parent's values in flight, in a forked child. The parent counts them."""
         self._retired_copies += self._threads
         self._threads = []
         self._local = threading.local()
@@ -142,7 +142,7 @@ class TensorReader:
 
     def _record_tensor(self, torch: Any, tensor: Any) -> str | None:
         placements = getattr(tensor, "placements", None)
-        # The local part of a DTensor is the value only if every rank holds the whole tensor.
+        # The local part of a DTensor is its value if each rank holds the whole tensor.
         if placements is not None:
             if not all(placement.is_replicate() for placement in placements):
                 return "placement"
@@ -165,8 +165,9 @@ class TensorReader:
         self.collect()
         if not copies.free:
             return "backlog"
+        value = tensor.detach().reshape(1).to(torch.float64)  # may raise, before a slot is taken
         copy = copies.free.pop()
-        copy.slot.copy_(tensor.detach().reshape(1).to(torch.float64), non_blocking=True)
+        copy.slot.copy_(value, non_blocking=True)
         copy.event.record(torch.cuda.current_stream(tensor.device))
         copies.pending.append(copy)
         return None

@@ -1,4 +1,4 @@
-"""Recording thread of a process: start, sleep and wake, exclusive steps, and release of the interpreter lock."""
+"""Recording thread of a process: start, sleep, wake, exclusive steps, and release of the interpreter lock."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from exporter.recording.conversion import safe_repr
 from exporter.recording.notices import log_once
 
 SLICE_SECONDS = 0.0004
-"""Longest work of the recording thread between two releases of the interpreter lock."""
+"""Work of the recording thread after which it releases the interpreter lock."""
 
 
 class RecordingThread:
-    """Thread that runs the recording of a process, and lock that other threads take for a step of the recording.
+    """Thread that runs the recording of a process, and the step lock, under which other threads may run a step.
 
     Args:
-        run: Function that the thread calls. It returns once `sleep_until` returns False.
-        prepare: Function called before the start. It returns False if nothing is recorded.
+        run: Function that the thread calls. It returns after `sleep_until` has returned False.
+        prepare: Function that is called before the start. It returns False if nothing is recorded.
 
     Attributes:
         is_stopping: True once the process exits; the thread ends and is not started again.
@@ -37,12 +37,12 @@ class RecordingThread:
         self._alarm = threading.Lock()  # held while the thread sleeps; a release wakes the thread
         self._alarm.acquire()
         self._thread: threading.Thread | None = None
-        self._slice_began = 0.0
+        self._slice_start = 0.0
         self.is_stopping = False
 
     def start(self) -> None:
-        """Start the thread unless it runs. Never raises."""
-        # The holder of the lock starts the thread; a signal handler that interrupts the holder must not wait.
+        """Start the thread if it is not running. Never raises."""
+        # The holder of the lock starts the thread. A signal handler that interrupts the holder must not wait for the lock.
         if self._thread is not None or self.is_stopping or not self._starting.acquire(blocking=False):
             return
         try:
@@ -61,21 +61,24 @@ class RecordingThread:
             self._alarm.release()
 
     def sleep_until(self, wake_time: float) -> bool:
-        """Sleep until a monotonic time or the next `wake`; return False if the thread must end."""
+        """Sleep until a monotonic time or the next `wake`. Return False if the thread must end."""
         if not self.is_stopping:
             self._alarm.acquire(timeout=max(wake_time - monotonic(), 0.0))
-            self._slice_began = perf_counter()
+            self._slice_start = perf_counter()
         return not self.is_stopping
 
     def join(self, timeout_seconds: float) -> None:
-        """Wait for the end of the thread, unless this is the thread or none was started."""
+        """Wait for the end of the thread. Returns at once on the thread itself, and without a thread."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_seconds)
 
     def run_step(self, step: Callable[[], object], timeout_seconds: float = -1) -> bool:
-        """Run a step while no other thread runs one; return False after the timeout. A defect ends the step only."""
-        lock = self._step_lock  # a fork replaces the lock
+        """Run a step while no other thread runs one.
+
+        Returns False after the timeout, if the step raises, and if the step returns False. An exception is logged once.
+        """
+        lock = self._step_lock  # a fork within the step replaces the attribute
         if not lock.acquire(timeout=timeout_seconds):
             return False
         try:
@@ -88,6 +91,6 @@ class RecordingThread:
 
     def yield_gil(self) -> None:
         """Release the interpreter lock after `SLICE_SECONDS` of work, except during the shutdown."""
-        if perf_counter() - self._slice_began > SLICE_SECONDS and not self.is_stopping:
+        if perf_counter() - self._slice_start > SLICE_SECONDS and not self.is_stopping:
             sleep(0)
-            self._slice_began = perf_counter()
+            self._slice_start = perf_counter()

@@ -1,4 +1,4 @@
-"""Timing of blocks, functions, coroutines and generators; each duration is a sample of a Stat."""
+"""Timing of blocks, functions, coroutines and generators, whose durations are samples of a Stat."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
 class Timer:
-    """Timer of a `with` block or of each call of a decorated function, whether or not the block or call raises.
+    """Timer of a `with` block, or of the calls of a decorated function, including blocks and calls that raise.
 
-    A decorator is re-entrant and thread-safe; a context manager times a single block at a time (`stat.time()` returns a new
-    Timer). A coroutine function is timed from its first step to its end, including waits; a generator function from its first
-    `next()` to its end.
+    A decorator is reentrant and thread-safe. A context manager times a single block at a time; `stat.time()` returns a new Timer.
+    A coroutine is timed from its first step to its end, including waits, and a generator from its first `next()` to its end.
     """
 
-    __slots__ = ("_add", "_began")
+    __slots__ = ("_add", "_start_seconds")
 
     def __init__(self, add: Callable[[float], object]) -> None:
         self._add = add
-        self._began = 0.0
+        self._start_seconds = 0.0
 
     def __enter__(self) -> Self:
-        self._began = perf_counter()
+        self._start_seconds = perf_counter()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._add(perf_counter() - self._began)
+        self._add(perf_counter() - self._start_seconds)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function, coroutine function or generator function."""
@@ -42,7 +41,7 @@ class Timer:
 
 
 def within(block: Callable[[], AbstractContextManager[object]], function: AnyFunction) -> AnyFunction:
-    """Run each call of a function, coroutine function or (asynchronous) generator function in a new `with` block.
+    """Return a function, coroutine function or (asynchronous) generator function whose calls run in a new `with` block each.
 
     Values and exceptions that the caller sends or throws into a generator reach the generator.
     """
@@ -67,7 +66,7 @@ def within(block: Callable[[], AbstractContextManager[object]], function: AnyFun
                     while True:
                         try:
                             value = yield item
-                        except GeneratorExit:  # noqa: PERF203  # the yield raises exceptions of the caller
+                        except GeneratorExit:  # noqa: PERF203  # the `yield` raises the exceptions of the caller
                             await generator.aclose()
                             raise
                         except BaseException as error:  # noqa: BLE001  # passes an exception of the caller to the generator

@@ -1,8 +1,8 @@
 """Immutable value classes that are fast to import: only the initializer is generated.
 
-`@dataclass(frozen=True, slots=True)` compiles at least six functions for each class, which took half of the import time of
-the exporter in a training job. `@value_class` compiles one function. The type checker refuses assignments to fields; the
-interpreter does not, so public classes are frozen dataclasses.
+`@dataclass(frozen=True, slots=True)` compiles at least six functions for each class, which took half of the import time of the
+exporter in a training job. `@value_class` compiles one function. The type checker refuses assignments to fields, but the interpreter
+does not. Public classes are therefore frozen dataclasses.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Value types of the recording: definitions, aggregations, readings and identities.
 
-Created in the training process, and by the sidecar from the feed.
+The training process creates the values, and the sidecar decodes them from the feed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from exporter.recording.value_class import Value, value_class
 
 KINDS = ("stat", "counter", "gauge", "histogram", "summary")
-"""Kinds of Stats: `stat` is for users and has windows, the other kinds are single families without windows."""
+"""Kinds of Stats. `stat` is the kind of the job's Stats, with windows; the other kinds are single families without windows."""
 
 NO_COUNTS: Mapping[str, int] = {}
 
@@ -22,9 +22,9 @@ NO_COUNTS: Mapping[str, int] = {}
 class Aggregation(enum.Enum):
     """Aggregation over the windows of a Stat.
 
-    VALUE is the last sample, STDDEV the population's standard deviation. P50 to P99 are quantiles with linear interpolation
-    between order statistics (the default of numpy and of PromQL's `quantile_over_time`). HISTOGRAM has no windows: its
-    buckets count since the start of the process, as in Prometheus.
+    VALUE is the last sample, and STDDEV the population standard deviation. P50 to P99 are quantiles with linear interpolation
+    between order statistics, the default of numpy and of PromQL's `quantile_over_time`. HISTOGRAM has no windows: its buckets
+    count since the start of the process, as in Prometheus.
     """
 
     VALUE = "value"
@@ -45,21 +45,21 @@ class Aggregation(enum.Enum):
 class AggregationRow(Value):
     """Computation of an aggregation, and name and help of its gauge."""
 
-    infix: str = ""  # in the gauge's name: `<stat>_window_<infix>_<unit>`; "" without a gauge
+    infix: str = ""  # part of the gauge's name `<stat>_window_<infix>_<unit>`; "" without a gauge
     help: str = ""  # help text of the gauge
-    # from an open `Window` with at least a single sample; None for quantiles and HISTOGRAM
+    # computes the value from a `Window` that has samples; None for quantiles and HISTOGRAM
     compute: Callable[[Any], float] | None = None
-    ratio: float | None = None  # of a quantile, 0 to 1
+    ratio: float | None = None  # quantile, from 0 to 1; None for other aggregations
 
 
 AGGREGATIONS: Mapping[Aggregation, AggregationRow] = {
     Aggregation.VALUE: AggregationRow("last", "Last sample", lambda window: window.last),
     Aggregation.MEAN: AggregationRow("mean", "Mean", lambda window: window.total / window.samples),
     Aggregation.COUNT: AggregationRow("", "Samples", lambda window: float(window.samples)),
-    # OpenMetrics keeps `_sum` for summaries and histograms.
+    # OpenMetrics reserves `_sum` for summaries and histograms.
     Aggregation.SUM: AggregationRow("added", "Sum", lambda window: window.total),
-    Aggregation.MIN: AggregationRow("min", "Least sample", lambda window: window.low),
-    Aggregation.MAX: AggregationRow("max", "Greatest sample", lambda window: window.high),
+    Aggregation.MIN: AggregationRow("min", "Smallest sample", lambda window: window.low),
+    Aggregation.MAX: AggregationRow("max", "Largest sample", lambda window: window.high),
     Aggregation.STDDEV: AggregationRow(
         "stddev", "Standard deviation", lambda window: sqrt(window.squared_deviations / window.samples)
     ),
@@ -74,42 +74,42 @@ AGGREGATIONS: Mapping[Aggregation, AggregationRow] = {
 
 @value_class
 class ProcessIdentity(Value):
-    """Identity of a recording process; `rank`, `role`, `local_rank` and `trains` change at most once for an id."""
+    """Identity of a recording process. `rank`, `role`, `local_rank` and `trains` may change while the process records."""
 
-    id: str  # 32 hexadecimal digits, random per process; the file's name
-    pid: int  # in the writer's pid namespace, which may differ from the reader's
-    started: float  # Unix time of the start of the recording, seconds
+    id: str  # 32 random hexadecimal digits; also the name of the feed file
+    pid: int  # in the pid namespace of the process, which may differ from the reader's
+    started: float  # Unix time at which the recording started
     run: str
     rank: int | None  # global rank; None for an agent or a helper
     local_rank: int | None = None  # None if the launcher does not set a local rank
     # `trainer`, `agent` (torchrun's agent), or `helper` (a process without a rank)
     role: str = "trainer"
     node: str = ""
-    # labels of `exporter.configure(labels=…)`; descriptive, published on an info family only
+    # labels of `exporter.configure(labels=…)`, published as `label_<name>` on `training_rank_info`
     labels: tuple[tuple[str, str], ...] = ()
     version: str = ""  # version of the exporter in that process
-    # True if a person or a launcher chose the run's name; False if the name was generated for this launch
+    # True if the user or the launcher chose the name of the run; False if it was generated
     run_given: bool = True
-    # True if the process has reported training; takes precedence among processes that claim the same rank
+    # True if the process has reported training, which gives it precedence among the processes of a rank
     trains: bool = False
-    launch: str = ""  # id of the launch of `run`, from the environment; empty without `run`
+    launch: str = ""  # id of the launch by `run`, from the environment; empty without `run`
 
 
 @dataclass(frozen=True, slots=True)
 class StatDefinition(Value):
-    """Definition of a Stat; (name, labels) is the identity."""
+    """Definition of a Stat. A Stat is identified by name and labels."""
 
-    name: str  # as in the user's code, with dots: `training.batch.latency`
-    aggregations: frozenset[Aggregation]  # windowed values, and HISTOGRAM for a histogram
-    window_seconds: float | None = 60.0  # length of a time window, None for count windows
-    window_samples: int | None = None  # samples that close a window, None for time windows
-    unit: str | None = None  # base unit (`seconds`, `bytes`, …) or None for a plain number
+    name: str  # as in the job's code, such as `training.batch.latency`
+    aggregations: frozenset[Aggregation]  # aggregations of the windows, and HISTOGRAM for a histogram
+    window_seconds: float | None = 60.0  # length of a time window; None for count windows
+    window_samples: int | None = None  # number of samples that closes a window; None for time windows
+    unit: str | None = None  # base unit (`seconds`, `bytes`, …); None for a plain number
     help: str = ""  # single line
     labels: tuple[tuple[str, str], ...] = ()  # constant labels, sorted by name
     buckets: tuple[float, ...] = ()  # finite upper bounds, ascending; empty without HISTOGRAM
     stale_seconds: float = 300.0  # time without a sample after which a count window has no data
-    kind: str = "stat"  # a member of `KINDS`; all but `stat` have no windows
-    # A window with fewer samples has no values; not part of the feed
+    kind: str = "stat"  # member of `KINDS`
+    # number of samples below which a window has no values; not part of the feed
     min_samples: int = 1
 
 
@@ -117,14 +117,14 @@ class StatDefinition(Value):
 class StatFamilies(Value):
     """Families of a Stat."""
 
-    main: str  # the histogram or summary: `training_batch_latency_seconds`
-    # A gauge for each windowed aggregation: `training_batch_latency_window_mean_seconds`
+    main: str  # histogram or summary, such as `training_batch_latency_seconds`
+    # gauge of each aggregation of the windows, such as `training_batch_latency_window_mean_seconds`
     windows: tuple[tuple[Aggregation, str], ...] = ()
-    samples: str = ""  # gauge, samples of the last closed window; "" for a family without windows
-    last_sample: str = ""  # gauge, Unix time of the latest sample; "" for a family without windows
+    samples: str = ""  # gauge: number of samples in the last closed window; "" without windows
+    last_sample: str = ""  # gauge: Unix time of the latest sample; "" without windows
 
     def names(self) -> frozenset[str]:
-        """Return every family and sample name of an exposition."""
+        """Return all names that an exposition of these families could contain."""
         names = {self.main + suffix for suffix in ("", "_bucket", "_sum", "_count", "_created")}
         names |= {name for _, name in self.windows} | {self.samples, self.last_sample}
         if self.main.endswith("_total"):
@@ -134,7 +134,7 @@ class StatFamilies(Value):
 
 
 def families_of(definition: StatDefinition) -> StatFamilies:
-    """Return the families of a Stat; a unit at the end of the Stat's name is not repeated."""
+    """Return the families of a Stat. A unit at the end of the Stat's name is not repeated."""
     suffix = f"_{definition.unit}" if definition.unit else ""
     base = definition.name.replace(".", "_").removesuffix(suffix)
     if definition.kind != "stat":
@@ -153,10 +153,10 @@ def families_of(definition: StatDefinition) -> StatFamilies:
 class WindowReading(Value):
     """Last closed window of a Stat."""
 
-    started: float  # Unix time, seconds
-    ended: float  # Unix time of the boundary, seconds
-    samples: int  # 0 means no data, and empty `values`
-    # a number for each windowed aggregation (not for HISTOGRAM)
+    started: float  # Unix time
+    ended: float  # Unix time
+    samples: int  # number of samples; 0 means no data
+    # value of each aggregation except HISTOGRAM; empty without data or below `min_samples`
     values: Mapping[Aggregation, float] = field(default_factory=dict)
 
 
@@ -164,20 +164,21 @@ class WindowReading(Value):
 class StatReading(Value):
     """State of a Stat at a point in time."""
 
-    definition: StatDefinition  # in force, with overrides
-    count: int = 0  # accepted samples since the start of the process; exact
-    # sum of the samples; None if the sum cannot be a counter (a negative sample, or beyond the floating range)
+    definition: StatDefinition  # effective definition, with the recording rules applied
+    count: int = 0  # number of accepted samples since the start of the process
+    # sum of the samples; None if it cannot be a counter (after a negative sample, or beyond the range of floats)
     sum: float | None = 0.0
-    # samples <= each bound of `definition.buckets`, cumulative over the bounds, without +Inf
+    # number of samples up to each bound of `definition.buckets`, without +Inf
     bucket_counts: tuple[int, ...] = ()
-    # last closed window; None before the first window closed or after a count window became stale
-    window: WindowReading | None = None
-    last_sample: float | None = None  # Unix time when the latest sample was drained; None before the first
-    # samples excluded from every aggregate, by reason: `nan`, `infinite`, `not_a_number`, `out_of_range`, `capture`,
-    # `device`, `shape`, `backlog`
+    window: WindowReading | None = None  # last closed window; None for kinds without windows
+    last_sample: float | None = (
+        None  # Unix time at which the latest sample was drained; None before the first
+    )
+    # samples excluded from all aggregates, by reason, such as `nan`, `infinite`, `not_a_number`, `out_of_range`, and the
+    # reasons of `Stat.add_tensor`
     rejected: Mapping[str, int] = field(default_factory=dict)
-    overflows: int = 0  # drains that found the buffer full: an unknown number of samples was lost
-    # latest accepted sample of a gauge; None before the first, and for the other kinds
+    overflows: int = 0  # drains that found the buffer full; the number of lost samples is unknown
+    # latest accepted sample of a gauge; None before the first, and for other kinds
     value: float | None = None
     # samples by exponential bucket (`exporter.recording.exponential`); empty without a histogram
     exponential: Mapping[int, int] = field(default_factory=dict)
@@ -185,17 +186,17 @@ class StatReading(Value):
 
 @value_class
 class EventsReading(Value):
-    """Counts of a process's events; all but `last` only grow."""
+    """Cumulative counts of a process's events."""
 
-    # events by (type, severity); further types are counted as `other`
+    # number of events by (type, severity); types above the limit are counted as `other`
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     # Unix time of the latest event by (type, severity)
     last: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    # counted events that handlers did not get, by (type, reason): `sampled`, `rate_limit`; `payload` for events without
-    # their failed payload
+    # events that were counted and not delivered, by (type, reason): `sampled`, `rate_limit`; and events that were recorded
+    # without an invalid part, with the reason `payload`
     suppressed: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    delivered: Mapping[str, int] = field(default_factory=dict)  # events by name of the handler
-    # lost events by (name of the handler, reason): `queue_full`, `error`, `exit`, `unregistered`, `no_thread`
+    delivered: Mapping[str, int] = field(default_factory=dict)  # number of delivered events by handler
+    # lost events by (handler, reason): `queue_full`, `error`, `exit`, `unregistered`, `no_thread`
     dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -204,33 +205,37 @@ class EventsReading(Value):
 
 NO_EVENTS = EventsReading()
 
-_OF_THE_MACHINE = "oom_kill preemption gpu gpu_memory nccl_timeout network storage host"
-END_REASONS = ("exit", "signal", *_OF_THE_MACHINE.split(), "sdc", "user", "unknown")
-"""Causes of a training's early end: values of the label `reason` of `training_interruptions_total`."""
+END_REASONS = (
+    *("exit", "signal", "oom_kill", "preemption", "gpu", "gpu_memory", "nccl_timeout", "network", "storage"),
+    *("host", "sdc", "user", "unknown"),
+)
+"""Reasons for the early end of a training: values of the label `reason` of `training_interruptions_total`."""
 
 
 @value_class
 class TrainingReading(Value):
-    """State of a process's training, beside the Stats.
+    """State of a process's training, except for the Stats.
 
-    "Work" is time of the main thread inside training iterations, without phases such as waiting for data, saving, validating
-    and compiling.
+    "Work" is the time that the main thread spends in training iterations, without phases such as waiting for data, saving,
+    validating and compiling.
     """
 
     # (name, value) of the known facts of the run, sorted: `session_tag`, `perf_tag` (joined by commas), `application`,
     # `is_baseline`, `world_size`, `framework`, `model`, `precision` …
     facts: tuple[tuple[str, str], ...] = ()
     phase: str = "other"  # current phase of the main thread
-    phase_since: float = 0.0  # Unix time of the phase's start, seconds
-    # exclusive seconds of the main thread by phase since the start of the recording, the running phase included; their
-    # sum is the wall time
+    phase_since: float = 0.0  # Unix time at which the phase started
+    # exclusive seconds of the main thread by phase since the start of the recording, including the current phase; the sum
+    # is the wall time
     phases: Mapping[str, float] = field(default_factory=dict)
     # Unix time of the end of the latest step or validation batch; None before the first
     last_progress: float | None = None
-    first_step: int | None = None  # first step of the first training loop of this process; None before
-    loop: int = 0  # training loops so far
+    first_step: int | None = (
+        None  # completed steps before the first training loop of this process; None before the loop
+    )
+    loop: int = 0  # number of training loops that this process has started
     inferred_loop: bool = False  # True if a bridge inferred the latest loop
-    # completed steps by the job's count, including steps before this process; None before the first loop
+    # completed steps by the job's count, including steps of earlier processes; None before the first loop
     step: int | None = None
     steps: int = 0  # training iterations that this process has completed
     work_seconds: float = 0.0  # work of completed iterations
@@ -239,22 +244,25 @@ class TrainingReading(Value):
     committed_step: int | None = None  # step of the latest successful save; None before the first
     # work before the start of the latest successful save
     committed_seconds: float = 0.0
-    # work without a save, in order, neighbours merged: (loop, first step, last step, seconds); step n follows n
-    # completed steps
+    # work without a save, in order, with merged neighbours: (loop, first step, last step, seconds); a step has the number of
+    # the steps completed before it
     segments: tuple[tuple[int, int, int, float], ...] = ()
-    finished: bool = False  # True after an orderly end of the application, which commits all work
-    failure: str = ""  # cause of the end, a member of `END_REASONS`; "" for no failure
-    longest_step_seconds: float | None = None  # of the last hundred, without the first; None before
-    # phase intervals of the main thread in the last seconds, the oldest first, in groups of about a second: pairs of an
+    finished: bool = False  # True after the job reported the end of the application, which commits all work
+    failure: str = ""  # reported reason of the end, a member of `END_REASONS`; "" without a failure
+    # longest of the last 100 steps, except the first step of the process; None before
+    longest_step_seconds: float | None = None
+    # phase intervals of the main thread in the last seconds, oldest first, in groups of about a second: pairs of an
     # index into `history_phases` and microseconds, up to `history_until` on the monotonic clock
     history_until: float = 0.0
     history_phases: tuple[str, ...] = ()
     intervals: tuple[tuple[int, ...], ...] = ()
-    # model FLOP per token, forward and backward; None if unknown
+    # FLOP per token of the forward and backward passes; None if unknown
     flops_per_token: float | None = None
     # FLOP per token including recomputation; None if unknown
     hardware_flops_per_token: float | None = None
-    peak_flops: float | None = None  # FLOP/s of this rank's device as configured; None if unknown
+    peak_flops: float | None = (
+        None  # peak FLOP/s of this rank's device, as reported by the job; None if unknown
+    )
 
 
 @value_class
@@ -262,16 +270,18 @@ class Ending(Value):
     """Uncaught exception that ended a Python process."""
 
     exception: str  # type of the exception
-    at: float  # Unix time at which the interpreter began to exit, seconds
+    at: float  # Unix time of the final recording
 
 
 @value_class
 class GpuUse(Value):
-    """GPUs of a process, as far as known without a call of CUDA."""
+    """GPUs of a process, as far as they are known without a call of CUDA."""
 
-    names: tuple[str, ...] = ()  # UUIDs, prefixes of UUIDs, or NVML's numbers as texts
-    used: bool | None = None  # False if torch has not initialised CUDA; None without torch
-    named: bool = False  # True if torch or CUDA_VISIBLE_DEVICES names the GPUs; False for CUDA's default GPU
+    names: tuple[str, ...] = ()  # UUIDs, prefixes of UUIDs, or NVML indexes as texts
+    used: bool | None = None  # True if torch has initialized CUDA; None without torch
+    named: bool = (
+        False  # True if torch or CUDA_VISIBLE_DEVICES names the GPUs; False if CUDA's default GPU is assumed
+    )
 
 
 NO_GPUS = GpuUse()
@@ -279,12 +289,12 @@ NO_GPUS = GpuUse()
 
 @value_class
 class Recording(Value):
-    """Complete state of a process's recording at a point in time. Published about once a second."""
+    """State of a process's recording at a point in time, written about once a second."""
 
-    stats: tuple[StatReading, ...]  # every enabled Stat, in order of construction
-    final: bool = False  # True for the last recording of an orderly exit
+    stats: tuple[StatReading, ...]  # enabled Stats in order of construction, then the series of the training
+    final: bool = False  # True for the last recording before a normal exit or a change of the identity
     events: EventsReading = NO_EVENTS
     training: TrainingReading | None = None  # None before the process reports training
-    ending: Ending | None = None  # the exception that ends the process; None for any other end
-    stats_refused: int = 0  # Stats above the limit of a process, which `stats` does not include
+    ending: Ending | None = None  # uncaught exception that ends the process; None without one
+    stats_refused: int = 0  # number of Stats above the limit of a process, which `stats` does not include
     gpus: GpuUse = NO_GPUS

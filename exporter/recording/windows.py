@@ -16,7 +16,7 @@ from exporter.recording.values import AGGREGATIONS, Aggregation
 CLOCK_JUMP_TOLERANCE = 0.1
 """Jump of the wall clock, as a share of the window, above which the window is closed and the clock realigned."""
 MIN_WINDOW_SHARE = 0.1
-"""Length of the shortest window that the clock starts, as a share of the configured length."""
+"""Shortest window that the clock starts, as a share of the configured length."""
 EXACT_SAMPLES = 1024
 """Number of samples up to which quantiles are exact."""
 RELATIVE_ERROR = 0.01
@@ -27,17 +27,17 @@ SMALLEST_MAGNITUDE = 1e-300
 """Magnitude below which a sample counts as zero, because bins of subnormal numbers exceed the relative error."""
 
 _MAX_FLOAT = 1.7976931348623157e308
-_GROWTH = (1 + RELATIVE_ERROR * 0.99) / (1 - RELATIVE_ERROR * 0.99)  # the last percent absorbs rounding
+_GROWTH = (1 + RELATIVE_ERROR * 0.99) / (1 - RELATIVE_ERROR * 0.99)
+"""Ratio of a bin's bounds. One percent of the error is reserved for rounding."""
 _LOG_GROWTH = log(_GROWTH)
-_MIDDLE_FACTOR = (
-    2 * _GROWTH / (_GROWTH + 1)
-)  # factor from a bin's lower bound to the value with equal relative error to both bounds
+_MIDDLE_FACTOR = 2 * _GROWTH / (_GROWTH + 1)
+"""Factor from a bin's lower bound to the value with equal relative error to both bounds."""
 
 
 class WindowClock:
     """Clock of windows that end at multiples of their length on the wall clock, so that the windows of all ranks coincide.
 
-    The end of a window is timed on the monotonic clock, so that a jump of the wall clock does not stretch the window.
+    The end is measured on the monotonic clock, so that a jump of the wall clock does not stretch the window.
     """
 
     def __init__(self, seconds: float, *, wall: float, monotonic: float) -> None:
@@ -46,13 +46,13 @@ class WindowClock:
         self._align(wall, monotonic)
 
     def overdue_seconds(self, *, wall: float, monotonic: float) -> float | None:
-        """Return the seconds since the end of the window, or None before the end. A jump of the wall clock ends the window."""
+        """Return the seconds since the end of the window, or None before the end. Returns 0 after a jump of the wall clock."""
         if monotonic >= self.due_monotonic:
             return monotonic - self.due_monotonic
         return 0.0 if self._has_jumped(wall, monotonic) else None
 
     def advance(self, *, wall: float, monotonic: float) -> tuple[float, float]:
-        """Realign the clock, start the next window, and return start and end of the closed window."""
+        """Realign the clock, start the next window, and return the start and the end of the closed window, in Unix time."""
         has_jumped = self._has_jumped(wall, monotonic)
         closed_window = (self.start, min(wall, self.end) if has_jumped else self.end)
         self._align(wall, monotonic)
@@ -65,7 +65,7 @@ class WindowClock:
 
     def _align(self, wall: float, monotonic: float) -> None:
         self._offset = wall - monotonic
-        # A nearer boundary is skipped: the wall clock was slewed during the latest window, or the process has just started.
+        # A nearer boundary is skipped, because the window that ends there would be too short.
         self.end = (floor(wall / self._seconds + MIN_WINDOW_SHARE) + 1) * self._seconds
         self.due_monotonic = monotonic + self.end - wall
 
@@ -91,7 +91,7 @@ class Window:
     """Aggregates of an open window; keeps deviations and quantiles only if requested.
 
     Attributes:
-        needs_order: True if a quantile is requested, for which `add` requires all samples sorted.
+        needs_order: True if a quantile is requested. Then `add` needs all samples in ascending order.
         squared_deviations: Sum of the squared deviations from the mean, if STDDEV is requested.
     """
 
@@ -119,7 +119,7 @@ class Window:
         return self._sum.value
 
     def add(self, samples: list[float], sorted_samples: list[float]) -> None:
-        """Add finite samples; *sorted_samples* may be just the minimum and the maximum unless `needs_order`."""
+        """Add finite samples. Unless `needs_order`, *sorted_samples* may contain only the minimum and the maximum."""
         self.low = min(self.low, sorted_samples[0]) if self.samples else sorted_samples[0]
         self.high = max(self.high, sorted_samples[-1]) if self.samples else sorted_samples[-1]
         self.last = samples[-1]
@@ -131,17 +131,19 @@ class Window:
         self.samples += len(samples)
 
     def values(self) -> dict[Aggregation, float]:
-        """Return the requested aggregations except HISTOGRAM, without values beyond the range of floats. Empty without samples."""
+        """Return the values of the requested aggregations except HISTOGRAM. Values beyond the range of floats are omitted.
+
+        The result is empty without samples.
+        """
         if not self.samples:
             return {}
         results = {aggregation: compute(self) for aggregation, compute in self._computations}
         quantiles = self._quantiles.quantiles(ratio for _, ratio in self._quantile_ratios)
         results.update(zip((aggregation for aggregation, _ in self._quantile_ratios), quantiles, strict=True))
-        # A value beyond the range of floats is absent, like missing data.
         return {aggregation: value for aggregation, value in results.items() if isfinite(value)}
 
     def _add_deviations(self, samples: list[float]) -> None:
-        """Merge the squared deviations of a batch into the window's (Chan, Golub, LeVeque 1979)."""
+        """Merge the squared deviations of a batch with those of the window (Chan, Golub, LeVeque 1979)."""
         sample_count, batch_count = self.samples, len(samples)
         try:
             mean = fsum(samples) / batch_count
@@ -196,11 +198,12 @@ class Quantiles:
         for ratio in ratios:
             below, fraction = divmod(ratio * (self.count - 1), 1)
             low = value_at(int(below))
-            # not low + fraction * (high - low), because the difference of two large numbers may overflow
+            # Not low + fraction * (high - low), because the difference of two large numbers may overflow.
             results.append(low * (1 - fraction) + value_at(int(below) + 1) * fraction if fraction else low)
         return results
 
     def _order_statistics(self) -> Callable[[int], float]:
+        """Return the function from a position in the ascending order to the middle of its bin."""
         bins = [
             (-_bin_middle(index), self._negative[index]) for index in sorted(self._negative, reverse=True)
         ]

@@ -1,7 +1,7 @@
 """Worker threads with a bounded queue, for code of the job and of libraries.
 
-A function that raises, hangs or is slow affects only its own queue, whose lost items are counted by reason. A forked child
-starts with an empty queue.
+A function that raises, hangs or is slow affects only the items of its queue. Lost items are counted by reason. A forked child starts
+with an empty queue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Counter:
     """Exact counter for any number of threads, without a lock.
 
     Attributes:
-        bump: Increments the counter and returns the previous count; a single call into C.
+        bump: Increments the counter by 1, in a single call into C.
     """
 
     def __init__(self) -> None:
@@ -29,19 +29,18 @@ class Counter:
         self._bulk_count = 0
         self.bump: Callable[[], int] = self._count.__next__
 
-    def add(self, number: int) -> None:
-        """Increment by a number. Must not be called concurrently."""
-        self._bulk_count += number
+    def add(self, increment: int) -> None:
+        """Increment the counter by a number. Must not be called concurrently."""
+        self._bulk_count += increment
 
     def read(self) -> int:
         """Return the count."""
-        return (
-            int(repr(self._count)[6:-1]) + self._bulk_count
-        )  # the only access to a `count` without an increment
+        # `repr` is the only access to a `count` without an increment.
+        return int(repr(self._count)[6:-1]) + self._bulk_count
 
 
 class Marker:
-    """Queue item that signals the completion of all earlier items; with `end`, the thread stops at the marker.
+    """Queue item that signals the completion of all earlier items. With `end`, the thread stops at the marker.
 
     Not a `threading.Event`, because a signal handler that interrupts `wait` would block `set`.
     """
@@ -53,11 +52,11 @@ class Marker:
         self.set = self._completion.release
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until all earlier items are processed; return False after the timeout."""
-        is_done = self._completion.acquire(timeout=max(timeout_seconds, 0.0))
-        if is_done:
+        """Wait until all earlier items are processed. Return False after the timeout."""
+        is_complete = self._completion.acquire(timeout=max(timeout_seconds, 0.0))
+        if is_complete:
             self._completion.release()
-        return is_done
+        return is_complete
 
 
 class Worker:
@@ -65,7 +64,7 @@ class Worker:
 
     Attributes:
         processed_items: Number of items for which the function returned.
-        busy_since: Unix time at which the current call started; None while the queue is empty.
+        busy_since: Unix time at which the current call started; None between calls.
     """
 
     def __init__(self, handle: Callable[[Any], object], *, name: str, bound: int) -> None:
@@ -73,35 +72,36 @@ class Worker:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start with an empty queue and no thread in a forked child. The old queue and thread belong to the parent."""
+        """Start with an empty queue and no thread, at construction and in a forked child."""
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        self._full = Counter()
-        self._losses: dict[str, int] = {}
-        self._has_ended = self._is_abandoned = False
+        self._full_count = Counter()  # items that were not queued, because the queue was full
+        self._losses: dict[str, int] = {}  # other lost items by reason
+        self._has_ended = False  # True after the thread has stopped at a marker
+        self._is_abandoned = False  # True after `finish` has timed out
         self.processed_items = 0
         self.busy_since: float | None = None
 
     @property
     def is_idle(self) -> bool:
-        """True if the queue is empty."""
+        """True if no item is waiting in the queue."""
         return self._queue.empty()
 
     @property
     def has_final_counts(self) -> bool:
-        """True if no further item is processed, so that the counts are final."""
+        """True if the counts no longer change: without a thread, and after `finish`."""
         return self._thread is None or self._has_ended or self._is_abandoned
 
     def lost_items(self) -> dict[str, int]:
         """Return the number of lost items by reason."""
-        full = self._full.read()
-        return self._losses | {"queue_full": full} if full else dict(self._losses)
+        full_count = self._full_count.read()
+        return self._losses | {"queue_full": full_count} if full_count else dict(self._losses)
 
     def put(self, item: object, *, bounded: bool = True) -> bool:
-        """Queue an item; return False if the queue is full. Never raises, never waits."""
+        """Queue an item. Return False if the queue is full. Never raises and never waits."""
         if bounded and self._queue.qsize() >= self._bound:
-            self._full.bump()
+            self._full_count.bump()
             return False
         self._queue.put(item)
         if self._thread is None:
@@ -109,8 +109,8 @@ class Worker:
         return True
 
     def start(self) -> None:
-        """Start the thread; if the interpreter refuses, as at exit since CPython 3.12, the items are counted as lost."""
-        # The holder of the lock starts the worker; a signal handler that interrupts the holder must not wait.
+        """Start the thread. If the interpreter refuses, as at exit since CPython 3.12, the queued items are counted as lost."""
+        # The holder of the lock starts the thread. A signal handler that interrupts the holder must not wait for the lock.
         if not self._starting.acquire(blocking=False):
             return
         try:
@@ -122,7 +122,7 @@ class Worker:
         except RuntimeError as error:  # the limit of threads is reached, or the interpreter exits
             log_once(
                 f"worker {self._name} thread",
-                f"the thread {self._name} cannot start and its items are lost: {error}",
+                f"the thread {self._name} cannot start, and its items are lost: {error}",
             )
             while not self._queue.empty():
                 self._queue.get_nowait()
@@ -131,14 +131,17 @@ class Worker:
             self._starting.release()
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Wait until all queued items are processed; return False after the timeout, or on the worker's own thread."""
+        """Wait until all queued items are processed. Return False after the timeout, and on the worker's own thread."""
         marker = self.mark()
         return marker is None or (
             threading.current_thread() is not self._thread and marker.wait(timeout_seconds)
         )
 
     def finish(self) -> Callable[[float, str], None]:
-        """End the thread after the queued items. Return a function that waits and counts the remaining items as lost."""
+        """End the thread after the queued items, and return a function that waits for the end.
+
+        After its timeout, the function counts the remaining items as lost.
+        """
         marker = self.mark(end=True)
 
         def wait(timeout_seconds: float, reason: str) -> None:
@@ -146,13 +149,13 @@ class Worker:
                 return
             if not marker.wait(timeout_seconds):
                 self._is_abandoned = True  # the thread ends when its function returns
-                # The queue includes the marker, but not the item of the current call.
+                # The queue contains the marker, and does not contain the item of the current call.
                 self._count_loss(reason, max(self._queue.qsize() - 1, 0) + 1)
 
         return wait
 
     def mark(self, *, end: bool = False) -> Marker | None:
-        """Queue a marker; return None without a thread."""
+        """Queue a marker and return it. Return None without a thread."""
         if self._thread is None or self._has_ended:
             return None
         marker = Marker(end=end)
@@ -177,9 +180,9 @@ class Worker:
         self.busy_since = time()
         try:
             self._handle(item)
-            if not self._is_abandoned:  # an abandoned item was counted as lost
+            if not self._is_abandoned:  # otherwise the item was counted as lost
                 self.processed_items += 1
-        except BaseException as error:  # noqa: BLE001  # SystemExit of the function must not end the thread
+        except BaseException as error:  # noqa: BLE001  # SystemExit in the function must not end the thread
             self._count_loss("error", 1)
             log_once(f"worker {self._name}", f"{self._name} has failed: {safe_repr(error)}")
         finally:
@@ -191,7 +194,7 @@ class Worker:
 
 
 def end_all(workers: Iterable[Worker], *, seconds: float, reason: str) -> None:
-    """End several workers within a common timeout."""
+    """End workers within a common timeout, and count their remaining items as lost for the reason."""
     waits = [worker.finish() for worker in workers]
     deadline = monotonic() + seconds
     for wait in waits:

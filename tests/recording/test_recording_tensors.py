@@ -148,6 +148,20 @@ def test_a_tensor_that_cannot_be_copied_is_refused_with_a_reason(cuda: Any) -> N
     assert values == []
 
 
+def test_tensors_that_raise_do_not_use_up_the_copies_in_flight(cuda: Any) -> None:
+    class RaisingTensor(CudaTensor):
+        def reshape(self, *shape: int) -> CudaTensor:
+            raise RuntimeError("no dense layout")
+
+    tensors, _, refusals = new_reader()
+    for _ in range(SLOTS):
+        tensors.add(RaisingTensor(1.0))
+
+    tensors.add(CudaTensor(2.0))
+
+    assert refusals == ["error"] * SLOTS
+
+
 def test_a_tensor_whose_copy_fails_is_refused_and_collecting_does_not_raise(cuda: Any) -> None:
     tensors, values, reasons = new_reader()
     tensors.add(CudaTensor(1.0))

@@ -224,7 +224,7 @@ def test_stats_beyond_the_limit_are_reported_and_counted_in_the_feed(tmp_path: P
     completed = run(tmp_path / "feed", program)
 
     assert snapshots(tmp_path / "feed")[0].recording.stats_refused == 2
-    assert completed.stderr.count("exporter: only 3 Stats are recorded") == 1
+    assert completed.stderr.count("a process records at most 3 Stats") == 1
 
 
 # Handlers of windows -----------------------------------------------------------------------------------------
