@@ -18,7 +18,7 @@ from exporter.monitor.events import (
 from exporter.monitor.stat import Aggregation, Stat
 
 VALUE, MEAN, COUNT, SUM, MAX, MIN = Aggregation
-"""Members of the enumeration, which torch exports as names of the module."""
+"""Members of `Aggregation`, which torch exports as names of the module too."""
 
 __all__ = [
     "COUNT",

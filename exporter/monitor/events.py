@@ -1,6 +1,7 @@
 """torch.monitor's events and handlers, without torch's lock.
 
-A handler runs on a thread of its own, and `log_event` waits for the handler for at most five seconds.
+A handler runs on a thread of its own. `log_event` waits for each handler, at most five seconds, so that a handler has usually returned
+when the call returns, as in torch.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from exporter.recording.events import EVENTS, unregister
 from exporter.recording.handle import Adapter, Handle
 
 data_value_t = str | float | int | bool
-"""Type of an event's values."""
+"""Type of an event's values, under torch's name."""
 EventHandlerHandle = Handle
-"""Return type of `register_event_handler`. The handler stays registered without a reference to the handle."""
+"""Return type of `register_event_handler`. The handler stays registered if the handle is not kept."""
 
 STAT_EVENT = "torch.monitor.Stat"
 """Name of the event of a closed window."""
 UNNAMED_TYPE = "unnamed"
-QUEUED_EVENTS = 10_000
-"""Limit of events that wait for a handler."""
+"""Type of events with an empty name."""
+MAX_QUEUED_EVENTS = 10_000
+"""Maximum number of events that wait for a handler."""
 
 
 def check_name(name: object, owner: str) -> str:
-    """Return a name from str or bytes, as in torch. Raises TypeError for other types."""
+    """Return a name from str or bytes, as torch does. Raises TypeError for other types."""
     if isinstance(name, bytes):
         return name.decode()
     if not isinstance(name, str):
@@ -54,12 +56,12 @@ def _check_data(data: object) -> Mapping[str, Datum]:
         return check_data(values, keep_full_texts=True)
     except TypeError:
         return check_data(
-            {_converted(name): _converted(value) for name, value in values.items()}, keep_full_texts=True
+            {_to_plain(name): _to_plain(value) for name, value in values.items()}, keep_full_texts=True
         )
 
 
-def _converted(value: Any) -> Any:
-    """Return bytes as str and scalars of numpy as Python values, which torch also accepts."""
+def _to_plain(value: Any) -> Any:
+    """Return bytes as str, and scalars of numpy as Python values. torch accepts both."""
     if isinstance(value, bytes):
         return value.decode()
     is_scalar = type(value).__module__ == "numpy" and not getattr(value, "shape", (1,))
@@ -69,18 +71,18 @@ def _converted(value: Any) -> Any:
 def _field(
     slot: str, check: Callable[[Any], Any], convert: Callable[[Any], Any] = lambda value: value
 ) -> Any:
-    """Return a property that checks assigned values, also in subclasses."""
+    """Return a property for a slot that checks assigned values and converts the value that is read."""
     return property(
         lambda self: convert(getattr(self, slot)), lambda self, value: setattr(self, slot, check(value))
     )
 
 
 class Event:
-    """Event represents a specific typed event to be logged.
+    """Event to be logged, as in torch.
 
-    The name is the label `type` of `training_events_total`: use few names. A naive datetime is local time. Data are str, float,
-    int of at most 64 bits or bool; bytes become str, in data and names. `data` returns a copy: assign another dict to change
-    the data. Raises TypeError, or ValueError for an int of more than 64 bits.
+    The name is the label `type` of `training_events_total`: use few names. A naive datetime is local time. Values are str, float,
+    bool, or int of at most 64 bits; bytes become str, in values and names. `data` returns a copy: assign another dict to change
+    the data. Raises TypeError for other types, and ValueError for an int of more than 64 bits.
     """
 
     __slots__ = ("__weakref__", "_data", "_name", "_timestamp")
@@ -98,12 +100,12 @@ class Event:
         return {"name": self.name, "timestamp": self.timestamp, "data": self.data}
 
     def raw(self) -> RawEvent:
-        """Return the event as a RawEvent of the recording."""
+        """Return the event as the recording stores it."""
         now = time()
         try:
             event_time = self._timestamp.timestamp()
         except (OverflowError, ValueError, OSError):
-            event_time = now  # a year outside the range of Unix time
+            event_time = now  # the timestamp is outside the range of Unix time
         name = self._name or UNNAMED_TYPE
         return RawEvent(name, None, "info", check_data(self._data), event_time, now, monotonic_ns())
 
@@ -125,16 +127,16 @@ def log_event(event: Event) -> None:
 
 
 def register_event_handler(callback: Callable[[Event], None]) -> EventHandlerHandle:
-    """Register a callback for all later events, in order; a callback that is registered twice is called twice.
+    """Register a callback for all later events, in order. A callback that is registered twice is called twice.
 
-    Events that the callback logs are delivered after its return. Raises TypeError for a callback that is not callable.
+    Events that the callback logs are delivered after it has returned. Raises TypeError for an object that is not callable.
     """
     adapter = Adapter(_monitor_event, native_class=Event, is_awaited=True)
-    return EVENTS.register_adapted(callback, adapter, queue=QUEUED_EVENTS)
+    return EVENTS.register_adapted(callback, adapter, queue=MAX_QUEUED_EVENTS)
 
 
 def unregister_event_handler(handler: EventHandlerHandle) -> None:
-    """Unregister a handler after the delivery of all earlier events. A second call has no effect."""
+    """Unregister a handler, and wait a bounded time for the delivery of earlier events. A second call has no effect."""
     unregister(handler)
 
 

@@ -47,30 +47,33 @@ __all__ = [
 ]
 
 StatType = Aggregation
-"""VALUE, MEAN, COUNT, SUM, MAX and MIN; also HISTOGRAM, STDDEV and P50 to P99 from the later version of the RFC."""
+"""VALUE, MEAN, COUNT, SUM, MAX and MIN; also HISTOGRAM, STDDEV and P50 to P99, from the later version of the RFC."""
 
-QUEUED_BATCHES = 10_000
-"""Limit of queued batches of samples per collector. Further batches are dropped and counted."""
+MAX_QUEUED_BATCHES = 10_000
+"""Maximum number of batches of samples that wait for a collector. Further batches are dropped and counted."""
 REPORT_SECONDS = 2.0
-_IS_RESUMABLE = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+"""Maximum time for which a report waits for the flush of the samples, and again for their delivery."""
+_RESUMABLE_CHECKS = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _QUANTILES = frozenset({Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggregation.P99})
 
 
 @dataclass
 class Event:
-    """Event, and base of user-defined types of events; fields for handlers are keyword-only."""
+    """Event, and base class of user-defined events. The keyword-only fields are set in the copies for handlers."""
 
-    type: str  # a globally unique type name: `torch.elastic.RdzvEvent`
+    type: str  # globally unique name of the type, such as `torch.elastic.RdzvEvent`
     message: str | None = None
     timestamp: float | None = None  # Unix time in seconds; None for the time of logging
     metadata: dict[str, Datum] = field(default_factory=dict)
-    severity: str = "info"  # a name of `exporter.Severity`
-    monotonic_ns: int = field(default=0, compare=False, kw_only=True)  # time of logging
+    severity: str = "info"  # value of an `exporter.Severity`
+    monotonic_ns: int = field(default=0, compare=False, kw_only=True)  # monotonic time of logging
     id: str = field(default="", compare=False, kw_only=True)  # 16 hexadecimal digits
-    span_id: str | None = field(default=None, compare=False, kw_only=True)
+    span_id: str | None = field(
+        default=None, compare=False, kw_only=True
+    )  # innermost open span of the logging thread
 
     def asdict(self) -> dict[str, Any]:
-        """Return the fields, also those of a dataclass subclass, as a new dict."""
+        """Return the fields as a new dict, including the fields of a subclass that is a dataclass."""
         return asdict(self)
 
 
@@ -85,11 +88,11 @@ class EventHandler(ABC):
 def log(
     event: Event | str, message: str | None = None, /, *, severity: str | None = None, **metadata: Datum
 ) -> None:
-    """Count an event and deliver it to all handlers; also accepts the type, message and metadata of an event.
+    """Count an event and deliver it to all handlers. Takes an `Event`, or the type, the message and the metadata of an event.
 
     Raises:
         TypeError: The event or a field is of the wrong type.
-        ValueError: The type is empty, the severity unknown, or an int has more than 64 bits.
+        ValueError: The type is empty, the severity is unknown, or an int has more than 64 bits.
     """
     if isinstance(event, str):
         event = Event(event, message, metadata=metadata, severity="info" if severity is None else severity)
@@ -110,7 +113,7 @@ def log(
 
 
 def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
-    """Deliver copies of all events in order to a handler, on a thread of the handler; the copies have times and ids.
+    """Deliver copies of all later events to a handler in order, on a thread of the handler. The copies have times and ids.
 
     Exceptions of the handler are counted. Raises TypeError for an object that is not callable and has no `handle`.
     """
@@ -118,7 +121,7 @@ def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
 
 
 def unregister(handle: Handle) -> None:
-    """Unregister a handler or a collector. A second call has no effect."""
+    """Unregister a handler or a collector, after its queued events or samples. A second call has no effect."""
     if handle in RECORDER.stats.batch_handlers:
         RECORDER.flush(REPORT_SECONDS)
         RECORDER.stats.batch_handlers.remove(handle)
@@ -128,8 +131,8 @@ def unregister(handle: Handle) -> None:
 class Stat(RecordedStat):
     """Named statistic with the options of `exporter.Stat`: `unit`, `help`, `window_seconds`, `labels` and others.
 
-    The same key and aggregations return the same statistic. Raises DefinitionError for an invalid argument, and for a key with
-    a different definition; the message names the source line of the first definition.
+    The same key and definition return the same statistic. Raises DefinitionError for an invalid argument, and for a key with a
+    different definition; the message then names the source line of the first definition.
     """
 
     __slots__ = ()
@@ -149,7 +152,7 @@ class Stat(RecordedStat):
         return self.definition.aggregations
 
     def add_time(self, *, profile: bool = False) -> Timer:
-        """Return a context manager and decorator that records durations in seconds; *profile* adds a torch.profiler range."""
+        """Return a context manager and decorator that records durations in seconds. *profile* adds a range of torch.profiler."""
         return _ProfiledTimer(self.key, self.add) if profile else Timer(self.add)
 
 
@@ -174,21 +177,21 @@ class _ProfiledTimer(Timer):
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function. Coroutines and generators record no range, because profiler ranges must nest."""
-        if any(is_resumable(function) for is_resumable in _IS_RESUMABLE):
+        if any(is_resumable(function) for is_resumable in _RESUMABLE_CHECKS):
             return super().__call__(function)
         return within(lambda: _ProfiledTimer(self._name, self._add), function)
 
 
 class StatCollector(ABC):
-    """Receiver of the samples of the job's Stats, on a thread of the collector."""
+    """Receiver of the samples of the job's Stats. It is called on a thread of its own."""
 
     @abstractmethod
     def handle(self, stat: Stat, v: float) -> None:
-        """Handle a sample, a finite number."""
+        """Handle a sample, which is a finite number."""
 
 
 def register_stat_collector(collector: StatCollector) -> Handle:
-    """Deliver later samples to a collector, until `unregister`. Batches above the limit of the queue are dropped and counted.
+    """Deliver later samples to a collector, until `unregister`. Batches above `MAX_QUEUED_BATCHES` are dropped and counted.
 
     Raises:
         TypeError: The collector has no method `handle`.
@@ -207,7 +210,7 @@ def register_stat_collector(collector: StatCollector) -> Handle:
             raise errors[0]
 
     RECORDER.flush(REPORT_SECONDS)
-    handle = EVENTS.register(deliver, types=(), queue=QUEUED_BATCHES, name=type(collector).__qualname__)
+    handle = EVENTS.register(deliver, types=(), queue=MAX_QUEUED_BATCHES, name=type(collector).__qualname__)
     RECORDER.stats.batch_handlers.append(handle)
     if isinstance(collector, AggregatingStatCollector):
         collector._handle = handle  # noqa: SLF001  # a class of this file
@@ -217,8 +220,8 @@ def register_stat_collector(collector: StatCollector) -> Handle:
 class AggregatingStatCollector(StatCollector):
     """Collector that aggregates the delivered samples since the last `reset`.
 
-    The collector has a separate window for each Stat, because a report covers the time between two calls of `reset`, and
-    quantiles of the Stat's own windows cannot be merged.
+    The collector has a separate window for each Stat, because a report covers the time since the last `reset`, and the quantiles
+    of the Stat's own windows cannot be merged.
     """
 
     def __init__(self) -> None:
@@ -232,7 +235,7 @@ class AggregatingStatCollector(StatCollector):
         self._aggregations: dict[str, frozenset[StatType]] = {}
 
     def _own_lock(self) -> AbstractContextManager[object]:
-        """Return the lock of this process. A forked child starts with a new lock and without samples."""
+        """Return the lock of this process. A forked child starts with a new lock, and without samples."""
         if self._process != getpid():
             self._restart()
         return self._lock
@@ -247,9 +250,10 @@ class AggregatingStatCollector(StatCollector):
             self._windows[stat.key].add([v], [v])
 
     def report(self) -> dict[str, float]:
-        """Return the aggregates of all samples by `key.aggregation`; HISTOGRAM adds the quantiles p50, p90, p95 and p99.
+        """Return the aggregates of the samples since the last `reset`, by `key.aggregation`.
 
-        A Stat without samples is absent, except for the count 0 after a reset.
+        HISTOGRAM stands for the quantiles p50, p90, p95 and p99. A Stat without samples is absent, except for a count of 0 after
+        a reset.
         """
         self._process_queue()
         with self._own_lock():
@@ -275,6 +279,7 @@ class AggregatingStatCollector(StatCollector):
 
 
 def _rfc_event(event: RecordedEvent, origin: object) -> Event:
+    """Return a copy of the logged event, or the event of another module, with times and ids."""
     if isinstance(origin, Event):
         rfc_event = copy(origin)
     else:

@@ -1,6 +1,6 @@
 """torch.monitor's Stat, with windows that close by the clock and samples that reach Prometheus.
 
-`add` takes no lock. The thread that fills a chunk, or finds the end of a window, aggregates the samples.
+`add` does not wait for a lock. The thread that fills a chunk of samples, or notices the end of a window, aggregates the samples.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from exporter.recording.stat import Stat as RecordedStat
 from exporter.recording.values import Aggregation as RecordedAggregation
 
 CHUNK_SAMPLES = 4096
-"""Samples between two aggregations."""
+"""Maximum number of samples between two aggregations."""
 _MAX_WINDOW_SAMPLES = 2**63 - 1
 _MAX_STAT_NAME_CHARACTERS = MAX_NAME_CHARACTERS - 40
 """Maximum length of the recorded Stat's name, to which families append suffixes."""
 
 
 class Aggregation(enum.Enum):
-    """Types of aggregations of a Stat."""
+    """Aggregations of a Stat, as in torch."""
 
     VALUE = 1
     MEAN = 2
@@ -51,7 +51,7 @@ class Aggregation(enum.Enum):
 
 
 def _check_aggregations(aggregations: Iterable[object]) -> tuple[Aggregation, ...]:
-    """Return the members of Aggregation, also from torch's enumeration, without duplicates, in the order of the members."""
+    """Return members of this or of torch's enumeration as distinct members of this one, in its order. Raises TypeError for others."""
     allowed = ", ".join(f"Aggregation.{member.name}" for member in Aggregation)
     if isinstance(aggregations, Aggregation | str) or not isinstance(aggregations, Iterable):
         raise TypeError(f"aggregations must be a collection of {allowed}, not {aggregations!r}")
@@ -67,20 +67,20 @@ def _check_aggregations(aggregations: Iterable[object]) -> tuple[Aggregation, ..
 class Stat:
     """Summary statistics over fixed intervals, logged as an event at the end of each interval.
 
-    Windows are aligned as in torch, to multiples of their length (a timedelta, or seconds as a float) on the monotonic clock,
-    in milliseconds. With `max_samples` a window closes inside the `add` that fills the window, and later
-    samples of the same window are `discarded`. Without a `window_size` (None, which torch rejects) the next window starts
-    immediately. Samples are also recorded in the `exporter.Stat` of the same name (invalid characters become `_`), which all
-    Stats of this name share.
+    As in torch, windows end at multiples of their length (a timedelta, or seconds as a float) on the monotonic clock, in
+    milliseconds. With `max_samples`, a window closes within the `add` that fills it, and later samples of the same window are
+    `discarded`. Without a `window_size` (None, which torch rejects), the next window starts immediately. Samples are also recorded
+    in the `exporter.Stat` of the same name (invalid characters become `_`), which all Stats of this name share.
 
     Raises:
-        TypeError: An argument is of the wrong type (an int is an invalid window_size, as in torch).
-        ValueError: The window is not finite or shorter than a millisecond, or has neither a time nor a positive `max_samples`.
+        TypeError: An argument is of the wrong type. An int is an invalid `window_size`, as in torch.
+        ValueError: The window is not finite or is shorter than a millisecond, or there is neither a window nor a positive
+            `max_samples`.
     """
 
     _window_end: float  # end of the open window on the monotonic clock
     _is_full: bool  # True after a close by `max_samples`
-    # Variable attributes, then constant attributes; other attributes are rejected, as in torch.
+    # Attributes that change, then constant attributes. Other attributes cannot be assigned, as in torch.
     __slots__ = (
         *(
             "_closed_values",
@@ -112,7 +112,7 @@ class Stat:
             raise TypeError("max_samples must fit into 64 bits")
         self._window_ms = _milliseconds(window_size, self._max_samples)  # 0 for windows without a length
         self._values: list[float] = []
-        self._append = self._values.append  # bound once, so that a late sample joins the next window
+        self._append = self._values.append  # bound once, so that a concurrent sample joins the next window
         self.discarded = 0
         self._closed_values: dict[Aggregation, float] = dict.fromkeys(self._aggregations, 0.0)
         self._restart()
@@ -132,7 +132,7 @@ class Stat:
         return 0 if self._is_full else self._count + len(self._values)
 
     def get(self) -> dict[Aggregation, float]:
-        """Return the values of the last closed window; 0.0 each before the first window."""
+        """Return the values of the last closed window, or zeros before the first window has closed."""
         self._close_if_due()
         return dict(self._closed_values)
 
@@ -158,9 +158,9 @@ class Stat:
             self._close_if_due(at_end=True)
 
     def _close_or_add(self, v: float | None = None, *, at_end: bool = False) -> None:
-        """Close the window if it has ended, or at the end of the Stat or the process. Then add a sample."""
+        """Close the window if it has ended or *at_end* (of the Stat or the process), then add a sample, and log the closed windows."""
         if not self._lock.acquire(blocking=False):
-            # Another thread, or this thread before a signal handler interrupted it, is closing the window.
+            # Another thread is closing the window, or this thread was interrupted by a signal handler while it did so.
             if v is not None:
                 self._append(v)
                 self._record(v)
@@ -207,7 +207,7 @@ class Stat:
         self._reset_chunk()
 
     def _reset_chunk(self) -> None:
-        # The sample that fills the window calls `_close_or_add`.
+        # One less than the room, so that the sample that fills the window or chunk calls `_close_or_add`.
         self._chunk_room = min(CHUNK_SAMPLES, max(self._max_samples - self._count, 1)) - 1
 
     def _clear_aggregates(self) -> None:
@@ -221,7 +221,7 @@ class Stat:
         if self._is_full:
             self.discarded += len(batch)
         elif batch:
-            # In the order of the samples, as in torch, where a leading NaN invalidates the minimum and the maximum.
+            # In the order of the samples, because as in torch a leading NaN makes the minimum and the maximum NaN.
             self._low = min([self._low, *batch]) if self._count else min(batch)
             self._high = max([self._high, *batch]) if self._count else max(batch)
             self._sum = sum(batch, self._sum)
@@ -230,7 +230,7 @@ class Stat:
             self._reset_chunk()
 
     def _close(self) -> list[dict[str, float]]:
-        """Close the open window and return the data of the events to log. An empty window has no events."""
+        """Close the open window, and return the data of the event to log as a list. The list of an empty window is empty."""
         count = self._count
         if not count:
             return []
@@ -256,7 +256,7 @@ _STATS: dict[int, weakref.ref[Stat]] = {}
 
 
 class _WindowTask:
-    """Periodic task that closes windows."""
+    """Periodic task that closes windows on time if no sample is added."""
 
     def tick(self) -> None:
         for stat in _existing_stats():
@@ -307,25 +307,26 @@ def _milliseconds(window_size: object, max_samples: int) -> int:
 def _recording_function(
     name: str, aggregations: Iterable[Aggregation], window_ms: int, max_samples: int
 ) -> Callable[[float], None]:
-    """Return the function that records samples for Prometheus. The function does nothing if the name cannot be a family."""
-    recorded_name, text = stat_name(name), f"torch.monitor Stat {stat_name(name)}."
-    kinds = [RecordedAggregation[aggregation.name] for aggregation in aggregations]
-    seconds = min(max(window_ms / 1000.0, MIN_WINDOW_SECONDS), 86_400.0) if window_ms else None
-    samples = None if window_ms else max_samples
+    """Return the function that records samples for Prometheus. It has no effect if the name cannot be the name of a family."""
+    recorded_name = stat_name(name)
     try:
         return RecordedStat(
-            recorded_name, kinds, window_seconds=seconds, window_samples=samples, help=text
+            recorded_name,
+            [RecordedAggregation[aggregation.name] for aggregation in aggregations],
+            window_seconds=min(max(window_ms / 1000.0, MIN_WINDOW_SECONDS), 86_400.0) if window_ms else None,
+            window_samples=None if window_ms else max_samples,
+            help=f"torch.monitor Stat {recorded_name}.",
         ).add
     except DefinitionError as error:
         existing = REGISTRY.find(recorded_name)
         if existing is not None:
-            return existing.add  # an earlier definition of the same name; both share the families
+            return existing.add  # a Stat of the same name and a different definition; both share the families
         log_once(f"monitor {recorded_name}", f"the torch.monitor Stat {name!r} is not published: {error}")
         return deque[float](maxlen=0).append
 
 
 def stat_name(name: str) -> str:
-    """Return a valid name of a Stat: parts of letters, digits and `_`, joined by dots. A valid name is unchanged."""
+    """Return a valid name of a Stat: parts of letters, digits and `_`, joined by dots. A valid name is returned unchanged."""
     parts = re.sub(r"[^0-9A-Za-z_.]", "_", name[:_MAX_STAT_NAME_CHARACTERS]).split(".")
     valid_name = ".".join(part for part in parts if part) or "unnamed"
     return valid_name if valid_name[0].isalpha() else f"stat_{valid_name}"
