@@ -1,7 +1,7 @@
 """Public API for training code: `from exporter import Aggregation, Stat`.
 
-Loaded in the training process: standard library only. The import starts no thread and opens no file. Functions raise only
-for invalid arguments of `Stat`, `configure` and registrations. No function waits without a timeout.
+Loaded in the training process, and uses only the standard library. The import starts no thread and opens no file. Invalid arguments
+of `Stat`, `configure` and registrations raise; recording calls do not raise. No function waits without a timeout.
 """
 
 from __future__ import annotations

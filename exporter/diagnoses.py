@@ -1,6 +1,7 @@
-"""Diagnoses: one table of known problems, shared by `check`, `run`, the status page and the log.
+"""Diagnoses: table of known problems, which `check`, `run`, the status page and the log share.
 
-A row has the condition under which it applies, the sentence that describes it, and the remedy; `{…}` are facts.
+A diagnosis has a condition, a sentence that describes the problem, and a remedy. Sentence and remedy contain placeholders, such as
+`{directory}`, for facts.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Known problem: condition, sentence and remedy, with placeholders for facts."""
+    """Known problem. Sentence and remedy may contain placeholders for facts."""
 
-    condition: str
+    condition: str  # how the problem is recognized; not shown to users
     sentence: str
     remedy: str
 
@@ -46,7 +47,7 @@ AUTO_DISABLED = Diagnosis(
     remedy="unset EXPORTER_AUTO for the job",
 )
 OTHER_ENVIRONMENT = Diagnosis(
-    condition="the job's process has another EXPORTER_FEED_DIR than `run`",
+    condition="the job's process has a different EXPORTER_FEED_DIR than `run`",
     sentence="{python} was started without the environment of `run`",
     remedy="pass EXPORTER_AUTO=1 and EXPORTER_FEED_DIR={directory} on to the job",
 )
@@ -84,7 +85,7 @@ FEED_DIRECTORY_NOT_WRITABLE = Diagnosis(
     remedy="grant the user write access, or choose another directory with --feed.dir",
 )
 FEED_DIRECTORY_OPEN = Diagnosis(
-    condition="another user's feed directory, writable for all users, without the sticky bit",
+    condition="the feed directory belongs to another user, is writable for all users and has no sticky bit",
     sentence="{directory} belongs to uid {uid} and has mode {mode}: any user can remove or replace files of the jobs",
     remedy="chmod 1777 {directory}, or choose another directory with --feed.dir",
 )
@@ -107,8 +108,8 @@ FEED_DIRECTORY_REMOTE = Diagnosis(
 NO_FEED = Diagnosis(
     condition="no feed file for a minute after the start",
     sentence="no job has written to the feed directory {directory} yet",
-    remedy="check that the job's Python has training-exporter installed, that the job records anything, and that the job has the"
-    " same EXPORTER_FEED_DIR (or user) as this sidecar; `training-exporter check` checks each",
+    remedy="check that training-exporter is installed for the job's Python, that the job records something, and that the job has the"
+    " same EXPORTER_FEED_DIR (or user) as this sidecar; `training-exporter check` checks all three",
 )
 
 # Sidecar ------------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ NO_SIDECAR = Diagnosis(
 )
 SECOND_SIDECAR = Diagnosis(
     condition="exporter_feed_owner is 0",
-    sentence="the exporter at {base} does not own its feed directory: process {owner} does, and keeps the totals",
+    sentence="the exporter at {base} does not own its feed directory: process {owner} does, and saves the totals",
     remedy="stop one of the two exporters, or start it with a different --feed.dir",
 )
 NOT_READY = Diagnosis(
@@ -155,7 +156,7 @@ TOTALS_SUPPRESSED = Diagnosis(
 )
 NOT_RELOADED = Diagnosis(
     condition="exporter_config_last_reload_successful is 0",
-    sentence="the configuration could not be reloaded; the previous one stays in force",
+    sentence="the configuration could not be reloaded; the previous configuration stays in force",
     remedy="training-exporter --config.file=FILE --config.check shows the problems",
 )
 RULES_NOT_WRITTEN = Diagnosis(
@@ -246,43 +247,76 @@ NVML_FAILURES = {
         remedy="check the kernel log for Xid errors",
     ),
 }
-"""Diagnosis of an NVML failure by the reason that the GPU collector reports."""
+"""Diagnosis of an NVML failure, by the reason that the GPU collector reports."""
 
 # Feed files that the reader refuses ---------------------------------------------------------------------
 
-_NOT_OPEN = "start the job with umask 022, or the exporter as the job's user"
-_DAMAGED = "a living process replaces the file; remove the file of a dead process"
+
+def _refused_file(reason: str, sentence: str, remedy: str) -> Diagnosis:
+    condition = f"the reader refuses a feed file: {reason}"
+    return Diagnosis(condition=condition, sentence=sentence, remedy=remedy)
+
+
+_NOT_READABLE = "start the job with umask 022, or run the exporter as the job's user"
+_DAMAGED = "a running process replaces the file; remove the file of an exited process"
 REFUSED_FILES = {
-    reason: Diagnosis(condition=f"the reader refuses a feed file: {reason}", sentence=sentence, remedy=remedy)
-    for reason, sentence, remedy in (
-        (
-            "version",
-            "{name} has another format version",
-            "install the same training-exporter for job and exporter",
-        ),
-        (
-            "name",
-            "{name} is a copy of another process's file, whose samples would count twice",
-            "remove the copy",
-        ),
-        (
-            "taken",
-            "{name} has samples that are counted already: a copy, or a process that ended and writes again",
-            "remove the copy",
-        ),
-        ("too_many", "{name} exceeds the maximum number of feed files", "remove files of dead processes"),
-        ("too_large", "{name} is too large", "define fewer Stats"),
-        ("memory", "{name} does not fit into the memory for all feed files", "define fewer Stats"),
-        ("owner", "{name} belongs to another user", "share a directory by --feed.dir and EXPORTER_FEED_DIR"),
-        ("unreadable", "{name} is not readable for this user", _NOT_OPEN),
-        ("lock", "the lock of {name} is not readable for this user", _NOT_OPEN),
-        ("magic", "{name} is damaged (magic)", _DAMAGED),
-        ("truncated", "{name} is damaged (truncated)", _DAMAGED),
-        ("checksum", "{name} is damaged (checksum)", _DAMAGED),
-        ("content", "{name} is damaged (content)", _DAMAGED),
-        ("symlink", "{name} is a symbolic link", "remove the link: the exporter creates no links"),
-        ("links", "{name} has several links", "remove the file: the exporter creates no such file"),
-        ("not_regular", "{name} is not a regular file", "remove the file: the exporter creates no such file"),
-    )
+    "version": _refused_file(
+        reason="version",
+        sentence="{name} has a different format version",
+        remedy="install the same version of training-exporter for the job and the exporter",
+    ),
+    "name": _refused_file(
+        reason="name",
+        sentence="{name} is a copy of another process's file, whose samples would count twice",
+        remedy="remove the copy",
+    ),
+    "taken": _refused_file(
+        reason="taken",
+        sentence="{name} has samples that are already counted: a copy, or a process that exited and writes again",
+        remedy="remove the copy",
+    ),
+    "too_many": _refused_file(
+        reason="too_many",
+        sentence="{name} exceeds the maximum number of feed files",
+        remedy="remove files of exited processes",
+    ),
+    "too_large": _refused_file(
+        reason="too_large", sentence="{name} is too large", remedy="define fewer Stats"
+    ),
+    "memory": _refused_file(
+        reason="memory",
+        sentence="{name} does not fit into the memory for all feed files",
+        remedy="define fewer Stats",
+    ),
+    "owner": _refused_file(
+        reason="owner",
+        sentence="{name} belongs to another user",
+        remedy="share a directory by --feed.dir and EXPORTER_FEED_DIR",
+    ),
+    "unreadable": _refused_file(
+        reason="unreadable", sentence="{name} is not readable for this user", remedy=_NOT_READABLE
+    ),
+    "lock": _refused_file(
+        reason="lock", sentence="the lock of {name} is not readable for this user", remedy=_NOT_READABLE
+    ),
+    "magic": _refused_file(reason="magic", sentence="{name} is damaged (magic)", remedy=_DAMAGED),
+    "truncated": _refused_file(reason="truncated", sentence="{name} is damaged (truncated)", remedy=_DAMAGED),
+    "checksum": _refused_file(reason="checksum", sentence="{name} is damaged (checksum)", remedy=_DAMAGED),
+    "content": _refused_file(reason="content", sentence="{name} is damaged (content)", remedy=_DAMAGED),
+    "symlink": _refused_file(
+        reason="symlink",
+        sentence="{name} is a symbolic link",
+        remedy="remove the link: the exporter creates no links",
+    ),
+    "links": _refused_file(
+        reason="links",
+        sentence="{name} has several links",
+        remedy="remove the file: the exporter creates no such file",
+    ),
+    "not_regular": _refused_file(
+        reason="not_regular",
+        sentence="{name} is not a regular file",
+        remedy="remove the file: the exporter creates no such file",
+    ),
 }
-"""Diagnosis of a refused feed file by the reader's reason."""
+"""Diagnosis of a refused feed file, by the reader's reason."""

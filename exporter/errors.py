@@ -1,20 +1,20 @@
 """Exceptions of this project, as a tree.
 
-In the job, only the construction of a Stat, `configure` (`DefinitionError`) and the settings of training telemetry
-(`OneLoggerError`) raise; errors of recording calls are counted.
+In the job, invalid arguments of Stats, `configure` and registrations raise, and so do invalid settings of training telemetry. Errors
+of recording calls are counted.
 
     ExporterError
     ├── DefinitionError(ValueError)       invalid name, unit, label, window, aggregation or buckets of a Stat
     ├── FeedError
     │   ├── FeedFormatError               damaged bytes, or an unknown format version
-    │   └── FeedDirectoryError            the directory is missing, foreign or not a directory
+    │   └── FeedDirectoryError            the feed directory, or a file of the sidecar in it, cannot be used
     ├── ConfigurationError(ValueError)    all problems of a file or command line
-    ├── CollectError                      a collection that failed; `reason` is a label value
+    ├── CollectError                      failed collection; `reason` is a label value
     ├── OneLoggerError(ValueError)        invalid settings of training telemetry, or misuse with PROPAGATE_EXCEPTIONS
     │   └── ExportError                   a record that a span exporter did not export
-    ├── StartError                        a resource of the sidecar is missing, such as threads
-    ├── StateError                        the ledger's state file cannot be read or written
-    └── ListenError                       an address that cannot be listened on
+    ├── StartError                        the sidecar cannot start, because the system refuses new threads
+    ├── StateError                        a state file of the ledger cannot be read, written or locked
+    └── ListenError                       an address that cannot be bound
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ExporterError(Exception):
 
 
 class DefinitionError(ExporterError, ValueError):
-    """Invalid definition of a Stat, or invalid argument of `configure`; nothing was recorded.
+    """Invalid definition of a Stat, or invalid argument of `configure` or of a namespace.
 
     `field` is the name of the invalid argument, `found` its value, and `allowed` a description of valid values.
     """
@@ -41,13 +41,13 @@ class DefinitionError(ExporterError, ValueError):
 
 
 class FeedError(ExporterError):
-    """Base of errors between the job and the sidecar."""
+    """Base of the errors of feed files and feed directories."""
 
 
 class FeedFormatError(FeedError):
-    """Bytes that are not a valid snapshot of a known version.
+    """Bytes that are not a valid snapshot, or another valid file of the feed directory, of a supported version.
 
-    `reason` is a label value: `magic`, `version`, `truncated`, `checksum`, `content`.
+    `reason` is a label value: `magic`, `version`, `truncated`, `checksum`, `content`, `owner` or `too_large`.
     """
 
     def __init__(self, message: str, *, reason: str) -> None:
@@ -56,7 +56,7 @@ class FeedFormatError(FeedError):
 
 
 class FeedDirectoryError(FeedError):
-    """Unusable feed directory; `remedy` is an instruction for the user."""
+    """Unusable feed directory, or unusable file in it. `remedy` is an instruction for the user."""
 
     def __init__(self, message: str, *, path: str, remedy: str) -> None:
         super().__init__(f"{message}: {path}; {remedy}")
@@ -68,15 +68,15 @@ class FeedDirectoryError(FeedError):
 class Problem:
     """Problem of a configuration."""
 
-    source: str  # the file's name as the user gave it, or the flag or variable
+    source: str  # name of the file as the user wrote it, or the flag or variable
     line: int | None  # 1-based; None for a source without lines
-    column: int | None
-    message: str  # the invalid value, the allowed values, and the nearest known name
+    column: int | None  # 1-based; None for a source without lines
+    message: str  # invalid value, allowed values, and the nearest known name
 
     def __str__(self) -> str:
         """Return `file:line:column: message`, which editors and terminals display as a link."""
-        place = "".join(f":{part}" for part in (self.line, self.column) if part is not None)
-        return f"{self.source}{place}: {self.message}"
+        position = "".join(f":{number}" for number in (self.line, self.column) if number is not None)
+        return f"{self.source}{position}: {self.message}"
 
 
 class ConfigurationError(ExporterError, ValueError):
@@ -88,7 +88,7 @@ class ConfigurationError(ExporterError, ValueError):
 
 
 class CollectError(ExporterError):
-    """Failed collection; `reason` is a label value from a closed set."""
+    """Failed collection. `reason` is a label value, one of the collector's `reasons` or of the general reasons."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -103,15 +103,15 @@ class OneLoggerError(ExporterError, ValueError):
 
 
 class ExportError(OneLoggerError):
-    """Record that a span exporter did not export; the delivery retries, then counts the record as dropped."""
+    """Record that a span exporter did not export. The delivery retries, and then counts the record as dropped."""
 
 
 class StartError(ExporterError):
-    """Failed start of the sidecar, because the system refuses new threads."""
+    """Failed start of the sidecar: the system refuses new threads."""
 
 
 class StateError(ExporterError):
-    """Unreadable or unwritable state file of the ledger, at `path`."""
+    """State file of the ledger, at `path`, that cannot be read, written or locked."""
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(f"{path}: {message}")
@@ -119,7 +119,7 @@ class StateError(ExporterError):
 
 
 class ListenError(ExporterError):
-    """Address that cannot be bound, as the user wrote it."""
+    """Address that cannot be bound. `address` is the address as the user wrote it."""
 
     def __init__(self, message: str, *, address: str) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
 """Specifications of metric families, and the result of a collector's pass.
 
-Collectors are collectors of prometheus_client: the exporter's own can be registered in any registry, and third-party collectors
-run in the sidecar. An unknown value is a missing sample: never NaN, a sentinel or the last value.
+Collectors have the interface of prometheus_client: the exporter's collectors can be registered in any registry, and the sidecar runs
+third-party collectors. A missing value is a missing sample, not NaN, a sentinel or the last value.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ TYPE_SUFFIXES = {"counter": "_total", "info": "_info"}
 BASE_UNITS = frozenset(
     ["bytes", "celsius", "grams", "hertz", "joules", "liters", "ratio", "seconds", "watts"]
 )
+"""Units of the exporter's own families."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
 _go_number: Callable[[float], str] = lru_cache(maxsize=2048)(floatToGoString)
 
 MAX_PROBLEMS_PER_REASON = 5
-"""Limit of reported problems per reason and pass, because many files may fail for the same reason."""
+"""Maximum number of reported problems per reason and pass, because many files may fail for the same reason."""
 
 
 class Precedence(enum.Enum):
-    """Precedence of the families of a Stat on an exposition page with a limited size, the most important first."""
+    """Precedence of families on a page with a limited number of series, the most important first."""
 
     TOTAL = "total"  # totals, and values of gauges
     SAMPLES = "samples"  # number and time of the samples
@@ -49,12 +50,12 @@ class Precedence(enum.Enum):
 class Distribution:
     """Value of a histogram or summary series."""
 
-    count: int  # observations
-    sum: float | None  # sum of the observations; None omits `_sum`, after a negative observation
-    # (upper bound, observations <= bound), ascending, finite bounds only; empty for a summary
+    count: int  # number of observations
+    sum: float | None  # sum of the observations; None omits `_sum`, as after a negative observation
+    # (upper bound, number of observations up to the bound), ascending, without +Inf; empty for a summary
     buckets: tuple[tuple[float, int], ...] = ()
-    # observations by exponential bucket (`exporter.recording.exponential`), for a native histogram; incomplete if no
-    # native histogram is possible
+    # number of observations by exponential bucket (`exporter.recording.exponential`), for a native histogram; empty or
+    # incomplete if a native histogram is not possible
     exponential: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -66,23 +67,23 @@ class DistributionSample(Sample):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Name, type, help, labels and unit of a family; without checks, for names that come from a user's Stat."""
+    """Name, type, help, labels and unit of a family. Not checked, because the name may come from a Stat of the job."""
 
     name: str  # as in Prometheus' text format: counters with `_total`, infos with `_info`
     type: FamilyType
     help: str
-    labels: tuple[str, ...] = ()  # in the order in which samples list their values
-    unit: str = ""  # the base unit in the name, before `_total`; "" for none
+    labels: tuple[str, ...] = ()  # names, in the order of the label values of a sample
+    unit: str = ""  # unit in the name, before `_total`; "" without a unit
     precedence: Precedence = Precedence.TOTAL
 
     def family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
-        """Return a metric from samples by label values, in the order of `labels`. An empty value omits the label."""
+        """Return the metric with samples by label values, in the order of `labels`. An empty value omits the label."""
         metric = Metric(self._base(), self.help, self.type, self.unit)
         metric.samples = self.samples(samples)
         return metric
 
     def lazy_family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
-        """Return the metric with samples that are created on first access. The mapping must not change afterwards."""
+        """Return the metric, whose samples are created on first access. The mapping must not change afterwards."""
         metric = _LazyMetric(self._base(), self.help, self.type, self.unit, lambda: self.samples(samples))
         metric.precedence = self.precedence
         return metric
@@ -91,12 +92,12 @@ class Family:
         return self.name.removesuffix(TYPE_SUFFIXES.get(self.type, ""))
 
     def samples(self, values_by_labels: Mapping[tuple[str, ...], float | Distribution]) -> list[Sample]:
-        """Return samples by label values, as for `family`."""
+        """Return the samples of values by label values, as in `family`."""
         samples: list[Sample] = []
-        for values, value in values_by_labels.items():
-            labels = {name: text for name, text in zip(self.labels, values, strict=True) if text != ""}
+        for label_values, value in values_by_labels.items():
+            labels = {name: text for name, text in zip(self.labels, label_values, strict=True) if text != ""}
             if isinstance(value, Distribution):
-                samples += _distribution(self._base(), self.type, labels, value)
+                samples += _distribution_samples(self._base(), self.type, labels, value)
             else:
                 samples.append(Sample(self.name, labels, value))
         return samples
@@ -104,13 +105,13 @@ class Family:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySpec(Family):
-    """Specification of a family of the exporter, a named constant next to the code that fills the family.
+    """Specification of a family of the exporter: a named constant next to the code that fills the family.
 
-    The specifications are the source of docs/METRICS.md. A specification that contradicts itself raises ValueError.
+    docs/METRICS.md is generated from the specifications. A specification that contradicts itself raises ValueError.
     """
 
-    help: str  # meaning of the value, and after "Absent" the conditions without a value
-    source: str  # origin of the value: file, call or formula
+    help: str  # meaning of the value, and after "Absent" the conditions under which there is no value
+    source: str  # source of the value: file, call or formula
 
     def __post_init__(self) -> None:
         problem = _contradiction(self)
@@ -119,7 +120,7 @@ class FamilySpec(Family):
 
 
 def _contradiction(spec: FamilySpec) -> str:
-    """Return the contradiction in a specification, or an empty string."""
+    """Return a sentence about a contradiction in a specification, or an empty string."""
     name_parts = spec.name.removesuffix(TYPE_SUFFIXES.get(spec.type, "")).split("_")
     if not _NAME.fullmatch(spec.name):
         return "the name is not lower case letters, digits and single underscores"
@@ -144,21 +145,24 @@ class _LazyMetric(Metric):
 
     precedence: Precedence
 
-    def __init__(self, name: str, text: str, kind: str, unit: str, make: Callable[[], list[Sample]]) -> None:
-        super().__init__(name, text, kind, unit)
-        self._make = make
+    def __init__(
+        self, name: str, help: str, type_: str, unit: str, create_samples: Callable[[], list[Sample]]
+    ) -> None:
+        super().__init__(name, help, type_, unit)
+        self._create_samples = create_samples
         del self.samples  # so that the first access calls `__getattr__`
 
     def __getattr__(self, name: str) -> list[Sample]:
         if name != "samples":
             raise AttributeError(name)
-        self.samples: list[Sample] = self._make()
+        self.samples: list[Sample] = self._create_samples()
         return self.samples
 
 
-def _distribution(
+def _distribution_samples(
     name: str, type_: FamilyType, labels: dict[str, str], value: Distribution
 ) -> Iterator[Sample]:
+    """Yield the samples `_bucket` (of a histogram), `_count` and `_sum`."""
     if type_ == "histogram":
         for bound, count in (*value.buckets, (float("inf"), value.count)):
             yield Sample(f"{name}_bucket", {**labels, "le": _go_number(bound)}, count)
@@ -170,7 +174,7 @@ def _distribution(
 
 
 def with_values(metric: Metric, values: Iterable[float]) -> Metric:
-    """Return a gauge, counter or info with new values for the same series, in the same order."""
+    """Return a copy of a gauge, counter or info with new values, in the order of its series."""
     new_metric = Metric(metric.name, metric.documentation, metric.type, metric.unit)
     new_metric.samples = [
         Sample(sample.name, sample.labels, value)
@@ -181,7 +185,7 @@ def with_values(metric: Metric, values: Iterable[float]) -> Metric:
 
 @dataclass(frozen=True, slots=True)
 class CachedFamily:
-    """Family of the last pass with its values."""
+    """Family of the last pass, with its values by label values."""
 
     values: Mapping[tuple[str, ...], float]
     metric: Metric
@@ -190,7 +194,7 @@ class CachedFamily:
 class FamilyCache:
     """Families of the last pass, for collectors whose values rarely change.
 
-    A family without a new value is the same object, so that the page neither compares nor renders its samples.
+    A family without a new value is returned as the same object, so that the page neither compares nor renders its samples.
     """
 
     def __init__(self) -> None:
@@ -202,7 +206,7 @@ class FamilyCache:
         return None if cached is None else cached.values
 
     def family(self, spec: FamilySpec, values: Mapping[tuple[str, ...], float]) -> Metric | None:
-        """Return the family with these values, or None without values. The values must not change afterwards."""
+        """Return the family with the values, or None without values. The mapping must not change afterwards."""
         cached = self._families.get(spec.name)
         if not values:
             self._families.pop(spec.name, None)
@@ -229,10 +233,10 @@ class Collected(list[Metric]):
     """Families and problems of a collector's pass.
 
     Attributes:
-        problems: (reason, message) of failed parts, which set the verdict to 0; the other families are published. A pass
-            without families has failed.
-        unsupported: Sources that this machine does not have, with the same text in every pass. Each source is logged once
-            and counted, and is not a failure.
+        problems: (reason, message) of failed parts, which set exporter_collector_success to 0. The other families are
+            published. A pass without families has failed.
+        unsupported: Sentences about sources that this machine does not have, equal in every pass. A source is logged once and
+            counted, and is not a failure.
     """
 
     def __init__(self) -> None:
@@ -242,7 +246,7 @@ class Collected(list[Metric]):
         self._families: dict[str, Metric] = {}
 
     def add(self, spec: Family, value: float | Distribution | None, *labels: str) -> None:
-        """Add a sample, and the family with the first sample; None adds nothing."""
+        """Add a sample, and with the first sample the family. A value None adds nothing."""
         if value is not None:
             if spec.name not in self._families:
                 self._families[spec.name] = spec.family({})
@@ -256,24 +260,24 @@ class Collected(list[Metric]):
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Record a `CollectError` of the body as a problem. A body adds its families at its end, so that a failure adds none."""
+        """Record a `CollectError` of the body as a problem. A body adds its families last, so that a failure adds none."""
         try:
             yield
         except CollectError as error:
             self.fail(error)
 
     def fail(self, error: CollectError) -> None:
-        """Record a problem."""
+        """Record a problem, up to `MAX_PROBLEMS_PER_REASON` for each reason."""
         if sum(reason == error.reason for reason, _ in self.problems) < MAX_PROBLEMS_PER_REASON:
             self.problems.append((error.reason, str(error)))
 
 
 class AnyCollector(Protocol):
-    """Collector of prometheus_client with a name, run by the scheduler."""
+    """Collector of prometheus_client with a name, which the scheduler calls."""
 
     @property
     def name(self) -> str:
-        """Return the value of the label `collector`, which is also the key in the configuration; lower case, stable."""
+        """Value of the label `collector`, and key in the configuration, in lower case."""
 
     def collect(self) -> Iterable[Metric]:
         """Read the source once. The call may block."""
@@ -284,7 +288,7 @@ class Collector(AnyCollector, Protocol):
 
     @property
     def specs(self) -> tuple[FamilySpec, ...]:
-        """Return every family with a fixed name that the collector can publish."""
+        """Specifications of all families with a fixed name that the collector can publish."""
 
     def collect(self) -> Collected:
-        """Read the source once and return the families and the failures."""
+        """Read the source once, and return the families and the problems."""

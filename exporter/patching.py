@@ -1,7 +1,7 @@
 """Patching of other libraries: hooks around functions and methods, and hooks after an import.
 
-Used in the training process. A hook never raises into the job: the patched function receives the unchanged arguments,
-and the caller receives the result or the exception even if a hook fails. The wrappers' frames are removed from tracebacks.
+Used in the training process. A hook does not raise into the job: the patched function receives its arguments unchanged, and the
+caller receives the result or the exception even if a hook fails. The frames of the wrappers are removed from tracebacks.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from exporter.recording.notices import log_once
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Around = Generator[None, tuple[Any, "BaseException | None"], None]
-"""Running hook of a rare call, suspended at its `yield` during the call; `yield` returns the result and the exception."""
+"""Running hook of a rare call, suspended at its `yield` during the call. `yield` returns the result and the exception."""
 Hook = Callable[..., "Around | None"]
 """Hook of a rare call. It receives the arguments, and returns None to skip the part after the call."""
 BeforeHook = Callable[..., Any]
 """Hook before a frequent call. It receives the arguments, and returns a token, or None to skip the `AfterHook`."""
 AfterHook = Callable[[Any, Any, "BaseException | None"], None]
-"""Hook after a frequent call, called with the token of the `BeforeHook`, the result and the exception."""
+"""Hook after a frequent call. It receives the token of the `BeforeHook`, the result and the exception."""
 
 _PATCH_MARKER = "__exporter_patched__"
+"""Attribute of patched methods."""
 
 
 def never_raises(hook: Function) -> Function:
@@ -50,7 +51,7 @@ def log_failure(hook: Callable[..., object], error: Exception) -> None:
 
 
 def patch(owner: Any, name: str, hook: Hook) -> None:
-    """Wrap a rarely called method with a generator hook; a patched method is not patched again.
+    """Wrap a rarely called method with a generator hook. A patched method is not patched again.
 
     Raises:
         AttributeError: The owner has no such method.
@@ -70,7 +71,7 @@ def patch(owner: Any, name: str, hook: Hook) -> None:
 
 
 def patch_frequent(owner: Any, name: str, before: BeforeHook, after: AfterHook) -> None:
-    """Wrap a method that is called in every step with two functions. A patched method is not patched again.
+    """Wrap a frequently called method with a hook before and a hook after the call. A patched method is not patched again.
 
     Raises:
         AttributeError: The owner has no such method.
@@ -100,7 +101,7 @@ def patch_frequent(owner: Any, name: str, before: BeforeHook, after: AfterHook) 
 
 
 def replace(owner: Any, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace a method by the function that *wrap* returns for the method. A patched method is not patched again.
+    """Replace a method by the function that *wrap* returns for it. A patched method is not patched again.
 
     Raises:
         AttributeError: The owner has no such method.
@@ -111,9 +112,9 @@ def replace(owner: Any, name: str, wrap: Callable[[Any], Callable[..., Any]]) ->
     patched = wraps(method)(wrap(method))
     setattr(patched, _PATCH_MARKER, True)
     setattr(owner, name, patched)
-    home = sys.modules.get(method.__module__)
-    if isinstance(owner, ModuleType) and getattr(home, name, None) is method:
-        setattr(home, name, patched)  # pickle looks a function up in the module that defines the function
+    defining_module = sys.modules.get(method.__module__)
+    if isinstance(owner, ModuleType) and getattr(defining_module, name, None) is method:
+        setattr(defining_module, name, patched)  # pickle looks a function up in the module that defines it
 
 
 def _call_after(after: AfterHook, token: Any, result: Any, error: BaseException | None) -> None:
@@ -124,28 +125,28 @@ def _call_after(after: AfterHook, token: Any, result: Any, error: BaseException 
 
 
 def patch_existing(owner: Any, names: Sequence[str], hook: Hook) -> None:
-    """Patch the methods that exist in this version of the library."""
+    """Patch the methods of *names* that exist in this version of the library."""
     for name in names:
         if callable(getattr(owner, name, None)):
             patch(owner, name, hook)
 
 
 def drop_frame(error: BaseException) -> None:
-    """Remove the frame of the calling wrapper from a traceback; in Python 3.10, `raise` adds the frame again."""
+    """Remove the frame of the calling wrapper from a traceback. In Python 3.10, `raise` adds the frame again."""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
 
 
 def version_of(package: str) -> str | None:
-    """Return the version of a loaded package, or None if the package has no `__version__`."""
+    """Return the version of a package, or None if the package is not loaded or has no `__version__`."""
     return str(getattr(sys.modules.get(package), "__version__", "")) or None
 
 
 def when_imported(name: str, hook: Callable[[ModuleType], object]) -> None:
-    """Call a hook with a module: now if the module is loaded, otherwise after the import. Errors in the hook are logged.
+    """Call a hook with a module: now if the module is loaded, otherwise after its import. Errors in the hook are logged.
 
-    The hook causes no import. A finder at the front of `sys.meta_path` holds the names of expected modules; an
-    unrelated import costs a look-up. The finder is removed when no module is expected any more.
+    This function imports nothing. A finder at the front of `sys.meta_path` notices the imports of the expected modules; an unrelated
+    import costs a look-up. The finder is removed when no module is expected any more.
     """
     module = sys.modules.get(name)
     if module is not None and (module is _FINDER.executing_module or not _is_initializing(module)):
@@ -164,11 +165,13 @@ def _is_initializing(module: ModuleType) -> bool:
 
 
 class _Finder:
+    """Finder that calls hooks after the import of expected modules."""
+
     # Not derived from `importlib.abc.MetaPathFinder`, whose import would cost 0.7 MB in every job.
     def __init__(self) -> None:
         self.expected_modules: dict[str, list[Callable[[ModuleType], object]]] = {}
         self.unfinished_imports: list[tuple[ModuleType, Callable[[ModuleType], object]]] = []
-        # complete, but still marked as initializing by the import system
+        # module whose hooks are called: complete, but still marked as initializing by the import system
         self.executing_module: ModuleType | None = None
 
     def find_spec(
@@ -195,15 +198,15 @@ class _Finder:
                 self.unfinished_imports.append((module, hook))
             else:
                 _call(hook, module)
-        # The finder stays in `sys.meta_path`, which the import system is iterating over.
+        # The finder is not removed here, because the import system is iterating over `sys.meta_path`.
 
     def _watch(self, loader: Any) -> None:
-        """Call the hooks once after the loader has executed the module, which sees the unchanged loader."""
+        """Replace the loader's `exec_module` for one call, after which the hooks of the module are called."""
         if "exec_module" in vars(loader):
-            return  # already watched: a finder may return the same loader for several searches
+            return  # replaced already: a finder may return the same loader for several searches
         execute = loader.exec_module
 
-        def watched(module: ModuleType) -> None:
+        def execute_and_call_hooks(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
             try:
                 execute(module)
@@ -217,7 +220,7 @@ class _Finder:
             if not self.expected_modules and not self.unfinished_imports and self in sys.meta_path:
                 sys.meta_path.remove(self)
 
-        loader.exec_module = watched
+        loader.exec_module = execute_and_call_hooks
 
 
 def _call(hook: Callable[[ModuleType], object], module: ModuleType) -> None:

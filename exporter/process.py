@@ -1,6 +1,6 @@
 """Process-wide API: identity, flush, shutdown and the sidecar as a child process.
 
-`flush` and `shutdown` never raise and wait for a bounded time; `configure` raises for invalid arguments.
+`flush` and `shutdown` never raise, and wait for a bounded time. `configure` raises for invalid arguments.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def configure(
     labels: Mapping[str, str] | None = None,
     session: str | None = None,
 ) -> None:
-    """Set the identity of this process; the arguments take precedence over the environment.
+    """Set the identity of this process. The arguments take precedence over the environment.
 
-    Earlier samples keep the earlier identity, and a change of run or rank restarts all counts at zero. The labels are published
-    on `training_process_labels_info` only. The session (also `EXPORTER_SESSION`) is the `session_tag` of the run and of
-    one-logger's records, which groups the runs of a training.
+    Samples recorded before a change of run, rank or labels keep the earlier identity, and the counts restart at zero. The labels are
+    published on `training_rank_info`, as `label_<name>`. The session (also `EXPORTER_SESSION`) is the `session_tag` of the run and
+    of one-logger's records, which groups the runs of a training.
 
     Raises:
-        DefinitionError: An argument is invalid; nothing was changed.
+        DefinitionError: An argument is invalid. Nothing was changed.
     """
     with unreadable_values():
         for field, text in (("run", run), ("session", session)):
@@ -53,10 +53,10 @@ def configure(
 
 
 def flush(timeout_seconds: float = 5.0) -> bool:
-    """Publish all samples and events so far, including CUDA tensors of the calling thread. Never raises.
+    """Write all samples and events recorded so far to the feed. Never raises.
 
-    Also waits, within the timeout, for event handlers and span exporters. Returns False if the recording was not written to the
-    feed in time; always True with `EXPORTER_DISABLED=1`.
+    CUDA tensors are included if their values have arrived and the calling thread recorded them. Also waits, within the timeout, for
+    event handlers and span exporters. Returns False if the recording was not written in time, and True with `EXPORTER_DISABLED=1`.
     """
     if not RECORDER.is_recording:
         return True
@@ -68,7 +68,7 @@ def flush(timeout_seconds: float = 5.0) -> bool:
 
 
 def shutdown() -> None:
-    """Publish the final recording and end the recording thread, as at the exit of the process."""
+    """Write the final recording and end the recording thread, as at the exit of the process."""
     RECORDER.shutdown()
 
 
@@ -78,11 +78,11 @@ _START = (
     "import runpy, sys; sys.path[0] = {root!r}; sys.argv[0] = 'exporter';"
     " runpy.run_module('exporter', run_name='__main__', alter_sys=True)"
 )
-"""Program of the sidecar; `-m exporter` could run a file `exporter.py` in the working directory of the job."""
+"""Program of the sidecar. Not `-m exporter`, which could run a file `exporter.py` in the working directory of the job."""
 
 
 class Sidecar:
-    """Sidecar that ends with this process. The kernel releases the registration if the process dies."""
+    """Sidecar that ends with this process. If the process is killed, the kernel releases its registration."""
 
     def __init__(self, registration: Registration, process: subprocess.Popen[bytes]) -> None:
         self._registration = registration
@@ -90,24 +90,24 @@ class Sidecar:
 
     @property
     def pid(self) -> int:
-        """Process id of the sidecar, which may have ended because another sidecar serves the directory."""
+        """Pid of the started sidecar, which may have ended because another sidecar serves the directory."""
         return self._process.pid
 
     def stop(self) -> None:
-        """Release the sidecar, which ends once no process is registered."""
+        """Remove the registration of this process. The sidecar ends once no process is registered."""
         self._registration.release()
 
 
 def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
     """Start a sidecar that ends with this process, with flags of `python -m exporter`. Never raises.
 
-    Every process of a node may call this function: a feed directory has one sidecar, and further sidecars end immediately.
-    The sidecar may outlive this process by `linger_seconds`, for a scrape of the final values. Returns None, with a notice,
-    if the start fails; also None with `EXPORTER_DISABLED=1`.
+    All processes of a node may call this function: a feed directory has one sidecar, and further sidecars end immediately. The
+    sidecar outlives this process by up to `linger_seconds`, for a scrape of the final values. Returns None if the start fails, after
+    a notice, and with `EXPORTER_DISABLED=1`.
     """
     if os.environ.get("EXPORTER_DISABLED") == "1":
         return None
-    import subprocess  # noqa: PLC0415  # needs two megabytes, only in jobs that start a sidecar
+    import subprocess  # noqa: PLC0415  # needs two megabytes, which only jobs that start a sidecar spend
 
     from exporter.feed.runs import ATTACHED_FLAG, Registration  # noqa: PLC0415  # needed only in jobs that start a sidecar
 
@@ -127,7 +127,7 @@ def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # the terminal's Ctrl-C is for the job
         )
-        # A redundant sidecar ends immediately; without a call of `wait` its process stays a zombie.
+        # A redundant sidecar ends immediately. Without a call of `wait`, its process would stay a zombie.
         threading.Thread(target=process.wait, name="exporter-sidecar", daemon=True).start()
     except (FeedError, OSError, RuntimeError, TypeError, ValueError) as error:
         log_once("sidecar", f"the sidecar cannot be started: {error}")

@@ -35,11 +35,11 @@ class FeedSink:
         self._overrides: OverridesReader | None = None
 
     def is_open(self) -> bool:
-        """Return True once a recording was written."""
+        """Return True if a feed file was created for this process."""
         return self._writer is not None
 
     def location(self) -> FeedLocation | None:
-        """Return the directory and identity of the file, or None before the first recording."""
+        """Return the directory of the feed file, and its identity, or None before the first recording."""
         writer = self._writer
         if writer is None:
             return None
@@ -49,10 +49,10 @@ class FeedSink:
     def publish(
         self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
     ) -> bool:
-        """Replace the recording in the feed file. A child process without values writes no file."""
+        """Replace the recording in the feed file. Return False if it was not written. A child process without values writes no file."""
         if self._writer is None:
             if is_child and not _has_values(recording):
-                return True  # such as a worker of a DataLoader, which inherits all Stats and uses none
+                return True  # such as a worker of a DataLoader, which inherits the Stats and adds no samples
             directory = _directory()
             if directory is None:
                 return False
@@ -67,7 +67,7 @@ class FeedSink:
         return is_written
 
     def rename(self, identity: ProcessIdentity) -> None:
-        """Change the identity in the open file, except its id."""
+        """Change the identity in the open file, except for its id."""
         if self._writer is not None:
             self._writer.identity = identity.replace(id=self._writer.identity.id, version=__version__)
 
@@ -78,7 +78,7 @@ class FeedSink:
             self._writer = None
 
     def changed_rules(self) -> Iterable[Rule] | None:
-        """Return the sidecar's recording rules if changed since the last call, otherwise None."""
+        """Return the sidecar's recording rules if they have changed since the last call, otherwise None."""
         if self._overrides is None and (directory := _directory()) is not None:
             self._overrides = OverridesReader(directory)
         try:
@@ -89,6 +89,7 @@ class FeedSink:
 
 
 def _has_values(recording: Recording) -> bool:
+    """Return True if a recording has samples, events or training data."""
     return bool(
         recording.events
         or recording.training
@@ -97,6 +98,7 @@ def _has_values(recording: Recording) -> bool:
 
 
 def _directory() -> str | None:
+    """Return the prepared feed directory, or None, after a notice, if it cannot be used."""
     try:
         return feed_directory(os.environ)
     except FeedError as error:

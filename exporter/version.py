@@ -1,3 +1,3 @@
-"""The version, in the one place that both the package's metadata and the running code read."""
+"""Version of the package, which the package's metadata and the code read."""
 
 __version__ = "0.1.0"

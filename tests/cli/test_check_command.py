@@ -336,7 +336,7 @@ def test_a_second_exporter_on_the_feed_directory_is_reported(tmp_path: Path) -> 
             wait_until(lambda: is_ready(port))
             messages = [row["found"] for row in check(tmp_path, port=port)[1] if row["status"] == "warn"]
 
-    assert any(f"process {owner.pid} does, and keeps the totals" in text for text in messages)
+    assert any(f"process {owner.pid} does, and saves the totals" in text for text in messages)
 
 
 def test_an_exporter_that_requires_client_certificates_is_not_a_failure(tmp_path: Path) -> None:
