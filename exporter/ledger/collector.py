@@ -1,9 +1,9 @@
 """Collector of the job's families from the feed directory.
 
-If the state of a rank cannot be saved, the totals of the rank are suppressed: a gap is better than a total that falls after a
-restart. The state contains the ids of the counted processes until their feed files are removed, so that a killed sidecar
-counts no process twice. A sidecar that does not own the feed directory publishes the feed and the state that the owner had
-saved when the rank was first read, and takes over after the exit of the owner.
+If the state of a rank cannot be saved, the totals of the rank are suppressed, because a gap is better than a total that decreases
+after a restart. The state contains the ids of the counted processes until their feed files are removed, so that a process is
+counted once even if the sidecar is killed. A sidecar that does not own the feed directory adds the feed to the state that the owner
+had saved when this sidecar first read the rank. It takes over after the owner has exited.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Literal
 
 from exporter.collectors.job import JobProcess, OverdueRank, OverdueRun
 from exporter.diagnoses import FOREIGN_ENTRY, NO_FEED, REFUSED_FILES
@@ -39,14 +40,14 @@ from exporter.ledger.totals import GapRules, Moment, VisibleSlot, visible_slot
 _log = logging.getLogger(__name__)
 
 NO_FEED_SECONDS = 60.0
-"""Grace period before a missing feed is logged."""
+"""Time without a feed file before the missing feed is logged."""
 CONFLICT_SECONDS = 15.0
-"""Minimum time for which two running processes of a rank overlap before a conflict is reported. A restart overlaps for less."""
+"""Minimum age of two running processes of a rank before a conflict is reported. Processes of a restart overlap for less time."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedPass:
-    """Content of the feed directory in a pass."""
+    """Time, rules and content of the feed directory in a pass."""
 
     moment: Moment
     rules: GapRules
@@ -56,24 +57,24 @@ class FeedPass:
     unread_files: Sequence[str]  # names of files that a later pass reads
 
     @property
-    def unreadable(self) -> set[str]:
+    def unreadable_ids(self) -> set[str]:
         """Ids of processes with files that are refused or not read yet."""
         return {
             name.partition(".")[0] for name in (*self.unread_files, *(name for name, _ in self.refused_files))
         }
 
     @property
-    def present(self) -> set[str]:
+    def present_ids(self) -> set[str]:
         """Ids of processes that have a file."""
-        return {*self.entries, *self.unreadable}
+        return {*self.entries, *self.unreadable_ids}
 
 
 class JobCollector:
     """Collector of the data that the processes of the job record; `collect` is not reentrant.
 
     Attributes:
-        loaded: True once a pass has loaded the state and read the feed, or could not read it.
-        processes: Processes with a feed and recently exited processes; None if the feed is unreadable.
+        is_loaded: True once a pass has loaded the state and read the feed, or has failed to read the feed.
+        processes: Processes with a feed and recently exited processes; None before the first pass, and if the feed is unreadable.
         overdue_runs: Hung and stalled runs of the last pass.
         work: Phases of the processes as of the last pass.
         gpus: GPU data, set by the composition root.
@@ -84,7 +85,7 @@ class JobCollector:
     name = "feed"
     reasons = ("directory", "state")
     specs = feed.SPECS + goodput_families.SPECS + run_state.SPECS + run_info.SPECS
-    """Families with fixed names; families of Stats are named by the job."""
+    """Families with fixed names. The families of Stats are named by the job."""
 
     def __init__(
         self,
@@ -117,10 +118,11 @@ class JobCollector:
         self._ranks = Ranks(state)
         self._states = RunStates(state)
         self._logged_refusals: frozenset[tuple[str, str]] = frozenset()
-        self._logged_foreign: set[str] = set()
+        self._logged_foreign_paths: set[str] = set()
         self._refusal_counts: Counter[str] = Counter(dict.fromkeys(feed.REFUSAL_REASONS, 0))
-        self._undeletable: set[str] = set()
-        self._quiet_since: float | None = None
+        self._undeletable_ids: set[str] = set()  # of processes whose files could not be removed
+        # monotonic time of the first pass, infinite after a feed was read or the missing feed was logged
+        self._no_feed_since: float | None = None
 
     def collect(self) -> Collected:
         """Observe, count, save and publish. Raises CollectError if the feed directory is unreadable."""
@@ -130,7 +132,7 @@ class JobCollector:
         slots = self._visible(feed_pass)
         collected = self._publish(slots, feed_pass)
         self._clean_up(slots, feed_pass)
-        self._share(slots, feed_pass)
+        self._update_attributes(slots, feed_pass)
         return collected
 
     # Observe --------------------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ class JobCollector:
         """Read the feed directory and bind processes to ranks."""
         now = Moment(self._clock(), self._monotonic())
         try:
-            owner = self._feed.ownership.acquire()
+            is_owner = self._feed.ownership.acquire()
             scan = self._feed.scan()
         except (FeedError, OSError) as error:
             self.is_loaded = True
@@ -147,16 +149,19 @@ class JobCollector:
             raise CollectError(str(error), reason="directory") from error
         rules = GapRules(self._stale_after_seconds, self._linger_seconds, self.sessions.options.hang_rule)
         # A listing may contain a file and its replacement: the higher sequence is used.
-        in_order = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
-        entries = {entry.snapshot.process.id: entry for entry in in_order}
-        feed_pass = FeedPass(now, rules, owner, entries, scan.refused_files, scan.unread_files)
+        by_sequence = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
+        entries = {entry.snapshot.process.id: entry for entry in by_sequence}
+        feed_pass = FeedPass(now, rules, is_owner, entries, scan.refused_files, scan.unread_files)
         self._log_missing_feed(now, has_feed=bool(entries))
-        self._ranks.observe(owner, entries, feed_pass.unreadable, rules, now)
+        self._ranks.observe(is_owner, entries, feed_pass.unreadable_ids, rules, now)
         self._log_refused([*scan.refused_files, *self._already_counted(entries)])
         return feed_pass
 
     def _already_counted(self, entries: Mapping[str, FeedEntry]) -> list[tuple[str, str]]:
-        """Return files of running processes that are already counted in a base: each may be a copy of an old file."""
+        """Return the files of running processes that are already part of a base, with the reason `taken`.
+
+        Such a file may be a copy of an old file.
+        """
         return [
             (f"{process_id}.feed", "taken")
             for process_id, entry in entries.items()
@@ -164,15 +169,15 @@ class JobCollector:
         ]
 
     def _log_missing_feed(self, now: Moment, *, has_feed: bool) -> None:
-        """Log once if no feed exists for `NO_FEED_SECONDS`."""
-        if self._quiet_since is None:
-            self._quiet_since = now.monotonic
-        is_missing = not has_feed and now.monotonic - self._quiet_since >= NO_FEED_SECONDS
+        """Log once if the first `NO_FEED_SECONDS` pass without a feed."""
+        if self._no_feed_since is None:
+            self._no_feed_since = now.monotonic
+        is_missing = not has_feed and now.monotonic - self._no_feed_since >= NO_FEED_SECONDS
         if is_missing:
             diagnosis = NO_FEED.describe(directory=self._directory or "")
             _log.info("%s", diagnosis.sentence, extra={"remedy": diagnosis.remedy})
         if is_missing or has_feed:
-            self._quiet_since = inf
+            self._no_feed_since = inf
 
     def _log_refused(self, refused_files: Sequence[tuple[str, str]]) -> None:
         new_reasons = Counter(reason for _, reason in set(refused_files) - self._logged_refusals)
@@ -190,7 +195,7 @@ class JobCollector:
     # Count and save -------------------------------------------------------------------------------------
 
     def _count(self, feed_pass: FeedPass) -> None:
-        """Count the new snapshots of all ranks."""
+        """Count the new snapshots of all ranks, and prepare the exit evidence of the pass."""
         processes = list(self._ranks.processes())
         self._owners.count(processes)
         self._evidence = self.endings.begin_pass(processes, feed_pass.moment)
@@ -239,24 +244,23 @@ class JobCollector:
         return collected
 
     def _add_own_state(self, collected: Collected) -> None:
+        """Add the families about the feed directory and the state directory, and log new problems once."""
         for reason, count in self._refusal_counts.items():
             collected.add(feed.REFUSED, count, reason)
         collected.add(feed.OWNER, int(self._ranks.is_owner))
         collected.add(feed.STATE_ERRORS, self._state.errors, "failed")
         collected.add(feed.STATE_ERRORS, self._state.damaged_files, "damaged")
         collected.add(feed.SUPPRESSED, self._ranks.suppressed_count)
-        for foreign in filter(None, (*self._feed.foreign, self._state.foreign_directory)):
-            collected.add(feed.FOREIGN, 1, Path(foreign.path).name)
-            if foreign.path not in self._logged_foreign:
-                self._logged_foreign.add(foreign.path)
-                diagnosis = FOREIGN_ENTRY.describe(
-                    path=foreign.path, uid=foreign.uid, used=foreign.replacement
-                )
+        for entry in filter(None, (*self._feed.foreign_entries, self._state.foreign_directory)):
+            collected.add(feed.FOREIGN, 1, Path(entry.path).name)
+            if entry.path not in self._logged_foreign_paths:
+                self._logged_foreign_paths.add(entry.path)
+                diagnosis = FOREIGN_ENTRY.describe(path=entry.path, uid=entry.uid, used=entry.replacement)
                 _log.warning("%s", diagnosis)
         if self._feed.ownership.problem:
             collected.unsupported.append(
                 f"{self._feed.ownership.problem}: this sidecar cannot own the feed directory and does not remove files of exited"
-                " processes; remove that file if this sidecar should own the directory"
+                " processes; remove that lock file if this sidecar should own the directory"
             )
         problems = self._state.take_problems()
         if problems:
@@ -266,32 +270,32 @@ class JobCollector:
     def _work(
         self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
     ) -> WorkUse:
-        """Return the phases of running and recently exited processes, for the attribution of energy."""
+        """Return the phases of running and recently exited ranks, for the attribution of energy."""
         intervals_by_process = {work.process: work.intervals for work in self.work.processes}
         processes = []
         now = self._monotonic()
-        # Exited processes are included: the energy of a crashed attempt is divided after the next attempt has started.
+        # Exited processes are included, because the energy of a crashed attempt may be divided after the next attempt has started.
         for process in (totals for slot in slots for totals in slot.slot.processes):
-            identity, training, alive = process.identity, process.training, process.is_alive
+            identity, training, is_alive = process.identity, process.training, process.is_alive
             if training is None or identity.rank is None:
                 continue
             intervals_before = intervals_by_process.get(identity.id, ())
-            if not alive and not intervals_before and training.history_until < now - RETENTION_SECONDS:
+            if not is_alive and not intervals_before and training.history_until < now - RETENTION_SECONDS:
                 continue
             intervals = extend_intervals(intervals_before, training)
-            if not alive and (not intervals or intervals[-1].end < now - RETENTION_SECONDS):
+            if not is_alive and (not intervals or intervals[-1].end < now - RETENTION_SECONDS):
                 continue
             _, device = devices.of_pid(pids.get(identity.id)) or ("", "")
             processes.append(
                 ProcessWork(
-                    identity.run, identity.rank, identity.id, training.phases, device, intervals, alive
+                    identity.run, identity.rank, identity.id, training.phases, device, intervals, is_alive
                 )
             )
         processes.sort(key=lambda work: (work.run, work.rank))
         return WorkUse(tuple(processes), self.sessions.work_accounts())
 
     def _add_conflicts(self, collected: Collected, now: Moment) -> None:
-        """Add the number of further running processes that train as the same rank of a run with a configured name."""
+        """Add the number of extra running processes that train as the same rank of a run with a configured name."""
         for rank in self._ranks:
             if rank.key.rank is None or sum(process.is_alive for _, process in rank.processes()) < 2:
                 continue
@@ -309,7 +313,7 @@ class JobCollector:
     # Clean up -------------------------------------------------------------------------------------------
 
     def _clean_up(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> None:
-        """Remove the files of exited, counted processes, and drop completed ranks."""
+        """Remove the files of exited processes whose totals are saved, and forget exited ranks."""
         if feed_pass.is_owner:
             for process_id, entry in feed_pass.entries.items():
                 rank = self._ranks[entry.snapshot.process]
@@ -320,55 +324,60 @@ class JobCollector:
                     and not self.sessions.holds(process_id)
                 ):
                     self._remove(process_id)
-            self._undeletable &= feed_pass.entries.keys()
-        self._ranks.forget({slot.slot for slot in slots}, feed_pass.present, feed_pass.moment)
+            self._undeletable_ids &= feed_pass.entries.keys()
+        self._ranks.forget({slot.slot for slot in slots}, feed_pass.present_ids, feed_pass.moment)
 
     def _remove(self, process_id: str) -> None:
         try:
             self._feed.remove(process_id)
         except (FeedError, OSError) as error:
-            if process_id not in self._undeletable:
+            if process_id not in self._undeletable_ids:
                 _log.warning("cannot remove the files of the exited process %s: %s", process_id, error)
-            self._undeletable.add(process_id)
+            self._undeletable_ids.add(process_id)
 
-    def _share(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> None:
-        """Publish to other collectors the processes with a feed file and the exited processes of each visible slot."""
-        present = [
-            _job_process(entry.snapshot, entry.pid, alive=entry.is_alive)
+    def _update_attributes(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> None:
+        """Update the attributes that other collectors read: the processes of the job, and the overdue runs."""
+        processes_with_feed = [
+            _job_process(entry.snapshot, entry.pid, is_alive=entry.is_alive)
             for entry in feed_pass.entries.values()
         ]
-        dead = [
+        exited_processes = [
             JobProcess(process.identity, alive=False)
             if process.snapshot is None
-            else _job_process(process.snapshot, None, alive=False)
+            else _job_process(process.snapshot, None, is_alive=False)
             for slot in slots
             for process in slot.slot.processes
             if process.identity.id not in feed_pass.entries
         ]
-        self.processes = (*present, *dead)
+        self.processes = (*processes_with_feed, *exited_processes)
         self.overdue_runs = tuple(self._overdue_runs(slots, feed_pass))
         self.is_loaded = True
 
     def _overdue_runs(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> Iterator[OverdueRun]:
         for run, state in self._states.overdue().items():
-            processes = [slot.process for slot in slots if slot.key.run == run and slot.process.is_alive]
+            running_processes = [
+                slot.process for slot in slots if slot.key.run == run and slot.process.is_alive
+            ]
             ranks = [
                 OverdueRank(
                     process.identity.rank, process.identity.id, feed_pass.entries[process.identity.id].pid
                 )
-                for process in processes
+                for process in running_processes
                 if process.identity.rank is not None and process.identity.id in feed_pass.entries
             ]
-            steps = [process.training.step for process in processes if process.training is not None]
+            steps = [process.training.step for process in running_processes if process.training is not None]
             step = next((candidate for candidate in steps if candidate is not None), None)
-            yield OverdueRun(
-                run, "hung" if state.state == "hung" else "stalled", state.since_timestamp, step, tuple(ranks)
-            )
+            state_name: Literal["hung", "stalled"] = "hung" if state.state == "hung" else "stalled"
+            yield OverdueRun(run, state_name, state.since_timestamp, step, tuple(ranks))
 
 
-def _job_process(snapshot: Snapshot, pid: int | None, *, alive: bool) -> JobProcess:
-    """Return the process of a snapshot. Without a final snapshot, the exit is estimated half an interval after the last."""
+def _job_process(snapshot: Snapshot, pid: int | None, *, is_alive: bool) -> JobProcess:
+    """Return the process of a snapshot.
+
+    If an exited process wrote no final snapshot, the exit is estimated half a flush interval after the last snapshot.
+    """
     exited_at = (
         snapshot.written if snapshot.recording.final else snapshot.written + snapshot.flush_seconds / 2
     )
-    return JobProcess(snapshot.process, alive, pid, snapshot.recording.gpus, None if alive else exited_at)
+    gpus = snapshot.recording.gpus
+    return JobProcess(snapshot.process, is_alive, pid, gpus, None if is_alive else exited_at)

@@ -1,9 +1,9 @@
 """Ownership of family names by Stats, and counting of the admitted Stats.
 
-A name has exactly one family, type, unit and set of buckets. Names of the exporter's own families are refused, except
-for a Stat with the same type, unit and labels. If definitions differ, the existing owner of the family has precedence, then the
-definition of the process that started first. Different definitions are refused, and so are Stats with a family or sample name
-that a different Stat owns. Help and labels may differ. Stats of exited processes are considered after all running processes.
+All Stats of a family have the same type, unit and buckets; help and labels may differ. A Stat is refused if a family or sample name
+belongs to a Stat with a different definition. If definitions differ, the current owner of the family has precedence, then the
+definition of the process that started first. Stats of exited processes are considered after all running processes. A Stat with the
+name of one of the exporter's own families is refused, unless it has the type, unit and labels of the family.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ TRAINING_FAMILIES: Mapping[str, TrainingFamily] = {
 
 @dataclass(slots=True, eq=False)
 class FamilyOwner:
-    """Owner of a family, the sample names and the window gauges: all Stats of a shape."""
+    """Owner of a main family, its sample names and its window gauges: all Stats with the same main family and shape."""
 
     main: str
     shape: StatShape
-    first: StatDefinition  # of the first Stat, for help
-    label_names: tuple[str, ...] = ()  # union of the labels of all Stats, sorted
+    first: StatDefinition  # definition of the first Stat, which provides the help
+    label_names: tuple[str, ...] = ()  # of all Stats, sorted
 
 
 def fits(definition: StatDefinition, spec: TrainingFamily) -> bool:
-    """Return True if a Stat has the type, unit and labels of a family."""
+    """Return True if a Stat has the type, unit and labels of a specification."""
     identity = IDENTITY_LABELS if "rank" in spec.labels else IDENTITY_LABELS[:1]
     labels = identity + tuple([name for name, _ in definition.labels])
     return (definition.kind, definition.unit or "", labels) == (spec.type, spec.unit, spec.labels)
@@ -44,7 +44,7 @@ def fits(definition: StatDefinition, spec: TrainingFamily) -> bool:
 
 @lru_cache(maxsize=8192)
 def plan_of(definition: StatDefinition) -> StatPlan | None:
-    """Return the plan of a definition, or None for reserved names."""
+    """Return the plan of a definition, or None if a name or label is reserved."""
     families = families_of(definition)
     names, spec = families.names(), TRAINING_FAMILIES.get(families.main)
     if spec is not None:
@@ -60,14 +60,14 @@ class FamilyOwners:
     """Owners of all families of Stats.
 
     Attributes:
-        version: Number of changes of owners and their labels.
+        version: Incremented with each change of an owner or of an owner's labels.
     """
 
     def __init__(self) -> None:
         self.version = 0
-        self._owners: dict[str, FamilyOwner] = {}
-        self._names: dict[str, FamilyOwner] = {}
-        self._plan_lists: list[list[StatPlan | None]] = []
+        self._owners: dict[str, FamilyOwner] = {}  # by main family
+        self._names: dict[str, FamilyOwner] = {}  # by family or sample name
+        self._plan_lists: list[list[StatPlan | None]] = []  # of the last decision
 
     def count(self, processes: Sequence[ProcessTotals]) -> None:
         """Decide ownership for all processes with a record, and count their new snapshots."""
@@ -82,14 +82,14 @@ class FamilyOwners:
                 process.count(process.snapshot)
 
     def owner(self, plan: StatPlan) -> FamilyOwner | None:
-        """Return the owner of the plan's family, or None if a different definition owns the names."""
+        """Return the owner of the plan's family, or None if the plan was not admitted."""
         owner = self._owners.get(plan.key[0])
         if owner is None or owner.shape != plan.shape:
             return None
         return owner if all(name in owner.label_names for name, _ in plan.key[1]) else None
 
     def claim(self, plan: StatPlan) -> bool:
-        """Make a Stat an owner of the family. Return False if a different definition owns a name of the Stat."""
+        """Admit a Stat to its family. Return False if a name of the Stat belongs to a different definition."""
         owner = self._owners.get(plan.key[0]) or FamilyOwner(plan.key[0], plan.shape, plan.definition)
         if owner.shape != plan.shape or any(self._names.get(name, owner) is not owner for name in plan.names):
             return False
@@ -111,10 +111,12 @@ class FamilyOwners:
         if has_changed:
             plans = list(map(plan_of, definitions))
             # Of two definitions of the same series (`a.b` and `a_b`) the second is refused.
-            first = {plan.key: plan for plan in reversed(plans) if plan is not None}
-            process.plans = [plan if plan is not None and first[plan.key] is plan else None for plan in plans]
+            first_plans = {plan.key: plan for plan in reversed(plans) if plan is not None}
+            process.plans = [
+                plan if plan is not None and first_plans[plan.key] is plan else None for plan in plans
+            ]
         if previous is None and not process.is_alive:
-            # Exited before the first read: counted, and shown if the Stats fit.
+            # The process exited before the first read: the Stats are counted, and published if their names are free.
             process.admitted_plans = process.plans
             return False
         return process.is_alive or has_changed
@@ -122,7 +124,7 @@ class FamilyOwners:
     def _decide(self, participants: Sequence[ProcessTotals]) -> None:
         self._owners, self._names = {}, {}
         self.version += 1
-        # Present owners first, in any order of the processes.
+        # Stats that were admitted before have precedence over the Stats of earlier processes.
         for process in participants:
             admitted_keys = {(plan.key, plan.shape) for plan in process.admitted_plans if plan is not None}
             for plan in process.plans:

@@ -1,6 +1,6 @@
-"""State of a rank as JSON: a list of the Stats' definitions, and the numbers of every process.
+"""State of a rank as JSON: a list of the Stats' definitions, and the totals of the processes.
 
-Stats are rows instead of objects, because a rank with thousands of Stats is saved every second.
+Stats are rows instead of objects, because a rank with thousands of Stats may be saved every second.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ TotalsT = TypeVar("TotalsT", bound=StatTotals)
 
 @dataclass(slots=True, eq=False)
 class RankRecord:
-    """Slots of a rank, and the ids of processes that are part of a base, oldest first."""
+    """Saved state of a rank."""
 
     slots: dict[int, WorkerSlot] = field(default_factory=dict)
-    folded_ids: dict[str, None] = field(default_factory=dict)
+    folded_ids: dict[str, None] = field(default_factory=dict)  # of processes in a base, oldest first
 
 
 def encode_rank(slots: Mapping[int, WorkerSlot], folded_ids: Mapping[str, None]) -> bytes:
     """Return the state of a rank as a line of JSON."""
-    definitions: dict[int, int] = {}  # index in the list, by id of the definition
+    index_by_identity: dict[int, int] = {}  # index in `distinct_definitions`, by id() of the definition
     distinct_definitions: list[StatDefinition] = []
 
     def body(totals: StatTotals) -> dict[str, object]:
         series, exponential, values = [], [], []
         for reading in totals.series.values():
             definition = reading.definition
-            index = definitions.get(id(definition))
+            index = index_by_identity.get(id(definition))
             if index is None:
-                index = definitions[id(definition)] = len(distinct_definitions)
+                index = index_by_identity[id(definition)] = len(distinct_definitions)
                 distinct_definitions.append(definition)
             series.append(
                 (
@@ -44,7 +44,7 @@ def encode_rank(slots: Mapping[int, WorkerSlot], folded_ids: Mapping[str, None])
                     *(reading.rejected, reading.overflows),
                 )
             )
-            # Outside the rows, because other releases expect rows of a fixed length.
+            # Outside the rows, because earlier releases expect rows of a fixed length.
             exponential.append((*reading.exponential, *reading.exponential.values()))
             values.append(reading.value)
         return {**to_json(totals), "series": series, "exponential": exponential, "values": values}
@@ -59,14 +59,10 @@ def encode_rank(slots: Mapping[int, WorkerSlot], folded_ids: Mapping[str, None])
     ]
     stats = [
         (
-            stat_definition.name,
-            stat_definition.unit,
-            stat_definition.help,
-            stat_definition.labels,
-            stat_definition.buckets,
-            stat_definition.kind,
+            *(definition.name, definition.unit, definition.help),
+            *(definition.labels, definition.buckets, definition.kind),
         )
-        for stat_definition in distinct_definitions
+        for definition in distinct_definitions
     ]
     record = {"stats": stats, "taken": list(folded_ids), "slots": bodies}
     return json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
@@ -90,7 +86,7 @@ def decode_rank(content: bytes) -> RankRecord:
     return record
 
 
-def _definition(  # arguments in the order of a row
+def _definition(  # parameters in the order of a row
     name: str, unit: str | None, help: str, labels: Any, buckets: Any, kind: str
 ) -> StatDefinition:
     return StatDefinition(

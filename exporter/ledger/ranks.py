@@ -5,9 +5,9 @@
             ├── base             sum over processes that exited earlier
             └── processes        a record for each later process, in order of arrival
 
-A process is bound to the lowest slot without a running process, and slot 0 belongs to a process that trains. A process with a
-record is counted once, even after a restart of the sidecar. After the removal of the feed file, the record is added to the base;
-the last few exited processes keep their records, because a process may recreate deleted files.
+A process is bound to the lowest slot without a running process; slot 0 prefers a process that trains. A process with a record is
+counted once, even after a restart of the sidecar. After the removal of the feed file, the record is added to the base. The last few
+exited processes keep their records, because a process may recreate deleted files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_EXITED_PROCESSES = 2
 MAX_FOLDED_IDS = 32
 """Maximum number of stored ids of processes that are part of a base, per rank."""
 RETENTION_SECONDS = 60.0
-"""Retention of an exited rank in memory."""
+"""Minimum time for which an exited rank stays in memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,10 +41,10 @@ class RankTotals:
     slots: dict[int, WorkerSlot] = field(default_factory=dict)
     # ids of processes that are part of a base, oldest first
     folded_ids: dict[str, None] = field(default_factory=dict)
-    saved_hash: int = 0  # hash of the last saved state
+    saved_hash: int = 0  # hash of the last saved content
     is_loaded: bool = False  # the state was loaded: totals are complete and may be saved
     is_saved: bool = False  # the totals are saved and may be shown
-    is_released: bool = False  # True if the rank exited; other sidecars may claim the state
+    is_released: bool = False  # True after the rank exited: other sidecars may claim the state
 
     def processes(self) -> Iterator[tuple[WorkerSlot, ProcessTotals]]:
         """Yield every process that has a record, with the slot."""
@@ -53,7 +53,7 @@ class RankTotals:
                 yield slot, process
 
     def resume(self, present: Collection[str], now: Moment) -> None:
-        """Continue from a loaded state. A process without a feed file has exited since the last save."""
+        """Continue from a loaded state. A running process without a feed file has exited since the last save."""
         for _, process in self.processes():
             process.last_seen_monotonic = process.first_seen_monotonic = now.monotonic
             if process.exited_at is not None:
@@ -74,7 +74,8 @@ class RankTotals:
     ) -> None:
         """Update the known processes from the feed, and bind new processes to slots, exited processes first.
 
-        A process with a refused file (*unreadable*) counts as exited after *patience_seconds*.
+        A process without a file counts as exited from the second pass on, and a process with an unreadable file after
+        *patience_seconds*. *unreadable* contains process ids.
         """
         known_processes = {process.identity.id: process for _, process in self.processes()}
         present_entries = {entry.snapshot.process.id: entry for entry in entries}
@@ -110,17 +111,18 @@ class RankTotals:
             del self.folded_ids[next(iter(self.folded_ids))]
 
     def _prefer_training(self) -> None:
-        """Move a process that trains to slot 0."""
-        first = self.slots.get(0)
-        holder = None if first is None else first.running_process()
-        if first is None or holder is None or holder.trains:
+        """Exchange the running process of slot 0, if it does not train, with a running process that trains."""
+        first_slot = self.slots.get(0)
+        non_trainer = None if first_slot is None else first_slot.running_process()
+        if first_slot is None or non_trainer is None or non_trainer.trains:
             return
         for slot in self.slots.values():
             trainer = slot.running_process()
             if trainer is not None and trainer.trains:
-                for target, outgoing, incoming in ((first, holder, trainer), (slot, trainer, holder)):
-                    target.processes.remove(outgoing)
-                    target.processes.append(incoming)
+                first_slot.processes.remove(non_trainer)
+                first_slot.processes.append(trainer)
+                slot.processes.remove(trainer)
+                slot.processes.append(non_trainer)
                 return
 
     def _free_slot(self) -> WorkerSlot:
@@ -130,21 +132,19 @@ class RankTotals:
 
 
 def _update_process(process: ProcessTotals, entry: FeedEntry, now: Moment) -> None:
-    is_known_from_file_only = process.snapshot is None
-    process.missed_passes, process.last_seen_monotonic, process.age_seconds = (
-        0,
-        now.monotonic,
-        entry.age_seconds,
-    )
+    """Update a process from its feed file, and record the exit if the process no longer holds its lock."""
+    is_known_from_state_only = process.snapshot is None
+    process.missed_passes, process.last_seen_monotonic = 0, now.monotonic
+    process.age_seconds = entry.age_seconds
     process.is_outdated = entry.is_outdated
     process.identity = entry.snapshot.process  # rank and role may have changed
-    if is_known_from_file_only or entry.snapshot.sequence > process.sequence:
+    if is_known_from_state_only or entry.snapshot.sequence > process.sequence:
         process.snapshot = entry.snapshot
     if entry.is_alive:
         process.exited_at = process.outcome = None  # the lock was temporarily invisible
     elif process.is_alive:
-        # A process that is known only from the state file exited while no sidecar was running.
-        process.record_exit(now.wall - (entry.age_seconds if is_known_from_file_only else 0.0), now)
+        # A process that this sidecar reads for the first time exited before: about when the file last changed.
+        process.record_exit(now.wall - (entry.age_seconds if is_known_from_state_only else 0.0), now)
     process.note_progress(now)
 
 
@@ -166,7 +166,7 @@ class Ranks:
 
     @property
     def suppressed_count(self) -> int:
-        """Number of ranks with suppressed totals."""
+        """Number of ranks whose totals are suppressed, because they are not saved."""
         return sum(not rank.is_saved for rank in self)
 
     def processes(self) -> Iterator[ProcessTotals]:
@@ -183,7 +183,7 @@ class Ranks:
     ) -> None:
         """Bind all processes, and load the state of new ranks.
 
-        *entries* has the readable files by process id, *unreadable* the ids of refused files.
+        *entries* contains the readable files by process id, and *unreadable* the process ids of all other files.
         """
         if is_owner != self.is_owner:
             # The state files may be newer than memory, or belong to a new owner.
@@ -214,7 +214,7 @@ class Ranks:
                 rank.observe(entries_by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
 
     def _follow_claims(self, entries: Mapping[str, FeedEntry]) -> None:
-        """Remove a process that claimed a rank, or changed the run, from the former rank."""
+        """Remove a process that has changed its run, rank or role from its former rank."""
         key_by_process = {
             process_id: RankKey.of_process(entry.snapshot.process) for process_id, entry in entries.items()
         }
@@ -229,7 +229,7 @@ class Ranks:
     def _resume_recent(
         self, entries_by_rank: Collection[RankKey], present: Collection[str], rules: GapRules, now: Moment
     ) -> None:
-        """Load the recently saved ranks of this sidecar that have no feed files."""
+        """Load the ranks without feed files that this sidecar has saved recently."""
         try:
             keys = self._state.recent(STATE_KIND, rules.linger_seconds)
         except StateError as error:
@@ -237,8 +237,8 @@ class Ranks:
             return
         self._is_resumed = True
         for state_key in keys:
-            _, run, number, role, _ = state_key
-            key = RankKey(run, int(number) if number.isdecimal() else None, role)
+            _, run, rank_text, role, _ = state_key
+            key = RankKey(run, int(rank_text) if rank_text.isdecimal() else None, role)
             if key in entries_by_rank or key in self._ranks:
                 continue
             rank = self._ranks[key] = RankTotals(key)
@@ -248,7 +248,7 @@ class Ranks:
                 del self._ranks[key]
 
     def _load(self, rank: RankTotals, present: Collection[str], now: Moment) -> None:
-        """Load the state of a rank. The totals are suppressed until the load succeeds."""
+        """Load the state of a rank. The owner suppresses the totals until the load succeeds."""
         state_key = self._state_key(rank.key)
         try:
             if self.is_owner and not self._state.claim(state_key):
@@ -261,14 +261,14 @@ class Ranks:
             if self.is_owner:
                 self._state.report(str(error))
                 return
-            record = None  # this user may not read the owner's state, but can still publish the feed
+            record = None  # this user may not read the owner's state; the feed is published without it
         rank.is_loaded = True
-        if record is not None:  # otherwise the totals in memory are complete
+        if record is not None:  # otherwise there is no saved state, and the totals in memory are used
             rank.slots, rank.folded_ids = record.slots, record.folded_ids
             rank.resume(present, now)
 
     def decide_outcomes(self, endings: Endings) -> None:
-        """Decide the outcomes of exited processes, if the evidence allows."""
+        """Decide the outcomes of exited processes for which no further evidence is expected."""
         for rank in self:
             for slot in rank.slots.values():
                 for position, process in enumerate(slot.processes):
@@ -277,7 +277,7 @@ class Ranks:
                         endings.outcome(process, successor=successor)
 
     def save(self) -> None:
-        """Save changed ranks. Totals that cannot be saved are not published."""
+        """Save changed ranks. Totals that the owner of the directory cannot save are not published."""
         for rank in self:
             if not (self.is_owner and rank.is_loaded):
                 rank.is_saved = not self.is_owner
@@ -292,7 +292,7 @@ class Ranks:
                     rank.is_saved = False
 
     def forget(self, visible_slots: Collection[WorkerSlot], present: Collection[str], now: Moment) -> None:
-        """Release exited ranks immediately, and remove them from memory when no slot is shown."""
+        """Release exited ranks for other sidecars, and remove them from memory when no slot is shown any more."""
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.processes()]
             ids = {process.identity.id for process in processes}.union(rank.folded_ids)
@@ -311,5 +311,5 @@ class Ranks:
     def _state_key(self, key: RankKey) -> StateKey:
         if key.rank is not None:
             return (STATE_KIND, key.run, str(key.rank), "", "")
-        # Processes without a rank are counted per node, because every node of a run has an agent.
+        # Processes without a rank are counted per node, because each node of a run may have an agent.
         return (STATE_KIND, key.run, "", key.role, self._state.sidecar)

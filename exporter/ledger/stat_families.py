@@ -19,7 +19,7 @@ Samples = dict[tuple[str, ...], float | Distribution]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StatSeries:
-    """Owner of a Stat's family, and the label values of the series."""
+    """Series of a Stat: owner of the family, and label values."""
 
     owner: FamilyOwner
     labels: tuple[str, ...]
@@ -27,6 +27,8 @@ class StatSeries:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CachedFamily:
+    """Family of the last pass, which is reused if specification and samples are equal."""
+
     spec: Family
     samples: Samples
     metric: Metric
@@ -34,6 +36,8 @@ class _CachedFamily:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SlotSeries:
+    """Series of a slot's running process, in the order of the plans; None for a Stat that is not published."""
+
     plans: list[StatPlan | None]
     series: list[StatSeries | None]
 
@@ -43,24 +47,24 @@ class StatMetrics:
 
     def __init__(self, owners: FamilyOwners) -> None:
         self._owners = owners
-        self._oldest_window = 0.0
+        self._oldest_window_end = 0.0  # Unix time
         self._samples: dict[str, Samples] = {}
         self._cache: dict[str, _CachedFamily] = {}
-        # Places and specifications are valid for a version of the owners.
+        # Specifications and series are valid for a version of the owners.
         self._version = 0
         self._specs: dict[str, Family] = {}
         self._series_by_slot: dict[tuple[str, ...], _SlotSeries] = {}
 
     def build(self, slots: Sequence[VisibleSlot], rules: GapRules, now: Moment) -> list[Metric]:
         """Return the families of a pass, sorted by name."""
-        # Stats of exited processes after the Stats of all running processes.
+        # Claimed after the Stats of running processes, which `FamilyOwners.count` has decided.
         exited_plans = [
             (slot, plan) for slot in slots for plan in _exited_plans(slot) if self._owners.claim(plan)
         ]
         if self._version != self._owners.version:
             self._version, self._specs, self._series_by_slot = self._owners.version, {}, {}
         self._samples = {}
-        self._oldest_window = now.wall - rules.stale_after_seconds
+        self._oldest_window_end = now.wall - rules.stale_after_seconds
         for slot in slots:
             self._add_running(slot)
         for slot, plan in exited_plans:
@@ -133,19 +137,19 @@ class StatMetrics:
             self._add(families.last_sample, None, series, total.last_sample)
 
     def _add_windows(self, plan: StatPlan, series: StatSeries, window: WindowReading | None) -> None:
-        """Add the gauges of the last window, unless a later window is overdue."""
+        """Add the gauges of the last closed window, unless the next window should have closed long ago."""
         window_seconds = plan.definition.window_seconds
         if (
             window is not None
             and window_seconds is not None
-            and window.ended + window_seconds < self._oldest_window
+            and window.ended + window_seconds < self._oldest_window_end
         ):
             return
         self._add(plan.families.samples, None, series, 0 if window is None else window.samples)
         if window is not None and window.samples:
             for aggregation, name in plan.families.windows:
                 value = window.values.get(aggregation)
-                # The first window after an override still has the previous aggregations.
+                # The first window after a new recording rule still has the previous aggregations.
                 if value is not None:
                     self._add(name, aggregation, series, value)
 
@@ -161,7 +165,7 @@ class StatMetrics:
 
 
 def _shows_gauge(name: str, visible: VisibleSlot) -> bool:
-    """Return True if a gauge is current, or is the last position of an ended run."""
+    """Return True if the lifetime of a gauge permits the value: current, or the last position of an exited process."""
     spec = TRAINING_FAMILIES.get(name)
     lifetime = Lifetime.CURRENT if spec is None else spec.lifetime
     if lifetime is Lifetime.LAST_VALUE:
@@ -170,7 +174,7 @@ def _shows_gauge(name: str, visible: VisibleSlot) -> bool:
 
 
 def _exited_plans(visible: VisibleSlot) -> Iterable[StatPlan]:
-    """Return the plans of exited processes that the running process does not have."""
+    """Return the plans of recently exited processes that the running process does not have."""
     running_series = visible.process.series if visible.process.is_alive else {}
     definitions = {
         key: reading.definition for part in visible.lingering_parts for key, reading in part.series.items()
@@ -181,6 +185,7 @@ def _exited_plans(visible: VisibleSlot) -> Iterable[StatPlan]:
 
 
 def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Family:
+    """Return the specification of a main family, of a window gauge (with an aggregation), or of a companion gauge."""
     if name in TRAINING_FAMILIES:
         return TRAINING_FAMILIES[name]
     first, unit = owner.first, owner.first.unit or ""
@@ -197,7 +202,7 @@ def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Fam
         precedence = Precedence.WINDOW
         aggregation_help = AGGREGATIONS[aggregation].help
         text = f"{aggregation_help} of the last closed window of {first.name}; absent when the window was empty, {absence}"
-    elif name.endswith("_seconds"):
+    elif name.endswith("_last_sample_timestamp_seconds"):
         text, unit = f"Unix time of the latest sample of {first.name}; absent before the first.", "seconds"
     else:
         text = (

@@ -1,6 +1,6 @@
 """Totals of a worker slot, and the rules by which a pass publishes them.
 
-The total of a slot is base + first process + … + last process, always added in this order, so that no total decreases.
+The total of a slot is base + first process + … + last process, added in this order, so that rounding never decreases a total.
 
 | the process                              | window gauges | last values of the training | totals, last sample    |
 |------------------------------------------|---------------|-----------------------------|------------------------|
@@ -11,7 +11,7 @@ The total of a slot is base + first process + … + last process, always added i
 | exited earlier                           | absent        | absent                      | absent, but saved      |
 | running, and the state cannot be written | shown         | shown                       | only the last sample   |
 
-After the exit, positions (step, last checkpoint) are shown for the same time as totals.
+After the exit, positions (step, last checkpoint) are shown as long as the totals.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 Key = TypeVar("Key", str, int, tuple[str, str])
 
 STEP_TIME_TOLERANCE_SECONDS = 0.01
-"""Tolerance below which two reported times belong to the same step."""
+"""Maximum difference of two reported times of the same step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatShape:
-    """Properties of a Stat's definition that decide whether two readings can be added: equal shapes can."""
+    """Properties of a Stat's definition. Readings can be added if their shapes are equal."""
 
     is_histogram: bool
     unit: str | None
@@ -55,11 +55,11 @@ class StatShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StatPlan:
-    """Definition of a Stat with the Stat's families; *names* has the names of families and samples."""
+    """Definition of a Stat, and the derived families."""
 
     definition: StatDefinition
     families: StatFamilies
-    names: frozenset[str]
+    names: frozenset[str]  # names of the families and of their samples
     key: SeriesKey
     shape: StatShape
 
@@ -84,11 +84,11 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class RankKey:
-    """Rank of a run, or all processes of a role without a rank."""
+    """Rank of a run, or the processes of a run that have a role and no rank."""
 
     run: str
     rank: int | None
-    role: str
+    role: str  # empty for a rank, and for trainers
 
     @classmethod
     def of_process(cls, process: ProcessIdentity) -> RankKey:
@@ -103,7 +103,7 @@ class RankKey:
 
 @dataclass(slots=True, eq=False)
 class StatTotals:
-    """Totals of a process, or of all earlier processes of a slot. No total decreases."""
+    """Totals of a process, or of all earlier processes of a slot."""
 
     SAVED_FIELDS: ClassVar[Sequence[str]] = ("dropped_counts", "events", "refused_readings", "exited_at")
     JSON_KEYS: ClassVar[Mapping[str, str]] = {
@@ -114,7 +114,7 @@ class StatTotals:
         "is_final": "final",
         "is_finished": "finished",
     }
-    series: dict[SeriesKey, StatReading] = field(default_factory=dict)  # saved separately: see `encode_rank`
+    series: dict[SeriesKey, StatReading] = field(default_factory=dict)  # saved separately, see `encode_rank`
     dropped_counts: Mapping[str, int] = field(default_factory=dict)  # data lost by the writer, by reason
     events: EventsReading = NO_EVENTS
     refused_readings: int = 0  # readings of Stats with a conflicting definition
@@ -122,7 +122,7 @@ class StatTotals:
     exited_monotonic: float = 0.0
 
     def record_exit(self, wall_time: float, now: Moment) -> None:
-        """Record the exit at a Unix time in the past."""
+        """Record the exit at a Unix time; a time in the future is replaced by the current time."""
         self.exited_at = min(wall_time, now.wall)
         self.exited_monotonic = now.monotonic - (now.wall - self.exited_at)
 
@@ -138,7 +138,7 @@ class StatTotals:
 
 @dataclass(slots=True, eq=False)
 class ProcessTotals(StatTotals):
-    """Totals and latest snapshot of a process; *plans* and *admitted_plans* have the order of the snapshot's Stats."""
+    """Totals and latest snapshot of a process. `plans` and `admitted_plans` have the order of the snapshot's Stats."""
 
     SAVED_FIELDS = (
         *StatTotals.SAVED_FIELDS,
@@ -159,16 +159,17 @@ class ProcessTotals(StatTotals):
     exception: str = ""  # uncaught exception
     failure: str = ""  # reported reason of the end
     is_finished: bool = False  # True if the job reported the end of the application
-    has_trained: bool = False  # True if the process has begun a training loop
+    has_trained: bool = False  # True if the process has started a training loop
     outcome: Outcome | None = None  # of an exited process, once decided
-    snapshot: Snapshot | None = None  # latest, read by this sidecar
-    counted_snapshot: Snapshot | None = None  # last counted
+    snapshot: Snapshot | None = None  # latest that this sidecar has read
+    counted_snapshot: Snapshot | None = None  # latest that was counted
     definitions: list[StatDefinition] | None = None  # of the Stats; None before the first snapshot
-    plans: list[StatPlan | None] = field(default_factory=list)  # None for a Stat that may not be published
-    # None also for a Stat that differs from the owner's definition
+    # None for a Stat with a reserved name, and for the second Stat with the same series
+    plans: list[StatPlan | None] = field(default_factory=list)
+    # the plans of Stats that may be published; also None for a Stat that differs from the family's owner
     admitted_plans: list[StatPlan | None] = field(default_factory=list)
-    age_seconds: float = 0.0  # since the last snapshot changed
-    is_outdated: bool = False  # the process cannot write newer values to the feed
+    age_seconds: float = 0.0  # since the snapshot last changed
+    is_outdated: bool = False  # the process has newer values and cannot write them to the feed
     missed_passes: int = 0  # passes in a row without a readable file
     last_seen_monotonic: float = 0.0
     first_seen_monotonic: float = 0.0
@@ -187,11 +188,11 @@ class ProcessTotals(StatTotals):
 
     @property
     def trains(self) -> bool:
-        """True if the process trains."""
+        """True if the process claimed to train, or has trained."""
         return self.identity.trains or _has_trained(self.training)
 
     def note_progress(self, now: Moment) -> None:
-        """Record the monotonic time of the latest step."""
+        """Set the monotonic time of the latest step, if the snapshot reports a new step."""
         last_step_at = None if self.training is None else self.training.last_progress
         is_first = self.last_step_at is None
         # The reported time moves by microseconds between snapshots without a step.
@@ -204,7 +205,7 @@ class ProcessTotals(StatTotals):
         self.last_step_at = last_step_at
 
     def count(self, snapshot: Snapshot) -> None:
-        """Count a newer snapshot for the admitted Stats. Readings of a process are cumulative."""
+        """Replace the totals with the cumulative readings of a newer snapshot. Stats that are not admitted are counted as refused."""
         self.counted_snapshot = snapshot
         if snapshot.sequence < self.sequence:
             return  # the file was replaced by an older copy
@@ -241,11 +242,11 @@ class WorkerSlot:
         yield from self.processes
 
     def running_process(self) -> ProcessTotals | None:
-        """Return the latest running process, or None."""
+        """Return the running process that was bound last, or None."""
         return next((process for process in reversed(self.processes) if process.is_alive), None)
 
     def total(self, key: SeriesKey) -> StatReading | None:
-        """Return the sum over all parts, or None if no part has the Stat."""
+        """Return the total of a Stat over all parts, or None if no part has the Stat."""
         total: StatReading | None = None
         for part in self.parts():
             if (reading := part.series.get(key)) is not None:
@@ -255,8 +256,8 @@ class WorkerSlot:
     def fold(self, keep: int, present: Collection[str]) -> Iterator[str]:
         """Move exited processes into the base, oldest first, and yield their ids.
 
-        Three kinds of processes stay: the last *keep*, processes with a file, and the last process that trained, which
-        decides the state of the run.
+        The last *keep* processes stay, and so does the last process that trained, which decides the state of the run. Processes
+        that have a file (*present*), and all later processes, stay too.
         """
         exited_processes = [process for process in self.processes if not process.is_alive]
         last_trainer = next((process for process in reversed(self.processes) if process.has_trained), None)
@@ -271,9 +272,9 @@ class WorkerSlot:
 
 @dataclass(frozen=True, slots=True)
 class GapRules:
-    """Limits of the visibility of data: stale feed, exited process, hang."""
+    """Rules that decide whether a value is published: stale feed, exited process, hang."""
 
-    stale_after_seconds: float = 10.0  # at least three flush intervals
+    stale_after_seconds: float = 10.0  # `is_fresh` allows at least three flush intervals
     linger_seconds: float = 900.0
     hang: HangRule = field(default_factory=HangRule)
 
@@ -285,7 +286,7 @@ class GapRules:
         return process.age_seconds <= max(self.stale_after_seconds, 3.0 * snapshot.flush_seconds)
 
     def lingers(self, totals: StatTotals, now: Moment) -> bool:
-        """Return True if the totals of an exited process are shown."""
+        """Return True if the totals belong to processes that have exited, the last within the retention time."""
         seconds_since_exit = now.monotonic - totals.exited_monotonic
         return totals.exited_at is not None and seconds_since_exit <= self.linger_seconds
 
@@ -310,7 +311,7 @@ class VisibleSlot:
     key: RankKey
     labels: tuple[str, ...]  # values of the labels run, rank, worker, role
     slot: WorkerSlot
-    process: ProcessTotals  # the running process, otherwise the last
+    process: ProcessTotals  # the running process, otherwise the last process
     is_fresh: bool  # window gauges may be shown
     is_advancing: bool  # last values of the training may be shown
     is_saved: bool  # the totals are saved and may be shown
@@ -318,14 +319,14 @@ class VisibleSlot:
 
     @property
     def is_rank_0(self) -> bool:
-        """Return True for the first worker of rank 0, which publishes the values of the whole run."""
+        """True for the first worker of rank 0, which provides the values of the whole run."""
         return self.key.rank == 0 and not self.slot.number and not self.key.role
 
 
 def visible_slot(
     key: RankKey, slot: WorkerSlot, rules: GapRules, now: Moment, *, is_saved: bool
 ) -> VisibleSlot | None:
-    """Return the visible part of a slot, or None."""
+    """Return the slot as published by a pass, or None after the retention time of the exited processes."""
     process = slot.running_process() or next(reversed(slot.processes), None)
     lingering_parts = tuple(part for part in slot.parts() if rules.lingers(part, now))
     if process is None or not (process.is_alive or lingering_parts):
@@ -347,8 +348,8 @@ def visible_slot(
 def sum_readings(earlier: StatReading | None, later: StatReading) -> StatReading:
     """Return the total of earlier processes plus the reading of a later process.
 
-    After a change of unit or buckets the distribution restarts, and rejected samples continue. After a process without a
-    sum the total has no sum.
+    If the shapes differ, count, sum and distribution restart with the later process; rejected samples and overflows continue. If a
+    process has no sum, the total has no sum.
     """
     if earlier is None:
         return later
@@ -372,14 +373,14 @@ def sum_readings(earlier: StatReading | None, later: StatReading) -> StatReading
 
 
 def sum_counts(first: Mapping[Key, int], second: Mapping[Key, int]) -> Mapping[Key, int]:
-    """Return the sum by reason."""
+    """Return the sum of the counts by key."""
     if not first or not second:
         return first or second
     return {key: first.get(key, 0) + second.get(key, 0) for key in {**first, **second}}
 
 
 def sum_events(earlier: EventsReading, later: EventsReading) -> EventsReading:
-    """Return the sum of event counts of earlier processes and of a later process."""
+    """Return the event counts of earlier processes plus those of a later process, with the latest times."""
     if not earlier or not later:
         return earlier or later or NO_EVENTS
     return EventsReading(

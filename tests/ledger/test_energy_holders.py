@@ -54,7 +54,7 @@ def test_a_process_first_read_after_its_exit_is_matched_to_a_pid_by_its_start() 
     holders.update(job, None, WorkUse(), lives, wall=WALL_TIME, now=MONOTONIC)
     (holder,) = holders.reported_processes(job, UUIDS, now=MONOTONIC)[UUIDS[0]]
 
-    assert holders.run_of(7) == "a"
+    assert holders.find_run(7) == "a"
     assert holder.life == lives[7]
 
 

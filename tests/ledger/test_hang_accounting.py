@@ -22,7 +22,7 @@ class AccountedJob:
 
     def __init__(self) -> None:
         self.goodput = Goodput()
-        self.goodput.begin(Attempt("p", "r", 1, 0.0, 0.0), new_after_seconds=3600.0)
+        self.goodput.start(Attempt("p", "r", 1, 0.0, 0.0), new_after_seconds=3600.0)
         self.reading = TrainingReading(phase="iteration", loop=1, first_step=0, step=0)
         self.clock_seconds = 0.0
 

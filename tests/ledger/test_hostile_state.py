@@ -71,5 +71,5 @@ def test_an_unusable_state_file_is_moved_aside_counted_and_logged(
     assert sidecar.state.damaged_files == 1
     assert page.get("exporter_ledger_state_errors_total", reason="damaged") == 1
     assert len(list((tmp_path / "ledger").glob("*.damaged-*"))) == 1
-    assert "the totals restart at 0" in caplog.text
+    assert "totals that only this file contains restart at 0" in caplog.text
     assert page.count("loss", **RANK_0) == (1 if lives else None)

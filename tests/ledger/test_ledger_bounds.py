@@ -46,7 +46,7 @@ def count_objects_in_memory(sidecar: Sidecar) -> int:
         collector.sessions._sessions,
         collector.sessions._key_by_process,
         collector._states._runs,
-        collector._undeletable,
+        collector._undeletable_ids,
         sidecar.state._name_by_key,
     )
     return sum(len(part) for part in parts)

@@ -112,7 +112,7 @@ class SimulatedCard(EnergyNode):
         self.flushed_intervals = tuple(intervals[-30:])
         self.phases = {}
         for interval in intervals:
-            self.phases[interval.phase] = self.phases.get(interval.phase, 0.0) + interval.end - interval.begin
+            self.phases[interval.phase] = self.phases.get(interval.phase, 0.0) + interval.end - interval.start
 
 
 def observed_card(directory: Path, **options: Any) -> SimulatedCard:
@@ -206,11 +206,11 @@ def test_overlapping_histories_of_snapshots_give_each_interval_once() -> None:
         intervals = extend_intervals(intervals, job.reading())
 
     forward_seconds = sum(
-        interval.end - interval.begin for interval in intervals if interval.phase == "forward"
+        interval.end - interval.start for interval in intervals if interval.phase == "forward"
     )
     assert forward_seconds == pytest.approx(20 * 0.25, abs=1e-4)
     assert all(
-        earlier.end == pytest.approx(later.begin, abs=1e-5)
+        earlier.end == pytest.approx(later.start, abs=1e-5)
         for earlier, later in itertools.pairwise(intervals)
     )
     assert len(intervals) == 41

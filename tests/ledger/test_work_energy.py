@@ -44,7 +44,7 @@ class Run:
     def divide(self, joules: float, spent_seconds: Mapping[str, float]) -> None:
         for phase, seconds in spent_seconds.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + seconds
-        self.energy.begin_division([ProcessWork("r", 0, "p", dict(self.phases), "GPU-a")])
+        self.energy.start_division([ProcessWork("r", 0, "p", dict(self.phases), "GPU-a")])
         self.energy.add_energy(gpu_reading(1.0, 0.0), "exclusive", joules, 10.0, EnergyOptions())
         self.divided_joules += joules
 
@@ -115,7 +115,7 @@ def test_validation_is_productive_if_configured() -> None:
 
 def test_without_an_energy_source_families_are_absent_and_with_one_they_start_at_zero() -> None:
     run = Run()
-    run.energy.begin_division([ProcessWork("r", 0, "p", {"init": 1.0}, "GPU-a")])
+    run.energy.start_division([ProcessWork("r", 0, "p", {"init": 1.0}, "GPU-a")])
     run.energy.apply_outcomes(account(productive_seconds=1.0))
     run.energy.apply_outcomes(account(productive_seconds=2.0, lost_seconds=1.0, uncommitted_seconds=1.0))
     initial_samples = list(run.energy.samples())

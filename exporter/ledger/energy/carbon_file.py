@@ -12,6 +12,7 @@ from exporter.ledger.energy.options import JOULES_PER_KWH, MAX_GRAMS_PER_KWH, In
 
 MAX_BYTES = 4096
 CARBON_FILE = "carbon_file"
+"""Reason of a collector failure: the file is unreadable or contains no valid number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,9 @@ class _FileVersion:
 
 
 class CarbonFile:
-    """File with a number, grams per kWh, read after each change.
+    """File with the carbon intensity in grams per kWh, read after each change.
 
-    After a failed read the last number remains in force, with the modification time of that number.
+    After a failed read the last valid number stays in use, with its modification time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,11 +44,11 @@ class CarbonFile:
 
     @property
     def intensity(self) -> Intensity | None:
-        """Last intensity read; None before the first."""
+        """Last valid intensity, or None before the first."""
         return self._intensity
 
     def _read(self) -> None:
-        # A pipe must not block the pass.
+        # Not blocking: the path may name a pipe without a writer.
         with open(self._path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
@@ -62,9 +63,9 @@ class CarbonFile:
 def _grams_per_kwh(content: bytes) -> float:
     text = content.decode("utf-8-sig").strip()
     try:
-        value = float(text)
+        grams = float(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value <= MAX_GRAMS_PER_KWH:
+        grams = -1.0
+    if not 0 <= grams <= MAX_GRAMS_PER_KWH:
         raise ValueError(f"expected grams per kWh from 0 to {MAX_GRAMS_PER_KWH:g}, found {text[:40]!r}")
-    return value
+    return grams

@@ -1,8 +1,8 @@
 """Collector of energy, carbon and cost of every run from the energy of the devices.
 
-Each pass first saves the devices, whose energy is then divided, and afterwards the counters of the runs. If the sidecar is killed
-in between, a few seconds of energy are lost, but no energy counts twice. Energy without a known run is not part of any
-`training_` family. Energy used without a running sidecar is attributed to the runs that were running before and after the gap.
+Each pass divides the energy, and then saves the devices before the counters of the runs. If the sidecar is killed in between, the
+energy of the pass is lost, but no energy counts twice. Energy without a known run is not part of any `training_` family. Energy
+used while no sidecar was running is attributed to the runs that were running before and after the gap.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ from exporter.ledger.state.store import StateRecord, StateStore
 STATE = "state"
 """Reason of a collector failure and of the resulting energy gap: the state of a run is unreadable."""
 PASS_TOLERANCE_SECONDS = 60.0
-"""Tolerance between the last pass of a run and of the previous sidecar; within it, the run was alive at the sidecar's end."""
+"""Maximum time from the last pass with a run to the last pass of the previous sidecar for which the run counts as running when
+that sidecar ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Data sources of the energy ledger; the functions may be called from any thread, None means unknown."""
+    """Data sources of the energy ledger. The functions may be called from any thread; a result None means unknown."""
 
     readings: Callable[[], Sequence[EnergyReading]]
     use: Callable[[], MachineUse | None]
     gpu_use: Callable[[], Sequence[GpuProcessUse]]
     alive_runs: Callable[[], Collection[str] | None]  # running runs in the feed
     work: Callable[[], WorkUse] = WorkUse
-    power: PowerSource = lambda _after: {}  # power samples after the given times
+    power: PowerSource = lambda _after: {}  # power samples later than the given times
     listings: Callable[[], Sequence[GpuListing]] = tuple  # of the last minute
     uuids: Callable[[], Mapping[int, str]] = dict  # of the GPUs by NVML index
     lives: Callable[[Collection[int]], Mapping[int, ProcessLife]] = lambda _pids: {}  # by pid
@@ -81,7 +82,7 @@ class _Run:
     counters: RunEnergy
     is_loaded: bool = False  # the saved counters are included
     is_saved: bool = False  # the counters may be shown
-    spans_restart: bool = False  # the run was alive at the last pass of the previous sidecar
+    spans_restart: bool = False  # the run was running at the last pass of the previous sidecar
 
 
 class EnergyCollector:
@@ -123,13 +124,15 @@ class EnergyCollector:
     def collect(self) -> Collected:
         """Read, divide, save and publish the energy."""
         collected = Collected()
-        counting = self._lock.acquire()
-        collected.add(families.COUNTING, float(counting))
-        if not counting:
-            collected.unsupported.append("another exporter on this machine counts its energy: absent here")
+        is_counting = self._lock.acquire()
+        collected.add(families.COUNTING, float(is_counting))
+        if not is_counting:
+            collected.unsupported.append(
+                "another exporter on this machine counts the energy; the families of runs are absent here"
+            )
             self._reset()
             return collected
-        if self._lock.impossible:
+        if self._lock.is_impossible:
             collected.unsupported.append(
                 f"cannot lock {self._lock.path}: a second exporter on this machine would count the same energy"
             )
@@ -149,10 +152,11 @@ class EnergyCollector:
         self._runs = {}
         self._devices = EnergyDevices(self._boot)
         self._is_loaded = False
-        self._last_pass: float | None = None  # of the previous sidecar, in this boot
-        self._last_use: MachineUse | None = None
+        # Monotonic times.
+        self._previous_sidecar_pass: float | None = None  # last pass of the previous sidecar, in this boot
         self._divided_at: float | None = None
-        self._began_at = 0.0  # first pass of this sidecar
+        self._started_at = 0.0  # first pass of this sidecar
+        self._last_use: MachineUse | None = None
         self._shares: dict[_ShareKey, float] = {}
         self._splitter = PowerSplitter()
         self._gpus = GpuDivision()
@@ -177,7 +181,7 @@ class EnergyCollector:
                     self._devices.resume(record)
                     if record.boot == self._boot:
                         self._gpu_time.resume(record.gpu_times)
-                    self._last_pass, self._is_loaded = self._devices.passed_at, True
+                    self._previous_sidecar_pass, self._is_loaded = self._devices.passed_at, True
                 else:
                     collected.unsupported.append(
                         "a different sidecar holds the energy totals of this machine; energy is absent here"
@@ -185,7 +189,7 @@ class EnergyCollector:
         return self._is_loaded
 
     def _load_run(self, name: str, collected: Collected) -> _Run:
-        """Load a run once. Raises CollectError if the state is unreadable."""
+        """Return a run, with the saved counters unless a different sidecar holds them. Raises CollectError if the state is unreadable."""
         run = self._runs.get(name)
         if run is None:
             run = self._runs[name] = _Run(
@@ -194,7 +198,7 @@ class EnergyCollector:
         if not run.is_loaded:
             if run.state.claim():
                 run.counters.resume(run.state.load() or RunRecord(boot=self._boot))
-                alive_at, last_pass = run.counters.alive_at, self._last_pass
+                alive_at, last_pass = run.counters.alive_at, self._previous_sidecar_pass
                 if alive_at is not None and last_pass is not None:
                     run.spans_restart = 0 <= last_pass - alive_at <= PASS_TOLERANCE_SECONDS
                 run.is_loaded = True
@@ -209,26 +213,35 @@ class EnergyCollector:
     def _count(self, collected: Collected) -> None:
         now, alive_runs, gpu_use = self._monotonic(), self._sources.alive_runs(), self._sources.gpu_use()
         busy_gpus = {use.uuid for use in gpu_use}
-        # A device without processes is idle only if the driver lists processes or no run is alive.
-        idle = False if busy_gpus or (alive_runs is not None and not alive_runs) else None
+        # A device without processes is known to be idle only if the driver lists processes of another device, or if no run is
+        # running.
+        works_without_processes = False if busy_gpus or (alive_runs is not None and not alive_runs) else None
         self._splitter.read(self._sources.power, wall=self._clock(), now=now)
         readings = self._sources.readings()
-        self._devices.update(readings, now, working=lambda device: True if device in busy_gpus else idle)
-        work, use, only_run = self._sources.work(), self._sources.use(), None
+        self._devices.update(
+            readings, now, working=lambda device: True if device in busy_gpus else works_without_processes
+        )
+        work, machine_use, only_run = self._sources.work(), self._sources.use(), None
         if self._options.whole_machine and alive_runs is not None and len(alive_runs) == 1:
             (only_run,) = alive_runs
-            use = use or MachineUse(now, (), None, 1, None)
+            machine_use = machine_use or MachineUse(now, (), None, 1, None)
         if self._divided_at is None:
-            self._divided_at = self._began_at = now
+            self._divided_at = self._started_at = now
         attributed_uuids: Collection[str] = ()
         if only_run is None:
-            self._attribute_gpus(work, use, collected, now=now)
+            self._attribute_gpus(work, machine_use, collected, now=now)
             attributed_uuids = self._gpus.uuids
         is_divided = False
-        if use is not None and (self._last_use is None or use.time > self._last_use.time):
+        if machine_use is not None and (self._last_use is None or machine_use.time > self._last_use.time):
             with collected.part():
                 self._divide(
-                    gpu_use, use, work, only_run, collected, now=now, attributed_uuids=attributed_uuids
+                    gpu_use,
+                    machine_use,
+                    work,
+                    only_run,
+                    collected,
+                    now=now,
+                    attributed_uuids=attributed_uuids,
                 )
                 is_divided = True
         if now - self._divided_at > MAX_INTERVAL_SECONDS:
@@ -236,7 +249,7 @@ class EnergyCollector:
             self._divided_at, self._shares = now, {}
         if alive_runs is not None:
             self._charge_lost_gpus(alive_runs, collected, now=now)
-        # The work of a running run is settled after the division of its energy.
+        # The outcomes of a running run are applied only after its energy is divided.
         running_runs = {process.run for process in work.processes if process.is_alive}
         for name, run in self._runs.items():
             if is_divided or name not in running_runs:
@@ -258,15 +271,18 @@ class EnergyCollector:
         now: float,
         attributed_uuids: Collection[str],
     ) -> None:
-        """Add each run's share since the last division. Raises CollectError before any change if a state is unreadable."""
+        """Add each run's share of the energy since the last division.
+
+        Raises CollectError before any change if the state of a run is unreadable.
+        """
         names = {run.run for run in use.runs} if only_run is None else {only_run}
         runs = {name: self._load_run(name, collected) for name in sorted(names)}
         previous_use, self._last_use, self._divided_at, self._shares = self._last_use, use, now, {}
         # The first division covers the time since the sidecar's first reading.
-        seconds = now - self._began_at if previous_use is None else use.time - previous_use.time
+        seconds = now - self._started_at if previous_use is None else use.time - previous_use.time
         for name, run in runs.items():
             run.counters.mark_alive(now)
-            run.counters.begin_division(
+            run.counters.start_division(
                 [process for process in work.processes if process.run == name and process.is_alive]
             )
         for device in self._devices:
@@ -277,8 +293,8 @@ class EnergyCollector:
             waiting_joules = 0.0
             if split is not None:
                 # Without joules in the split, all energy waits.
-                limit = split.waiting_joules if split.joules_by_phase else device.pending_joules
-                waiting_joules = min(device.pending_joules, limit)
+                undivided_joules = split.waiting_joules if split.joules_by_phase else device.pending_joules
+                waiting_joules = min(device.pending_joules, undivided_joules)
             for share in shares:
                 key = _ShareKey(share.run, device.reading.component, device.reading.device)
                 self._shares[key] = share.ratio
@@ -316,7 +332,7 @@ class EnergyCollector:
                 is_added = True
             if not is_added:
                 part.device.add_gap(STATE, part.slice.joules)
-        if now - self._began_at > PASS_TOLERANCE_SECONDS:
+        if now - self._started_at > PASS_TOLERANCE_SECONDS:
             for device in self._devices:
                 if device.reading.device in self._gpus.uuids:
                     device.bridged_joules = 0.0
@@ -330,14 +346,14 @@ class EnergyCollector:
             run.counters.mark_reporting()
         split = None
         if part.ratio == 1.0:
-            split = self._splitter.split_between(reading.device, gpu_part.intervals, part.begin, part.end)
-        joules, seconds = part.joules, part.end - part.begin
-        if device.bridged_joules and run.spans_restart:  # used without a sidecar
+            split = self._splitter.split_between(reading.device, gpu_part.intervals, part.start, part.end)
+        joules, seconds = part.joules, part.end - part.start
+        if device.bridged_joules and run.spans_restart:
             joules += device.bridged_joules * part.ratio
             if part.ratio == 1.0:
                 device.bridged_joules = 0.0
         run.counters.add_energy(reading, part.method, joules, seconds, self._options, self._intensity, split)
-        self._charge_gpu(run, GpuTime(part.run, reading.device, part.ratio, part.begin, part.end))
+        self._charge_gpu(run, GpuTime(part.run, reading.device, part.ratio, part.start, part.end))
         self._shares[_ShareKey(part.run, reading.component, reading.device)] = part.ratio
 
     def _charge_gpu(self, run: _Run, gpu_time: GpuTime) -> None:
@@ -355,13 +371,13 @@ class EnergyCollector:
         for gpu_time in self._gpu_time.lost(now, readable, alive_runs):
             with collected.part():
                 run = self._load_run(gpu_time.run, collected)
-                seconds = gpu_time.end - gpu_time.begin
+                seconds = gpu_time.end - gpu_time.start
                 run.counters.add_gpu_cost(gpu_time.ratio * seconds, self._options)
 
     def _measured_split(
         self, device: DeviceEnergy, shares: Sequence[Share], work: WorkUse, now: float
     ) -> Split | None:
-        """Return the measured energy by phase of a GPU that a single run uses, or None if the measurement is incomplete."""
+        """Return the measured energy by phase of a GPU that a single run uses; otherwise, or if it is incomplete, None."""
         uuid, ranks = device.reading.device, []
         if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.bridged_joules:
             processes = [

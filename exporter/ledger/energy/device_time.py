@@ -23,7 +23,7 @@ class GpuTime:
     run: str
     device: str  # UUID
     ratio: float  # of the GPU
-    begin: float  # monotonic time
+    start: float  # monotonic time
     end: float
 
 
@@ -65,20 +65,20 @@ class DeviceTime:
     def charge(self, time: GpuTime, *, spans_restart: bool) -> float:
         """Return the seconds to charge for a time on a GPU.
 
-        The first time after a restart of the sidecar begins at the last charged time, if the run was alive before the restart
+        The first time after a restart of the sidecar starts at the last charged time, if the run was alive before the restart
         (*spans_restart*).
         """
         key = _ChargeKey(time.run, time.device)
-        charge = self._charges.setdefault(key, _Charge(time.ratio, time.begin))
-        begin = time.begin
-        outage_seconds = time.begin - charge.charged_until
+        charge = self._charges.setdefault(key, _Charge(time.ratio, time.start))
+        start = time.start
+        outage_seconds = time.start - charge.charged_until
         if charge.is_resumed and spans_restart and 0 < outage_seconds <= MAX_INTERVAL_SECONDS:
-            begin = charge.charged_until
+            start = charge.charged_until
         elif charge.is_resumed or charge.is_lost:  # a part of the time may be charged already
-            begin = max(begin, min(charge.charged_until, time.end))
+            start = max(start, min(charge.charged_until, time.end))
         if time.end >= charge.charged_until:
             self._charges[key] = _Charge(time.ratio, time.end)
-        return time.end - begin
+        return time.end - start
 
     def lost(self, now: float, readable: Collection[str], alive_runs: Collection[str]) -> Iterator[GpuTime]:
         """Yield the time to charge for lost GPUs since the last call; *readable* has the UUIDs of GPUs with a recent reading."""
@@ -87,7 +87,7 @@ class DeviceTime:
             if key.run not in alive_runs or (key.device in readable and seconds > LOST_SECONDS):
                 del self._charges[key]  # the run has ended, or has left the GPU
             elif key.device not in readable and (charge.is_lost or seconds > LOST_SECONDS):
-                begin = charge.charged_until
+                start = charge.charged_until
                 self._charges[key] = _Charge(charge.ratio, now, is_lost=True)
                 if seconds <= MAX_INTERVAL_SECONDS:
-                    yield GpuTime(key.run, key.device, charge.ratio, begin, now)
+                    yield GpuTime(key.run, key.device, charge.ratio, start, now)

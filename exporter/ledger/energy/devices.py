@@ -1,7 +1,7 @@
-"""Energy of every device since the last division among the runs.
+"""Energy of each device since the last division among the runs.
 
-The collectors correct wraps, resets and jumps of their counters; this module adds the increments. After a restart of the
-sidecar within the same boot, the energy continues from the saved raw register.
+The collectors correct wraps, resets and jumps of their counters, and this module adds the increments. After a restart of the
+sidecar without a reboot, the energy continues from the saved value of the device's register.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from exporter.collectors.job import EnergyReading
 from exporter.ledger.energy.records import DeviceRecord, DevicesRecord
 
 CROSSCHECK_SECONDS = 300.0
+"""Interval over which two energy counts of a device are compared."""
 MAX_MOMENTS = 600
+"""Maximum number of stored moments of the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class DeviceKey:
 
 @dataclass(frozen=True, slots=True)
 class _CrosscheckMoment:
-    """Two independent energy counts of a device at a monotonic time."""
+    """Energy of a device by its counter and by integrated power, at a monotonic time."""
 
     read_at: float
     joules: float
@@ -39,16 +41,18 @@ class _CrosscheckMoment:
 
 @dataclass(slots=True, eq=False)
 class DeviceEnergy:
-    """Energy of a device from a source, in joules since the last division."""
+    """Energy of a device from a source that is not yet divided among the runs."""
 
     reading: EnergyReading  # the latest
     saved_record: DeviceRecord | None = None  # by the previous sidecar, in the same boot
-    bridged_joules: float = 0.0  # used without a running sidecar
-    pending_joules: float = 0.0  # since the last division
+    bridged_joules: float = (
+        0.0  # undivided energy of the previous sidecar, and energy used while no sidecar was running
+    )
+    pending_joules: float = 0.0  # undivided energy that this sidecar has read
     idle: IdlePower = field(default_factory=IdlePower)
     gaps: dict[str, float] = field(default_factory=dict)  # joules attributed to no run, by reason
     _joules: float | None = None  # of the last reading with a value
-    _read_at: float = 0.0
+    _read_at: float = 0.0  # monotonic time of that reading
     _moments: deque[_CrosscheckMoment] = field(default_factory=lambda: deque(maxlen=MAX_MOMENTS))
 
     def mark_divided(self, waiting_joules: float = 0.0) -> None:
@@ -61,7 +65,7 @@ class DeviceEnergy:
         if reading.joules is None:
             return
         if self._joules is None:
-            self.bridged_joules += self._since_restart(reading)
+            self.bridged_joules += self._joules_since_save(reading)
             if reading.history:
                 self.pending_joules += reading.joules - reading.history[0].joules
         elif reading.time > self._read_at:
@@ -77,41 +81,52 @@ class DeviceEnergy:
         """Add energy that was attributed to no run."""
         self.gaps[reason] = self.gaps.get(reason, 0.0) + joules
 
-    def _since_restart(self, reading: EnergyReading) -> float:
+    def _joules_since_save(self, reading: EnergyReading) -> float:
+        """Return the undivided energy of the saved record, plus the energy from the record to the first reading."""
         saved_record = self.saved_record
         if saved_record is None:
             return 0.0
         joules: float | None = None
         if saved_record.register_joules is not None and reading.register_joules is not None:
-            saved_mark = RegisterReading(
+            saved_register = RegisterReading(
                 saved_record.register_joules, saved_record.read_at, saved_record.watts
             )
-            # The energy of the history is divided as usual, so the register at the start of the history is used.
-            history_joules, mark_at = 0.0, reading.time
+            # The energy of the history is pending, so the register at the start of the history is used.
+            history_joules, register_time = 0.0, reading.time
             if reading.history and reading.joules is not None:
-                history_joules, mark_at = reading.joules - reading.history[0].joules, reading.history[0].time
-            mark = RegisterReading(reading.register_joules - history_joules, mark_at)
-            joules = joules_between(saved_mark, mark, range_joules=reading.range_joules)
+                history_joules = reading.joules - reading.history[0].joules
+                register_time = reading.history[0].time
+            first_register = RegisterReading(reading.register_joules - history_joules, register_time)
+            joules = joules_between(saved_register, first_register, range_joules=reading.range_joules)
         return saved_record.pending_joules + (joules or 0.0)
 
     def _note_crosscheck(self, reading: EnergyReading, joules: float) -> None:
-        moments, power = self._moments, reading.power_joules
-        if power is None or (moments and (power < moments[-1].power_joules or joules < moments[-1].joules)):
+        moments, power_joules = self._moments, reading.power_joules
+        if power_joules is None:
             moments.clear()
-        if power is not None and not (moments and moments[-1].read_at == reading.time):
-            moments.append(_CrosscheckMoment(reading.time, joules, power))
+            return
+        has_decreased = bool(moments) and (
+            power_joules < moments[-1].power_joules or joules < moments[-1].joules
+        )
+        if has_decreased:  # a count restarted
+            moments.clear()
+        if not moments or moments[-1].read_at != reading.time:
+            moments.append(_CrosscheckMoment(reading.time, joules, power_joules))
             while reading.time - moments[0].read_at > CROSSCHECK_SECONDS:
                 moments.popleft()
 
     def crosscheck(self) -> float | None:
-        """Return the counter's energy divided by the integral of power, or None before both cover `CROSSCHECK_SECONDS`."""
+        """Return the counter's energy divided by the integral of power.
+
+        Returns None before both cover 90 % of `CROSSCHECK_SECONDS`, and for a device without power.
+        """
         if not self._moments:
             return None
         first, last = self._moments[0], self._moments[-1]
-        power = last.power_joules - first.power_joules
-        if last.read_at - first.read_at < 0.9 * CROSSCHECK_SECONDS or power <= 0:
+        power_joules = last.power_joules - first.power_joules
+        if last.read_at - first.read_at < 0.9 * CROSSCHECK_SECONDS or power_joules <= 0:
             return None
-        return (last.joules - first.joules) / power
+        return (last.joules - first.joules) / power_joules
 
     def record(self) -> DeviceRecord:
         """Return the state to be saved."""
@@ -131,34 +146,34 @@ class DeviceEnergy:
 
 
 class EnergyDevices:
-    """Energy of all devices of the machine. Iteration yields the present devices in order."""
+    """Energy of all devices of the machine. Iteration yields the devices of the last update, in the order of the readings."""
 
     def __init__(self, boot: str) -> None:
-        self.passed_at: float | None = None  # monotonic time of the last pass, in this boot
+        self.passed_at: float | None = None  # monotonic time of the last update, in this boot
         self._boot = boot
         self._devices: dict[DeviceKey, DeviceEnergy] = {}
         self._saved_records: dict[DeviceKey, DeviceRecord] = {}
-        self._present_devices: list[DeviceEnergy] = []
+        self._current_devices: list[DeviceEnergy] = []
 
     def __iter__(self) -> Iterator[DeviceEnergy]:
-        return iter(self._present_devices)
+        return iter(self._current_devices)
 
     def update(
         self, readings: Sequence[EnergyReading], now: float, *, working: Callable[[str], bool | None]
     ) -> None:
-        """Add the readings of a pass; *working* returns whether a device is in use, None if unknown."""
-        self._present_devices = []
+        """Add the readings of a pass; *working* returns True for a device in use, and None if unknown."""
+        self._current_devices = []
         for reading in readings:
             key = DeviceKey(reading.component, reading.device, reading.source)
             device = self._devices.get(key)
             if device is None:
                 device = self._devices[key] = DeviceEnergy(reading, self._saved_records.get(key))
             device.add(reading, working(reading.device))
-            self._present_devices.append(device)
+            self._current_devices.append(device)
         self.passed_at = now
 
     def resume(self, record: DevicesRecord) -> None:
-        """Continue from a saved record of the same boot, before the first update."""
+        """Continue from a saved record, before the first update. A record of an earlier boot is ignored."""
         if record.boot == self._boot:
             self.passed_at = record.passed_at
             self._saved_records = {
@@ -171,6 +186,6 @@ class EnergyDevices:
             device.mark_divided()
 
     def record(self) -> DevicesRecord:
-        """Return the state to be saved. Absent devices are included, because they may return."""
+        """Return the state to be saved, including devices without a current reading, because they may return."""
         records = {**self._saved_records, **{key: device.record() for key, device in self._devices.items()}}
         return DevicesRecord(self._boot, self.passed_at, tuple(records.values()))

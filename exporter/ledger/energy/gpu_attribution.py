@@ -5,8 +5,8 @@ list without the process, until its exit or the next list without the process. E
 holders of each interval; later energy waits for the next list, unless all holders have exited. The energy of a process whose
 run is unknown is stored until the run is known.
 
-The driver does not list a process that exits between two lists, or that runs in a different pid namespace. The feed may still
-report the process. Energy of a time without a holder is therefore stored for such processes.
+The driver does not list a process that exits between two lists, or that runs in a different pid namespace. The feed may report
+such a process later. The energy of times without a holder is therefore stored for a minute.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHARE_UNKNOWN = "share_unknown"
 UNKNOWN_RUN_SECONDS = 120.0
 """Retention of the energy of a process without a known run."""
 FREE_INTERVAL_SECONDS = 60.0
-"""Retention of times without a holder, equal to the retention of energy readings."""
+"""Retention of intervals without a holder, equal to the retention of energy readings."""
 LIFE_TOLERANCE_SECONDS = 1.5
 """Tolerance when a lifetime from the feed is compared with the times of the driver's lists."""
 MAX_SETTLED_PIDS = 4096
@@ -44,7 +44,7 @@ class GpuSlice:
     pids: tuple[int, ...]  # of the run, on the GPU
     method: str
     ratio: float  # of the GPU's energy
-    begin: float  # monotonic time
+    start: float  # monotonic time
     end: float
     joules: float
 
@@ -54,14 +54,14 @@ class ReportedProcess:
     """Process that uses a GPU according to the feed."""
 
     life: ProcessLife
-    has_used_cuda: bool  # True if torch has used CUDA; False if unknown
-    has_gpu_name: bool  # False if the GPU is CUDA's default GPU, without a name in the feed
+    has_used_cuda: bool  # False also if unknown
+    has_gpu_name: bool  # False if the feed names no GPU and CUDA's default GPU is assumed
     is_listable: bool  # False if the sidecar cannot recognise the process in the driver's lists
 
 
 @dataclass(slots=True)
 class Division:
-    """Result of a division: parts of the runs, and joules without a run by reason."""
+    """Result of a division: slices of the runs, and the joules that belong to no run, by reason."""
 
     slices: list[GpuSlice] = field(default_factory=list)
     gaps: Counter[str] = field(default_factory=Counter)
@@ -76,8 +76,8 @@ class _Holder:
     """Process that holds the GPU, with the interval and the utilization."""
 
     pid: int
-    begin: float
-    end: float | None = None
+    start: float
+    end: float | None = None  # None while the process holds the GPU
     sm_ratio: float | None = None
     memory_bytes: int | None = None
     stored_slices: list[GpuSlice] = field(default_factory=list)  # of a process without a run
@@ -87,11 +87,11 @@ class _Holder:
 class _FreeInterval:
     """Interval without a holder."""
 
-    begin: float
+    start: float
     end: float
 
 
-RunOf = Callable[[int], str]
+FindRun = Callable[[int], str]
 """Function that returns the run of a pid, or an empty text if unknown."""
 
 
@@ -105,7 +105,7 @@ class GpuAttribution:
         self._holders: dict[int, _Holder] = {}
         self._past_holders: list[_Holder] = []  # previous intervals of processes that hold the GPU again
         self._free_intervals: deque[_FreeInterval] = deque()
-        # Listed processes, and reported processes whose energy is divided.
+        # Pids that were listed, and pids of reported processes whose energy was divided without a list.
         self._settled_pids: dict[int, None] = {}
 
     @property
@@ -127,41 +127,41 @@ class GpuAttribution:
         history: Sequence[EnergyPoint],
         listings: Sequence[GpuListing],
         lives: Mapping[int, ProcessLife],
-        run_of: RunOf,
+        find_run: FindRun,
         *,
         reported_processes: Sequence[ReportedProcess] = (),
         phases_until: float = inf,
     ) -> Division:
-        """Return the parts of the runs since the last call, at most up to `phases_until`.
+        """Divide the energy since the last call among the runs, at most up to `phases_until`.
 
         Args:
             history: Energy readings, oldest first.
             listings: Lists of processes, oldest first; lists of previous calls are ignored.
             lives: Start and exit of the listed and the reported processes.
-            run_of: Returns the run of a pid.
+            find_run: Returns the run of a pid.
             reported_processes: Processes on this GPU according to the feed.
-            phases_until: Time up to which the phases of the processes are known.
+            phases_until: Monotonic time up to which the phases of the processes are known.
         """
         for listing in listings:
             if listing.time > self._listed_at:
-                self._update(listing, lives)
+                self._update_holders(listing, lives)
         if not self._list_times and history:
             self._listed_at = history[-1].time  # the driver has no process list
-        division = Division(self._take_claimed_slices(run_of))
+        division = Division(self._take_claimed_slices(find_run))
         points = self._points(history)
         for process in reported_processes:
             is_hidden = not (process.is_listable and self._list_times)
             if process.has_gpu_name and is_hidden and process.life.ended_at is None:
-                self._hold(process.life, points, run_of, division)
+                self._add_unlisted_holder(process.life, points, find_run, division)
         for holder in self._holders.values():
             life = lives.get(holder.pid)
             if holder.end is None and life is not None and life.ended_at is not None:
-                holder.end = max(holder.begin, life.ended_at)
+                holder.end = max(holder.start, life.ended_at)
         if points:
-            self._divide(points, min(self._horizon(), points[-1].time, phases_until), run_of, division)
+            self._divide(points, min(self._horizon(), points[-1].time, phases_until), find_run, division)
             for process in reported_processes:
-                self._claim(process, points, run_of, division)
-        self._discard_divided(run_of)
+                self._add_exited_process(process, points, find_run, division)
+        self._discard_divided(find_run)
         return division
 
     def _points(self, history: Sequence[EnergyPoint]) -> Sequence[EnergyPoint]:
@@ -175,23 +175,24 @@ class GpuAttribution:
         return history
 
     def _divide(
-        self, points: Sequence[EnergyPoint], horizon: float, run_of: RunOf, division: Division
+        self, points: Sequence[EnergyPoint], horizon: float, find_run: FindRun, division: Division
     ) -> None:
         """Divide the energy up to *horizon* among the holders."""
         edges = {
             moment
             for holder in self._all_holders
-            for moment in (holder.begin, holder.end)
+            for moment in (holder.start, holder.end)
             if moment is not None and self._divided_point.time < moment < horizon
         }
         times = sorted({max(self._divided_point.time, points[0].time), *edges, horizon})
-        for begin, end in itertools.pairwise(times):
-            if begin >= self._divided_point.time and end <= horizon:
-                self._share(begin, end, joules_between(points, begin, end), run_of, division)
+        for start, end in itertools.pairwise(times):
+            if start >= self._divided_point.time and end <= horizon:
+                joules = joules_between(points, start, end)
+                self._divide_interval(start, end, joules, find_run, division)
         if horizon > self._divided_point.time:
             self._divided_point = EnergyPoint(horizon, joules_at(points, horizon))
 
-    def _update(self, listing: GpuListing, lives: Mapping[int, ProcessLife]) -> None:
+    def _update_holders(self, listing: GpuListing, lives: Mapping[int, ProcessLife]) -> None:
         """Update the holders from a new list of processes."""
         use_by_pid = {use.pid: use for use in listing.processes}
         for pid, use in use_by_pid.items():
@@ -201,9 +202,9 @@ class GpuAttribution:
             if holder is None or (holder.end is not None and holder.end < listing.time):
                 if holder is not None:
                     self._past_holders.append(holder)
-                began_at = self._listed_at if life is None else life.started_at
-                holder = self._holders[pid] = _Holder(pid, max(began_at, self._listed_at))
-                self._settle(pid)
+                started_at = self._listed_at if life is None else life.started_at
+                holder = self._holders[pid] = _Holder(pid, max(started_at, self._listed_at))
+                self._mark_settled(pid)
             holder.memory_bytes = use.memory_bytes
             holder.sm_ratio = use.ratios.get("sm", holder.sm_ratio)
         for pid, holder in self._holders.items():
@@ -215,24 +216,24 @@ class GpuAttribution:
         while self._list_times[0] < listing.time - FREE_INTERVAL_SECONDS:
             self._list_times.popleft()
 
-    def _hold(
-        self, life: ProcessLife, points: Sequence[EnergyPoint], run_of: RunOf, division: Division
+    def _add_unlisted_holder(
+        self, life: ProcessLife, points: Sequence[EnergyPoint], find_run: FindRun, division: Division
     ) -> None:
-        """Add a holder that no list contains, and attribute the energy since the start of the process."""
+        """Add a process that no list contains as a holder, and attribute the energy since the process started."""
         if life.pid in self._holders or life.pid in self._settled_pids:
             return
-        self._settle(life.pid)
-        self._claim_stored_slices(life, run_of, division)
+        self._mark_settled(life.pid)
+        self._claim_stored_slices(life, find_run, division)
         for interval in (
             self._take_free_intervals(life.started_at, self._divided_point.time) if points else ()
         ):
-            division.slices.append(self._slice(life.pid, interval, points, run_of))
+            division.slices.append(self._slice(life.pid, interval, points, find_run))
         self._holders[life.pid] = _Holder(life.pid, max(life.started_at, self._divided_point.time))
 
-    def _claim(
-        self, process: ReportedProcess, points: Sequence[EnergyPoint], run_of: RunOf, division: Division
+    def _add_exited_process(
+        self, process: ReportedProcess, points: Sequence[EnergyPoint], find_run: FindRun, division: Division
     ) -> None:
-        """Add the energy of a reported process that exited before the next list."""
+        """Attribute the energy of a reported process that exited before a list contained it, once it is divided up to the exit."""
         life = process.life
         if (
             life.pid in self._settled_pids
@@ -240,56 +241,60 @@ class GpuAttribution:
             or life.ended_at > self._divided_point.time
         ):
             return
-        self._settle(life.pid)
+        self._mark_settled(life.pid)
         list_times = [
             listed_at
             for listed_at in self._list_times
             if process.is_listable and life.started_at <= listed_at <= life.ended_at
         ]
-        # A list without the process shows that the process had not used the GPU before.
+        # A list without the process shows that the process had not used the GPU until then.
         is_certain = process.has_gpu_name and (process.has_used_cuda or not list_times)
         if process.has_gpu_name and not process.is_listable:
-            self._claim_stored_slices(life, run_of, division)
+            self._claim_stored_slices(life, find_run, division)
         for interval in self._take_free_intervals(max([life.started_at, *list_times]), life.ended_at):
             if is_certain:
-                division.slices.append(self._slice(life.pid, interval, points, run_of))
+                division.slices.append(self._slice(life.pid, interval, points, find_run))
             else:
-                division.add_gap(NOT_LISTED, joules_between(points, interval.begin, interval.end))
+                division.add_gap(NOT_LISTED, joules_between(points, interval.start, interval.end))
 
     def _slice(
-        self, pid: int, interval: _FreeInterval, points: Sequence[EnergyPoint], run_of: RunOf
+        self, pid: int, interval: _FreeInterval, points: Sequence[EnergyPoint], find_run: FindRun
     ) -> GpuSlice:
-        joules = joules_between(points, interval.begin, interval.end)
-        return GpuSlice(run_of(pid), (pid,), EXCLUSIVE, 1.0, interval.begin, interval.end, joules)
+        joules = joules_between(points, interval.start, interval.end)
+        return GpuSlice(find_run(pid), (pid,), EXCLUSIVE, 1.0, interval.start, interval.end, joules)
 
-    def _claim_stored_slices(self, life: ProcessLife, run_of: RunOf, division: Division) -> None:
+    def _claim_stored_slices(self, life: ProcessLife, find_run: FindRun, division: Division) -> None:
         """Add the stored energy of unknown pids with the same lifetime, which are pids of a different namespace."""
         for holder in self._all_holders:
             is_within = life.ended_at is None or (holder.end or inf) <= life.ended_at + LIFE_TOLERANCE_SECONDS
             if (
-                not run_of(holder.pid)
+                not find_run(holder.pid)
                 and is_within
-                and holder.begin >= life.started_at - LIFE_TOLERANCE_SECONDS
+                and holder.start >= life.started_at - LIFE_TOLERANCE_SECONDS
             ):
                 division.slices += [
-                    replace(part, run=run_of(life.pid), pids=(life.pid,)) for part in holder.stored_slices
+                    replace(stored_slice, run=find_run(life.pid), pids=(life.pid,))
+                    for stored_slice in holder.stored_slices
                 ]
                 holder.stored_slices.clear()
 
-    def _take_free_intervals(self, begin: float, end: float) -> list[_FreeInterval]:
-        """Remove and return the intervals without a holder between two times."""
+    def _take_free_intervals(self, start: float, end: float) -> list[_FreeInterval]:
+        """Remove and return the parts of the intervals without a holder between two times."""
         removed_intervals: list[_FreeInterval] = []
         remaining_intervals: deque[_FreeInterval] = deque()
         for interval in self._free_intervals:
-            first, last = max(begin, interval.begin), min(end, interval.end)
-            if first >= last:
+            part_start, part_end = max(start, interval.start), min(end, interval.end)
+            if part_start >= part_end:
                 remaining_intervals.append(interval)
                 continue
-            removed_intervals.append(_FreeInterval(first, last))
+            removed_intervals.append(_FreeInterval(part_start, part_end))
             remaining_intervals.extend(
-                part
-                for part in (_FreeInterval(interval.begin, first), _FreeInterval(last, interval.end))
-                if part.begin < part.end
+                remainder
+                for remainder in (
+                    _FreeInterval(interval.start, part_start),
+                    _FreeInterval(part_end, interval.end),
+                )
+                if remainder.start < remainder.end
             )
         self._free_intervals = remaining_intervals
         return removed_intervals
@@ -302,60 +307,64 @@ class GpuAttribution:
             return max(self._listed_at, *known_ends)
         return self._listed_at
 
-    def _take_claimed_slices(self, run_of: RunOf) -> list[GpuSlice]:
-        """Remove and return the stored parts of processes whose run has become known."""
-        parts: list[GpuSlice] = []
+    def _take_claimed_slices(self, find_run: FindRun) -> list[GpuSlice]:
+        """Remove and return the stored slices of processes whose run has become known."""
+        slices: list[GpuSlice] = []
         for holder in self._all_holders:
-            run = run_of(holder.pid) if holder.stored_slices else ""
+            run = find_run(holder.pid) if holder.stored_slices else ""
             if run:
-                parts += [replace(part, run=run) for part in holder.stored_slices]
+                slices += [replace(stored_slice, run=run) for stored_slice in holder.stored_slices]
                 holder.stored_slices.clear()
-        return parts
+        return slices
 
-    def _share(self, begin: float, end: float, joules: float, run_of: RunOf, division: Division) -> None:
+    def _divide_interval(
+        self, start: float, end: float, joules: float, find_run: FindRun, division: Division
+    ) -> None:
         """Divide the energy of an interval in which the holders did not change."""
         holders = [
             holder
             for holder in self._all_holders
-            if holder.begin <= begin and (holder.end is None or holder.end >= end)
+            if holder.start <= start and (holder.end is None or holder.end >= end)
         ]
         if any(holder.pid < 0 for holder in holders):
             # Other pids in the list may be the same processes in a different pid namespace.
-            holders = [holder for holder in holders if run_of(holder.pid)]
-        if end <= begin:
+            holders = [holder for holder in holders if find_run(holder.pid)]
+        if end <= start:
             return
         if not holders:
-            self._free_intervals.append(_FreeInterval(begin, end))
+            self._free_intervals.append(_FreeInterval(start, end))
             return
-        owners: dict[str, list[_Holder]] = {}
+        # The owner of a process without a known run is the pid, marked by a NUL, which no name of a run contains.
+        holders_by_owner: dict[str, list[_Holder]] = {}
         for holder in holders:
-            owners.setdefault(run_of(holder.pid) or f"\0{holder.pid}", []).append(holder)
-        method, parts = _parts(owners)
-        if not parts and any(not owner.startswith("\0") for owner in owners):
+            holders_by_owner.setdefault(find_run(holder.pid) or f"\0{holder.pid}", []).append(holder)
+        shares = _owner_shares(holders_by_owner)
+        if not shares.ratios and any(not owner.startswith("\0") for owner in holders_by_owner):
             division.add_gap(SHARE_UNKNOWN, joules)
-        for owner, ratio in parts.items():
-            pids = tuple(holder.pid for holder in owners[owner])
-            part = GpuSlice(owner, pids, method, ratio, begin, end, joules * ratio)
+        for owner, ratio in shares.ratios.items():
+            owner_holders = holders_by_owner[owner]
+            pids = tuple(holder.pid for holder in owner_holders)
+            gpu_slice = GpuSlice(owner, pids, shares.method, ratio, start, end, joules * ratio)
             if owner.startswith("\0"):
-                stored_slices = owners[owner][0].stored_slices
-                stored_slices.append(part)
+                stored_slices = owner_holders[0].stored_slices
+                stored_slices.append(gpu_slice)
                 while stored_slices and stored_slices[0].end < end - UNKNOWN_RUN_SECONDS:
                     stored_slices.pop(0)
             else:
-                division.slices.append(part)
+                division.slices.append(gpu_slice)
 
-    def _settle(self, pid: int) -> None:
+    def _mark_settled(self, pid: int) -> None:
         self._settled_pids[pid] = None
         while len(self._settled_pids) > MAX_SETTLED_PIDS:
             del self._settled_pids[next(iter(self._settled_pids))]
 
-    def _discard_divided(self, run_of: RunOf) -> None:
+    def _discard_divided(self, find_run: FindRun) -> None:
         """Discard processes whose energy is divided, and old intervals without a holder."""
 
         def is_over(holder: _Holder) -> bool:
             if holder.end is None or holder.end > self._divided_point.time:
                 return False
-            return bool(run_of(holder.pid)) or self._divided_point.time - holder.end > UNKNOWN_RUN_SECONDS
+            return bool(find_run(holder.pid)) or self._divided_point.time - holder.end > UNKNOWN_RUN_SECONDS
 
         self._holders = {pid: holder for pid, holder in self._holders.items() if not is_over(holder)}
         self._past_holders = [holder for holder in self._past_holders if not is_over(holder)]
@@ -366,37 +375,49 @@ class GpuAttribution:
             self._free_intervals.popleft()
 
 
-def _parts(owners: Mapping[str, Collection[_Holder]]) -> tuple[str, dict[str, float]]:
-    """Return the method and the share of each owner.
+@dataclass(frozen=True, slots=True)
+class _OwnerShares:
+    """Share of each owner in the energy, and the method of the division; without shares if no method applies."""
 
-    The method is the first whose values are known for all holders and have a positive sum; otherwise there are no shares.
-    """
-    if len(owners) == 1:
-        return EXCLUSIVE, dict.fromkeys(owners, 1.0)
-    sm_ratios = {owner: [holder.sm_ratio for holder in holders] for owner, holders in owners.items()}
-    memory_bytes = {owner: [holder.memory_bytes for holder in holders] for owner, holders in owners.items()}
-    for method, amounts in ((SM_SHARE, sm_ratios), (MEMORY_SHARE, memory_bytes)):
-        if any(amount is None for values in amounts.values() for amount in values):
+    method: str
+    ratios: Mapping[str, float]
+
+
+def _owner_shares(holders_by_owner: Mapping[str, Collection[_Holder]]) -> _OwnerShares:
+    """Return the shares by the first method whose values are known for all holders and have a positive sum."""
+    if len(holders_by_owner) == 1:
+        return _OwnerShares(EXCLUSIVE, dict.fromkeys(holders_by_owner, 1.0))
+    sm_ratios = {
+        owner: [holder.sm_ratio for holder in holders] for owner, holders in holders_by_owner.items()
+    }
+    memory_bytes = {
+        owner: [holder.memory_bytes for holder in holders] for owner, holders in holders_by_owner.items()
+    }
+    for method, amounts_by_owner in ((SM_SHARE, sm_ratios), (MEMORY_SHARE, memory_bytes)):
+        if any(amount is None for amounts in amounts_by_owner.values() for amount in amounts):
             continue
-        sums = {owner: float(sum(amount or 0 for amount in values)) for owner, values in amounts.items()}
+        sums = {
+            owner: float(sum(amount or 0 for amount in amounts))
+            for owner, amounts in amounts_by_owner.items()
+        }
         total = sum(sums.values())
         if total > 0:
-            return method, {owner: amount / total for owner, amount in sums.items()}
-    return MEMORY_SHARE, {}
+            return _OwnerShares(method, {owner: amount / total for owner, amount in sums.items()})
+    return _OwnerShares(MEMORY_SHARE, {})
 
 
 def joules_at(history: Sequence[EnergyPoint], moment: float) -> float:
-    """Return the energy at a time, interpolated between two points."""
+    """Return the energy at a time, interpolated between two points, or the first or last energy outside the history."""
     index = bisect.bisect_left([point.time for point in history], moment)
     if index == 0:
         return history[0].joules
     if index == len(history):
         return history[-1].joules
     earlier, later = history[index - 1], history[index]
-    part = (moment - earlier.time) / (later.time - earlier.time)
-    return earlier.joules + (later.joules - earlier.joules) * part
+    elapsed_ratio = (moment - earlier.time) / (later.time - earlier.time)
+    return earlier.joules + (later.joules - earlier.joules) * elapsed_ratio
 
 
-def joules_between(history: Sequence[EnergyPoint], begin: float, end: float) -> float:
+def joules_between(history: Sequence[EnergyPoint], start: float, end: float) -> float:
     """Return the energy between two times."""
-    return max(0.0, joules_at(history, end) - joules_at(history, begin))
+    return max(0.0, joules_at(history, end) - joules_at(history, start))

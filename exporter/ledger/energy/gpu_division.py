@@ -14,7 +14,7 @@ from exporter.ledger.energy.work import PhaseInterval, WorkUse
 
 @dataclass(frozen=True, slots=True)
 class GpuSnapshot:
-    """GPU processes as the driver and the feed report them in a pass."""
+    """Processes of a pass that may use GPUs, from the driver, the feed and the process collector."""
 
     job: Sequence[JobProcess] = ()
     use: MachineUse | None = None
@@ -52,14 +52,14 @@ class GpuDivision:
     def divide(
         self, devices: Iterable[DeviceEnergy], snapshot: GpuSnapshot, *, wall: float, now: float
     ) -> Iterator[GpuPart]:
-        """Yield the parts of the runs since the last call; energy without a run is added to the device's gaps."""
+        """Yield the runs' parts of the energy since the last call, and add energy that no run can receive to the device's gaps."""
         holders = self._holders
         holders.update(snapshot.job, snapshot.use, snapshot.work, snapshot.lives, wall=wall, now=now)
         reported_by_uuid = holders.reported_processes(snapshot.job, snapshot.uuids, now=now)
         listings: dict[str, list[GpuListing]] = {}
         for listing in snapshot.listings:
             listings.setdefault(listing.uuid, []).append(listing)
-        # For a process in the driver's list, the list is more reliable than the GPUs of the environment.
+        # For a process in the driver's list, the list is more reliable than the GPUs that the environment names.
         listed_pids = {use.pid for listing in snapshot.listings for use in listing.processes}
         for device in devices:
             uuid, history = device.reading.device, device.reading.history
@@ -74,7 +74,7 @@ class GpuDivision:
                 history,
                 listings.get(uuid, ()),
                 holders.lives,
-                holders.run_of,
+                holders.find_run,
                 reported_processes=[
                     process
                     for process in reported_by_uuid.get(uuid, ())
@@ -84,7 +84,7 @@ class GpuDivision:
             )
             for reason, joules in division.gaps.items():
                 device.add_gap(reason, joules)
-            # The undivided energy is saved for the next sidecar.
+            # Saved with the device's record, so that the next sidecar divides this energy.
             device.pending_joules = (
                 joules_between(history, gpu.divided_at, history[-1].time) if gpu.pids else 0.0
             )

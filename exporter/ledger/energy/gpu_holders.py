@@ -1,4 +1,4 @@
-"""Runs, GPUs and phases of the processes that hold GPUs, from the feed and the process collector."""
+"""Runs and phases of the processes that hold GPUs, from the feed and the process collector."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ STARTUP_PHASE = "init"
 """Phase of a process before the first reported phase."""
 
 PATIENCE_SECONDS = 20.0
-"""Maximum wait of energy for the phases of a running process."""
+"""Maximum time for which energy waits for the phases of a running process."""
 LAST_SNAPSHOT_SECONDS = 5.0
-"""Maximum wait of energy for the last snapshot of an exited process."""
+"""Maximum time for which energy waits for the last snapshot of an exited process."""
 STALE_FEED_SECONDS = 10.0
-"""Time after the exit in which the feed may still show a process without a pid as running."""
+"""Time after the exit during which the feed may still show a process without a pid as running."""
 REPORTED_SECONDS = 60.0
-"""Time after the exit in which the energy of a process can be divided by the feed's information."""
+"""Time after the exit during which a process that only the feed reports can receive energy."""
 BINDING_SECONDS = 180.0
-"""Time after the exit for which a process stays bound to its pid. Longer than the retention of energy without a known run."""
+"""Time after the exit during which a process stays bound to its pid. Longer than the retention of energy without a known run."""
 START_TOLERANCE_SECONDS = 1.0
 """Tolerance between the clocks of two start times of a process."""
 MAX_PIDS = 4096
@@ -29,7 +29,7 @@ _MIN_PREFIX_LENGTH = 5  # of a UUID: "GPU-" and a digit
 
 
 class GpuHolders:
-    """Runs and phases of processes by pid; an entry remains after the process exits.
+    """Runs and phases of processes by pid, including exited processes.
 
     A process of the feed that is invisible in the sidecar's pid namespace has a negative number instead of a pid.
     """
@@ -37,13 +37,14 @@ class GpuHolders:
     def __init__(self) -> None:
         self.running_pids: set[int] = set()  # pids of the job's running processes
         self.lives: dict[int, ProcessLife] = {}  # by pid or negative number
-        self._runs: dict[int, str] = {}
-        self._processes: dict[int, str] = {}  # id of the feed's process by pid
+        self._runs: dict[int, str] = {}  # by pid or negative number
+        self._processes: dict[int, str] = {}  # id of the feed's process by pid or negative number
         self._pids: dict[str, int] = {}  # pid or negative number by id of the feed's process
-        self._intervals: dict[str, tuple[PhaseInterval, ...]] = {}
-        self._run_processes: dict[str, list[str]] = {}
+        self._intervals: dict[str, tuple[PhaseInterval, ...]] = {}  # by id of the feed's process
+        self._run_processes: dict[str, list[str]] = {}  # ids of the feed's processes by run
         self._last_number = 0
-        self._sees_pids = True  # False after a running process without a pid
+        # False after a running process without a visible pid, until a running process has one
+        self._sees_pids = True
 
     def update(
         self,
@@ -78,7 +79,7 @@ class GpuHolders:
             self._run_processes.setdefault(process.run, []).append(process.process)
 
     def _bind(self, process: JobProcess, wall_clock_offset: float) -> None:
-        """Assign a pid or a negative number to a process of the feed, and store the lifetime if there is no pid."""
+        """Assign a pid or a negative number to a process of the feed. For a negative number, store the lifetime too."""
         identity = process.process
         start = identity.started - wall_clock_offset
         exited_at = None if process.ended_at is None else max(start, process.ended_at - wall_clock_offset)
@@ -116,25 +117,23 @@ class GpuHolders:
         for job_process in job:
             pid = self._pids.get(job_process.process.id)
             life = None if pid is None else self.lives.get(pid)
-            if (
-                life is None
-                or job_process.gpus.used is False
-                or (job_process.process.rank is None and not job_process.gpus.used)
-            ):
+            has_used_cuda = job_process.gpus.used  # None if unknown
+            is_rank = job_process.process.rank is not None
+            if life is None or has_used_cuda is False or not (is_rank or has_used_cuda):
                 continue
             if life.ended_at is not None and life.ended_at < now - REPORTED_SECONDS:
                 continue
             for uuid in filter(None, (_uuid_of(name, uuids) for name in job_process.gpus.names)):
                 process = ReportedProcess(
                     life,
-                    has_used_cuda=bool(job_process.gpus.used),
+                    has_used_cuda=bool(has_used_cuda),
                     has_gpu_name=job_process.gpus.named,
                     is_listable=self._sees_pids and (life.pid > 0 or life.ended_at is not None),
                 )
                 processes_by_uuid.setdefault(uuid, []).append(process)
         return processes_by_uuid
 
-    def run_of(self, pid: int) -> str:
+    def find_run(self, pid: int) -> str:
         """Return the run of a pid, or an empty text if unknown."""
         return self._runs.get(pid, "")
 
@@ -143,7 +142,10 @@ class GpuHolders:
         return run in self._run_processes
 
     def phases_until(self, pids: Collection[int], *, now: float) -> float:
-        """Return the time up to which the phases of the processes are known, or are no longer waited for."""
+        """Return the monotonic time up to which energy can be divided by the phases of the processes.
+
+        Later phases may still arrive in a snapshot.
+        """
         limit = inf
         for pid in pids:
             intervals = self._intervals.get(self._processes.get(pid, ""), ())
@@ -161,24 +163,24 @@ class GpuHolders:
 
     def intervals(self, part: GpuSlice) -> list[tuple[PhaseInterval, ...]]:
         """Return the phase intervals of the processes of a part, extended to the start and the end of the part."""
-        phases = []
+        intervals_by_process = []
         for pid in part.pids:
             reported_intervals = self._intervals.get(self._process_of(pid, part.run), ())
             if not reported_intervals:
                 continue
             life = self.lives.get(pid)
             intervals = list(reported_intervals)
-            if life is not None and reported_intervals[0].begin > part.begin >= life.started_at - 1.0:
-                intervals.insert(0, PhaseInterval(part.begin, reported_intervals[0].begin, STARTUP_PHASE))
+            if life is not None and reported_intervals[0].start > part.start >= life.started_at - 1.0:
+                intervals.insert(0, PhaseInterval(part.start, reported_intervals[0].start, STARTUP_PHASE))
             if reported_intervals[-1].end < part.end:
                 intervals.append(
                     PhaseInterval(reported_intervals[-1].end, part.end, reported_intervals[-1].phase)
                 )
-            phases.append(tuple(intervals))
-        return phases
+            intervals_by_process.append(tuple(intervals))
+        return intervals_by_process
 
     def _process_of(self, pid: int, run: str) -> str:
-        """Return the id of the feed's process for a pid. In a run with a single process, return the id of this process."""
+        """Return the id of the feed's process for a pid, otherwise of the run's process if there is only one, otherwise ""."""
         process = self._processes.get(pid)
         if process is not None:
             return process
@@ -186,7 +188,7 @@ class GpuHolders:
         return processes[0] if len(processes) == 1 else ""
 
     def _set_run(self, pid: int, run: str) -> None:
-        self._runs.pop(pid, None)  # last in the order of the dictionary
+        self._runs.pop(pid, None)  # inserted again as the newest entry
         self._runs[pid] = run
         while len(self._runs) > MAX_PIDS:
             oldest = next(iter(self._runs))
@@ -200,7 +202,7 @@ def running_pids(job: Sequence[JobProcess]) -> set[int]:
 
 
 def _is_within(start: float, life: ProcessLife) -> bool:
-    """Return True if a recording that started at *start* can belong to the process of a lifetime."""
+    """Return True if a recording that started at *start* can belong to a process with the lifetime *life*."""
     return start >= life.started_at - START_TOLERANCE_SECONDS and (
         life.ended_at is None or start <= life.ended_at
     )

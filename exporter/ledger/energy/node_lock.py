@@ -1,4 +1,4 @@
-"""Lock of the exporter that counts the energy of a machine."""
+"""Lock that lets a single exporter count the energy of a machine."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ MODE = 0o666
 
 
 class NodeLock:
-    """Record lock of the only exporter that counts a machine's energy; thread-safe.
+    """Record lock of the exporter that counts a machine's energy. Thread-safe.
 
-    The lock file is in shared memory and named by the machine's boot id; the kernel releases the lock at the exit of the holder.
-    The file is never removed, because a removed file can be locked a second time.
+    The name of the lock file contains the machine's boot id. The kernel releases the lock when the holder exits. The file is
+    not removed, because a second exporter could then lock a new file of that name.
 
     Attributes:
-        impossible: True if no lock is possible here, as of the last call.
+        is_impossible: True if the last call could not lock the file for a reason other than a different holder.
     """
 
     def __init__(self, directory: Path, machine: str) -> None:
         self.path = directory / f"training-exporter-energy-{machine or 'machine'}.lock"
-        self.impossible = False
+        self.is_impossible = False
         self._lock: RecordLock | None = None
         self._guard = threading.Lock()
 
     def acquire(self) -> bool:
-        """Return True if this exporter counts the energy; repeated calls are cheap.
+        """Return True if this exporter holds the lock, or if no lock is possible, because most machines have a single exporter.
 
-        Also True if no lock is possible: most machines have a single exporter.
+        Repeated calls are cheap.
         """
         with self._guard:
             if self._lock is None or not self._lock.keep():
                 self._drop()
                 try:
                     self._make_file()
-                    self._lock, self.impossible = RecordLock.take(str(self.path), create_mode=None), False
+                    self._lock, self.is_impossible = RecordLock.take(str(self.path), create_mode=None), False
                 except OSError:
-                    self.impossible = True
-            return self._lock is not None or self.impossible
+                    self.is_impossible = True
+            return self._lock is not None or self.is_impossible
 
     def release(self) -> None:
         """Release the lock for other exporters."""
@@ -55,7 +55,8 @@ class NodeLock:
             self._lock = None
 
     def _make_file(self) -> None:
-        # Not O_CREAT alone on a file of a different user: fs.protected_regular forbids O_CREAT in shared directories.
+        # Created with O_EXCL, because fs.protected_regular forbids to open a different user's file in a shared directory with
+        # O_CREAT.
         with contextlib.suppress(FileExistsError):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
             with contextlib.suppress(OSError):

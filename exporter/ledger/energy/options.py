@@ -24,7 +24,7 @@ Currency = Annotated[str, Notation("a currency by its three letters, such as EUR
 
 @dataclass(frozen=True, slots=True)
 class Intensity:
-    """Current carbon intensity."""
+    """Carbon intensity of electricity."""
 
     grams_per_joule: float
     source: Literal["config", "file"]
@@ -41,12 +41,13 @@ class EnergyOptions:
     interval: Annotated[Duration, Range(0.1, 300)] = option(5.0, "Interval of the attribution.")
     whole_machine: bool = option(
         False,
-        "Attribute all energy of the machine to the run, if there is a single run on the machine. Otherwise a run "
-        "receives the share of the run's processes.",
+        "Attribute all energy of the machine to the run, if there is a single run on the machine. Otherwise, a run "
+        "receives the share of its processes.",
     )
     lock_dir: Path = option(
         Path("/dev/shm"),  # noqa: S108  (the lock file contains no data, see exporter.ledger.energy.node_lock)
-        "Directory of the lock that lets a single exporter count the energy of a machine. Containers must share the directory.",
+        "Directory of the lock that lets a single exporter count the energy of a machine. Exporters in different containers "
+        "must share the directory.",
         restart=True,
     )
     cpu_idle_watts: Watts | None = option(None, "Measured power of an idle CPU package.", restart=True)
@@ -68,7 +69,7 @@ class EnergyOptions:
     )
     carbon_zone: str = option("", "Name of the grid, published as a label.")
     carbon_factor: Literal["direct", "lifecycle"] | None = option(
-        None, "Emissions that the intensity includes: direct emissions, or those of the whole life cycle."
+        None, "Emissions that the intensity includes: direct emissions, or emissions of the whole life cycle."
     )
     carbon_kind: Literal["average", "marginal"] | None = option(
         None, "Kind of the intensity: of the average kWh, or of an additional kWh (marginal)."

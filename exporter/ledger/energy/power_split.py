@@ -1,27 +1,30 @@
 """Division of measured GPU power among phases.
 
 The power of a GPU is integrated sample by sample over the phases of the ranks on the GPU and scaled to the energy counter.
-Samples have wall clock times, and phases have monotonic times: after a step of the wall clock, one interval is not divided.
+Samples have wall clock times, and phases have monotonic times. After a step of the wall clock, the earlier samples are
+discarded, and the interval that contains the step is not divided.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exporter.ledger.energy.work import PhaseInterval
 
 UNATTRIBUTED = "unattributed"
 
 PATIENCE_SECONDS = 20.0
-"""Maximum time for which power samples wait for the matching phases."""
+"""Maximum time for which power samples wait for the phases of the same time."""
 MAX_STEP_SECONDS = 0.2
 """Longest mean interval between samples at which phases can be distinguished."""
 MAX_GAP_SECONDS = 1.0
 """Longest time that a sample covers, and longest gap before the first sample."""
 DEFAULT_STEP_SECONDS = 0.02
+"""Length of the first sample, and of a sample after a gap."""
 CLOCK_STEP_SECONDS = 0.01
+"""Minimum change of the offset between the clocks that counts as a step of the wall clock."""
 RETENTION_SECONDS = 60.0
 """Retention of samples."""
 MIN_COVERED_RATIO = 0.8
@@ -29,7 +32,7 @@ MIN_COVERED_RATIO = 0.8
 MIN_CLEAR_SAMPLES = 2.5
 """Minimum length of a clearly measured phase interval, in samples.
 
-Shorter intervals blur into their neighbours: two phases of 40 ms, sampled every 20 ms, measured 732 W and 316 W instead of
+Shorter intervals blur into their neighbours: for two phases of 40 ms, samples every 20 ms gave 732 W and 316 W instead of
 784 W and 142 W."""
 
 PowerSource = Callable[[Mapping[str, float]], Mapping[str, Sequence[tuple[float, float]]]]
@@ -41,7 +44,7 @@ PowerSource = Callable[[Mapping[str, float]], Mapping[str, Sequence[tuple[float,
 class PowerSample:
     """Power of a GPU over an interval of the monotonic clock."""
 
-    begin: float
+    start: float
     end: float
     watts: float
 
@@ -61,62 +64,54 @@ class PowerSplitter:
     def __init__(self) -> None:
         self._samples: dict[str, list[PowerSample]] = {}
         self._last_sample_at: dict[str, float] = {}  # Unix time of the last sample
-        self._divided_until: dict[str, float] = {}  # end of the last division
-        self._offset: float | None = None
+        self._divided_until: dict[str, float] = {}  # monotonic end of the last division
+        self._wall_clock_offset: float | None = None
 
     def read(self, source: PowerSource, *, wall: float, now: float) -> None:
-        """Read the new samples of a source."""
-        offset, previous_offset = wall - now, self._offset
-        self._offset = offset
+        """Read the new samples of a source; *wall* is Unix time, *now* is monotonic."""
+        offset, previous_offset = wall - now, self._wall_clock_offset
+        self._wall_clock_offset = offset
         if previous_offset is not None and abs(offset - previous_offset) > CLOCK_STEP_SECONDS:
             self._samples.clear()
             self._divided_until.clear()
         for uuid, samples in source(self._last_sample_at).items():
-            stored_samples, last = self._samples.setdefault(uuid, []), self._last_sample_at.get(uuid, 0.0)
+            stored_samples = self._samples.setdefault(uuid, [])
+            previous_at = self._last_sample_at.get(uuid, 0.0)
             for sampled_at, watts in samples:
-                step = sampled_at - last if 0 < sampled_at - last <= MAX_GAP_SECONDS else DEFAULT_STEP_SECONDS
-                stored_samples.append(PowerSample(sampled_at - step - offset, sampled_at - offset, watts))
-                last = sampled_at
-            self._last_sample_at[uuid] = last
+                step_seconds = sampled_at - previous_at
+                if not 0 < step_seconds <= MAX_GAP_SECONDS:
+                    step_seconds = DEFAULT_STEP_SECONDS
+                end = sampled_at - offset
+                stored_samples.append(PowerSample(end - step_seconds, end, watts))
+                previous_at = sampled_at
+            self._last_sample_at[uuid] = previous_at
             if stored_samples:
-                del stored_samples[
-                    : bisect_left(
-                        stored_samples,
-                        stored_samples[-1].end - RETENTION_SECONDS,
-                        key=lambda sample: sample.end,
-                    )
-                ]
+                oldest_end = stored_samples[-1].end - RETENTION_SECONDS
+                del stored_samples[: bisect_left(stored_samples, oldest_end, key=lambda sample: sample.end)]
 
     def split_between(
-        self, uuid: str, ranks: Sequence[Sequence[PhaseInterval]], begin: float, end: float
+        self, uuid: str, ranks: Sequence[Sequence[PhaseInterval]], start: float, end: float
     ) -> Split | None:
         """Divide the energy of a GPU between two moments among the phases of the ranks on the GPU.
 
         Returns None if the phases are unknown, or if samples are missing or too far apart.
         """
         power_samples = [
-            sample for sample in self._samples.get(uuid, ()) if sample.end > begin and sample.begin < end
+            sample for sample in self._samples.get(uuid, ()) if sample.end > start and sample.start < end
         ]
-        covered_seconds = sum(min(sample.end, end) - max(sample.begin, begin) for sample in power_samples)
-        if not ranks or not all(ranks) or covered_seconds < MIN_COVERED_RATIO * (end - begin):
+        covered_seconds = sum(min(sample.end, end) - max(sample.start, start) for sample in power_samples)
+        if not ranks or not all(ranks) or covered_seconds < MIN_COVERED_RATIO * (end - start):
             return None
-        step = sum(sample.end - sample.begin for sample in power_samples) / len(power_samples)
-        if step > MAX_STEP_SECONDS:
+        step_seconds = sum(sample.end - sample.start for sample in power_samples) / len(power_samples)
+        if step_seconds > MAX_STEP_SECONDS:
             return None
-        joules_by_phase: dict[str, float] = {}
-        blurred_joules: dict[str, float] = {}
-        for intervals in ranks:
-            for interval, amount in _overlaps(power_samples, intervals, begin, end):
-                phase = UNATTRIBUTED if interval is None else interval.phase
-                joules_by_phase[phase] = joules_by_phase.get(phase, 0.0) + amount
-                if interval is not None and interval.end - interval.begin < MIN_CLEAR_SAMPLES * step:
-                    blurred_joules[phase] = blurred_joules.get(phase, 0.0) + amount
-        return Split(joules_by_phase, blurred_joules, 0.0)
+        return _split(power_samples, ranks, start, end, min_clear_seconds=MIN_CLEAR_SAMPLES * step_seconds)
 
     def split(self, uuid: str, ranks: Sequence[tuple[PhaseInterval, ...]], now: float) -> Split | None:
         """Divide the energy of a GPU since the last call among the phases of the ranks on the GPU.
 
-        Returns None if the energy cannot be divided; then no energy waits. If the result has no joules, all energy waits.
+        Returns None if the energy cannot be divided; then no energy waits. If the result has no joules by phase, all energy
+        waits.
         """
         power_samples, start = self._samples.pop(uuid, []), self._divided_until.pop(uuid, None)
         if not power_samples and start is None:
@@ -125,45 +120,58 @@ class PowerSplitter:
         self._divided_until[uuid] = newest
         if start is None or not ranks or not all(ranks):
             return None
-        step = sum(sample.end - sample.begin for sample in power_samples) / max(1, len(power_samples))
+        step_seconds = sum(sample.end - sample.start for sample in power_samples) / max(1, len(power_samples))
         end = max(start, min([newest, *(intervals[-1].end for intervals in ranks)]))
         is_late = now - end > PATIENCE_SECONDS or (
-            power_samples and power_samples[0].begin > start + MAX_GAP_SECONDS
+            power_samples and power_samples[0].start > start + MAX_GAP_SECONDS
         )
-        if is_late or step > MAX_STEP_SECONDS:
+        if is_late or step_seconds > MAX_STEP_SECONDS:
             return None
         self._divided_until[uuid] = end
         self._samples[uuid] = [sample for sample in power_samples if sample.end > end]
-        joules_by_phase: dict[str, float] = {}
-        blurred_joules: dict[str, float] = {}
-        for intervals in ranks:
-            for interval, amount in _overlaps(power_samples, intervals, start, end):
-                phase = UNATTRIBUTED if interval is None else interval.phase
-                joules_by_phase[phase] = joules_by_phase.get(phase, 0.0) + amount
-                if interval is not None and interval.end - interval.begin < MIN_CLEAR_SAMPLES * step:
-                    blurred_joules[phase] = blurred_joules.get(phase, 0.0) + amount
-        return Split(
-            joules_by_phase,
-            blurred_joules,
-            sum(sample.watts * (sample.end - max(sample.begin, end)) for sample in self._samples[uuid]),
+        waiting_joules = sum(
+            sample.watts * (sample.end - max(sample.start, end)) for sample in self._samples[uuid]
         )
+        min_clear_seconds = MIN_CLEAR_SAMPLES * step_seconds
+        split = _split(power_samples, ranks, start, end, min_clear_seconds=min_clear_seconds)
+        return replace(split, waiting_joules=waiting_joules)
+
+
+def _split(
+    samples: Sequence[PowerSample],
+    ranks: Sequence[Sequence[PhaseInterval]],
+    start: float,
+    end: float,
+    *,
+    min_clear_seconds: float,
+) -> Split:
+    """Divide the energy of samples between two moments among the phases of the ranks."""
+    joules_by_phase: dict[str, float] = {}
+    blurred_joules: dict[str, float] = {}
+    for intervals in ranks:
+        for interval, joules in _overlaps(samples, intervals, start, end):
+            phase = UNATTRIBUTED if interval is None else interval.phase
+            joules_by_phase[phase] = joules_by_phase.get(phase, 0.0) + joules
+            if interval is not None and interval.end - interval.start < min_clear_seconds:
+                blurred_joules[phase] = blurred_joules.get(phase, 0.0) + joules
+    return Split(joules_by_phase, blurred_joules, waiting_joules=0.0)
 
 
 def _overlaps(
-    samples: Sequence[PowerSample], intervals: Sequence[PhaseInterval], start: float, stop: float
+    samples: Sequence[PowerSample], intervals: Sequence[PhaseInterval], start: float, end: float
 ) -> Iterator[tuple[PhaseInterval | None, float]]:
     """Yield the joules of each phase interval between two moments, piece by piece; None for unknown phases."""
     index = 0
     for sample in samples:
-        begin, end = max(sample.begin, start), min(sample.end, stop)
-        while begin < end:
-            while index < len(intervals) and intervals[index].end <= begin:
+        piece_start, sample_end = max(sample.start, start), min(sample.end, end)
+        while piece_start < sample_end:
+            while index < len(intervals) and intervals[index].end <= piece_start:
                 index += 1
             interval = intervals[index] if index < len(intervals) else None
-            piece = end
+            piece_end = sample_end
             if interval is not None:
-                inside = interval.begin <= begin
-                piece = min(end, interval.end if inside else interval.begin)
-                interval = interval if inside else None
-            yield interval, sample.watts * (piece - begin)
-            begin = piece
+                is_inside = interval.start <= piece_start
+                piece_end = min(sample_end, interval.end if is_inside else interval.start)
+                interval = interval if is_inside else None
+            yield interval, sample.watts * (piece_end - piece_start)
+            piece_start = piece_end

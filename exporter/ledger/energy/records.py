@@ -13,7 +13,7 @@ _OldRows = dict[tuple[str, ...], tuple[float | None, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """Last reading of a device, and the energy that was not yet divided."""
+    """Last reading of a device, and the energy that is not yet divided among the runs."""
 
     JSON_KEYS: ClassVar[Mapping[str, str]] = {"read_at": "at"}
     component: str
@@ -72,7 +72,7 @@ class PhaseMethod:
 
 @dataclass(frozen=True, slots=True)
 class SettledWork:
-    """Work seconds of a session whose energy is already divided into productive and wasted energy."""
+    """Work seconds of a session whose energy was moved from the pool to productive or wasted energy."""
 
     JSON_KEYS: ClassVar[Mapping[str, str]] = {
         "productive_seconds": "productive",
@@ -101,12 +101,12 @@ class RunRecord:
     carbon: dict[str, float] = field(default_factory=dict)  # by component
     cost: dict[CostKind, float] = field(default_factory=dict)
     phases: dict[PhaseMethod, float] = field(default_factory=dict)
-    # by phase, in intervals too short to be distinguished
+    # by phase, in intervals that are too short for the power samples
     blurred_joules: dict[str, float] = field(default_factory=dict)
     productive_joules: float = 0.0
     wasted_joules: dict[str, float] = field(default_factory=dict)  # by cause
-    is_split: bool = False  # True if the job reports training, so that energy is split
-    pool_joules: float = 0.0  # of uncommitted work
+    is_split: bool = False  # True if energy is divided among phases, because the job reports training
+    pool_joules: float = 0.0  # energy of uncommitted work
     settled_work: SettledWork | None = None
     boot: str = ""
     alive_at: float | None = None  # monotonic time of the last pass with the run, in this boot
@@ -132,7 +132,7 @@ def decode_run(content: bytes) -> RunRecord:
         return record
 
 
-# Releases before 0.3 saved rows of numbers by name.
+# Releases before 0.3 saved rows of numbers, by name.
 
 
 def _rows(body: Any) -> _OldRows:
@@ -145,7 +145,7 @@ def _devices_of_rows(rows: _OldRows) -> DevicesRecord:
     for name, values in rows.items():
         if name[0] == "pass":
             boot, passed_at = name[1], values[0]
-    # Registers of that time were corrected totals: no longer comparable.
+    # Their registers were corrected totals, which cannot be compared with raw registers.
     devices = [
         DeviceRecord(name[2], name[3], name[4], pending_joules=values[0] or 0.0)
         for name, values in rows.items()
@@ -176,7 +176,7 @@ def _run_of_rows(rows: _OldRows) -> RunRecord:
             case "pool":
                 record.pool_joules, record.is_split = value, True
             case "flow":
-                record.settled_work = SettledWork(labels[0], *[number or 0.0 for number in values])
+                record.settled_work = SettledWork(labels[0], *[seconds or 0.0 for seconds in values])
             case "alive":
                 record.boot, record.alive_at = labels[0], values[0]
     return record

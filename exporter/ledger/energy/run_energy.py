@@ -5,7 +5,7 @@
 
 Energy of work stays in a pool until goodput decides the outcome of the work: if a share of the uncommitted seconds becomes
 productive or lost, the same share of the pool is moved to the matching counter. When the run starts a new task, the remaining
-pool is lost. All counters start at 0, never decrease and are saved.
+pool is lost. The counters start at 0, never decrease and are saved.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ POWER_SAMPLES, EXCLUSIVE, TIME_SHARE = "power_samples", "exclusive", "time_share
 
 @dataclass(frozen=True, slots=True)
 class RunSample:
-    """Value of a family of the run. The labels do not include the run."""
+    """Value of a family of the run."""
 
     spec: FamilySpec
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # label values without the run
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class _SpentTime:
-    """Time of a process since the last division."""
+    """Time that a process spent in each phase since the last division."""
 
     process: ProcessWork
     seconds: Mapping[str, float]  # by phase
-    is_complete: bool  # True if the process was present at the last division
+    is_complete: bool  # True if the process took part in the last division
 
 
 @dataclass(frozen=True, slots=True)
 class _PhaseWeights:
-    """Division of an amount of energy among phases."""
+    """Division of an amount of energy among phases, in proportion to joules or seconds."""
 
     method: str
-    weights: Mapping[str, float]
-    total: float
+    weights: Mapping[str, float]  # by phase
+    total: float  # weight of the whole amount; the remainder is unattributed
 
 
 class RunEnergy:
@@ -64,8 +64,10 @@ class RunEnergy:
         self.has_changes = False  # since the last save
         self._boot = boot
         self._reports_training = False  # True if the job reports training
-        self._counts_validation = False
-        self._previous_phases: dict[str, Mapping[str, float]] = {}
+        self._is_validation_productive = False
+        self._previous_phases: dict[
+            str, Mapping[str, float]
+        ] = {}  # seconds by phase at the last division, by process
         self._spent_times: list[_SpentTime] = []
 
     @property
@@ -75,7 +77,7 @@ class RunEnergy:
 
     @property
     def session(self) -> str:
-        """Session of the settled work, or an empty text before any work is settled."""
+        """Session whose outcomes were applied last, or an empty text before the first."""
         return "" if self.record.settled_work is None else self.record.settled_work.session
 
     def resume(self, record: RunRecord) -> None:
@@ -89,15 +91,15 @@ class RunEnergy:
             record.boot, record.alive_at = self._boot, None
 
     def mark_alive(self, alive_at: float) -> None:
-        """Record the monotonic time of a pass in which the run is running."""
+        """Set the monotonic time of the last pass in which the run was running."""
         self.record.alive_at = alive_at
 
     def mark_reporting(self) -> None:
-        """Record that the job reports training."""
+        """Divide the energy from now on among phases, because the job reports training."""
         self._reports_training = True
 
     def samples(self) -> Iterator[RunSample]:
-        """Yield the values of all families."""
+        """Yield the values of all families of the run."""
         record = self.record
         for energy, joules in record.energy.items():
             yield RunSample(families.ENERGY, (energy.component, energy.method), joules)
@@ -105,11 +107,12 @@ class RunEnergy:
             yield RunSample(families.CARBON, (component,), grams)
         for cost, money in record.cost.items():
             yield RunSample(families.COST, (cost.kind, cost.currency), money)
-        for key, joules in record.phases.items():
-            yield RunSample(families.PHASE_ENERGY, (key.phase, key.component, key.method), joules)
-            if key.method == POWER_SAMPLES and joules and key.phase != UNATTRIBUTED:
-                blurred_joules = record.blurred_joules.get(key.phase, 0.0)
-                yield RunSample(families.PHASE_QUALITY, (key.phase,), max(0.0, 1 - blurred_joules / joules))
+        for part, joules in record.phases.items():
+            yield RunSample(families.PHASE_ENERGY, (part.phase, part.component, part.method), joules)
+            if part.method == POWER_SAMPLES and joules and part.phase != UNATTRIBUTED:
+                blurred_joules = record.blurred_joules.get(part.phase, 0.0)
+                quality_ratio = max(0.0, 1 - blurred_joules / joules)
+                yield RunSample(families.PHASE_QUALITY, (part.phase,), quality_ratio)
         if record.is_split:
             yield RunSample(families.PRODUCTIVE_ENERGY, (), record.productive_joules)
         for cause, joules in record.wasted_joules.items():
@@ -125,9 +128,9 @@ class RunEnergy:
         intensity: Intensity | None = None,
         split: Split | None = None,
     ) -> None:
-        """Add the run's share of a device's energy over *seconds*, with carbon and cost.
+        """Add the run's part of a device's energy over *seconds*, with carbon and cost.
 
-        *split* is the measured energy by phase if the run uses the device alone.
+        *split* is the measured energy by phase, if the run used the device alone and the measurement is complete.
         """
         component, record = reading.component, self.record
         site_joules = joules * (1.0 if options.pue is None else options.pue)
@@ -139,7 +142,7 @@ class RunEnergy:
             _add(record.cost, electricity, site_joules * options.price_per_joule)
         self.has_changes = True
         if self._reports_training:
-            self._split(component, reading.device, joules, seconds, split)
+            self._divide_among_phases(component, reading.device, joules, seconds, split)
 
     def add_gpu_cost(self, gpu_seconds: float, options: EnergyOptions) -> None:
         """Add the price of GPU time."""
@@ -148,24 +151,25 @@ class RunEnergy:
             _add(self.record.cost, CostKind("device_time", options.currency or ""), gpu_seconds * price)
             self.has_changes = True
 
-    def begin_division(self, processes: Sequence[ProcessWork]) -> None:
-        """Compute the time by phase of the run's processes since the last division."""
+    def start_division(self, processes: Sequence[ProcessWork]) -> None:
+        """Compute the time by phase of the run's running processes since the last division."""
         self._spent_times = []
         for process in processes:
             previous = self._previous_phases.get(process.process, {})
             increments = {
                 phase: seconds - previous.get(phase, 0.0) for phase, seconds in process.phases.items()
             }
-            positive = {phase: seconds for phase, seconds in increments.items() if seconds > 0}
-            self._spent_times.append(_SpentTime(process, positive, process.process in self._previous_phases))
+            positive_increments = {phase: seconds for phase, seconds in increments.items() if seconds > 0}
+            is_complete = process.process in self._previous_phases
+            self._spent_times.append(_SpentTime(process, positive_increments, is_complete))
         self._previous_phases = {process.process: process.phases for process in processes}
         self._reports_training = self._reports_training or bool(processes)
 
     def apply_outcomes(self, account: WorkAccount | None) -> None:
-        """Move the energy of work whose outcome is known from the pool to the counters."""
+        """Move the energy of work whose outcome has become known from the pool to the counters."""
         if account is None:
             return
-        self._counts_validation = account.validates
+        self._is_validation_productive = account.validates
         record, previous = self.record, self.record.settled_work
         current = SettledWork(
             account.session, account.productive_seconds, account.lost_seconds, account.hung_seconds
@@ -185,16 +189,18 @@ class RunEnergy:
         hung_seconds = current.hung_seconds - previous.hung_seconds
         settled_seconds = productive_seconds + lost_seconds + hung_seconds
         if settled_seconds > 0 and min(productive_seconds, lost_seconds, hung_seconds) >= 0:
-            per_second = record.pool_joules / (settled_seconds + account.uncommitted_seconds)
-            record.pool_joules = max(0.0, record.pool_joules - settled_seconds * per_second)
-            record.productive_joules += productive_seconds * per_second
-            _add(record.wasted_joules, "lost_progress", lost_seconds * per_second)
-            _add(record.wasted_joules, "hang", hung_seconds * per_second)
+            pool_watts = record.pool_joules / (settled_seconds + account.uncommitted_seconds)
+            record.pool_joules = max(0.0, record.pool_joules - settled_seconds * pool_watts)
+            record.productive_joules += productive_seconds * pool_watts
+            _add(record.wasted_joules, "lost_progress", lost_seconds * pool_watts)
+            _add(record.wasted_joules, "hang", hung_seconds * pool_watts)
 
-    def _split(self, component: str, device: str, joules: float, seconds: float, split: Split | None) -> None:
-        """Divide energy of a device since the last division among phases."""
+    def _divide_among_phases(
+        self, component: str, device: str, joules: float, seconds: float, split: Split | None
+    ) -> None:
+        """Divide energy of a device since the last division among phases, and count the energy of each phase."""
         record = self.record
-        if not record.is_split:  # only with energy, so that a run without an energy source has no zeros
+        if not record.is_split:  # not earlier, so that a run without an energy source has no counters of 0
             record.is_split = True
             for cause in BADPUT_CAUSES:
                 record.wasted_joules.setdefault(cause, 0.0)
@@ -203,45 +209,47 @@ class RunEnergy:
         measured_joules = 0.0 if split is None else sum(split.joules_by_phase.values())
         if split is not None and measured_joules > 0:
             division = _PhaseWeights(POWER_SAMPLES, split.joules_by_phase, measured_joules)
-            for phase, amount in split.blurred_joules.items():
-                _add(record.blurred_joules, phase, joules * amount / measured_joules)
+            for phase, blurred_joules in split.blurred_joules.items():
+                _add(record.blurred_joules, phase, joules * blurred_joules / measured_joules)
         else:
             division = self._time_weights(device, seconds)
-        remainder = joules
+        unattributed_joules = joules
         for phase, weight in division.weights.items():
             if phase != UNATTRIBUTED:
-                part_joules = joules * weight / division.total
-                remainder -= part_joules
-                _add(record.phases, PhaseMethod(phase, component, division.method), part_joules)
-                self._count_phase(phase, part_joules)
-        remainder = max(0.0, remainder)
+                phase_joules = joules * weight / division.total
+                unattributed_joules -= phase_joules
+                _add(record.phases, PhaseMethod(phase, component, division.method), phase_joules)
+                self._count_phase(phase, phase_joules)
+        unattributed_joules = max(0.0, unattributed_joules)
         method = TIME_SHARE if division.method == EXCLUSIVE else division.method
-        _add(record.phases, PhaseMethod(UNATTRIBUTED, component, method), remainder)
-        _add(record.wasted_joules, "other", remainder)
+        _add(record.phases, PhaseMethod(UNATTRIBUTED, component, method), unattributed_joules)
+        _add(record.wasted_joules, "other", unattributed_joules)
 
     def _time_weights(self, device: str, seconds: float) -> _PhaseWeights:
-        """Return the time by phase of the process that uses a device, otherwise of the lowest rank."""
-        users = [
+        """Return the time by phase of the lowest rank that uses a device, otherwise of the run's lowest rank."""
+        spent_times = [
             spent_time for spent_time in self._spent_times if spent_time.process.device == device
         ] or self._spent_times
-        if not users:
+        if not spent_times:
             return _PhaseWeights(TIME_SHARE, {}, seconds)
-        spent = users[0]
-        total = sum(spent.seconds.values())
-        if not spent.is_complete:  # the process may have started within the interval
-            total = max(seconds, total)
-        is_exclusive = spent.is_complete and len(spent.seconds) == 1
-        return _PhaseWeights(EXCLUSIVE if is_exclusive else TIME_SHARE, spent.seconds, total)
+        spent_time = spent_times[0]
+        total_seconds = sum(spent_time.seconds.values())
+        if not spent_time.is_complete:  # the process may have started within the interval
+            total_seconds = max(seconds, total_seconds)
+        is_exclusive = spent_time.is_complete and len(spent_time.seconds) == 1
+        method = EXCLUSIVE if is_exclusive else TIME_SHARE
+        return _PhaseWeights(method, spent_time.seconds, total_seconds)
 
     def _count_phase(self, phase: str, joules: float) -> None:
+        """Add the energy of a phase to the pool, to productive energy, or to the wasted energy of the phase's cause."""
         cause = CAUSE_OF_PHASE.get(phase, "other")
         if phase in WORK_PHASES:
             self.record.pool_joules += joules
-        elif cause == "validation" and self._counts_validation:
+        elif cause == "validation" and self._is_validation_productive:
             self.record.productive_joules += joules
         else:
             _add(self.record.wasted_joules, cause, joules)
 
 
-def _add(counters: dict[_Key, float], key: _Key, amount: float) -> None:
-    counters[key] = counters.get(key, 0.0) + max(0.0, amount)
+def _add(counters: dict[_Key, float], key: _Key, increment: float) -> None:
+    counters[key] = counters.get(key, 0.0) + max(0.0, increment)

@@ -1,15 +1,15 @@
-"""Shares: the part of a device's energy that each run used.
+"""Shares of the runs in a device's energy.
 
 | component | method | share of a run |
 |---|---|---|
 | gpu | `exclusive` | 1: only processes of the run use the device |
 | gpu | `sm_share` | the run's part of the SM utilization of all processes on the device |
-| gpu | `memory_share` | the run's part of their memory, if utilization is unknown or zero |
-| cpu, soc | `cpu_share` | `(1 - i) dcpu_run / dcpu_busy + i cpus_run / cpus`, i = idle power / power |
+| gpu | `memory_share` | the run's part of these processes' memory on the device, if the utilization is unknown or zero |
+| cpu, soc | `cpu_share` | `(1 - i) * run's CPU time / machine's CPU time + i * run's CPUs / CPUs`, i = idle power / power |
 | dram | `memory_share` | the run's resident memory, divided by all used memory |
 | any | `whole` | 1: the configuration assigns the machine to a single run |
 
-Idle power is divided by the CPUs that a run may use: these CPUs are not available to other runs, even if the run is idle.
+Idle power is divided in proportion to the CPUs that a run may use, because a run reserves its CPUs even while it is idle.
 """
 
 from __future__ import annotations
@@ -73,19 +73,20 @@ def _cpu_shares(reading: EnergyReading, previous: MachineUse, current: MachineUs
 
 
 def _gpu_shares(users: Sequence[GpuProcessUse], runs: Sequence[RunUse]) -> list[Share]:
-    """Return the shares of a GPU by the first measure with known values of all processes and a positive sum."""
+    """Return the shares of a GPU by the first method whose values are known for all processes and have a positive sum."""
     run_by_pid = {pid: run.run for run in runs for pid in run.pids}
-    owners = [run_by_pid.get(use.pid, "") for use in users]  # "" is a process of no run
+    owners = [run_by_pid.get(use.pid, "") for use in users]  # "" for a process of no run
     if len(set(owners)) == 1 and owners[0]:
         return [Share(owners[0], "exclusive", 1.0)]
     for method, amounts in (
         ("sm_share", [use.ratios.get("sm") for use in users]),
         ("memory_share", [use.memory_bytes for use in users]),
     ):
-        values = [amount for amount in amounts if amount is not None]
-        if len(values) == len(users) and sum(values) > 0:
-            parts = dict.fromkeys(owners, 0.0)
-            for owner, amount in zip(owners, values, strict=True):
-                parts[owner] += amount / sum(values)
-            return [Share(run, method, part) for run, part in parts.items() if run]
+        known_amounts = [amount for amount in amounts if amount is not None]
+        total = sum(known_amounts)
+        if len(known_amounts) == len(users) and total > 0:
+            ratios = dict.fromkeys(owners, 0.0)
+            for owner, amount in zip(owners, known_amounts, strict=True):
+                ratios[owner] += amount / total
+            return [Share(run, method, ratio) for run, ratio in ratios.items() if run]
     return []

@@ -11,15 +11,15 @@ from exporter.recording.values import TrainingReading
 
 RETENTION_SECONDS = 30.0
 """Length of the stored phase history, equal to the retention of power samples in the GPU collector."""
-MAX_NUMBERS = 16_384
-"""Maximum number of history values that are read from a snapshot; no writer exceeds it."""
+MAX_HISTORY_VALUES = 16_384
+"""Maximum number of history values that are read from a snapshot, more than `training.history` writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseInterval:
-    """Interval of a main thread's phase, on the monotonic clock."""
+    """Interval in which a main thread was in a phase, on the monotonic clock."""
 
-    begin: float
+    start: float
     end: float
     phase: str
 
@@ -28,7 +28,7 @@ class PhaseInterval:
 class WorkAccount:
     """Outcome of the work of a run, in total seconds."""
 
-    session: str  # accounts of different sessions are not comparable
+    session: str  # the seconds of different sessions are not comparable
     productive_seconds: float  # without validation
     lost_seconds: float
     hung_seconds: float
@@ -57,7 +57,7 @@ class WorkUse:
     accounts: Mapping[str, WorkAccount] = field(default_factory=dict)
 
     def account(self, run: str, session: str) -> WorkAccount | None:
-        """Return the account of a run, or of the run that continues the session under a different name."""
+        """Return the account of a run, or of the run that continues *session* under a different name; None if unknown."""
         account = self.accounts.get(run)
         if account is None and session:
             return next(
@@ -69,9 +69,9 @@ class WorkUse:
 def extend_intervals(
     intervals: tuple[PhaseInterval, ...], reading: TrainingReading
 ) -> tuple[PhaseInterval, ...]:
-    """Return the known intervals of a process, extended by the history of a new snapshot."""
+    """Return the known intervals of a process, extended by the history of a new snapshot. An invalid history is ignored."""
     phases, history_until = reading.history_phases, reading.history_until
-    history = tuple(chain.from_iterable(reading.intervals))[-MAX_NUMBERS:]
+    history = tuple(chain.from_iterable(reading.intervals))[-MAX_HISTORY_VALUES:]
     covered_until = intervals[-1].end if intervals else 0.0
     if history_until <= covered_until or len(history) % 2:
         return intervals
@@ -79,20 +79,20 @@ def extend_intervals(
         return intervals
     new_intervals: list[PhaseInterval] = []
     end = history_until
-    # From the latest to the first uncovered interval: a history is much longer than the interval between two snapshots.
+    # Backwards until the covered time: most of a history was part of the previous snapshot.
     for index, microseconds in zip(history[-2::-2], history[::-2], strict=True):
         if end <= covered_until:
             break
-        begin = end - microseconds / 1e6
-        if begin < end:
-            new_intervals.append(PhaseInterval(max(begin, covered_until), end, phases[index]))
-        end = begin
+        start = end - microseconds / 1e6
+        if start < end:
+            new_intervals.append(PhaseInterval(max(start, covered_until), end, phases[index]))
+        end = start
     first_kept = bisect_right(intervals, history_until - RETENTION_SECONDS, key=lambda interval: interval.end)
     extended_intervals = list(intervals[first_kept:])
     for interval in reversed(new_intervals):
         last = extended_intervals[-1] if extended_intervals else None
-        if last is not None and (last.end, last.phase) == (interval.begin, interval.phase):
-            extended_intervals[-1] = PhaseInterval(last.begin, interval.end, interval.phase)
+        if last is not None and (last.end, last.phase) == (interval.start, interval.phase):
+            extended_intervals[-1] = PhaseInterval(last.start, interval.end, interval.phase)
         else:
             extended_intervals.append(interval)
     return tuple(extended_intervals)

@@ -1,6 +1,6 @@
 """Families of the bridge to torch.monitor and of span exporters, filled by Stats of the job's processes.
 
-The names are reserved, as in exporter.ledger.families.training.
+The names are reserved, as in `families.training`.
 """
 
 from __future__ import annotations

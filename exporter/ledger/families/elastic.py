@@ -1,6 +1,6 @@
 """Families of torchelastic's metrics, filled by Stats of torchrun's agent.
 
-The agent has no rank and `role="agent"`. Any process may report `training_elastic_refused_total`.
+The agent has no rank and the label `role="agent"`. Other processes may report `training_elastic_refused_total`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Families about ranks, feeds, lost samples and events."""
+"""Families of ranks, feeds, lost samples and events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REFUSAL_REASONS = (
     *("magic", "version", "truncated", "checksum", "content", "name", "too_many", "too_large", "memory"),
     *("owner", "symlink", "links", "not_regular", "unreadable", "lock", "taken"),
 )
-"""Every reason of the feed reader, and the ledger's own (`taken`)."""
+"""Reasons of the feed reader, and of the ledger (`taken`)."""
 
 ALIVE = FamilySpec(
     name="training_feed_alive",
@@ -41,7 +41,7 @@ DROPPED = FamilySpec(
     labels=(*IDENTITY_LABELS, "reason"),
     help="Lost data by reason: rejected samples (the reasons of training_stat_rejected_samples_total), reads of a full buffer (overflow), failed writes of"
     " snapshots (write_failed), Stats omitted because the snapshot exceeds the size limit (too_large) or the sidecar's"
-    " memory limit (memory), readings of a Stat whose family has a different definition (definition). The reasons nan,"
+    " memory limit (memory), readings of a Stat whose family belongs to a different definition (definition). The reasons nan,"
     " overflow and write_failed start at 0. Absent whenever the totals of the rank are absent.",
     source="feed of the process, ledger",
 )
@@ -120,7 +120,7 @@ REFUSED = FamilySpec(
     type="counter",
     labels=("reason",),
     help=f"Refused feed files by reason: {', '.join(REFUSAL_REASONS)}. training-exporter check explains the"
-    " reason. A file is counted again only after a change of the reason.",
+    " reason. A file is counted once for as long as it is refused for the same reason.",
     source="feed directory",
 )
 OWNER = FamilySpec(
@@ -143,9 +143,9 @@ FOREIGN = FamilySpec(
     name="exporter_feed_foreign_entry",
     type="gauge",
     labels=("entry",),
-    help="1 for each file that another user created under a name reserved for the exporter (owner.lock, overrides.json,"
-    " stacks.request, runs, ledger) in a shared feed or state directory. This exporter ignores the file and uses a name with"
-    " the user id instead. Absent otherwise.",
+    help="1 for each file or directory that another user created under a name of the exporter (owner.lock, overrides.json,"
+    " stacks.request, runs, ledger) in a shared feed or state directory. This exporter ignores the entry and uses a name with"
+    " its user id instead. Absent otherwise.",
     source="feed directory, state directory",
 )
 SUPPRESSED = FamilySpec(
@@ -164,7 +164,7 @@ SPECS = (
 def add_processes(
     collected: Collected, slots: Sequence[VisibleSlot], gpu_of: Callable[[str], tuple[str, str] | None]
 ) -> None:
-    """Add the families of the processes that write feeds; *gpu_of* returns index and UUID by process id."""
+    """Add the families of the processes that write feeds. *gpu_of* returns the index and the UUID of a process's GPU."""
     names = sorted({name for slot in slots for name, _ in slot.process.identity.labels})
     info = replace(RANK_INFO, labels=RANK_INFO.labels + tuple([f"label_{name}" for name in names]))
     for visible_slot in slots:
@@ -172,7 +172,7 @@ def add_processes(
         collected.add(ALIVE, int(process.is_alive), *visible_slot.labels)
         collected.add(LAST_UPDATE, process.written_at, *visible_slot.labels)
         local_rank = "" if identity.local_rank is None else str(identity.local_rank)
-        # The role of the series' identity is empty for a rank; the info has the role of every process.
+        # The label role of other families is empty for a process with a rank.
         run, rank, worker, _ = visible_slot.labels
         rank_labels = (run, rank, worker, identity.role, local_rank, identity.node, identity.version)
         job_labels = dict(identity.labels)
@@ -184,7 +184,7 @@ def add_processes(
 
 
 def _add_events(collected: Collected, visible: VisibleSlot) -> None:
-    """Add the sums over the processes of a slot."""
+    """Add the events of a slot, summed over its processes."""
     total = NO_EVENTS
     for part in visible.slot.parts():
         total = sum_events(total, part.events)
@@ -204,20 +204,20 @@ def _add_events(collected: Collected, visible: VisibleSlot) -> None:
 
 
 def _add_losses(collected: Collected, visible: VisibleSlot) -> None:
-    """Add the losses of a slot by reason and by Stat."""
-    by_stat: Counter[tuple[str, str]] = Counter()
-    total: Counter[str] = Counter(dict.fromkeys(ZERO_DROP_REASONS, 0))
+    """Add the lost data of a slot, by reason and by Stat."""
+    counts_by_stat: Counter[tuple[str, str]] = Counter()  # by Stat and reason
+    counts_by_reason: Counter[str] = Counter(dict.fromkeys(ZERO_DROP_REASONS, 0))
     for part in visible.slot.parts():
         for reading in part.series.values():
             if reading.overflows or reading.rejected:
                 for reason, count in (("overflow", reading.overflows), *reading.rejected.items()):
                     if count:
-                        by_stat[reading.definition.name, reason] += count
-                        total[reason] += count
+                        counts_by_stat[reading.definition.name, reason] += count
+                        counts_by_reason[reason] += count
         for reason, count in (("definition", part.refused_readings), *part.dropped_counts.items()):
             if count:
-                total[reason] += count
-    for reason, count in sorted(total.items()):
+                counts_by_reason[reason] += count
+    for reason, count in sorted(counts_by_reason.items()):
         collected.add(DROPPED, count, *visible.labels, reason)
-    for stat_and_reason, count in by_stat.items():
+    for stat_and_reason, count in counts_by_stat.items():
         collected.add(REJECTED, count, *visible.labels, *stat_and_reason)

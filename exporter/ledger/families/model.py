@@ -1,6 +1,6 @@
 """Families of loss, checkpoints and allocator memory, filled by Stats of the job's processes.
 
-The names are reserved, as in exporter.ledger.families.training.
+The names are reserved, as in `families.training`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run description, world size and peak FLOP/s of devices.
 
-Peak FLOP/s have no fallback: a device with a similar name may be different (an L40S is not an L4). The numbers are dense
-FLOP/s of the vendors' data sheets, collected by stas00/ml-engineering and torchtitan.
+A device that is not in the table has no peak: a device with a similar name may be different (an L40S is not an L4). The table has
+dense FLOP/s of the vendors' data sheets, collected by stas00/ml-engineering and torchtitan.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FACTS = (
     *("job_id", "job_name", "user", "framework", "framework_version", "model", "precision", "flops_method"),
     *("world_size", "nodes", "session_tag", "perf_tag", "application", "is_baseline"),
 )
-"""Facts about a run, in the order of the labels. An unknown fact has no label."""
+"""Facts about a run, in the order of the labels. The label of an unknown fact is empty."""
 
 RUN_INFO = FamilySpec(
     name="training_run_info",
@@ -72,20 +72,20 @@ class PeakFlops:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Latest GPU data: use by process, and device names. The functions may be called from any thread."""
+    """Sources of the latest GPU data. The functions may be called from any thread."""
 
-    use: Callable[[], Sequence[GpuProcessUse]] = lambda: ()
-    readings: Callable[[], Sequence[EnergyReading]] = lambda: ()
+    use: Callable[[], Sequence[GpuProcessUse]] = lambda: ()  # by process
+    readings: Callable[[], Sequence[EnergyReading]] = lambda: ()  # with the device names
 
 
 class RankDevices:
     """GPUs of processes in a pass, by pid in the sidecar's pid namespace."""
 
     def __init__(self, gpus: Gpus) -> None:
-        self._of_pid: dict[int | None, set[tuple[str, str]]] = {}
+        self._devices_by_pid: dict[int | None, set[tuple[str, str]]] = {}  # index and UUID
         for use in gpus.use():
-            self._of_pid.setdefault(use.pid, set()).add((use.gpu, use.uuid))
-        # A MIG instance has a lower peak than the card: a divided card has no name here.
+            self._devices_by_pid.setdefault(use.pid, set()).add((use.gpu, use.uuid))
+        # The name is empty for a card in MIG mode, because an instance has a lower peak than the card.
         self._names = {
             reading.device: "" if reading.is_mig else reading.name
             for reading in gpus.readings()
@@ -93,15 +93,14 @@ class RankDevices:
         }
 
     def of_pid(self, pid: int | None) -> tuple[str, str] | None:
-        """Return index and UUID of a process's GPU, or None if it has no GPU or several."""
-        devices = self._of_pid.get(pid, ())
+        """Return index and UUID of a process's GPU, or None if the process uses no GPU or several."""
+        devices = self._devices_by_pid.get(pid, ())
         return next(iter(devices)) if len(devices) == 1 else None
 
     def name(self, pid: int | None) -> str:
-        """Return the model of a process's GPU, or an empty string."""
-        # In a container NVML lists no processes; if all GPUs are of the same model, the model is known.
-        names = {self._names.get(uuid, "") for _, uuid in self._of_pid.get(pid, ())}
-        if not self._of_pid:
+        """Return the model of a process's GPUs, or an empty string if it is unknown or if the models differ."""
+        names = {self._names.get(uuid, "") for _, uuid in self._devices_by_pid.get(pid, ())}
+        if not self._devices_by_pid:  # in a container NVML may list no processes
             names = set(self._names.values())
         return next(iter(names)) if len(names) == 1 else ""
 
@@ -111,9 +110,9 @@ def add_runs(
     slots: Sequence[VisibleSlot],
     pids: Mapping[str, int | None],
     devices: RankDevices,
-    settings: Sequence[PeakFlops],
+    configured_peaks: Sequence[PeakFlops],
 ) -> None:
-    """Add the families of a pass; *pids* has the pids of running processes by process id."""
+    """Add the families of a pass; *pids* contains the pids of running processes by process id."""
     runs: dict[str, VisibleSlot] = {}
     for slot in sorted(slots, key=_reporter_order):
         runs.setdefault(slot.key.run, slot)
@@ -126,7 +125,7 @@ def add_runs(
     for visible_slot in slots:
         if visible_slot.is_fresh and visible_slot.process.training is not None:
             name = devices.name(pids.get(visible_slot.process.identity.id))
-            _add_peak(collected, visible_slot, visible_slot.process.training, name, settings)
+            _add_peak(collected, visible_slot, visible_slot.process.training, name, configured_peaks)
 
 
 def _add_peak(
@@ -134,24 +133,25 @@ def _add_peak(
     visible: VisibleSlot,
     reading: TrainingReading,
     name: str,
-    settings: Sequence[PeakFlops],
+    configured_peaks: Sequence[PeakFlops],
 ) -> None:
+    """Add the peak that the job reports, otherwise the first configured peak, otherwise the peak of the table."""
     dtype = data_type(dict(reading.facts).get("precision", ""))
-    configured_flops = [
-        setting.flops
-        for setting in settings
-        if setting.dtype in {None, dtype} and fnmatchcase(name, setting.device)
+    matching_flops = [
+        peak.flops
+        for peak in configured_peaks
+        if peak.dtype in {None, dtype} and fnmatchcase(name, peak.device)
     ]
     flops, source = reading.peak_flops, "config"
-    if flops is None and name and configured_flops:
-        flops = configured_flops[0]
+    if flops is None and name and matching_flops:
+        flops = matching_flops[0]
     if flops is None:
         flops, source = peak_flops(name, dtype), "table"
     collected.add(PEAK_FLOPS, flops, *visible.labels, dtype, source, name)
 
 
 def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, int]:
-    """Return the sort key of processes that may describe the run. Processes without facts sort last."""
+    """Return the sort key whose minimum describes the run: with facts, running, with the lowest rank and worker."""
     rank, worker = visible.key.rank, visible.slot.number or 0
     return (not any(_facts(visible)), not visible.process.is_alive, rank is None, rank or 0, worker)
 
@@ -171,7 +171,7 @@ _HOPPER = {"bf16": 989, "fp16": 989, "fp8": 1979, "tf32": 494.5}
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """Peak performance of a device model, which is recognised by the words of the device name."""
+    """Peak performance of a device model, which is recognised by words of the device name."""
 
     required_words: frozenset[str]
     excluded_words: frozenset[str]
@@ -212,7 +212,7 @@ _MODELS = (
 _SLICE = re.compile(r"MIG|GRID|VGPU|\d+[ABCQ]")
 """Pattern of a device slice's name (`GRID A100-10C`). The peak performance of a slice is unknown."""
 
-_TYPES: tuple[tuple[str, str], ...] = (
+_DTYPE_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"fp8|float8|e4m3|e5m2|transformer.engine", "fp8"),
     (r"bf16|bfloat16", "bf16"),
     (r"fp16|float16|^16|half", "fp16"),
@@ -221,12 +221,12 @@ _TYPES: tuple[tuple[str, str], ...] = (
 
 
 def data_type(precision: str) -> str:
-    """Return the data type of matrix products by a framework's precision (`16-mixed`), or an empty string."""
-    return next((name for pattern, name in _TYPES if re.search(pattern, precision.lower())), "")
+    """Return the data type of matrix products from a framework's precision, such as `16-mixed`, or an empty string."""
+    return next((name for pattern, name in _DTYPE_PATTERNS if re.search(pattern, precision.lower())), "")
 
 
 def peak_flops(device: str, dtype: str) -> float | None:
-    """Return the dense FLOP/s of a device by the driver's device name, or None."""
+    """Return the dense FLOP/s of a device from the driver's device name, or None if the table has no number."""
     name_words = set(re.findall(r"[A-Z0-9]+", device.upper()))
     if any(map(_SLICE.fullmatch, name_words)):
         return None

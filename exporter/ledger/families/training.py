@@ -1,6 +1,6 @@
 """Families of steps and phases, filled by Stats of the job's processes.
 
-The names are reserved: a Stat with such a name is admitted only if type, unit and labels are equal.
+The names are reserved: a Stat with such a name is refused, unless it has the type, unit and labels of the family.
 """
 
 from __future__ import annotations

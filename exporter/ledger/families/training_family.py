@@ -1,4 +1,4 @@
-"""Families that Stats of the job fill: specification, lifetime and the sentence about absence."""
+"""Specification of a family that Stats of the job fill: lifetime, and the sentences about absence."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from exporter.families import FamilySpec
 
 
 class Lifetime(enum.Enum):
-    """Time during which the ledger shows the value of a family."""
+    """Time during which the ledger publishes a gauge. Other types are published with the totals of the rank."""
 
-    TOTAL = "total"  # shown with the totals of the rank; restarts continue the total
-    CURRENT = "current"  # shown for a running process with a current feed
+    CURRENT = "current"  # while the process is running and its feed is current
     LAST_VALUE = "last value"  # as CURRENT, unless a step is overdue
     POSITION = "position"  # as CURRENT, and after the exit for the retention time of the totals
 

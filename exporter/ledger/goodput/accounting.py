@@ -2,12 +2,12 @@
 
     wall = productive + uncommitted + badput by cause
 
-This equation always holds. Work is *productive* if a successful save covers the work, or if the process has completed the
-training; other work is *uncommitted*. When a process starts training at step s, uncommitted work of steps up to s
-was saved after all, and work of later steps becomes `lost_progress`. If a process resumes before an earlier save,
-productive work does not decrease: the repetition counts as `lost_progress` until the training reaches the earlier step. In a
-hang the work seconds of the open step count as `hang`; they are deducted from the step's work when the step ends.
-The remaining time is `other`.
+This equation holds after each update. Work is *productive* if a successful save covers it, or if the process has completed the
+training; other work is *uncommitted*. When the next process starts training at step s, uncommitted work of steps up to s becomes
+productive, because a save must have covered it, and work of later steps becomes `lost_progress`. If a process resumes before an
+earlier save, productive time does not decrease: the repetition counts as `lost_progress` until the training reaches the earlier
+step. In a hang, the work seconds of the open step count as `hang`, and are deducted from the step's work when the step ends. Time
+without any other purpose is `other`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from exporter.recording.values import END_REASONS, TrainingReading
 from exporter.training.phases import PHASES, WORK_PHASES
 
 DOWNTIME_LAG_SECONDS = 60.0
-"""Delay before downtime is counted: the next process starts up to this long before the first snapshot."""
+"""Delay before downtime is counted, because the next process may have started this long before its first snapshot."""
 MAX_PROCESS_IDS = 64
-"""Maximum number of stored ids of counted processes. A process with a stored id is not counted again."""
+"""Maximum number of stored ids of counted processes, which prevent that a process is counted again."""
 
 CAUSE_OF_PHASE: Mapping[str, str] = {
     name: phase.badput for name, phase in PHASES.items() if phase.badput and phase.badput != "other"
 }
-"""Badput cause of each phase; a phase that is neither here nor work is `other`."""
+"""Badput cause by phase. The time of phases without an entry is work (`WORK_PHASES`) or `other`."""
 
 BADPUT_CAUSES = (*dict.fromkeys(CAUSE_OF_PHASE.values()), "lost_progress", "downtime", "hang", "other")
-"""Causes of badput."""
 
 INFERRED_LOOP_SECONDS = 60.0
-"""Time for a process with an inferred loop to load a checkpoint or report the first step."""
+"""Time after which an inferred loop is no longer regarded as a warm-up before a checkpoint is loaded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,23 +52,23 @@ class Goodput:
         "clock_seconds": "target",
         "process_ids": "taken",
     }
-    productive_seconds: float = 0.0  # safe work
-    validation_seconds: float = 0.0  # validation, as a part of productive
+    productive_seconds: float = 0.0
+    validation_seconds: float = 0.0  # part of `productive_seconds`
     badput: dict[str, float] = field(default_factory=dict)
     wall_seconds: float = 0.0
     lost_steps: int = 0  # executed steps that have to be repeated
     restarts: dict[str, int] = field(default_factory=dict)
     interruptions: dict[str, int] = field(default_factory=dict)
     attempt: Attempt | None = None  # the latest
-    # work of ended attempts, until the next attempt reports a first step
+    # uncommitted work of ended attempts, until the next attempt reports a first step
     pending: list[UncommittedSteps] = field(default_factory=list)
     highest_step: int | None = None  # highest step with productive work; None if steps are not comparable
     saved_step: int | None = None  # step of the latest save
     gap_seconds: float = 0.0  # seconds between attempts that may belong to different tasks
     counted_gap_seconds: float = 0.0  # downtime counted since the end of the latest attempt
-    clock_seconds: float = 0.0  # wall time by the clocks
-    process_ids: list[str] = field(default_factory=list)  # ids of processes before the latest, oldest first
-    trains: bool = False  # a process reported training
+    clock_seconds: float = 0.0  # wall time as measured: phases of the attempts, and the times between them
+    process_ids: list[str] = field(default_factory=list)  # processes of earlier attempts, oldest first
+    trains: bool = False  # True if any process reported training
 
     def __post_init__(self) -> None:
         # State of an older release may lack a cause or a reason.
@@ -79,7 +78,7 @@ class Goodput:
 
     @property
     def uncommitted_seconds(self) -> float:
-        """Work at risk, of the current and of earlier attempts."""
+        """Work of the current and of earlier attempts that is not covered by a save."""
         earlier_seconds = sum(segment.seconds for segment in self.pending)
         if self.attempt is None:
             return earlier_seconds
@@ -87,7 +86,7 @@ class Goodput:
 
     @property
     def latest(self) -> Attempt:
-        """Latest attempt. The caller checks that an attempt exists."""
+        """Latest attempt. The caller has checked that an attempt exists."""
         assert self.attempt is not None  # noqa: S101 - the caller has checked that an attempt exists
         return self.attempt
 
@@ -99,11 +98,11 @@ class Goodput:
 
     # Attempts -------------------------------------------------------------------------------------------
 
-    def begin(self, attempt: Attempt, *, new_after_seconds: float) -> None:
-        """Begin an attempt of a new process.
+    def start(self, attempt: Attempt, *, new_after_seconds: float) -> None:
+        """Start the attempt of a new process.
 
-        A process without a session tag that starts `new_after_seconds` after the end of the last attempt, at step 0 and
-        without loading a checkpoint, starts a new task.
+        A process without a session tag starts a new task if the last attempt has completed the training. It also starts a new
+        task if the time between attempts exceeds `new_after_seconds`, it starts at step 0 and it loads no checkpoint.
         """
         previous, self.attempt = self.attempt, attempt
         started_at = attempt.started_at
@@ -111,7 +110,7 @@ class Goodput:
             self.process_ids = [*self.process_ids, previous.process][-MAX_PROCESS_IDS:]
             previous_end = started_at if previous.ended_at is None else previous.ended_at
             gap_seconds = max(0.0, started_at - previous_end, self.counted_gap_seconds)
-            # A process that did not train, such as an evaluation, completes no task.
+            # A completed process that did not train, such as an evaluation, has not completed the task.
             if previous.has_completed and previous.reading.loop and not attempt.has_tag:
                 self._start_over(previous)
             else:
@@ -133,9 +132,9 @@ class Goodput:
         """Count a snapshot of the latest attempt; *is_hanging* is the result of the hang rule."""
         attempt = self.latest
         attempt.is_final = attempt.is_final or is_final
-        # Assigned even if the wall clock was set back.
+        # Assigned even if the wall clock was set back and the time decreases.
         attempt.written_at = written_at
-        if reading is None:  # the process runs and does not train yet
+        if reading is None:  # the process has not reported training yet
             reading = TrainingReading(
                 phase="init", phases={"init": max(0.0, written_at - attempt.recorded_at)}
             )
@@ -145,7 +144,7 @@ class Goodput:
         self._count_hang(attempt, reading, is_hanging=is_hanging)
         if reading.loop and not _may_only_warm_up(attempt, reading):
             self._resume(attempt, reading)
-        self._note_position(attempt, reading)
+        self._update_position(attempt, reading)
         open_seconds = 0.0 if attempt.ended_at is not None else reading.open_seconds
         attempt.reading = reading.replace(
             facts=(), intervals=(), history_phases=(), open_seconds=open_seconds
@@ -154,26 +153,25 @@ class Goodput:
         self._balance()
 
     def end(self, ended_at: float, reason: str, *, is_completed: bool, hang: HangRule) -> None:
-        """Record the end of the latest attempt with a decided outcome; *reason* is from `END_REASONS`."""
+        """Record the end of the latest attempt after its outcome is decided; *reason* is from `END_REASONS`."""
         attempt = self.latest
         attempt.ended_at, attempt.has_completed = ended_at, is_completed
         attempt.reason = "exit" if is_completed else reason
         reading = attempt.reading
         tail_seconds = max(0.0, ended_at - max(attempt.written_at, attempt.recorded_at))
         self.clock_seconds += tail_seconds
-        lost_seconds, was_hung = attempt.open_seconds, attempt.hung_seconds > 0
+        lost_seconds, has_hung = attempt.open_seconds, attempt.hung_seconds > 0
         attempt.reading, attempt.hung_seconds = reading.replace(open_seconds=0.0), 0.0
         if is_completed:
-            self.complete()  # work after the last finished step need not be repeated
+            self.complete()
             return
         self.interruptions[reason] += 1
         if reading.phase in WORK_PHASES:
             lost_seconds += tail_seconds
         else:
             self.badput[CAUSE_OF_PHASE.get(reading.phase, "other")] += tail_seconds
-        self.badput[
-            "hang" if was_hung or lost_seconds > hang.limit_seconds(reading) else "lost_progress"
-        ] += lost_seconds
+        is_hang = has_hung or lost_seconds > hang.limit_seconds(reading)
+        self.badput["hang" if is_hang else "lost_progress"] += lost_seconds
         self._balance()
 
     def complete(self) -> None:
@@ -185,13 +183,13 @@ class Goodput:
         self._credit_rest(attempt)
         self._balance()
 
-    def revive(self) -> None:
-        """Reopen the latest attempt after the lock of the running process was temporarily invisible."""
+    def reopen(self) -> None:
+        """Reopen the latest attempt, which was ended because the lock of its process was temporarily invisible."""
         attempt = self.latest
         attempt.ended_at, attempt.has_completed = None, False
 
-    def wait(self, seconds_since_end: float) -> None:
-        """Count the time since the end of the latest attempt as downtime, unless the attempt completed the training."""
+    def count_downtime(self, seconds_since_end: float) -> None:
+        """Count the time since the end of the latest attempt as downtime, unless the attempt has completed the training."""
         attempt = self.attempt
         if attempt is None or attempt.ended_at is None or attempt.has_completed:
             return
@@ -204,55 +202,58 @@ class Goodput:
     # Arithmetic -----------------------------------------------------------------------------------------
 
     def _count_phases(self, attempt: Attempt, reading: TrainingReading) -> None:
-        seconds = sum(reading.phases.values())
-        self.clock_seconds += max(0.0, seconds - attempt.phase_seconds)
-        attempt.phase_seconds = max(attempt.phase_seconds, seconds)
+        """Count the increase of the phases that are not work, and of the seconds of failed iterations."""
+        total_seconds = sum(reading.phases.values())
+        self.clock_seconds += max(0.0, total_seconds - attempt.phase_seconds)
+        attempt.phase_seconds = max(attempt.phase_seconds, total_seconds)
         seconds_by_cause: dict[str, float] = {}
         for phase, phase_seconds in reading.phases.items():
             if (cause := CAUSE_OF_PHASE.get(phase)) is not None:
                 seconds_by_cause[cause] = seconds_by_cause.get(cause, 0.0) + phase_seconds
-        for cause, phase_seconds in seconds_by_cause.items():
-            increment = phase_seconds - attempt.seconds_by_cause.get(cause, 0.0)
-            if increment > 0:
-                attempt.seconds_by_cause[cause] = phase_seconds
+        for cause, cause_seconds in seconds_by_cause.items():
+            increment_seconds = cause_seconds - attempt.seconds_by_cause.get(cause, 0.0)
+            if increment_seconds > 0:
+                attempt.seconds_by_cause[cause] = cause_seconds
                 if cause == "validation" and attempt.validates:
-                    self.productive_seconds += increment
-                    self.validation_seconds += increment
+                    self.productive_seconds += increment_seconds
+                    self.validation_seconds += increment_seconds
                 else:
-                    self.badput[cause] += increment
-        increment_failed = reading.failed_seconds - attempt.failed_seconds
-        if increment_failed > 0:  # an iteration that raised
-            self.badput["hang" if attempt.hung_seconds > 0 else "lost_progress"] += max(
-                0.0, increment_failed - attempt.hung_seconds
-            )
+                    self.badput[cause] += increment_seconds
+        failed_seconds = reading.failed_seconds - attempt.failed_seconds
+        if failed_seconds > 0:  # an iteration raised
+            cause = "hang" if attempt.hung_seconds > 0 else "lost_progress"
+            self.badput[cause] += max(0.0, failed_seconds - attempt.hung_seconds)
             attempt.failed_seconds, attempt.hung_seconds = reading.failed_seconds, 0.0
 
     def _count_hang(self, attempt: Attempt, reading: TrainingReading, *, is_hanging: bool) -> None:
-        """Count the open iteration of a hang. After the iteration ends, deduct the hang from the work."""
+        """Count the open iteration of a hang as `hang`. After the iteration has ended, deduct the hang from its work."""
         previous = attempt.reading
         if attempt.hung_seconds > 0 and (
             reading.steps > previous.steps or reading.open_seconds < attempt.hung_seconds
         ):
-            increment = max(0.0, reading.work_seconds - previous.work_seconds)
-            attempt.deductions.append(Deduction(previous.work_seconds, min(attempt.hung_seconds, increment)))
+            work_seconds = max(0.0, reading.work_seconds - previous.work_seconds)
+            deducted_seconds = min(attempt.hung_seconds, work_seconds)
+            attempt.deductions.append(Deduction(previous.work_seconds, deducted_seconds))
             attempt.hung_seconds = 0.0
         if is_hanging and reading.open_seconds > attempt.hung_seconds:
             self.badput["hang"] += reading.open_seconds - attempt.hung_seconds
             attempt.hung_seconds = reading.open_seconds
 
-    def _note_position(self, attempt: Attempt, reading: TrainingReading) -> None:
+    def _update_position(self, attempt: Attempt, reading: TrainingReading) -> None:
+        """Reset the step positions after a loop that counts anew, and compute the time to the first step."""
         previous = attempt.reading
         if 0 < previous.loop < reading.loop and (reading.step or 0) < (previous.step or 0):
-            # The new loop counts steps from a different start: no repetition.
+            # A new loop of the same process counts from its own start: lower steps are not repetitions.
             self.highest_step = self.saved_step = None
         if attempt.first_step_seconds is None and reading.steps and reading.last_progress is not None:
-            # Steps since the first are assumed to be equally long.
+            # Assumes that the steps after the first were equally long.
             later_steps_seconds = reading.work_seconds * (reading.steps - 1) / reading.steps
             attempt.first_step_seconds = max(
                 0.0, reading.last_progress - later_steps_seconds - attempt.started_at
             )
 
     def _commit(self, attempt: Attempt) -> None:
+        """Count the work that a new save covers as productive."""
         reading = attempt.reading
         if attempt.is_credited:
             self._credit_rest(attempt)
@@ -267,31 +268,32 @@ class Goodput:
             attempt.committed_step = self.saved_step = reading.committed_step
 
     def _credit_rest(self, attempt: Attempt) -> None:
-        """Count all work of an attempt as safe."""
-        work, step = attempt.effective_seconds(attempt.reading.work_seconds), attempt.reading.step
-        if work > attempt.committed_seconds:
-            self._credit(attempt.covered_step, step, work - attempt.committed_seconds)
-            attempt.committed_seconds = work
+        """Count all work of an attempt as productive."""
+        work_seconds, step = attempt.effective_seconds(attempt.reading.work_seconds), attempt.reading.step
+        if work_seconds > attempt.committed_seconds:
+            self._credit(attempt.covered_step, step, work_seconds - attempt.committed_seconds)
+            attempt.committed_seconds = work_seconds
         if step is not None:
             attempt.committed_step = self.saved_step = step
 
     def _credit(self, step_before: int | None, last_step: int | None, seconds: float) -> None:
-        """Count work of the steps after *step_before* up to *last_step* as safe."""
-        share = 0.0  # share of steps with productive work
+        """Count work of the steps after *step_before* up to *last_step* as productive, and repeated steps as lost progress."""
+        repeated_ratio = 0.0
         if (
             step_before is not None
             and last_step is not None
             and last_step > step_before
             and self.highest_step is not None
         ):
-            share = max(0, min(last_step, self.highest_step) - step_before) / (last_step - step_before)
-        self.badput["lost_progress"] += seconds * share
-        self.productive_seconds += seconds * (1 - share)
+            repeated_steps = max(0, min(last_step, self.highest_step) - step_before)
+            repeated_ratio = repeated_steps / (last_step - step_before)
+        self.badput["lost_progress"] += seconds * repeated_ratio
+        self.productive_seconds += seconds * (1 - repeated_ratio)
         if last_step is not None:
             self.highest_step = last_step if self.highest_step is None else max(self.highest_step, last_step)
 
     def _resume(self, attempt: Attempt, reading: TrainingReading) -> None:
-        """Settle the uncommitted work of earlier attempts when the first step of this attempt is known."""
+        """Settle the uncommitted work of earlier attempts, once the first step of this attempt is known."""
         if attempt.is_resumed:
             return
         attempt.is_resumed = True
@@ -303,9 +305,11 @@ class Goodput:
                 self._start_over(None)
                 return
             self._count_gap()
-        # A process that loads a checkpoint and counts from 0 resumes from the latest save.
-        is_reported = first_step is not None and (first_step != 0 or not has_loaded)
-        resume_step = first_step if is_reported and first_step is not None else self.saved_step or 0
+        if first_step is not None and (first_step != 0 or not has_loaded):
+            resume_step, is_comparable = first_step, True
+        else:
+            # A process that loads a checkpoint and counts from 0 is assumed to resume from the latest save.
+            resume_step, is_comparable = self.saved_step or 0, False
         for segment in self.pending:
             steps = segment.last - segment.first + 1
             kept_steps = min(max(resume_step - segment.first + 1, 0), steps)
@@ -319,11 +323,13 @@ class Goodput:
         if self.saved_step is not None:
             self.lost_steps += max(0, self.saved_step - resume_step)
         self.saved_step = resume_step
-        if not is_reported:
-            self.highest_step = self.saved_step = None  # the steps are not comparable with earlier ones
+        if not is_comparable:
+            self.highest_step = self.saved_step = (
+                None  # the steps of this process count from a different start
+            )
 
     def _start_over(self, previous: Attempt | None) -> None:
-        """Start a new task: uncommitted work is lost, and the time between the tasks does not count."""
+        """Start a new task. The uncommitted work is lost, and the time between the tasks is not counted."""
         if previous is not None:
             self.pending += previous.unsaved_steps()
         self.badput["lost_progress"] += sum(segment.seconds for segment in self.pending)
@@ -343,7 +349,7 @@ class Goodput:
         self.clock_seconds += seconds
 
     def _balance(self) -> None:
-        """Set the wall time to the sum of all parts; unexplained time is added to `other`, and no counter decreases."""
+        """Set the wall time to the sum of all parts. Unexplained time is added to `other`, so that no counter decreases."""
         explained_seconds = self.productive_seconds + self.uncommitted_seconds + sum(self.badput.values())
         self.wall_seconds = max(self.wall_seconds, self.clock_seconds, explained_seconds)
         self.badput["other"] += self.wall_seconds - explained_seconds

@@ -1,4 +1,4 @@
-"""Accounting of an attempt: a process of rank 0, from the first snapshot to the exit."""
+"""Accounting of an attempt: a process of rank 0, from its start to its exit."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class UncommittedSteps:
 
 @dataclass(frozen=True, slots=True)
 class Deduction:
-    """Interval of an attempt's work seconds that was counted as a hang."""
+    """Interval of an attempt's work that was counted as a hang."""
 
-    start: float
+    start: float  # work seconds of the attempt before the interval
     seconds: float
 
     def within(self, work_seconds: float) -> float:
-        """Return the part of the interval within the first *work_seconds*."""
+        """Return the seconds of the interval that lie within the first *work_seconds*."""
         return min(max(work_seconds - self.start, 0.0), self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class MachineIdentity:
-    """Host name and boot id, by which a reboot is recognised."""
+    """Host name and boot id, which identify a machine and a reboot."""
 
     name: str = field(default_factory=socket.gethostname)
     boot: str = ""
@@ -63,31 +63,31 @@ class Attempt:
     }
     process: str
     run: str
-    number: int  # 1 for the task's first
-    started_at: float  # of the process
+    number: int  # 1 for the first attempt of the task
+    started_at: float  # start of the process
     recorded_at: float  # start of the recording
     pid: int = 0  # in the process's own pid namespace
     launch: str = ""  # id of the launch of `run`
     machine: MachineIdentity = field(default_factory=MachineIdentity)
     validates: bool = False  # validation counts as productive
-    has_tag: bool = False  # a session tag connects the attempts, not the run's name
+    has_tag: bool = False  # True if a session tag connects the attempts, and not the name of the run
     written_at: float = 0.0  # time of the last counted snapshot
-    reading: TrainingReading = NO_READING  # the latest, without facts and history
-    phase_seconds: float = 0.0  # of all phases, as counted
-    # lost seconds by cause, as counted; without `other`
+    reading: TrainingReading = NO_READING  # latest reading, without facts and history
+    phase_seconds: float = 0.0  # counted seconds of all phases
+    # counted seconds of phases by badput cause, without `other`
     seconds_by_cause: dict[str, float] = field(default_factory=dict)
-    failed_seconds: float = 0.0  # seconds of failed iterations, as counted
+    failed_seconds: float = 0.0  # counted seconds of failed iterations
     hung_seconds: float = 0.0  # work seconds of the open iteration that count as a hang
-    deductions: list[Deduction] = field(default_factory=list)  # of hanging iterations that completed
-    committed_seconds: float = 0.0  # safe work, as counted
-    committed_step: int | None = None
+    deductions: list[Deduction] = field(default_factory=list)  # of iterations that hung and then completed
+    committed_seconds: float = 0.0  # work that was counted as productive
+    committed_step: int | None = None  # last step covered by a save
     first_step_seconds: float | None = None  # from the start of the process to the end of the first step
     is_resumed: bool = False  # True once the first step is known and the work of earlier attempts is settled
     is_final: bool = False  # the last snapshot was written at a normal exit
     ended_at: float | None = None  # set when the outcome is decided
     reason: str = ""  # exit reason, from END_REASONS
     has_completed: bool = False  # the process completed the training
-    is_credited: bool = False  # all work is counted as safe
+    is_credited: bool = False  # all work is counted as productive, without a save
 
     def effective_seconds(self, work_seconds: float) -> float:
         """Return work seconds without the parts that were counted as hangs."""
@@ -95,29 +95,29 @@ class Attempt:
 
     @property
     def uncommitted_seconds(self) -> float:
-        """Work of completed iterations that no save covers."""
+        """Seconds of completed iterations that no save covers."""
         return max(0.0, self.effective_seconds(self.reading.work_seconds) - self.committed_seconds)
 
     @property
     def open_seconds(self) -> float:
-        """Work of the open iteration that is not counted as a hang."""
+        """Seconds of the open iteration that are not counted as a hang."""
         return max(0.0, self.reading.open_seconds - self.hung_seconds)
 
     @property
     def covered_step(self) -> int | None:
-        """Last step covered by a save, otherwise the step before the first; None if unknown."""
+        """Last step covered by a save, otherwise the step before the first step of the process; None if unknown."""
         return self.reading.first_step if self.committed_step is None else self.committed_step
 
     def unsaved_steps(self) -> list[UncommittedSteps]:
         """Return the work that no save covers, by step ranges if the process reports them."""
-        missing_seconds, segments = self.uncommitted_seconds, self.reading.segments
+        unsaved_seconds, segments = self.uncommitted_seconds, self.reading.segments
         reported_seconds = sum(seconds for *_, seconds in segments)
-        if missing_seconds > 0 and reported_seconds > 0:
-            # Readings number a step by the previous steps; positions here include the step.
+        if unsaved_seconds > 0 and reported_seconds > 0:
+            # A reading numbers its steps from 0, `UncommittedSteps` from 1.
             return [
-                UncommittedSteps(first + 1, last + 1, seconds * missing_seconds / reported_seconds)
+                UncommittedSteps(first + 1, last + 1, seconds * unsaved_seconds / reported_seconds)
                 for _, first, last, seconds in segments
             ]
         last = 1 if self.reading.step is None else self.reading.step
         first = last if self.covered_step is None else min(last, self.covered_step + 1)
-        return [UncommittedSteps(first, last, missing_seconds)] if missing_seconds > 0 else []
+        return [UncommittedSteps(first, last, unsaved_seconds)] if unsaved_seconds > 0 else []

@@ -2,11 +2,12 @@
 
 The first of these rules that applies decides:
 
-1. the exit status of the process itself, from `run` or from torchrun's agent;
-2. an uncaught exception, or a failure that the process reported;
-3. the exit status of the launch, for the last process of a rank that exited within 60 s of the launch's end;
-4. a restart by torchrun's agent, after which the process counts as not completed;
-5. the last snapshot: a process that exited normally has completed, a killed process has not.
+1. The exit status of the process itself, from `run` or from torchrun's agent.
+2. An uncaught exception, or a failure that the process reported.
+3. The exit status of the launch, if the process is the last of its rank and exited within 60 s of the launch's end.
+4. A restart by torchrun's agent: the process has not completed the training.
+5. The last snapshot: a process that exited normally has completed the training, unless another rank was killed or crashed during a
+   step of the process. A killed process has not, unless the job had reported the end of the application.
 
 While evidence may still arrive, there is no outcome: the run is `ending`, no work is committed and no interruption is counted.
 """
@@ -30,16 +31,17 @@ from exporter.recording.values import END_REASONS
 LAUNCH_SECONDS = 60.0
 """Maximum time from the exit of a process to the end of the launch whose status applies to the process."""
 SETTLE_SECONDS = 3.0
-"""Time after the exit of a process for reports of other processes, if there is no launch."""
+"""Time after the exit of a process during which reports of other processes may arrive, if there is no launch."""
 EXITING_SECONDS = 10.0
-"""Time for a process to exit after the release of the feed, because torch may still tear down a device."""
+"""Time for a process to exit after it closed the feed, because torch may still tear down a device."""
 MAX_START_DELAY_SECONDS = 600.0
-"""Longest time from a process's start to the recording that belongs to the training; the kernel of a notebook is older."""
+"""Longest time from the start of a process to the start of the recording that counts as initialization. The kernel of a notebook
+may be much older than the training."""
 
-_SPECIFIC = ("sdc", "gpu_memory", "gpu", "oom_kill", "storage", "host", "preemption", "user", "exit")
+_CAUSES = ("sdc", "gpu_memory", "gpu", "oom_kill", "storage", "host", "preemption", "user", "exit")
 """Reported reasons that are causes, the most specific first."""
 _CONSEQUENCES = ("network", "nccl_timeout", "signal", "unknown")
-"""Reported reasons that may be consequences of a different process's exit."""
+"""Reported reasons that may be consequences of the exit of a different process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +52,18 @@ class ExitedProcess:
     run: str
     launch: str
     recorded_at: float  # Unix time at which recording started
-    exited_at: float  # Unix time of the exit, as far as known
-    seconds_ago: float  # since the end, by the monotonic clock
+    exited_at: float  # Unix time of the exit, or of the last snapshot if the exit was not observed
+    seconds_since_exit: float
     is_final: bool  # the last snapshot was written at a normal exit
     is_finished: bool  # True if the job reported the end of the application
     exception: str = ""
     failure: str = ""  # reported reason, from END_REASONS
-    is_doubtful: bool = False  # True if the process exited within a step, beside a killed or crashed rank
-    is_superseded: bool = False  # True if a later process has the rank
-    is_restarted: bool = False  # torchrun's agent started the later process
-    has_agent: bool = False  # torchrun's agent may still report or restart
+    is_doubtful: bool = (
+        False  # True if the process exited during a step, and this rank or another was killed or crashed
+    )
+    is_superseded: bool = False  # True if a later process has the same rank
+    is_restarted: bool = False  # True if torchrun's agent started the later process
+    has_agent: bool = False  # True if torchrun's agent may still report an exit status or restart the process
 
 
 def started_at(
@@ -83,10 +87,10 @@ def started_at(
 
 @dataclass(frozen=True, slots=True)
 class ExitEvidence:
-    """Sources of evidence about exited processes; the functions may be called from the ledger's thread."""
+    """Sources of evidence about exited processes. The ledger's thread calls the functions."""
 
-    oom_kills: Callable[[], float | None] = lambda: None  # by the kernel since boot
-    ends: Callable[[], Sequence[End]] = lambda: ()  # ends of jobs of `run` and of torchrun's workers
+    oom_kills: Callable[[], float | None] = lambda: None  # number of OOM kills since boot
+    ends: Callable[[], Sequence[End]] = lambda: ()  # exit statuses of jobs of `run` and of torchrun's workers
     launches: Callable[[], Collection[str]] = lambda: ()  # ids of running launches of `run`
     start_of: Callable[[int | None, float], float] = started_at
     machine: MachineIdentity = field(default_factory=MachineIdentity)
@@ -94,48 +98,53 @@ class ExitEvidence:
     def outcome(self, process: ExitedProcess) -> Outcome | None:
         """Return the outcome of a process, or None if evidence may still arrive."""
         ends = [end for end in map(_without_shell, self.ends()) if _is_near(end, process)]
-        process_end = next((end for end in ends if _is_own(end, process)), None)
+        process_end = next((end for end in ends if _is_end_of_process(end, process)), None)
         if process_end is not None:
             return Outcome(
                 EvidenceSource.PROCESS,
-                process_end.status == 0,
-                process_end.noticed_at,
-                process_end.status,
-                process.exception,
-                process.failure,
+                is_completed=process_end.status == 0,
+                exited_at=process_end.noticed_at,
+                status=process_end.status,
+                exception=process.exception,
+                failure=process.failure,
             )
-        launch_end = next((end for end in ends if _is_launch(end, process)), None)
+        launch_end = next((end for end in ends if _is_end_of_launch(end, process)), None)
         is_undecided = launch_end is None and not process.is_superseded
         if process.exception or process.failure:
-            if is_undecided and process.seconds_ago < SETTLE_SECONDS:
+            if is_undecided and process.seconds_since_exit < SETTLE_SECONDS:
                 return None
             status = launch_end.status if launch_end is not None and launch_end.status else None
             return Outcome(
-                EvidenceSource.EXCEPTION, False, process.exited_at, status, process.exception, process.failure
+                EvidenceSource.EXCEPTION,
+                is_completed=False,
+                exited_at=process.exited_at,
+                status=status,
+                exception=process.exception,
+                failure=process.failure,
             )
         is_awaited = process.has_agent or self.lives(process.launch)
-        if is_undecided and is_awaited and process.seconds_ago < LAUNCH_SECONDS:
+        if is_undecided and is_awaited and process.seconds_since_exit < LAUNCH_SECONDS:
             return None
         if launch_end is not None and not process.is_superseded:
             return Outcome(
                 EvidenceSource.LAUNCH,
-                launch_end.status == 0,
-                min(process.exited_at, launch_end.noticed_at),
-                launch_end.status,
+                is_completed=launch_end.status == 0,
+                exited_at=min(process.exited_at, launch_end.noticed_at),
+                status=launch_end.status,
             )
         if process.is_restarted:
-            return Outcome(EvidenceSource.RESTART, False, process.exited_at)
-        if not process.is_superseded and process.seconds_ago < self._patience_seconds(process):
+            return Outcome(EvidenceSource.RESTART, is_completed=False, exited_at=process.exited_at)
+        if not process.is_superseded and process.seconds_since_exit < self._patience_seconds(process):
             return None
         is_completed = process.is_finished or (process.is_final and not process.is_doubtful)
-        return Outcome(EvidenceSource.INFERRED, is_completed, process.exited_at)
+        return Outcome(EvidenceSource.INFERRED, is_completed=is_completed, exited_at=process.exited_at)
 
     def with_cached_sources(self) -> ExitEvidence:
-        """Return evidence that reads each source at most once."""
+        """Return evidence that reads the ends and the launches at most once."""
         return replace(self, ends=cache(self.ends), launches=cache(self.launches))
 
     def lives(self, launch: str) -> bool:
-        """Return True if a launch of `run` is alive."""
+        """Return True if a launch of `run` is running."""
         return bool(launch) and launch in self.launches()
 
     def _patience_seconds(self, process: ExitedProcess) -> float:
@@ -154,21 +163,21 @@ class ExitEvidence:
         *,
         is_silent: bool,
     ) -> str:
-        """Return the reason, from `END_REASONS`, of an attempt that did not complete.
+        """Return the reason, from `END_REASONS`, for which an attempt ended without completing the training.
 
-        *oom_kills* is the kernel's count before the exit. *is_silent* means that a process of the run exited without
-        a final snapshot.
+        *oom_kills* is the kernel's count before the exit. *is_silent* is True if a process of the run exited without a final
+        snapshot.
         """
         peers = exited_peers(attempt, outcome.exited_at, processes)
         reported_reasons = {attempt.reading.failure, outcome.failure, *(peer.failure for peer in peers)} - {
             ""
         }
         reported_reasons = {failure if failure in END_REASONS else "exit" for failure in reported_reasons}
-        # A lost connection is a consequence if another process has exited earlier without a report.
+        # A lost connection may be a consequence if another process has exited earlier without a report.
         has_silent_exit = is_silent or any(
             not peer.failure and (peer.exited_at or outcome.exited_at) <= outcome.exited_at for peer in peers
         )
-        credible_reasons = _SPECIFIC if has_silent_exit else _SPECIFIC + _CONSEQUENCES
+        credible_reasons = _CAUSES if has_silent_exit else _CAUSES + _CONSEQUENCES
         if reported_reasons.intersection(credible_reasons):
             return next(cause for cause in credible_reasons if cause in reported_reasons)
         if self.machine.name == attempt.machine.name and self.machine.boot != attempt.machine.boot:
@@ -180,20 +189,22 @@ class ExitEvidence:
             and status > 0
             and not attempt.is_final
         ):
-            status = None  # a launcher's positive status is not the status of a killed rank
+            status = None  # the launcher of a killed rank has a positive status of its own
         kills = self.oom_kills()
         has_oom_kill = kills is not None and oom_kills is not None and kills > oom_kills
         if is_silent and has_oom_kill and status in {None, -signal.SIGKILL}:
             return "oom_kill"
+        if status is not None and status >= 0:
+            return "exit"
         if status is not None:
-            return "exit" if status >= 0 else "user" if status == -signal.SIGINT else "signal"
+            return "user" if status == -signal.SIGINT else "signal"
         if is_silent:
             return "signal"  # more likely than `os._exit`
         return "exit" if attempt.is_final else "unknown"
 
 
 def follows(process: ProcessTotals, launch: str, trained_at: float) -> bool:
-    """Return True if a process has not trained and is later than a training of the same launch."""
+    """Return True if a process has not trained, and started later (*trained_at*) than a training of the same launch."""
     identity = process.identity
     return not process.has_trained and identity.launch == launch != "" and identity.started > trained_at
 
@@ -201,7 +212,7 @@ def follows(process: ProcessTotals, launch: str, trained_at: float) -> bool:
 def exited_peers(
     attempt: Attempt, ended_at: float, processes: Iterable[ProcessTotals]
 ) -> list[ProcessTotals]:
-    """Return the training processes of a run that exited with an attempt."""
+    """Return the training processes of an attempt's run that exited within `LAUNCH_SECONDS` of the attempt."""
     return _exited_near(attempt.run, attempt.recorded_at, ended_at, processes)
 
 
@@ -220,7 +231,7 @@ def _exited_near(
 
 
 class Endings:
-    """Outcomes of exited processes: each is decided once, by the same rule, and saved in the process's record."""
+    """Outcomes of exited processes. An outcome is decided once and stored in the process's totals."""
 
     def __init__(self) -> None:
         self.evidence = ExitEvidence()  # any thread may replace the evidence
@@ -240,7 +251,10 @@ class Endings:
         return process.outcome
 
     def successor(self, process: ProcessTotals, later: Iterable[ProcessTotals]) -> ProcessTotals | None:
-        """Return the next attempt. After a training, a process of the same launch is an attempt only if the process trains."""
+        """Return the first later process that is a further attempt.
+
+        After a training, a later process of the same launch that does not train, such as an evaluation, is not an attempt.
+        """
         identity = process.identity
         accepts_any = not process.has_trained or self.expects_restart(identity.run)
         return next(
@@ -264,7 +278,7 @@ class Endings:
             launch=identity.launch,
             recorded_at=identity.started,
             exited_at=exited_at,
-            seconds_ago=self._moment.monotonic - process.exited_monotonic,
+            seconds_since_exit=self._moment.monotonic - process.exited_monotonic,
             is_final=process.is_final,
             is_finished=process.is_finished,
             exception=process.exception,
@@ -276,7 +290,7 @@ class Endings:
         )
 
     def _has_agent(self, process: ProcessTotals, successor: ProcessTotals) -> bool:
-        """Return True if an agent of torchrun was running from before the process until the successor."""
+        """Return True if an agent of torchrun was running from before the process started until the successor had started."""
         return any(
             agent.identity.role == "agent"
             and agent.identity.run == process.identity.run
@@ -286,7 +300,7 @@ class Endings:
         )
 
     def expects_restart(self, run: str) -> bool:
-        """Return True if an agent of torchrun is running, which may start a further process of the run."""
+        """Return True if an agent of torchrun is running, which may restart the processes of the run."""
         return any(
             agent.is_alive and agent.identity.role == "agent" and agent.identity.run == run
             for agent in self._processes
@@ -294,7 +308,7 @@ class Endings:
 
 
 def _without_shell(end: End) -> End:
-    """Return the end with a signal if the status is from a shell, which reports a signal of its child as 128 + signal."""
+    """Return the end with a negative signal number if the status is a shell's, 128 + the signal of its child."""
     return replace(end, status=128 - end.status) if 128 < end.status < 128 + 65 else end
 
 
@@ -302,13 +316,13 @@ def _is_near(end: End, process: ExitedProcess) -> bool:
     return end.noticed_at >= process.recorded_at and abs(end.noticed_at - process.exited_at) <= LAUNCH_SECONDS
 
 
-def _is_own(end: End, process: ExitedProcess) -> bool:
+def _is_end_of_process(end: End, process: ExitedProcess) -> bool:
     has_launches = bool(end.launch and process.launch)
     return end.pid == process.pid and (end.launch == process.launch or not has_launches)
 
 
-def _is_launch(end: End, process: ExitedProcess) -> bool:
-    """Return True if an end belongs to the launch of a process. Ends of older releases contain only the run."""
+def _is_end_of_launch(end: End, process: ExitedProcess) -> bool:
+    """Return True if an end belongs to the launch of a process. Ends of older releases contain the run and no launch."""
     if end.worker:
         return False
     if end.launch and process.launch:

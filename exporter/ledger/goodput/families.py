@@ -1,6 +1,6 @@
 """Families of attempts and goodput.
 
-The sidecar that reads rank 0 publishes these families. The totals continue after restarts of the job and of the sidecar.
+The sidecar that reads rank 0 publishes these families. Their totals continue after restarts of the job and of the sidecar.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ UNCOMMITTED = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("run",),
-    help="Work time that no checkpoint covers yet and that a crash would lose. Becomes productive with the next save, or at"
-    " the end of a completed run." + _TOTAL_ABSENT,
+    help="Work time that no checkpoint covers yet and that a crash would lose. It becomes productive with the next save, or"
+    " when the process completes the training." + _TOTAL_ABSENT,
     source="phases and checkpoints of rank 0",
 )
 BADPUT = FamilySpec(
@@ -83,8 +83,8 @@ BADPUT = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("run", "cause"),
-    help=f"Time in which the training made no lasting progress, by cause: {', '.join(BADPUT_CAUSES)}. Validation can be"
-    " configured to count as productive." + _TOTAL_ABSENT,
+    help=f"Time in which the training made no lasting progress, by cause: {', '.join(BADPUT_CAUSES)}. With"
+    " goodput.validation=productive, validation counts as productive time instead." + _TOTAL_ABSENT,
     source="see docs/goodput.md",
 )
 LOST_STEPS = FamilySpec(
@@ -117,7 +117,7 @@ SPECS = (
 
 
 def add_goodput(collected: Collected, goodput: Goodput) -> None:
-    """Add the families of a task that has an attempt."""
+    """Add the families of a task with at least one attempt."""
     attempt = goodput.latest
     run = attempt.run
     collected.add(ATTEMPT, attempt.number, run)

@@ -14,7 +14,7 @@ LONG_PHASES = frozenset(
     for name, phase in PHASES.items()
     if phase.badput in {"init", "compile", "validation", "checkpoint_load", "checkpoint_save"}
 )
-"""Phases that usually last longer than a step."""
+"""Phases that usually last longer than a step. In these phases, `LONG_PHASE_FACTOR` times the limit applies."""
 WAITING_PHASES = LONG_PHASES | {"data_loading"}
 """Phases in which a run without steps is stalled, not hung."""
 LONG_PHASE_FACTOR = 5.0
@@ -22,17 +22,17 @@ LONG_PHASE_FACTOR = 5.0
 
 @dataclass(frozen=True, slots=True)
 class HangRule:
-    """Limit of the time without a finished step: a fixed time and a multiple of the longest recent step."""
+    """Limit of the time without a finished step: the larger of a fixed time and a multiple of the longest recent step."""
 
     after_seconds: float = HANG_AFTER_SECONDS
-    steps: float = HANG_STEPS
+    steps: float = HANG_STEPS  # multiple of the longest recent step
 
     def limit_seconds(self, reading: TrainingReading) -> float:
-        """Return the maximum time without a finished step that is not a hang."""
-        longest = reading.longest_step_seconds
-        if longest is None and reading.steps:
-            longest = reading.work_seconds / reading.steps
-        return max(self.after_seconds, self.steps * (longest or 0.0))
+        """Return the maximum time without a finished step, from the longest recent step or else from the mean step."""
+        step_seconds = reading.longest_step_seconds
+        if step_seconds is None and reading.steps:
+            step_seconds = reading.work_seconds / reading.steps
+        return max(self.after_seconds, self.steps * (step_seconds or 0.0))
 
     def is_overdue(self, reading: TrainingReading | None, seconds_without_step: float) -> bool:
         """Return True if a step is overdue; False before the first finished step."""

@@ -1,4 +1,4 @@
-"""Outcome of a process's exit."""
+"""Outcome of an exited process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 class EvidenceSource(enum.Enum):
-    """Evidence that decided how a process ended."""
+    """Evidence that decided the outcome of a process; see the rules in `endings`."""
 
     PROCESS = "process"
     EXCEPTION = "exception"
@@ -20,14 +20,13 @@ class EvidenceSource(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of an exited process."""
+    """Outcome of an exited process: whether the training was completed, and how the process ended."""
 
     JSON_KEYS: ClassVar[Mapping[str, str]] = {"is_completed": "completed", "exited_at": "at"}
     source: EvidenceSource
-    is_completed: bool
+    is_completed: bool  # True if the training was completed
     exited_at: float  # Unix time
-    status: int | None = (
-        None  # exit status, or a signal as a negative number; of the process or of the launch
-    )
-    exception: str = ""
-    failure: str = ""
+    # exit status of the process or of the launch, or a signal as a negative number; None if unknown
+    status: int | None = None
+    exception: str = ""  # type of the uncaught exception
+    failure: str = ""  # reason that the process reported

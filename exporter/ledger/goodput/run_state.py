@@ -1,4 +1,4 @@
-"""State of each run: starting, running, stalled, hung, ending, or a final state; see docs/goodput.md."""
+"""State of a run: starting, running, stalled, hung, ending, or a final state. See docs/goodput.md."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ STATE = FamilySpec(
     help="1 for the current state of the run, 0 for all other states. starting: no step has finished. running: no step is"
     " overdue. stalled: a step is overdue in a phase that waits for data, compiles, loads, saves or validates, or the feed"
     " is stale. hung: a step is overdue in a different phase. ending: the processes exited, and the outcome is not"
-    " decided. stopped: by SIGINT, SIGTERM or the user. finished: the training was completed, or the exit status is 0."
-    " failed: an exception, a different exit status or a different signal. lost: killed or crashed, without an exit"
-    " status." + _ABSENT,
+    " decided. stopped: by SIGINT or SIGTERM, or the process reported a stop by the user or a preemption. finished: the"
+    " training was completed, or the exit status is 0. failed: an exception, a different exit status or a different signal,"
+    " or torchrun restarted the process. lost: killed or crashed, without an exit status." + _ABSENT,
     source="processes of the run, exit status from `run` and from torchrun",
 )
 STATE_SINCE = FamilySpec(
@@ -75,7 +75,7 @@ class RunState:
 
     state: str  # a value of `STATES`
     since_timestamp: float = field(default=0.0, compare=False)  # Unix time
-    reason: str = ""  # text about the end of the run
+    reason: str = ""  # evidence of a final state, such as "exit status 1"
     exit_status: str = ""
     signal: str = ""
     exception: str = ""
@@ -97,13 +97,13 @@ def add_rank_exits(collected: Collected, slots: Iterable[VisibleSlot]) -> None:
 
 
 class RunStates:
-    """States of all runs in the last pass, with the time of the last change, which a restart of the sidecar keeps."""
+    """States of all runs in the last pass. The time since which a run has its state survives a restart of the sidecar."""
 
     def __init__(self, store: StateStore) -> None:
         self._runs: dict[str, RunState] = {}
         self._store = store
         self._records: dict[str, StateRecord[RunState]] = {}
-        self._saved: dict[str, RunState] = {}  # by run; after an error, the state of a later pass is saved
+        self._saved_states: dict[str, RunState] = {}  # by run
 
     def overdue(self) -> Mapping[str, RunState]:
         """Return the hung and stalled runs of the last pass."""
@@ -120,7 +120,10 @@ class RunStates:
         *,
         is_owner: bool,
     ) -> None:
-        """Add the families of the runs in *visible_runs*, except on nodes that have only ranks other than 0."""
+        """Update the states, and add the families of the runs in *visible_runs* that have a process of rank 0 on this node.
+
+        Runs without ranks are included.
+        """
         runs: dict[str, list[ProcessTotals]] = {}
         for process in processes:
             if process.identity.run in visible_runs:
@@ -130,15 +133,17 @@ class RunStates:
             if all(process.identity.rank for process in run_processes):
                 continue
             state = _state_of(run_processes, endings, rules, now)
-            # The time of a state is the time of the first pass in that state.
+            # An equal state (the time is not compared) continues since its first pass.
             known_state = previous.get(run)
-            if known_state is None and state.state == "running":  # the start of every other state is computed
+            if known_state is None and state.state == "running":  # the start of each other state is computed
                 known_state = self._load(run, run_processes, is_owner=is_owner)
-            state = self._runs[run] = state if known_state is None or known_state != state else known_state
-            if is_owner and state is not self._saved.get(run):
+            if known_state is not None and known_state == state:
+                state = known_state
+            self._runs[run] = state
+            if is_owner and state is not self._saved_states.get(run):
                 self._save(run, state)
             if all(process.identity.rank for process in _trainers(run_processes)):
-                continue  # on a node without rank 0, the state serves only the explanation of hangs
+                continue  # on a node without rank 0, the state is used only for the explanation of hangs
             for name in STATES:
                 collected.add(STATE, float(name == state.state), run, name)
             collected.add(STATE_SINCE, state.since_timestamp, run)
@@ -147,19 +152,19 @@ class RunStates:
                 collected.add(OUTCOME, 1.0, run, *labels)
         for run in self._records.keys() - self._runs.keys():
             self._records.pop(run).release()
-            self._saved.pop(run, None)
+            self._saved_states.pop(run, None)
 
     def _load(self, run: str, processes: list[ProcessTotals], *, is_owner: bool) -> RunState | None:
         """Return the state that an earlier sidecar saved, unless all running trainers have started since then."""
-        # An unusable state directory is reported by the ranks.
+        # The ranks report an unusable state directory.
         with contextlib.suppress(CollectError):
             record = self._record(run)
             if is_owner:
                 record.claim()  # a damaged file is moved aside only if this sidecar holds the record
             saved_state = record.load()
             trainers = [process for process in _trainers(processes) if process.is_alive]
-            started = min((trainer.identity.started for trainer in trainers), default=0.0)
-            if saved_state is not None and saved_state.since_timestamp >= started:
+            first_start = min((trainer.identity.started for trainer in trainers), default=0.0)
+            if saved_state is not None and saved_state.since_timestamp >= first_start:
                 return saved_state
         return None
 
@@ -168,7 +173,7 @@ class RunStates:
             record = self._record(run)
             if record.claim():
                 record.save(state)
-                self._saved[run] = state
+                self._saved_states[run] = state
 
     def _record(self, run: str) -> StateRecord[RunState]:
         if run not in self._records:
@@ -177,7 +182,7 @@ class RunStates:
 
 
 def _state_of(processes: list[ProcessTotals], endings: Endings, rules: GapRules, now: Moment) -> RunState:
-    """Return the state of a run, computed from the run's processes."""
+    """Return the current state of a run."""
     trainers = _deciding_trainers(_trainers(processes), endings)
     running_trainers = [trainer for trainer in trainers if trainer.is_alive]
     if running_trainers:
@@ -191,23 +196,26 @@ def _state_of(processes: list[ProcessTotals], endings: Endings, rules: GapRules,
 
 
 def _trainers(processes: list[ProcessTotals]) -> list[ProcessTotals]:
-    """Return the processes with a rank, or all processes without ranks."""
+    """Return the processes with a rank, or all processes if none has a rank."""
     return [process for process in processes if process.identity.rank is not None] or processes
 
 
 def _deciding_trainers(trainers: list[ProcessTotals], endings: Endings) -> list[ProcessTotals]:
     """Return the processes that decide the state.
 
-    After a training that completed, or whose outcome is still open, later processes of the same launch that do not train,
-    such as an evaluation, are ignored.
+    Later processes of the same launch that do not train, such as an evaluation, are ignored after a training that has completed.
+    They are also ignored while the outcome of the training is open, unless a restart is expected.
     """
     former_trainers = [trainer for trainer in trainers if trainer.has_trained]
     if not former_trainers or any(trainer.is_alive for trainer in former_trainers):
         return trainers
     last = max(former_trainers, key=_recency_key)
     outcome = endings.outcome(last)
-    is_awaited = outcome is None and not endings.expects_restart(last.identity.run)
-    if not is_awaited and (outcome is None or not outcome.is_completed):
+    if outcome is None:
+        ignores_followers = not endings.expects_restart(last.identity.run)
+    else:
+        ignores_followers = outcome.is_completed
+    if not ignores_followers:
         return trainers
     return [
         trainer for trainer in trainers if not follows(trainer, last.identity.launch, last.identity.started)
@@ -215,7 +223,7 @@ def _deciding_trainers(trainers: list[ProcessTotals], endings: Endings) -> list[
 
 
 def _recency_key(process: ProcessTotals) -> tuple[float, float, float]:
-    """Return the sort key by which the last process of the lowest rank is the maximum."""
+    """Return the sort key whose maximum is the last process of the lowest rank."""
     return -(process.identity.rank or 0), process.identity.started, process.exited_at or 0.0
 
 
@@ -232,7 +240,7 @@ def _running_state(process: ProcessTotals, rules: GapRules, now: Moment) -> RunS
 
 
 def _final_state(outcome: Outcome, process: ProcessTotals) -> RunState:
-    """Return the final state of a run, computed from the outcome of the last process."""
+    """Return the final state of a run from the outcome of its last process."""
     status, exception, exited_at = outcome.status, outcome.exception, outcome.exited_at
     if outcome.source is EvidenceSource.EXCEPTION:
         state = "stopped" if outcome.failure in {"user", "preemption"} else "failed"
@@ -246,9 +254,8 @@ def _final_state(outcome: Outcome, process: ProcessTotals) -> RunState:
     if status is not None:
         launch_note = " of the launch" if outcome.source is EvidenceSource.LAUNCH else ""
         reason = f"exit status {status}{launch_note}" + (f", {exception}" if exception else "")
-        return RunState(
-            "failed" if status else "finished", exited_at, reason, str(status), exception=exception
-        )
+        state = "failed" if status else "finished"
+        return RunState(state, exited_at, reason, str(status), exception=exception)
     if outcome.is_completed:
         return RunState("finished", exited_at, "inferred: the process exited normally")
     if outcome.source is EvidenceSource.RESTART:

@@ -17,7 +17,7 @@ from exporter.ledger.state.files import StateKey
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 
 FINISHED_SECONDS = 5.0
-"""Time after which the work of a process that reported the end of the application is safe without an exit status."""
+"""Time after which the work of a running process that reported the end of the application counts as productive."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,32 +32,32 @@ class SessionPass:
     endings: Endings
     evidence: ExitEvidence
     processes: Sequence[ProcessTotals]  # of all ranks
-    leading_processes: Mapping[str, ProcessTotals]  # of rank 0, with a snapshot, by id
+    leading_processes: Mapping[str, ProcessTotals]  # of the lowest rank of each run on this node, by id
     pids: Mapping[str, int | None]  # in the sidecar's pid namespace, by id
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Attempts with the same session tag, or with the same run if there is no tag. Times are monotonic."""
+    """Attempts with the same session tag, or attempts of the same run without a tag. Times are monotonic."""
 
     key: StateKey
     goodput: Goodput = field(default_factory=Goodput)
-    is_loaded: bool = False  # the state was loaded
-    is_saved: bool = False  # the state was saved: the totals may be shown
-    saved_hash: int = 0  # of the content saved last
-    is_released: bool = False  # released for other sidecars
-    is_locked: bool = False  # locked by a different sidecar
-    exited_at: float | None = None  # exit time of the latest process
-    # the kernel's count of OOM kills at the last and at the previous snapshot
+    is_loaded: bool = False  # True after the state was loaded
+    is_saved: bool = False  # True if the state is saved, and the totals may be shown
+    saved_hash: int = 0  # hash of the last saved content
+    is_released: bool = False  # True if other sidecars may claim the state
+    is_locked: bool = False  # True if a different sidecar holds the state
+    exited_at: float | None = None  # exit of the latest process
+    # the kernel's count of OOM kills at the latest snapshot and at the snapshot before
     _oom_kills: float | None = None
     _oom_kills_before: float | None = None
-    _snapshot: Snapshot | None = None  # last counted
-    _finished_at: float | None = None  # first observation of the end of the application
+    _counted_snapshot: Snapshot | None = None
+    _finished_at: float | None = None  # when the end of the application was first observed
     _logged_conflicts: set[str] = field(default_factory=set)  # ids of processes with a logged conflict
 
     @property
     def rank(self) -> int:
-        """Rank of the counted processes: 0, or the lowest on a node without rank 0."""
+        """Rank of the counted processes: 0, or the lowest rank of a node without rank 0."""
         return int(self.key[3] or 0)
 
     @property
@@ -71,16 +71,16 @@ class Session:
         assert snapshot is not None  # noqa: S101 - the caller passes only processes with a snapshot
         attempt = goodput.attempt
         if attempt is None or attempt.process != process.identity.id:
-            if not self._may_begin(process, session_pass):
+            if not self._may_start(process, session_pass):
                 return
             start = session_pass.evidence.start_of(
                 session_pass.pids.get(process.identity.id), process.identity.started
             )
             if attempt is not None and attempt.ended_at is None:
                 self._end_superseded(attempt, process, session_pass, latest_end=start)
-            attempt = self._begin(process, start, session_pass)
-        if self._snapshot is not snapshot:
-            self._snapshot = snapshot
+            attempt = self._start(process, start, session_pass)
+        if self._counted_snapshot is not snapshot:
+            self._counted_snapshot = snapshot
             is_hanging = process.is_alive and session_pass.rules.hangs(process, session_pass.moment)
             goodput.update(
                 process.training,
@@ -88,19 +88,19 @@ class Session:
                 is_final=process.is_final,
                 is_hanging=is_hanging,
             )
-            # The process was alive at this count of OOM kills.
             self._oom_kills_before = self._oom_kills
-            self._oom_kills = session_pass.evidence.oom_kills() if process.is_alive else self._oom_kills
+            if process.is_alive:  # a kill of this process is not yet part of the count
+                self._oom_kills = session_pass.evidence.oom_kills()
         if process.is_alive:
             self.exited_at = None
             if attempt.ended_at is not None:
-                goodput.revive()
+                goodput.reopen()
             self._finished_at = (self._finished_at or now) if attempt.reading.finished else None
             if self._finished_at is not None and now - self._finished_at >= FINISHED_SECONDS:
                 goodput.complete()
 
     def follow_end(self, session_pass: SessionPass, *, linger_seconds: float) -> None:
-        """Count the end of the latest process after a decided outcome, and then the downtime."""
+        """Count the end of the latest process once its outcome is decided, and after that the downtime."""
         attempt, moment = self.goodput.attempt, session_pass.moment
         if attempt is None:
             return
@@ -108,7 +108,7 @@ class Session:
         if self.exited_at is None:
             if process is not None and process.is_alive:
                 return
-            # A process without a record had exited before this sidecar started.
+            # A process that is not among the leading processes exited before this sidecar started.
             ended_at = attempt.written_at if attempt.ended_at is None else attempt.ended_at
             seconds_since_end = max(0.0, moment.wall - ended_at)
             self.exited_at = (
@@ -121,9 +121,10 @@ class Session:
             self._end(attempt, outcome, session_pass, is_observed=process is not None)
         seconds_since_exit = moment.monotonic - self.exited_at
         if seconds_since_exit <= linger_seconds and session_pass.endings.expects_restart(attempt.run):
-            self.goodput.wait(seconds_since_exit)
+            self.goodput.count_downtime(seconds_since_exit)
 
-    def _may_begin(self, process: ProcessTotals, session_pass: SessionPass) -> bool:
+    def _may_start(self, process: ProcessTotals, session_pass: SessionPass) -> bool:
+        """Return True if a process is a new attempt of this session, and the previous process has exited."""
         attempt, identity = self.goodput.attempt, process.identity
         if attempt is None:
             return True
@@ -137,14 +138,16 @@ class Session:
             return True
         if identity.id not in self._logged_conflicts:
             self._logged_conflicts.add(identity.id)
-            text = (
+            _log.warning(
                 "%s has two running processes of rank 0 (runs %r and %r), and only the first is counted;"
-                " set different session tags or run names"
+                " set different session tags or run names",
+                self.name,
+                attempt.run,
+                identity.run,
             )
-            _log.warning(text, self.name, attempt.run, identity.run)
         return False
 
-    def _begin(self, process: ProcessTotals, start: float, session_pass: SessionPass) -> Attempt:
+    def _start(self, process: ProcessTotals, start: float, session_pass: SessionPass) -> Attempt:
         identity = process.identity
         attempt = Attempt(
             process=identity.id,
@@ -158,14 +161,14 @@ class Session:
             has_tag=self.key[2] == "session",
             validates=session_pass.options.validation == "productive",
         )
-        self.goodput.begin(attempt, new_after_seconds=session_pass.options.new_task_after)
+        self.goodput.start(attempt, new_after_seconds=session_pass.options.new_task_after)
         self.exited_at = self._finished_at = self._oom_kills = self._oom_kills_before = None
         return attempt
 
     def _end_superseded(
         self, attempt: Attempt, successor: ProcessTotals, session_pass: SessionPass, *, latest_end: float
     ) -> None:
-        """End the latest attempt: a new process of the rank has started."""
+        """End the latest attempt, because a new process of the rank has started; *latest_end* is the start of that process."""
         process = session_pass.leading_processes.get(attempt.process)
         outcome = self._outcome(attempt, process, session_pass, successor=successor)
         if outcome is None:  # the exit was not observed
@@ -189,7 +192,7 @@ class Session:
                 launch=attempt.launch,
                 recorded_at=attempt.recorded_at,
                 exited_at=attempt.written_at,
-                seconds_ago=max(0.0, session_pass.moment.wall - attempt.written_at),
+                seconds_since_exit=max(0.0, session_pass.moment.wall - attempt.written_at),
                 is_final=attempt.is_final,
                 is_finished=attempt.reading.finished,
                 failure=attempt.reading.failure,
@@ -206,7 +209,7 @@ class Session:
         is_observed: bool,
         latest_end: float = inf,
     ) -> None:
-        """Count the end of an attempt; *latest_end* is the start of the next process."""
+        """Count the end of an attempt. *latest_end* is the start of the next process, if there is one."""
         ended_at = attempt.written_at
         if is_observed and not attempt.is_final:
             ended_at = max(

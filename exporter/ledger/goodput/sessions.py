@@ -1,9 +1,9 @@
 """Goodput sessions of all runs, and their state files.
 
-A session consists of the processes of rank 0 with the same session tag, or with the same run if there is no tag. A process is
-bound to a session when the process reports a tag, starts to train, or exits. Reports are cumulative, so earlier counts are not
-lost. A node without rank 0 counts its lowest rank: no family is published, but the energy of the node is divided by
-this work.
+A session consists of the processes of rank 0 with the same session tag, or of the same run if there is no tag. A process is bound
+to a session when it reports a tag or the end of the application, starts to train, exits, or after 30 s. Reports are cumulative, so
+the time before the binding is counted too. On a node without rank 0, the session of the lowest rank publishes no family, but the
+energy of the node is divided by its work.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from exporter.ledger.state.store import StateStore
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 
 TAG_SECONDS = 30.0
-"""Time for a process without training to report a session tag."""
+"""Time for a process that does not train to report a session tag."""
 LOCKED_RETENTION_SECONDS = 60.0
-"""Retention of the feed file of an exited process if a different sidecar holds the session."""
+"""Time for which the feed file of an exited process is kept while a different sidecar holds the session."""
 
 
 class Sessions:
-    """All sessions of this sidecar; sessions of a shared state directory (*is_shared*) are released at their end.
+    """All sessions of this sidecar.
+
+    If the state directory is shared with other sidecars (*is_shared*), a session is released when its last attempt ends.
 
     Attributes:
         options: Options, which any thread may replace.
@@ -51,11 +53,11 @@ class Sessions:
         self._is_resumed = False
 
     def holds(self, process_id: str) -> bool:
-        """Return True if the feed file of an exited process is still needed."""
+        """Return True if the feed file of a process must not be removed yet."""
         return process_id in self._held_ids
 
     def work_accounts(self) -> Mapping[str, WorkAccount]:
-        """Return the outcome of the work of each run, for the attribution of energy."""
+        """Return the outcome of the work by run, for the attribution of energy."""
         accounts = {}
         for session in self._latest():
             goodput = session.goodput
@@ -78,7 +80,7 @@ class Sessions:
         rules: GapRules,
         now: Moment,
     ) -> None:
-        """Count the snapshots of rank 0 and save the sessions."""
+        """Count the snapshots of the lowest rank of each run, and save the sessions."""
         self._linger_seconds = rules.linger_seconds
         if not ranks.is_owner:
             self._release_all()
@@ -90,7 +92,7 @@ class Sessions:
         session_pass = SessionPass(
             now, rules, self.options, endings, evidence, list(ranks.processes()), leading_processes, pids
         )
-        # Counts of a rank that was read before the leading rank of the run are discarded.
+        # A session of a rank that was read before a lower rank of the run is discarded.
         rank_by_run = {
             process.identity.run: process.identity.rank or 0 for process in leading_processes.values()
         }
@@ -133,11 +135,12 @@ class Sessions:
         if identity.id in self._key_by_process:
             return
         if reading is None:
-            # A process that exited before the first training report is bound to the session of the run, if there is one.
-            for key, session in self._sessions.items() if not process.is_alive else ():
-                attempt = session.goodput.attempt
-                if attempt is not None and attempt.run == identity.run and session.goodput.trains:
-                    self._key_by_process[identity.id] = key
+            # A process that exited without a training report is bound to the session of the run, if there is one.
+            if not process.is_alive:
+                for key, session in self._sessions.items():
+                    attempt = session.goodput.attempt
+                    if attempt is not None and attempt.run == identity.run and session.goodput.trains:
+                        self._key_by_process[identity.id] = key
             return
         if not process.is_alive and not reading.loop and not reading.failure and process.is_final:
             return  # the process exited normally without training: no attempt
@@ -149,12 +152,12 @@ class Sessions:
             name, kind = (tag, "session") if tag else (identity.run, "run")
             if not tag and self._is_evaluation(process, endings):
                 return
-            # The session of another rank is not published; its work divides the energy of this node.
-            node = (str(identity.rank), self._state.sidecar) if identity.rank else ("", "")
-            self._key_by_process[identity.id] = ("goodput", name, kind, *node)
+            # The session of a rank other than 0 belongs to this node.
+            rank_and_sidecar = (str(identity.rank), self._state.sidecar) if identity.rank else ("", "")
+            self._key_by_process[identity.id] = ("goodput", name, kind, *rank_and_sidecar)
 
     def _is_evaluation(self, process: ProcessTotals, endings: Endings) -> bool:
-        """Return True if a process follows a training of the same launch that has completed or may have completed."""
+        """Return True if a process does not train, and follows a training of the same launch that may have completed."""
         session = self._sessions.get(("goodput", process.identity.run, "run", "", ""))
         attempt = None if session is None else session.goodput.attempt
         return (
@@ -179,7 +182,7 @@ class Sessions:
         self._is_resumed = False
 
     def _resume_recent(self, now: Moment) -> None:
-        """Load the recent sessions of this sidecar, also sessions without feed files."""
+        """Load the sessions that this sidecar has saved recently, including sessions without feed files."""
         try:
             keys = self._state.recent("goodput", self._linger_seconds)
         except StateError as error:
@@ -198,8 +201,9 @@ class Sessions:
         try:
             session.is_locked = not self._state.claim(session.key)
             if session.is_locked:
-                location = f"{session.name} in {self._state.directory}"
-                self._state.report(f"a different sidecar holds the goodput of {location}")
+                self._state.report(
+                    f"a different sidecar holds the goodput of {session.name} in {self._state.directory}"
+                )
             else:
                 decode = partial(loads, Goodput)
                 session.goodput = self._state.load(session.key, decode) or Goodput()
@@ -244,7 +248,7 @@ class Sessions:
                 self._release(key)
 
     def _latest(self) -> Iterator[Session]:
-        """Yield the latest session of each run, if the session is saved."""
+        """Yield the latest session of each run that trains, if the session is saved."""
         started_sessions = [
             session
             for session in self._sessions.values()
@@ -258,14 +262,14 @@ class Sessions:
         return (session for session in latest.values() if session.is_saved)
 
     def add_families(self, collected: Collected) -> None:
-        """Add the families of every session that may be shown."""
+        """Add the families of the latest session of each run, if the session belongs to rank 0 and is saved."""
         for session in self._latest():
             if session.rank == 0:
                 add_goodput(collected, session.goodput)
 
 
 def _leading_processes(ranks: Ranks) -> list[ProcessTotals]:
-    """Return the processes of the lowest rank of each run on this node, oldest first."""
+    """Return the processes of the lowest rank of each run on this node: exited before running processes, oldest first."""
     numbered_ranks = [rank for rank in ranks if rank.key.rank is not None and rank.slots]
     numbered_ranks.sort(key=lambda rank: -(rank.key.rank or 0))
     lowest_ranks = {rank.key.run: rank for rank in numbered_ranks}

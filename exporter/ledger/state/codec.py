@@ -1,7 +1,8 @@
 """Conversion of dataclasses to JSON and back.
 
-Unknown keys are ignored and missing keys have their defaults, so releases can exchange state. A class may restrict the saved
-fields with `SAVED_FIELDS`. If a field was renamed, `JSON_KEYS` gives the key that earlier releases use.
+Unknown keys are ignored, and fields without a key have their defaults, so that a release can read the state of earlier and of later
+releases. A class may restrict the saved fields with `SAVED_FIELDS`. If a field was renamed, `JSON_KEYS` contains the key that all
+releases use.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def dumps(value: object) -> bytes:
 
 
 def loads(kind: type[DecodedT], content: bytes) -> DecodedT:
-    """Return a value of a type from JSON. Raises ValueError for content that `dumps` does not write."""
+    """Return the value of a type from its JSON. Raises ValueError for invalid JSON and for values of other types."""
     with decoding():
         return cast("DecodedT", from_json(kind, parse(content)))
 
@@ -40,7 +41,7 @@ def parse(content: bytes) -> Any:
 
 @contextmanager
 def decoding() -> Iterator[None]:
-    """Convert every error of invalid content to ValueError."""
+    """Convert the errors that invalid content causes to ValueError."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -48,7 +49,7 @@ def decoding() -> Iterator[None]:
 
 
 def to_json(value: Any) -> Any:
-    """Return a value as JSON types. A mapping with keys other than strings becomes a list of pairs."""
+    """Return a value as JSON types: a dataclass becomes an object, and a mapping with keys other than strings a list of pairs."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, enum.Enum):
@@ -63,11 +64,11 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, body: Any) -> Any:
-    """Return JSON types as a value of a type."""
+    """Return the value of a type from JSON types, the inverse of `to_json`. Raises the errors that `decoding` converts."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin in {Union, UnionType}:  # None and a second type
-        inner = next(argument for argument in arguments if argument is not NoneType)
-        return None if body is None else from_json(inner, body)
+    if origin in {Union, UnionType}:  # of a type and None
+        inner_kind = next(argument for argument in arguments if argument is not NoneType)
+        return None if body is None else from_json(inner_kind, body)
     if origin is tuple and arguments[-1] is not Ellipsis:
         return tuple([from_json(argument, value) for argument, value in zip(arguments, body, strict=True)])
     if origin in {list, tuple}:
@@ -102,7 +103,7 @@ class _SavedField:
 
 @cache
 def _saved_fields(kind: Any) -> tuple[_SavedField, ...]:
-    """Return the saved fields of a dataclass: the fields in `SAVED_FIELDS`, otherwise all fields."""
+    """Return the fields of a dataclass in `SAVED_FIELDS`, or all fields if the class has no such attribute."""
     hints, keys = get_type_hints(kind), getattr(kind, "JSON_KEYS", {})
     names = getattr(kind, "SAVED_FIELDS", [field.name for field in fields(kind)])
     return tuple([_SavedField(name, keys.get(name, name), hints[name]) for name in names])

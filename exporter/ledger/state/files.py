@@ -1,7 +1,7 @@
 r"""Format of state files.
 
 training-exporter-ledger 3 3f2a90c4\n                   magic, format version, CRC-32 of the rest
-{"key": ["rank", "run", "0", "", ""], "sidecar": "node7"}\n   key of the content, and the sidecar of the last save
+{"key": ["rank", "run", "0", "", ""], "sidecar": "node7"}\n   key of the content, and the sidecar that saved the file
 …content…                                               JSON: a dataclass, field by field
 """
 
@@ -31,7 +31,7 @@ _MAX_HEADER_BYTES = 128
 
 
 class DamagedFileError(Exception):
-    """State file that cannot be used: torn, empty, too large, a link, or of a later version."""
+    """State file that cannot be used: incomplete, empty, too large, not a regular file, or of a different version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +46,23 @@ class StateFile:
 def file_name(key: StateKey) -> str:
     """Return the file name of a key: readable characters and a hash."""
     readable = re.sub(r"[^A-Za-z0-9_.]+", "_", "_".join(key))[:60].strip("._")
-    # Length prefixes distinguish ("a", "b") from ("ab", ""); lone surrogates are accepted.
+    # The length prefixes distinguish ("a", "b") from ("ab", ""). A key may contain lone surrogates.
     length_prefixed_key = "".join(f"{len(part)}:{part}" for part in key).encode("utf-8", "surrogatepass")
     return f"{readable or 'run'}-{hashlib.sha256(length_prefixed_key).hexdigest()[:32]}{SUFFIX}"
 
 
 def encode_file(file: StateFile) -> bytes:
-    """Return the bytes of a state file. Raises OSError (EFBIG) above MAX_BYTES."""
+    """Return the bytes of a state file. Raises OSError (EFBIG) if they are more than `MAX_BYTES`."""
     head = json.dumps({"key": file.key, "sidecar": file.sidecar}).encode() + b"\n"
     header = b"%s %d %08x\n" % (_MAGIC, _VERSION, zlib.crc32(file.content, zlib.crc32(head)))
     data = header + head + file.content
     if len(data) > MAX_BYTES:
-        raise OSError(errno.EFBIG, f"the state of the rank is larger than {MAX_BYTES >> 20} MiB")
+        raise OSError(errno.EFBIG, f"the state is larger than {MAX_BYTES >> 20} MiB")
     return data
 
 
 def read_state_file(path: Path) -> StateFile:
-    """Return the content of a state file. Raises DamagedFileError, and OSError if the file is unreadable now."""
+    """Return the content of a state file. Raises DamagedFileError, or OSError if the file cannot be read."""
     data = _read(path)
     first_line, _, body = data.partition(b"\n")
     fields = first_line.split()
@@ -70,7 +70,7 @@ def read_state_file(path: Path) -> StateFile:
         raise DamagedFileError("the file is empty or not a state file")
     if fields[1] != b"%d" % _VERSION:
         version = fields[1].decode(errors="replace")
-        raise DamagedFileError(f"format version {version}, but this program supports only {_VERSION}")
+        raise DamagedFileError(f"format version {version} is not supported (supported: {_VERSION})")
     if fields[2] != b"%08x" % zlib.crc32(body):
         raise DamagedFileError("the checksum is wrong: the file is incomplete or damaged")
     header_line, _, content = body.partition(b"\n")
@@ -89,7 +89,7 @@ def _read(path: Path) -> bytes:
         descriptor = os.open(path, flags)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:
-            raise DamagedFileError("a link, a socket or a directory") from error
+            raise DamagedFileError("not a regular file") from error
         raise
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())

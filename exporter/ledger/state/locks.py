@@ -17,7 +17,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class StateLocks:
-    """Locks of a state directory, held until release or the exit of the process."""
+    """Locks of a state directory, held until `release`, `close` or the exit of the process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class StateLocks:
     def acquire(self, name: str) -> bool:
         """Lock a state file. Return False if a different sidecar holds the lock.
 
-        On a file system without locks every sidecar succeeds, and a warning is logged.
+        On a file system without locks, every sidecar succeeds and logs a warning once.
         """
         if self._descriptor is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -1,9 +1,9 @@
 """Store of state files by key in `<state directory>/ledger/`.
 
 A file is replaced as a whole by a rename. For each claimed key a sidecar holds a record lock on a byte of the file
-`locks`. An unusable file (damaged, too large, of a later version, a link) is neither overwritten nor silently ignored: the
-file is renamed to `<name>.damaged-<unix time>`, logged and counted, and the totals restart at 0. The store does not call
-`fsync`, which would wait for the job's checkpoint; the checksum detects the result of a power loss.
+`locks`. An unusable file (damaged, too large, not a regular file, or of a different version) is renamed to
+`<name>.damaged-<unix time>`, logged and counted; totals that only this file contains restart at 0. The store does not call `fsync`, which would wait for
+the job's checkpoint; the checksum detects the result of a power loss.
 """
 
 from __future__ import annotations
@@ -40,20 +40,24 @@ RecordT = TypeVar("RecordT")
 _log = logging.getLogger(__name__)
 
 TIDY_SECONDS = 3600.0
+"""Interval of the removal of old files."""
 KEEP_SECONDS, KEEP_FILES = 30 * 86_400.0, 5000
+"""Maximum age and number of files that no sidecar holds."""
 
 
 class StateStore:
-    """State files of a sidecar; methods raise StateError if the directory or a file is unusable.
+    """State files of a sidecar. Thread-safe, except for the recorded problems.
+
+    Methods raise StateError if the directory or a file cannot be read, written or locked.
 
     Attributes:
         directory: Directory of the files: `ledger` in the given directory, created on first use. In a directory of several
             users, `ledger-<uid>` if another user has created `ledger`.
-        foreign_directory: The `ledger` of another user, which is ignored.
+        foreign_directory: The `ledger` of another user, which is ignored; None without one.
         sidecar: Name of this sidecar, the same after a restart and unique among the sidecars that share the directory;
-            the host name by default. Keys are loaded at start only if this name saved them last.
-        errors: Failed loads, saves and locks.
-        damaged: Files that were moved aside.
+            the host name by default. `recent` returns the keys that a sidecar of this name saved last.
+        errors: Number of failed operations on files and locks.
+        damaged_files: Number of files that were moved aside.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class StateStore:
         sidecar: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._usual = self._directory = directory / "ledger"
+        self._default_directory = self._directory = directory / "ledger"
         self._is_created = False
         self.foreign_directory: ForeignEntry | None = None
         self.sidecar = socket.gethostname() if sidecar is None else sidecar
@@ -79,17 +83,17 @@ class StateStore:
     @property
     def directory(self) -> Path:
         """Directory of the files."""
-        present, usual = os.fspath(self._directory), os.fspath(self._usual)
-        if not self._is_created and (present == usual or foreign_uid(present) is not None):
-            chosen = own_entry(usual)
-            if chosen != present:
-                self._directory = Path(chosen)
+        current, default = os.fspath(self._directory), os.fspath(self._default_directory)
+        if not self._is_created and (current == default or foreign_uid(current) is not None):
+            own = own_entry(default)
+            if own != current:
+                self._directory = Path(own)
                 self._locks = StateLocks(self._directory / "locks")
-                self.foreign_directory = foreign_entry(usual, chosen)
+                self.foreign_directory = foreign_entry(default, own)
         return self._directory
 
     def report(self, problem: str) -> None:
-        """Record the reason of suppressed totals, as a sentence."""
+        """Record a sentence that says why totals are suppressed."""
         self._problems.append(problem)
 
     def take_problems(self) -> list[str]:
@@ -137,7 +141,7 @@ class StateStore:
         return None
 
     def save(self, key: StateKey, content: bytes) -> None:
-        """Replace the file of a claimed key. After an error the old file is unchanged."""
+        """Replace the file of a claimed key. After an error, the previous file is unchanged."""
         path = self.directory / file_name(key)
         with self._using(path.name):
             self._renew_locks()
@@ -148,13 +152,18 @@ class StateStore:
             replace_file(str(path), data, temporary=f"{path}.tmp", mode=0o600)
 
     def recent(self, kind: str, within_seconds: float) -> Sequence[StateKey]:
-        """Return the keys of a kind that this sidecar saved within the given time. Damaged files are moved aside."""
+        """Return the keys of a kind that this sidecar saved within the given time.
+
+        Damaged files are moved aside, unless a different sidecar holds them.
+        """
         keys: list[StateKey] = []
         if not os.path.lexists(self.directory):
             return keys
         with self._using("."):
             for path in self.directory.glob(f"{kind}*{SUFFIX}"):
-                with contextlib.suppress(OSError):  # an unreadable file; the rank reports the error
+                with contextlib.suppress(
+                    OSError
+                ):  # an unreadable file: the load of its rank reports the error
                     if path.lstat().st_mtime < self._clock() - within_seconds:
                         continue
                     try:
@@ -171,20 +180,23 @@ class StateStore:
         return keys
 
     def tidy(self) -> None:
-        """Remove, once an hour, files that were not saved for 30 days, and the oldest above 5,000 files."""
+        """Remove files that were not saved for 30 days, and the oldest files above 5,000. Has an effect once an hour.
+
+        Files that a sidecar holds are not removed.
+        """
         now = self._clock()
         if self._tidied_at is not None and 0 <= now - self._tidied_at < TIDY_SECONDS:
             return
         self._tidied_at = now
         with contextlib.suppress(StateError), self._using("."):
-            files_by_age: list[tuple[float, Path]] = []
+            files_by_age: list[tuple[float, Path]] = []  # with the Unix time of the last save
             for path in self.directory.iterdir():
                 with contextlib.suppress(OSError):  # another sidecar renamed the file
                     if SUFFIX in path.name:
                         files_by_age.append((path.lstat().st_mtime, path))
-            for rank, (modified_at, path) in enumerate(sorted(files_by_age, reverse=True)):
+            for index, (modified_at, path) in enumerate(sorted(files_by_age, reverse=True)):
                 name = path.name.partition(SUFFIX)[0] + SUFFIX
-                is_old = modified_at < now - KEEP_SECONDS or rank >= KEEP_FILES
+                is_old = modified_at < now - KEEP_SECONDS or index >= KEEP_FILES
                 if is_old and name not in self._name_by_key.values() and self._locks.acquire(name):
                     path.unlink(missing_ok=True)
                     self._locks.release(name)
@@ -192,13 +204,13 @@ class StateStore:
     def record(
         self, subject: str, decode: Callable[[bytes], RecordT], *, run: str = ""
     ) -> StateRecord[RecordT]:
-        """Return the record of a subject, or of a subject of a run, without opening a file."""
-        # The key contains the sidecar: on shared storage, each machine counts separately.
+        """Return the record of a subject, which may belong to a run. Opens no file."""
+        # The key contains the sidecar, because each machine counts separately in a shared state directory.
         return StateRecord(self, ("page", run, subject, self.sidecar), decode)
 
     @contextlib.contextmanager
     def _using(self, name: str) -> Iterator[None]:
-        """Lock the store, create the directory, and convert OSError to StateError."""
+        """Lock the store, create the directory, and convert OSError to StateError, which names the file *name*."""
         with self._guard:
             try:
                 self.directory.mkdir(mode=0o700, exist_ok=True)
@@ -217,7 +229,7 @@ class StateStore:
         aside = path.rename(path.with_name(f"{path.name}{ASIDE}{int(self._clock())}"))
         self.damaged_files += 1
         _log.error(
-            "state file %s is unusable: %s; the file was renamed to %s, and the totals restart at 0",
+            "state file %s is unusable: %s; the file was renamed to %s, and totals that only this file contains restart at 0",
             path,
             error,
             aside.name,
@@ -241,7 +253,7 @@ class StateStore:
 
 
 class StateRecord(Generic[RecordT]):
-    """State of a subject as a saved dataclass; methods raise CollectError with the reason `state`."""
+    """Saved dataclass of a subject. Methods except `release` raise CollectError with the reason `state`."""
 
     def __init__(self, store: StateStore, key: StateKey, decode: Callable[[bytes], RecordT]) -> None:
         self._store = store
@@ -256,14 +268,14 @@ class StateRecord(Generic[RecordT]):
             raise CollectError(str(error), reason="state") from error
 
     def load(self) -> RecordT | None:
-        """Return the last saved value, or None."""
+        """Return the last saved value, or None without a file or with a damaged file."""
         try:
             return self._store.load(self._key, self._decode)
         except StateError as error:
             raise CollectError(str(error), reason="state") from error
 
     def save(self, value: RecordT) -> None:
-        """Save a value. After an error the old file is unchanged."""
+        """Save a value. After an error, the previous file is unchanged."""
         try:
             self._store.save(self._key, dumps(value))
         except StateError as error:
