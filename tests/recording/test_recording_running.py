@@ -77,7 +77,7 @@ def test_without_a_thread_for_callbacks_only_passive_stats_are_absent(feed: Path
     assert single_reading(feed, "train.good").count >= 1
     assert (
         completed.stderr
-        == "exporter: the thread passive cannot start and its items are lost: can't start new thread\n"
+        == "exporter: the thread passive cannot start, and its items are lost: can't start new thread\n"
     )
 
 
