@@ -254,7 +254,7 @@ def nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[Che
         yield ok("nvidia", "gpu.enabled is false; GPU families are absent")
     elif gpu.replay is not None:
         yield ok(
-            "nvidia", f"gpu.replay is {gpu.replay}: the described machine replaces the GPUs of this machine"
+            "nvidia", f"gpu.replay is {gpu.replay}: the replayed machine replaces the GPUs of this machine"
         )
     elif not version.exists():
         if library:

@@ -32,7 +32,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
         "feed directory, shared with the jobs (default $EXPORTER_FEED_DIR or /dev/shm/exporter-UID)",
     ),
     "--state.dir": ("DIR", "directory for totals that outlive restarts (default: the feed directory)"),
-    "--gpu.replay": ("NAME", "replay a described machine (h100, t4, ...) instead of reading GPUs"),
+    "--gpu.replay": ("NAME", "replay an included machine (h100, t4, ...) instead of reading GPUs"),
     "--log.level": ("LEVEL", "debug, info, warn or error (default info)"),
     "--log.format": ("FORMAT", "logfmt or json (default logfmt)"),
 }

@@ -252,7 +252,7 @@ class Launcher:
         step, pause = 0.22 / settings.speed, PAUSE_SECONDS / settings.speed
         metrics = f"{settings.url}/metrics"
         curl = f"curl -s{'k' if metrics.startswith('https') else ''} {metrics}"
-        gpus = f"\n  {curl} | grep '^gpu_'        # GPUs of the described machine {settings.replay}"
+        gpus = f"\n  {curl} | grep '^gpu_'        # GPUs of the replayed machine {settings.replay}"
         return f"""
 A simulated job of {RANKS} ranks. Its status page:
 

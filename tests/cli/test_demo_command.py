@@ -76,7 +76,7 @@ def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machi
     assert "demo_loss_window_mean" in exposition
     assert "demo_memory_resident_bytes" in exposition
     assert f"curl -s http://127.0.0.1:{port}/metrics | grep '^gpu_'" in output
-    assert "described machine h100" in output
+    assert "replayed machine h100" in output
 
 
 def test_each_rank_holds_a_gpu_and_has_energy_carbon_and_cost(tmp_path: Path) -> None:
