@@ -1,9 +1,9 @@
 """NVML calls and field values of a GPU, with tracking of unsupported queries and slow calls.
 
-Each query has a name (`power`, `field.82`). An unsupported or forbidden query is skipped for ten minutes, because
-some calls need a millisecond to return the error; a failed query is repeated in the next pass. A slow call is made
-less often on this GPU, so that it rarely delays the other GPUs. `DeviceDownError` (a lost GPU) ends the pass over
-this GPU.
+Each query has a name (`nvmlDeviceGetPowerUsage`, `field.82`). An unsupported or forbidden query is skipped for ten
+minutes, because some calls need a millisecond to return the error. A query that failed otherwise is repeated in the
+next pass. A slow call is made less often on this GPU, so that it rarely delays the other GPUs. `DeviceDownError` (a
+lost GPU) ends the pass over this GPU.
 """
 
 from __future__ import annotations
@@ -99,11 +99,13 @@ class NvmlDevice:
         self._paused_until = dict.fromkeys(avoid, MAX_PAUSE_SECONDS)
         self._is_before_first_pass = bool(self._paused_until)
 
-    def query(self, item: str, call: str, *arguments: Any, convert: Convert = lambda value: value) -> Any:
+    def query(
+        self, query_name: str, call: str, *arguments: Any, convert: Convert = lambda value: value
+    ) -> Any:
         """Call a function with the GPU's handle and return the converted result, or None without a value.
 
         Args:
-            item: Name of the query.
+            query_name: Name by which the support of the query is tracked.
             call: pynvml's function.
             arguments: Arguments after the handle.
             convert: Converts the result.
@@ -111,14 +113,14 @@ class NvmlDevice:
         Raises:
             DownError: The GPU or all GPUs are down.
         """
-        if not self.may_call(item, call):
+        if not self.may_call(query_name, call):
             return None
         try:
             return convert(self.call(call, *arguments))
         except CallFailedError as failure:
-            self.fail(item, call, failure.error)
+            self.fail(query_name, call, failure.error)
         except GarbageError:
-            self.fail(item, call, GARBAGE)
+            self.fail(query_name, call, GARBAGE)
         return None
 
     def call(self, call: str, *arguments: Any) -> Any:
@@ -135,23 +137,23 @@ class NvmlDevice:
                     self.pass_time + seconds + min(MAX_PAUSE_SECONDS, PAUSE_PER_SECOND * seconds)
                 )
 
-    def may_call(self, item: str, call: str) -> bool:
+    def may_call(self, query_name: str, call: str) -> bool:
         """Return True if the query is not known to be unsupported and the call is not paused."""
         if self._is_before_first_pass:
             self._is_before_first_pass = False
             self._paused_until = dict.fromkeys(self._paused_until, self.pass_time + MAX_PAUSE_SECONDS)
-        return self.pass_time >= self._paused_until.get(call, 0.0) and not self.is_unsupported(item)
+        return self.pass_time >= self._paused_until.get(call, 0.0) and not self.is_unsupported(query_name)
 
     def read_fields(self, conversions: Mapping[Field, Convert]) -> dict[Field, Any]:
         """Read field values in a single call. Fields without a value are omitted from the result."""
-        fields = [field for field in conversions if self.may_call(field_item(field), FIELDS_CALL)]
+        fields = [field for field in conversions if self.may_call(query_name_of(field), FIELDS_CALL)]
         if not fields:
             return {}
         try:
             values = self.call(FIELDS_CALL, fields)
         except CallFailedError as failure:
             for field in fields:
-                self.fail(field_item(field), FIELDS_CALL, failure.error)
+                self.fail(query_name_of(field), FIELDS_CALL, failure.error)
             return {}
         self.result_count -= 1  # each field value is counted separately
         results: dict[Field, Any] = {}
@@ -164,7 +166,7 @@ class NvmlDevice:
             except GarbageError:
                 error = GARBAGE
             if error:
-                self.fail(field_item(field), FIELDS_CALL, error)
+                self.fail(query_name_of(field), FIELDS_CALL, error)
         return results
 
     def counts(self, fields: Iterable[Field]) -> dict[Field, int]:
@@ -176,20 +178,20 @@ class NvmlDevice:
         counts = self.counts(kinds)
         return {event_kind: counts[field] for field, event_kind in kinds.items() if field in counts}
 
-    def is_unsupported(self, item: str) -> bool:
+    def is_unsupported(self, query_name: str) -> bool:
         """Return True if the GPU did not support or permit a query at a recent attempt."""
-        retry_time = self._retry_times.get(item)
+        retry_time = self._retry_times.get(query_name)
         if retry_time is None:
             return False
         if self.pass_time < retry_time:
             return True
-        del self._retry_times[item]
+        del self._retry_times[query_name]
         return False
 
-    def fail(self, item: str, call: str, error: str) -> None:
+    def fail(self, query_name: str, call: str, error: str) -> None:
         """Record a failed query. Raises DownError if the GPU or NVML is down."""
         if error in UNSUPPORTED_ERRORS or error == "no_permission":
-            self._retry_times[item] = self.pass_time + self._reprobe_seconds
+            self._retry_times[query_name] = self.pass_time + self._reprobe_seconds
         if error in UNSUPPORTED_ERRORS:
             return
         self.library.count_error(call, error)
@@ -221,7 +223,7 @@ def member_error(code: int) -> str:
     return "not_supported" if name in {"not_found", "gpu_not_found"} else name
 
 
-def field_item(field: Field) -> str:
+def query_name_of(field: Field) -> str:
     """Return the name of the query of a field value."""
     return f"field.{field[0]}.{field[1]}" if isinstance(field, tuple) else f"field.{field}"
 

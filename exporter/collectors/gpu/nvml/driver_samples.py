@@ -140,19 +140,19 @@ class DriverSamples:
 
     def _drain(self, sample_type: int, since_microseconds: int, convert: Convert) -> list[Sample] | None:
         """Return the samples after a time, or None if there is no buffer or all samples are garbage."""
-        device, item = self._device, f"samples.{sample_type}"
-        if not device.may_call(item, _CALL):
+        device, query_name = self._device, f"samples.{sample_type}"
+        if not device.may_call(query_name, _CALL):
             return None
         try:
             value_type, samples = device.call(_CALL, sample_type, since_microseconds)
         except CallFailedError as failure:
             if failure.error == "not_found":  # no new samples
                 return []
-            device.fail(item, _CALL, failure.error)
+            device.fail(query_name, _CALL, failure.error)
             return None
         layout = _LAYOUTS.get(value_type)
         if layout is None:
-            device.fail(item, _CALL, GARBAGE)
+            device.fail(query_name, _CALL, GARBAGE)
             return None
         valid_samples, garbage_count = [], 0
         for sample in samples:

@@ -70,15 +70,15 @@ class GpmMetrics:
 
     Args:
         device: The GPU.
-        item: Name of the query.
+        query_name: Name by which the support of the query is tracked.
         call: pynvml's sampling function.
         arguments: Arguments between the handle and the sample.
     """
 
-    def __init__(self, device: NvmlDevice, item: str, call: str, *arguments: int) -> None:
+    def __init__(self, device: NvmlDevice, query_name: str, call: str, *arguments: int) -> None:
         self.seconds = 0.0  # between the last two samples
         self._device = device
-        self._item = item
+        self._query_name = query_name
         self._call, self._arguments = call, arguments
         self._sample: Any = None
         self._previous_sample: Any = None
@@ -93,7 +93,7 @@ class GpmMetrics:
             self._queried_at = device.pass_time
             answer = device.query("gpm", "nvmlGpmQueryDeviceSupport")
             self._is_supported = answer is not None and bool(answer.isSupportedDevice)
-        return self._is_supported and device.may_call(self._item, self._call)
+        return self._is_supported and device.may_call(self._query_name, self._call)
 
     def read(self, rows: Sequence[GpmRow]) -> dict[int, float] | None:
         """Take a sample and compute the metrics since the previous sample.
@@ -114,7 +114,7 @@ class GpmMetrics:
             device.call(self._call, *self._arguments, self._previous_sample)
         except CallFailedError as failure:
             self._sampled_at = None
-            device.fail(self._item, failure.call, failure.error)
+            device.fail(self._query_name, failure.call, failure.error)
             return {}
         self._previous_sample, self._sample = self._sample, self._previous_sample
         previous_at, self._sampled_at = self._sampled_at, device.pass_time
@@ -131,7 +131,9 @@ class GpmMetrics:
         """Return the metrics between the two samples by id, without metrics that are NaN or unsupported."""
         device = self._device
         supported_ids = [
-            metric_id for metric_id in metric_ids if not device.is_unsupported(f"{self._item}.{metric_id}")
+            metric_id
+            for metric_id in metric_ids
+            if not device.is_unsupported(f"{self._query_name}.{metric_id}")
         ]
         if not supported_ids:
             return {}
@@ -151,13 +153,15 @@ class GpmMetrics:
                     values |= self._compute([metric_id])
                 return values
             for metric_id in supported_ids:
-                device.fail(f"{self._item}.{metric_id}", failure.call, failure.error)
+                device.fail(f"{self._query_name}.{metric_id}", failure.call, failure.error)
             return {}
         values = {}
         for position, metric_id in enumerate(supported_ids):
             metric = request.metrics[position]
             if metric.nvmlReturn:
-                device.fail(f"{self._item}.{metric_id}", "nvmlGpmMetricsGet", member_error(metric.nvmlReturn))
+                device.fail(
+                    f"{self._query_name}.{metric_id}", "nvmlGpmMetricsGet", member_error(metric.nvmlReturn)
+                )
             elif isfinite(metric.value):
                 values[metric_id] = metric.value
         return values

@@ -48,8 +48,8 @@ class GpuProcesses:
             ]
 
     def _utilization(self, device: NvmlDevice, *, wall: float) -> dict[int, float]:
-        item = "processes.utilization"
-        if not device.may_call(item, _UTILIZATION):
+        query_name = "processes.utilization"
+        if not device.may_call(query_name, _UTILIZATION):
             return {}
         # For the time 0, the driver returns the last, possibly stale sample of each process.
         since_microseconds = self._newest_microseconds or int((wall - _MAX_SAMPLE_SECONDS) * 1e6)
@@ -58,7 +58,7 @@ class GpuProcesses:
         except CallFailedError as failure:
             # No new sample: some drivers return success without samples, which pynvml raises as an error.
             if failure.error not in {"success", "not_found"}:
-                device.fail(item, failure.call, failure.error)
+                device.fail(query_name, failure.call, failure.error)
             return {}
         ratios_by_pid: dict[int, list[float]] = {}
         latest_microseconds = int((wall + _MAX_SAMPLE_SECONDS) * 1e6)

@@ -306,10 +306,12 @@ def read(device: NvmlDevice, queries: Sequence[Query], readings: PassReadings) -
 
 def execute(device: NvmlDevice, query: CallQuery) -> Sequence[float] | None:
     """Execute a query, with the older call if the driver does not support the newer one. Return the values, or None."""
-    item = f"{query.call}{query.arguments or ''}"
-    values: Sequence[float] | None = device.query(item, query.call, *query.arguments, convert=query.convert)
+    query_name = f"{query.call}{query.arguments or ''}"
+    values: Sequence[float] | None = device.query(
+        query_name, query.call, *query.arguments, convert=query.convert
+    )
     older = query.older
-    if values is None and older is not None and device.is_unsupported(item):
-        item = f"{older.call}{older.arguments or ''}"
-        values = device.query(item, older.call, *older.arguments, convert=query.convert)
+    if values is None and older is not None and device.is_unsupported(query_name):
+        query_name = f"{older.call}{older.arguments or ''}"
+        values = device.query(query_name, older.call, *older.arguments, convert=query.convert)
     return values
