@@ -24,7 +24,7 @@ IMMEDIATE_RESTARTS = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm
 """Exit reasons after which the next child starts immediately, unless an earlier child failed shortly before."""
 
 MAX_IMMEDIATE_HANGS = 3
-"""Number of consecutive hangs on a GPU that are followed by an immediate restart. Later restarts are delayed."""
+"""Number of consecutive hangs on a GPU after which the next child starts immediately. After further hangs, it is delayed."""
 
 _LONGEST_WAIT_SECONDS = 60.0
 

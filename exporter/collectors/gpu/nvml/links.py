@@ -40,14 +40,16 @@ _TRAFFIC = (
 )
 """Fields of both directions, before and from the fifth generation."""
 
+# Kinds of errors by field, before the fifth generation.
 _SUMMED_ERRORS = {38: "crc_flit", 45: "crc_data", 160: "ecc"}
-"""Fields that are sums over the links on all drivers."""
-
+"""Fields that are sums over the links."""
 _ERRORS = {161: "replay", 162: "recovery", 163: "crc"}
+"""Fields of a single link."""
 _OLD_DRIVER_ERRORS = {52: "replay", 59: "recovery"}
-"""Fields of old drivers that are sums over the links."""
+"""Sums over the links that replace the fields of a single link on drivers without them."""
 
 _FIFTH_GENERATION_ERRORS = {
+    # Fields of a single link.
     206: "malformed_packet",
     207: "buffer_overrun",
     208: "receive",
