@@ -1,4 +1,4 @@
-"""First row of the dashboard *Ranks*: missing ranks, the slowest rank and its cost, and the nodes of the run."""
+"""First row of the dashboard *Ranks*: missing ranks, the slowest rank with its cost, problems, and the nodes of the run."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def overview_panels() -> tuple[Panel, ...]:
             thresholds=threshold_steps((None, NEUTRAL), (1, BAD)),
             w=7,
         ),
-        what_is_wrong(w=13, h=6),
+        what_is_wrong(w=24, h=5),
         _node_table(),
     )
 
@@ -151,6 +151,6 @@ def _node_table() -> Panel:
             threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
         ),
         sort="Missing",
-        w=11,
-        h=6,
+        w=24,
+        h=5,
     )

@@ -1,9 +1,9 @@
-"""First row of the dashboard *Run*: state, alerts, cost of the slowest rank, progress, failures and goodput."""
+"""First row of the dashboard *Run*: state, alerts, problems, losses, progress, failures and goodput."""
 
 from __future__ import annotations
 
 from dashboards.alerts import CLOCK_TIME, firing_alerts
-from dashboards.energy_loss import CAUSE_TEXTS, COST_PER_HOUR, LOSS_SINCE, LOST_SHARE_NOW
+from dashboards.energy_loss import CAUSE_TEXTS, COST_PER_HOUR, LOST_SHARE_NOW
 from dashboards.palette import (
     BAD,
     BLUE,
@@ -24,7 +24,6 @@ from dashboards.panels import (
     stat,
     threshold_steps,
     time_series,
-    value_mappings,
     warn_above,
     warn_below,
 )
@@ -46,7 +45,7 @@ from dashboards.queries import (
 )
 from dashboards.run_problems import events_in_range, what_is_wrong
 from dashboards.run_state import BAD_LEVEL, LOOKBACK, STATE_LEGEND, WARNING_LEVEL, state_query
-from dashboards.tables import Column, percent, table
+from dashboards.tables import ZERO_AS_DASH, Column, table
 
 RANKS_LINK = dashboard_link("training-ranks", "Ranks", run="${run}")
 GPUS_LINK = dashboard_link("training-gpus", "GPUs of this run", run="${run}")
@@ -71,8 +70,8 @@ def overview_panels() -> tuple[Panel, ...]:
     """Return the panels of the row *At a glance*."""
     return (
         *_state_panels(),
-        what_is_wrong(w=13, h=6),
-        _losses(w=11, h=6),
+        what_is_wrong(w=24, h=5),
+        _losses(w=10, h=8),
         *_number_panels(),
         *_time_series_panels(),
     )
@@ -162,21 +161,20 @@ def _losses(w: int, h: int) -> Panel:
     return table(
         "Lost per hour, by cause",
         Column("cause", "Cause", mappings=CAUSE_TEXTS),
-        percent(f"{share} or on () {_NOTHING_LOST}", "of time", 100),
+        Column(
+            f"{share} or on () {_NOTHING_LOST}",
+            "of time",
+            "percentunit",
+            100,
+            mappings=ZERO_AS_DASH,
+            decimals=0,
+        ),
         Column(gpu_hours, "GPU hours", decimals=2, width=96),
         Column(cost, "Cost", decimals=2, width=65),
         Column("currency", "Unit", width=80),
-        Column(
-            f"1000 * max by (cause) ({LOSS_SINCE}) and on (cause) {share}",
-            "Since",
-            unit=CLOCK_TIME,
-            width=115,
-            mappings=value_mappings({0: ("before this range", NEUTRAL)}),
-        ),
         sort="of time",
         w=w,
         h=h,
-        max_data_points=120,
     )
 
 
@@ -193,7 +191,7 @@ def _number_panels() -> tuple[Panel, ...]:
             decimals=0,
             text_mode="value_and_name",
             thresholds=warn_below(0.9, 0.75),
-            w=3,
+            w=4,
         ),
         stat(
             "Waiting for data",
@@ -206,7 +204,7 @@ def _number_panels() -> tuple[Panel, ...]:
             decimals=0,
             text_mode="value_and_name",
             thresholds=warn_above(0.1, 0.2),
-            w=3,
+            w=4,
         ),
         stat(
             "Work at risk",
@@ -224,17 +222,7 @@ def _number_panels() -> tuple[Panel, ...]:
                     "properties": [{"id": "unit", "value": "s"}, {"id": "decimals", "value": 0}],
                 }
             ],
-            w=4,
-        ),
-        stat(
-            "Time left",
-            instant_query(
-                "clamp_min(max(training_step_target{@run}) - max(training_step{@run}), 0)"
-                f' / (max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0)'
-                f" unless on () {STANDS_STILL}"
-            ),
-            unit="dthms",
-            w=3,
+            w=6,
         ),
         stat(
             "Failures",
@@ -253,6 +241,16 @@ def _number_panels() -> tuple[Panel, ...]:
             text_mode="value_and_name",
             thresholds=bad_above(1),
             w=5,
+        ),
+        stat(
+            "Time left",
+            instant_query(
+                "clamp_min(max(training_step_target{@run}) - max(training_step{@run}), 0)"
+                f' / (max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0)'
+                f" unless on () {STANDS_STILL}"
+            ),
+            unit="dthms",
+            w=3,
         ),
         stat(
             "Goodput, if saved",

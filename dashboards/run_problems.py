@@ -38,7 +38,7 @@ FEED_AGE_SECONDS = (
 _LAST_UPDATE = "max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"
 _RANK_UP = "max by (instance, rank) (training_process_up{@run})"
 _ANYWHERE_UP = "max by (rank) (training_process_up{@run})"
-_RUN_OVER = 'max(last_over_time(training_run_state{@run, state=~"ending|finished|stopped"}[$__range])) == 1'
+_RUN_OVER = 'max(last_over_time(training_run_state{@run, state=~"finished|stopped"}[$__range])) == 1'
 _RUN_ENDED = (
     'max(last_over_time(training_run_state{@run, state=~"finished|stopped|failed|lost"}[$__range])) == 1'
 )
