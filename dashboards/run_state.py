@@ -87,18 +87,27 @@ def _missing_ranks() -> str:
     live_ranks = "(count(max by (rank) (training_process_up{@run}) == 1) or vector(0))"
     missing_count_query = f"max(training_world_size{{@run}}) - {live_ranks} > 0"
     is_live = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
-    text = f'label_replace(count_values("missing", {missing_count_query}), "missing", ", $1 ranks missing", "missing", "(.+)")'
+    text = _counted("missing", missing_count_query, "rank missing", "ranks missing")
     return f"{WARNING_LEVEL} * {text} and on () {is_live} or on () vector(0)"
 
 
 def _alerts() -> str:
     """Return PromQL for the level of the run's firing alerts, with their number as the label `alerts`."""
 
-    def alerts(severity: str, text: str, level: int) -> str:
+    def alerts(severity: str, plural: str, level: int) -> str:
         alert_count_query = f'count(ALERTS{{alertstate="firing", severity="{severity}", @run}})'
-        return f'{level} * label_replace(count_values("alerts", {alert_count_query}), "alerts", ", $1 {text}", "alerts", "(.+)")'
+        return f"{level} * {_counted('alerts', alert_count_query, severity, plural)}"
 
-    return f"{alerts('critical', 'critical', BAD_LEVEL)} or on () {alerts('warning', 'warning', WARNING_LEVEL)} or on () vector(0)"
+    critical = alerts("critical", "critical", BAD_LEVEL)
+    return f"{critical} or on () {alerts('warning', 'warnings', WARNING_LEVEL)} or on () vector(0)"
+
+
+def _counted(label: str, count: str, singular: str, plural: str) -> str:
+    """Return PromQL that adds a label with a count and a noun, such as `, 2 warnings`."""
+    with_plural = (
+        f'label_replace(count_values("{label}", {count}), "{label}", ", $1 {plural}", "{label}", "(.+)")'
+    )
+    return f'label_replace({with_plural}, "{label}", ", 1 {singular}", "{label}", ", 1 {plural}")'
 
 
 def _age_and_node() -> str:
