@@ -38,9 +38,9 @@ def labels_by_name() -> dict[str, set[str]]:
     """Return the labels of each family and sample of docs/METRICS.md."""
     row = re.compile(r"^\| `(\w+)` \| (\w+) \| (.*?) \|", re.MULTILINE)
     labels: dict[str, set[str]] = {}
-    for name, kind, cell in row.findall((PROJECT / "docs/METRICS.md").read_text(encoding="utf-8")):
+    for name, metric_type, cell in row.findall((PROJECT / "docs/METRICS.md").read_text(encoding="utf-8")):
         labels[name] = set(re.findall(r"`(\w+)`", cell))
-        for suffix in SAMPLE_SUFFIXES.get(kind, ()):
+        for suffix in SAMPLE_SUFFIXES.get(metric_type, ()):
             labels[name + suffix] = labels[name] | {"le"}
     return labels
 
@@ -63,8 +63,8 @@ LABELS, SOURCE = labels_by_name(), source_text()
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_families_and_labels_in_a_document_exist(document: str) -> None:
-    named = [match for text in quoted(document) if (match := FAMILY.fullmatch(text))]
-    families = [(match[1], match[2] or "") for match in named if match[1] not in OTHER_NAMES]
+    matches = [match for text in quoted(document) if (match := FAMILY.fullmatch(text))]
+    families = [(match[1], match[2] or "") for match in matches if match[1] not in OTHER_NAMES]
     selected_labels = [
         (name, label)
         for name, selector in families
@@ -79,9 +79,9 @@ def test_families_and_labels_in_a_document_exist(document: str) -> None:
 def test_recording_rules_in_a_document_exist(document: str) -> None:
     paths = (PROJECT / "deploy/prometheus/rules").glob("*.yml")
     groups = [group for path in paths for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
-    recorded = {rule.get("record") for group in groups for rule in group["rules"]}
+    rule_names = {rule.get("record") for group in groups for rule in group["rules"]}
 
-    assert [name for text in quoted(document) for name in RULE.findall(text) if name not in recorded] == []
+    assert [name for text in quoted(document) for name in RULE.findall(text) if name not in rule_names] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -94,9 +94,8 @@ def test_flags_and_environment_variables_in_a_document_exist(document: str) -> N
     assert [name for name in variables if name not in SOURCE] == []
 
 
-@pytest.mark.parametrize(
-    "document", sorted({*DOCUMENTS} - {"ARCHITECTURE.md"})
-)  # has modules with such names
+# ARCHITECTURE.md has modules whose names look like options.
+@pytest.mark.parametrize("document", sorted({*DOCUMENTS} - {"ARCHITECTURE.md"}))
 def test_options_in_a_document_exist(document: str) -> None:
     schema = json.loads((PROJECT / "config.schema.json").read_text(encoding="utf-8"))
     keys = set(option_keys(schema))

@@ -56,8 +56,7 @@ step.add(0.5)
 exporter.log("saved", "a message", steps=1)
 with training.training_loop(train_iterations_start=0), training.training_iteration():
     training.record(loss=0.5)
-assert not exporter.flush()
-print("ended")
+print(exporter.flush())
 """
 
 
@@ -66,7 +65,7 @@ def test_on_another_system_a_job_records_and_a_notice_says_that_nothing_is_expor
 ) -> None:
     completed = child(tmp_path / "feed", WINDOWS_PROGRAM)
 
-    assert completed.stdout == "ended\n"
+    assert completed.stdout == "False\n"
     assert "the feed needs Linux" in completed.stderr
     assert list((tmp_path / "feed").iterdir()) == []
 

@@ -140,7 +140,8 @@ import sys
 from pathlib import Path
 from exporter.ledger.state.store import StateStore
 store, key = StateStore(Path(sys.argv[1]), sidecar="child"), ("rank", "run", "0", "", "")
-assert store.claim(key)
+if not store.claim(key):
+    sys.exit("another process has claimed the key")
 number = store.load(key, int) or 0
 print(number, flush=True)
 while True:

@@ -22,7 +22,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.utils.data import DataLoader, TensorDataset
 from exporter.one_logger import *
 from exporter.one_logger.training_telemetry.integration.pytorch_lightning import (
-    OneLoggerPTLTrainer, TimeEventCallback, hook_trainer_cls)
+    OneLoggerPTLTrainer, hook_trainer_cls)
 
 warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -60,7 +60,7 @@ options = dict(accelerator="cpu", logger=False, enable_checkpointing=False, enab
 TRAINER = """
 options["callbacks"] = None
 trainer = OneLoggerPTLTrainer(options, provider)
-assert options["callbacks"] is None
+print("options unchanged", options["callbacks"] is None)
 callback = trainer.nv_one_logger_callback
 """
 HOOKED = """
@@ -68,7 +68,7 @@ class Mine(pl.Trainer):
     pass
 trained, callback = hook_trainer_cls(Mine, provider)
 trainer = trained(callbacks=pl.Callback(), **options)
-assert trained is Mine and trainer.nv_one_logger_callback is callback
+print("trainer unchanged", trained is Mine and trainer.nv_one_logger_callback is callback)
 """
 RUN = """
 callback.on_model_init_start()
@@ -79,8 +79,7 @@ with contextlib.suppress(OSError):
     trainer.save_checkpoint("bad.ckpt")
 trainer.save_checkpoint("good.ckpt")
 trainer.test(module, loader(8), verbose=False)
-assert isinstance(pickle.loads(pickle.dumps(callback)), TimeEventCallback)
-assert Path("good.ckpt").exists()
+print("pickled", type(pickle.loads(pickle.dumps(callback))) is type(callback))
 callback.on_app_end()
 """
 
@@ -94,6 +93,9 @@ def records(directory: Path) -> list[dict[str, Any]]:
 def test_a_trainer_is_recorded_with_its_sanity_check_and_saves(trainer_code: str, tmp_path: Path) -> None:
     completed = run_python(JOB + trainer_code + RUN, tmp_path, timeout=200)
     assert completed.returncode == 0, completed.stderr
+    assert "unchanged True\n" in completed.stdout
+    assert "pickled True\n" in completed.stdout
+    assert (tmp_path / "good.ckpt").exists()
 
     all_records = records(tmp_path)
     ended_spans = Counter(record["name"] for record in all_records if record["type"] in {"stop", "complete"})

@@ -91,9 +91,13 @@ def span_names(directory: Path, *types: str) -> list[str]:
     return [record["name"] for record in records(directory) if record["type"] in types]
 
 
-def run_job(code: str, directory: Path, *, status: int = 0, **options: Any) -> None:
+def run_job(
+    code: str, directory: Path, *, status: int = 0, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a directory, check its exit status, and return its output."""
     completed = run_python(code, directory, **options)
     assert completed.returncode == status, completed.stderr
+    return completed
 
 
 def test_d50_the_readme_example_of_one_logger_runs_with_only_its_imports_changed(tmp_path: Path) -> None:
@@ -201,10 +205,11 @@ def test_a_child_of_multiprocessing_can_configure_itself(tmp_path: Path) -> None
             process = multiprocessing.get_context(method).Process(target=work)
             process.start()
             process.join()
-            assert process.exitcode == 0
+            print(process.exitcode)
     """
-    run_job(PREAMBLE + body, tmp_path)
+    completed = run_job(PREAMBLE + body, tmp_path)
 
+    assert completed.stdout == "0\n0\n"
     all_records = records(tmp_path)
     assert len({record["pid"] for record in all_records}) == 2
     assert sum(record["type"] in {"complete", "stop"} for record in all_records) == 2

@@ -165,17 +165,18 @@ def test_a_forked_child_has_its_own_counts_and_handlers(feed: Path) -> None:
             add(100.0)
             log("a", n=100)
             log("child", n=101)
-            assert not set(ids) & {{event.id for event in exporter.events.recent()}}
-            assert len(exporter.events.recent()) == 2
+            child_ids = [event.id for event in exporter.events.recent()]
+            print(len(child_ids), set(ids).isdisjoint(child_ids))
             sys.exit(0)
         os.wait()
         add(1.0)
         log("a", n=10)
     """
-    run(feed, program, RANK="3")
+    completed = run(feed, program, RANK="3")
     parent, child = snapshots(feed)
     events = [snapshot.recording.events for snapshot in (parent, child)]
 
+    assert completed.stdout == "2 True\n"
     assert [snapshot.recording.stats[0].sum for snapshot in (parent, child)] == [11.0, 100.0]
     assert parent.process.id != child.process.id
     assert [snapshot.process.rank for snapshot in (parent, child)] == [3, 3]
@@ -264,12 +265,11 @@ def test_interpreter_without_a_lock_runs_the_job_and_records_nothing(feed: Path)
         with training.training_iteration():
             stat.add(1.0)
             exporter.log("event")
-        assert exporter.flush()
-        print("done")
+        print(exporter.flush())
     """
     completed = child(feed, program)
 
-    assert completed.stdout == "done\n"
+    assert completed.stdout == "True\n"
     assert (
         completed.stderr.count("exporter: nothing is recorded: this Python runs without the interpreter lock")
         == 1
