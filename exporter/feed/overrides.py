@@ -93,8 +93,10 @@ def _read(path: str) -> tuple[Rule, ...] | None:
         raise _unusable(message, path)
     if status.st_mode & stat.S_IWOTH:
         raise _unusable(f"all users can write to {name}", path)
+    if len(data) > MAX_BYTES:
+        raise FeedFormatError(f"{name} is larger than {MAX_BYTES} bytes", reason="too_large")
     try:
-        body = loads(data.decode()) if len(data) <= MAX_BYTES else None
+        body = loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise FeedFormatError(f"{name} is not JSON: {error}", reason="content") from error
     if isinstance(body, dict) and body.get("version", VERSION) != VERSION:

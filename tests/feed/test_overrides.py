@@ -67,7 +67,7 @@ def test_a_reader_returns_each_change_and_each_broken_file_once(tmp_path: Path) 
         (b"[]", "content"),
         (b'{"version": 1, "rules": [{"match": "\xff"}]}', "content"),
         (b'{"version": 1, "rules": [{"match": 1}]}', "content"),
-        (b" " * (1 << 20) + b"{}", "content"),
+        (b" " * (1 << 20) + b"{}", "too_large"),
     ],
 )
 def test_a_damaged_file_of_rules_gives_the_documented_error(

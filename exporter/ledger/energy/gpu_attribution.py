@@ -219,21 +219,23 @@ class GpuAttribution:
     def _add_unlisted_holder(
         self, life: ProcessLife, points: Sequence[EnergyPoint], find_run: FindRun, division: Division
     ) -> None:
-        """Add a process that no list contains as a holder, and attribute the energy since the process started."""
+        """Make a process that no list contains a holder, and attribute the energy of the free intervals since its start."""
         if life.pid in self._holders or life.pid in self._settled_pids:
             return
         self._mark_settled(life.pid)
         self._claim_stored_slices(life, find_run, division)
-        for interval in (
-            self._take_free_intervals(life.started_at, self._divided_point.time) if points else ()
-        ):
-            division.slices.append(self._slice(life.pid, interval, points, find_run))
+        if points:
+            for interval in self._take_free_intervals(life.started_at, self._divided_point.time):
+                division.slices.append(self._slice(life.pid, interval, points, find_run))
         self._holders[life.pid] = _Holder(life.pid, max(life.started_at, self._divided_point.time))
 
     def _add_exited_process(
         self, process: ReportedProcess, points: Sequence[EnergyPoint], find_run: FindRun, division: Division
     ) -> None:
-        """Attribute the energy of a reported process that exited before a list contained it, once it is divided up to the exit."""
+        """Attribute the energy of a reported process that exited before a list contained it.
+
+        Does nothing until the energy up to the exit is divided.
+        """
         life = process.life
         if (
             life.pid in self._settled_pids
@@ -264,7 +266,7 @@ class GpuAttribution:
         return GpuSlice(find_run(pid), (pid,), EXCLUSIVE, 1.0, interval.start, interval.end, joules)
 
     def _claim_stored_slices(self, life: ProcessLife, find_run: FindRun, division: Division) -> None:
-        """Add the stored energy of unknown pids with the same lifetime, which are pids of a different namespace."""
+        """Attribute the stored energy of unknown pids with the same lifetime, which belong to a different pid namespace."""
         for holder in self._all_holders:
             is_within = life.ended_at is None or (holder.end or inf) <= life.ended_at + LIFE_TOLERANCE_SECONDS
             if (
