@@ -158,7 +158,7 @@ def test_a_file_that_is_not_a_feed_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"garbage" * 100)
 
     (finding,) = [row for row in check(tmp_path)[1] if f"{name} is damaged" in row["found"]]
-    assert finding["remedy"].startswith("a living process replaces")
+    assert finding["remedy"].startswith("a running process replaces")
 
 
 def test_every_refusal_of_a_feed_file_has_a_remedy() -> None:
