@@ -94,10 +94,15 @@ def _time_panels() -> tuple[Panel, ...]:
 
 def _device_power_panels() -> tuple[Panel, ...]:
     """Return the panels of the power of nodes and GPUs."""
-    gpu_power_query, cpu_power_query = (
-        f"sum by (instance) (rate({family}_energy_joules_total{{@node_any_job}}[$__rate_interval]))"
-        for family in ("gpu", "host_cpu")
-    )
+
+    def node_power(window: str, modifier: str = "") -> str:
+        gpus, processors, memory = (
+            f"rate({family}_energy_joules_total{{@node_any_job}}[{window}]{modifier})"
+            for family in ("gpu", "host_cpu", "host_dram")
+        )
+        memory = f'label_replace({memory}, "component", "dram", "", "")'
+        return f"sum by (instance) ({gpus} or {processors} or {memory})"
+
     # `min_seen` is not the idle power of a GPU that was never idle. Values near the power limit are therefore left out.
     idle_power_query = (
         'max by (instance, gpu) (gpu_power_idle_watts{@node_any_job, method="min_seen"})'
@@ -107,14 +112,8 @@ def _device_power_panels() -> tuple[Panel, ...]:
         time_series(
             "Power of nodes",
             Query(
-                f"({gpu_power_query} + {cpu_power_query} or {gpu_power_query} or {cpu_power_query}) and on (instance) topk(8, sum by (instance)"
-                " (rate(gpu_energy_joules_total{@node_any_job}[$__range] @ end()))"
-                " or sum by (instance) (rate(host_cpu_energy_joules_total{@node_any_job}[$__range] @ end())))",
+                f"{node_power('$__rate_interval')} and on (instance) topk(8, {node_power('$__range', ' @ end()')})",
                 "{{instance}}",
-            ),
-            Query(
-                "sum by (instance) (rate(host_dram_energy_joules_total{@node_any_job}[$__rate_interval]))",
-                "DRAM of {{instance}}",
             ),
             unit="watt",
             color=HASHED_COLOR,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.palette import BAD, BLUE, KHAKI, ORANGE, PURPLE, VERMILION
+from dashboards.palette import BAD, BLUE, ORANGE, PURPLE, VERMILION
 from dashboards.panels import (
     Panel,
     bar_gauge,
@@ -84,6 +84,11 @@ def disk_panels() -> tuple[Panel, ...]:
 
 def network_panels() -> tuple[Panel, ...]:
     """Return the panels about Ethernet, TCP and link errors."""
+    rdma_errors = (
+        "sum(rate(host_rdma_receive_errors_total{@node}[$__rate_interval])"
+        " + rate(host_rdma_symbol_errors_total{@node}[$__rate_interval]))"
+    )
+    lost_rdma_links = "sum(rate(host_rdma_link_downed_total{@node}[$__rate_interval]))"
     return (
         time_series(
             "Ethernet",
@@ -111,12 +116,11 @@ def network_panels() -> tuple[Panel, ...]:
             ),
             Query("sum(rate(host_tcp_retransmits_total{@node}[$__rate_interval]))", "TCP retransmits", BLUE),
             Query(
-                "sum(rate(host_rdma_receive_errors_total{@node}[$__rate_interval])"
-                " + rate(host_rdma_symbol_errors_total{@node}[$__rate_interval]))",
-                "RDMA errors",
+                f'label_replace({rdma_errors}, "kind", "RDMA errors", "", "")'
+                f' or label_replace({lost_rdma_links}, "kind", "RDMA links lost", "", "")',
+                "{{kind}}",
                 PURPLE,
             ),
-            Query("sum(rate(host_rdma_link_downed_total{@node}[$__rate_interval]))", "RDMA link lost", KHAKI),
             unit="cps",
         ),
     )

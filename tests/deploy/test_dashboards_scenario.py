@@ -46,7 +46,6 @@ MACHINE_DASHBOARD = "training-node"
 """Dashboard of the test machine; families of hardware that this machine does not have may be absent."""
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
-    ("training-energy", NO_HARDWARE): {"Power of nodes": "B"},
     ("training-energy", TOO_SHORT): {"Source of each number": "B"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
     ("training-gpus", NO_MIG): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
@@ -54,7 +53,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
         "CPU of the container, and its limit": "B",
         "Memory of the container, and its limit": "CD",
     },
-    ("training-node", NO_HARDWARE): {"RDMA": "AB", "Network errors": "DE"},
+    ("training-node", NO_HARDWARE): {"RDMA": "AB", "Network errors": "D"},
     ("training-node", NO_MOUNT): {"NFS and Lustre latency": "AB"},
     ("training-run", NOT_RECORDED): {"Learning rate, loss scale": "B"},
     ("training-ranks", NO_TORCH): {"All ranks, the slowest first": "G"},
