@@ -276,7 +276,7 @@ def current_problems() -> Panel:
             mappings=value_mappings({0: (NO_VALUE, NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
         ),
         Column(
-            f"max by (instance, gpu) (gpu_recovery_action{{@gpu}}) > 0 or {no_problem}",
+            f"max by (instance, gpu) (gpu_recovery_action{{@gpu}}) and on (instance, gpu) ({gpus}) or {no_problem}",
             "Driver requests",
             width=140,
             mappings=RECOVERY_ACTION_TEXTS,

@@ -40,6 +40,7 @@ NOT_RECORDED = "the job of the scenario does not record it"
 REPLAYED = "a replayed GPU has replayed processes, which are not the ranks of the job"
 NO_LIMIT = "the tests do not run in a container with this limit"
 NO_MIG = "the GPUs of node-2 are not in MIG mode; a separate test covers node-4"
+NOT_OVERDUE = "a failed save is followed by a save before three intervals"
 TOO_SHORT = "the query needs data from a longer time than the scenario"
 
 MACHINE_DASHBOARD = "training-node"
@@ -56,6 +57,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-node", NO_HARDWARE): {"RDMA": "AB", "Network errors": "D"},
     ("training-node", NO_MOUNT): {"NFS and Lustre latency": "AB"},
     ("training-run", NOT_RECORDED): {"Learning rate, loss scale": "B"},
+    ("training-run", NOT_OVERDUE): {"Work at risk": "B"},
     ("training-ranks", NO_TORCH): {"All ranks, the slowest first": "G"},
     ("training-run", NO_TORCH): {
         "Memory of tensors": "A",
