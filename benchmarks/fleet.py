@@ -3,10 +3,11 @@
 The page of the real sidecar, for a job of eight ranks on the described machine h100, is recorded twice. A single process serves
 the page for each node, with other names of run, rank and GPU. Values that changed between the recordings continue to change at
 that rate. A run has eight nodes. The real Prometheus in agent mode scrapes the nodes every 15 s and writes to VictoriaMetrics, on
-which vmalert evaluates deploy/prometheus/rules (Debian's packages). Measured for each number of nodes are series and samples,
-memory and CPU time of each program, recorded series, the duration of an evaluation of all rules, and of the queries of the dashboards
-*Fleet* and *Run* over an hour. The column of 10,000 nodes is a linear extrapolation from the stages in which all nodes were
-scraped and all rules evaluated in time. Prints a JSON document.
+which vmalert evaluates deploy/prometheus/rules (Debian's packages). Prints a JSON document.
+
+For each number of nodes, the figures are series and samples, memory and CPU time of each program, the number of recorded series, and
+the durations of an evaluation of all rules and of the queries of the dashboards *Fleet* and *Run* over an hour. The column of 10,000
+nodes is a linear extrapolation from the stages in which all nodes were scraped and all rules evaluated in time.
 
     python benchmarks/fleet.py [--quick] [NODES ...]
 """

@@ -2,8 +2,8 @@
 
 Each job of `benchmarks/foreign` keeps a log of its steps. A job whose framework the tests do not install receives a virtual
 environment. Prints a table of the quantities that are equal, within their tolerance (the last loss 0.01 %, the productive time
-35 %), absent for a declared reason, or wrong. Steps, samples and epochs are those of rank 0. The exit status is 1 if a quantity is wrong or a
-job could not run.
+35 %), absent for a declared reason, or wrong. Steps, samples and epochs are those of rank 0. The exit status is 1 if a quantity
+is wrong or a job could not run.
 
     python benchmarks/foreign_jobs.py [--venvs=DIRECTORY] [--pages=DIRECTORY] [NAME...]
 """
@@ -210,10 +210,13 @@ def report(result: JobResult) -> str:
 
 def main() -> int:
     """Run the named jobs, or all jobs, and print the table. Return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--venvs", type=Path, default=Path(tempfile.gettempdir()) / "foreign-jobs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    venvs = Path(tempfile.gettempdir()) / "foreign-jobs"
+    parser.add_argument("--venvs", type=Path, default=venvs, help=f"virtual environments (default {venvs})")
     parser.add_argument("--pages", type=Path, help="directory for the last page and the output of each job")
-    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="job; default: all jobs")
     arguments = parser.parse_args()
     headings = ("job", "versions", *(verdict.value for verdict in Verdict))
     print(f"| {' | '.join(headings)} |\n|{'---|' * len(headings)}", flush=True)
