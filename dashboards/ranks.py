@@ -127,7 +127,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
             Column("rank", "Rank", width=70),
             Column("instance", "Node", links=(GPUS_LINK, NODE_LINK)),
             Column("gpu", "GPU", width=60),
-            Column("problem", "Problem of the GPU", width=240, mappings=BAD_TEXT),
+            Column("problem", "Problem of the GPU", width=285, mappings=BAD_TEXT),
             percent(
                 SPEED_RATIO_BY_NODE,
                 "Speed",

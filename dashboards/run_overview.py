@@ -9,7 +9,6 @@ from dashboards.palette import (
     BLUE,
     GOOD,
     GREEN,
-    NEUTRAL,
     ORANGE,
     PALE_BLUE,
     WARNING,
@@ -18,6 +17,7 @@ from dashboards.palette import (
     fixed_colors_by_name,
 )
 from dashboards.panels import (
+    NO_THRESHOLDS,
     Panel,
     bad_above,
     dashboard_link,
@@ -208,8 +208,7 @@ def _number_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Work at risk",
-            instant_query(f"{unsaved} unless on () {is_overdue}", "unsaved"),
-            instant_query(f"{unsaved} and on () {is_overdue}", "unsaved, save overdue", BAD),
+            instant_query(_either(unsaved, is_overdue, "unsaved, save overdue", "unsaved"), "{{note}}"),
             instant_query(
                 f"{unsaved} * on () group_right () sum by (currency) ({COST_PER_HOUR}) / 3600", "{{currency}}"
             ),
@@ -220,7 +219,11 @@ def _number_panels() -> tuple[Panel, ...]:
                 {
                     "matcher": {"id": "byRegexp", "options": "/^unsaved/"},
                     "properties": [{"id": "unit", "value": "s"}, {"id": "decimals", "value": 0}],
-                }
+                },
+                {
+                    "matcher": {"id": "byName", "options": "unsaved, save overdue"},
+                    "properties": [{"id": "thresholds", "value": threshold_steps((None, BAD))}],
+                },
             ],
             w=6,
         ),
@@ -254,12 +257,19 @@ def _number_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Goodput, if saved",
-            instant_query(f"{GOODPUT_IF_SAVED} unless on () {is_young}", "since the start"),
-            instant_query(f"{GOODPUT_IF_SAVED} and on () {is_young}", "in the first hour", NEUTRAL),
+            instant_query(
+                _either(GOODPUT_IF_SAVED, is_young, "in the first hour", "since the start"), "{{note}}"
+            ),
             unit="percentunit",
             decimals=1,
             text_mode="value_and_name",
             thresholds=warn_below(0.9, 0.7),
+            overrides=[
+                {
+                    "matcher": {"id": "byName", "options": "in the first hour"},
+                    "properties": [{"id": "thresholds", "value": NO_THRESHOLDS}],
+                }
+            ],
             w=3,
         ),
         stat(
@@ -274,6 +284,12 @@ def _number_panels() -> tuple[Panel, ...]:
             w=3,
         ),
     )
+
+
+def _either(expression: str, condition: str, note: str, other_note: str) -> str:
+    """Return PromQL that adds the label `note`: the first text if a condition has a value, otherwise the second."""
+    with_note = f'label_replace({expression} and on () {condition}, "note", "{note}", "", "")'
+    return f'{with_note} or on () label_replace({expression}, "note", "{other_note}", "", "")'
 
 
 def _events_or_zero(counter: str, by: str) -> str:

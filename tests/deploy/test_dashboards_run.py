@@ -219,7 +219,11 @@ def test_a_run_without_a_loss_says_why(tmp_path: Path, series: dict[str, str], c
 
 @pytest.mark.parametrize(
     ("interval_seconds", "query_id", "value", "labels"),
-    [(300, "A", 600, "{}"), (100, "B", 600, "{}"), (300, "C", 6, '{currency="EUR"}')],
+    [
+        (300, "A", 600, '{note="unsaved"}'),
+        (100, "A", 600, '{note="unsaved, save overdue"}'),
+        (300, "B", 6, '{currency="EUR"}'),
+    ],
 )
 def test_unsaved_work_has_a_cost_and_is_bad_after_three_intervals(
     tmp_path: Path, interval_seconds: int, query_id: str, value: float, labels: str

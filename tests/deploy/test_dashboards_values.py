@@ -280,7 +280,14 @@ def test_goodput_falls_while_a_run_makes_no_step_before_the_exporter_decides(tmp
         'training_badput_seconds_total{run="a",cause="hang",instance="n1"}': "0x480",
     }
 
-    messages = failures(tmp_path, "Goodput, if saved", series, {"60m": 100, "90m": 67}, factor=100)
+    messages = failures(
+        tmp_path,
+        "Goodput, if saved",
+        series,
+        {"60m": 100, "90m": 67},
+        labels='{note="since the start"}',
+        factor=100,
+    )
 
     assert not messages, messages
 
