@@ -208,19 +208,17 @@ print("exporter" in sys.modules, [thread.name for thread in threading.enumerate(
 @pytest.mark.parametrize("loglevel", ["INFO", "ERROR"])
 def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path, loglevel: str) -> None:
     paths = f"{installed_distribution(tmp_path / 'site')}:{REPOSITORY}"
-    plain = child(tmp_path / "nothing", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel)
-    completed_run = child(
-        tmp_path / "feed", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1"
-    )
+    unrecorded_run = child(tmp_path / "nothing", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel)
+    recorded_run = child(tmp_path / "feed", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1")
     page = page_of(tmp_path / "feed")
 
-    *lines, last = plain.stdout.splitlines()
+    *lines, last_line = unrecorded_run.stdout.splitlines()
     assert lines == ["sink my_app loss 0.5", 'raised "the job\'s own"']
-    assert last == "False []"
-    assert completed_run.stdout.splitlines()[:-1] == lines
-    assert completed_run.stdout.splitlines()[-1].startswith("True ['exporter-recording'")
-    assert completed_run.stderr == plain.stderr
-    assert ('"on.console"' in completed_run.stderr) is (loglevel == "INFO")
+    assert last_line == "False []"
+    assert recorded_run.stdout.splitlines()[:-1] == lines
+    assert recorded_run.stdout.splitlines()[-1].startswith("True ['exporter-recording'")
+    assert recorded_run.stderr == unrecorded_run.stderr
+    assert ('"on.console"' in recorded_run.stderr) is (loglevel == "INFO")
     assert not list((tmp_path / "nothing").iterdir())
     assert sum_by_labels(page, "torchelastic_train_step_seconds_sum") == 0.012
     assert sum_by_labels(page, "my_app_loss_sum") == 0.5

@@ -87,8 +87,8 @@ class Truth:
     def lost(self) -> list[dict[str, Any]]:
         """Steps of the first attempt after its last checkpoint."""
         first = self.attempts[0]
-        saved = max(line["step"] for line in first if line["event"] == "save")
-        return [line for line in first if line["event"] == "step" and line["step"] > saved]
+        saved_step = max(line["step"] for line in first if line["event"] == "save")
+        return [line for line in first if line["event"] == "step" and line["step"] > saved_step]
 
 
 def truth_of(name: str, directory: Path) -> Truth:

@@ -46,11 +46,11 @@ def sidecar(tmp_path: Path, job: subprocess.Popen[bytes]) -> Iterator[ContainedS
 def test_a_job_in_another_container_is_recorded_until_it_is_killed(
     sidecar: ContainedSidecar, job: subprocess.Popen[bytes]
 ) -> None:
-    up = 'training_process_up{rank="0",run="r"}'
+    process_up = 'training_process_up{rank="0",run="r"}'
     wait_until(lambda: (sidecar.sample('training_steps_total{mode="train",rank="0",run="r"}') or 0) > 20)
-    wait_until(lambda: sidecar.sample(up) == 1)
+    wait_until(lambda: sidecar.sample(process_up) == 1)
     job.kill()
-    wait_until(lambda: sidecar.sample(up) == 0)
+    wait_until(lambda: sidecar.sample(process_up) == 0)
 
     assert sidecar.sample('training_feed_alive{rank="0",run="r"}') == 0
 

@@ -83,13 +83,13 @@ def test_a_restarted_rank_continues_counting(job: SimulatedJob, proc: Proc) -> N
     proc.processes[100].user = 50.0
     job.collect()
     job.end_recording()
-    ended = job.collect()
+    collected_after_end = job.collect()
     job.add_recording(proc.add(FakeProcess(101, user=2.0, started_at=proc.wall)))
-    restarted = job.collect()
+    collected_after_restart = job.collect()
 
-    assert value_of(ended, "training_process_up", "r", "0") == 0
-    assert value_of(restarted, CPU, *TRAINER, "user") == 52.0
-    assert value_of(restarted, "training_process_up", "r", "0") == 1
+    assert value_of(collected_after_end, "training_process_up", "r", "0") == 0
+    assert value_of(collected_after_restart, CPU, *TRAINER, "user") == 52.0
+    assert value_of(collected_after_restart, "training_process_up", "r", "0") == 1
 
 
 def test_another_process_with_the_same_pid_is_not_the_recording_process(

@@ -113,11 +113,14 @@ def test_a_dead_shared_directory_does_not_delay_the_node(node: Node, tmp_path: P
         (programs / name).chmod(0o755)
     hanging = {"PATH": f"{programs}:{os.environ['PATH']}", "PATIENCE": "0.5"}
 
-    before, after = node.run("prolog.sh", 3, **hanging), node.run("epilog.sh", 4, SLURM_JOB_UID="", **hanging)
+    prolog, epilog = (
+        node.run("prolog.sh", 3, **hanging),
+        node.run("epilog.sh", 4, SLURM_JOB_UID="", **hanging),
+    )
 
-    assert (before.returncode, after.returncode) == (0, 0)
-    assert "job 3 is not monitored" in before.stderr
-    assert "the target of job 4 stays" in after.stderr
+    assert (prolog.returncode, epilog.returncode) == (0, 0)
+    assert "job 3 is not monitored" in prolog.stderr
+    assert "the target of job 4 stays" in epilog.stderr
 
 
 @pytest.mark.parametrize("obstacle", ["directory", "link"])

@@ -53,14 +53,14 @@ def test_a_repartitioned_gpu_shows_only_its_new_instances() -> None:
         "at: 40s, until: 80s, gpus: [1], mig: []",
         model=GPM,
     )
-    before, after, later = (replay(description, seconds) for seconds in (30, 45, 141))
-    (uuid,) = [labels[0] for labels in before.values("gpu_mig_info", "0") if labels[1] == "1"]
-    activity = before.values("gpu_mig_sm_activity_ratio")
+    at_30_s, at_45_s, at_141_s = (replay(description, seconds) for seconds in (30, 45, 141))
+    (uuid,) = [labels[0] for labels in at_30_s.values("gpu_mig_info", "0") if labels[1] == "1"]
+    activity = at_30_s.values("gpu_mig_sm_activity_ratio")
 
     assert len(activity) == 4
     assert set(activity.values()) == {0.6}
-    assert before.values(SM) == {}  # the family of the whole card is absent while MIG is enabled
-    assert {(labels[0], labels[5]) for labels in after.values("gpu_mig_info")} == {("0", "3g.40gb")}
-    assert uuid not in {labels[0] for labels in after.values("gpu_mig_memory_total_bytes", "0")}
-    assert set(after.values("gpu_mig_sm_activity_ratio").values()) == {0.6}
-    assert len(later.values("gpu_mig_info")) == 3
+    assert at_30_s.values(SM) == {}  # the family of the whole card is absent while MIG is enabled
+    assert {(labels[0], labels[5]) for labels in at_45_s.values("gpu_mig_info")} == {("0", "3g.40gb")}
+    assert uuid not in {labels[0] for labels in at_45_s.values("gpu_mig_memory_total_bytes", "0")}
+    assert set(at_45_s.values("gpu_mig_sm_activity_ratio").values()) == {0.6}
+    assert len(at_141_s.values("gpu_mig_info")) == 3

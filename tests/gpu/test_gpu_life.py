@@ -88,10 +88,10 @@ def test_a_missing_library_is_a_failure_only_if_gpus_are_expected(
 def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> None:
     with running_collector(write_machine(tmp_path)) as collector:
         wait_until(lambda: (value(collector, ENERGY, "0") or 0) > 50)
-        first, before = collector.child_pid, value(collector, ENERGY, "0")
-        assert first is not None
-        assert before is not None
-        os.kill(first, signal.SIGKILL)
+        first_pid, first_joules = collector.child_pid, value(collector, ENERGY, "0")
+        assert first_pid is not None
+        assert first_joules is not None
+        os.kill(first_pid, signal.SIGKILL)
         wait_until(lambda: reason(collector) == "crashed")
         crashed = collector.collect()
         wait_until(lambda: nvml_up(collector))
@@ -99,8 +99,8 @@ def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> Non
         assert "SIGKILL" in crashed.problems[0][1]
         assert values(crashed, ENERGY) == {}
         assert values(crashed, "gpu_up") == {}  # unknown, therefore a gap
-        assert collector.child_pid != first
-        assert (value(collector, ENERGY, "0") or 0) >= before
+        assert collector.child_pid != first_pid
+        assert (value(collector, ENERGY, "0") or 0) >= first_joules
         assert value(collector, RESTARTS, "crashed") == 1
 
 

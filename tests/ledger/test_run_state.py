@@ -244,15 +244,15 @@ def test_the_exit_of_a_killed_rank_is_published_after_its_restart(
 ) -> None:
     killed_at = sidecar.clock.wall
     report_ends(sidecar, End(sidecar.directory, 7, -9, killed_at))
-    before = sidecar.collect()
+    page_before_kill = sidecar.collect()
     running_job.kill()
     sidecar.collect_after(1.0)
     successor = MonitoredJob(sidecar, trained_job())
-    page = write_and_collect(successor)
+    page_after_restart = write_and_collect(successor)
 
     name, labels = "training_rank_last_exit_timestamp_seconds", {"rank": "0", "reason": "signal SIGKILL"}
-    assert before.all(name) == {}
-    assert page.get(name, **RUN, **labels) == killed_at
+    assert page_before_kill.all(name) == {}
+    assert page_after_restart.get(name, **RUN, **labels) == killed_at
 
 
 def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running_job: MonitoredJob) -> None:
@@ -278,13 +278,13 @@ def test_a_helper_has_no_rank_and_a_late_trainer_is_counted_once(sidecar: Sideca
 
 def test_the_start_of_the_state_survives_a_restart_of_the_sidecar(running_job: MonitoredJob) -> None:
     running_job.job.train(5)
-    before = write_and_collect(running_job)
+    page_before_restart = write_and_collect(running_job)
     running_job.job.train(5)
     running_job.sidecar.restart()
-    after = write_and_collect(running_job)
+    page_after_restart = write_and_collect(running_job)
 
-    assert [state(before), state(after)] == ["running", "running"]
-    assert since_seconds(after) == since_seconds(before)
+    assert [state(page_before_restart), state(page_after_restart)] == ["running", "running"]
+    assert since_seconds(page_after_restart) == since_seconds(page_before_restart)
 
 
 def test_a_second_hang_after_a_restart_of_the_sidecar_has_its_own_start(running_job: MonitoredJob) -> None:

@@ -122,8 +122,8 @@ def authority(tmp_path: Path) -> Authority:
 
 def certificate_of(port: int, context: ssl.SSLContext) -> bytes | None:
     peer = socket.create_connection(("127.0.0.1", port), timeout=5)
-    with context.wrap_socket(peer, server_hostname="127.0.0.1") as wrapped:
-        return wrapped.getpeercert(binary_form=True)
+    with context.wrap_socket(peer, server_hostname="127.0.0.1") as tls_socket:
+        return tls_socket.getpeercert(binary_form=True)
 
 
 def last_reload_success(server: Server) -> float:
@@ -187,7 +187,7 @@ def test_client_certificates_are_verified(
     config = authority.config(f"  client_auth_type: {client_auth_type}\n  client_ca_file: ca.pem\n")
     with serving(web_config=config) as server:
         port = port_of(server)
-        accepted = fetch(port, context=authority.client("client"))
+        response = fetch(port, context=authority.client("client"))
         with pytest.raises(OSError):
             fetch(port, context=foreign_client)
         if client_auth_type in REQUIRED:
@@ -196,7 +196,7 @@ def test_client_certificates_are_verified(
         else:
             assert fetch(port, context=authority.client()).status == 200
 
-    assert accepted.status == 200
+    assert response.status == 200
 
 
 def test_a_client_certificate_needs_an_allowed_alternative_name(authority: Authority) -> None:
@@ -204,16 +204,16 @@ def test_a_client_certificate_needs_an_allowed_alternative_name(authority: Autho
     lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n" + names
     with serving(web_config=authority.config(lines)) as server:
         port = port_of(server)
-        allowed = [
+        allowed_statuses = [
             fetch(port, context=authority.client(*names)).status
             for names in (["prometheus.example"], ["x.example", "10.0.0.9"], ["0:0:0:0:0:0:0:1"])
         ]
         with pytest.raises(OSError):
             fetch(port, context=authority.client("sub.prometheus.example"))
-        refused = sample_values(server)["exporter_http_connection_errors_total{certificate}"]
+        refused_count = sample_values(server)["exporter_http_connection_errors_total{certificate}"]
 
-    assert allowed == [200, 200, 200]
-    assert refused == 1
+    assert allowed_statuses == [200, 200, 200]
+    assert refused_count == 1
 
 
 def test_a_missing_a_foreign_and_an_encrypted_key_are_refused_at_the_start(authority: Authority) -> None:
