@@ -12,9 +12,9 @@ from typing import Any
 
 from exporter import training
 from exporter.bridges import plain_torch
+from exporter.bridges.loop_source import LoopSource
 from exporter.bridges.loss import readable
 from exporter.bridges.sources import ACTIVE, set_rank
-from exporter.bridges.torch_loop import LoopSource
 from exporter.patching import Around, patch_frequent, version_of, when_imported
 
 
@@ -50,7 +50,7 @@ def _engine_created(_source: Any, engine: Any, *_args: Any, **_kwargs: Any) -> A
 
 def _load(source: Any, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
     yield from source.load()
-    source.resumes_at(int(engine.global_steps))
+    source.progress.resume_at(int(engine.global_steps))
 
 
 def _backward_begins(_engine: Any, loss: Any = None, *_args: Any, **kwargs: Any) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from exporter import training
 from exporter.bridges import plain_torch
+from exporter.bridges.loop_source import LoopSource
 from exporter.bridges.sources import ACTIVE
-from exporter.bridges.torch_loop import LoopSource
 from exporter.patching import patch_frequent, version_of
 
 
@@ -25,7 +25,7 @@ def install() -> None:
 def _step_begins(optimizer: Any, *_args: Any, **_kwargs: Any) -> Any:
     source = ACTIVE.source
     source.optimizer_begins(optimizer)
-    if isinstance(source, LoopSource) and source.steps == 0:
+    if isinstance(source, LoopSource) and source.progress.steps == 0:
         training.describe(framework="fastai", framework_version=version_of("fastai"))
     return optimizer
 

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from exporter import training
 from exporter.bridges import plain_torch
-from exporter.bridges.torch_loop import LoopSource
+from exporter.bridges.loop_source import LoopSource
 from exporter.patching import Around, never_raises, version_of, when_imported
 
 _running: list[Any] = []
@@ -57,7 +57,7 @@ def _iteration_begins(engine: Any) -> None:
         return
     if len(_running) > 1:
         source.validation_batch_begins()
-    elif source.batches.last() is None:  # no loader of torch has returned the batch
+    elif source.batches.latest() is None:  # no loader of torch has returned the batch
         source.batches.add(engine, engine.state.batch)
 
 
@@ -71,10 +71,10 @@ def _iteration_ends(_engine: Any) -> None:
 @never_raises
 def _epoch_ends(engine: Any) -> None:
     source = _source()
-    if source is None or len(_running) > 1 or source.steps == 0:
+    if source is None or len(_running) > 1 or source.progress.steps == 0:
         return
-    if source.counts_epochs:
-        source.counts_epochs = False
+    if source.progress.counts_epochs:
+        source.progress.counts_epochs = False
         training.describe(framework="ignite", framework_version=version_of("ignite"))
         training.record(epoch=int(engine.state.epoch) - 1)  # so that the first epoch is counted below
     training.record(epoch=int(engine.state.epoch))

@@ -28,9 +28,8 @@ class LeadingOptimizer:
 
     def __init__(self) -> None:
         self._leader: Callable[[], Any] = _no_leader
-        self._others: set[int] = (
-            set()
-        )  # ids of the optimizers that have stepped since the last step of the leader
+        self._leader_id = 0
+        self._others: set[int] = set()  # ids of the optimizers that have stepped since the leader's last step
         self._known: WeakSet[Any] = WeakSet()  # optimizers that have stepped
         self._waiting_since: float | None = None  # monotonic time of the first backward pass
 
@@ -46,14 +45,16 @@ class LeadingOptimizer:
 
         *has_new_data* is True if a batch was fetched since the last step of an optimizer.
         """
-        leader = self._leader()
-        if leader is not optimizer:
+        # The id of a leader that was deleted may be that of its successor.
+        if id(optimizer) != self._leader_id:
+            leader = self._leader()
             is_new = optimizer not in self._known
             self._known.add(optimizer)
             if leader is not None and id(optimizer) not in self._others and not (is_new and has_new_data):
                 self._others.add(id(optimizer))
                 return False
             self._leader = ref(optimizer)
+            self._leader_id = id(optimizer)
         if self._others:
             self._others.clear()
         return True

@@ -123,20 +123,25 @@ class StepLoss:
             value = value.detach() if hasattr(value, "detach") else value
             self._passes.append(_Pass(value, _factors(loss)))
 
-    def take(self) -> Any:
-        """End the step and return its loss, or None if unknown. Later backward passes belong to the next step."""
+    def take(self, now: float) -> Any:
+        """End the step and return its loss, or None if unknown. Later backward passes belong to the next step.
+
+        *now*, in monotonic seconds, limits the rate of the reads. It may be the start of the step.
+        """
         count = self._count
         if not count:
             return None
         if count > self._longest:  # noqa: PLR1730  # called in every step: `max` costs a call
             self._longest = count
-        self._steps += 1
         loss = self._step_loss() if self._passes else None
         self._count = self.batches = 0
-        now = monotonic()
-        self.is_read = now >= self._due or self._steps < EVERY_STEP
-        if self.is_read:
-            self._due = now + HOST_SECONDS
+        if self._steps < EVERY_STEP - 1:
+            self._steps += 1
+        elif now < self._due:
+            self.is_read = False
+            return loss
+        self.is_read = True
+        self._due = now + HOST_SECONDS
         return loss
 
     def _step_loss(self) -> Any:

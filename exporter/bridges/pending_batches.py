@@ -3,84 +3,135 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any
 
 from exporter.bridges.batches import samples_and_tokens, samples_of_tensors
+from exporter.training.numbers import Numbers
 
 MAX_BATCHES = 64
 MAX_THREADS = 16
-_new_batch = tuple.__new__  # takes a third of the time of the named tuple's constructor
 
 
-class PendingBatch(NamedTuple):
-    """Size of a pending batch. A named tuple, because every step creates one and a tuple is cheap."""
+@dataclass(slots=True)
+class PendingBatch:
+    """Size of a pending batch."""
 
-    loader: int  # id of the iterator that returned the batch
+    iterator: int  # id of the iterator that returned the batch
     samples: int | None
     tokens: int | None
+
+
+class BatchQueue:
+    """Pending batches of a thread: the latest in the queue's own fields, the earlier batches in a deque.
+
+    A loop without accumulation has a single pending batch, which is thus stored without a new object.
+    """
+
+    __slots__ = ("earlier", "has_latest", "iterator", "samples", "tokens")
+
+    def __init__(self) -> None:
+        self.earlier: deque[PendingBatch] = deque(maxlen=MAX_BATCHES)
+        self.has_latest = False
+        self.iterator = 0
+        self.samples: int | None = None
+        self.tokens: int | None = None
+
+    def latest(self) -> PendingBatch | None:
+        """Return the latest batch, or None."""
+        return PendingBatch(self.iterator, self.samples, self.tokens) if self.has_latest else None
+
+    def move_latest(self) -> None:
+        """Move the latest batch to the earlier batches."""
+        self.earlier.append(PendingBatch(self.iterator, self.samples, self.tokens))
+        self.has_latest = False
+
+    def drop_latest(self) -> None:
+        """Drop the latest batch."""
+        self.has_latest = bool(self.earlier)
+        if self.earlier:
+            batch = self.earlier.pop()
+            self.iterator, self.samples, self.tokens = batch.iterator, batch.samples, batch.tokens
+
+    def clear(self) -> None:
+        """Drop all batches."""
+        self.earlier.clear()
+        self.has_latest = False
 
 
 class PendingBatches:
     """Pending batches of the thread that trains.
 
-    The first call of `take`, at the first backward pass, determines that thread. Before, batches are kept for each thread.
+    The first call of `count_trained`, at the first backward pass, determines that thread. Before, batches are kept for each thread.
 
     Attributes:
-        ahead: Number of batches that a loader fetches ahead of the training.
+        fetches_ahead: True if the loader fetches a batch before the previous batch is trained on.
         is_exhausted: True if the loader has returned its last batch.
     """
 
     def __init__(self) -> None:
-        self.ahead = 0
+        self.fetches_ahead = False
         self.is_exhausted = False
-        self._batches: deque[PendingBatch] | None = None  # of the thread that trains
-        self._by_thread: dict[int, deque[PendingBatch]] = {}
+        self._queue: BatchQueue | None = None  # of the thread that trains
+        self._queues: dict[int, BatchQueue] = {}  # by thread
 
-    def add(self, loader: Any, batch: Any) -> None:
+    def add(self, iterator: Any, batch: Any) -> None:
         """Add a batch that the calling thread has fetched."""
-        batches = self._batches
-        if batches is None:
-            batches = self._of_thread()
-        samples, tokens = samples_of_tensors(batch), None
+        queue = self._queue
+        if queue is None:
+            queue = self._queue_of_thread()
+        if queue.has_latest:
+            queue.move_latest()
+        samples = queue.samples = samples_of_tensors(batch)
+        queue.tokens = None
         if samples is None:
-            samples, tokens = samples_and_tokens(batch)
-        batches.append(_new_batch(PendingBatch, (id(loader), samples, tokens)))
+            queue.samples, queue.tokens = samples_and_tokens(batch)
+        queue.iterator = id(iterator)
+        queue.has_latest = True
 
     def clear(self) -> None:
         """Drop the batches of the calling thread."""
-        self._of_thread().clear()
+        self._queue_of_thread().clear()
 
-    def last(self) -> PendingBatch | None:
+    def latest(self) -> PendingBatch | None:
         """Return the latest batch of the calling thread, or None."""
-        batches = self._of_thread()
-        return batches[-1] if batches else None
+        return self._queue_of_thread().latest()
 
-    def remove(self, batch: PendingBatch) -> None:
-        """Drop a batch of the calling thread."""
-        self._of_thread().remove(batch)
+    def drop_latest(self) -> None:
+        """Drop the latest batch of the calling thread."""
+        self._queue_of_thread().drop_latest()
 
-    def take(self) -> list[PendingBatch]:
-        """Remove and return the batches on which the calling thread trains now. Batches fetched ahead remain."""
-        batches = self._batches
-        if batches is None:
-            batches = self._batches = self._of_thread()
-            self._by_thread.clear()
-        ahead = 0 if self.is_exhausted else self.ahead
-        if len(batches) == 1 and not ahead:  # the usual case
-            return [batches.popleft()]
-        return [batches.popleft() for _ in range(len(batches) - ahead)]
+    def count_trained(self, numbers: Numbers) -> int:
+        """Count the batches on which the calling thread trains now, and return their number. A batch fetched ahead remains."""
+        queue = self._queue
+        if queue is None:
+            queue = self._queue = self._queue_of_thread()
+            self._queues.clear()
+        is_latest_trained = queue.has_latest and (self.is_exhausted or not self.fetches_ahead)
+        if not queue.earlier:  # the usual case
+            if is_latest_trained:
+                queue.has_latest = False
+                numbers.add_batch(queue.samples, queue.tokens)
+            return int(is_latest_trained)
+        if is_latest_trained:
+            queue.move_latest()
+        count = len(queue.earlier)
+        for batch in queue.earlier:
+            numbers.add_batch(batch.samples, batch.tokens)
+        queue.earlier.clear()
+        return count
 
-    def _of_thread(self) -> deque[PendingBatch]:
-        """Return the batches of the thread that trains; before the first backward pass, of the calling thread.
+    def _queue_of_thread(self) -> BatchQueue:
+        """Return the queue of the thread that trains; before the first backward pass, of the calling thread.
 
         Batches of further threads than `MAX_THREADS` are not kept.
         """
-        if self._batches is not None:
-            return self._batches
-        batches = self._by_thread.get(get_ident())
-        if batches is None:
-            batches = deque(maxlen=MAX_BATCHES)
-            if len(self._by_thread) < MAX_THREADS:
-                self._by_thread[get_ident()] = batches
-        return batches
+        if self._queue is not None:
+            return self._queue
+        queue = self._queues.get(get_ident())
+        if queue is None:
+            queue = BatchQueue()
+            if len(self._queues) < MAX_THREADS:
+                self._queues[get_ident()] = queue
+        return queue

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from exporter.bridges import torch_hooks
+from exporter.bridges.loop_source import LoopSource
 from exporter.bridges.sources import ACTIVE, EXIT
-from exporter.bridges.torch_loop import LoopSource
 from exporter.patching import Around, never_raises, patch_existing
 
 

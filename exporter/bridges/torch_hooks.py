@@ -41,16 +41,16 @@ class _HookState:
 
     def __init__(self) -> None:
         self.is_installed = False
-        self.optimizer_made = False
-        self.optimizer_steps = 0  # started
-        self.next_scale = 0.0
-        self.compiling: list[Any] = []
+        self.has_optimizer = False  # an optimizer of torch was constructed
+        self.has_stepped = False  # an optimizer, since the start of the latest step through a gradient scaler
+        self.next_scale = 0.0  # monotonic seconds
+        self.compile_blocks: list[Any] = []  # open blocks of the phase `compile`
         self.is_traced: Callable[[], bool] = lambda: False  # True in a hook that torch compiles
-        self.untraced_begins: Callable[..., None] = _nothing
-        self.untraced_ends: Callable[..., None] = _nothing
+        self.untraced_begins: Callable[..., None] = _ignore
+        self.untraced_ends: Callable[..., None] = _ignore
 
 
-def _nothing(*_args: Any) -> None:
+def _ignore(*_args: Any) -> None:
     pass
 
 
@@ -79,12 +79,12 @@ def install() -> None:
     replace(torch.autograd, "backward", partial(_around_backward, is_traced))
 
     def patch_success(owner: Any, name: str, hook: Callable[..., None]) -> None:
-        before, after = _on_success(hook)
+        before_hook, after_hook = _on_success(hook)
 
         def unless_compiling(*args: Any, **kwargs: Any) -> Any:
-            return None if is_compiling() else before(*args, **kwargs)
+            return None if is_compiling() else before_hook(*args, **kwargs)
 
-        patch_frequent(owner, name, wraps(before)(unless_compiling), after)
+        patch_frequent(owner, name, wraps(before_hook)(unless_compiling), after_hook)
 
     patch_frequent(loaders.DataLoader, "__iter__", _iterator_begins, _iterator_made)
     patch_success(torch.nn.utils, "clip_grad_norm_", _clipped)
@@ -100,23 +100,23 @@ def install() -> None:
 
 def optimizer_exists() -> bool:
     """Return True if an optimizer of torch was constructed since the hooks were installed."""
-    return _HOOKS.optimizer_made
+    return _HOOKS.has_optimizer
 
 
 def _on_success(hook: Callable[..., None]) -> tuple[BeforeHook, AfterHook]:
     """Return the functions that call a hook with the result and the arguments of a call that succeeded."""
 
     @wraps(hook)
-    def before(*args: Any, **kwargs: Any) -> Any:
+    def store_arguments(*args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
     @wraps(hook)
-    def after(arguments: Any, result: Any, error: BaseException | None) -> None:
+    def call_hook(arguments: Any, result: Any, error: BaseException | None) -> None:
         if error is None:
             args, kwargs = arguments
             hook(result, *args, **kwargs)
 
-    return before, after
+    return store_arguments, call_hook
 
 
 # Data and backward passes ---------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def _on_success(hook: Callable[..., None]) -> tuple[BeforeHook, AfterHook]:
 
 
 def _around_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def fetched(iterator: Any) -> Any:
+    def next_batch(iterator: Any) -> Any:
         source = ACTIVE.source
         try:
             source.fetch_begins(iterator)
@@ -142,21 +142,21 @@ def _around_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
             log_failure(source.fetch_ends, failure)
         return batch
 
-    return fetched
+    return next_batch
 
 
 def _around_backward(is_traced: Callable[[], bool], backward: Callable[..., Any]) -> Callable[..., Any]:
-    def passed(tensors: Any, *args: Any, **kwargs: Any) -> Any:  # torch's name
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
         if is_traced():  # for a compilation
-            return backward(tensors, *args, **kwargs)
+            return backward(*args, **kwargs)
         source = ACTIVE.source
         try:
-            token = source.backward_begins(tensors)
+            token = source.backward_begins(args[0] if args else kwargs.get("tensors"))
         except Exception as failure:  # noqa: BLE001  # as above
             log_failure(source.backward_begins, failure)
             token = None
         try:
-            result = backward(tensors, *args, **kwargs)
+            result = backward(*args, **kwargs)
         except BaseException as error:
             if token is not None:
                 never_raises(source.backward_ends)(token, error)
@@ -169,7 +169,7 @@ def _around_backward(is_traced: Callable[[], bool], backward: Callable[..., Any]
                 log_failure(source.backward_ends, failure)
         return result
 
-    return passed
+    return run_backward
 
 
 def _iterator_begins(loader: Any) -> Any:
@@ -192,7 +192,7 @@ def _optimizer_begins(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if _HOOKS.is_traced():
         _HOOKS.untraced_begins(optimizer, None, None)
         return
-    _HOOKS.optimizer_steps += 1
+    _HOOKS.has_stepped = True
     source = ACTIVE.source
     try:
         source.optimizer_begins(optimizer)
@@ -212,7 +212,7 @@ def _optimizer_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
 
 
 def _optimizer_made(*_args: Any, **_kwargs: Any) -> None:
-    _HOOKS.optimizer_made = True
+    _HOOKS.has_optimizer = True
 
 
 def _state_loaded(_result: Any, _optimizer: Any, state: Any = None, *_args: Any, **kwargs: Any) -> None:
@@ -226,35 +226,35 @@ def _evaluates(_result: Any, module: Any) -> None:
     ACTIVE.source.evaluates(module)
 
 
-def watch_training_mode(*, on: bool) -> None:
-    """Call the active source when a module is set to training mode, or stop doing so.
+def watch_training_mode(*, enabled: bool) -> None:
+    """Call the active source when a module is set to training mode, or stop the calls.
 
     The hook exists only during a validation: torch calls `train` for each of a model's modules, in some jobs in every step.
     """
     if not _HOOKS.is_installed:
         return
     module_class = import_module("torch").nn.Module
-    present = module_class.train
-    is_watched = hasattr(present, _WATCHED)
-    if on and not is_watched:
-        module_class.train = _watched_train(present)
-    elif is_watched and not on:
-        module_class.train = getattr(present, _WATCHED)
+    train = module_class.train
+    is_watched = hasattr(train, _ORIGINAL)
+    if enabled and not is_watched:
+        module_class.train = _around_train(train)
+    elif is_watched and not enabled:
+        module_class.train = getattr(train, _ORIGINAL)
 
 
-_WATCHED = "__exporter_original__"
+_ORIGINAL = "__exporter_original__"
 
 
-def _watched_train(train: Any) -> Any:
+def _around_train(train: Any) -> Any:
     @wraps(train)
-    def watched(self: Any, mode: bool = True) -> Any:  # torch's signature
+    def set_mode(self: Any, mode: bool = True) -> Any:  # torch's signature
         result = train(self, mode)
         if mode and ACTIVE.source.is_evaluating:
             _trains(self)
         return result
 
-    setattr(watched, _WATCHED, train)
-    return watched
+    setattr(set_mode, _ORIGINAL, train)
+    return set_mode
 
 
 @never_raises
@@ -276,18 +276,18 @@ def _watch_process_group(module: ModuleType) -> None:
     patch_existing(module, ("init_process_group",), around_init)
 
 
-def _save(saved: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
-    saved = kwargs.get("obj", saved)
-    if type(saved).__name__.endswith("Storage"):
+def _save(contents: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
+    contents = kwargs.get("obj", contents)
+    if type(contents).__name__.endswith("Storage"):
         return None  # torch pickles a tensor for a child process
-    around: Around | None = ACTIVE.source.save(saved, at_once=True)
-    return around
+    save: Around | None = ACTIVE.source.save(contents, at_once=True)
+    return save
 
 
 def _watch_distributed_saves(module: ModuleType) -> None:
     def hook(state: Any = None, *_args: Any, at_once: bool, **kwargs: Any) -> Around | None:
-        around: Around | None = ACTIVE.source.save(kwargs.get("state_dict", state), at_once=at_once)
-        return around
+        save: Around | None = ACTIVE.source.save(kwargs.get("state_dict", state), at_once=at_once)
+        return save
 
     patch_existing(module, ("save",), partial(hook, at_once=True))
     patch_existing(module, ("async_save",), partial(hook, at_once=False))
@@ -307,17 +307,17 @@ def _watch_compiler(module: ModuleType) -> None:
 
 def _compiling_begins(*_args: Any) -> None:
     if ACTIVE.source.has_phases() and threading.current_thread() is threading.main_thread():
-        _HOOKS.compiling.append(training.phase("compile"))
-        _HOOKS.compiling[-1].__enter__()
+        _HOOKS.compile_blocks.append(training.phase("compile"))
+        _HOOKS.compile_blocks[-1].__enter__()
 
 
 def _compiling_ends(*_args: Any) -> None:
-    if _HOOKS.compiling and threading.current_thread() is threading.main_thread():
-        leave(_HOOKS.compiling.pop())
+    if _HOOKS.compile_blocks and threading.current_thread() is threading.main_thread():
+        leave(_HOOKS.compile_blocks.pop())
 
 
 def _watch_scaler(module: ModuleType) -> None:
-    patch_frequent(module.GradScaler, "scale", _scales, _nothing)
+    patch_frequent(module.GradScaler, "scale", _scales, _ignore)
     patch_frequent(module.GradScaler, "step", _scaled_step_begins, _scaled_step_ends)
     patch_frequent(module.GradScaler, "update", *_on_success(_scale_updated))
 
@@ -329,19 +329,19 @@ def _scales(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) -> Non
 
 @dataclass(slots=True)
 class _ScaledStep:
-    """A step through a gradient scaler, and the steps of optimizers before it."""
+    """A step through a gradient scaler."""
 
     scaler: Any
     optimizer: Any
-    steps_before: int
 
 
 def _scaled_step_begins(scaler: Any, optimizer: Any = None, *_args: Any, **kwargs: Any) -> _ScaledStep:
-    return _ScaledStep(scaler, kwargs.get("optimizer", optimizer), _HOOKS.optimizer_steps)
+    _HOOKS.has_stepped = False
+    return _ScaledStep(scaler, kwargs.get("optimizer", optimizer))
 
 
 def _scaled_step_ends(step: _ScaledStep, _result: Any, error: BaseException | None) -> None:
-    is_skipped = step.scaler.is_enabled() and step.steps_before == _HOOKS.optimizer_steps
+    is_skipped = step.scaler.is_enabled() and not _HOOKS.has_stepped
     if error is None and is_skipped and ACTIVE.source is not NOBODY:
         training.skipped_step("overflow")
         ACTIVE.source.optimizer_skipped(step.optimizer)

@@ -1,4 +1,4 @@
-"""Inferred training loop: steps, validations and checkpoints of a loop without a framework, as a state machine.
+"""Inferred training loop: steps and validations of a loop without a framework, as a state machine.
 
 Used in the training process, on the thread that trains. docs/bridges.md describes the rules. The source is inactive
 if the job reports the loop or uses a framework with a bridge.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 from threading import get_ident
+from time import monotonic
 from typing import Any
 
 from exporter import training
 from exporter.bridges import torch_hooks
-from exporter.bridges.checkpoints import AsyncSave, holds_optimizer, steps_of
 from exporter.bridges.leading_optimizer import UNSEEN, LeadingOptimizer, learning_rate
 from exporter.bridges.loop import Discarded, Level, LoopTracker
+from exporter.bridges.loop_progress import LoopProgress
 from exporter.bridges.loss import StepLoss
 from exporter.bridges.pending_batches import PendingBatch, PendingBatches
 from exporter.bridges.training_thread import (
@@ -24,6 +25,7 @@ from exporter.bridges.training_thread import (
     EVALUATING,
     FETCHING,
     FORWARD,
+    GRADIENTS,
     OPTIMIZER,
     PAUSED,
     READY,
@@ -36,38 +38,28 @@ from exporter.recording.notices import log_once
 from exporter.training.recorder import TRAINING
 
 
-class LoopSource(TrainingThread):
-    """Source of loops without a framework; with `EXPORTER_AUTO=1` the source yields to reports of the job."""
+class InferredLoop(TrainingThread):
+    """Steps and validations of a loop without a framework; with `EXPORTER_AUTO=1` the source yields to reports of the job."""
 
     def __init__(self) -> None:
         self._is_grad_enabled = sys.modules["torch"].is_grad_enabled
+        self._step_edges = TRAINING.clock.step_edges
         super().__init__()
 
     def forget(self) -> None:
         """Return to the initial state."""
-        torch_hooks.watch_training_mode(on=False)
+        torch_hooks.watch_training_mode(enabled=False)
         super().forget()
         self.batches = PendingBatches()
-        self._fetching: object = None  # the outermost loader of a fetch under way
-        self._claimed: PendingBatch | None = None  # perhaps the first batch of this validation
+        self._fetching_from: object = None  # the outermost loader of a fetch under way
+        self._early_batch: PendingBatch | None = None  # perhaps the first batch of this validation
         self._optimizers = LeadingOptimizer()
-        self._stepping: object = None  # the outermost optimizer of a step under way
+        self._stepping_optimizer: object = None  # the outermost optimizer of a step under way
         self._has_new_data = False  # since the last step
         self._loss = StepLoss()
         self._has_worked = False  # the open iteration had a backward pass or an optimizer
         self.is_evaluating = False  # the trained model is in evaluation mode
-        self.counts_epochs = True  # False if a library reports epochs
-        self._start = self._steps = self._epochs = self._steps_at_epoch = 0
-
-    @property
-    def step(self) -> int:
-        """Steps including known steps of earlier processes."""
-        return self._start + self._steps
-
-    @property
-    def steps(self) -> int:
-        """Steps in this process."""
-        return self._steps
+        self.progress = LoopProgress()
 
     def yields(self) -> None:
         """Discard the open blocks, because a stronger source begins."""
@@ -83,7 +75,7 @@ class LoopSource(TrainingThread):
         if self._state in BETWEEN:
             self._end_evaluation(tracker, None)
             if not tracker.is_open(Level.LOOP):
-                tracker.begin_loop(self.step)
+                tracker.begin_loop(self.progress.step)
             if not tracker.is_open(Level.ITERATION):
                 self._has_worked = False
                 self._loss.begin()
@@ -93,7 +85,7 @@ class LoopSource(TrainingThread):
 
     def _pause(self, tracker: LoopTracker) -> None:
         """Leave the iteration: continue later after a backward pass, otherwise discard."""
-        self._stepping = None
+        self._stepping_optimizer = None
         if not self._has_worked:
             tracker.discard_iteration()
         tracker.phase(None)
@@ -104,22 +96,25 @@ class LoopSource(TrainingThread):
 
     def fetch_begins(self, loader: Any) -> None:
         """Begin a batch of the validation, or the fetch of a training batch."""
-        is_grad_enabled = self._is_grad_enabled
+        is_grad_enabled, step, state = self._is_grad_enabled, self._step_edges, self._state
         if (
-            self._state is READY
-            and self._fetching is None
+            (state is READY or state is GRADIENTS)
+            and self._fetching_from is None
             and self._thread == get_ident()
             and is_grad_enabled()
-            and self._phases.advance(self._phases.data_loading)
+            and (now := monotonic()) < step.limit
         ):  # the usual case
+            if state is GRADIENTS:  # of an accumulated batch
+                self._phases.count_batch()
+            step.fetch = now
             self._state = FETCHING
-            self._fetching = loader
+            self._fetching_from = loader
             self._has_new_data = True
             return
         tracker = self._here()
-        if tracker is None or self._fetching is not None:
+        if tracker is None or self._fetching_from is not None:
             return  # a nested fetch is a part of the outer fetch
-        self._fetching = loader
+        self._fetching_from = loader
         if self.is_evaluating:
             self._end_batch(tracker, loader)
         elif not is_grad_enabled():
@@ -134,8 +129,8 @@ class LoopSource(TrainingThread):
 
     def iterator_made(self, loader: Any, _error: BaseException | None) -> None:
         """End the phase in which a loader creates an iterator."""
-        if self._fetching is loader:
-            self._fetching = None
+        if self._fetching_from is loader:
+            self._fetching_from = None
             if self._state is FETCHING and self._tracker is not None:
                 self._enter(self._tracker, READY)
         if self._state is WATCHING:
@@ -147,21 +142,22 @@ class LoopSource(TrainingThread):
         """Store the batch until the backward pass. An exhausted loader ends the epoch or the validation."""
         if (
             self._state is FETCHING
-            and self._fetching is loader
+            and self._fetching_from is loader
             and error is None
-            and self._phases.advance(self._phases.forward)
+            and (now := monotonic()) < self._step_edges.limit
         ):  # the usual case
+            self._step_edges.forward = now
             self._state = FORWARD
-            self._fetching = None
+            self._fetching_from = None
             self.batches.is_exhausted = False
             self.batches.add(loader, batch)
             return
         tracker = self._tracker
-        if self._fetching is not loader or tracker is None:
+        if self._fetching_from is not loader or tracker is None:
             if error is None and self._may_train_elsewhere():
                 self.batches.add(loader, batch)
             return
-        self._fetching = None
+        self._fetching_from = None
         if self._state is EVALUATING:
             if error is None:
                 tracker.begin_batch()
@@ -183,12 +179,7 @@ class LoopSource(TrainingThread):
             self.batches.clear()
             return
         self._pause(tracker)
-        if self._steps > self._steps_at_epoch and self.counts_epochs:
-            self._steps_at_epoch = self._steps
-            if self._epochs == 0:
-                training.record(epoch=0)  # from here on epochs are counted
-            self._epochs += 1
-            training.record(epoch=self._epochs)
+        self.progress.end_epoch()
 
     # Evaluation -------------------------------------------------------------------------------------------------
 
@@ -199,10 +190,10 @@ class LoopSource(TrainingThread):
         tracker = self._here()
         if tracker is not None and tracker.is_open(Level.LOOP) and self._optimizers.trains(module):
             self.is_evaluating = True
-            torch_hooks.watch_training_mode(on=True)
+            torch_hooks.watch_training_mode(enabled=True)
             self._begin_evaluation(tracker)
-            self._claimed = self.batches.last()
-            if self._claimed is not None:
+            self._early_batch = self.batches.latest()
+            if self._early_batch is not None:
                 tracker.begin_batch()
 
     def validation(self) -> Around:
@@ -245,19 +236,19 @@ class LoopSource(TrainingThread):
 
     def _end_batch(self, tracker: LoopTracker, loader: Any) -> None:
         """End a batch of the validation. The first batch may have been fetched before `eval()`, by the same iterator."""
-        claimed, self._claimed = self._claimed, None
-        is_ours = claimed is None or claimed.loader == id(loader)
+        early_batch, self._early_batch = self._early_batch, None
+        is_ours = early_batch is None or early_batch.iterator == id(loader)
         tracker.end(Level.BATCH, None if is_ours else Discarded())
-        if claimed is not None and is_ours:
-            self.batches.remove(claimed)
+        if early_batch is not None and is_ours:
+            self.batches.drop_latest()
 
     def _end_evaluation(self, tracker: LoopTracker, error: BaseException | None) -> None:
-        if self._claimed is not None:
-            self._claimed = None
+        if self._early_batch is not None:
+            self._early_batch = None
             tracker.end(Level.BATCH, Discarded())
         if self.is_evaluating:
             self.is_evaluating = False
-            torch_hooks.watch_training_mode(on=False)
+            torch_hooks.watch_training_mode(enabled=False)
         if self._state is EVALUATING:
             tracker.end(Level.EVALUATION, error)
             self._state = PAUSED if tracker.is_open(Level.LOOP) else WATCHING
@@ -274,10 +265,11 @@ class LoopSource(TrainingThread):
 
     def backward_begins(self, tensors: Any) -> LoopState | None:
         """Begin a backward pass, and return the state for its end."""
-        state, phases = self._state, self._phases
+        state, step = self._state, self._step_edges
         if (
-            state is FORWARD and self._thread == get_ident() and phases.advance(phases.backward)
+            state is FORWARD and self._thread == get_ident() and (now := monotonic()) < step.limit
         ):  # the usual case
+            step.backward = now
             self._state = BACKWARD
         else:
             tracker = self._trains_here()
@@ -285,21 +277,21 @@ class LoopSource(TrainingThread):
                 return None
             self._enter(tracker, BACKWARD)
         self._has_worked = True
-        for batch in self.batches.take():
-            self._loss.batches += 1
-            TRAINING.numbers.add_batch(batch.samples, batch.tokens)
+        self._loss.batches += self.batches.count_trained(TRAINING.numbers)
         self._loss.add(tensors)
-        if self._steps == 0 and self._optimizers.is_missing() and not torch_hooks.optimizer_exists():
+        if self.progress.steps == 0 and self._optimizers.is_missing() and not torch_hooks.optimizer_exists():
             log_once("optimizer not seen", UNSEEN)
             self._silence(LoopState.UNSEEN)
-        return OPTIMIZER if state is OPTIMIZER else READY
+        return OPTIMIZER if state is OPTIMIZER else GRADIENTS
 
-    def backward_ends(self, after: LoopState, _error: BaseException | None) -> None:
+    def backward_ends(self, next_state: LoopState, _error: BaseException | None) -> None:
         """End a backward pass."""
         if self._state is BACKWARD:
-            self._state = after
-            if after is not READY or not self._phases.advance(self._phases.outside):
-                self._phases.switch_to(after.phase)
+            self._state = next_state
+            if next_state is GRADIENTS and (now := monotonic()) < self._step_edges.limit:  # the usual case
+                self._step_edges.ready = now
+            else:
+                self._phases.switch_to(next_state.phase)
 
     def gradient_norm_is(self, norm: Any) -> None:
         """Record the norm of the gradients."""
@@ -309,32 +301,32 @@ class LoopSource(TrainingThread):
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """Begin an optimizer's step."""
-        phases = self._phases
+        step = self._step_edges
         if (
-            self._state is READY and self._thread == get_ident() and phases.advance(phases.optimizer)
+            self._state is GRADIENTS and self._thread == get_ident() and (now := monotonic()) < step.limit
         ):  # the usual case
+            step.optimizer = now
             self._state = OPTIMIZER
         else:
             if self._state is LoopState.UNSEEN:
                 self.forget()
             tracker = self._trains_here()
-            if tracker is None or (self._state is OPTIMIZER and self._stepping is not optimizer):
+            if tracker is None or (self._state is OPTIMIZER and self._stepping_optimizer is not optimizer):
                 return  # a nested step is a part of the outer optimizer's step
             self._enter(tracker, OPTIMIZER)
         self._has_worked = True
-        self._stepping = optimizer
+        self._stepping_optimizer = optimizer
 
-    def optimizer_ends(self, optimizer: Any, *, has_stepped: bool = True) -> None:
-        """Note the end of a step; `has_stepped` is False if a library has only accumulated gradients."""
-        if self._stepping is not optimizer:
+    def optimizer_ends(self, optimizer: Any) -> None:
+        """End an optimizer's step."""
+        if self._stepping_optimizer is not optimizer:
             return
         tracker = self._here()
         if tracker is None:
             return
-        self._stepping = None
-        if has_stepped:
-            self._end_step(tracker, optimizer, learning_rate(optimizer) if self._loss.is_read else None)
-        if self._state is OPTIMIZER and self._phases.is_outside():  # the usual case
+        self._stepping_optimizer = None
+        rate = learning_rate(optimizer) if self._loss.is_read else None
+        if self._end_step(tracker, optimizer, rate) and self._state is OPTIMIZER:  # the usual case
             self._state = READY
         else:
             self._enter(tracker, READY)
@@ -345,57 +337,18 @@ class LoopSource(TrainingThread):
         if tracker is not None and tracker.is_open(Level.ITERATION):
             self._end_step(tracker, optimizer, None)
 
-    def _end_step(self, tracker: LoopTracker, optimizer: Any, rate: float | None) -> None:
-        loss = self._loss.take()
+    def _end_step(self, tracker: LoopTracker, optimizer: Any, rate: float | None) -> bool:
+        """End the optimizer's part of a step. Return True if the step of the loop ends, and with it the open phase."""
+        loss = self._loss.take(self._phases.iteration.began)
         has_new_data, self._has_new_data = self._has_new_data, False
-        if self._optimizers.ends_step(optimizer, has_new_data=has_new_data):
-            self._steps += 1
-            if rate is not None or loss is not None:
-                training.record(loss=loss, learning_rate=rate)
-            tracker.next_iteration()
-            self._has_worked = False
-
-    def optimizer_loaded(self, state: Any) -> None:
-        """Restore the number of steps of an earlier process."""
-        self.resumes_at(steps_of(state))
-
-    def resumes_at(self, step: int) -> None:
-        """Count steps from the step of a checkpoint, unless the training has begun."""
-        if self._steps == 0:
-            self._start = max(self._start, step)
-
-    # Checkpoints ------------------------------------------------------------------------------------------------
-
-    def save(self, saved: Any, *, at_once: bool) -> Around:
-        """Record a file that torch writes."""
-        return self.checkpoint(whole=holds_optimizer(saved), at_once=at_once)
-
-    def checkpoint(self, *, whole: bool, at_once: bool = True) -> Around:
-        """Record a checkpoint if the training has begun. Only a whole checkpoint can resume the job."""
-        tracker = self._tracker
-        if tracker is None or self._thread != get_ident():
-            return
-        if tracker.is_open(Level.SAVE) or not tracker.is_open(Level.LOOP):
-            return
-        if self._state is not EVALUATING:
-            self._pause(tracker)
-        tracker.begin_save(self.step, whole=whole, at_once=at_once)
-        save = AsyncSave(self.step)
-        future, error = yield
-        if self._tracker is tracker:
-            tracker.end(Level.SAVE, error)
-            if self._state is not EVALUATING:
-                self._enter(tracker, READY)
-            if whole and not at_once:
-                save.report_when_done(future, error)
-
-    def load(self) -> Around:
-        """Record the load of a checkpoint."""
-        tracker = self._here()
-        if tracker is None or tracker.is_open(Level.LOAD):
-            yield
-        else:
-            yield from tracker.load()
+        if not self._optimizers.ends_step(optimizer, has_new_data=has_new_data):
+            return False
+        self.progress.steps += 1
+        if rate is not None or loss is not None:
+            training.record(loss=loss, learning_rate=rate)
+        tracker.next_iteration()
+        self._has_worked = False
+        return True
 
     # The end ----------------------------------------------------------------------------------------------------
 

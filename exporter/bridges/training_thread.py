@@ -23,8 +23,8 @@ from exporter.training.successions import Phases
 class LoopState(Enum):
     """State of the inferred loop: its meaning, and the phase that is open during the state.
 
-    A training step passes through READY, FETCHING, FORWARD, BACKWARD, READY and OPTIMIZER, with an open iteration. In the other
-    states, an iteration is open only between a backward pass and the step of the optimizer, as at a checkpoint in between.
+    A training step passes through READY, FETCHING, FORWARD, BACKWARD, GRADIENTS and OPTIMIZER, with an open iteration. In the
+    other states, an iteration is open only between a backward pass and the step of the optimizer, as at a checkpoint in between.
     """
 
     INSTRUMENTED = ("the job reports its loop itself", None)
@@ -32,10 +32,11 @@ class LoopState(Enum):
     WATCHING = ("before the first backward pass", None)
     EVALUATING = ("during a validation", None)
     PAUSED = ("after an epoch, a validation or a checkpoint", None)
-    READY = ("between two events of a step", None)
+    READY = ("before the batch of a step", None)
     FETCHING = ("while a batch is fetched", "data_loading")
     FORWARD = ("after a batch was fetched", "forward")
     BACKWARD = ("during a backward pass", "backward")
+    GRADIENTS = ("after a backward pass", None)
     OPTIMIZER = ("during a step of an optimizer", "optimizer")
 
     def __init__(self, meaning: str, phase: str | None) -> None:
@@ -46,7 +47,7 @@ class LoopState(Enum):
 # Constants of the module, because the look-up of a member of an Enum takes four times as long.
 WATCHING, EVALUATING, PAUSED = LoopState.WATCHING, LoopState.EVALUATING, LoopState.PAUSED
 READY, FETCHING, FORWARD = LoopState.READY, LoopState.FETCHING, LoopState.FORWARD
-BACKWARD, OPTIMIZER = LoopState.BACKWARD, LoopState.OPTIMIZER
+BACKWARD, GRADIENTS, OPTIMIZER = LoopState.BACKWARD, LoopState.GRADIENTS, LoopState.OPTIMIZER
 SILENT = (LoopState.INSTRUMENTED, LoopState.UNSEEN)
 BETWEEN = (WATCHING, EVALUATING, PAUSED)
 _NO_PHASES = Phases(IterationBlock(TRAINING_ITERATION))
@@ -107,6 +108,7 @@ class TrainingThread(Source):
     def _begin_tracker(self) -> None:
         self._tracker = LoopTracker(inferred=self._defers)
         self._phases = self._tracker.phases
+        self._phases.defers = True
         training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size())
 
     def _may_train_elsewhere(self) -> bool:

@@ -7,7 +7,6 @@ nor an exception can interrupt an update: the seconds of all phases always sum t
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left
 from collections.abc import Callable
 from math import inf
 from threading import get_ident
@@ -16,60 +15,14 @@ from typing import Any
 from weakref import ref
 
 from exporter.recording.value_class import Value, value_class
-from exporter.training.durations import CELLS
 from exporter.training.history import HistoryReading, PhaseHistory
-from exporter.training.phases import PHASES, Phase
+from exporter.training.phases import PHASES
+from exporter.training.step_edges import StepEdges
+from exporter.training.totals import PhaseTotals
 
-INIT, OTHER = "init", "other"
+INIT, ITERATION, OTHER = "init", "iteration", "other"
 MAX_OPEN_BLOCKS = 1024
 """Limit of open blocks on the main thread. Above the limit the oldest is ended."""
-
-
-class PhaseTotals:
-    """Exclusive seconds, entries and durations of a phase.
-
-    Attributes:
-        bin_seconds: The seconds at the start of the current bin of the history.
-        cells: Durations by cell; None for a phase without a histogram.
-        cell: The cell of the latest duration, which is above `lower_bound` and up to `upper_bound`.
-        is_entered: True after the first entry of the phase in this process.
-    """
-
-    __slots__ = (
-        "row",
-        "name",
-        "seconds",
-        "bin_seconds",
-        "entries",
-        "cells",
-        "cell",
-        "lower_bound",
-        "upper_bound",
-        "duration_seconds",
-        "is_entered",
-    )
-
-    def __init__(self, row: Phase) -> None:
-        self.row = row
-        self.name = row.name
-        self.is_entered = False
-        self.reset()
-
-    def reset(self) -> None:
-        """Count from zero."""
-        self.seconds = self.bin_seconds = self.duration_seconds = 0.0
-        self.entries = 0
-        self.cells = [0] * (len(CELLS) + 1) if self.row.recurring else None
-        self.cell = 0
-        self.lower_bound = self.upper_bound = 0.0
-
-    def count(self, seconds: float) -> None:
-        """Count a duration in its cell, and remember the cell, because the next duration is probably in the same cell."""
-        if self.cells is not None:
-            cell = self.cell = bisect_left(CELLS, seconds)
-            self.lower_bound = CELLS[cell - 1] if cell else -inf
-            self.upper_bound = CELLS[cell] if cell < len(CELLS) else inf
-            self.cells[cell] += 1
 
 
 class StackEntry:
@@ -125,7 +78,8 @@ class PhaseClock:
     Attributes:
         work: The entered phases that are work; `waits` are the phases in which a rank waits.
         thread: The main thread, which is the first thread that enters a block; None before.
-        limit: Time from which an edge takes the slow path: the end of the history bin, or -inf if watched.
+        limit: Time from which an edge takes the slow path: the end of the history bin; -inf while the clock is watched or defers.
+        deferring: The innermost block, if the clock defers the block's edges; otherwise None.
         iteration: The open training iteration; `iteration_work` is the work in seconds at the start of the iteration.
         accepts_iteration: True if the next iteration may begin on the fast path.
         last: The time of the latest edge; also the version that the reader compares.
@@ -134,7 +88,7 @@ class PhaseClock:
     __slots__ = (
         *("phases", "thread", "stack", "active", "last", "since", "limit", "began", "is_watched"),
         *("base", "is_training", "running_loop", "iteration", "iteration_work", "accepts_iteration"),
-        *("work", "waits", "history"),
+        *("work", "waits", "history", "deferring", "step_edges", "iteration_phase"),
     )
 
     def __init__(self, began: float) -> None:
@@ -142,7 +96,9 @@ class PhaseClock:
         self.work: tuple[PhaseTotals, ...] = ()
         self.waits: tuple[PhaseTotals, ...] = ()
         self.running_loop: Callable[[], object] | None = None  # None until asyncio is loaded
-        self.is_watched = False
+        self.iteration_phase = self.phases[ITERATION]
+        self.step_edges = StepEdges()
+        self.deferring: StackEntry | None = None
         self.restart(began)
 
     def restart(self, began: float) -> None:
@@ -151,6 +107,8 @@ class PhaseClock:
             totals.reset()
             totals.is_entered = False
         self.work = self.waits = ()
+        self.deferring = None
+        self.step_edges.clear()
         self.thread: int | None = None
         self.base = StackEntry()
         self.base.totals = self.active = self.phases[INIT]
@@ -162,10 +120,12 @@ class PhaseClock:
         self.active.entries = 1
         self.began = self.last = self.since = began
         self.history = PhaseHistory(began)
-        self.watch(on=False)
+        self.is_watched = False
+        self.limit = self.history.bin_end
 
     def reset(self, now: float) -> None:
         """Count from zero. Open blocks stay open."""
+        self.settle()
         for totals in self.phases.values():
             totals.reset()
         for entry in self.stack:
@@ -173,12 +133,19 @@ class PhaseClock:
         self.began = self.last = self.since = now
         self.iteration_work = 0.0
         self.history = PhaseHistory(now)
-        self.watch(on=self.is_watched)
+        self._restore_limit()
 
     def watch(self, *, on: bool) -> None:
-        """Send every edge through the slow path, as observers and the GPU timer need."""
+        """Send every edge through the slow path, as observers and the GPU timer need, or no longer after this history bin.
+
+        May be called on any thread.
+        """
         self.is_watched = on
-        self.limit = -inf if on else self.history.bin_end
+        if on:
+            self.limit = self.step_edges.limit = -inf
+
+    def _restore_limit(self) -> None:
+        self.limit = -inf if self.is_watched else self.history.bin_end
 
     # On the main thread ----------------------------------------------------------------------------------
 
@@ -196,6 +163,7 @@ class PhaseClock:
 
     def enter(self, entry: StackEntry, phase: str | None, now: float) -> None:
         """Push a block onto the stack. For the phase None, the surrounding phase continues."""
+        self.settle()
         if now >= self.history.bin_end:
             self.remove_ended(now)
         entry.task = self.present_task()
@@ -245,6 +213,7 @@ class PhaseClock:
 
     def remove(self, entries: list[StackEntry], now: float) -> None:
         """Remove blocks from the stack and count their durations."""
+        self.settle()
         self.switch_to(self.active, now)
         for entry in entries:
             if entry not in self.stack:
@@ -260,14 +229,12 @@ class PhaseClock:
         self.switch_to(outer, now)
 
     def _count_duration(self, entry: StackEntry) -> None:
-        totals = entry.totals
-        if totals.cells is not None and not entry.is_nested:
-            seconds = totals.seconds - entry.mark
-            totals.duration_seconds += seconds
-            totals.count(seconds)
+        if not entry.is_nested:
+            entry.totals.count_duration(entry.totals.seconds - entry.mark)
 
     def continue_in(self, entry: StackEntry, totals: PhaseTotals, now: float) -> None:
         """Continue an open block in a different phase."""
+        self.settle()
         if now >= self.history.bin_end:
             self.remove_ended(now)
         self.switch_to(self.active, now)
@@ -318,24 +285,50 @@ class PhaseClock:
     def _close_bin(self, now: float) -> None:
         """Close the history bin and start the bin of *now*."""
         self.history.close_bin(self.phases.values(), self.active, self.last, now)
-        if not self.is_watched:
-            self.limit = self.history.bin_end
+        self._restore_limit()
+
+    # Edges of a block that continues in a different phase --------------------------------------------------
+
+    def advance(self, entry: StackEntry, totals: PhaseTotals, now: float) -> None:
+        """Continue the innermost block in a phase that was entered before, within the bin of the history."""
+        ended = self.active
+        seconds = ended.seconds + (now - self.last)
+        self.last = self.since = now
+        ended.seconds = seconds
+        self.active = entry.totals = totals
+        duration = seconds - entry.mark
+        entry.mark = totals.seconds
+        if totals is not self.iteration_phase:
+            totals.entries += 1
+        ended.count_duration(duration)
+
+    def defer(self, entry: StackEntry) -> None:
+        """Defer the edges of the innermost block until `settle` or the end of the bin. All other edges take the slow path."""
+        if self.stack[-1] is entry and self.deferring is None:
+            self.step_edges.limit = self.limit
+            self.deferring = entry
+            self.limit = -inf
+
+    def settle(self) -> None:
+        """Count the pending edges, and stop deferring. Any other change of the clock begins with this call."""
+        entry = self.deferring
+        if entry is not None:
+            self.step_edges.limit = -inf
+            for totals, time in self.step_edges.after(self.last, self.phases):
+                if time > self.last:  # not counted by a signal handler
+                    self.advance(entry, totals, time)
+            self.deferring = None
+            self._restore_limit()
 
     # Work ------------------------------------------------------------------------------------------------
 
     def work_seconds(self) -> float:
         """Return the seconds of all phases that are work, up to the latest edge."""
-        seconds = 0.0
-        for totals in self.work:
-            seconds += totals.seconds
-        return seconds
+        return sum(totals.seconds for totals in self.work)
 
     def wait_seconds(self) -> float:
         """Return the seconds of all phases in which a rank waits, up to the latest edge."""
-        seconds = 0.0
-        for totals in self.waits:
-            seconds += totals.seconds
-        return seconds
+        return sum(totals.seconds for totals in self.waits)
 
     def has_entries(self) -> bool:
         """Return True if a block of a phase was entered."""
@@ -344,6 +337,7 @@ class PhaseClock:
     def possible_work(self, now: float) -> float:
         """Return the seconds that may have been work in a job that reports no iterations."""
         if self.thread in {None, get_ident()}:
+            self.settle()
             self.switch_to(self.active, now)
         return self.work_seconds() + self.phases[OTHER].seconds
 
@@ -355,18 +349,19 @@ class PhaseClock:
         *end_time* replaces the current time in simulations.
         """
         for attempt in range(100):
-            version = self.last
+            version = last = self.last
             seconds = {name: totals.seconds for name, totals in self.phases.items()}
             active, active_since, start_work = self.active, self.since, self.iteration_work
-            has_iteration = self.iteration is not None
-            work, history = self.work_seconds(), self.history
+            has_iteration, work_phases, history = self.iteration is not None, self.work, self.history
+            for totals, time in self.step_edges.after(last, self.phases):
+                seconds[active.name] += time - last
+                active, active_since, last = totals, time, time
             now = monotonic() if end_time is None else end_time
             history_reading = history.read(active.name, now)
             if self.last == version or attempt == 99:
                 break
-        elapsed = max(now - version, 0.0)
-        seconds[active.name] += elapsed
-        work += elapsed if active.row.work else 0.0
+        seconds[active.name] += max(now - last, 0.0)
+        work = sum(seconds[totals.name] for totals in work_phases)
         open_work = max(work - start_work, 0.0) if has_iteration else 0.0
         positive_seconds = {name: value for name, value in seconds.items() if value > 0}
         return ClockReading(

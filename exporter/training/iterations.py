@@ -28,81 +28,62 @@ class IterationBlock(HotBlock):
 
     def __enter__(self) -> Span | NonRecordingSpan:
         clock = _CLOCK
-        now = monotonic()
-        if (
-            now >= clock.limit
-            or get_ident() != clock.thread
-            or not clock.accepts_iteration
-            or ((running_loop := clock.running_loop) is not None and running_loop() is not None)
-            or self.is_open
-        ):
-            return self._enter_slowly(now)
-        totals = self.totals
-        active = clock.active
-        last = clock.last
-        clock.last = now
-        active.seconds += now - last
-        self.is_nested = active is totals
-        if not self.is_nested:
-            totals.entries += 1
-            clock.active = totals
-            clock.since = now
-        self.is_open = True
-        self.task = None
-        self.thread = clock.thread
-        clock.accepts_iteration = False
-        self.began = now
-        clock.stack.append(self)
-        work = waits = 0.0
-        for totals in clock.work:
-            work += totals.seconds
-        for totals in clock.waits:
-            waits += totals.seconds
-        self.work = clock.iteration_work = work
-        self.waits = waits
-        clock.iteration = self
-        return self
+        if not clock.accepts_iteration:
+            return self._enter_slowly(monotonic())
+        span = HotBlock.__enter__(self)
+        if clock.stack[-1] is self and clock.accepts_iteration:  # entered on the fast path
+            clock.accepts_iteration = False
+            self.thread = clock.thread
+            self.began = clock.last
+            self._read_totals()
+            clock.iteration_work = self.work
+            clock.iteration = self
+        return span
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         clock = _CLOCK
-        now = monotonic()
-        stack = clock.stack
-        if stack[-1] is not self or now >= clock.limit:
-            return self._leave_slowly(now, error)
-        last = clock.last
-        clock.last = now
-        active = clock.active
-        active.seconds += now - last
-        del stack[-1]
-        self.is_open = False
-        outer = stack[-1].totals
-        if active is not outer:
-            clock.active = outer
-            clock.since = now
-        clock.iteration = None
-        clock.accepts_iteration = True
-        work = -self.work
-        for totals in clock.work:
-            work += totals.seconds
-        waits = -self.waits
-        for totals in clock.waits:
-            waits += totals.seconds
-        records = TRAINING.records
-        record = _new_record(
-            IterationEnded, (self.began, now, work, waits, error is not None, TRAINING.expected)
-        )
-        if len(records) < MANY_RECORDS:
-            records.append(record)
-        else:
-            TRAINING.append(record)
-        return None
+        HotBlock.__exit__(self, kind, error, traceback)
+        if clock.iteration is self and not self.is_open:  # left on the fast path
+            clock.iteration = None
+            clock.accepts_iteration = True
+            start_work, start_waits = self.work, self.waits
+            self._read_totals()
+            self._append_record(
+                clock.last, self.work - start_work, self.waits - start_waits, error is not None
+            )
 
-    def _record_start_totals(self) -> None:
-        """Record the totals of work and waiting at the start of the iteration."""
-        clock = _CLOCK
-        self.work = clock.iteration_work = clock.work_seconds()
-        self.waits = clock.wait_seconds()
-        clock.iteration = self
+    def begin_next(self, now: float, waits: float | None) -> None:
+        """End the iteration on the main thread, and begin the next iteration at the same time.
+
+        All seconds of the iteration other than *waits* are work; if *waits* is None, both are read from the clock.
+        """
+        start_work, start_waits = self.work, self.waits
+        if waits is None:
+            self._read_totals()
+        else:
+            self.work += now - self.began - waits
+            self.waits += waits
+        self._append_record(now, self.work - start_work, self.waits - start_waits, False)
+        self.began = now
+        _CLOCK.iteration_work = self.work
+
+    def _append_record(self, now: float, work: float, waits: float, is_failed: bool) -> None:
+        values = (self.began, now, work, waits, is_failed, TRAINING.expected)
+        records = TRAINING.records
+        if len(records) < MANY_RECORDS:
+            records.append(_new_record(IterationEnded, values))
+        else:
+            TRAINING.append(IterationEnded(*values))
+
+    def _read_totals(self) -> None:
+        """Read the totals of work and waiting up to the latest edge of the clock."""
+        work = waits = 0.0
+        for totals in _CLOCK.work:
+            work += totals.seconds
+        for totals in _CLOCK.waits:
+            waits += totals.seconds
+        self.work = work
+        self.waits = waits
 
     def begin(self, now: float, call: str, began: float | None = None) -> None:
         """Begin the iteration, unless an observer refuses it or a bridge inferred it in an instrumented job."""
@@ -135,7 +116,9 @@ class IterationBlock(HotBlock):
                 del TRAINING.iterations_elsewhere[next(iter(TRAINING.iterations_elsewhere))]
         if is_main and self.is_open:
             clock.accepts_iteration = False
-            self._record_start_totals()
+            self._read_totals()
+            clock.iteration_work = self.work
+            clock.iteration = self
 
     def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
         """Append the record of the iteration. An iteration that raised is recorded as failed."""

@@ -18,7 +18,7 @@ from exporter.recording.recorder import RECORDER
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import TrainingReading
 from exporter.training.checkpoints import Checkpoints, Save, Work
-from exporter.training.clock import ClockReading, PhaseClock, PhaseTotals
+from exporter.training.clock import ClockReading, PhaseClock
 from exporter.training.collectives import sequence_numbers
 from exporter.training.durations import classic_buckets, native_buckets
 from exporter.training.facts import RATES, Facts
@@ -48,6 +48,7 @@ from exporter.training.records import (
     StepReported,
     StepSkipped,
 )
+from exporter.training.totals import PhaseTotals
 
 MAX_NAME_CHARACTERS = 100
 """Maximum length of the labels `span` and `task`."""

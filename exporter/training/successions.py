@@ -1,8 +1,9 @@
 """Phases that follow each other in training iterations, for the bridges.
 
-A job spends its time in torch, so that the caches of the processor contain nothing of the exporter when a hook runs, and a
-call of a C function costs up to 0.3 µs. The start of a phase therefore changes the phase of the iteration on the clock's stack
-instead of entering a block, and in the usual case calls only `monotonic`.
+A job spends its time in torch, so that the caches of the processor contain nothing of the exporter when a hook runs, and each line
+costs several times as much as in a loop. The start of a phase therefore changes the phase of the iteration on the clock's stack
+instead of entering a block. In a usual step the start of a phase only stores the time, and the phases are counted together at the
+end of the step.
 """
 
 from __future__ import annotations
@@ -11,14 +12,12 @@ from threading import get_ident
 from time import monotonic
 
 from exporter.training.blocks import HotBlock
-from exporter.training.clock import PhaseTotals
 from exporter.training.iterations import IterationBlock
 from exporter.training.kinds import named_kind
-from exporter.training.recorder import MANY_RECORDS, TRAINING
-from exporter.training.records import IterationEnded
+from exporter.training.recorder import TRAINING
+from exporter.training.totals import PhaseTotals
 
 _CLOCK = TRAINING.clock
-_new_record = tuple.__new__  # a third of the time of a named tuple's own constructor
 
 
 class Phases:
@@ -30,32 +29,39 @@ class Phases:
     Attributes:
         iteration: Block that is entered again for each iteration.
         outside: Totals of the phase that has the time of an iteration outside of the other phases.
+        defers: True if the caller stores the edges of usual steps in the clock's `step_edges`.
     """
 
-    __slots__ = ("iteration", "outside", "data_loading", "forward", "backward", "optimizer", "_block")
+    __slots__ = (
+        *("iteration", "outside", "defers"),
+        *("_data_loading", "_forward", "_backward", "_optimizer", "_block"),
+    )
 
     def __init__(self, iteration: IterationBlock) -> None:
         self.iteration = iteration
         self.outside = iteration.totals
-        self.data_loading = _CLOCK.phases["data_loading"]
-        self.forward = _CLOCK.phases["forward"]
-        self.backward = _CLOCK.phases["backward"]
-        self.optimizer = _CLOCK.phases["optimizer"]
+        self.defers = False
+        self._data_loading = _CLOCK.phases["data_loading"]
+        self._forward = _CLOCK.phases["forward"]
+        self._backward = _CLOCK.phases["backward"]
+        self._optimizer = _CLOCK.phases["optimizer"]
         self._block: HotBlock | None = None  # separate block of the open phase
 
     def switch_to(self, name: str | None) -> None:
         """Leave the open phase, if any, and enter the named phase at the same time. For None, no phase is entered."""
         totals = self.outside if name is None else _CLOCK.phases[name]
+        is_main = get_ident() == _CLOCK.thread
+        if is_main:
+            _CLOCK.settle()
         block, iteration = self._block, self.iteration
         if totals is (iteration.totals if block is None else block.totals):
             return
-        is_main = get_ident() == _CLOCK.thread
-        if block is None and is_main and self.advance(totals):
+        if block is None and is_main and self._advance(totals):
             return
         if block is not None:
             self._block = None
             block.__exit__(None, None, None)
-        if not is_main or _CLOCK.iteration is not iteration:
+        if not is_main or not iteration.is_open:
             iteration.totals = self.outside
         elif totals is self.outside or (not _CLOCK.is_watched and _CLOCK.stack[-1] is iteration):
             self._continue_in(totals)
@@ -66,46 +72,20 @@ class Phases:
             block = self._block = HotBlock(named_kind(name, phase=True))
             block.__enter__()
 
-    def advance(self, totals: PhaseTotals) -> bool:
-        """Continue the iteration in a phase. Must be called on the main thread.
+    def _advance(self, totals: PhaseTotals) -> bool:
+        """Continue the iteration in a phase.
 
         Returns False, without a change, at the end of a bin of the history, while the clock is watched, inside another block,
-        outside of the iteration, and at the first entry of a phase.
+        and at the first entry of a phase.
         """
-        clock, iteration = _CLOCK, self.iteration
-        ended = iteration.totals
         now = monotonic()
-        if (
-            now >= clock.limit
-            or clock.active is not ended
-            or clock.stack[-1] is not iteration  # a block inside, which may have the phase of the iteration
-            or clock.iteration is not iteration
-            or not totals.is_entered
-        ):
+        if now >= _CLOCK.limit or _CLOCK.stack[-1] is not self.iteration or not totals.is_entered:
             return False
-        seconds = ended.seconds + (now - clock.last)
-        clock.last = now
-        ended.seconds = seconds
-        clock.active = iteration.totals = totals
-        clock.since = now
-        duration = seconds - iteration.mark
-        iteration.mark = totals.seconds
-        if totals is not self.outside:
-            totals.entries += 1
-        if ended.cells is not None:
-            ended.duration_seconds += duration
-            if ended.lower_bound < duration <= ended.upper_bound:  # in the cell of the previous duration
-                ended.cells[ended.cell] += 1
-            else:
-                ended.count(duration)
+        _CLOCK.advance(self.iteration, totals, now)
         return True
 
-    def is_outside(self) -> bool:
-        """Return True if no phase is open."""
-        return self._block is None and self.iteration.totals is self.outside
-
     def _continue_in(self, totals: PhaseTotals) -> None:
-        """Continue the iteration in a phase, also in the cases in which `advance` returns False."""
+        """Continue the iteration in a phase, also in the cases in which `_advance` returns False."""
         if totals is not self.iteration.totals:
             _CLOCK.continue_in(self.iteration, totals, monotonic())
             if totals is not self.outside:
@@ -122,35 +102,68 @@ class Phases:
 
     def next_iteration(self) -> None:
         """Leave the open phase, end the iteration, and begin the next iteration with the same block."""
-        clock, iteration = _CLOCK, self.iteration
-        if iteration.totals is self.outside or not self.advance(self.outside):
+        clock, iteration, step = _CLOCK, self.iteration, _CLOCK.step_edges
+        if clock.deferring is iteration and step.optimizer > clock.last and (now := monotonic()) < step.limit:
+            is_all_pending = clock.last == iteration.began
+            fetch_seconds = self.count_batch()
+            if self._count_optimizer(now):  # the usual case
+                self.outside.entries += 1
+                iteration.begin_next(now, fetch_seconds if is_all_pending else None)
+                return
+        if get_ident() == clock.thread:
+            clock.settle()
+        if iteration.totals is not self.outside and self._advance(self.outside):
+            self.outside.entries += 1
+            iteration.begin_next(clock.last, None)
+        else:
             self.end()
             iteration.__exit__(None, None, None)
             iteration.__enter__()
+        if self.defers:
+            self._defer()
+
+    # Usual steps ------------------------------------------------------------------------------------------------
+
+    def _defer(self) -> None:
+        """Defer the edges of usual steps. Has no effect inside a phase or another block, and before the first entry of a phase."""
+        if (
+            get_ident() != _CLOCK.thread
+            or self._block is not None
+            or self.iteration.totals is not self.outside
+        ):
             return
-        now = clock.last
-        self.outside.entries += 1
-        work = waits = 0.0
-        for totals in clock.work:
-            work += totals.seconds
-        for totals in clock.waits:
-            waits += totals.seconds
-        record = _new_record(
-            IterationEnded,
-            (
-                iteration.began,
-                now,
-                work - iteration.work,
-                waits - iteration.waits,
-                False,
-                TRAINING.expected,
-            ),
-        )
-        iteration.began = now
-        iteration.work = clock.iteration_work = work
-        iteration.waits = waits
-        records = TRAINING.records
-        if len(records) < MANY_RECORDS:
-            records.append(record)
-        else:
-            TRAINING.append(record)
+        phases = (self._data_loading, self._forward, self._backward, self._optimizer)
+        if all(totals.is_entered for totals in phases):
+            _CLOCK.defer(self.iteration)
+
+    def count_batch(self) -> float:
+        """Count the fetch, the forward and the backward pass of a batch, if pending. Return the seconds of the fetch."""
+        clock, step = _CLOCK, _CLOCK.step_edges
+        if step.ready <= clock.last:
+            return 0.0
+        fetch_seconds = step.forward - step.fetch
+        forward_seconds = step.backward - step.forward
+        backward_seconds = step.ready - step.backward
+        # No call until the clock is consistent.
+        self.outside.seconds += step.fetch - clock.last
+        self._data_loading.seconds += fetch_seconds
+        self._forward.seconds += forward_seconds
+        self._backward.seconds += backward_seconds
+        clock.last = clock.since = step.ready
+        self._data_loading.count_entry(fetch_seconds)
+        self._forward.count_entry(forward_seconds)
+        self._backward.count_entry(backward_seconds)
+        return fetch_seconds
+
+    def _count_optimizer(self, now: float) -> bool:
+        """Count the optimizer's step. Return False, without a change, if a signal handler has counted the start."""
+        clock, step = _CLOCK, _CLOCK.step_edges
+        if step.optimizer <= clock.last:
+            return False
+        optimizer_seconds = now - step.optimizer
+        # No call until the clock is consistent.
+        self.outside.seconds += step.optimizer - clock.last
+        self._optimizer.seconds += optimizer_seconds
+        clock.last = clock.since = now
+        self._optimizer.count_entry(optimizer_seconds)
+        return True

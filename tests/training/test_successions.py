@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
-from training_support import fresh_recorder
+from training_support import fresh_recorder, latest_reading
 
 from exporter import training
+from exporter.recording.recorder import RECORDER
 from exporter.training.iterations import IterationBlock
 from exporter.training.kinds import TRAINING_ITERATION
 from exporter.training.recorder import TRAINING
@@ -139,3 +145,266 @@ def test_an_edge_inside_a_span_of_the_job_has_the_phase_that_follows() -> None:
         iteration.__exit__(None, None, None)
 
     assert TRAINING.clock.phases["backward"].seconds - seconds_before >= slept_seconds
+
+
+# Usual steps: edges are deferred, and counted together ------------------------------------------------------------
+
+PHASES = ("data_loading", "forward", "backward", "optimizer")
+
+
+class UsualLoop:
+    """Loop that stores its edges as the hooks on torch do."""
+
+    def __init__(self) -> None:
+        self.phases = Phases(IterationBlock(TRAINING_ITERATION))
+        self.phases.defers = True
+        self.deferred_steps = 0
+
+    def run(self, steps: int, batches: int = 1, seconds: float = 0.0) -> None:
+        """Run a training loop, with sleeps of a phase's length in each phase."""
+        with training.training_loop(0):
+            self.phases.iteration.__enter__()
+            for _ in range(steps):
+                self.step(batches, seconds)
+            self.phases.end()
+            self.phases.iteration.__exit__(None, None, None)
+
+    def step(self, batches: int = 1, seconds: float = 0.0, *, is_skipped: bool = False) -> None:
+        for _ in range(batches):
+            if time.monotonic() < TRAINING.clock.step_edges.limit:
+                self.phases.count_batch()  # of an accumulated batch
+            self.edge("fetch", "data_loading")
+            self.edge("forward", "forward")
+            self.edge("backward", "backward")
+            time.sleep(seconds)
+            self.edge("ready", None)
+        if not is_skipped:
+            self.deferred_steps += self.edge("optimizer", "optimizer")
+        self.phases.next_iteration()
+
+    def edge(self, name: str, phase: str | None) -> bool:
+        now, step = time.monotonic(), TRAINING.clock.step_edges
+        if now < step.limit:
+            setattr(step, name, now)
+            return True
+        self.phases.switch_to(phase)
+        return False
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_usual_steps_are_counted_as_blocks_are(batches: int) -> None:
+    loop = UsualLoop()
+    loop.run(2000, batches)
+    loop_entries = {name: entries()[name] for name in PHASES}
+    durations = {name: sum(TRAINING.clock.phases[name].cells or ()) for name in PHASES}
+
+    assert loop.deferred_steps > 1000
+    assert loop_entries == durations == dict.fromkeys(PHASES[:3], 2000 * batches) | {"optimizer": 2000}
+    assert entries()["iteration"] == 2001
+    for name in PHASES:
+        totals = TRAINING.clock.phases[name]
+        assert totals.duration_seconds == pytest.approx(totals.seconds, abs=1e-6)
+
+
+def test_seconds_of_usual_steps_sum_to_the_wall_time_and_to_the_records() -> None:
+    TRAINING.records.clear()
+    start = TRAINING.clock.read()
+    loop = UsualLoop()
+    RECORDER.thread.run_step(
+        lambda: loop.run(2000, batches=2)
+    )  # the recording thread applies no records meanwhile
+    end = TRAINING.clock.read()
+    iterations = [record for record in TRAINING.records if isinstance(record, IterationEnded)]
+    increase = {name: seconds - start.seconds.get(name, 0.0) for name, seconds in end.seconds.items()}
+
+    assert len(iterations) == 2001
+    assert sum(increase.values()) == pytest.approx(end.time - start.time, abs=1e-6)
+    assert sum(record.waits or 0.0 for record in iterations) == pytest.approx(increase["data_loading"])
+    assert sum(record.work for record in iterations) == pytest.approx(
+        sum(increase[name] for name in ("iteration", *PHASES[1:]))
+    )
+
+
+def test_a_step_that_a_gradient_scaler_skips_counts_its_batch_once() -> None:
+    loop = UsualLoop()
+    TRAINING.records.clear()
+
+    def run() -> None:
+        with training.training_loop(0):
+            loop.phases.iteration.__enter__()
+            for number in range(500):
+                loop.step(is_skipped=number % 5 == 4)
+                if number % 5 == 4:  # the step of a second optimizer follows without a batch
+                    loop.edge("optimizer", "optimizer")
+                    loop.phases.next_iteration()
+            loop.phases.end()
+            loop.phases.iteration.__exit__(None, None, None)
+
+    RECORDER.thread.run_step(run)
+    iterations = [record for record in TRAINING.records if isinstance(record, IterationEnded)]
+
+    assert {name: entries()[name] for name in PHASES} == dict.fromkeys(PHASES, 500)
+    assert all(record.waits is not None and record.waits >= 0 and record.work > 0 for record in iterations)
+    assert sum(record.waits or 0.0 for record in iterations) == pytest.approx(
+        TRAINING.clock.phases["data_loading"].seconds
+    )
+
+
+def test_a_block_of_the_job_between_deferred_edges_has_its_own_time() -> None:
+    loop, slept_seconds = UsualLoop(), 0.0
+    with training.training_loop(0):
+        loop.phases.iteration.__enter__()
+        for number in range(200):
+            loop.edge("fetch", "data_loading")
+            loop.edge("forward", "forward")
+            if number % 10 == 9:
+                with training.phase("logging"):
+                    start = time.monotonic()
+                    time.sleep(0.001)
+                    slept_seconds += time.monotonic() - start
+            loop.edge("backward", "backward")
+            loop.edge("ready", None)
+            loop.deferred_steps += loop.edge("optimizer", "optimizer")
+            loop.phases.next_iteration()
+        loop.phases.end()
+        loop.phases.iteration.__exit__(None, None, None)
+
+    assert loop.deferred_steps > 50
+    assert TRAINING.clock.phases["logging"].seconds == pytest.approx(slept_seconds, abs=0.02)
+    assert {name: entries()[name] for name in PHASES} == dict.fromkeys(PHASES, 200)
+    assert TRAINING.clock.stack == [TRAINING.clock.base]
+
+
+def test_a_reader_in_another_thread_sees_deferred_edges_and_no_phase_that_loses_time() -> None:
+    worst_error, largest_loss, active, stop = 0.0, 0.0, Counter[str](), threading.Event()
+
+    def read() -> None:
+        nonlocal worst_error, largest_loss
+        previous: dict[str, float] = {}
+        while not stop.is_set():
+            reading = TRAINING.clock.read()
+            wall_seconds = reading.time - TRAINING.clock.began
+            worst_error = max(worst_error, abs(sum(reading.seconds.values()) - wall_seconds))
+            losses = [previous[name] - reading.seconds.get(name, 0.0) for name in previous]
+            largest_loss = max([largest_loss, *losses])
+            previous = reading.seconds
+            active[reading.active] += 1
+            time.sleep(0.0001)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    loop = UsualLoop()
+    loop.run(1000, seconds=0.0005)
+    stop.set()
+    thread.join()
+
+    assert loop.deferred_steps > 300
+    assert worst_error < 1e-6
+    assert largest_loss < 0.001
+    assert active["backward"] > active["optimizer"]
+
+
+def test_a_reader_sees_the_phase_of_a_deferred_edge_and_its_start() -> None:
+    loop = UsualLoop()
+    with training.training_loop(0):
+        loop.phases.iteration.__enter__()
+        for _ in range(3):
+            loop.step()
+        loop.edge("fetch", "data_loading")
+        was_deferred = loop.edge("forward", "forward")
+        start = TRAINING.clock.step_edges.forward
+        reading = TRAINING.clock.read()
+        loop.phases.end()
+        loop.phases.iteration.__exit__(None, None, None)
+
+    assert was_deferred
+    assert (reading.active, reading.active_since) == ("forward", start)
+
+
+def test_an_exception_at_any_line_of_a_usual_step_never_breaks_the_sum() -> None:
+    lines = 0
+    files = ("successions.py", "clock.py", "step_edges.py", "totals.py", "iterations.py")
+
+    def interrupt(frame: Any, event: str, _: object) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename.endswith(tuple(f"training/{file}" for file in files)):
+            lines += event == "line"
+            if event == "line" and lines == line_limit:
+                raise MemoryError
+            return interrupt
+        return None
+
+    loop = UsualLoop()
+    with training.training_loop(0):
+        loop.phases.iteration.__enter__()
+        loop.step()
+        for line_limit in range(1, 120):  # noqa: B007  # read by the trace function
+            loop.step()
+            lines = 0
+            sys.settrace(interrupt)
+            try:
+                loop.step()
+            except MemoryError:
+                pass
+            finally:
+                sys.settrace(None)
+        loop.run(3)
+    clock, now = TRAINING.clock, time.monotonic()
+
+    seconds = sum(clock.read(now).seconds.values())
+    assert seconds == pytest.approx(now - clock.began, abs=0.05)
+    assert latest_reading().phase == "other"
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
+def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum_of_usual_steps() -> None:
+    handler_calls = 0
+
+    def handle(*_: object) -> None:
+        nonlocal handler_calls
+        handler_calls += 1
+        with training.checkpoint_save(handler_calls), training.phase("logging"):
+            pass
+
+    old_handler = signal.signal(signal.SIGALRM, handle)
+    loop = UsualLoop()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        deadline = time.monotonic() + 1.0
+        with training.training_loop(0):
+            loop.phases.iteration.__enter__()
+            while time.monotonic() < deadline:
+                loop.step()
+            loop.phases.end()
+            loop.phases.iteration.__exit__(None, None, None)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # discards a pending signal
+        signal.signal(signal.SIGALRM, old_handler)
+    clock, now = TRAINING.clock, time.monotonic()
+
+    assert handler_calls > 20
+    assert loop.deferred_steps > 0
+    assert sum(clock.read(now).seconds.values()) == pytest.approx(now - clock.began, abs=1e-6)
+    assert clock.stack == [clock.base]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_forgets_the_deferred_edges_of_its_parent() -> None:
+    loop = UsualLoop()
+    with training.training_loop(0):
+        loop.phases.iteration.__enter__()
+        loop.step()
+        loop.edge("fetch", "data_loading")
+        child = os.fork()
+        if child == 0:
+            clock = TRAINING.clock
+            seconds = sum(clock.read().seconds.values())
+            is_new = clock.deferring is None and not loop.edge("forward", "forward")
+            os._exit(0 if is_new and seconds < 5.0 else 1)
+        _, status = os.waitpid(child, 0)
+        loop.edge("forward", "forward")
+        loop.phases.end()
+        loop.phases.iteration.__exit__(None, None, None)
+
+    assert os.waitstatus_to_exitcode(status) == 0

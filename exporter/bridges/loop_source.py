@@ -1,0 +1,54 @@
+"""Source of loops without a framework: the inferred steps and validations, and the checkpoints that torch writes.
+
+Used in the training process, on the thread that trains.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import Any
+
+from exporter.bridges.checkpoints import AsyncSave, holds_optimizer, steps_of
+from exporter.bridges.loop import Level
+from exporter.bridges.torch_loop import InferredLoop
+from exporter.bridges.training_thread import EVALUATING, READY
+from exporter.patching import Around
+
+
+class LoopSource(InferredLoop):
+    """Inferred loop with checkpoints."""
+
+    def optimizer_loaded(self, state: Any) -> None:
+        """Restore the number of steps of an earlier process."""
+        self.progress.resume_at(steps_of(state))
+
+    def save(self, contents: Any, *, at_once: bool) -> Around:
+        """Record a file that torch writes."""
+        return self.checkpoint(whole=holds_optimizer(contents), at_once=at_once)
+
+    def checkpoint(self, *, whole: bool, at_once: bool = True) -> Around:
+        """Record a checkpoint if the training has begun. Only a whole checkpoint can resume the job."""
+        tracker = self._tracker
+        if tracker is None or self._thread != get_ident():
+            return
+        if tracker.is_open(Level.SAVE) or not tracker.is_open(Level.LOOP):
+            return
+        if self._state is not EVALUATING:
+            self._pause(tracker)
+        tracker.begin_save(self.progress.step, whole=whole, at_once=at_once)
+        save = AsyncSave(self.progress.step)
+        future, error = yield
+        if self._tracker is tracker:
+            tracker.end(Level.SAVE, error)
+            if self._state is not EVALUATING:
+                self._enter(tracker, READY)
+            if whole and not at_once:
+                save.report_when_done(future, error)
+
+    def load(self) -> Around:
+        """Record the load of a checkpoint."""
+        tracker = self._here()
+        if tracker is None or tracker.is_open(Level.LOAD):
+            yield
+        else:
+            yield from tracker.load()
