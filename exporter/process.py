@@ -1,6 +1,7 @@
 """Process-wide API: identity, flush, shutdown and the sidecar as a child process.
 
-`flush` and `shutdown` never raise, and wait for a bounded time. `configure` raises for invalid arguments.
+`flush`, `shutdown` and `start_sidecar` log errors instead of raising them, and `flush` and `shutdown` wait for a bounded time.
+`configure` raises for invalid arguments.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def configure(
     """Set the identity of this process. The arguments take precedence over the environment.
 
     Samples recorded before a change of run, rank or labels keep the earlier identity, and the counts restart at zero. The labels are
-    published on `training_rank_info`, as `label_<name>`. The session (also `EXPORTER_SESSION`) is the `session_tag` of the run and
-    of one-logger's records, which groups the runs of a training.
+    published on `training_rank_info`, as `label_<name>`. *session* groups the runs of one training. It becomes `session_tag` of the
+    run and of one-logger's records, and takes precedence over `EXPORTER_SESSION`.
 
     Raises:
         DefinitionError: An argument is invalid. Nothing was changed.
@@ -53,10 +54,11 @@ def configure(
 
 
 def flush(timeout_seconds: float = 5.0) -> bool:
-    """Write all samples and events recorded so far to the feed. Never raises.
+    """Write all samples and events recorded so far to the feed. Errors are logged, not raised.
 
-    CUDA tensors are included if their values have arrived and the calling thread recorded them. Also waits, within the timeout, for
-    event handlers and span exporters. Returns False if the recording was not written in time, and True with `EXPORTER_DISABLED=1`.
+    CUDA tensors recorded by other threads, or still being copied, are not included. Also waits, within the timeout, for event
+    handlers and span exporters. Returns False if the recording was not written in time. If nothing is recorded, because of
+    `EXPORTER_DISABLED=1` or an unsupported interpreter, returns True.
     """
     if not RECORDER.is_recording:
         return True
@@ -68,13 +70,13 @@ def flush(timeout_seconds: float = 5.0) -> bool:
 
 
 def shutdown() -> None:
-    """Write the final recording and end the recording thread, as at the exit of the process."""
+    """Write the final recording and end the recording thread, as at the exit of the process. Errors are logged, not raised."""
     RECORDER.shutdown()
 
 
 # The sidecar ---------------------------------------------------------------------------------------------------
 
-_START = (
+_SIDECAR_PROGRAM = (
     "import runpy, sys; sys.path[0] = {root!r}; sys.argv[0] = 'exporter';"
     " runpy.run_module('exporter', run_name='__main__', alter_sys=True)"
 )
@@ -82,7 +84,10 @@ _START = (
 
 
 class Sidecar:
-    """Sidecar that ends with this process. If the process is killed, the kernel releases its registration."""
+    """Sidecar started by this process, and the registration that keeps the sidecar running.
+
+    If the process is killed, the kernel releases the registration.
+    """
 
     def __init__(self, registration: Registration, process: subprocess.Popen[bytes]) -> None:
         self._registration = registration
@@ -94,20 +99,20 @@ class Sidecar:
         return self._process.pid
 
     def stop(self) -> None:
-        """Remove the registration of this process. The sidecar ends once no process is registered."""
+        """Remove the registration of this process. Once no process is registered, the sidecar ends after its linger time."""
         self._registration.release()
 
 
 def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
-    """Start a sidecar that ends with this process, with flags of `python -m exporter`. Never raises.
+    """Start a sidecar that runs while this process or another process is registered, with flags of `python -m exporter`.
 
-    All processes of a node may call this function: a feed directory has one sidecar, and further sidecars end immediately. The
-    sidecar outlives this process by up to `linger_seconds`, for a scrape of the final values. Returns None if the start fails, after
-    a notice, and with `EXPORTER_DISABLED=1`.
+    All processes of a node may call this function: a feed directory has one sidecar, and further sidecars end immediately. After
+    the last registered process has exited, the sidecar waits up to `linger_seconds` for a scrape of the final values. Returns None
+    with `EXPORTER_DISABLED=1`, or, after logging a notice, if the start fails.
     """
     if os.environ.get("EXPORTER_DISABLED") == "1":
         return None
-    import subprocess  # noqa: PLC0415  # needs two megabytes, which only jobs that start a sidecar spend
+    import subprocess  # noqa: PLC0415  # importing costs 2 MB
 
     from exporter.feed.runs import ATTACHED_FLAG, Registration  # noqa: PLC0415  # needed only in jobs that start a sidecar
 
@@ -117,7 +122,11 @@ def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
         registration = Registration(Path(directory))
         process = subprocess.Popen(
             [
-                *(sys.executable or "python3", "-c", _START.format(root=str(Path(__file__).parents[1]))),
+                *(
+                    sys.executable or "python3",
+                    "-c",
+                    _SIDECAR_PROGRAM.format(root=str(Path(__file__).parents[1])),
+                ),
                 *flags,
                 f"--feed.dir={directory}",
                 ATTACHED_FLAG,

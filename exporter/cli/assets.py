@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from exporter.cli.flags import EXIT_FAILED, PROGRAM, Parser, say
+from exporter.cli.flags import EXIT_FAILED, PROGRAM, Parser, print_notice
 
 DESCRIPTION = """\
 Writes the files that go with the exporter:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     ]
     files = {output / source.relative_to(SOURCE): source for source in sorted(source_paths)}
     if not files:
-        say(f"{SOURCE} has no files; install the wheel, or run the command in the repository")
+        print_notice(f"{SOURCE} has no files; install the wheel, or run the command in the repository")
         return EXIT_FAILED
     try:
         existing_files = {target: source for target, source in files.items() if target.exists()}
@@ -52,14 +52,14 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
         ]
         if changed_paths and not flags.force:
             for target in changed_paths:
-                say(f"{target} has been changed")
-            say("nothing is written; --force replaces these files")
+                print_notice(f"{target} has been changed")
+            print_notice("nothing is written; --force replaces these files")
             return EXIT_FAILED
         for target, source in files.items():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
     except OSError as error:
-        say(f"{error.filename}: {error.strerror}")
+        print_notice(f"{error.filename}: {error.strerror}")
         return EXIT_FAILED
     print(f"{len(files)} files in {output}")
     return 0

@@ -18,7 +18,15 @@ from pathlib import Path
 from exporter.cli import run, simulated_job
 from exporter.cli.child import end_as, own_command
 from exporter.cli.configuration import resolve
-from exporter.cli.flags import EXIT_REFUSED, PROGRAM, Parser, add_flags, command_line_of, mistake, say
+from exporter.cli.flags import (
+    EXIT_REFUSED,
+    PROGRAM,
+    Parser,
+    add_flags,
+    command_line_of,
+    flag_error,
+    print_notice,
+)
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, own_uid
@@ -68,7 +76,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     flag_values, configuration = vars(flags), resolve(flags, environ)
     speed = flag_values["demo.speed"]
     if not MIN_SPEED <= speed <= MAX_SPEED:
-        raise mistake("--demo.speed", f"{speed:g} is not in {MIN_SPEED:g} to {MAX_SPEED:g}")
+        raise flag_error("--demo.speed", f"{speed:g} is not in {MIN_SPEED:g} to {MAX_SPEED:g}")
     web, gpu = configuration.web, configuration.gpu
     tls = web.config_file is not None and load_web_config(web.config_file).tls_server_config is not None
     flag_values["web.listen_address"], urls = [], []
@@ -92,10 +100,12 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         try:
             check_directory(feed)
         except (OSError, FeedError) as error:
-            say(f"the demo needs a feed directory: {error}")
+            print_notice(f"the demo needs a feed directory: {error}")
             return EXIT_REFUSED
         if runs.owner(Path(feed)) is not None:
-            say("another exporter serves this feed directory; choose a different directory with --feed.dir")
+            print_notice(
+                "another exporter serves this feed directory; choose a different directory with --feed.dir"
+            )
             return EXIT_REFUSED
         if writes_machine:
             replay = REPLAYED_MACHINE

@@ -39,12 +39,12 @@ FLAGS: Mapping[str, tuple[str, str]] = {
 """Metavar, which is "" for a switch, and help of each flag of the sidecar."""
 
 
-def mistake(source: str, message: str) -> ConfigurationError:
+def flag_error(source: str, message: str) -> ConfigurationError:
     """Return the ConfigurationError for a flag or for the command line."""
     return ConfigurationError([Problem(source, None, None, message)])
 
 
-def say(line: str) -> None:
+def print_notice(line: str) -> None:
     """Write a line with the prefix `exporter:` to standard error. Write errors are ignored."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
@@ -71,8 +71,8 @@ class Parser(argparse.ArgumentParser):
         """Raise argparse's message as a ConfigurationError."""
         source, _, text = message.removeprefix("argument ").partition(": ")
         if message.startswith("argument ") and text:
-            raise mistake(source, text)
-        raise mistake("command line", message)
+            raise flag_error(source, text)
+        raise flag_error("command line", message)
 
     def parse_flags(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse a command line. Raises ConfigurationError for unknown, incomplete or repeated flags."""
@@ -131,4 +131,4 @@ def parse_duration_flag(flag: str, text: str) -> float:
         return parse_duration(text)
     except ValueError:
         expected = f'expected a duration such as 500ms, 15s, 1m30s or 1h, found "{text}"'
-        raise mistake(flag, expected) from None
+        raise flag_error(flag, expected) from None

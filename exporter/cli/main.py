@@ -20,9 +20,9 @@ from exporter.cli.flags import (
     PROGRAM,
     Parser,
     add_flags,
-    mistake,
+    flag_error,
     parse_duration_flag,
-    say,
+    print_notice,
 )
 from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError, StartError, StateError
 from exporter.version import __version__
@@ -35,7 +35,7 @@ Prometheus exporter for training jobs.
   training-exporter [flags]                     serve the metrics of this machine and of its jobs
   training-exporter run [flags] COMMAND ARG...  run a job with the exporter beside it
   training-exporter check [flags]               find out why metrics are missing
-  training-exporter stacks [flags]              print where each rank of the jobs on this machine waits
+  training-exporter stacks [flags]              print where each rank of the jobs in a feed directory waits
   training-exporter demo [flags]                serve the metrics of a small simulated job
   training-exporter push [flags] TARGET         push the metrics to a file, a Pushgateway or an OTLP endpoint
   training-exporter assets --output DIR         write dashboards, rules, scrape configurations and a systemd unit
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
             sys.stdout.flush()  # here, where an error such as a full disk is reported
     except (ConfigurationError, FeedDirectoryError, ListenError, StartError, StateError) as error:
         for line in str(error).splitlines():
-            say(line)
+            print_notice(line)
         return EXIT_REFUSED
     except KeyboardInterrupt:
         return 130
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
         if number not in _SHORTAGES and not isinstance(error, MemoryError) and "new thread" not in str(error):
             raise
         if number != errno.EPIPE:  # the reader of the pipe has exited
-            say(
+            print_notice(
                 f"cannot continue: {str(error) or type(error).__name__}; check the limits of this process (ulimit -a)"
             )
         with contextlib.suppress(OSError, AttributeError):  # otherwise the flush at exit would fail too
@@ -81,7 +81,7 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
     if command not in COMMANDS:
         from exporter.config.expectation import suggest  # noqa: PLC0415  (the job of `run` must not wait for this import)
 
-        raise mistake("command line", f"unknown command {command!r}, {suggest(command, COMMANDS)}")
+        raise flag_error("command line", f"unknown command {command!r}, {suggest(command, COMMANDS)}")
     # Imported here, because the job of `run` must not wait for the imports of a web server.
     status: int = importlib.import_module(f"exporter.cli.{command}").main(arguments[1:], environ)
     return status

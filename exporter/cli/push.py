@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
-from exporter.cli.flags import PROGRAM, Parser, mistake, parse_duration_flag, say
+from exporter.cli.flags import PROGRAM, Parser, flag_error, parse_duration_flag, print_notice
 from exporter.cli.otlp import Otlp
 from exporter.cli.signals import ENDING, Signals
 
@@ -169,7 +169,7 @@ class Push:
         """Log a new problem, or the end of a problem."""
         if problem != self._logged_problem:
             self._logged_problem = problem
-            say(f"push: {problem or 'works again'}")
+            print_notice(f"push: {problem or 'works again'}")
 
 
 def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:
@@ -198,9 +198,9 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     flags = vars(parser.parse_flags(arguments))
     seconds, source = parse_duration_flag("--interval", flags["interval"]), flags["from"]
     if seconds < MIN_INTERVAL_SECONDS:
-        raise mistake("--interval", f"must be at least {MIN_INTERVAL_SECONDS} s")
+        raise flag_error("--interval", f"must be at least {MIN_INTERVAL_SECONDS} s")
     if not _is_web(source):
-        raise mistake("--from", f"{source!r} is not an http or https address")
+        raise flag_error("--from", f"{source!r} is not an http or https address")
     if flags["name"]:
         names = urlencode([("name[]", name) for name in flags["name"]])
         source += f"{'&' if urlsplit(source).query else '?'}{names}"
@@ -229,7 +229,7 @@ def _access(flags: Mapping[str, Any]) -> Access:
         access.headers()
         access.context()
     except OSError as error:
-        raise mistake("--from", f"cannot load the credentials: {error}") from None
+        raise flag_error("--from", f"cannot load the credentials: {error}") from None
     return access
 
 
@@ -259,13 +259,13 @@ def target_of(arguments: Sequence[str], source: str = _DEFAULT_SOURCE) -> PushTa
             return Otlp(text, source)
         except ImportError as error:
             remedy = f"pip install opentelemetry-exporter-otlp-proto-http ({error})"
-            raise mistake("otlp", f"OpenTelemetry's exporter is not installed: {remedy}") from None
+            raise flag_error("otlp", f"OpenTelemetry's exporter is not installed: {remedy}") from None
     if len(arguments) == 1 and _is_web(text) and urlsplit(text).path.startswith("/metrics/job"):
         return Gateway(text)
     if len(arguments) == 1 and "://" not in text and not Path(text).is_dir() and Path(text).parent.is_dir():
         return TextFile(Path(text))
     expected = "a file in an existing directory, http://HOST:9091/metrics/job/JOB or otlp http://HOST:4318"
-    raise mistake("target", f"{' '.join(arguments)!r} is not a target; expected {expected}")
+    raise flag_error("target", f"{' '.join(arguments)!r} is not a target; expected {expected}")
 
 
 def _is_web(text: str) -> bool:

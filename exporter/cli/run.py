@@ -29,9 +29,9 @@ from exporter.cli.flags import (
     PROGRAM,
     Parser,
     add_flags,
-    mistake,
+    flag_error,
     parse_duration_flag,
-    say,
+    print_notice,
     value_of,
 )
 from exporter.cli.sidecar_process import SidecarProcess, sidecar_command
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     """Run a job, and exit as the job exits. Raises ConfigurationError."""
     plan = make_plan(arguments, child.passable_environment(environ))
     if sys.platform != "linux":
-        say("the sidecar needs Linux; the job runs without it")
+        print_notice("the sidecar needs Linux; the job runs without it")
         os.execvpe(plan.command[0], plan.command, plan.environment)  # noqa: S606  # the command runs without a shell
     return supervise(plan)
 
@@ -131,7 +131,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     flags = parser.parse_flags(arguments)
     command = tuple(flags.command[1:] if flags.command[:1] == ["--"] else flags.command)
     if not command:
-        raise mistake("command line", f"no command; usage: {USAGE}")
+        raise flag_error("command line", f"no command; usage: {USAGE}")
     linger_seconds = parse_duration_flag("--run.linger", value_of(flags, "--run.linger"))
     job_configuration = _job_configuration(flags, environ)
     feed_directory = (job_configuration.feed_directory or default_directory()).absolute()
@@ -214,7 +214,7 @@ class Supervision:
         try:
             pid = child.start_job(plan.command, environment=plan.environment, mask=self._mask)
         except child.NotStartedError as error:
-            say(str(error))
+            print_notice(str(error))
             self._end_probe()
             if registration is not None:
                 registration.release()
@@ -224,11 +224,11 @@ class Supervision:
             registration.write_job(self._job)
             self._sidecar = SidecarProcess(plan.sidecar, plan.feed_directory, mask=self._mask)
             self._diagnosis_due = time.monotonic() + runs.SILENT_SECONDS
-            say(
+            print_notice(
                 f"run {plan.run}" + (f", see {plan.status_url}" if plan.status_url and not is_foreign else "")
             )
             if plan.is_shared and plan.run == plan.environment[LAUNCH]:
-                say(NODES_SHARE_THE_NAME if plan.has_shared_name else NODES_NEED_A_NAME)
+                print_notice(NODES_SHARE_THE_NAME if plan.has_shared_name else NODES_NEED_A_NAME)
         wait_status = self._wait_for_job()
         if registration is not None and self._sidecar is not None:
             registration.write_end(self._job, wait_status)
@@ -276,7 +276,7 @@ class Supervision:
                 return
             if is_killed and now >= kill_time + REAP_SECONDS:
                 # The sidecar is blocked in the kernel, for example by a file system. The job's exit status must not wait.
-                say(
+                print_notice(
                     f"the sidecar (process {sidecar.pid}) does not exit after SIGKILL; `run` exits without it"
                 )
                 return
@@ -287,7 +287,9 @@ class Supervision:
                 sidecar.send(signal.SIGTERM)
                 is_terminated = True
             elif now >= start + LOG_DELAY_SECONDS and not is_logged and not is_terminated:
-                say(f"the job has ended; waiting up to {max_wait:.0f} s for a final scrape (Ctrl-C to stop)")
+                print_notice(
+                    f"the job has ended; waiting up to {max_wait:.0f} s for a final scrape (Ctrl-C to stop)"
+                )
                 is_logged = True
             info = signal.sigtimedwait(HANDLED_SIGNALS, POLL_SECONDS)
             if info is not None and info.si_signo in TERMINATION_SIGNALS:
@@ -395,5 +397,5 @@ def _register(plan: Plan) -> Registration | None:
             write_overrides(plan.feed_directory, plan.rules)
         return runs.Registration(plan.feed_directory)
     except (OSError, FeedError) as error:
-        say(f"the job runs without metrics: {error}")
+        print_notice(f"the job runs without metrics: {error}")
         return None

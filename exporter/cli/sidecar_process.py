@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from exporter.cli.child import own_command, start_own
-from exporter.cli.flags import EXIT_JOINED, EXIT_REFUSED, command_line_of, say, value_of
+from exporter.cli.flags import EXIT_JOINED, EXIT_REFUSED, command_line_of, print_notice, value_of
 from exporter.config.options import format_duration
 from exporter.feed import runs
 
@@ -96,7 +96,7 @@ class SidecarProcess:
         if status == EXIT_JOINED:
             self._is_joined, self._due = True, now + OWNER_CHECK_SECONDS
         elif status == 0:
-            say("the sidecar has exited; the job continues without metrics")
+            print_notice("the sidecar has exited; the job continues without metrics")
         elif status > 0:
             self._record_failure(f"ended with status {status}", now)
         else:
@@ -106,11 +106,13 @@ class SidecarProcess:
         self._failures = 1 if now - self._started_at >= STABLE_SECONDS else self._failures + 1
         if self._failures > MAX_RESTARTS:
             self._due = math.inf
-            say(f"the sidecar {event}, {self._failures} times in a row; the job continues without metrics")
+            print_notice(
+                f"the sidecar {event}, {self._failures} times in a row; the job continues without metrics"
+            )
             return
         delay = 2.0 ** (self._failures - 1)
         self._due = now + delay
-        say(f"the sidecar {event}; it restarts in {delay:.0f} s; the job is not affected")
+        print_notice(f"the sidecar {event}; it restarts in {delay:.0f} s; the job is not affected")
 
 
 def _signal_name(number: int) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from exporter import diagnoses
-from exporter.cli.flags import say
+from exporter.cli.flags import print_notice
 from exporter.diagnoses import Statement
 from exporter.errors import FeedError
 from exporter.feed import runs
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str]) -> int:
     silence = silence_of(int(pid), run, Path(feed_directory))
     if silence is not None and Path(path).exists():  # otherwise the job has exited
         symptom = f"run {run} has recorded nothing in {SILENT_SECONDS:.0f} s"
-        say(f"{symptom}: {silence.found}; remedy: {silence.remedy}")
+        print_notice(f"{symptom}: {silence.found}; remedy: {silence.remedy}")
         launch = ""
         with suppress(OSError, ValueError):
             launch = str(json.loads(Path(path).read_bytes())["launch"])

@@ -1,4 +1,4 @@
-"""`training-exporter stacks`: prints where each rank of the jobs on this machine waits, within three seconds."""
+"""`training-exporter stacks`: prints where each rank of the jobs in a feed directory waits, within about three seconds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from exporter.cli.flags import EXIT_FAILED, PROGRAM, Parser, mistake, say
-from exporter.collectors.job import OverdueRank, OverdueRun
+from exporter.cli.flags import EXIT_FAILED, PROGRAM, Parser, flag_error, print_notice
+from exporter.collectors.job import InspectedRank, InspectedRun
 from exporter.errors import FeedDirectoryError
 from exporter.feed.directory import default_directory, is_trusted
 from exporter.feed.reader import FeedEntry, FeedReader
@@ -24,20 +24,23 @@ from exporter.hangs.collector import (
 from exporter.recording.stacks import Detail, ThreadStack
 
 DESCRIPTION = """\
-Prints where each rank of the jobs on this machine waits: ranks with the same stack form a group, the odd group comes
-first. Works at any time, also before the first step and without a sidecar. Needs the permissions of the job's user.
+Prints where each rank of the jobs in a feed directory waits. Ranks that wait in the same line, function and phase form
+a group; the suspected group comes first. Works at any time, also before the first step and without a sidecar. Needs the
+permissions of the job's user.
 
     training-exporter stacks
     training-exporter stacks --run=llama-7b --json
 """
 POLL_SECONDS = 0.1
+PRINT_MARGIN_SECONDS = 0.2
+"""Part of `ANSWER_SECONDS` that is left for printing, so that the command returns within that time."""
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Print the stacks of the running ranks. Return 1 if no rank is running."""
     parser = Parser(f"{PROGRAM} stacks", DESCRIPTION)
     parser.add_argument("--run", default="", help="only this run")
-    parser.add_argument("--json", action="store_true", help="print JSON with whole stacks")
+    parser.add_argument("--json", action="store_true", help="print JSON with the stacks of every rank")
     parser.add_argument(
         "--feed.dir", default="", help="feed directory (default: EXPORTER_FEED_DIR, or the user's own)"
     )
@@ -46,16 +49,19 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     entries = _running_ranks(directory, flags["run"])
     if not entries:
         run_suffix = f" of run {flags['run']}" if flags["run"] else ""
-        say(f"no running training process{run_suffix} in {directory}; see {PROGRAM} check")
+        print_notice(f"no running training process{run_suffix} in {directory}; see {PROGRAM} check")
         return EXIT_FAILED
     request = StackRequest(os.urandom(16).hex(), time.time(), Detail.FULL)
     try:
         write_request(os.fspath(directory), request, is_shared=is_trusted(directory))
     except OSError as error:
-        raise mistake("--feed.dir", f"cannot write a request into {directory}: {error.strerror}") from error
+        raise flag_error(
+            "--feed.dir", f"cannot write a request into {directory}: {error.strerror}"
+        ) from error
     answers = _wait_for_answers(directory, request, [entry.snapshot.process.id for entry in entries])
     reports = [
-        _explained(run, entries, answers) for run in sorted({entry.snapshot.process.run for entry in entries})
+        _report_on_run(run, entries, answers)
+        for run in sorted({entry.snapshot.process.run for entry in entries})
     ]
     print(
         json.dumps([_as_json(report) for report in reports], indent=2)
@@ -69,7 +75,7 @@ def _running_ranks(directory: Path, run: str) -> list[FeedEntry]:
     try:
         entries = FeedReader(directory).scan().entries
     except FeedDirectoryError as error:
-        raise mistake("--feed.dir", str(error)) from error
+        raise flag_error("--feed.dir", str(error)) from error
     return [
         entry
         for entry in entries
@@ -83,7 +89,7 @@ def _wait_for_answers(
     directory: Path, request: StackRequest, process_ids: Sequence[str]
 ) -> dict[str, StackAnswer]:
     answers: dict[str, StackAnswer] = {}
-    deadline = time.monotonic() + ANSWER_SECONDS - 0.2
+    deadline = time.monotonic() + ANSWER_SECONDS - PRINT_MARGIN_SECONDS
     while len(answers) < len(process_ids) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
         for process_id in process_ids:
@@ -94,11 +100,11 @@ def _wait_for_answers(
     return answers
 
 
-def _explained(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, StackAnswer]) -> HangReport:
+def _report_on_run(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, StackAnswer]) -> HangReport:
     entries_of_run = [entry for entry in entries if entry.snapshot.process.run == run]
     ranks = tuple(
         [
-            OverdueRank(entry.snapshot.process.rank or 0, entry.snapshot.process.id, entry.pid)
+            InspectedRank(entry.snapshot.process.rank or 0, entry.snapshot.process.id, entry.pid)
             for entry in entries_of_run
         ]
     )
@@ -107,27 +113,27 @@ def _explained(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, Sta
     }
     silent_ranks = [rank for rank in ranks if rank.process_id not in answer_by_process]
     steps = [answer.step for answer in answer_by_process.values() if answer.step is not None]
-    state = OverdueRun(run, "observed", time.time(), max(steps, default=None), ranks)
-    return report_on(state, answer_by_process, silent_ranks)
+    observed_run = InspectedRun(run, "observed", time.time(), max(steps, default=None), ranks)
+    return report_on(observed_run, answer_by_process, silent_ranks)
 
 
 def _text(report: HangReport) -> str:
-    step = "" if report.run.step is None else f", step {report.run.step:,}"
-    lines = [f"run {report.run.run}{step}"]
-    by_rank = {answer.rank: answer for answer in report.answers}
+    step_suffix = "" if report.run.step is None else f", step {report.run.step:,}"
+    lines = [f"run {report.run.run}{step_suffix}"]
+    answer_by_rank = {answer.rank: answer for answer in report.answers}
     for group in report.explanation.groups:
-        sequence = f", {group.collectives()}" if group.collectives() else ""
-        phase = f", {group.phase}" if group.phase else ""
+        collectives_suffix = f", {group.collectives()}" if group.collectives() else ""
+        phase_suffix = f", {group.phase}" if group.phase else ""
         ranks = ", ".join(map(str, group.ranks))
-        lines += ["", f"rank {ranks}: {group.function} ({group.location}){phase}{sequence}"]
-        answer = by_rank[group.ranks[0]]
+        lines += ["", f"rank {ranks}: {group.function} ({group.location}){phase_suffix}{collectives_suffix}"]
+        answer = answer_by_rank[group.ranks[0]]
         lines += _thread_lines(answer.main)
         for thread in answer.others:
             lines += [f"  thread {thread.name}", *_thread_lines(thread)]
         if answer.last_collective is not None:
             lines.append(f"  last collective: {answer.last_collective}")
-    for rank, reason in sorted(report.explanation.silent.items()):
-        lines += ["", f"rank {rank} did not answer: {reason}"]
+    for rank, kernel_state in sorted(report.explanation.silent.items()):
+        lines += ["", f"rank {rank} did not answer: {kernel_state}"]
     return "\n".join(lines)
 
 
@@ -141,6 +147,6 @@ def _as_json(report: HangReport) -> dict[str, object]:
         "step": report.run.step,
         "groups": [asdict(group) for group in report.explanation.groups],
         "tie": report.explanation.is_tie,
-        "silent": {str(rank): reason for rank, reason in report.explanation.silent.items()},
+        "silent": {str(rank): kernel_state for rank, kernel_state in report.explanation.silent.items()},
         "answers": [asdict(answer) for answer in report.answers],
     }

@@ -114,8 +114,8 @@ class EnergyReading:
 
 
 @dataclass(frozen=True, slots=True)
-class OverdueRank:
-    """Running rank without progress, on this node."""
+class InspectedRank:
+    """Running rank on this node whose stack is requested."""
 
     rank: int
     process_id: str
@@ -123,11 +123,11 @@ class OverdueRank:
 
 
 @dataclass(frozen=True, slots=True)
-class OverdueRun:
-    """Run whose ranks are asked for their stacks."""
+class InspectedRun:
+    """Run whose ranks write their stacks on request."""
 
     run: str
     state: Literal["hung", "stalled", "observed"]  # observed: a user requested the stacks
-    last_step_at: float  # Unix time of the last finished step
-    step: int | None
-    ranks: tuple[OverdueRank, ...]
+    since_timestamp: float  # Unix time at which the state started, or of the request for `observed`
+    step: int | None  # the last completed step; None if unknown
+    ranks: tuple[InspectedRank, ...]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter.collectors.job import OverdueRank, OverdueRun
+from exporter.collectors.job import InspectedRank, InspectedRun
 from exporter.collectors.kernel_files import procfs
 from exporter.errors import FeedFormatError
 from exporter.families import Collected, FamilySpec
@@ -49,14 +49,14 @@ NO_ANSWER = "no_answer"
 class HangReport:
     """Report on a hang: the run, the explanation and the stacks."""
 
-    run: OverdueRun
+    run: InspectedRun
     explanation: Explanation
     stacks: tuple[RankStack, ...]
     answers: tuple[StackAnswer, ...]  # stack files of the ranks
 
     def headline(self, unix_seconds: float) -> str:
-        """Return a line with the run, the time since its last step, and the groups of ranks; *unix_seconds* is the current time."""
-        duration = duration_text(unix_seconds - self.run.last_step_at)
+        """Return a line with the run, the time for which it is in its state, and the groups of ranks; *unix_seconds* is the current time."""
+        duration = duration_text(unix_seconds - self.run.since_timestamp)
         step = "" if self.run.step is None else f" at step {self.run.step:,}"
         return f"run {self.run.run} {self.run.state} for {duration}{step}. {self.explanation.sentence()}"
 
@@ -65,7 +65,7 @@ class HangReport:
 class _HangCase:
     """Hang of a run, from the first overdue step to the next step."""
 
-    run: OverdueRun
+    run: InspectedRun
     request_count: int = 0
     requested_at: float = float("-inf")  # monotonic time of the last request
     request_id: str = ""  # id of the request that is not answered by all ranks yet
@@ -94,7 +94,7 @@ class HangCollector:
     def __init__(
         self,
         directory: Path,
-        hanging_runs: Callable[[], Sequence[OverdueRun]],
+        hanging_runs: Callable[[], Sequence[InspectedRun]],
         *,
         detail: Detail | None = Detail.FULL,
         monotonic: Callable[[], float] = time.monotonic,
@@ -133,7 +133,9 @@ class HangCollector:
             del self._cases[name]
         for name, run in runs.items():
             case = self._cases.setdefault(name, _HangCase(run))
-            if run.last_step_at > case.run.last_step_at:  # a new hang: the run has completed a step since
+            if (
+                run.since_timestamp > case.run.since_timestamp
+            ):  # a new hang: the run has completed a step since
                 self._cases[name] = _HangCase(run)
             else:
                 case.run = run
@@ -188,7 +190,7 @@ def read_valid_answer(directory: str, process_id: str, request_id: str) -> Stack
 
 
 def report_on(
-    run: OverdueRun, answers: dict[str, StackAnswer], silent_ranks: Sequence[OverdueRank]
+    run: InspectedRun, answers: dict[str, StackAnswer], silent_ranks: Sequence[InspectedRank]
 ) -> HangReport:
     """Return the report on a run, with the kernel state of ranks without a stack file."""
     stacks = [stack for answer in answers.values() if (stack := rank_stack(answer)) is not None]

@@ -17,7 +17,7 @@ from math import inf
 from pathlib import Path
 from typing import Literal
 
-from exporter.collectors.job import JobProcess, OverdueRank, OverdueRun
+from exporter.collectors.job import InspectedRank, InspectedRun, JobProcess
 from exporter.diagnoses import FOREIGN_ENTRY, NO_FEED, REFUSED_FILES
 from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
@@ -102,7 +102,7 @@ class JobCollector:
         self.is_loaded = False
         self.processes: tuple[JobProcess, ...] | None = None
         self.gpus = Gpus()
-        self.overdue_runs: tuple[OverdueRun, ...] = ()
+        self.overdue_runs: tuple[InspectedRun, ...] = ()
         self.work = WorkUse()
         self.endings = Endings()
         self.sessions = Sessions(state, is_shared=is_shared)
@@ -353,13 +353,13 @@ class JobCollector:
         self.overdue_runs = tuple(self._overdue_runs(slots, feed_pass))
         self.is_loaded = True
 
-    def _overdue_runs(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> Iterator[OverdueRun]:
+    def _overdue_runs(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> Iterator[InspectedRun]:
         for run, state in self._states.overdue().items():
             running_processes = [
                 slot.process for slot in slots if slot.key.run == run and slot.process.is_alive
             ]
             ranks = [
-                OverdueRank(
+                InspectedRank(
                     process.identity.rank, process.identity.id, feed_pass.entries[process.identity.id].pid
                 )
                 for process in running_processes
@@ -368,7 +368,7 @@ class JobCollector:
             steps = [process.training.step for process in running_processes if process.training is not None]
             step = next((candidate for candidate in steps if candidate is not None), None)
             state_name: Literal["hung", "stalled"] = "hung" if state.state == "hung" else "stalled"
-            yield OverdueRun(run, state_name, state.since_timestamp, step, tuple(ranks))
+            yield InspectedRun(run, state_name, state.since_timestamp, step, tuple(ranks))
 
 
 def _job_process(snapshot: Snapshot, pid: int | None, *, is_alive: bool) -> JobProcess:

@@ -11,10 +11,12 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 from time import monotonic, time
-from typing import Any
+from typing import Any, TypeVar
 
+from exporter.recording.conversion import safe_repr
 from exporter.recording.event_log import EventLog
 from exporter.recording.gpus import ProcessGpus
 from exporter.recording.identity import Process, local_rank, number_within
@@ -46,6 +48,8 @@ EXIT_SWITCH_SECONDS = 0.0005
 """Thread switch interval of the interpreter during the shutdown."""
 DRAIN_SECONDS = 0.5
 """Maximum time for which the shutdown waits to drain the Stats with window handlers."""
+
+_T = TypeVar("_T")
 
 
 class Recorder:
@@ -164,11 +168,12 @@ class Recorder:
         self.events.limit_waits(start + HANDLERS_SECONDS)
         self.thread.wake()
         self.drain(DRAIN_SECONDS)
-        for wait in [task.finish() for task in self._tasks]:
+        waits = [_attempt(task.finish) for task in self._tasks]
+        for wait in waits:
             if wait is not None:
-                wait(start + TASKS_SECONDS - monotonic(), "exit")
-        self.events.close(start + HANDLERS_SECONDS - monotonic())
-        end_all([self._passive], seconds=0.1, reason="exit")
+                _attempt(wait, start + TASKS_SECONDS - monotonic(), "exit")
+        _attempt(self.events.close, start + HANDLERS_SECONDS - monotonic())
+        _attempt(partial(end_all, [self._passive], seconds=0.1, reason="exit"))
         # The C library ends a thread that takes the interpreter lock during finalization, which may abort the process.
         self.thread.join(max(start + JOIN_SECONDS - monotonic(), 0.1))
         # If the recording thread hangs in a write, the final recording is lost and the process still exits.
@@ -365,6 +370,15 @@ def unsupported_interpreter() -> str | None:
         "nothing is recorded: this Python runs without the interpreter lock, which is not supported;"
         " set PYTHON_GIL=1 or use a standard build of CPython"
     )
+
+
+def _attempt(step: Callable[..., _T], *arguments: Any) -> _T | None:
+    """Return the result of a step of the shutdown, or None if the step raises. The exception is logged once."""
+    try:
+        return step(*arguments)
+    except Exception as error:  # noqa: BLE001  # a defect must not reach the job or prevent the final recording
+        log_once(f"shutdown {safe_repr(error)}", f"a defect in the shutdown: {safe_repr(error)}")
+        return None
 
 
 def _ending(wall: float) -> Ending | None:

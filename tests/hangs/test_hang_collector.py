@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from exporter.collectors.job import OverdueRank, OverdueRun
+from exporter.collectors.job import InspectedRank, InspectedRun
 from exporter.feed.stacks import REQUEST, StackAnswer, read_request, write_answer
 from exporter.hangs import kernel_state
 from exporter.hangs.collector import HangCollector
@@ -28,11 +28,11 @@ class Scene:
     directory: Path
     detail: Detail | None = Detail.FULL
     clock_seconds: float = 1000.0
-    runs: list[OverdueRun] = field(default_factory=list)
+    runs: list[InspectedRun] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        ranks = (OverdueRank(0, FIRST_PROCESS, None), OverdueRank(1, SECOND_PROCESS, None))
-        self.runs = [OverdueRun("llama", "hung", 900.0, 1204, ranks)]
+        ranks = (InspectedRank(0, FIRST_PROCESS, None), InspectedRank(1, SECOND_PROCESS, None))
+        self.runs = [InspectedRun("llama", "hung", 900.0, 1204, ranks)]
         self.collector = HangCollector(
             self.directory,
             lambda: self.runs,
@@ -120,7 +120,7 @@ def test_a_second_hang_of_a_run_is_explained_again(scene: Scene, caplog: pytest.
     scene.series(4.0)
     scene.series(4.0)
     initial_count = len(caplog.records)
-    scene.runs = [replace(scene.runs[0], last_step_at=1003.0)]
+    scene.runs = [replace(scene.runs[0], since_timestamp=1003.0)]
     scene.series(1.0)
     scene.series(4.0)
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from elastic_support import run, snapshots
+from elastic_support import run, single_reading, snapshots
 
 HANGING_JOB = """
     def hang(*_):
@@ -65,6 +65,28 @@ def test_log_handler_that_hangs_does_not_delay_the_exit(tmp_path: Path, exporter
         print(time.monotonic(), flush=True)
     """
     assert exits_within(2.0, tmp_path / "feed", program, EXPORTER_DISABLED=exporter_disabled)
+
+
+def test_shutdown_writes_the_final_recording_when_a_task_raises(tmp_path: Path) -> None:
+    program = """
+        from exporter.recording.recorder import RECORDER
+
+        class Failing:
+            def tick(self): pass
+            def after_fork(self): pass
+            def finish(self): raise RuntimeError("broken task")
+
+        RECORDER.attach(Failing())
+        loss = Stat("train.loss", ["mean"])
+        loss.add(1.0)
+        exporter.shutdown()
+        print("returned")
+    """
+    completed = run(tmp_path / "feed", program, check=True)
+
+    assert completed.stdout == "returned\n"
+    assert "broken task" in completed.stderr
+    assert single_reading(tmp_path / "feed", "train.loss").count == 1
 
 
 def test_busy_daemon_threads_do_not_delay_the_exit(tmp_path: Path) -> None:

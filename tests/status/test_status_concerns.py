@@ -19,7 +19,7 @@ from status_support import (
 )
 
 from exporter.cli.endpoints import hang_of
-from exporter.collectors.job import OverdueRun
+from exporter.collectors.job import InspectedRun
 from exporter.families import Distribution
 from exporter.feed.stacks import StackAnswer
 from exporter.hangs.collector import HangReport
@@ -153,7 +153,7 @@ def test_the_stack_of_a_group_is_the_one_of_its_first_rank_with_an_answer() -> N
     response = StackAnswer("1", "p", 7, NOW, "night", 1, ThreadStack("MainThread", (frame,)))
     group = RankGroup("read", "data.py:40", (0, 1), "data_loading", None, in_collective=False)
     explanation = Explanation((group,), is_tie=False, silent={0: "no answer"})
-    run = OverdueRun("night", "hung", NOW - 60, 5, ())
+    run = InspectedRun("night", "hung", NOW - 60, 5, ())
 
     hang = hang_of(HangReport(run, explanation, (), (response,)))
 
