@@ -11,47 +11,60 @@ from exporter.status.view import StackGroup, View
 
 
 class Onsets:
-    """Unix start times of findings, updated after each pass over the feed."""
+    """Unix start times of findings, updated after each pass over the feed.
+
+    A finding without a start time of its own starts with the first pass that finds it. Events keep the last known time.
+    """
 
     def __init__(self) -> None:
         self._start_times: dict[tuple[str, ...], float] = {}
+        self._event_times: dict[tuple[str, ...], float] = {}
         self._initial_keys: Collection[tuple[str, ...]] | None = None  # found by the first pass
 
-    def record(self, now: float, current: Sequence[Finding]) -> None:
+    def record(self, now: float, findings: Sequence[Finding]) -> None:
         """Record the start of new findings, and discard findings that no longer hold."""
-        keys = [finding.key for finding in current]
+        keys = [finding.key for finding in findings]
         if self._initial_keys is None:
             self._initial_keys = frozenset(keys)
         self._initial_keys = frozenset(key for key in self._initial_keys if key in keys)
-        # Replaced as a whole: requests read the times on other threads.
+        # Each mapping is replaced as a whole: requests read the times on other threads.
         self._start_times = {key: self._start_times.get(key, now) for key in keys}
+        event_times = {finding.key: self._event_time(finding) for finding in findings if finding.match.event}
+        self._event_times = {key: time for key, time in event_times.items() if time is not None}
 
     def start(self, finding: Finding) -> float | None:
-        """Return the Unix time at which the finding began, None if unknown."""
+        """Return the Unix time at which the finding began, or at which the event happened; None if unknown."""
+        if finding.match.event:
+            return self._event_time(finding)
         since = finding.match.since
-        if since is None and not finding.match.event:
-            since = self._start_times.get(finding.key)
-        return since
+        return self._start_times.get(finding.key) if since is None else since
 
     def headline_start(self, finding: Finding) -> float | None:
-        """Return the start of a finding, or None if the finding is a past event or began before the exporter."""
-        is_older = finding.match.since is None and finding.key in (self._initial_keys or ())
-        return None if finding.match.is_past or is_older else self.start(finding)
+        """Return the start of a finding, or None if the start is unknown.
+
+        Also returns None for a past event, and for a finding of the first pass that has no start time of its own: the finding
+        may be older than the exporter.
+        """
+        may_be_older = finding.match.since is None and finding.key in (self._initial_keys or ())
+        return None if finding.match.is_past or may_be_older else self.start(finding)
 
     def text(self, finding: Finding, now: float) -> str:
-        """Return since when the finding holds, or when the event happened."""
-        since = finding.match.since
-        if since is not None:
-            if finding.match.event:
-                return f"{age(since, now)} ({clock(since)})"
-            return f"for {_elapsed(since, now)} (since {clock(since)})"
+        """Return the text of how long the finding has held, or of when the event happened."""
+        is_initial = finding.key in (self._initial_keys or ())
+        start = self.start(finding)
         if finding.match.event:
-            return "before the start of the exporter"
-        start = self._start_times.get(finding.key)
+            if start is None:
+                return "before the start of the exporter" if is_initial else "at an unknown time"
+            return f"{age(start, now)} ({clock(start)})"
         if start is None:
-            return "since now"
-        at_least = "at least " if finding.key in (self._initial_keys or ()) else ""
+            return "just now"
+        at_least = "at least " if is_initial and finding.match.since is None else ""
         return f"for {at_least}{_elapsed(start, now)} (since {clock(start)})"
+
+    def _event_time(self, finding: Finding) -> float | None:
+        """Return the time of an event, or the last known time if the event is older than the history."""
+        since = finding.match.since
+        return self._event_times.get(finding.key) if since is None else since
 
 
 @dataclass(frozen=True, slots=True)

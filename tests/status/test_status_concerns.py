@@ -16,6 +16,7 @@ from status_support import (
     history_of,
     run_sample,
     status_page,
+    view_of,
 )
 
 from exporter.cli.endpoints import hang_of
@@ -27,7 +28,7 @@ from exporter.hangs.explanation import Explanation, RankGroup
 from exporter.recording.stacks import Frame, ThreadStack
 from exporter.status.attention import Onsets
 from exporter.status.condition import Finding, Match
-from exporter.status.conditions import CONDITIONS
+from exporter.status.conditions import CONDITIONS, findings
 from exporter.status.conditions.gpus import CRITICAL_XIDS, WARNING_XIDS
 from exporter.status.history import History
 from exporter.status.view import Hang, StackFrame, StackGroup
@@ -86,14 +87,14 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
         (
             SLOW_RANK,
             [
-                "A step takes 0.4 s of compute time on rank 1 of night, and 0.25 s on the fastest rank. since now"
+                "A step takes 0.4 s of compute time on rank 1 of night, and 0.25 s on the fastest rank. just now"
             ],
         ),
         (long_save(101.0), [SAVING]),
         (long_save(99.0), []),
         (
             {"training_rank_conflicts": run_sample(1.0, rank="0")},
-            ["A second process trains as rank 0 of night. since now"],
+            ["A second process trains as rank 0 of night. just now"],
         ),
     ],
 )
@@ -264,11 +265,7 @@ def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_concern()
 
     (recent,), (earlier,) = concerns_of(GPU_3 | ecc(2.0), past=history), concerns_of(GPU_3 | ecc(2.0))
     assert (recent.text, recent.urgent) == (f"{text}, the last 30 min ago.", True)
-    assert (earlier.text, earlier.urgent, earlier.time_text) == (
-        f"{text}.",
-        False,
-        "before the start of the exporter",
-    )
+    assert (earlier.text, earlier.urgent) == (f"{text}.", False)
     assert concern_texts(GPU_3 | ecc(0.0)) == []
 
 
@@ -335,3 +332,30 @@ def test_a_concern_links_to_the_runbook_entry_of_its_alert() -> None:
     document = status_page(GPU_3 | xid(48, 5))
 
     assert "/runbook#gpuxidcritical" in document.links
+
+
+def uncorrected_time_texts(onsets: Onsets, history: History, count: float) -> list[str]:
+    """Return the time texts of the page, and record the findings of a pass at `NOW`."""
+    rows = GPU_3 | ecc(count)
+    onsets.record(NOW, findings(view_of(rows, history)))
+    return [concern.time_text for concern in concerns_of(rows, past=history, onsets=onsets)]
+
+
+def test_an_ecc_error_that_has_left_the_history_keeps_its_time() -> None:
+    onsets = Onsets()
+    onsets.record(NOW - 9000, [])
+    recent = history_of(3, lambda tick: ecc(float(tick == 2)))
+    error_text = uncorrected_time_texts(onsets, recent, 1.0)
+    constant = history_of(3, lambda tick: ecc(1.0))
+
+    assert error_text == ["5.0 s ago (1970-01-01 02:46 UTC)"]
+    assert uncorrected_time_texts(onsets, constant, 1.0) == error_text
+
+
+def test_only_an_ecc_error_of_the_first_pass_is_older_than_the_exporter() -> None:
+    constant = history_of(3, lambda tick: ecc(1.0))
+    first_pass, later_pass = Onsets(), Onsets()
+    later_pass.record(NOW - 9000, [])
+
+    assert uncorrected_time_texts(first_pass, constant, 1.0) == ["before the start of the exporter"]
+    assert uncorrected_time_texts(later_pass, constant, 1.0) == ["at an unknown time"]
