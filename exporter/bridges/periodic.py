@@ -11,9 +11,6 @@ from time import monotonic
 from exporter.recording.recorder import RECORDER
 from exporter.recording.worker import Worker
 
-LAST = object()
-"""Queue item for the last poll."""
-
 
 class Periodic:
     """Function that is called periodically, at ticks of the recording thread.
@@ -23,7 +20,7 @@ class Periodic:
         poll: Called on the thread of this object.
         seconds: Minimum interval between two polls.
         after_fork: Called in a forked child, before its first poll.
-        at_exit: Called before the last poll.
+        at_exit: Called at the exit on the exiting thread, before the last poll. Must not raise.
         wake: Start the recording thread now. Otherwise the polls start with the first recorded value.
     """
 
@@ -45,7 +42,7 @@ class Periodic:
 
     def restart(self) -> None:
         """Start a new thread, for example in place of a hung thread."""
-        self._worker = Worker(self._run_item, name=self._name, bound=1)
+        self._worker = Worker(lambda _item: self._call_poll(), name=self._name, bound=1)
         self._worker.start()
 
     def tick(self) -> None:
@@ -55,14 +52,10 @@ class Periodic:
             self._due = now + self._seconds
             self._worker.put(None)
 
-    def _run_item(self, item: object) -> None:
-        if item is LAST:
-            self._at_exit()
-        self._call_poll()
-
     def finish(self) -> Callable[[float, str], object]:
-        """Queue the last poll. Return a function that waits for its end."""
-        self._worker.put(LAST, bounded=False)  # an earlier poll may still be queued
+        """Call `at_exit` and queue the last poll. Return a function that waits for the end of the last poll."""
+        self._at_exit()  # not on the thread, where an earlier poll may hang
+        self._worker.put(None, bounded=False)  # an earlier poll may still be queued
         return self._worker.finish()
 
     def after_fork(self) -> None:

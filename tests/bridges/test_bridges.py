@@ -272,6 +272,29 @@ def test_every_event_of_threads_that_flood_torch_monitor_is_counted(tmp_path: Pa
     assert sum_by_labels(page, "flood_samples_total") >= 1
 
 
+HANGING_POLL = """
+import datetime, time
+import torch.monitor as monitor
+from exporter.bridges import install
+from exporter.bridges.monitor import MonitorBridge
+unregister = monitor.unregister_event_handler
+def report_unregistration(handle):
+    unregister(handle)
+    print("unregistered", flush=True)
+monitor.unregister_event_handler = report_unregistration
+MonitorBridge.drain = lambda self: time.sleep(600)
+install("monitor")
+monitor.log_event(monitor.Event("logged", datetime.datetime.now(), {}))
+time.sleep(1)
+"""
+
+
+@needs_torch
+@pytest.mark.timeout(90)
+def test_the_handler_of_torch_monitor_is_unregistered_although_a_poll_hangs(tmp_path: Path) -> None:
+    assert child(tmp_path / "feed", HANGING_POLL).stdout == "unregistered\n"
+
+
 @needs_torch
 def test_events_are_delivered_in_order_also_from_subclasses_of_the_job() -> None:
     torch = importlib.import_module("torch.monitor")

@@ -30,4 +30,4 @@ def test_the_last_poll_runs_even_if_an_earlier_poll_is_still_queued(monkeypatch:
     may_continue.set()
     wait(60, "exit")
 
-    assert calls == ["poll", "poll", "at_exit", "poll"]
+    assert calls == ["at_exit", "poll", "poll", "poll"]
