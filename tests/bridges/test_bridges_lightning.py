@@ -46,7 +46,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "phase optimizer": 6,
         "phase data_loading": 10,
         "phase zero_grad": 6,
-        "run_info framework=lightning model=Trained": 1,
+        "run_info framework=lightning model=ValidatedModule": 1,
     },
     # In manual optimization a step is a batch, also after a restart.
     "two_optimizers": {STEPS: 3, "phase optimizer": 6, "phase backward": 6},
@@ -54,14 +54,14 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     # A failed save does not affect the next save. A save of weights only adds time to the phase.
     "failed_save": {FAILED: 2, SAVED: 2, "phase checkpoint_save_sync": 6, STEPS: 2},
     # An asynchronous save succeeds when the file is written.
-    "asynchronous": {
+    "async_checkpoints": {
         "checkpoints_total kind=async result=ok": 2,
         "checkpoints_total kind=async result=failed": 1,
         "phase checkpoint_save_async": 3,
     },
-    "asynchronous_again": {"checkpoints_total kind=async result=ok": 2},
+    "async_checkpoints_over_two_fits": {"checkpoints_total kind=async result=ok": 2},
     # The call of `fit` after an exception is counted correctly.
-    "failing": {STEPS: 2 + 1},
+    "failing_module": {STEPS: 2 + 1},
     # A completed step counts although a callback fails afterwards.
     "failing_callback": {STEPS: 3},
     "several_loops": {STEPS: 4, "steps_total mode=test": 3, VALIDATED: 1, "gauge step": 4},
@@ -73,8 +73,8 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "phase checkpoint_load": 1,
     },
     # A loader without a length, and a training step that fetches its own batch.
-    "without_length": {STEPS: 5 + 2},
-    "not_finite": {"nonfinite_total kind=loss value=nan": 2},
+    "loaders_without_length": {STEPS: 5 + 2},
+    "nonfinite_losses": {"nonfinite_total kind=loss value=nan": 2},
     # A completed step counts although its epoch is aborted or its validation fails.
     "aborted_epoch_and_failed_validation": {STEPS: 1 + 3, VALIDATED: 0},
     "pickled": {STEPS: 2, "phase data_loading": 2},
@@ -89,14 +89,14 @@ def test_training_validation_and_saves_of_a_trainer_are_recorded(recorded: Job, 
 def test_background_saves_losses_of_a_resumed_loop_and_nonfinite_gradients_are_recorded(
     recorded: Job,
 ) -> None:
-    assert recorded.value("training_background_seconds_total", "asynchronous", task="checkpoint_finalize")
+    assert recorded.value("training_background_seconds_total", "async_checkpoints", task="checkpoint_finalize")
     assert recorded.gauges("resumed")["loss,mode=train"] > 0
-    assert (recorded.value("training_nonfinite_total", "not_finite", kind="grad") or 0) >= 1
+    assert (recorded.value("training_nonfinite_total", "nonfinite_losses", kind="grad") or 0) >= 1
 
 
 def test_exceptions_propagate_and_a_trainer_can_be_pickled_and_copied_while_training(recorded: Job) -> None:
     assert "raised amid an iteration" in recorded.process.stdout
-    assert recorded.process.stdout.count("pickled ['Pickling', 'ExporterCallback']") == 2
+    assert recorded.process.stdout.count("pickled ['PickleTrainer', 'ExporterCallback']") == 2
 
 
 # Unchanged jobs -----------------------------------------------------------------------------------------------

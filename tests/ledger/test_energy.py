@@ -429,7 +429,7 @@ def test_an_exporter_counts_energy_if_the_lock_file_cannot_be_created(tmp_path: 
 
     for lock in (NodeLock(tmp_path / "missing", "boot"), lock_at_link):
         assert lock.acquire()
-        assert lock.is_impossible
+        assert lock.cannot_lock
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -132,7 +132,7 @@ class EnergyCollector:
             )
             self._reset()
             return collected
-        if self._lock.is_impossible:
+        if self._lock.cannot_lock:
             collected.unsupported.append(
                 f"cannot lock {self._lock.path}: a second exporter on this machine would count the same energy"
             )

@@ -9,44 +9,44 @@ from pathlib import Path
 
 from exporter.feed.files import RecordLock
 
-MODE = 0o666
-"""Mode of the lock file: exporters of all users must be able to lock the file."""
+LOCK_FILE_MODE = 0o666
+"""Exporters of all users must be able to lock the file."""
 
 
 class NodeLock:
     """Record lock of the exporter that counts a machine's energy. Thread-safe.
 
-    The name of the lock file contains the machine's boot id. The kernel releases the lock when the holder exits. The file is
-    not removed, because a second exporter could then lock a new file of that name.
+    The name of the lock file contains the machine's boot id, or "machine" if the boot id is "". The kernel releases the lock
+    when the holder exits. The file is not removed, because a second exporter could then lock a new file of that name.
 
     Attributes:
-        is_impossible: True if the last call could not lock the file for a reason other than a different holder.
+        cannot_lock: True if the last call of `acquire` failed to lock the file for any reason but a different holder.
     """
 
-    def __init__(self, directory: Path, machine: str) -> None:
-        self.path = directory / f"training-exporter-energy-{machine or 'machine'}.lock"
-        self.is_impossible = False
+    def __init__(self, directory: Path, boot_id: str) -> None:
+        self.path = directory / f"training-exporter-energy-{boot_id or 'machine'}.lock"
+        self.cannot_lock = False
         self._lock: RecordLock | None = None
-        self._guard = threading.Lock()
+        self._mutex = threading.Lock()
 
     def acquire(self) -> bool:
-        """Return True if this exporter holds the lock, or if no lock is possible, because most machines have a single exporter.
+        """Return True if this exporter may count the energy of the machine.
 
-        Repeated calls are cheap.
+        If the file cannot be locked, this exporter counts, because most machines run a single exporter. Repeated calls are cheap.
         """
-        with self._guard:
+        with self._mutex:
             if self._lock is None or not self._lock.keep():
                 self._drop()
                 try:
                     self._make_file()
-                    self._lock, self.is_impossible = RecordLock.take(str(self.path), create_mode=None), False
+                    self._lock, self.cannot_lock = RecordLock.take(str(self.path), create_mode=None), False
                 except OSError:
-                    self.is_impossible = True
-            return self._lock is not None or self.is_impossible
+                    self.cannot_lock = True
+            return self._lock is not None or self.cannot_lock
 
     def release(self) -> None:
         """Release the lock for other exporters."""
-        with self._guard:
+        with self._mutex:
             self._drop()
 
     def _drop(self) -> None:
@@ -55,10 +55,10 @@ class NodeLock:
             self._lock = None
 
     def _make_file(self) -> None:
-        # Created with O_EXCL, because fs.protected_regular forbids to open a different user's file in a shared directory with
+        # Created with O_EXCL, because fs.protected_regular forbids opening a different user's file in a shared directory with
         # O_CREAT.
         with contextlib.suppress(FileExistsError):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, LOCK_FILE_MODE)
             with contextlib.suppress(OSError):
-                os.fchmod(descriptor, MODE)  # independent of the umask
+                os.fchmod(descriptor, LOCK_FILE_MODE)  # independent of the umask
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""`timed_span`: compatibility module for `nv_one_logger.api.timed_span`."""
+"""Compatibility module for `nv_one_logger.api.timed_span`: `timed_span` and `get_recorder`."""
 
 from __future__ import annotations
 
