@@ -217,13 +217,13 @@ class Authority:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.authority = trustme.CA()
-        self.authority.cert_pem.write_to_path(str(directory / "ca.pem"))
+        self.ca = trustme.CA()
+        self.ca.cert_pem.write_to_path(str(directory / "ca.pem"))
         self.issue()
 
     def issue(self, name: str = "127.0.0.1") -> bytes:
         """Write a new certificate and key for the server, and return the certificate as clients receive it."""
-        certificate = self.authority.issue_cert(name, "localhost")
+        certificate = self.ca.issue_cert(name, "localhost")
         certificate.private_key_pem.write_to_path(str(self.directory / "key.pem"))
         certificate.cert_chain_pems[0].write_to_path(str(self.directory / "cert.pem"))
         return ssl.PEM_cert_to_DER_cert(certificate.cert_chain_pems[0].bytes().decode())
@@ -238,5 +238,5 @@ class Authority:
         """Return the TLS context of a client, with a certificate of this authority if `names` are passed."""
         context = ssl.create_default_context(cafile=str(self.directory / "ca.pem"))
         if names:
-            self.authority.issue_cert(*names).configure_cert(context)
+            self.ca.issue_cert(*names).configure_cert(context)
         return context

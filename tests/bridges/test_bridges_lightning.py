@@ -89,7 +89,9 @@ def test_training_validation_and_saves_of_a_trainer_are_recorded(recorded: Job, 
 def test_background_saves_losses_of_a_resumed_loop_and_nonfinite_gradients_are_recorded(
     recorded: Job,
 ) -> None:
-    assert recorded.value("training_background_seconds_total", "async_checkpoints", task="checkpoint_finalize")
+    assert recorded.value(
+        "training_background_seconds_total", "async_checkpoints", task="checkpoint_finalize"
+    )
     assert recorded.gauges("resumed")["loss,mode=train"] > 0
     assert (recorded.value("training_nonfinite_total", "nonfinite_losses", kind="grad") or 0) >= 1
 

@@ -287,7 +287,7 @@ def test_an_exporter_with_a_password_and_client_certificates_is_read(tmp_path: P
     password_hash = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
     lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
     config = authority.config(f"{lines}basic_auth_users: {{prometheus: '{password_hash}'}}\n")
-    certificate = authority.authority.issue_cert("client")
+    certificate = authority.ca.issue_cert("client")
     certificate.private_key_pem.write_to_path(str(tmp_path / "client-key.pem"))
     certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
     (tmp_path / "password").write_text("secret\n")

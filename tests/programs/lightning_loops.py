@@ -85,7 +85,9 @@ def async_checkpoints() -> None:
             trainer.save_checkpoint(f"{'good' if index < 2 else 'bad'}{index}.ckpt")
 
     with contextlib.suppress(OSError):
-        recorded_trainer([SaveGoodAndBadCheckpoints()], plugins=[AsyncCheckpointIO(DiskFullForBadPaths())]).fit(Module(), loader(12))
+        recorded_trainer(
+            [SaveGoodAndBadCheckpoints()], plugins=[AsyncCheckpointIO(DiskFullForBadPaths())]
+        ).fit(Module(), loader(12))
 
 
 def async_checkpoints_over_two_fits() -> None:
@@ -177,7 +179,9 @@ def aborted_epoch_and_failed_validation() -> None:
                 raise ZeroDivisionError("in a validation")
 
     with contextlib.suppress(ZeroDivisionError):
-        recorded_trainer([RaiseInSecondValidation()], max_epochs=2).fit(SkipsRestOfFirstEpoch(), loader(12), loader(4))
+        recorded_trainer([RaiseInSecondValidation()], max_epochs=2).fit(
+            SkipsRestOfFirstEpoch(), loader(12), loader(4)
+        )
 
 
 def pickled() -> None:

@@ -1,4 +1,4 @@
-"""Real Prometheus over http and https: every scrape succeeds on a single connection."""
+"""Scrapes by a real Prometheus over http, and over https with a client certificate and basic authentication."""
 
 from __future__ import annotations
 
@@ -18,39 +18,48 @@ SCRAPE_CONFIG = """\
     basic_auth: {{username: prometheus, password: good}}
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
+PAGE_SERIES = 2000
+MIN_SCRAPES = 8
 
 
-def ports_of_clients(child: Child) -> set[int]:
+def client_ports_of(child: Child) -> set[int]:
     """Return the local ports of the clients that are connected to the server."""
     connections = psutil.Process(child.pid).net_connections("tcp")
     return {entry.raddr.port for entry in connections if entry.raddr and entry.laddr.port == child.port}
 
 
+def protected_config(authority: Authority, directory: Path) -> Path:
+    """Write the certificate of a client and the configuration of a server that requires it with a password. Return its path."""
+    client_certificate = authority.ca.issue_cert("prometheus")
+    client_certificate.private_key_and_cert_chain_pem.write_to_path(str(directory / "client.pem"))
+    client_auth_lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+    password_hash = bcrypt.hashpw(b"good", bcrypt.gensalt(4)).decode()
+    return authority.config(client_auth_lines + f"basic_auth_users: {{prometheus: {password_hash}}}\n")
+
+
 @needs_prometheus
 @pytest.mark.timeout(60)
 def test_every_scrape_of_prometheus_succeeds_on_a_single_connection(tmp_path: Path) -> None:
-    authority, secret = Authority(tmp_path), bcrypt.hashpw(b"good", bcrypt.gensalt(4)).decode()
-    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
-    config = authority.config(lines + f"basic_auth_users: {{prometheus: {secret}}}\n")
-    client = authority.authority.issue_cert("prometheus")
-    client.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client.pem"))
-    client_ports: dict[str, set[int]] = {"plain": set(), "protected": set()}
-    with Child() as unprotected, Child(web_config=str(config)) as protected:
+    config = protected_config(Authority(tmp_path), tmp_path)
+    with Child(series=PAGE_SERIES) as plain, Child(series=PAGE_SERIES, web_config=str(config)) as protected:
+        servers = {"plain": plain, "protected": protected}
+        client_ports: dict[str, set[int]] = {job: set() for job in servers}
         scrape_config = SCRAPE_CONFIG.format(directory=tmp_path, port=protected.port)
-        targets = {"plain": f"127.0.0.1:{unprotected.port}"}
+        plain_target = {"plain": f"127.0.0.1:{plain.port}"}
 
-        def has_both_jobs() -> bool:
-            for name, child in (("plain", unprotected), ("protected", protected)):
-                client_ports[name] |= ports_of_clients(child)
-            return all(
-                (prometheus.value(f'count_over_time(up{{job="{job}"}}[1m])') or 0) >= 8
-                for job in client_ports
-            )
+        def collect_client_ports() -> None:
+            for job, server in servers.items():
+                client_ports[job] |= client_ports_of(server)
 
-        with Prometheus(tmp_path / "prometheus", targets, extra_config=scrape_config) as prometheus:
-            wait_until(has_both_jobs, 40)
+        def both_jobs_scraped_often() -> bool:
+            collect_client_ports()
+            counts = [prometheus.value(f'count_over_time(up{{job="{job}"}}[1m])') or 0 for job in servers]
+            return min(counts) >= MIN_SCRAPES
+
+        with Prometheus(tmp_path / "prometheus", plain_target, extra_config=scrape_config) as prometheus:
+            wait_until(both_jobs_scraped_often, 40)
 
             for job, ports in client_ports.items():
                 assert prometheus.value(f'min_over_time(up{{job="{job}"}}[1m])') == 1
-                assert prometheus.value(f'scrape_samples_scraped{{job="{job}"}}') == 2000
+                assert prometheus.value(f'scrape_samples_scraped{{job="{job}"}}') == PAGE_SERIES
                 assert len(ports) == 1

@@ -224,7 +224,7 @@ def test_a_missing_a_foreign_and_an_encrypted_key_are_refused_at_the_start(autho
     with pytest.raises(ConfigurationError, match=r"key\.pem cannot be read: No such file"):
         Server((), listen=["127.0.0.1:0"], web_config=config)
 
-    for key_bytes in (authority.authority.issue_cert("other").private_key_pem.bytes(), encrypted):
+    for key_bytes in (authority.ca.issue_cert("other").private_key_pem.bytes(), encrypted):
         key.write_bytes(key_bytes)
         with pytest.raises(ConfigurationError, match=r"tls_server_config\.cert_file"):
             Server((), listen=["127.0.0.1:0"], web_config=config)

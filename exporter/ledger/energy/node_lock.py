@@ -58,7 +58,9 @@ class NodeLock:
         # Created with O_EXCL, because fs.protected_regular forbids opening a different user's file in a shared directory with
         # O_CREAT.
         with contextlib.suppress(FileExistsError):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, LOCK_FILE_MODE)
+            descriptor = os.open(
+                self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, LOCK_FILE_MODE
+            )
             with contextlib.suppress(OSError):
                 os.fchmod(descriptor, LOCK_FILE_MODE)  # independent of the umask
             os.close(descriptor)
