@@ -54,8 +54,8 @@ PHASES = {
 }
 
 NOTES = {
-    40: ["shorter than 2.5 power samples (50 ms), so the phase blends with its neighbours"],
-    20: ["fifths of the phases of 100 ms, so most neighbours have equal power"],
+    40: ["shorter than 50 ms (2.5 power samples), so the phase blends with its neighbors"],
+    20: ["each phase of 100 ms cut in five; most neighbors are therefore parts of the same phase"],
 }
 """Reasons of errors, by length of the phases in ms."""
 

@@ -227,7 +227,7 @@ def runs() -> dict[str, Any]:
                     time.sleep(0.02)
                 state = sum(path.stat().st_size for path in (feed / "ledger").iterdir()) // 1024
                 points.append({"runs": count, **steady_costs(pid, url), "KiB of state": state})
-    return {"title": "Runs that share a state file, within minutes", "points": points}
+    return {"title": "Runs started within minutes of each other, in one state file", "points": points}
 
 
 def iterations() -> dict[str, Any]:

@@ -181,7 +181,7 @@ def test_client_certificates_are_verified(
     authority: Authority, tmp_path: Path, client_auth_type: str
 ) -> None:
     (tmp_path / "foreign").mkdir()
-    foreign_certificate = Authority(tmp_path / "foreign").authority.issue_cert("client")
+    foreign_certificate = Authority(tmp_path / "foreign").ca.issue_cert("client")
     foreign_client = authority.client()
     foreign_certificate.configure_cert(foreign_client)
     config = authority.config(f"  client_auth_type: {client_auth_type}\n  client_ca_file: ca.pem\n")
