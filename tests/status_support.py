@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 
 from exporter.collectors.status import CollectorStatus
 from exporter.families import Distribution, Family, FamilyType
-from exporter.status.attention import Concern, Onsets, concerns
+from exporter.status.attention import FindingView, Onsets, finding_views
 from exporter.status.conditions import findings
 from exporter.status.document import render
 from exporter.status.history import History
@@ -129,22 +129,22 @@ def status_page(
     return Document(render(status_view, Onsets()))
 
 
-def concerns_of(
+def finding_views_of(
     rows: Rows,
     *collectors: CollectorStatus,
     past: History | None = None,
     onsets: Onsets | None = None,
     **changes: Any,
-) -> list[Concern]:
-    """Return the concerns that a page shows."""
+) -> list[FindingView]:
+    """Return the findings that a page shows."""
     status_view = build_view(
         exporter_info(**changes), Readings(families_of(rows)), past or History(), collectors
     )
-    return concerns(findings(status_view), onsets or Onsets(), status_view.exporter.now)
+    return finding_views(findings(status_view), onsets or Onsets(), status_view.exporter.now)
 
 
-def concern_texts(
+def finding_texts(
     rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any
 ) -> list[str]:
-    """Return the sentences of the concerns that a page shows."""
-    return [concern.text for concern in concerns_of(rows, *collectors, past=past, **changes)]
+    """Return the sentences of the findings that a page shows."""
+    return [finding.text for finding in finding_views_of(rows, *collectors, past=past, **changes)]

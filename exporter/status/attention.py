@@ -68,35 +68,35 @@ class Onsets:
 
 
 @dataclass(frozen=True, slots=True)
-class Concern:
+class FindingView:
     """Finding as the status page displays it."""
 
-    urgent: bool
+    is_urgent: bool
     text: str
     time_text: str
     remedy: str
     alert: str  # "" for a condition without an alert
-    entry: str  # alert whose runbook entry also applies to a condition without an alert; "" for none
+    runbook_alert: str  # alert whose runbook entry also applies to a condition without an alert; "" for none
     anchor: str
     stacks: tuple[StackGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ConcernGroup:
-    """Concerns about one card, one run, or the node: first the concerns that explain others, then the urgent concerns."""
+class FindingGroup:
+    """Findings about a card, a run, or the node, with the findings that explain others first."""
 
     title: str
-    concerns: tuple[Concern, ...]
+    findings: tuple[FindingView, ...]
 
     @property
     def is_urgent(self) -> bool:
-        """Return True if any concern is urgent."""
-        return any(concern.urgent for concern in self.concerns)
+        """Return True if any finding is urgent."""
+        return any(finding.is_urgent for finding in self.findings)
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """Summary of the concerns: number, start, subjects and cost."""
+    """Summary of the findings: number, start, subjects and cost."""
 
     text: str
     details: str
@@ -111,44 +111,47 @@ class Subject:
     runs: frozenset[str]  # runs that the findings concern
 
 
-def concerns(current: Sequence[Finding], onsets: Onsets, now: float) -> list[Concern]:
-    """Return the findings as the status page displays them, urgent findings first."""
-    return [_concern(finding, onsets, now) for finding in current]
+def finding_views(findings: Sequence[Finding], onsets: Onsets, now: float) -> list[FindingView]:
+    """Return the findings as the status page displays them, in the same order."""
+    return [_finding_view(finding, onsets, now) for finding in findings]
 
 
-def concern_groups(view: View, current: Sequence[Finding], onsets: Onsets) -> list[ConcernGroup]:
-    """Return the findings by subject, subjects with urgent findings first."""
+def finding_groups(view: View, findings: Sequence[Finding], onsets: Onsets) -> list[FindingGroup]:
+    """Return the findings by subject. The subjects have the order of their first finding."""
+    now = view.exporter.now
     return [
-        ConcernGroup(subject.title, tuple(concerns(_explanations_first(findings), onsets, view.exporter.now)))
-        for subject, findings in _by_subject(view, current).items()
+        FindingGroup(subject.title, tuple(finding_views(_explanations_first(own_findings), onsets, now)))
+        for subject, own_findings in _by_subject(view, findings).items()
     ]
 
 
-def _explanations_first(current: Sequence[Finding]) -> list[Finding]:
-    return sorted(current, key=lambda finding: not finding.condition.explains)
+def _explanations_first(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: not finding.condition.explains)
 
 
-def headline(view: View, current: Sequence[Finding], onsets: Onsets) -> Headline | None:
-    """Return the headline of the page, or None without findings. A box of findings counts as one problem."""
-    if not current:
+def headline(view: View, findings: Sequence[Finding], onsets: Onsets) -> Headline | None:
+    """Return the headline of the page, or None without findings. The findings of a subject count as one problem."""
+    if not findings:
         return None
-    urgent = [finding for finding in current if finding.is_urgent]
-    shown = urgent or current
+    urgent = [finding for finding in findings if finding.is_urgent]
+    shown = urgent or findings
     starts = [start for finding in shown if (start := onsets.headline_start(finding)) is not None]
     since = f" since {clock(min(starts))}" if starts else ""
     subjects = _by_subject(view, shown)
     count = len(subjects)
     noun = ("urgent problem" if urgent else "warning") + ("s" if count > 1 else "")
-    warnings = len(_by_subject(view, current)) - count
-    others = f", and {warnings} warning{'s' if warnings > 1 else ''}" if urgent and warnings else ""
+    other_subjects = len(_by_subject(view, findings)) - count
+    others = ""
+    if urgent and other_subjects:
+        others = f", and {other_subjects} warning{'s' if other_subjects > 1 else ''}"
     runs = frozenset().union(*(subject.runs for subject in subjects))
     details = [", ".join(subject.title for subject in subjects)]
-    details += [f"the affected runs cost {amount} on this node" for amount in hourly_costs(view, runs)]
+    details += [f"the affected runs cost {amount} on this node" for amount in hourly_cost_texts(view, runs)]
     return Headline(f"{count} {noun}{since}{others}", _sentence("; ".join(details)), bool(urgent))
 
 
-def hourly_costs(view: View, runs: Collection[str]) -> list[str]:
-    """Return the cost per hour of runs on this node over the last minute, for each currency."""
+def hourly_cost_texts(view: View, runs: Collection[str]) -> list[str]:
+    """Return the text of the cost per hour of runs on this node over the last minute, for each currency."""
     amounts: dict[str, float] = {}
     for run, currency in view.history.owners("cost"):
         rate = view.history.recent("cost", run, currency) if run in runs else None
@@ -166,18 +169,18 @@ def total_costs(view: View, runs: Collection[str]) -> dict[str, float]:
     return amounts
 
 
-def cost_of_node(view: View) -> str:
-    """Return the cost of all runs on this node, per hour and so far; "" without a price."""
+def node_cost_text(view: View) -> str:
+    """Return the text of the cost of all runs on this node, per hour and so far; "" without a price."""
     totals = [f"{amount:,.2f} {currency} so far" for currency, amount in total_costs(view, view.runs).items()]
-    return ", ".join([*hourly_costs(view, view.runs), *totals])
+    return ", ".join([*hourly_cost_texts(view, view.runs), *totals])
 
 
-def _by_subject(view: View, current: Sequence[Finding]) -> Mapping[Subject, list[Finding]]:
+def _by_subject(view: View, findings: Sequence[Finding]) -> Mapping[Subject, list[Finding]]:
     """Return the findings by card, run or node, in the order of the first finding of each subject."""
     cards = {gpu.uuid: Subject(gpu.title, frozenset(run for run, _ in gpu.last_holders)) for gpu in view.gpus}
     node = Subject(f"node {view.exporter.node}", frozenset(view.runs))
     groups: dict[Subject, list[Finding]] = {}
-    for finding in current:
+    for finding in findings:
         name = finding.match.subject[0] if finding.match.subject else ""
         subject = cards.get(finding.match.card) or cards.get(name, node)
         if subject is node and name in view.runs:
@@ -186,15 +189,15 @@ def _by_subject(view: View, current: Sequence[Finding]) -> Mapping[Subject, list
     return groups
 
 
-def _concern(finding: Finding, onsets: Onsets, now: float) -> Concern:
+def _finding_view(finding: Finding, onsets: Onsets, now: float) -> FindingView:
     statement = finding.statement
-    return Concern(
-        urgent=finding.is_urgent,
+    return FindingView(
+        is_urgent=finding.is_urgent,
         text=_sentence(statement.sentence),
         time_text=onsets.text(finding, now),
         remedy=_sentence(statement.remedy),
         alert=finding.condition.alert,
-        entry=finding.condition.entry,
+        runbook_alert=finding.condition.runbook_alert,
         anchor=finding.condition.anchor,
         stacks=finding.match.stacks,
     )

@@ -47,13 +47,13 @@ class Condition(Diagnosis):
     Attributes:
         alert: Name of the alert with the same condition; "" for a condition without an alert.
         find: Yields the subjects for which the condition holds.
-        entry: Alert whose runbook entry also applies to a condition without an alert; "" for none.
+        runbook_alert: Alert whose runbook entry also applies to a condition without an alert; "" for none.
         explains: True if the condition explains other findings about its subject, and therefore comes first.
     """
 
     alert: str = ""
     severity: AlertSeverity = AlertSeverity.WARNING
-    entry: str = ""
+    runbook_alert: str = ""
     explains: bool = False
     find: Callable[[View], Iterator[Match]]
 
@@ -65,7 +65,7 @@ class Condition(Diagnosis):
     @property
     def anchor(self) -> str:
         """Return the anchor of the runbook entry; "" without an entry."""
-        return (self.alert or self.entry).lower()
+        return (self.alert or self.runbook_alert).lower()
 
 
 @dataclass(frozen=True, slots=True)

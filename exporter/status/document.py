@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from exporter.status.attention import Onsets, concern_groups, cost_of_node, headline
+from exporter.status.attention import Onsets, finding_groups, headline, node_cost_text
 from exporter.status.conditions import CONDITIONS, findings
 from exporter.status.elements import COLOURS, HEIGHT, MAX_ROWS, WIDTH
 from exporter.status.numbers import duration, share
@@ -116,8 +116,8 @@ def style() -> str:
 def render(view: View, onsets: Onsets) -> bytes:
     """Render the status page as UTF-8."""
     assets = _inline_assets()
-    current = findings(view)
-    groups = concern_groups(view, current, onsets)
+    page_findings = findings(view)
+    groups = finding_groups(view, page_findings, onsets)
     remarks = (
         status.message or "; ".join(status.unsupported) for status in view.collectors if status.name == "gpu"
     )
@@ -126,16 +126,16 @@ def render(view: View, onsets: Onsets) -> bytes:
         style=assets.style_sheet,
         library=assets.library,
         script=assets.script,
-        headline=headline(view, current, onsets),
-        concern_groups=groups[:MAX_ROWS],
+        headline=headline(view, page_findings, onsets),
+        finding_groups=groups[:MAX_ROWS],
         conditions=sum(bool(condition.alert) for condition in CONDITIONS),
         hidden_groups=max(0, len(groups) - MAX_ROWS),
         series=view.readings.value("exporter_series"),
-        cost=cost_of_node(view),
+        cost=node_cost_text(view),
         runs=[run_section(view, run) for run in [*view.runs.values()][:MAX_ROWS]],
         ranks=ranks_section(view) if view.ranks else None,
         machine=machine_section(view),
-        gpus=gpus_section(view, current) if view.gpus else None,
+        gpus=gpus_section(view, page_findings) if view.gpus else None,
         gpu_remark=" ".join(remarks),
         statistics=statistics_fold(view),
         collectors=collectors_fold(view.collectors),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exporter.status.attention import hourly_costs, total_costs
+from exporter.status.attention import hourly_cost_texts, total_costs
 from exporter.status.elements import (
     BarSegment,
     Figure,
@@ -157,7 +157,7 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
     ]
     for currency, amount in total_costs(view, {name}).items():
         figures += figure(
-            f"cost{node_note}", styled(f"{amount:,.2f} {currency}"), *hourly_costs(view, {name})
+            f"cost{node_note}", styled(f"{amount:,.2f} {currency}"), *hourly_cost_texts(view, {name})
         )
     return figures + _lost(view, run)
 

@@ -6,14 +6,14 @@ from status_support import (
     JOB,
     NOW,
     Rows,
-    concerns_of,
+    finding_views_of,
     history_of,
     run_sample,
     status_page,
     view_of,
 )
 
-from exporter.status.attention import Headline, Onsets, concern_groups, headline
+from exporter.status.attention import Headline, Onsets, finding_groups, headline
 from exporter.status.conditions import findings
 from exporter.status.history import History
 
@@ -80,13 +80,13 @@ def test_the_headline_has_the_cost_of_the_affected_runs() -> None:
 
 def test_all_problems_of_a_card_are_in_one_box_urgent_ones_first() -> None:
     view = view_of(FAULTY_CARD)
-    groups = concern_groups(view, findings(view), Onsets())
+    groups = finding_groups(view, findings(view), Onsets())
 
-    assert [(group.title, group.is_urgent, len(group.concerns)) for group in groups] == [
+    assert [(group.title, group.is_urgent, len(group.findings)) for group in groups] == [
         ("GPU 3 (rank 0 of night)", True, 3),
         ("run night", False, 1),
     ]
-    assert [concern.urgent for concern in groups[0].concerns] == [True, True, False]
+    assert [finding.is_urgent for finding in groups[0].findings] == [True, True, False]
 
 
 def test_a_slow_rank_and_a_missing_gpu_are_in_the_box_of_their_card() -> None:
@@ -99,9 +99,9 @@ def test_a_slow_rank_and_a_missing_gpu_are_in_the_box_of_their_card() -> None:
             "training_rank_compute_seconds": run_sample(0.4, rank="0") + run_sample(0.2, rank="1"),
         }
     )
-    groups = concern_groups(view, findings(view), Onsets())
+    groups = finding_groups(view, findings(view), Onsets())
 
-    assert [(group.title, len(group.concerns)) for group in groups] == [("GPU 3 (rank 0 of night)", 6)]
+    assert [(group.title, len(group.findings)) for group in groups] == [("GPU 3 (rank 0 of night)", 6)]
 
 
 def test_the_headline_precedes_the_state_of_the_exporter() -> None:
@@ -125,7 +125,7 @@ def test_the_age_of_a_new_problem_is_in_tenths_of_a_second() -> None:
 
 
 def test_an_xid_is_explained() -> None:
-    texts = [concern.text for concern in concerns_of(FAULTY_CARD)]
+    texts = [finding.text for finding in finding_views_of(FAULTY_CARD)]
 
     assert "GPU 3 (rank 0 of night) reported Xid 48 (uncorrectable memory error)." in texts
 
@@ -140,7 +140,7 @@ def late_step_texts(seconds: float, phase: str = "forward", state: str = "runnin
             "training_phase_active": run_sample(1.0, rank="0", phase=phase),
         }
     )
-    return [concern.text for concern in concerns_of(rows) if not concern.urgent]
+    return [finding.text for finding in finding_views_of(rows) if not finding.is_urgent]
 
 
 def test_a_late_step_is_a_warning_before_the_run_hangs() -> None:
@@ -175,12 +175,12 @@ def test_a_silent_rank_is_first_in_the_box_of_its_run_and_names_the_runbook_entr
         "training_run_state_since_timestamp_seconds": run_sample(NOW - 900),
     }
     view = view_of(JOB | SILENT_RANK | hung)
-    (group,) = concern_groups(view, findings(view), Onsets())
-    first, second = group.concerns
+    (group,) = finding_groups(view, findings(view), Onsets())
+    first, second = group.findings
 
     assert first.text == "The process of rank 1 of night is alive and not reporting."
-    assert (first.alert, first.entry, first.anchor) == ("", "TrainingFeedLost", "trainingfeedlost")
-    assert second.urgent
+    assert (first.alert, first.runbook_alert, first.anchor) == ("", "TrainingFeedLost", "trainingfeedlost")
+    assert second.is_urgent
     assert second.alert == "TrainingHang"
     assert "/runbook#trainingfeedlost" in status_page(JOB | SILENT_RANK).links
 
@@ -189,14 +189,16 @@ def test_a_silent_rank_is_urgent_if_the_run_makes_no_steps() -> None:
     standstill = {"training_last_progress_timestamp_seconds": run_sample(NOW - 40, rank="0")}
     validation = {"training_phase_active": run_sample(1.0, rank="0", phase="validation")}
 
-    (urgent,) = (concern for concern in concerns_of(JOB | SILENT_RANK | standstill) if concern.urgent)
+    (urgent,) = (finding for finding in finding_views_of(JOB | SILENT_RANK | standstill) if finding.is_urgent)
 
     assert (
         urgent.text
         == "The process of rank 1 of night is alive and not reporting, and run night makes no steps."
     )
-    assert not any(concern.urgent for concern in concerns_of(JOB | SILENT_RANK))
-    assert not any(concern.urgent for concern in concerns_of(JOB | SILENT_RANK | standstill | validation))
+    assert not any(finding.is_urgent for finding in finding_views_of(JOB | SILENT_RANK))
+    assert not any(
+        finding.is_urgent for finding in finding_views_of(JOB | SILENT_RANK | standstill | validation)
+    )
 
 
 def test_the_page_tells_the_cost_of_the_runs_and_of_the_lost_time_if_a_price_is_set() -> None:

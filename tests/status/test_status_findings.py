@@ -1,4 +1,4 @@
-"""Concerns of the status page: sentence, time, rank or card, remedy and runbook entry."""
+"""Findings of the status page: sentence, time, rank or card, remedy and runbook entry."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from status_support import (
     NOW,
     Rows,
     collector_status,
-    concern_texts,
-    concerns_of,
+    finding_texts,
+    finding_views_of,
     history_of,
     run_sample,
     status_page,
@@ -99,9 +99,9 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
     ],
 )
 def test_a_problem_of_a_run_is_a_concern_with_a_time(rows: Rows, expected: list[str]) -> None:
-    concerns = concerns_of({**JOB, **rows})
+    views = finding_views_of({**JOB, **rows})
 
-    assert [f"{concern.text} {concern.time_text.partition(' (')[0]}" for concern in concerns] == expected
+    assert [f"{finding.text} {finding.time_text.partition(' (')[0]}" for finding in views] == expected
 
 
 HUNG: Rows = {
@@ -111,11 +111,11 @@ HUNG: Rows = {
 
 
 def test_a_hung_run_names_ranks_and_phases_before_the_stacks_are_known() -> None:
-    (concern,) = concerns_of({**JOB, **progress(900), **HUNG})
+    (finding,) = finding_views_of({**JOB, **progress(900), **HUNG})
 
-    assert concern.text == "Run night hangs. Rank 0 in forward."
-    assert concern.time_text == "for 15 min (since 1970-01-01 02:31 UTC)"
-    assert concern.anchor == "traininghang"
+    assert finding.text == "Run night hangs. Rank 0 in forward."
+    assert finding.time_text == "for 15 min (since 1970-01-01 02:31 UTC)"
+    assert finding.anchor == "traininghang"
 
 
 def test_a_hang_is_explained_with_a_fold_of_the_stack_of_each_group() -> None:
@@ -123,7 +123,7 @@ def test_a_hang_is_explained_with_a_fold_of_the_stack_of_each_group() -> None:
     hang = Hang("Rank 0: read (data.py:40).", (StackGroup("Stack of rank 0: read", 0, frames),), 1200)
     rows = {**JOB, **progress(900), **HUNG}
 
-    assert concern_texts(rows, hangs={"night": hang}) == [
+    assert finding_texts(rows, hangs={"night": hang}) == [
         "Run night hangs at step 1,200. Rank 0: read (data.py:40)."
     ]
     document = status_page(rows, hangs={"night": hang})
@@ -144,9 +144,9 @@ def test_the_remedy_of_a_hang_names_a_rank_only_if_a_group_is_odd(
 ) -> None:
     hang = Hang("Ranks 0-1: train (t.py:1).", has_odd_group=has_odd_group)
 
-    (concern,) = concerns_of({**JOB, **progress(900), **HUNG}, hangs={"night": hang})
+    (finding,) = finding_views_of({**JOB, **progress(900), **HUNG}, hangs={"night": hang})
 
-    assert concern.remedy.startswith(remedy)
+    assert finding.remedy.startswith(remedy)
 
 
 def test_the_stack_of_a_group_is_the_one_of_its_first_rank_with_an_answer() -> None:
@@ -170,7 +170,7 @@ def test_many_ranks_with_the_same_problem_are_one_concern() -> None:
         ]
     }
 
-    assert concern_texts(ranks) == ["Ranks 60-63 of night ended before the other ranks."]
+    assert finding_texts(ranks) == ["Ranks 60-63 of night ended before the other ranks."]
 
 
 CARD = {"gpu": "3", "uuid": "GPU-3"}
@@ -195,7 +195,7 @@ def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) 
         "gpu_recovery_action": [(CARD, 1.0)],
     }
 
-    assert concern_texts(rows, past=history) == [
+    assert finding_texts(rows, past=history) == [
         "GPU 0 does not answer (gpu_is_lost).",
         "Only 2 of 8 GPUs respond.",
         "The driver requests a recovery of GPU 3: reset the GPU.",
@@ -218,15 +218,15 @@ def xid(number: int, age: float) -> Rows:
 def test_an_xid_is_a_concern_with_meaning_card_rank_and_time(
     number: int, meaning: str, age: float, urgent: bool
 ) -> None:
-    (concern,) = concerns_of(GPU_3 | xid(number, age))
+    (finding,) = finding_views_of(GPU_3 | xid(number, age))
 
-    assert concern.urgent is urgent
-    assert concern.text == f"GPU 3 (rank 5 of night) reported Xid {number} ({meaning})."
-    assert concern.time_text.startswith("5 min ago (" if age < 400 else "117 min ago (")
+    assert finding.is_urgent is urgent
+    assert finding.text == f"GPU 3 (rank 5 of night) reported Xid {number} ({meaning})."
+    assert finding.time_text.startswith("5 min ago (" if age < 400 else "117 min ago (")
 
 
 def test_an_xid_of_the_program_is_no_concern() -> None:
-    assert concern_texts(GPU_3 | xid(13, 5)) == []
+    assert finding_texts(GPU_3 | xid(13, 5)) == []
 
 
 def test_a_lost_card_and_the_card_of_a_dead_rank_name_their_last_holder() -> None:
@@ -240,9 +240,9 @@ def test_a_lost_card_and_the_card_of_a_dead_rank_name_their_last_holder() -> Non
     }
 
     shared: Rows = {"training_energy_share_ratio": run_sample(0.5, component="gpu", device="GPU-3")}
-    assert concern_texts(lost_gpu, past=history) == ["GPU 3 (last held by rank 5 of night) does not answer."]
-    assert concern_texts(lost_gpu | shared, past=history) == ["GPU 3 (rank 5 of night) does not answer."]
-    assert concern_texts(gpu_in_use | xid(48, 5), past=history) == [
+    assert finding_texts(lost_gpu, past=history) == ["GPU 3 (last held by rank 5 of night) does not answer."]
+    assert finding_texts(lost_gpu | shared, past=history) == ["GPU 3 (rank 5 of night) does not answer."]
+    assert finding_texts(gpu_in_use | xid(48, 5), past=history) == [
         "GPU 3 (rank 0 of day) reported Xid 48 (uncorrectable memory error)."
     ]
 
@@ -263,10 +263,13 @@ def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_concern()
     history = history_of(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), every=60.0)
     text = "GPU 3 (rank 5 of night) has had 2 uncorrected ECC errors since the driver was loaded"
 
-    (recent,), (earlier,) = concerns_of(GPU_3 | ecc(2.0), past=history), concerns_of(GPU_3 | ecc(2.0))
-    assert (recent.text, recent.urgent) == (f"{text}, the last 30 min ago.", True)
-    assert (earlier.text, earlier.urgent) == (f"{text}.", False)
-    assert concern_texts(GPU_3 | ecc(0.0)) == []
+    (recent,), (earlier,) = (
+        finding_views_of(GPU_3 | ecc(2.0), past=history),
+        finding_views_of(GPU_3 | ecc(2.0)),
+    )
+    assert (recent.text, recent.is_urgent) == (f"{text}, the last 30 min ago.", True)
+    assert (earlier.text, earlier.is_urgent) == (f"{text}.", False)
+    assert finding_texts(GPU_3 | ecc(0.0)) == []
 
 
 def nonfinite(minute: int) -> Rows:
@@ -280,25 +283,27 @@ def nonfinite(minute: int) -> Rows:
 
 def test_a_nan_of_twelve_minutes_ago_has_its_age_and_ends_with_the_run() -> None:
     history = history_of(40, lambda minute: nonfinite(min(minute, 29)), every=60.0)
-    (concern,) = concerns_of(JOB, past=history)
+    (finding,) = finding_views_of(JOB, past=history)
 
-    assert concern.text == "Run night has had 2 losses of NaN or infinity, the last 11 min ago."
-    assert concern.time_text.startswith("12 min ago (")
-    assert concern.urgent
-    assert concerns_of(JOB | {"training_run_state": run_sample(1.0, state="finished")}, past=history) == []
+    assert finding.text == "Run night has had 2 losses of NaN or infinity, the last 11 min ago."
+    assert finding.time_text.startswith("12 min ago (")
+    assert finding.is_urgent
+    assert (
+        finding_views_of(JOB | {"training_run_state": run_sample(1.0, state="finished")}, past=history) == []
+    )
 
 
 def test_a_nan_is_not_urgent_when_its_alert_has_ended() -> None:
     history = history_of(60, lambda minute: nonfinite(min(minute, 29)), every=60.0)
 
-    assert [concern.urgent for concern in concerns_of(JOB, past=history)] == [False]
+    assert [finding.is_urgent for finding in finding_views_of(JOB, past=history)] == [False]
 
 
 def test_a_collector_that_fails_is_a_concern_with_its_reason() -> None:
     failing = collector_status(name="rapl", success=False, message="permission denied (energy_uj)")
     rows: Rows = {"exporter_collector_success": [({"collector": "rapl"}, 0.0)]}
 
-    assert concern_texts(rows, failing) == ["Collector rapl fails: permission denied (energy_uj)."]
+    assert finding_texts(rows, failing) == ["Collector rapl fails: permission denied (energy_uj)."]
 
 
 LOST_CARD = next(condition for condition in CONDITIONS if condition.alert == "GpuLost")
@@ -338,7 +343,7 @@ def uncorrected_time_texts(onsets: Onsets, history: History, count: float) -> li
     """Return the time texts of the page, and record the findings of a pass at `NOW`."""
     rows = GPU_3 | ecc(count)
     onsets.record(NOW, findings(view_of(rows, history)))
-    return [concern.time_text for concern in concerns_of(rows, past=history, onsets=onsets)]
+    return [finding.time_text for finding in finding_views_of(rows, past=history, onsets=onsets)]
 
 
 def test_an_ecc_error_that_has_left_the_history_keeps_its_time() -> None:
