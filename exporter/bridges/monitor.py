@@ -27,7 +27,8 @@ QUEUE_EVENTS = 1 << 22
 SLICE_EVENTS = 1 << 15
 """Minimum number of events that are taken from the queue at once, if available. Taking them lasts about a millisecond."""
 MAX_DELIVERED_EVENTS = 1 << 12
-"""Number of events of a slice that handlers and `recent` receive. The events above the limit are only counted."""
+"""Number of events of a poll that handlers and `recent` receive. The events above the limit are only counted, so
+that the last poll can process a long queue within the time limit of the exit."""
 MAX_SERIES = 1000
 """Maximum number of recorded series. Values of further series are dropped and counted."""
 
@@ -55,23 +56,25 @@ class MonitorBridge:
 
     def drain(self) -> None:
         """Process the queue in slices, until less than a full slice is queued."""
+        remaining_deliveries = MAX_DELIVERED_EVENTS
         while queued_count := len(self.queue):
             if queued_count == QUEUE_EVENTS:
                 self._count_overflow(1)
             # Half of a long queue is taken in a single call into C. The threads that log events run between two calls.
             slice_size = min(queued_count, max(SLICE_EVENTS, queued_count // 2))
-            self._record(list(starmap(self.queue.popleft, repeat((), slice_size))))
+            self._record(list(starmap(self.queue.popleft, repeat((), slice_size))), remaining_deliveries)
+            remaining_deliveries = max(0, remaining_deliveries - slice_size)
             if queued_count < SLICE_EVENTS:
                 break
 
-    def _record(self, events: list[Any]) -> None:
+    def _record(self, events: list[Any], max_delivered: int) -> None:
         try:
             names = list(map(self._name_of, events))
         except Exception:  # noqa: BLE001  # C++ may log names that are not UTF-8
             self._count_refused(len(events))
             return
-        self._count_undelivered(names[MAX_DELIVERED_EVENTS:])
-        for name, event in zip(names[:MAX_DELIVERED_EVENTS], events, strict=False):
+        self._count_undelivered(names[max_delivered:])
+        for name, event in zip(names[:max_delivered], events, strict=False):
             raw = _raw(name, event)
             kind = EVENTS.kind(raw.type, "info")
             if kind.enabled:
