@@ -2,7 +2,7 @@
 
     python docs/generate_configuration.py [DIRECTORY]   # `make docs`
 
-A constraint that JSON Schema cannot express, such as the range of a duration, is part of the description of the option.
+The description of an option is its help, followed by the choices or the range of its values, also where JSON Schema expresses them.
 """
 # ruff: noqa: INP001 - a script, not a package
 
@@ -39,8 +39,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SCHEMA_FILE = "config.schema.json"
 EXAMPLE_FILE = "config.example.yaml"
 
+ITEM_INDENT = "\t"
+"""Indent of the lines of a list's entry before `_as_item` indents them; not empty, because a top-level option follows a blank line."""
+
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
-_WIDTH = 110
+_COMMENT_COLUMNS = 110
+"""Length at which comments of the example are wrapped."""
 
 
 def schema() -> dict[str, Any]:
@@ -54,7 +58,10 @@ def schema() -> dict[str, Any]:
 
 
 def example() -> str:
-    """Return a YAML configuration with each option at its default and with its help as a comment."""
+    """Return a YAML configuration with each option at its default and with its help as a comment.
+
+    A list of mappings is empty by default; a comment shows an entry with the example of each option.
+    """
     head = (
         f"# yaml-language-server: $schema={SCHEMA_FILE}",
         "#",
@@ -85,26 +92,23 @@ def _description(option: Option) -> str:
     return f"{text} Needs a restart." if option.restart else text
 
 
-# JSON Schema -------------------------------------------------------------------------------------------
-
-
 def _mapping_schema(options: tuple[Option, ...]) -> dict[str, Any]:
-    schema: dict[str, Any] = {
+    mapping_schema: dict[str, Any] = {
         "type": "object",
         "additionalProperties": False,
         "properties": {option.key: _option_schema(option) for option in options},
     }
     required_keys = [option.key for option in options if option.default is REQUIRED]
-    return schema | ({"required": required_keys} if required_keys else {})
+    return mapping_schema | ({"required": required_keys} if required_keys else {})
 
 
 def _option_schema(option: Option) -> dict[str, Any]:
     nested_options = _nested_options(option)
-    schema = {"description": _description(option)}
-    schema |= _type_schema(option.hint) if nested_options is None else _mapping_schema(nested_options)
+    option_schema = {"description": _description(option)}
+    option_schema |= _type_schema(option.hint) if nested_options is None else _mapping_schema(nested_options)
     if nested_options is None and option.default not in (REQUIRED, UNCHANGED):
-        schema["default"] = to_plain(option.hint, option.default)
-    return schema
+        option_schema["default"] = to_plain(option.hint, option.default)
+    return option_schema
 
 
 def _type_schema(hint: Any) -> dict[str, Any]:
@@ -115,23 +119,20 @@ def _type_schema(hint: Any) -> dict[str, Any]:
         return _mapping_schema(options_of(base))
     notation, bounds = annotation_of(hint, Notation), annotation_of(hint, Range) or Range()
     if notation is not None:
-        text = {"type": "string", "pattern": notation.pattern}
+        text_schema = {"type": "string", "pattern": notation.pattern}
         bare_zero = base in (int, float) and re.fullmatch(notation.pattern, "0")
-        return {"anyOf": [text, {"const": 0}]} if bare_zero else text
+        return {"anyOf": [text_schema, {"const": 0}]} if bare_zero else text_schema
     if choices(base):
         return {"enum": list(choices(base))}
     if get_origin(base) in (tuple, frozenset):
         unique = {"uniqueItems": True} if get_origin(base) is frozenset else {}
         return {"type": "array", "items": _type_schema(get_args(base)[0])} | unique
-    schema = {"type": _TYPES[base], "minimum": bounds.minimum, "maximum": bounds.maximum}
-    return {name: value for name, value in schema.items() if value is not None}
-
-
-# YAML --------------------------------------------------------------------------------------------------
+    keywords = {"type": _TYPES[base], "minimum": bounds.minimum, "maximum": bounds.maximum}
+    return {keyword: value for keyword, value in keywords.items() if value is not None}
 
 
 def _lines(options: Iterable[Option], indent: str, seen_comments: set[str]) -> Iterator[str]:
-    """Yield the lines of a mapping. A comment in *seen_comments* is not repeated: the collectors have three options in common."""
+    """Yield the lines of a mapping. A comment in *seen_comments* is not repeated, because the collectors share options."""
     for option in options:
         if not indent:
             yield ""
@@ -144,7 +145,7 @@ def _lines(options: Iterable[Option], indent: str, seen_comments: set[str]) -> I
             examples = [dataclasses.replace(entry, default=entry.example) for entry in options_of(item)]
             yield f"{indent}{option.key}: []"
             yield f"{indent}# {option.key}:"
-            for line in _as_item(_lines(examples, "\t", seen_comments), f"{indent}  "):
+            for line in _as_item(_lines(examples, ITEM_INDENT, seen_comments), f"{indent}  "):
                 yield f"{indent}# {line}"
         else:
             flow = yaml.safe_dump(
@@ -156,21 +157,21 @@ def _lines(options: Iterable[Option], indent: str, seen_comments: set[str]) -> I
 def _comment(text: str, indent: str, seen_comments: set[str]) -> Iterator[str]:
     if text not in seen_comments:
         seen_comments.add(text)
-        width = _WIDTH - len(indent) - 2
+        width = _COMMENT_COLUMNS - len(indent) - 2
         for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
             yield f"{indent}# {line}"
 
 
 def _as_item(lines: Iterable[str], indent: str) -> Iterator[str]:
     """Yield the lines of a mapping as an entry of a list. The dash precedes the first key, not the comment above the key."""
-    prefix = "- "
+    has_key = False
     for line in lines:
-        text = line.lstrip("\t")
+        text = line.lstrip(ITEM_INDENT)
         if text.startswith("#"):
-            yield f"{indent}{'' if prefix == '- ' else prefix}{text}"
+            yield f"{indent}{'  ' if has_key else ''}{text}"
         else:
-            yield f"{indent}{prefix}{text}"
-            prefix = "  "
+            yield f"{indent}{'  ' if has_key else '- '}{text}"
+            has_key = True
 
 
 def _item_class(hint: Any) -> type | None:
