@@ -57,6 +57,8 @@ def test_a_run_on_eight_cards_loses_only_the_energy_of_the_downtime_of_the_sidec
         fake.hold(*((rank.process.pid, gpu) for gpu, rank in enumerate(ranks)))
         registration_seconds = time.monotonic() - ranks[0].started_at
         time.sleep(TRAINING_SECONDS)
+        # The rule `run_gpu:training_gpu_held:group` reads the shares.
+        wait_until(lambda: joules(running, "training_energy_share_ratio", "a", 'component="gpu"') == 8.0)
         kill_time = time.monotonic()
         running.end(signal.SIGKILL)
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:

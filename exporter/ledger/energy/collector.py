@@ -27,6 +27,7 @@ from exporter.ledger.energy.device_time import LOST_SECONDS, DeviceTime, GpuTime
 from exporter.ledger.energy.devices import DeviceEnergy, EnergyDevices
 from exporter.ledger.energy.gpu_division import GpuDivision, GpuPart, GpuSnapshot
 from exporter.ledger.energy.gpu_holders import running_pids
+from exporter.ledger.energy.latest_shares import DeviceShare, LatestShares
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.options import EnergyOptions, Intensity
 from exporter.ledger.energy.power_split import PowerSource, PowerSplitter, Split
@@ -65,13 +66,6 @@ class _Settings:
 
     options: EnergyOptions
     carbon_file: CarbonFile | None
-
-
-@dataclass(frozen=True, slots=True)
-class _ShareKey:
-    run: str
-    component: str
-    device: str
 
 
 @dataclass(slots=True, eq=False)
@@ -157,7 +151,7 @@ class EnergyCollector:
         self._divided_at: float | None = None
         self._started_at = 0.0  # first pass of this sidecar
         self._last_use: MachineUse | None = None
-        self._shares: dict[_ShareKey, float] = {}
+        self._shares = LatestShares()
         self._splitter = PowerSplitter()
         self._gpus = GpuDivision()
         self._gpu_time = DeviceTime()
@@ -246,7 +240,8 @@ class EnergyCollector:
                 is_divided = True
         if now - self._divided_at > MAX_INTERVAL_SECONDS:
             self._devices.mark_divided()
-            self._divided_at, self._shares = now, {}
+            self._divided_at = now
+            self._shares.keep_gpus(attributed_uuids)
         if alive_runs is not None:
             self._charge_lost_gpus(alive_runs, collected, now=now)
         # The outcomes of a running run are applied only after its energy is divided.
@@ -277,7 +272,8 @@ class EnergyCollector:
         """
         names = {run.run for run in use.runs} if only_run is None else {only_run}
         runs = {name: self._load_run(name, collected) for name in sorted(names)}
-        previous_use, self._last_use, self._divided_at, self._shares = self._last_use, use, now, {}
+        previous_use, self._last_use, self._divided_at = self._last_use, use, now
+        self._shares.keep_gpus(attributed_uuids)
         # The first division covers the time since the sidecar's first reading.
         seconds = now - self._started_at if previous_use is None else use.time - previous_use.time
         for name, run in runs.items():
@@ -296,8 +292,8 @@ class EnergyCollector:
                 undivided_joules = split.waiting_joules if split.joules_by_phase else device.pending_joules
                 waiting_joules = min(device.pending_joules, undivided_joules)
             for share in shares:
-                key = _ShareKey(share.run, device.reading.component, device.reading.device)
-                self._shares[key] = share.ratio
+                component, device_name = device.reading.component, device.reading.device
+                self._shares.add(DeviceShare(share.run, component, device_name, share.ratio))
                 run = runs[share.run]
                 # The CPU time of a run is a difference between two passes: CPU energy waits for the second pass.
                 must_wait = previous_use is None and share.method == "cpu_share"
@@ -332,10 +328,14 @@ class EnergyCollector:
                 is_added = True
             if not is_added:
                 part.device.add_gap(STATE, part.slice.joules)
-        if now - self._started_at > PASS_TOLERANCE_SECONDS:
-            for device in self._devices:
-                if device.reading.device in self._gpus.uuids:
+        for device in self._devices:
+            reading = device.reading
+            if reading.device in self._gpus.uuids:
+                if now - self._started_at > PASS_TOLERANCE_SECONDS:
                     device.bridged_joules = 0.0
+                is_lost = reading.joules is None or now - reading.time > LOST_SECONDS
+                if is_lost or not self._gpus.is_held(reading.device):
+                    self._shares.discard_gpu(reading.device)
 
     def _add_part(self, gpu_part: GpuPart, collected: Collected, *, now: float) -> None:
         """Add a part of a GPU's energy to the part's run."""
@@ -354,7 +354,7 @@ class EnergyCollector:
                 device.bridged_joules = 0.0
         run.counters.add_energy(reading, part.method, joules, seconds, self._options, self._intensity, split)
         self._charge_gpu(run, GpuTime(part.run, reading.device, part.ratio, part.start, part.end))
-        self._shares[_ShareKey(part.run, reading.component, reading.device)] = part.ratio
+        self._shares.add_slice(reading.device, part)
 
     def _charge_gpu(self, run: _Run, gpu_time: GpuTime) -> None:
         seconds = self._gpu_time.charge(gpu_time, spans_restart=run.spans_restart)
@@ -408,5 +408,5 @@ class EnergyCollector:
         for name, run in self._runs.items():
             for sample in run.counters.samples() if run.is_saved else ():
                 collected.add(sample.spec, sample.value, name, *sample.labels)
-        for key, ratio in self._shares.items():
-            collected.add(families.SHARE, min(1.0, ratio), key.run, key.component, key.device)
+        for share in self._shares:
+            collected.add(families.SHARE, min(1.0, share.ratio), share.run, share.component, share.device)

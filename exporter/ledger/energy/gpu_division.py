@@ -45,6 +45,11 @@ class GpuDivision:
         """UUIDs of the GPUs whose processes are known."""
         return self._gpus.keys()
 
+    def is_held(self, uuid: str) -> bool:
+        """Return True if a process is known to use the GPU."""
+        gpu = self._gpus.get(uuid)
+        return gpu is not None and bool(gpu.pids)
+
     def reports(self, run: str) -> bool:
         """Return True if a process of the run reports training."""
         return self._holders.reports(run)

@@ -1,0 +1,121 @@
+"""Share of the energy of a GPU: a run on a GPU whose processes are known, another run after it, and a free GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from energy_support import EnergyNode, gpu_reading
+from ledger_support import Page
+
+from exporter.collectors.job import (
+    EnergyPoint,
+    EnergyReading,
+    GpuListing,
+    GpuProcessUse,
+    MachineUse,
+    ProcessLife,
+    RunUse,
+)
+from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.state.store import StateStore
+
+RUNS = {7: "a", 8: "b"}
+"""Run of each process."""
+
+
+class Node(EnergyNode):
+    """Machine whose driver lists the processes of the only GPU."""
+
+    def __init__(self, directory: Path) -> None:
+        self.pids = [7]
+        self.is_lost = False
+        self.points: list[EnergyPoint] = []
+        super().__init__(directory)
+
+    def start(self, state: StateStore | None = None) -> None:
+        self.lock = NodeLock(self.directory, self.boot)
+        self.state = state or StateStore(self.directory, sidecar="here")
+        self.collector = EnergyCollector(
+            Sources(
+                self.readings, self.use, self.gpu_use, self.alive, listings=self.listings, lives=self.lives
+            ),
+            self.state,
+            self.lock,
+            boot=self.boot,
+            clock=lambda: self.clock.wall,
+            monotonic=lambda: self.clock.monotonic,
+        )
+
+    def readings(self) -> Sequence[EnergyReading]:
+        joules = None if self.is_lost else 500.0 * self.clock.monotonic
+        reading = gpu_reading(joules, self.points[-1].time)
+        return (replace(reading, history=() if self.is_lost else tuple(self.points)),)
+
+    def use(self) -> MachineUse | None:
+        runs = tuple(RunUse(RUNS[pid], frozenset({pid}), 0.0, 1, 0) for pid in self.pids)
+        return MachineUse(self.clock.monotonic, runs, None, 1, None)
+
+    def gpu_use(self) -> Sequence[GpuProcessUse]:
+        return tuple(GpuProcessUse(pid, "0", "GPU-a", 100, {"sm": 0.5}) for pid in self.pids)
+
+    def alive(self) -> set[str]:
+        return {RUNS[pid] for pid in self.pids}
+
+    def listings(self) -> Sequence[GpuListing]:
+        return () if self.is_lost else (GpuListing("GPU-a", self.clock.monotonic, tuple(self.gpu_use())),)
+
+    def lives(self, pids: object) -> dict[int, ProcessLife]:
+        return {pid: ProcessLife(pid, 0.0) for pid in self.pids}
+
+    def shares(self, passes: int = 3) -> dict[str, float]:
+        """Return the share of each run in the GPU after passes of five seconds."""
+        for _ in range(passes):
+            self.clock.advance(5.0)
+            if not self.is_lost:
+                self.points.append(EnergyPoint(self.clock.monotonic, 500.0 * self.clock.monotonic))
+            page: Page = self.collect()
+        shares = {
+            run: page.get("training_energy_share_ratio", run=run, component="gpu", device="GPU-a")
+            for run in RUNS.values()
+        }
+        return {run: share for run, share in shares.items() if share is not None}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_the_only_run_on_a_gpu_has_the_whole_share(node: Node) -> None:
+    assert node.shares() == {"a": 1.0}
+
+
+def test_two_runs_on_a_gpu_have_shares_that_sum_to_one(node: Node) -> None:
+    node.pids = [7, 8]
+
+    assert node.shares() == {"a": 0.5, "b": 0.5}
+
+
+def test_a_run_that_follows_another_on_a_gpu_replaces_its_share(node: Node) -> None:
+    node.shares()
+    node.pids = [8]
+
+    assert node.shares() == {"b": 1.0}
+
+
+def test_a_free_gpu_has_no_shares(node: Node) -> None:
+    node.shares()
+    node.pids = []
+
+    assert node.shares() == {}
+
+
+def test_a_lost_gpu_has_no_shares(node: Node) -> None:
+    node.shares()
+    node.is_lost = True
+
+    assert node.shares(passes=8) == {}
