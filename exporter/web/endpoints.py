@@ -6,7 +6,7 @@ Worker threads render pages; the event loop responds to health and readiness che
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 from urllib.parse import unquote_plus
 
@@ -66,11 +66,17 @@ class DocumentEndpoint:
 
     async def respond(self, request: Request, deadline: float) -> Response:
         """Return the document, compressed if the client accepts gzip."""
-        content = await self._workers.run(self.path, self._render, deadline)
-        body, headers = content.body, dict(content.headers)
-        if accepts_gzip(request.header("accept-encoding")):
-            body, headers["Content-Encoding"] = compress(body), "gzip"
-        return Response(200, body, content.content_type, headers)
+        use_gzip = accepts_gzip(request.header("accept-encoding"))
+
+        def render_document() -> Content:
+            content = self._render()
+            return replace(content, body=compress(content.body)) if use_gzip else content
+
+        content = await self._workers.run((self.path, use_gzip), render_document, deadline)
+        headers = dict(content.headers)
+        if use_gzip:
+            headers["Content-Encoding"] = "gzip"
+        return Response(200, content.body, content.content_type, headers)
 
     def stop(self) -> None:
         """End the worker threads after their current work."""

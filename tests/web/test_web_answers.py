@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import logging
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from web_child import sample_values
 from web_support import Child, exchange, fetch, port_of, read_to_end, scrape_repeatedly, serving
 
 from exporter.errors import ConfigurationError, Problem
-from exporter.exposition.negotiation import Format
+from exporter.exposition.negotiation import Format, compress
 from exporter.web.endpoints import (
     Content,
     DocumentEndpoint,
@@ -85,6 +86,21 @@ def test_each_path_has_its_methods_and_headers(
         reply = fetch(port_of(server), path, method=method)
 
     assert (reply.status, reply.headers[header]) == (status, value)
+
+
+def test_a_document_is_compressed_on_a_worker_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def compress_and_note_thread(body: bytes) -> bytes:
+        threads.append(threading.current_thread().name)
+        return compress(body)
+
+    monkeypatch.setattr("exporter.web.endpoints.compress", compress_and_note_thread)
+    with serving(DocumentEndpoint("/", page)) as server:
+        reply = fetch(port_of(server), "/", headers={"Accept-Encoding": "gzip"})
+
+    assert (gzip.decompress(reply.body), reply.headers["content-encoding"]) == (page().body, "gzip")
+    assert threads == ["exporter-document-0"]
 
 
 def test_metrics_and_readiness_wait_for_the_application_but_health_does_not() -> None:
