@@ -39,6 +39,14 @@ _DEFAULT_SOURCE = "http://127.0.0.1:20909/metrics"
 _FAILURES = (OSError, http.client.HTTPException, ValueError)
 """Exceptions of a failed push. ValueError: the response is not a page of metrics."""
 
+_SAMPLE = re.compile(
+    rb"(?:[a-z_:][a-z0-9_:]*[ \t]*(?:\{.*\})?|\{.*\})[ \t]*(?<=[ \t}])[-+]?(?:[0-9.][0-9e.+-]*|inf|nan)"
+    rb"(?:[ \t]+-?[0-9]+)?",
+    re.IGNORECASE,
+)
+"""Sample of the text format: name, labels, value and optional timestamp."""
+_MAX_SHOWN_BYTES = 80
+
 
 class PushTarget(Protocol):
     """Destination of the page."""
@@ -146,6 +154,7 @@ class Push:
             request = urllib.request.Request(self._source, headers=self._access.headers())  # noqa: S310  # main accepts only http and https
             with self._opener.open(request, timeout=TIMEOUT_SECONDS) as response:
                 page = response.read()
+            _check_page(page)
             problem, self._may_exist = "the metrics cannot be pushed", True
             self._target.put(_without_process_families(page), _start_of(page))
         except _FAILURES as error:
@@ -231,6 +240,18 @@ def _access(flags: Mapping[str, Any]) -> Access:
     except OSError as error:
         raise flag_error("--from", f"cannot load the credentials: {error}") from None
     return access
+
+
+def _check_page(page: bytes) -> None:
+    """Raise ValueError if a line of the page is not in the Prometheus text format, such as HTML of a proxy."""
+    for number, line in enumerate(page.split(b"\n"), 1):
+        text = line.strip()
+        if text and not text.startswith(b"#") and _SAMPLE.fullmatch(text) is None:
+            shown_text = text[:_MAX_SHOWN_BYTES].decode(errors="replace")
+            raise ValueError(
+                f"the response is not in the Prometheus text format (line {number}: {shown_text!r}); "
+                "set --from to the address of an exporter's metrics"
+            )
 
 
 def _without_process_families(page: bytes) -> bytes:

@@ -139,6 +139,49 @@ def test_a_file_of_a_killed_push_is_removed_by_the_next_push_without_a_page(
     assert remained_after_kill
 
 
+def test_a_response_that_is_not_metrics_is_refused_and_removes_the_file(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "training.prom"
+    push = Push(f"{server.url}/metrics", TextFile(path))
+    assert push.step()
+    server.page = b"<html><body>Sign in</body></html>\n"
+
+    assert not push.step()
+    assert not path.exists()
+    assert "is not in the Prometheus text format (line 1: '<html><body>Sign in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["It works!", "It works 5", "train_loss", 'train_loss{rank="0" 1', "{}", "x 1 2 3"]
+)
+def test_text_other_than_a_sample_is_refused(server: Server, tmp_path: Path, text: str) -> None:
+    server.page = PAGE + text.encode() + b"\n"
+
+    assert not Push(f"{server.url}/metrics", TextFile(tmp_path / "x.prom")).step()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'x{a="} # é 1",b="\\""} 1',
+        "x +Inf",
+        "x NaN 1700000000000",
+        "x\t-1.5e-07",
+        '{"a.b",c="d"} 1e3',
+        "x { } .5",
+        "",
+    ],
+)
+def test_each_form_of_a_sample_is_accepted(server: Server, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.prom"
+    server.page = PAGE + text.encode() + b"\n"
+
+    assert Push(f"{server.url}/metrics", TextFile(path)).step()
+    assert path.read_bytes() == server.page
+
+
 def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Path) -> None:
     class FullDisk(TextFile):
         is_present = False
