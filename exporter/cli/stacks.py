@@ -21,12 +21,14 @@ from exporter.hangs.collector import (
     read_valid_answer,
     report_on,
 )
+from exporter.hangs.explanation import TIE_SENTENCE
 from exporter.recording.stacks import Detail, ThreadStack
 
 DESCRIPTION = """\
 Prints where each rank of the jobs in a feed directory waits. Ranks that wait in the same line, function and phase form
-a group; the suspected group comes first. Works at any time, also before the first step and without a sidecar. Needs the
-permissions of the job's user.
+a group, of which the stack of the lowest rank is printed. The suspected group comes first, unless the stacks do not show
+which group the others wait for. Works at any time, also before the first step and without a sidecar. Run it as the user
+of the job.
 
     training-exporter stacks
     training-exporter stacks --run=llama-7b --json
@@ -40,7 +42,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     """Print the stacks of the running ranks. Return 1 if no rank is running."""
     parser = Parser(f"{PROGRAM} stacks", DESCRIPTION)
     parser.add_argument("--run", default="", help="only this run")
-    parser.add_argument("--json", action="store_true", help="print JSON with the stacks of every rank")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON with the stacks of every rank that answers"
+    )
     parser.add_argument(
         "--feed.dir", default="", help="feed directory (default: EXPORTER_FEED_DIR, or the user's own)"
     )
@@ -49,7 +53,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     entries = _running_ranks(directory, flags["run"])
     if not entries:
         run_suffix = f" of run {flags['run']}" if flags["run"] else ""
-        print_notice(f"no running training process{run_suffix} in {directory}; see {PROGRAM} check")
+        print_notice(f"no rank{run_suffix} is running in {directory}; see {PROGRAM} check")
         return EXIT_FAILED
     request = StackRequest(os.urandom(16).hex(), time.time(), Detail.FULL)
     try:
@@ -64,7 +68,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         for run in sorted({entry.snapshot.process.run for entry in entries})
     ]
     print(
-        json.dumps([_as_json(report) for report in reports], indent=2)
+        json.dumps([_as_dict(report) for report in reports], indent=2)
         if flags["json"]
         else "\n\n".join(map(_text, reports))
     )
@@ -102,12 +106,7 @@ def _wait_for_answers(
 
 def _report_on_run(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, StackAnswer]) -> HangReport:
     entries_of_run = [entry for entry in entries if entry.snapshot.process.run == run]
-    ranks = tuple(
-        [
-            InspectedRank(entry.snapshot.process.rank or 0, entry.snapshot.process.id, entry.pid)
-            for entry in entries_of_run
-        ]
-    )
+    ranks = tuple([_inspected_rank(entry) for entry in entries_of_run])
     answer_by_process = {
         rank.process_id: answers[rank.process_id] for rank in ranks if rank.process_id in answers
     }
@@ -115,6 +114,12 @@ def _report_on_run(run: str, entries: Sequence[FeedEntry], answers: Mapping[str,
     steps = [answer.step for answer in answer_by_process.values() if answer.step is not None]
     observed_run = InspectedRun(run, "observed", time.time(), max(steps, default=None), ranks)
     return report_on(observed_run, answer_by_process, silent_ranks)
+
+
+def _inspected_rank(entry: FeedEntry) -> InspectedRank:
+    process = entry.snapshot.process
+    assert process.rank is not None  # noqa: S101  # `_running_ranks` returns processes with a rank
+    return InspectedRank(process.rank, process.id, entry.pid)
 
 
 def _text(report: HangReport) -> str:
@@ -132,6 +137,8 @@ def _text(report: HangReport) -> str:
             lines += [f"  thread {thread.name}", *_thread_lines(thread)]
         if answer.last_collective is not None:
             lines.append(f"  last collective: {answer.last_collective}")
+    if report.explanation.is_tie:
+        lines += ["", TIE_SENTENCE]
     for rank, kernel_state in sorted(report.explanation.silent.items()):
         lines += ["", f"rank {rank} did not answer: {kernel_state}"]
     return "\n".join(lines)
@@ -141,7 +148,7 @@ def _thread_lines(thread: ThreadStack) -> list[str]:
     return [f"    {frame.function}  {frame.file}:{frame.line}" for frame in thread.frames]
 
 
-def _as_json(report: HangReport) -> dict[str, object]:
+def _as_dict(report: HangReport) -> dict[str, object]:
     return {
         "run": report.run.run,
         "step": report.run.step,

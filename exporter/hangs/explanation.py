@@ -37,6 +37,7 @@ AUTOGRAD = "backward (autograd engine)"
 """Function name for a stack that ends in the autograd engine, which runs the all-reduces of DDP in C++."""
 DEFAULT_GROUP = "default"
 """Name of the default process group."""
+TIE_SENTENCE = "The stacks do not show which of these groups the others wait for."
 MAX_SHOWN_GROUPS = 6
 MAX_SHOWN_RANGES = 12
 """Maximum number of ranges in a list of ranks."""
@@ -101,7 +102,7 @@ class Explanation:
             parts.append(f"{hidden_groups} more groups.")
         parts += [f"Rank {rank} did not answer: {state}." for rank, state in sorted(self.silent.items())]
         if self.is_tie:
-            parts.append("The stacks do not show which of these groups the others wait for.")
+            parts.append(TIE_SENTENCE)
         return " ".join(parts)
 
 

@@ -25,13 +25,14 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @contextmanager
-def job_process(feed: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+def job_process(feed: Path, *command: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a job that records into a feed directory, and kill its process group at the end."""
     feed.mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | {
         "EXPORTER_FEED_DIR": str(feed),
         "EXPORTER_RUN": "job",
         "PYTHONPATH": str(PROJECT),
+        **variables,
     }
     process = subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True)
     try:
@@ -90,6 +91,21 @@ def test_stacks_are_printed_before_the_first_step(tmp_path: Path) -> None:
     assert output["groups"][0]["location"] == "stall.py:13"
 
 
+def test_the_text_of_two_groups_that_no_rule_separates_says_so(tmp_path: Path) -> None:
+    feed = tmp_path / "feed"
+    with (
+        job_process(feed, str(JOBS / "stall.py"), "first", RANK="0", WORLD_SIZE="2"),
+        job_process(feed, str(JOBS / "deadlock.py"), RANK="1", WORLD_SIZE="2"),
+    ):
+        wait_until(lambda: len((stacks(feed) or {}).get("groups", [])) == 2)
+        command = [sys.executable, "-m", "exporter", "stacks", f"--feed.dir={feed}"]
+        text = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT).stdout
+
+    assert "rank 0: wait_for_peer (stall.py:13)" in text
+    assert "rank 1: save_state (deadlock.py:13)" in text
+    assert "The stacks do not show which of these groups the others wait for." in text
+
+
 def test_a_lock_that_is_taken_twice_is_shown_with_its_line(tmp_path: Path) -> None:
     with job_process(tmp_path / "feed", str(JOBS / "deadlock.py")):
         output = wait_for_groups(tmp_path / "feed", 1, "save_state")
@@ -141,4 +157,4 @@ def test_the_command_fails_for_a_missing_run_and_names_the_run(tmp_path: Path) -
     completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
 
     assert completed.returncode == 1
-    assert "no running training process of run none" in completed.stderr
+    assert "no rank of run none is running" in completed.stderr
