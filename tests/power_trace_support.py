@@ -141,7 +141,7 @@ class Node(SidecarNode):
         self.job.publish(MONOTONIC_START_SECONDS + self.seconds)
         self.sequence += 1
         snapshot = make_snapshot(self.process, sequence=self.sequence, written=self.clock.wall)
-        snapshot = snapshot.replace(recording=snapshot.recording.replace(training=self.job.reading()))
+        snapshot = snapshot.replace(recording=snapshot.recording.replace(training=self.job.last_published()))
         self.sidecar.feed.publish(snapshot, pid=JOB_PID)
         self.sidecar.collect()
 

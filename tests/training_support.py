@@ -1,4 +1,4 @@
-"""Training with a simulated clock, the process's recorder, and child processes, for tests of the training API."""
+"""Helpers for tests of the training API: a simulated clock, access to this process's recorder, and child interpreters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from places import PROJECT, TESTS
 from waiting import PATIENCE
@@ -30,6 +30,14 @@ from exporter.training.state import TrainingState
 SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 
 
+class _OpenBlock(NamedTuple):
+    kind: BlockKind
+    entry: StackEntry
+    start_seconds: float
+    work_seconds: float  # of the whole training before the block
+    wait_seconds: float
+
+
 class SimulatedTraining:
     """Phase clock and training state that tests drive with explicit times."""
 
@@ -37,32 +45,35 @@ class SimulatedTraining:
         self.clock = PhaseClock(start_seconds)
         self.numbers = Numbers()
         self.state = TrainingState(self.clock, self.numbers)
-        self._open: list[tuple[BlockKind, StackEntry, float, float, float]] = []
+        self._open: list[_OpenBlock] = []
         self._latest: TrainingReading | None = None
 
-    def enter(self, kind: BlockKind, seconds: float) -> None:
+    def enter(self, kind: BlockKind, at_seconds: float) -> None:
         """Enter a block. A test need not leave it."""
         entry = StackEntry()
         if kind in kinds.LOOPS:
-            self.clock.begin_training(seconds)
-            self.apply(LoopBegan(0, None, seconds, is_inferred=False))
+            self.clock.begin_training(at_seconds)
+            self.apply(LoopBegan(0, None, at_seconds, is_inferred=False))
         if kind in kinds.ITERATIONS:
-            self.clock.begin_training(seconds)
+            self.clock.begin_training(at_seconds)
             self.clock.iteration = entry
-        self.clock.enter(entry, kind.phase, seconds)
+        self.clock.enter(entry, kind.phase, at_seconds)
         work, waits = self.clock.work_seconds(), self.clock.wait_seconds()
         if kind in kinds.ITERATIONS:
             self.clock.iteration_work = work
-        self._open.append((kind, entry, seconds, work, waits))
+        self._open.append(_OpenBlock(kind, entry, at_seconds, work, waits))
 
-    def leave(self, seconds: float, *, is_failed: bool = False) -> None:
+    def leave(self, at_seconds: float, *, is_failed: bool = False) -> None:
         """Leave the innermost block."""
-        kind, entry, start_seconds, work, waits = self._open.pop()
-        self.clock.leave(entry, seconds)
-        if kind in kinds.ITERATIONS:
+        block = self._open.pop()
+        self.clock.leave(block.entry, at_seconds)
+        if block.kind in kinds.ITERATIONS:
             self.clock.iteration = None
-            work_seconds, wait_seconds = self.clock.work_seconds() - work, self.clock.wait_seconds() - waits
-            self.apply(IterationEnded(start_seconds, seconds, work_seconds, wait_seconds, is_failed, None))
+            work_seconds = self.clock.work_seconds() - block.work_seconds
+            wait_seconds = self.clock.wait_seconds() - block.wait_seconds
+            self.apply(
+                IterationEnded(block.start_seconds, at_seconds, work_seconds, wait_seconds, is_failed, None)
+            )
 
     def run_block(self, kind: BlockKind, start_seconds: float, end_seconds: float) -> None:
         """Enter and leave a block."""
@@ -87,7 +98,7 @@ class SimulatedTraining:
             if gauges or reading.definition.kind != "gauge"
         }
 
-    def reading(self) -> TrainingReading:
+    def last_published(self) -> TrainingReading:
         """Return the last published reading without the series."""
         assert self._latest is not None
         return self._latest
@@ -152,7 +163,7 @@ def train(steps: int = 1, seconds: float = 0.0) -> None:
                 time.sleep(seconds)
 
 
-def latest_reading() -> TrainingReading:
+def publish_and_read() -> TrainingReading:
     """Publish the series of this process and return its current reading."""
     TRAINING.drain()
     TRAINING.series()
@@ -171,11 +182,11 @@ class _UndrainedDeque(deque[misuse.Misuse]):
 @contextmanager
 def collect_misuse() -> Iterator[deque[misuse.Misuse]]:
     """Yield a deque that collects the misuse reported in the block."""
-    previous, misuse.REPORTS = misuse.REPORTS, _UndrainedDeque()
+    previous, misuse.PENDING_REPORTS = misuse.PENDING_REPORTS, _UndrainedDeque()
     try:
-        yield misuse.REPORTS
+        yield misuse.PENDING_REPORTS
     finally:
-        misuse.REPORTS = previous
+        misuse.PENDING_REPORTS = previous
 
 
 def run_python(
@@ -217,4 +228,4 @@ def fresh_recorder() -> Iterator[None]:
 
 def _reset() -> None:
     RECORDER.thread.run_step(TRAINING.after_fork)  # not while the recording thread reads
-    RECORDER.process.after_fork()  # no rank before the process trains
+    RECORDER.process.after_fork()  # drops the rank claimed by the test

@@ -135,7 +135,7 @@ class HangCollector:
             case = self._cases.setdefault(name, _HangCase(run))
             if (
                 run.since_timestamp > case.run.since_timestamp
-            ):  # a new hang: the run has completed a step since
+            ):  # a new hang: a step was completed, or the state has changed
                 self._cases[name] = _HangCase(run)
             else:
                 case.run = run

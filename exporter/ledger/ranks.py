@@ -28,9 +28,10 @@ STATE_KIND = "rank"
 MAX_EXITED_PROCESSES = 2
 """Maximum number of exited processes without a feed file that keep a record, per slot."""
 MAX_FOLDED_IDS = 32
-"""Maximum number of stored ids of processes that are part of a base, per rank."""
+"""Number of stored ids of processes that are part of a base, per rank, above which ids without a feed file are removed, oldest first.
+The removal stops at an id with a feed file."""
 RETENTION_SECONDS = 60.0
-"""Minimum time for which an exited rank stays in memory."""
+"""Minimum time between the exit of a rank and its removal from memory, whether or not its totals are still shown."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +44,9 @@ class RankTotals:
     folded_ids: dict[str, None] = field(default_factory=dict)
     saved_hash: int = 0  # hash of the last saved content
     is_loaded: bool = False  # the state was loaded: totals are complete and may be saved
-    is_saved: bool = False  # the totals are saved and may be shown
+    is_saved: bool = (
+        False  # the totals may be shown: they are saved, or another sidecar is responsible for saving
+    )
     is_released: bool = False  # True after the rank exited: other sidecars may claim the state
 
     def processes(self) -> Iterator[tuple[WorkerSlot, ProcessTotals]]:
@@ -53,7 +56,7 @@ class RankTotals:
                 yield slot, process
 
     def resume(self, present: Collection[str], now: Moment) -> None:
-        """Continue from a loaded state. A running process without a feed file has exited since the last save."""
+        """Continue from a loaded state. A process that was running at the last save and has no feed file now has exited."""
         for _, process in self.processes():
             process.last_seen_monotonic = process.first_seen_monotonic = now.monotonic
             if process.exited_at is not None:
@@ -64,7 +67,7 @@ class RankTotals:
             if slot.base.exited_at is not None:
                 slot.base.record_exit(slot.base.exited_at, now)
 
-    def observe(
+    def update(
         self,
         entries: Sequence[FeedEntry],
         unreadable: Collection[str],
@@ -133,18 +136,18 @@ class RankTotals:
 
 def _update_process(process: ProcessTotals, entry: FeedEntry, now: Moment) -> None:
     """Update a process from its feed file, and record the exit if the process no longer holds its lock."""
-    is_known_from_state_only = process.snapshot is None
+    is_first_read = process.snapshot is None
     process.missed_passes, process.last_seen_monotonic = 0, now.monotonic
     process.age_seconds = entry.age_seconds
     process.is_outdated = entry.is_outdated
     process.identity = entry.snapshot.process  # rank and role may have changed
-    if is_known_from_state_only or entry.snapshot.sequence > process.sequence:
+    if is_first_read or entry.snapshot.sequence > process.sequence:
         process.snapshot = entry.snapshot
     if entry.is_alive:
         process.exited_at = process.outcome = None  # the lock was temporarily invisible
     elif process.is_alive:
-        # A process that this sidecar reads for the first time exited before: about when the file last changed.
-        process.record_exit(now.wall - (entry.age_seconds if is_known_from_state_only else 0.0), now)
+        # On a first read, the exit time is unknown; use the time of the file's last change.
+        process.record_exit(now.wall - (entry.age_seconds if is_first_read else 0.0), now)
     process.note_progress(now)
 
 
@@ -195,7 +198,7 @@ class Ranks:
         entries_by_rank: dict[RankKey, list[FeedEntry]] = {}
         for entry in entries.values():
             entries_by_rank.setdefault(RankKey.of_process(entry.snapshot.process), []).append(entry)
-        self._follow_claims(entries)
+        self._drop_moved_processes(entries)
         present = {*entries, *unreadable}
         if not self._is_resumed:
             self._resume_recent(entries_by_rank, present, rules, now)
@@ -211,10 +214,10 @@ class Ranks:
                 if not rank.is_loaded:
                     self._load(rank, present, now)
                 patience = rules.stale_after_seconds
-                rank.observe(entries_by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
+                rank.update(entries_by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
 
-    def _follow_claims(self, entries: Mapping[str, FeedEntry]) -> None:
-        """Remove a process that has changed its run, rank or role from its former rank."""
+    def _drop_moved_processes(self, entries: Mapping[str, FeedEntry]) -> None:
+        """Remove each process that has changed its run, rank or role from its former rank."""
         key_by_process = {
             process_id: RankKey.of_process(entry.snapshot.process) for process_id, entry in entries.items()
         }
@@ -227,7 +230,7 @@ class Ranks:
         self._key_by_process = key_by_process
 
     def _resume_recent(
-        self, entries_by_rank: Collection[RankKey], present: Collection[str], rules: GapRules, now: Moment
+        self, ranks_with_entries: Collection[RankKey], present: Collection[str], rules: GapRules, now: Moment
     ) -> None:
         """Load the ranks without feed files that this sidecar has saved recently."""
         try:
@@ -239,7 +242,7 @@ class Ranks:
         for state_key in keys:
             _, run, rank_text, role, _ = state_key
             key = RankKey(run, int(rank_text) if rank_text.isdecimal() else None, role)
-            if key in entries_by_rank or key in self._ranks:
+            if key in ranks_with_entries or key in self._ranks:
                 continue
             rank = self._ranks[key] = RankTotals(key)
             self._load(rank, present, now)
@@ -274,7 +277,7 @@ class Ranks:
                 for position, process in enumerate(slot.processes):
                     if process.exited_at is not None and process.outcome is None:
                         successor = endings.successor(process, slot.processes[position + 1 :])
-                        endings.outcome(process, successor=successor)
+                        endings.decide_outcome(process, successor=successor)
 
     def save(self) -> None:
         """Save changed ranks. Totals that the owner of the directory cannot save are not published."""

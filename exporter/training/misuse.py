@@ -1,4 +1,4 @@
-"""Misuse of the training API: invalid calls are counted, logged once and ignored.
+"""Misuse of the training API: invalid calls are counted, logged once for each call and rule, and ignored.
 
 `report` may be called on any thread. The recording thread counts and logs the reports.
 """
@@ -19,26 +19,26 @@ MAX_EXPECTED_CHARACTERS = 300
 
 @value_class
 class Misuse(Value):
-    """Invalid call."""
+    """Call that breaks a rule of the training API."""
 
-    call: str  # as the user writes it
+    call: str  # as the user writes it, at most MAX_CALL_CHARACTERS
     rule: str  # label value for the broken rule
     expected: str  # completes the sentence "CALL expected …"
 
 
-REPORTS: deque[Misuse] = deque(maxlen=10_000)
-"""Reports that are not counted yet."""
+PENDING_REPORTS: deque[Misuse] = deque(maxlen=10_000)
+"""Reports that are not counted yet. Beyond the maximum, the oldest reports are lost."""
 
 
 def report(call: str, rule: str, expected: str) -> None:
     """Report an invalid call. *expected* completes the sentence "CALL expected …"."""
-    REPORTS.append(Misuse(call[:MAX_CALL_CHARACTERS], rule, expected[:MAX_EXPECTED_CHARACTERS]))
+    PENDING_REPORTS.append(Misuse(call[:MAX_CALL_CHARACTERS], rule, expected[:MAX_EXPECTED_CHARACTERS]))
 
 
-def count_reported(families: Families) -> None:
-    """Count and log the reported misuse."""
-    while REPORTS:
-        misuse = REPORTS.popleft()
+def count_and_log_pending(families: Families) -> None:
+    """Count the pending reports, and log the first report of each call and rule."""
+    while PENDING_REPORTS:
+        misuse = PENDING_REPORTS.popleft()
         families.counter("training.misuse", call=misuse.call, rule=misuse.rule).add()
         log_once(
             f"training {misuse.call} {misuse.rule}",

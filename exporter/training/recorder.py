@@ -23,7 +23,7 @@ from exporter.training.clock import PhaseClock, StackEntry
 from exporter.training.current_span import CurrentSpan
 from exporter.training.gpu_time import GpuTimer
 from exporter.training.kinds import BlockKind
-from exporter.training.misuse import REPORTS
+from exporter.training.misuse import PENDING_REPORTS
 from exporter.training.numbers import Numbers
 from exporter.training.observer import ObservedBlock
 from exporter.training.observers import Observers
@@ -125,7 +125,7 @@ class TrainingRecording:
 
     def after_fork(self) -> None:
         """Restart in a forked child, without the parent's records, open blocks and configuration."""
-        REPORTS.clear()
+        PENDING_REPORTS.clear()
         self._retired_timers.append(self.gpu)
         self._initialize(monotonic())
 
@@ -291,7 +291,7 @@ class TrainingRecording:
 
     def in_use(self) -> bool:
         """Return True if the job has used the training API, including invalid calls."""
-        return self._has_reported() or bool(REPORTS or self._series)
+        return self._has_reported() or bool(PENDING_REPORTS or self._series)
 
     def _has_reported(self) -> bool:
         return self.clock.thread is not None or self.has_records or self.numbers.is_used

@@ -24,7 +24,7 @@ from exporter.training.durations import classic_buckets, native_buckets
 from exporter.training.facts import RATES, Facts
 from exporter.training.kinds import OTHER
 from exporter.training.metrics import PHASE_BUCKETS, Families, Series
-from exporter.training.misuse import count_reported, report
+from exporter.training.misuse import count_and_log_pending, report
 from exporter.training.numbers import Numbers
 from exporter.training.phases import PHASES
 from exporter.training.progress import SKIPPED, Loop, Progress, is_count
@@ -163,7 +163,7 @@ class TrainingState:
         """Report dropped records as misuse, and count all reported misuse."""
         if dropped_records:
             report("records", "dropped", f"fewer records at once: {dropped_records} records were dropped")
-        count_reported(self.families)
+        count_and_log_pending(self.families)
 
     # Steps -----------------------------------------------------------------------------------------------
 

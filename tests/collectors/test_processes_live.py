@@ -19,6 +19,7 @@ from waiting import wait_until
 from exporter.collectors.job import JobProcess
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
+from exporter.collectors.processes.tree import YOUNG_SECONDS
 from exporter.families import Collected
 
 TRAINER = ("r", "0", "trainer")
@@ -27,7 +28,7 @@ PROCESS = "training_process"
 CPU, STATE = f"{PROCESS}_cpu_seconds_total", f"{PROCESS}_state"
 
 # Each line of standard input is a command; each line of standard output confirms a command.
-JOB = """
+TRAINER_SOURCE = """
 import multiprocessing, os, signal, subprocess, sys, time
 context = multiprocessing.get_context("fork")
 def work(connection):
@@ -60,12 +61,12 @@ for worker in workers.values(): worker.kill()
 """
 
 
-class Job:
+class TrainerProcess:
     """Trainer process that executes commands from its standard input."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", JOB],
+            [sys.executable, "-c", TRAINER_SOURCE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -85,20 +86,20 @@ class Job:
 
 
 @pytest.fixture
-def job() -> Iterator[Job]:
-    trainer = Job()
+def job() -> Iterator[TrainerProcess]:
+    trainer = TrainerProcess()
     yield trainer
     trainer.close()
 
 
-def collector_of(job: Job) -> ProcessCollector:
+def collector_of(job: TrainerProcess) -> ProcessCollector:
     identity = make_process(started=time.time()).replace(pid=job.process.pid)
     return ProcessCollector(
         job=lambda: [JobProcess(identity, alive=True, pid=job.process.pid)], discover_seconds=0.0
     )
 
 
-def value(collected: Collected, name: str, *labels: str) -> float:
+def required_value(collected: Collected, name: str, *labels: str) -> float:
     """Return the value of a sample. An absent sample fails the test."""
     sample_value = value_of(collected, name, *labels)
     assert sample_value is not None, (name, labels)
@@ -106,21 +107,21 @@ def value(collected: Collected, name: str, *labels: str) -> float:
 
 
 def cpu_seconds(collected: Collected) -> float:
-    return sum(value(collected, CPU, *LOADER, mode) for mode in ("user", "system"))
+    return sum(required_value(collected, CPU, *LOADER, mode) for mode in ("user", "system"))
 
 
-def test_real_workers_are_found_and_counted(job: Job) -> None:
+def test_real_workers_are_found_and_counted(job: TrainerProcess) -> None:
     collector = collector_of(job)
     for name in ("one", "two"):
         job.execute("fork", name)
     job.execute("program")
     job.execute("burn", "one")
-    time.sleep(2.2)  # younger children have no role yet
+    time.sleep(YOUNG_SECONDS + 0.2)  # younger children have no role yet
     first = collector.collect()
     assert_sound(collector, first)
     assert first.problems == []
-    assert value(first, "training_process_instances", *LOADER) == 2
-    assert value(first, "training_process_instances", "r", "0", "other") == 1
+    assert required_value(first, "training_process_instances", *LOADER) == 2
+    assert required_value(first, "training_process_instances", "r", "0", "other") == 1
     assert cpu_seconds(first) >= 0.2
 
     job.execute("stop", "two")
@@ -128,15 +129,17 @@ def test_real_workers_are_found_and_counted(job: Job) -> None:
     wait_until(lambda: value_of(collector.collect(), STATE, *LOADER, "zombie") == 1)
     zombie = collector.collect()
     job.execute("reap", "one")
-    wait_until(lambda: value_of(collector.collect(), STATE, *TRAINER, "sleeping") == 1)  # after the reply
+    wait_until(
+        lambda: value_of(collector.collect(), STATE, *TRAINER, "sleeping") == 1
+    )  # the trainer sleeps once it has replied
     after = collector.collect()
 
-    assert value(zombie, STATE, *LOADER, "stopped") == 1
-    assert value(after, "training_process_instances", *LOADER) == 1
+    assert required_value(zombie, STATE, *LOADER, "stopped") == 1
+    assert required_value(after, "training_process_instances", *LOADER) == 1
     assert cpu_seconds(after) >= cpu_seconds(first)
 
 
-def test_the_numbers_match_the_tools_of_the_system(job: Job) -> None:
+def test_values_match_ps_and_procfs(job: TrainerProcess) -> None:
     collector = collector_of(job)
     job.execute("fork", "one")  # the reply shows that the trainer has started
     collected = collector.collect()
@@ -147,29 +150,31 @@ def test_the_numbers_match_the_tools_of_the_system(job: Job) -> None:
     ).stdout.split()
 
     resident, threads, proportional = (int(number) for number in ps)
-    assert value(collected, f"{PROCESS}_resident_bytes", *TRAINER) == pytest.approx(resident * 1024, rel=0.05)
-    assert value(collected, f"{PROCESS}_threads", *TRAINER) == threads
-    assert value(memory, f"{PROCESS}_proportional_bytes", *TRAINER) == pytest.approx(
+    assert required_value(collected, f"{PROCESS}_resident_bytes", *TRAINER) == pytest.approx(
+        resident * 1024, rel=0.05
+    )
+    assert required_value(collected, f"{PROCESS}_threads", *TRAINER) == threads
+    assert required_value(memory, f"{PROCESS}_proportional_bytes", *TRAINER) == pytest.approx(
         proportional * 1024, rel=0.2
     )
-    assert value(memory, f"{PROCESS}_unique_bytes", *TRAINER) <= resident * 1024
+    assert required_value(memory, f"{PROCESS}_unique_bytes", *TRAINER) <= resident * 1024
     descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    assert value(collected, f"{PROCESS}_open_fds", *TRAINER) == descriptors
+    assert required_value(collected, f"{PROCESS}_open_fds", *TRAINER) == descriptors
 
 
 def test_unreadable_io_stays_absent_after_the_process_has_ended() -> None:
-    job = Job()
+    job = TrainerProcess()
     collector = collector_of(job)
     with without_privileges():
         collector.collect()
     job.close()
     collected = collector.collect()
 
-    assert value(collected, CPU, *TRAINER, "user") >= 0
+    assert required_value(collected, CPU, *TRAINER, "user") >= 0
     assert not any("_io_" in sample.name for metric in collected for sample in metric.samples)
 
 
-def test_private_values_of_another_users_processes_are_absent(job: Job) -> None:
+def test_private_values_of_another_users_processes_are_absent(job: TrainerProcess) -> None:
     collector = collector_of(job)
     with without_privileges():
         collected = collector.collect()
@@ -180,5 +185,5 @@ def test_private_values_of_another_users_processes_are_absent(job: Job) -> None:
     assert list(memory) == []
     assert not any("_io_" in name for name in names)
     assert "training_process_open_fds" not in names
-    assert value(collected, "training_process_instances", *TRAINER) == 1
+    assert required_value(collected, "training_process_instances", *TRAINER) == 1
     assert value_of(collected, CPU, *TRAINER, "user") is not None

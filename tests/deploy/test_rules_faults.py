@@ -72,7 +72,7 @@ class Rank:
         self.sequence += 1
         readings = self.job.publish(now)
         snapshot = make_snapshot(self.process, *readings, sequence=self.sequence, written=now)
-        recording = snapshot.recording.replace(training=self.job.reading())
+        recording = snapshot.recording.replace(training=self.job.last_published())
         sidecar.feed.publish(snapshot.replace(recording=recording))
 
 

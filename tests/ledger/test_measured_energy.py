@@ -203,7 +203,7 @@ def test_overlapping_histories_of_snapshots_give_each_interval_once() -> None:
     for second in range(20):
         job.run_block(MODEL_FORWARD, second + 0.25, second + 0.5)
         job.publish(second + 0.9)
-        intervals = extend_intervals(intervals, job.reading())
+        intervals = extend_intervals(intervals, job.last_published())
 
     forward_seconds = sum(
         interval.end - interval.start for interval in intervals if interval.phase == "forward"

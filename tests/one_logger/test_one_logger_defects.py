@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from one_logger_support import KeepingExporter, configured, exported
-from training_support import latest_reading, misuse_counts, published_value, train
+from training_support import misuse_counts, publish_and_read, published_value, train
 
 from exporter import one_logger, training
 from exporter.one_logger.figures import CheckpointFigures
@@ -51,7 +51,7 @@ def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
         for step in range(1500):
             training.on_save_checkpoint_start(step)
             training.on_save_checkpoint_end()
-        latest_reading()
+        publish_and_read()
         gc.collect()
         save_count = sum(type(candidate) is CheckpointFigures for candidate in gc.get_objects())
         training.on_save_checkpoint_success(0)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from one_logger_support import APPLICATION, KeepingExporter, configured, exported
 from one_logger_support import TELEMETRY as TRAINING
-from training_support import collect_misuse, latest_reading
+from training_support import collect_misuse, publish_and_read
 
 import exporter
 from exporter import one_logger, training
@@ -473,7 +473,7 @@ def test_a_session_tag_does_not_change_what_the_families_count(
             with training.checkpoint_save(step + 1):
                 pass
 
-    reading = latest_reading()
+    reading = publish_and_read()
     assert (reading.steps, reading.step, reading.committed_step) == (3, 3, 3)
     assert reading.work_seconds >= 0.03
     assert reading.committed_seconds == pytest.approx(reading.work_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from training_support import latest_reading, misuse_counts, published_value
+from training_support import misuse_counts, publish_and_read, published_value
 
 from exporter import training
 from exporter.training import api
@@ -38,7 +38,7 @@ def test_a_loop_of_the_job_continues_after_an_inferred_warm_up(loop_ended: bool)
         with training.checkpoint_save(400):
             pass
 
-    reading = latest_reading()
+    reading = publish_and_read()
     assert published_value("training.steps", mode="train") == (410 if loop_ended else 409)
     assert published_value("training.step") == reading.step == 400
     assert not reading.inferred_loop
@@ -59,7 +59,7 @@ def test_instrumented_iterations_replace_inferred_iterations() -> None:
             pass
 
     assert published_value("training.steps", mode="train") == 7
-    assert latest_reading().step == 7
+    assert publish_and_read().step == 7
 
 
 def test_an_iteration_of_another_thread_can_be_discarded() -> None:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from training_support import (
     SimulatedTraining,
     fresh_recorder,
-    latest_reading,
     misuse_counts,
+    publish_and_read,
     published_value,
     published_values,
     train,
@@ -117,7 +117,7 @@ def test_two_tasks_in_validation_are_validation_until_the_last_has_ended() -> No
         time.sleep(0.05)
 
         assert published_value("training.phase", phase="validation") == pytest.approx(0.3, abs=0.06)
-        assert latest_reading().phase == "other"
+        assert publish_and_read().phase == "other"
 
 
 def test_a_block_that_ends_also_ends_open_blocks_inside() -> None:
@@ -127,7 +127,7 @@ def test_a_block_that_ends_also_ends_open_blocks_inside() -> None:
             training.span("left open").__enter__()
         train()
 
-        assert latest_reading().phase == "other"
+        assert publish_and_read().phase == "other"
         assert published_value("training.span_duration", span="left open") == 1
         assert misuse_counts() == {}
 
@@ -136,12 +136,12 @@ def test_a_block_object_can_be_entered_again_while_open() -> None:
     block = HotBlock(kinds.MODEL_FORWARD)
     with fresh_recorder():
         with block, training.data_loading(), block:
-            assert latest_reading().phase == "forward"
+            assert publish_and_read().phase == "forward"
         with block:
             pass
 
         assert published_value("training.phase_entries", phase="forward") == 3
-        assert latest_reading().phase == "init"
+        assert publish_and_read().phase == "init"
 
 
 def test_time_before_the_first_step_is_init_and_afterwards_other() -> None:
@@ -152,7 +152,7 @@ def test_time_before_the_first_step_is_init_and_afterwards_other() -> None:
     job.leave(7.0)
     job.publish(10.0)
 
-    assert job.reading().phases == pytest.approx(
+    assert job.last_published().phases == pytest.approx(
         {"init": 3.0, "data_loading": 1.0, "iteration": 1.5, "forward": 1.5, "other": 3.0}
     )
 
@@ -162,7 +162,7 @@ def test_the_active_phase_is_the_innermost_open_phase_with_its_start_time() -> N
     job.enter(kinds.TRAINING_ITERATION, 3.0)
     job.enter(kinds.DATA_LOADING, 4.0)
     inside = job.values(5.0)
-    reading = job.reading()
+    reading = job.last_published()
     job.leave(6.0)
     outside = job.values(7.0)
 
@@ -219,17 +219,17 @@ def test_the_history_is_bounded_in_time_and_complete_groups_stay_the_same_object
         job.run_block(kinds.MODEL_FORWARD, step / 100, step / 100 + 0.005)
         if step == 1500:
             job.publish(15.005)
-            initial_intervals = job.reading().intervals
+            initial_intervals = job.last_published().intervals
     job.publish(20.0)
 
-    final_intervals = job.reading().intervals
+    final_intervals = job.last_published().intervals
     assert 7.0 <= sum(sum(group[1::2]) for group in final_intervals) / 1e6 <= 9.0
     assert len({*map(id, initial_intervals)} & {*map(id, final_intervals)}) >= 2
 
 
 def history(job: SimulatedTraining) -> list[tuple[float, float, str]]:
     """Return start, end and phase of each interval in the reading."""
-    reading = job.reading()
+    reading = job.last_published()
     numbers = tuple(chain.from_iterable(reading.intervals))
     seconds_at = reading.history_until - sum(numbers[1::2]) / 1e6
     intervals = []
@@ -267,7 +267,7 @@ def test_a_block_left_open_by_an_ended_task_is_closed() -> None:
     with fresh_recorder():
         asyncio.run(main())
 
-        reading = latest_reading()
+        reading = publish_and_read()
         assert (reading.steps, reading.open_seconds, reading.phase) == (1, 0.0, "other")
         assert reading.work_seconds >= 0.01
 
@@ -490,6 +490,6 @@ def test_iterations_applied_together_count_as_iterations_applied_one_by_one(
     assert actual.keys() == expected.keys()
     for key, value in actual.items():
         assert value == pytest.approx(expected[key]), key
-    assert batched.reading().step == single.reading().step
-    assert batched.reading().work_seconds == pytest.approx(single.reading().work_seconds)
-    assert batched.reading().failed_seconds == pytest.approx(single.reading().failed_seconds)
+    assert batched.last_published().step == single.last_published().step
+    assert batched.last_published().work_seconds == pytest.approx(single.last_published().work_seconds)
+    assert batched.last_published().failed_seconds == pytest.approx(single.last_published().failed_seconds)

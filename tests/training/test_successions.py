@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from training_support import fresh_recorder, latest_reading
+from training_support import fresh_recorder, publish_and_read
 
 from exporter import training
 from exporter.recording.recorder import RECORDER
@@ -353,7 +353,7 @@ def test_an_exception_at_any_line_of_a_usual_step_never_breaks_the_sum() -> None
 
     seconds = sum(clock.read(now).seconds.values())
     assert seconds == pytest.approx(now - clock.began, abs=0.05)
-    assert latest_reading().phase == "other"
+    assert publish_and_read().phase == "other"
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")

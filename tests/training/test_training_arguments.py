@@ -14,7 +14,7 @@ from bridges_support import needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_logger_support import configured, exported, unconfigured
-from training_support import latest_reading, misuse_counts, published_value, published_values, train
+from training_support import misuse_counts, publish_and_read, published_value, published_values, train
 
 from exporter import one_logger, training
 from exporter.recording.conversion import Unconvertible, to_scalar
@@ -98,7 +98,7 @@ def test_numbers_of_any_library_count(number: Any) -> None:
     training.describe(step_target=number)
     training.record(loss=number, tokens=number)
 
-    assert (latest_reading().first_step, published_value("training.step")) == (100, 101.0)
+    assert (publish_and_read().first_step, published_value("training.step")) == (100, 101.0)
     assert published_value("training.checkpoint_last_step") == 102.0
     assert published_value("training.step_target") == 100.0
     assert (

@@ -18,8 +18,8 @@ from contextlib import suppress
 import pytest
 from one_logger_support import configured, exported
 from training_support import (
-    latest_reading,
     misuse_counts,
+    publish_and_read,
     published_value,
     published_values,
     train,
@@ -85,7 +85,7 @@ def test_an_exception_in_an_iteration_propagates_and_the_step_is_not_counted() -
         _ = 1 / 0
     train()
 
-    reading = latest_reading()
+    reading = publish_and_read()
     assert published_value("training.steps", mode="train") == 2
     assert reading.work_seconds < 0.1 <= reading.failed_seconds
     assert reading.phase == "other"
@@ -113,7 +113,7 @@ def test_the_time_between_reported_steps_is_work_in_a_job_without_blocks() -> No
         time.sleep(0.02)
         training.step()
 
-    reading = latest_reading()
+    reading = publish_and_read()
     assert reading.steps == 4
     assert reading.work_seconds == pytest.approx(0.06, abs=0.04)
 
@@ -231,7 +231,7 @@ def test_the_description_of_the_run_is_in_the_reading() -> None:
     training.describe(peak_flops=-1, world_size=0, step_target=0.5, flops_per_token=math.nan)  # type: ignore[arg-type]  # bad input
     training.record(tokens=10)
 
-    reading = latest_reading()
+    reading = publish_and_read()
     reported_facts = {
         "job_name": "toy",
         "framework": "torch",
@@ -265,7 +265,7 @@ def test_reported_steps_are_counted_and_untimed_steps_have_no_duration() -> None
     training.step(seconds=math.nan)
     training.step(mode="other")
 
-    reading = latest_reading()
+    reading = publish_and_read()
     assert values_by_label("training.steps") == {"train": 3, "validation": 1}
     assert values_by_label("training.step_duration") == {"train": 2}
     assert (reading.step, reading.first_step, reading.steps) == (50, 40, 3)
@@ -279,7 +279,7 @@ def test_skipped_steps_and_interruptions_have_known_reasons() -> None:
     training.interruption("because")
 
     assert values_by_label("training.skipped_steps") == {"overflow": 1}
-    assert latest_reading().failure == "preemption"
+    assert publish_and_read().failure == "preemption"
     assert misuse_counts() == {("skipped_step", "value"): 1, ("interruption", "reason"): 1}
 
 
@@ -309,7 +309,7 @@ def test_saves_reported_afterwards_are_counted() -> None:
     training.checkpoint_saved(5, kind="paper")
     training.checkpoint_saved(5, seconds=-1)
 
-    reading = latest_reading()
+    reading = publish_and_read()
     assert values_by_label("training.checkpoints") == {
         ("sync", "ok"): 1,
         ("async", "failed"): 1,
@@ -330,11 +330,11 @@ def test_work_covered_by_a_save_is_committed_and_the_rest_is_uncommitted() -> No
         train(3, 0.004)
         with training.checkpoint_save(13):
             pass
-        reading_after_save = latest_reading()
+        reading_after_save = publish_and_read()
         train(1, 0.004)
         with pytest.raises(OSError, match="full"), training.checkpoint_save(14):
             raise OSError("full")
-        reading = latest_reading()
+        reading = publish_and_read()
 
     assert (reading_after_save.committed_step, reading_after_save.segments) == (13, ())
     assert reading_after_save.committed_seconds == pytest.approx(reading_after_save.work_seconds)
@@ -352,9 +352,9 @@ def test_asynchronous_saves_commit_the_work_before_their_start() -> None:
             training.on_save_checkpoint_start(step)
             training.on_save_checkpoint_end()
         training.on_save_checkpoint_success(2)
-        reading = latest_reading()
+        reading = publish_and_read()
         training.on_save_checkpoint_success(1)
-        reading_after_older_save = latest_reading()
+        reading_after_older_save = publish_and_read()
 
     assert reading.committed_step == reading_after_older_save.committed_step == 2
     assert reading.committed_seconds == reading_after_older_save.committed_seconds
@@ -426,7 +426,7 @@ def test_the_outcome_of_the_application_is_reported(
     application.__enter__()
     assert not application.__exit__(None if error is None else type(error), error, None)  # type: ignore[func-returns-value]  # the test is that it returns None
 
-    reading = latest_reading()
+    reading = publish_and_read()
     assert (reading.finished, reading.failure) == (is_finished, failure)
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from places import PROJECT
-from training_support import latest_reading, misuse_counts, published_value
+from training_support import misuse_counts, publish_and_read, published_value
 
 from exporter import training
 from exporter.training.phases import PHASES
@@ -27,7 +27,7 @@ def test_the_streaming_example_runs_and_is_recorded() -> None:
 def test_the_example_of_the_guide_runs_and_is_recorded() -> None:
     exec(compile(GUIDE_PROGRAM, "docs/training.md", "exec"), {})
 
-    reading = latest_reading()
+    reading = publish_and_read()
     assert published_value("training.steps", mode="train") == 30
     assert published_value("training.steps", mode="validation") == 3
     assert published_value("training.checkpoints", kind="sync", result="ok") == 3

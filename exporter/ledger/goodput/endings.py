@@ -244,8 +244,10 @@ class Endings:
         self._pass, self._processes, self._moment = self.evidence.with_cached_sources(), processes, now
         return self._pass
 
-    def outcome(self, process: ProcessTotals, *, successor: ProcessTotals | None = None) -> Outcome | None:
-        """Return the outcome of an exited process, or None if not yet decided."""
+    def decide_outcome(
+        self, process: ProcessTotals, *, successor: ProcessTotals | None = None
+    ) -> Outcome | None:
+        """Decide the outcome of an exited process if the evidence suffices. Return the outcome, or None if undecided."""
         if process.exited_at is not None and process.outcome is None:
             process.outcome = self._pass.outcome(self._facts(process, process.exited_at, successor))
         return process.outcome

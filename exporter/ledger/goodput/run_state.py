@@ -191,7 +191,7 @@ def _state_of(processes: list[ProcessTotals], endings: Endings, rules: GapRules,
         )
         return _running_state(running_trainers[0], rules, now)
     last = max(trainers, key=_recency_key)
-    outcome = endings.outcome(last)
+    outcome = endings.decide_outcome(last)
     return RunState("ending", last.exited_at or now.wall) if outcome is None else _final_state(outcome, last)
 
 
@@ -210,7 +210,7 @@ def _deciding_trainers(trainers: list[ProcessTotals], endings: Endings) -> list[
     if not former_trainers or any(trainer.is_alive for trainer in former_trainers):
         return trainers
     last = max(former_trainers, key=_recency_key)
-    outcome = endings.outcome(last)
+    outcome = endings.decide_outcome(last)
     if outcome is None:
         ignores_followers = not endings.expects_restart(last.identity.run)
     else:

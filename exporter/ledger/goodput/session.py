@@ -184,7 +184,7 @@ class Session:
         successor: ProcessTotals | None = None,
     ) -> Outcome | None:
         if process is not None:
-            return session_pass.endings.outcome(process, successor=successor)
+            return session_pass.endings.decide_outcome(process, successor=successor)
         return session_pass.evidence.outcome(
             ExitedProcess(
                 pid=attempt.pid,
