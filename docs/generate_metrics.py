@@ -68,7 +68,7 @@ page. Names are a contract: the changelog lists every change under *Metric names
 - An unknown value is an *absent* series, not NaN or a sentinel. A few families show the last value after the exit of the
   process; their meaning says so.
 - In OpenMetrics, the name of a counter's family has no `_total`, and the name of an info's family no `_info`.
-- In protobuf, a histogram is a native histogram, and its `_bucket`, `_sum` and `_count` are counters.
+- In protobuf, a histogram is published twice: as a native histogram, and as counters `_bucket`, `_sum` and `_count`.
 - Prometheus adds `job` and `instance`; no family repeats them.
 - *Collector* is the value of the label `collector` and the key in the configuration; a dash means that no collector
   publishes the family.

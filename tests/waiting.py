@@ -1,4 +1,4 @@
-"""Wait for a condition that another process or thread fulfils."""
+"""Wait for a condition that another process or thread fulfills."""
 
 from __future__ import annotations
 

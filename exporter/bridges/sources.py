@@ -86,7 +86,7 @@ class ActiveSource:
         return True
 
     def release(self, source: Source) -> None:
-        """Deactivate a source in favour of the fallback. Has no effect on an inactive source."""
+        """Deactivate a source in favor of the fallback. Has no effect on an inactive source."""
         if self.source is source:
             self.source = self.fallback
 

@@ -96,7 +96,7 @@ UNSUPPORTED = FamilySpec(
     labels=("collector",),
     help=(
         "Number of sources that this machine does not offer; the log names them. Absent if the machine offers all sources,"
-        " or before the first published pass."
+        " or before the end of the first pass."
     ),
     source="last pass",
 )

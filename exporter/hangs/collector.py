@@ -29,7 +29,7 @@ HANG_INFO = FamilySpec(
     type="info",
     labels=("run", "rank", "function", "location", "phase"),
     help="Function and line (file:line) in which a rank of a hung or stalled run waits, from the stack of its main thread;"
-    " `no_answer` with the state of the kernel's thread for a rank that did not answer. Absent while no run hangs, for"
+    " `no_answer` with the thread state that the kernel reports for a rank that did not answer. Absent while no run hangs, for"
     " ranks on other nodes, or with hang.stacks: off.",
     source="stack answers of the training processes, /proc/<pid>/task",
 )

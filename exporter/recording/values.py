@@ -244,7 +244,7 @@ class TrainingReading(Value):
     committed_step: int | None = None  # step of the latest successful save; None before the first
     # work before the start of the latest successful save
     committed_seconds: float = 0.0
-    # work without a save, in order, with merged neighbours: (loop, first step, last step, seconds); a step has the number of
+    # work without a save, in order, with merged neighbors: (loop, first step, last step, seconds); a step has the number of
     # the steps completed before it
     segments: tuple[tuple[int, int, int, float], ...] = ()
     finished: bool = False  # True after the job reported the end of the application, which commits all work

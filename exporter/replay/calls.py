@@ -62,7 +62,7 @@ MEMORY_ERRORS = {
     for error_type, error_name in enumerate(("corrected", "uncorrected"))
     for location, location_name in ((2, "dram"), (7, "sram"))
 }
-"""Readings by type of error, kind of counter and location. The exporter reads no counters over the lifetime of the card."""
+"""Readings by type of error, kind of counter and location. The exporter reads no counters over the lifetime of the GPU."""
 
 STRUCTURES: dict[str, tuple[int | None, dict[str, str]]] = {
     "nvmlDeviceGetUtilizationRates": (None, {"gpu": "utilization", "memory": "memory_utilization"}),

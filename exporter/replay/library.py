@@ -43,7 +43,7 @@ _OTHER_CALLS = "*"
 
 
 _LIBRARY_METHODS = {
-    "nvmlInitWithFlags": "initialise",
+    "nvmlInitWithFlags": "initialize",
     "nvmlShutdown": "shut_down",
     "nvmlSystemGetDriverVersion": "driver_version",
     "nvmlSystemGetCudaDriverVersion_v2": "cuda_version",
@@ -121,7 +121,7 @@ class ReplayLibrary:
         self._costs: dict[str, float] = description["costs"]
         self._clock = clock
         self._origin = origin
-        self._initialised_at: float | None = None
+        self._initialized_at: float | None = None
         self._samples: dict[int, GpmSample | None] = {}  # by address; None before the first sample
         self._events = ReplayedEvents(self._machine)
         self._next_address = _OTHER_BASE
@@ -178,9 +178,9 @@ class ReplayLibrary:
             index = gpus[position].index if 0 <= position < len(gpus) else None
         self._apply_faults(symbol, index)
         if symbol != "nvmlInitWithFlags":
-            if self._initialised_at is None:
+            if self._initialized_at is None:
                 raise ReplayedError("uninitialized")
-            if self._machine.driver(self._moment) != self._machine.driver(self._initialised_at):
+            if self._machine.driver(self._moment) != self._machine.driver(self._initialized_at):
                 raise ReplayedError("lib_rm_version_mismatch")
         if gpu is None:
             getattr(self, f"_{_LIBRARY_METHODS[symbol]}")(*arguments)
@@ -229,11 +229,11 @@ class ReplayLibrary:
 
     # Functions of the library.
 
-    def _initialise(self, _flags: Any) -> None:
-        self._initialised_at = self._moment
+    def _initialize(self, _flags: Any) -> None:
+        self._initialized_at = self._moment
 
     def _shut_down(self) -> None:
-        self._initialised_at = None
+        self._initialized_at = None
 
     def _driver_version(self, buffer: Any, _length: Any) -> None:
         buffer.value = self._machine.driver(self._moment).encode()

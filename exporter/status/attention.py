@@ -1,4 +1,4 @@
-"""Findings of the status page by card, run or node, with their start times and remedies, and the headline of the page."""
+"""Findings of the status page by GPU, run or node, with their start times and remedies, and the headline of the page."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class FindingView:
 
 @dataclass(frozen=True, slots=True)
 class FindingGroup:
-    """Findings about a card, a run, or the node, with the findings that explain others first."""
+    """Findings about a GPU, a run, or the node, with the findings that explain others first."""
 
     title: str
     findings: tuple[FindingView, ...]
@@ -105,7 +105,7 @@ class Headline:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Card, run or node that findings are about."""
+    """GPU, run or node that findings are about."""
 
     title: str
     runs: frozenset[str]  # runs that the findings concern
@@ -176,13 +176,13 @@ def node_cost_text(view: View) -> str:
 
 
 def _by_subject(view: View, findings: Sequence[Finding]) -> Mapping[Subject, list[Finding]]:
-    """Return the findings by card, run or node, in the order of the first finding of each subject."""
-    cards = {gpu.uuid: Subject(gpu.title, frozenset(run for run, _ in gpu.last_holders)) for gpu in view.gpus}
+    """Return the findings by GPU, run or node, in the order of the first finding of each subject."""
+    gpus = {gpu.uuid: Subject(gpu.title, frozenset(run for run, _ in gpu.last_holders)) for gpu in view.gpus}
     node = Subject(f"node {view.exporter.node}", frozenset(view.runs))
     groups: dict[Subject, list[Finding]] = {}
     for finding in findings:
         name = finding.match.subject[0] if finding.match.subject else ""
-        subject = cards.get(finding.match.card) or cards.get(name, node)
+        subject = gpus.get(finding.match.gpu_uuid) or gpus.get(name, node)
         if subject is node and name in view.runs:
             subject = Subject(f"run {name}", frozenset({name}))
         groups.setdefault(subject, []).append(finding)

@@ -28,7 +28,7 @@ class Match:
         event: True for an event, False for a state that lasts.
         is_past: True for an event whose alert no longer fires.
         stacks: Stacks of the ranks of a hang.
-        card: UUID of the card whose box shows the finding; "" for the box of the subject.
+        gpu_uuid: UUID of the GPU whose box shows the finding; "" for the box of the subject.
     """
 
     subject: tuple[str, ...]
@@ -37,7 +37,7 @@ class Match:
     event: bool = False
     is_past: bool = False
     stacks: tuple[StackGroup, ...] = ()
-    card: str = ""
+    gpu_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from exporter.status.numbers import DASH, age, duration, quantity, share
 
 MAX_ROWS = 200
 """Maximum number of rows of a table. The metrics contain all rows."""
-COLOURS = 8
+COLORS = 8
 WIDTH, HEIGHT = 600.0, 120.0
 MIN_PLOT_SECONDS = 300.0
 
@@ -28,7 +28,7 @@ class StyledText:
 
     text: str
     kind: str = ""  # good, warn, bad, dim, missing, code, remark, or "" for none
-    colour: int | None = None  # index of a plot colour, drawn as a square before the text
+    color: int | None = None  # index of a plot color, drawn as a square before the text
 
 
 RichText = tuple[StyledText, ...]
@@ -219,7 +219,7 @@ def bar_segments(amounts: Mapping[str, float]) -> list[BarSegment]:
     if total <= 0:
         return segments
     x = 0.0
-    for name, amount in sorted(amounts.items(), key=lambda item: -item[1])[:COLOURS]:
+    for name, amount in sorted(amounts.items(), key=lambda item: -item[1])[:COLORS]:
         width = WIDTH * amount / total
         segments.append(BarSegment(name, amount / total, x, width))
         x += width

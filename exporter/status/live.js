@@ -3,7 +3,7 @@
 // DOMParser runs no script. uPlot draws the plots from the data of each figure; a plot and its cursor survive a refresh.
 // All times are UTC with 24 hours, as in the text of the page.
 (() => {
-  const REFRESH_MS = 3000, TIMEOUT_MS = 10000, STALE_MS = 15000, HEIGHT = 170, COLOURS = 8;
+  const REFRESH_MS = 3000, TIMEOUT_MS = 10000, STALE_MS = 15000, HEIGHT = 170, COLORS = 8;
   const statusLine = document.getElementById("live");
   const plots = new Map();
   let lastAnswer = Date.now(), isFetching = false;
@@ -33,13 +33,13 @@
     watts: (value) => `${+value.toPrecision(4)} W`,
     "": (value) => Math.abs(value) < 1e4 ? `${+value.toPrecision(4)}` : scaled(value, 1000, ["", "k", "M", "G", "T"]),
   };
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   const createPlot = (area, content) => {
     const format = (value) => value == null ? "–" : (formatters[content.unit] || formatters[""])(value);
     // Without a cursor the legend has the last value of each line.
     const latestOrValue = (plot, value, line, index) => format(index == null ? plot.data[line].at(-1) : value);
-    const axis = {stroke: colour("--dim"), grid: {stroke: colour("--line"), width: 1}, ticks: {show: false}};
+    const axis = {stroke: color("--dim"), grid: {stroke: color("--line"), width: 1}, ticks: {show: false}};
     const powers = Array.from({length: 50}, (_, power) => 2 ** power);
     const plot = new uPlot({
       width: area.clientWidth, height: HEIGHT,
@@ -57,7 +57,7 @@
       series: [
         {label: "UTC", value: (_, time) => time == null ? "–" : clock(time, true)},
         ...content.names.map((name, index) => (
-          {label: name, stroke: colour(`--c${index % COLOURS}`), width: 1.5, points: {show: false}, value: latestOrValue}
+          {label: name, stroke: color(`--c${index % COLORS}`), width: 1.5, points: {show: false}, value: latestOrValue}
         )),
       ],
     }, content.data, area);

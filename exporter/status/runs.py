@@ -90,7 +90,7 @@ def _remark(run: Run) -> str:
     total = f" of {run.world_size}" if run.world_size else ""
     part = f"This node has rank{'s' if len(run.ranks) > 1 else ''} {ranges(run.ranks)}{total}"
     if run.has_rank_zero:
-        return f"{part}. Figures of this node are labelled; other figures are of the whole run."
+        return f"{part}. Figures of this node are labeled; other figures are of the whole run."
     return (
         f"{part}. Rank 0 runs on a different node: its status page shows the state, step, loss, goodput and saves of the run."
         " This page shows the processes, phases and GPUs of the ranks of this node."

@@ -126,7 +126,7 @@ def gpus_section(view: View, current: Sequence[Finding]) -> TableSection:
     names = {labels["uuid"]: labels.get("name", "") for labels, _ in view.readings.rows("gpu_info")}
     models = {names.get(gpu.uuid, "") for gpu in view.gpus}
     several_runs = len({rank.run for rank in view.ranks}) > 1
-    colours = {gpu.uuid: index for index, gpu in enumerate(view.gpus)}
+    colors = {gpu.uuid: index for index, gpu in enumerate(view.gpus)}
 
     def row(gpu: Gpu) -> dict[str, RichText]:
         def value(family: str, **labels: str) -> float | None:
@@ -140,7 +140,7 @@ def gpus_section(view: View, current: Sequence[Finding]) -> TableSection:
         of_total = () if used is None or total is None else styled(f"of {size(total)}", "dim")
         of_limit = styled(f"of {limit:.0f}", "dim") if power is not None and limit else ()
         return {
-            "GPU": (StyledText(gpu.index, "", colours[gpu.uuid]),),
+            "GPU": (StyledText(gpu.index, "", colors[gpu.uuid]),),
             "model": styled(names.get(gpu.uuid, "")) if len(models) > 1 else (),
             "rank": styled(", ".join(holders)),
             "state": (

@@ -364,7 +364,7 @@ def test_a_forked_child_reports_only_its_own_values(tmp_path: Path) -> None:
         ("python", False),
     ],
 )
-def test_torchrun_is_recognised_by_its_command_line(command: str, launcher: bool) -> None:
+def test_torchrun_is_recognized_by_its_command_line(command: str, launcher: bool) -> None:
     assert is_launcher(command.split()) is launcher
 
 

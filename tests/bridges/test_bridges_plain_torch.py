@@ -321,7 +321,7 @@ def test_steps_of_an_optimizer_without_torch_are_not_counted_and_the_call_that_c
     assert recorded.number(STEPS) is None
 
 
-def test_values_that_need_a_device_synchronisation_are_absent(tmp_path: Path) -> None:
+def test_values_that_need_a_device_synchronization_are_absent(tmp_path: Path) -> None:
     program = """
 from exporter.bridges.loop import LoopTracker
 tracker = LoopTracker()

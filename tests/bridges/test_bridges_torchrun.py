@@ -45,7 +45,7 @@ def torchrun(ranks: int, script: Path, *arguments: object) -> list[str]:
 
 @dataclass
 class Outcome:
-    """Exit status and normalised output of a job, and the last page of the sidecar."""
+    """Exit status and normalized output of a job, and the last page of the sidecar."""
 
     status: int
     stdout_lines: list[str]
@@ -78,10 +78,10 @@ def run_job(
         while process.poll() is None:
             last = page(port) or last  # as a regular scraper, for which `run` waits
             time.sleep(0.3)
-    return Outcome(process.returncode, normalised_lines(path / "out"), normalised_lines(path / "err"), last)
+    return Outcome(process.returncode, normalized_lines(path / "out"), normalized_lines(path / "err"), last)
 
 
-def normalised_lines(path: Path) -> list[str]:
+def normalized_lines(path: Path) -> list[str]:
     """Return the output without the log of the sidecar and stack frames, which depend on the timing of the signal."""
     lines = [line for line in path.read_text().splitlines() if line.strip()]
     return sorted(
@@ -186,7 +186,7 @@ def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interru
     assert sum_by_labels(page, "training_elastic_restarts_total") == 0
 
 
-# Launcher of the customisation page for torch 2.13; only the imports of its handlers are changed.
+# Launcher of the customization page for torch 2.13; only the imports of its handlers are changed.
 LAUNCHER = """
 # my_launcher.py
 import sys

@@ -187,7 +187,7 @@ def test_an_invalid_configuration_is_reported_with_its_place_and_other_checks_ru
     assert finding_of(findings, "python")["status"] == "ok"
 
 
-def test_a_running_exporter_is_recognised_by_port_and_owner_lock(tmp_path: Path) -> None:
+def test_a_running_exporter_is_recognized_by_port_and_owner_lock(tmp_path: Path) -> None:
     port = free_port()
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
     with running_process([sys.executable, "-m", "exporter", *flags], tmp_path) as exporter:

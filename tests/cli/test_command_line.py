@@ -77,7 +77,7 @@ def test_the_rendezvous_in_the_environment_names_the_run(command: str, environme
         ("mpirun -n 4 python train.py", {"OMPI_COMM_WORLD_SIZE": "4"}),
     ],
 )
-def test_a_shared_launch_without_a_rendezvous_is_recognised(
+def test_a_shared_launch_without_a_rendezvous_is_recognized(
     command: str, environment: dict[str, str]
 ) -> None:
     plan = make_plan(command.split(), environment)

@@ -41,7 +41,7 @@ def test_a_signal_ends_the_sidecar_normally(tmp_path: Path, signal_number: int) 
     assert json.loads(running.log.splitlines()[-1])["msg"] == "ended"
 
 
-def test_the_sidecar_finishes_an_open_response_unless_signalled_twice(tmp_path: Path) -> None:
+def test_the_sidecar_finishes_an_open_response_unless_signaled_twice(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.touch()
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:

@@ -275,17 +275,17 @@ def test_a_hanging_publication_affects_only_its_collector() -> None:
         publisher.publish(name, families)
 
     other_sources = [Source(f"other{number}") for number in range(3)]
-    sources = [(neighbour, OFTEN) for neighbour in other_sources]
+    sources = [(neighbor, OFTEN) for neighbor in other_sources]
     with running_scheduler(publisher, (Source("slow"), TIGHT), *sources, publish=publish) as scheduler:
         wait_until(lambda: status_of(scheduler, "slow").reason == "timeout")
-        calls = [neighbour.calls for neighbour in other_sources]
+        calls = [neighbor.calls for neighbor in other_sources]
         wait_until(
             lambda: all(
-                neighbour.calls >= previous_calls + 5
-                for neighbour, previous_calls in zip(other_sources, calls, strict=True)
+                neighbor.calls >= previous_calls + 5
+                for neighbor, previous_calls in zip(other_sources, calls, strict=True)
             )
         )
-        verdicts = [status_of(scheduler, neighbour.name).success for neighbour in other_sources]
+        verdicts = [status_of(scheduler, neighbor.name).success for neighbor in other_sources]
         scheduler.remove("slow")  # without waiting
         release.set()
         wait_until(lambda: ("withdraw", "slow") in publisher.events)

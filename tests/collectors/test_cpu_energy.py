@@ -173,7 +173,7 @@ def test_idle_power_has_a_label_for_its_method(tmp_path: Path) -> None:
     assert collector.readings[0].idle_watts == 55.0
 
 
-def test_modelled_energy_is_published_only_on_request_and_is_labelled(
+def test_modeled_energy_is_published_only_on_request_and_is_labeled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path / "none", {})

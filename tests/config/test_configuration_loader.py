@@ -26,7 +26,7 @@ from exporter.config.options import (
 from exporter.errors import ConfigurationError
 
 
-class Colour(enum.Enum):
+class Color(enum.Enum):
     RED = "red"
     BLUE = "blue"
 
@@ -39,10 +39,10 @@ class Leaf:
     text: str = ""
     wait: Annotated[Duration, Range(0.1, 60)] = 10.0
     pause: Duration | None = None
-    colour: Colour = Colour.RED
+    color: Color = Color.RED
     mode: Literal["fast", "slow"] = "fast"
     texts: tuple[str, ...] = ()
-    colours: frozenset[Colour] = frozenset()
+    colors: frozenset[Color] = frozenset()
     either: int | str = 1
     path: Path | None = None
     custom_key: str = field(default="", metadata={"key": "X-Dashed"})
@@ -91,10 +91,10 @@ leaf:
   text: "on"
   wait: 1m
   pause: 1h30m
-  colour: blue
+  color: blue
   mode: slow
   texts: [a, 2001-01-01]
-  colours: [red, blue]
+  colors: [red, blue]
   either: two
   path: /tmp/x
   X-Dashed: yes and no
@@ -112,10 +112,10 @@ free: {k: v}
         text="on",
         wait=60.0,
         pause=5400.0,
-        colour=Colour.BLUE,
+        color=Color.BLUE,
         mode="slow",
         texts=("a", "2001-01-01"),
-        colours=frozenset(Colour),
+        colors=frozenset(Color),
         either="two",
         path=Path("/tmp/x"),
         custom_key="yes and no",
@@ -148,10 +148,10 @@ def test_a_mapping_is_merged_into_the_default_of_its_field() -> None:
         ("leaf: {text: [a]}", "expected a text, found a list; put text in quotes"),
         ("leaf: {wait: 15}", "1m30s or 1h from 100ms to 1m, found 15"),
         ("leaf: {wait: 1s1m}", 'found "1s1m"'),
-        ("leaf: {colour: bleu}", 'expected one of red, blue, found "bleu", did you mean "blue"?'),
+        ("leaf: {color: bleu}", 'expected one of red, blue, found "bleu", did you mean "blue"?'),
         ("leaf: {mode: fats}", 'did you mean "fast"?'),
         ("leaf: {texts: a}", 'expected a list, found "a"; write it as a list, [...]'),
-        ("leaf: {colours: [red, red]}", "1:23: leaf.colours[1]: is listed twice"),
+        ("leaf: {colors: [red, red]}", "1:23: leaf.colors[1]: is listed twice"),
         ("leaf: {either: 1.5}", "expected a whole number or a text, found 1.5"),
         ('leaf: {path: "a\\0b"}', 'expected a path, found "a\\x00b"'),
         ('leaf: {text: "\\ud800"}', "1:14: leaf.text: contains half of a surrogate pair"),

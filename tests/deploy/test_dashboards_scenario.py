@@ -122,10 +122,10 @@ def with_two_targets_per_node(job: dict[str, Any], proxy: str) -> list[dict[str,
     del proxy
 
     def target(pod: str, dropped: str) -> dict[str, Any]:
-        relabelled = [{"target_label": "job", "replacement": "training"}]
-        relabelled += [{"target_label": "pod", "replacement": pod}]
+        relabeled = [{"target_label": "job", "replacement": "training"}]
+        relabeled += [{"target_label": "pod", "replacement": pod}]
         drop = {"source_labels": ["__name__"], "regex": dropped, "action": "drop"}
-        return job | {"job_name": pod, "relabel_configs": relabelled, "metric_relabel_configs": [drop]}
+        return job | {"job_name": pod, "relabel_configs": relabeled, "metric_relabel_configs": [drop]}
 
     energy = "exporter_energy_.*|host_(cpu|dram)_(energy|power)_.*"
     return [target("node", "training_.*"), target("sidecar", f"gpu_.*|exporter_nvml_.*|{energy}")]

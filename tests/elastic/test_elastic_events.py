@@ -68,7 +68,7 @@ def count_of(event_type: str, severity: str = "info") -> int:
     return EVENTS.reading().counts.get((event_type, severity), 0)  # consistent after the flush
 
 
-# Equal behaviour of both modules -----------------------------------------------------------------------------
+# Equal behavior of both modules -----------------------------------------------------------------------------
 
 
 def test_every_public_name_of_the_torch_module_exists() -> None:
@@ -161,7 +161,7 @@ def test_a_rendezvous_event_has_its_source_if_a_handler_exists(
 # Documented examples -----------------------------------------------------------------------------------------
 
 
-def test_the_event_handler_of_the_customisation_page_runs_unchanged() -> None:
+def test_the_event_handler_of_the_customization_page_runs_unchanged() -> None:
     page = """
 import exporter.elastic.events as events
 

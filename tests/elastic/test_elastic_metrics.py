@@ -67,7 +67,7 @@ def new_name(prefix: str = "value") -> str:
     return f"{prefix}{next(_numbers)}"
 
 
-# Equal behaviour of both modules -----------------------------------------------------------------------------
+# Equal behavior of both modules -----------------------------------------------------------------------------
 
 
 def test_every_public_name_of_the_torch_module_exists() -> None:

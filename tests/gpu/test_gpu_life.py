@@ -176,7 +176,7 @@ def test_a_repeatedly_hanging_card_does_not_affect_the_others(tmp_path: Path) ->
 
 
 def test_a_slow_attach_is_not_a_hang(tmp_path: Path) -> None:
-    # Without persistence mode, every card is initialised again, also by the replacement for a new driver.
+    # Without persistence mode, every card is initialized again, also by the replacement for a new driver.
     slow = "at: 2500ms, delay: {nvmlDeviceGetHandleByIndex_v2: 1s}"
     with running_collector(write_machine(tmp_path, slow, 'at: 3s, driver: "590.44.01"')) as collector:
         wait_until(lambda: nvml_up(collector))

@@ -49,7 +49,7 @@ def test_the_mean_power_of_phases_of_100_ms_or_longer_is_that_of_their_load(
     assert 745 < watts["gemm_400ms"] < 800
     assert 745 < watts["gemm_100ms"] < 800
     assert 395 < watts["copy_100ms"] < 425
-    assert watts["gemm_40ms"] > 2 * watts["idle_40ms"]  # averaged with neighbouring phases
+    assert watts["gemm_40ms"] > 2 * watts["idle_40ms"]  # averaged with neighboring phases
 
 
 def test_samples_are_delivered_once_and_kept_for_a_bounded_time(trace_result: TraceResult) -> None:

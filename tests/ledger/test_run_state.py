@@ -205,7 +205,7 @@ def test_the_exit_status_reported_by_run_survives_a_restart_of_the_sidecar(
         ({"failure": "gpu_memory"}, True, "failed", "reported: gpu_memory"),
     ],
 )
-def test_without_run_the_end_is_inferred_and_the_reason_is_labelled(
+def test_without_run_the_end_is_inferred_and_the_reason_is_labeled(
     sidecar: Sidecar,
     running_job: MonitoredJob,
     own_report: dict[str, Any],
@@ -412,7 +412,7 @@ def test_exit_reasons_of_processes_are_ranked_by_evidence(tmp_path: Path) -> Non
     assert [killed_state, by_others, left_before] == [{"gpu_memory": 1}, {"gpu": 1}, {"exit": 1}]
 
 
-def test_an_oom_kill_is_recognised_from_kernel_counters(tmp_path: Path) -> None:
+def test_an_oom_kill_is_recognized_from_kernel_counters(tmp_path: Path) -> None:
     # The counts during the process, and after its exit.
     assert reasons_after_kill(tmp_path, oom_kills=[3.0, 4.0]) == {"oom_kill": 1}
 

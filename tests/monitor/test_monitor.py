@@ -1,4 +1,4 @@
-"""Behaviour of torch.monitor: the same tests on the torch module, if installed, and on the compatibility module."""
+"""Behavior of torch.monitor: the same tests on the torch module, if installed, and on the compatibility module."""
 # ruff: noqa: DTZ001, DTZ005 - torch's events have naive datetimes
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def events_of(events: list[Any], name: str) -> list[Any]:
     return [event for event in events if any(key.startswith(f"{name}.") for key in event.data)]
 
 
-# Behaviour checked by the tests of torch (B1 to B8) ----------------------------------------------------------
+# Behavior checked by the tests of torch (B1 to B8) ----------------------------------------------------------
 
 
 def test_b1_b4_a_full_window_closes_and_later_samples_are_discarded(monitor: Any) -> None:

@@ -68,7 +68,7 @@ class Event:
 
 
 class CudaTensor:
-    """Interface of a CUDA tensor used by `add_tensor`; a direct read would synchronise."""
+    """Interface of a CUDA tensor used by `add_tensor`; a direct read would synchronize."""
 
     device = SimpleNamespace(type="cuda")
 

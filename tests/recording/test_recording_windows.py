@@ -154,7 +154,7 @@ def test_quantiles_of_small_windows_are_interpolated_linearly(samples: list[floa
     ),
     st.integers(0, 2**32),
 )
-def test_quantiles_of_large_windows_are_within_the_relative_error_of_the_neighbouring_samples(
+def test_quantiles_of_large_windows_are_within_the_relative_error_of_the_neighboring_samples(
     seeds: list[float], seed: int
 ) -> None:
     samples = random.Random(seed).choices(seeds, k=EXACT_SAMPLES + 500)

@@ -123,7 +123,7 @@ def test_the_end_of_a_rank_is_shown_without_a_reload(tmp_path: Path, tab: Tab) -
         assert tab.complaints == []
 
 
-def test_a_stopped_exporter_is_reported_and_the_old_content_is_greyed(tmp_path: Path, tab: Tab) -> None:
+def test_a_stopped_exporter_is_reported_and_the_old_content_is_grayed(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path) as running:
         tab.open(f"http://{running.address}/")
         tab.wait_for("document.getElementById('live').textContent.startsWith('live')")

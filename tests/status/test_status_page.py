@@ -135,7 +135,7 @@ def test_a_run_with_saves_of_unknown_time_does_not_show_no_save_yet() -> None:
     assert "no save yet" not in status_page(rows).visible_text
 
 
-def test_sums_of_a_run_on_several_nodes_are_labelled_as_those_of_this_node() -> None:
+def test_sums_of_a_run_on_several_nodes_are_labeled_as_those_of_this_node() -> None:
     def tokens(tick: int) -> Rows:
         return {"training_tokens_total": run_sample(500.0 * tick, rank="8", mode="train")}
 

@@ -336,7 +336,7 @@ def test_the_cuda_stand_in_has_the_interface_of_torch() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_phase_times_match_a_synchronised_run() -> None:
+def test_on_a_gpu_phase_times_match_a_synchronized_run() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")

@@ -205,7 +205,7 @@ def test_invalid_numbers_are_counted_and_keep_the_last_valid_one() -> None:
     training.record(loss="much", samples=math.nan, epoch=None, microbatches=[1])  # type: ignore[arg-type]  # bad input
     training.record(loss=10**400, mode="nonsense")
     training.record(loss=10**400, accuracy=0.9)
-    training.describe(model="m", colour="red")
+    training.describe(model="m", color="red")
 
     assert values_by_label("training.loss") == {"train": 1.0}
     assert published_value("training.grad_norm") == 2.0
@@ -444,7 +444,7 @@ def test_before_configuration_only_invalid_values_are_a_misuse() -> None:
 def test_open_spans_accept_attributes_and_events() -> None:
     memory = configured(telemetry={}, export=(one_logger.ExportCustomizationMode.EXPORT_ALL_SPANS,))
     with training.application() as application:
-        application.add_attribute("colour", "green")
+        application.add_attribute("color", "green")
         with training.training_loop(train_iterations_start=0) as loop:
             loop.add_event(one_logger.Event.create("noticed", one_logger.Attributes({"what": 1})))
             with training.training_iteration() as iteration:
@@ -459,7 +459,7 @@ def test_open_spans_accept_attributes_and_events() -> None:
 
     stopped_spans = {span.name_str: span for span in exported(memory).all_of("stop")}
     events = {name: [event.name for event in span.events] for name, span in stopped_spans.items()}
-    assert stopped_spans["application"].attributes.to_json()["colour"] == "green"
+    assert stopped_spans["application"].attributes.to_json()["color"] == "green"
     assert stopped_spans["training_single_iteration"].attributes.to_json().keys() >= {"size", "more"}
     assert (
         stopped_spans["training_single_iteration"].id

@@ -184,7 +184,7 @@ def test_a_client_can_send_a_megabyte_before_reading_the_refusal() -> None:
     assert body == b"the header has more than 16384 bytes\n"
 
 
-def test_behaviour_of_peers_is_not_logged() -> None:
+def test_behavior_of_peers_is_not_logged() -> None:
     with Child(limits={"head_seconds": 0.3}) as child:
         for payload in (b"\0" * 10, INCOMPLETE_REQUEST, b"", COMPLETE_REQUEST):
             with socket.create_connection(("127.0.0.1", child.port)) as peer:

@@ -1,4 +1,4 @@
-"""Families of the card: utilization, memory, processes, power, temperature, clocks and activity.
+"""Families of the GPU: utilization, memory, processes, power, temperature, clocks and activity.
 
 `nvml/queries.py` reads the values; the rows here define the families.
 """
@@ -51,7 +51,7 @@ MEMORY_TOTAL = GpuFamily(
         type="gauge",
         unit="bytes",
         labels=GPU,
-        help="Device memory of the card. Absent on a card without separate memory.",
+        help="Device memory of the GPU. Absent on a GPU without separate memory.",
         source="nvmlDeviceGetMemoryInfo_v2().total",
     ),
     sources=(ReadingSource(reading="memory_total_bytes"),),
@@ -62,7 +62,7 @@ MEMORY_USED = GpuFamily(
         type="gauge",
         unit="bytes",
         labels=GPU,
-        help="Allocated device memory; before driver 510, the memory reserved by the driver is included. Absent on a card "
+        help="Allocated device memory; before driver 510, the memory reserved by the driver is included. Absent on a GPU "
         "without separate memory.",
         source="nvmlDeviceGetMemoryInfo_v2().used",
     ),
@@ -84,8 +84,8 @@ POWER = GpuFamily(
         type="gauge",
         unit="watts",
         labels=GPU,
-        help="Power of the card: the mean of the last second on Ampere (except GA100) and later, otherwise the instantaneous "
-        "power. Absent if the card does not measure power.",
+        help="Power of the GPU: the mean of the last second on Ampere (except GA100) and later, otherwise the instantaneous "
+        "power. Absent if the GPU does not measure power.",
         source="nvmlDeviceGetPowerUsage / 1000",
     ),
     sources=(ReadingSource(reading="power_watts"),),
@@ -96,7 +96,7 @@ POWER_LIMIT = GpuFamily(
         type="gauge",
         unit="watts",
         labels=(*GPU, "limit"),
-        help="Power limits of the card: enforced is the limit in force, default is the limit of the board. Absent if the card "
+        help="Power limits of the GPU: enforced is the limit in force, default is the limit of the board. Absent if the GPU "
         "has no power limit.",
         source="nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementDefaultLimit, / 1000",
     ),
@@ -119,7 +119,7 @@ TEMPERATURE_THRESHOLD = GpuFamily(
         type="gauge",
         unit="celsius",
         labels=(*GPU, "threshold"),
-        help="Temperature at which the card reduces its clocks (threshold: slowdown). Absent on data centre cards from Hopper on, which report only margins.",
+        help="Temperature at which the GPU reduces its clocks (threshold: slowdown). Absent on data center GPUs from Hopper on, which report only margins.",
         source="nvmlDeviceGetTemperatureThreshold",
     ),
     sources=(ReadingSource(reading="temperature_threshold_celsius"),),
@@ -155,7 +155,7 @@ CLOCKS_EVENT_SECONDS = GpuFamily(
         help="Time in which the clocks were reduced, by reason, since the driver was loaded. The reasons overlap, do not sum "
         "them: thermal includes sw_thermal and hw_thermal. sw_thermal, hw_thermal and hw_power_brake need driver 575. "
         "board_limit, reliability and sync_boost have no series while the value is 0. Absent for a reason that the driver "
-        "does not count, after a failed reading, or if the counter is faster than the clock.",
+        "does not count, after a failed reading, or if the counter grew by more than the elapsed time.",
         source="fields 74 to 79 and 269 to 271 (251 to 253 of the drivers 575 to 580.65), ns / 1e9",
     ),
     sources=(ReadingSource(reading="clocks_event_nanoseconds", rule=NANOSECONDS),),

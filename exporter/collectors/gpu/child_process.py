@@ -49,7 +49,7 @@ class NvmlChild:
         self.started_at = now
         # Set by the supervisor.
         self.last_message_at = now
-        self.is_serving = False  # True once NVML is initialised
+        self.is_serving = False  # True once NVML is initialized
         self.exit_message: Mapping[str, Any] | None = None
         self.slow_call: SlowCall | None = None
         self._stderr = os.fdopen(os.memfd_create("nvml-child-stderr"), "w+b")

@@ -1,4 +1,4 @@
-"""Energy of a GPU: the card's counter, with integrated power between two readings of the counter.
+"""Energy of a GPU: the GPU's counter, with integrated power between two readings of the counter.
 
 Runs in the sidecar and performs no I/O. The counter is read about every 10 s, because a reading costs milliseconds;
 the integral of the driver's power samples grows in each pass with new samples. A reading of the counter replaces the
@@ -32,7 +32,7 @@ HISTORY_SECONDS = 60.0
 CLOCK_STEP_SECONDS = 5.0
 """A time that is earlier than the last sample by more than this shows that the wall clock was set back."""
 
-# No card draws 10 kW; a counter that grows faster is not the energy.
+# No GPU draws 10 kW; a counter that grows faster is not the energy.
 _RULE = CounterRule(scale=0.001, max_per_second=10_000.0, starts_at_zero=True)
 
 PowerSample = tuple[float, float]
@@ -79,7 +79,7 @@ class GpuEnergy:
 
     @property
     def register_joules(self) -> float | None:
-        """Value of the card's counter, extended by the power integral up to the last reading.
+        """Value of the GPU's counter, extended by the power integral up to the last reading.
 
         None without a counter, and while its value is in doubt.
         """

@@ -1,4 +1,4 @@
-"""Families of the connections of a card: PCIe and NVLink.
+"""Families of the connections of a GPU: PCIe and NVLink.
 
 `nvml/queries.py`, `nvml/links.py` and `nvml/gpm.py` read the values; the rows here define the families.
 """

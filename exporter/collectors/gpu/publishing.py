@@ -130,7 +130,7 @@ ENERGY = FamilySpec(
     type="counter",
     unit="joules",
     labels=(*GPU, "source"),
-    help="Energy of the card since the exporter started, by source: nvml_counter (the card's counter every 10 s, power samples "
+    help="Energy of the GPU since the exporter started, by source: nvml_counter (the GPU's counter every 10 s, power samples "
     "in between) or nvml_power (integrated power). Energy used while readings were missing is in "
     "exporter_energy_gap_joules_total. Absent without recent readings, or while another exporter counts the machine's energy.",
     source="nvmlDeviceGetTotalEnergyConsumption / 1000, nvmlDeviceGetSamples(TOTAL_POWER_SAMPLES)",

@@ -39,7 +39,7 @@ class Timings:
     """Timeouts and backoffs of the supervisor, in seconds."""
 
     deadline: float = 5.0  # time without a message after which a serving child counts as hanging
-    # The same for a starting child: without persistence mode, initialising a GPU takes seconds.
+    # The same for a starting child: without persistence mode, initializing a GPU takes seconds.
     start_deadline: float = 30.0
     patience: float = 5.0  # time from the detection of a hang to the start of a replacement
     first_backoff: float = 5.0  # delay after the first failure

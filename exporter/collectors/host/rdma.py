@@ -92,7 +92,7 @@ PORT_STATE = FamilySpec(
     type="gauge",
     labels=("device", "port"),
     help=(
-        "State of the port: 1 down, 2 initialising, 3 armed, 4 active, 5 active but deferred. Absent without RDMA"
+        "State of the port: 1 down, 2 initializing, 3 armed, 4 active, 5 active but deferred. Absent without RDMA"
         " devices."
     ),
     source="/sys/class/infiniband state",

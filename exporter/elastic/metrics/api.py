@@ -165,7 +165,7 @@ def put_metric(metric_name: str, metric_value: float, metric_group: str = "torch
 
 
 def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> None:
-    """Publish a value. torch has deprecated this function in favour of `put_metric`."""
+    """Publish a value. torch has deprecated this function in favor of `put_metric`."""
     warnings.warn("deprecated, use put_metric instead", category=FutureWarning, stacklevel=2)
     getStream(metric_group).add_value(metric_name, metric_value)
 
@@ -196,7 +196,7 @@ def prof(fn: Any = None, group: str = "torchelastic") -> Any:
 
 
 def profile(group: str | None = None) -> Callable[[AnyFunction], AnyFunction]:
-    """Decorate like `prof`, with the bare name of the function. torch has deprecated this function in favour of `prof`."""
+    """Decorate like `prof`, with the bare name of the function. torch has deprecated this function in favor of `prof`."""
     warnings.warn("deprecated, use @prof instead", category=FutureWarning, stacklevel=2)
     return lambda function: _measure(function, function.__name__, group)  # type: ignore[arg-type]  # torch also accepts None
 

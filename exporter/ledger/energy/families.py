@@ -12,10 +12,10 @@ from exporter.families import Collected, FamilySpec
 from exporter.ledger.energy.devices import DeviceEnergy
 from exporter.ledger.energy.options import EnergyOptions, Intensity
 
-_RUN_ABSENT = (
-    " Absent before the first known share of the run, after the retention time of the run (feed.linger), or if the"
-    " ledger's state is not writable."
+_UNTIL_EXPIRED = (
+    " after the retention time of the run (feed.linger), or if the ledger's state is not writable."
 )
+_RUN_ABSENT = " Absent before energy is first attributed to the run," + _UNTIL_EXPIRED
 _WORK_ABSENT = (
     " Absent if the job does not use exporter.training, if no energy source is readable, or while"
     " training_energy_joules_total is absent."
@@ -155,7 +155,8 @@ COST = FamilySpec(
     " and device_time (time of the GPUs). A lost GPU is charged until the run ends. After a restart of this exporter, the"
     " time without an exporter is charged to the runs that ran before and after, if that time is at most 600 s; other time"
     " without an exporter is not charged. The price of a GPU hour usually includes electricity: configure and add both only"
-    " if you pay for them separately." + _RUN_ABSENT,
+    " if you pay for them separately. Absent before energy or GPU time is first attributed to the run,"
+    + _UNTIL_EXPIRED,
     source="sum of energy * PUE * price; sum of time on a GPU * price * share",
 )
 PHASE_ENERGY = FamilySpec(
@@ -175,7 +176,7 @@ PHASE_QUALITY = FamilySpec(
     unit="ratio",
     labels=("run", "phase"),
     help="Share of a phase's energy, by method power_samples, in intervals of 50 ms and more. The energy of shorter intervals"
-    " is inaccurate, because power samples overlap the neighbouring phases. Absent without power samples.",
+    " is inaccurate, because power samples overlap the neighboring phases. Absent without power samples.",
     source="1 - energy in short intervals / energy",
 )
 PRODUCTIVE_ENERGY = FamilySpec(

@@ -56,7 +56,7 @@ class ReportedProcess:
     life: ProcessLife
     has_used_cuda: bool  # False also if unknown
     has_gpu_name: bool  # False if the feed names no GPU and CUDA's default GPU is assumed
-    is_listable: bool  # False if the sidecar cannot recognise the process in the driver's lists
+    is_listable: bool  # False if the sidecar cannot recognize the process in the driver's lists
 
 
 @dataclass(slots=True)

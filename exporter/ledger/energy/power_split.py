@@ -32,7 +32,7 @@ MIN_COVERED_RATIO = 0.8
 MIN_CLEAR_SAMPLES = 2.5
 """Minimum length of a clearly measured phase interval, in samples.
 
-Shorter intervals blur into their neighbours: for two phases of 40 ms, samples every 20 ms gave 732 W and 316 W instead of
+Shorter intervals blur into their neighbors: for two phases of 40 ms, samples every 20 ms gave 732 W and 316 W instead of
 784 W and 142 W."""
 
 PowerSource = Callable[[Mapping[str, float]], Mapping[str, Sequence[tuple[float, float]]]]

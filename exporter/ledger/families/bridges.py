@@ -13,8 +13,8 @@ TORCH_MONITOR_OVERFLOWS = TrainingFamily(
     type="counter",
     labels=IDENTITY_LABELS,
     help=(
-        "Reads of the bridge's queue of torch.monitor events at which the queue was full. The number of lost "
-        f"events is unknown.{TOTAL_ABSENT}"
+        "Times the bridge found its queue of torch.monitor events full. The number of lost events is "
+        f"unknown.{TOTAL_ABSENT}"
     ),
     source="exporter.bridges.monitor",
 )

@@ -50,10 +50,10 @@ REJECTED = FamilySpec(
     type="counter",
     labels=(*IDENTITY_LABELS, "stat", "reason"),
     help="Rejected samples of a Stat by reason: nan, infinite, not_a_number, out_of_range (too large for a float), error (a"
-    " passive callback or the copy of a tensor raised). Tensors: shape (not one element), device (neither CPU nor CUDA),"
-    " placement (a shard), capture (during graph capture), backlog (too many copies), thread_ended (before the copy was"
-    " read). overflow counts the reads of a full buffer; the number of lost samples is unknown. Part of"
-    " training_feed_dropped_total: do not add the two. Absent before the first rejected sample.",
+    " passive callback or the copy of a tensor raised), shape (a tensor without exactly one element), device (a tensor"
+    " neither on the CPU nor on CUDA), placement (a shard of a tensor), capture (a tensor during graph capture), backlog (too"
+    " many copies of tensors), thread_ended (the thread ended before the copy was read), overflow (the buffer was full when"
+    " it was read: counts reads, not samples). The samples are part of training_feed_dropped_total: do not add the two. Absent before the first rejected sample.",
     source="feed of the process",
 )
 CONFLICTS = FamilySpec(

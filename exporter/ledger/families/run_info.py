@@ -85,7 +85,7 @@ class RankDevices:
         self._devices_by_pid: dict[int | None, set[tuple[str, str]]] = {}  # index and UUID
         for use in gpus.use():
             self._devices_by_pid.setdefault(use.pid, set()).add((use.gpu, use.uuid))
-        # The name is empty for a card in MIG mode, because an instance has a lower peak than the card.
+        # The name is empty for a GPU in MIG mode, because an instance has a lower peak than the GPU.
         self._names = {
             reading.device: "" if reading.is_mig else reading.name
             for reading in gpus.readings()
@@ -171,7 +171,7 @@ _HOPPER = {"bf16": 989, "fp16": 989, "fp8": 1979, "tf32": 494.5}
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """Peak performance of a device model, which is recognised by words of the device name."""
+    """Peak performance of a device model, which is recognized by words of the device name."""
 
     required_words: frozenset[str]
     excluded_words: frozenset[str]

@@ -33,7 +33,7 @@ def _gap(view: View) -> Iterator[Match]:
 def _old_intensity(view: View) -> Iterator[Match]:
     family = "training_carbon_intensity_last_update_timestamp_seconds"
     for labels, updated in view.readings.rows(family):
-        if labels.get("source") in {"live", "file"} and view.exporter.now - updated > OLD_SECONDS:
+        if labels.get("source") == "file" and view.exporter.now - updated > OLD_SECONDS:
             yield Match((), {}, since=updated)
 
 
@@ -42,7 +42,7 @@ CONDITIONS = (
         alert="EnergyCounterSuspect",
         condition="counter and power outside 0.8 to 1.25 of each other",
         sentence="the energy counter of {device} counts {ratio} times the integral of its power",
-        remedy="exclude the joules of the card from reports; try another driver",
+        remedy="exclude the joules of the GPU from reports; try another driver",
         find=_suspect,
     ),
     Condition(

@@ -54,14 +54,14 @@ CONDITIONS = (
         alert="PcieReplays",
         condition="more than 1 replay a minute",
         sentence="PCIe of {gpu} retransmits {rate} packets per minute",
-        remedy="reseat the card or its riser",
+        remedy="reseat the GPU or its riser",
         find=_replays,
     ),
     Condition(
         alert="PcieWidthDegraded",
-        condition="fewer PCIe lanes than the card supports, while the card is busy",
+        condition="fewer PCIe lanes than the GPU supports, while the GPU is busy",
         sentence="{gpu} uses {width} of {max_width} PCIe lanes under load",
-        remedy="check the slot's width (lspci -vv), then reseat the card or its riser",
+        remedy="check the slot's width (lspci -vv), then reseat the GPU or its riser",
         find=_width,
     ),
 )

@@ -56,7 +56,7 @@ def _missing(view: View) -> Iterator[Match]:
     present, expected = value("gpu_devices"), value("gpu_devices_expected")
     if present is not None and expected is not None and present < expected:
         lost = next((gpu.uuid for gpu in view.gpus if not gpu.is_up), "")
-        yield Match((), {"present": f"{present:.0f}", "expected": f"{expected:.0f}"}, card=lost)
+        yield Match((), {"present": f"{present:.0f}", "expected": f"{expected:.0f}"}, gpu_uuid=lost)
 
 
 def _critical_xids(view: View) -> Iterator[Match]:
@@ -225,7 +225,7 @@ CONDITIONS = (
         condition="a GPU that does not answer",
         severity=AlertSeverity.CRITICAL,
         sentence="{gpu} does not answer{reason}",
-        remedy="drain the node, then reset the card: nvidia-smi --gpu-reset -i {index}",
+        remedy="drain the node, then reset the GPU: nvidia-smi --gpu-reset -i {index}",
         find=_lost,
     ),
     Condition(
@@ -248,7 +248,7 @@ CONDITIONS = (
         alert="GpuXidWarning",
         condition="Xid 94 or 144 to 150 in the last 10m",
         sentence="{gpu} reported Xid {xid}{times}",
-        remedy="restart the run; reset the card when it is free",
+        remedy="restart the run; reset the GPU when it is free",
         find=_warning_xids,
     ),
     Condition(
@@ -262,8 +262,8 @@ CONDITIONS = (
     Condition(
         condition="gpu_reset_required is 1",
         severity=AlertSeverity.CRITICAL,
-        sentence="{gpu} needs a reset before the driver can use the card",
-        remedy="drain the node, then reset the card: nvidia-smi --gpu-reset -i {index}",
+        sentence="{gpu} needs a reset before the driver can use the GPU",
+        remedy="drain the node, then reset the GPU: nvidia-smi --gpu-reset -i {index}",
         find=_reset_required,
     ),
     Condition(
@@ -271,7 +271,7 @@ CONDITIONS = (
         condition="any uncorrected memory error in 10m",
         severity=AlertSeverity.CRITICAL,
         sentence="{gpu} has had {errors} since the driver was loaded{last}",
-        remedy="return to a checkpoint from before the error, and reset the card",
+        remedy="return to a checkpoint from before the error, and reset the GPU",
         find=_uncorrected,
     ),
     Condition(
@@ -279,14 +279,14 @@ CONDITIONS = (
         condition="remapping of a memory row failed",
         severity=AlertSeverity.CRITICAL,
         sentence="a memory row of {gpu} could not be remapped",
-        remedy="replace the card",
+        remedy="replace the GPU",
         find=_remap_failed,
     ),
     Condition(
         alert="GpuRowRemapPending",
         condition="remapping of a memory row is pending until the next reset",
         sentence="a memory row of {gpu} will be remapped at the next reset",
-        remedy="reset the card when its job is over",
+        remedy="reset the GPU when its job is over",
         find=_remap_pending,
     ),
     Condition(
@@ -303,7 +303,7 @@ CONDITIONS = (
         condition="throttled by the external power brake for more than 0.01 of the time",
         severity=AlertSeverity.CRITICAL,
         sentence="the power supply or the rack brakes {gpu} {share} of the time",
-        remedy="inform the operators of the data centre, and move the job",
+        remedy="inform the operators of the data center, and move the job",
         find=_braked,
     ),
     Condition(
@@ -319,14 +319,14 @@ CONDITIONS = (
             "a run's GPU busy less than threshold:gpu_idle:ratio over 15m, and for 15m more; none of the time in the start of the run"
         ),
         sentence="{gpu} has been idle while its run trains ({share} busy)",
-        remedy="release the card, or correct the launch (--nproc-per-node)",
+        remedy="release the GPU, or correct the launch (--nproc-per-node)",
         find=_idle,
     ),
     Condition(
         alert="GpuStraggler",
         condition="clock, power or SM activity below threshold:gpu_straggler:ratio of the median of the run's GPUs",
         sentence="the {signal} of {gpu} is {share} of the median of the GPUs of run {run}",
-        remedy="check power limit, locked clocks and heat of the card",
+        remedy="check power limit, locked clocks and heat of the GPU",
         find=_behind,
     ),
 )

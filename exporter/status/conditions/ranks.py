@@ -126,15 +126,15 @@ def _stragglers(view: View) -> Iterator[Match]:
     for affected in _affected_ranks(view, lambda rank: rank.is_slow):
         slowest = max(rank.compute_seconds or 0.0 for rank in affected.ranks)
         fastest = min(view.runs[affected.run].fastest_seconds.values(), default=None)
-        cards = sorted({rank.gpu for rank in affected.ranks if rank.gpu})
+        gpus = sorted({rank.gpu for rank in affected.ranks if rank.gpu})
         facts = {
             "ranks": affected.title,
-            "cards": f" (GPU {', '.join(cards)})" if cards else "",
+            "gpus": f" (GPU {', '.join(gpus)})" if gpus else "",
             "slowest": duration(slowest),
             "fastest": duration(fastest),
         }
         uuids = {rank.uuid for rank in affected.ranks}
-        yield Match((affected.run,), facts, card=uuids.pop() if len(uuids) == 1 else "")
+        yield Match((affected.run,), facts, gpu_uuid=uuids.pop() if len(uuids) == 1 else "")
 
 
 def _rivals(view: View) -> Iterator[Match]:
@@ -153,8 +153,8 @@ def _retries(view: View) -> Iterator[Match]:
             ranks_and_gpus.setdefault(run, []).append((rank, gpu))
     for run, pairs in ranks_and_gpus.items():
         ranks = ranges(int(rank) for rank, _ in pairs if rank.isdecimal())
-        cards = ", ".join(sorted({gpu for _, gpu in pairs if gpu}))
-        yield Match((run,), {"run": run, "ranks": ranks, "cards": cards or "unknown"})
+        gpus = ", ".join(sorted({gpu for _, gpu in pairs if gpu}))
+        yield Match((run,), {"run": run, "ranks": ranks, "gpus": gpus or "unknown"})
 
 
 CONDITIONS = (
@@ -203,8 +203,8 @@ CONDITIONS = (
     Condition(
         alert="TrainingStraggler",
         condition="compute time of the fastest rank below threshold:training_straggler:ratio of the rank's compute time",
-        sentence="a step takes {slowest} of compute time on {ranks}{cards}, and {fastest} on the fastest rank",
-        remedy="check heat, clocks and power limit of the card, then the CPU of the node",
+        sentence="a step takes {slowest} of compute time on {ranks}{gpus}, and {fastest} on the fastest rank",
+        remedy="check heat, clocks and power limit of the GPU, then the CPU of the node",
         find=_stragglers,
     ),
     Condition(
@@ -217,7 +217,7 @@ CONDITIONS = (
     Condition(
         alert="TrainingGpuMemoryPressure",
         condition="any retry of PyTorch's allocator in 10m",
-        sentence="rank {ranks} of {run} frees cached memory of GPU {cards} to continue",
+        sentence="rank {ranks} of {run} frees cached memory of GPU {gpus} to continue",
         remedy="lower the batch size or the sequence length before an allocation fails",
         find=_retries,
     ),

@@ -1,6 +1,6 @@
 """NVML child process, and the protocol of its pipes: each line is a JSON object with the key `kind`.
 
-From the child: `progress` (the child is responsive), `machine` (NVML is initialised), `sample` (readings of a pass),
+From the child: `progress` (the child is responsive), `machine` (NVML is initialized), `sample` (readings of a pass),
 `slow` (a slow call), `exit` (the reason of the exit). To the child: `start` (the first message, with the options),
 `reattach` (use a skipped GPU again), `stop` (exit normally). A pipe ends when either process exits; an incomplete
 last line is ignored.

@@ -115,7 +115,7 @@ class DriverSamples:
         }
 
     def read_utilization(self, *, wall: float, readings: PassReadings) -> None:
-        """Read the utilization since the last pass, for cards without performance counters."""
+        """Read the utilization since the last pass, for GPUs without performance counters."""
         previous_integral = self._utilization.integral
         instantaneous = readings.get("utilization_ratio")
         new_samples = self._read(

@@ -91,7 +91,7 @@ def _memory_by_pid(processes: Any) -> dict[int, int | None]:
 
 
 def sram_exceeded(device: NvmlDevice) -> int | None:
-    """Return 1 if SRAM errors exceed the threshold for a replacement of the card, or None if the driver reports no status."""
+    """Return 1 if SRAM errors exceed the threshold for a replacement of the GPU, or None if the driver reports no status."""
     structure = getattr(device.library.binding, "c_nvmlEccSramErrorStatus_v1_t", None)
     if structure is None:  # pynvml is older than the function
         return None

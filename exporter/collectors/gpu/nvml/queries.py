@@ -39,7 +39,7 @@ class Tier(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelledReading:
+class LabeledReading:
     """Name of a reading, and its labels after `gpu` and `uuid`."""
 
     reading: str
@@ -61,7 +61,7 @@ class CallQuery:
     tier: Tier
     call: str  # pynvml's function
     arguments: tuple[int, ...] = ()  # after the handle
-    targets: tuple[LabelledReading, ...]
+    targets: tuple[LabeledReading, ...]
     convert: Callable[[Any], Sequence[float]]  # returns a value for each target
     older: OlderCall | None = None
 
@@ -80,7 +80,7 @@ class FieldQuery:
 
     tier: Tier
     field: int  # NVML's id
-    target: LabelledReading
+    target: LabeledReading
     convert: Convert = count
     drivers: DriverVersions | None = None  # driver versions in which the id has this meaning; None for all
 
@@ -100,7 +100,7 @@ MEMORY = CallQuery(
     tier=Tier.FAST,
     call="nvmlDeviceGetMemoryInfo",
     arguments=(MEMORY_V2,),
-    targets=(LabelledReading(reading="memory_total_bytes"), LabelledReading(reading="memory_used_bytes")),
+    targets=(LabeledReading(reading="memory_total_bytes"), LabeledReading(reading="memory_used_bytes")),
     convert=lambda info: (size(info.total), size(info.used)),
     older=OlderCall(call="nvmlDeviceGetMemoryInfo"),  # counts the reserved memory as used
 )
@@ -119,7 +119,7 @@ def _clocks_event(
     return FieldQuery(
         tier=Tier.FAST,
         field=field,
-        target=LabelledReading(reading="clocks_event_nanoseconds", labels=(reason,)),
+        target=LabeledReading(reading="clocks_event_nanoseconds", labels=(reason,)),
         drivers=drivers,
     )
 
@@ -130,7 +130,7 @@ def _ecc(error_kind: str, error_kind_number: int, location: str, location_number
         tier=Tier.SLOW,
         call="nvmlDeviceGetMemoryErrorCounter",
         arguments=(error_kind_number, volatile, location_number),
-        targets=(LabelledReading(reading="ecc_errors", labels=(error_kind, location)),),
+        targets=(LabeledReading(reading="ecc_errors", labels=(error_kind, location)),),
         convert=single_value(count),
     )
 
@@ -139,14 +139,14 @@ def _pcie_link(reading: str, label: str, call: str) -> CallQuery:
     return CallQuery(
         tier=Tier.SLOW,
         call=call,
-        targets=(LabelledReading(reading=reading, labels=(label,)),),
+        targets=(LabeledReading(reading=reading, labels=(label,)),),
         convert=single_value(small),
     )
 
 
 def _pcie_error(field: int, error_kind: str) -> FieldQuery:
     return FieldQuery(
-        tier=Tier.SLOW, field=field, target=LabelledReading(reading="pcie_errors", labels=(error_kind,))
+        tier=Tier.SLOW, field=field, target=LabeledReading(reading="pcie_errors", labels=(error_kind,))
     )
 
 
@@ -155,8 +155,8 @@ QUERIES: tuple[Query, ...] = (
         tier=Tier.FREQUENT,
         call="nvmlDeviceGetUtilizationRates",
         targets=(
-            LabelledReading(reading="utilization_ratio"),
-            LabelledReading(reading="memory_bandwidth_utilization_ratio"),
+            LabeledReading(reading="utilization_ratio"),
+            LabeledReading(reading="memory_bandwidth_utilization_ratio"),
         ),
         convert=lambda rates: (ratio(rates.gpu), ratio(rates.memory)),
     ),
@@ -164,7 +164,7 @@ QUERIES: tuple[Query, ...] = (
     CallQuery(
         tier=Tier.FAST,
         call="nvmlDeviceGetPowerUsage",
-        targets=(LabelledReading(reading="power_watts"),),
+        targets=(LabeledReading(reading="power_watts"),),
         convert=single_value(watts),
     ),
     _clocks_event(74, "sw_power_cap"),
@@ -187,7 +187,7 @@ QUERIES: tuple[Query, ...] = (
         tier=Tier.FREQUENT,
         call="nvmlDeviceGetTemperatureV",
         arguments=(0,),
-        targets=(LabelledReading(reading="temperature_celsius", labels=("gpu",)),),
+        targets=(LabeledReading(reading="temperature_celsius", labels=("gpu",)),),
         convert=single_value(temperature),
         older=OlderCall(call="nvmlDeviceGetTemperature", arguments=(0,)),
     ),
@@ -195,54 +195,54 @@ QUERIES: tuple[Query, ...] = (
         tier=Tier.FREQUENT,
         call="nvmlDeviceGetClockInfo",
         arguments=(1,),
-        targets=(LabelledReading(reading="clock_hertz", labels=("sm",)),),
+        targets=(LabeledReading(reading="clock_hertz", labels=("sm",)),),
         convert=single_value(hertz),
     ),
     CallQuery(
         tier=Tier.FREQUENT,
         call="nvmlDeviceGetClockInfo",
         arguments=(2,),
-        targets=(LabelledReading(reading="clock_hertz", labels=("memory",)),),
+        targets=(LabeledReading(reading="clock_hertz", labels=("memory",)),),
         convert=single_value(hertz),
     ),
     FieldQuery(
         tier=Tier.MEDIUM,
         field=82,
-        target=LabelledReading(reading="temperature_celsius", labels=("memory",)),
+        target=LabeledReading(reading="temperature_celsius", labels=("memory",)),
         convert=temperature,
     ),
     FieldQuery(
-        tier=Tier.MEDIUM, field=230, target=LabelledReading(reading="recovery_action"), convert=bounded(0, 63)
+        tier=Tier.MEDIUM, field=230, target=LabeledReading(reading="recovery_action"), convert=bounded(0, 63)
     ),
     CallQuery(
         tier=Tier.MEDIUM,
         call="nvmlDeviceGetMarginTemperature",
-        targets=(LabelledReading(reading="temperature_margin_celsius", labels=("nearest",)),),
+        targets=(LabeledReading(reading="temperature_margin_celsius", labels=("nearest",)),),
         convert=single_value(celsius),
     ),
     CallQuery(
         tier=Tier.MEDIUM,
         call="nvmlDeviceGetTotalEnergyConsumption",
-        targets=(LabelledReading(reading=ENERGY),),
+        targets=(LabeledReading(reading=ENERGY),),
         convert=single_value(count),
     ),
     CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetEnforcedPowerLimit",
-        targets=(LabelledReading(reading="power_limit_watts", labels=("enforced",)),),
+        targets=(LabeledReading(reading="power_limit_watts", labels=("enforced",)),),
         convert=single_value(watts),
     ),
     CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetPowerManagementDefaultLimit",
-        targets=(LabelledReading(reading="power_limit_watts", labels=("default",)),),
+        targets=(LabeledReading(reading="power_limit_watts", labels=("default",)),),
         convert=single_value(watts),
     ),
     CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetTemperatureThreshold",
         arguments=(1,),
-        targets=(LabelledReading(reading="temperature_threshold_celsius", labels=("slowdown",)),),
+        targets=(LabeledReading(reading="temperature_threshold_celsius", labels=("slowdown",)),),
         convert=single_value(temperature),
     ),
     _ecc("corrected", 0, "dram", 2),
@@ -253,10 +253,10 @@ QUERIES: tuple[Query, ...] = (
         tier=Tier.SLOW,
         call="nvmlDeviceGetRemappedRows",
         targets=(
-            LabelledReading(reading="remapped_rows", labels=("correctable",)),
-            LabelledReading(reading="remapped_rows", labels=("uncorrectable",)),
-            LabelledReading(reading="remapped_rows_pending"),
-            LabelledReading(reading="remapped_rows_failed"),
+            LabeledReading(reading="remapped_rows", labels=("correctable",)),
+            LabeledReading(reading="remapped_rows", labels=("uncorrectable",)),
+            LabeledReading(reading="remapped_rows_pending"),
+            LabeledReading(reading="remapped_rows_failed"),
         ),
         convert=lambda rows: (small(rows[0]), small(rows[1]), flag(rows[2]), flag(rows[3])),
     ),
@@ -267,7 +267,7 @@ QUERIES: tuple[Query, ...] = (
     CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetPcieReplayCounter",
-        targets=(LabelledReading(reading="pcie_replays"),),
+        targets=(LabeledReading(reading="pcie_replays"),),
         convert=single_value(small),
     ),
     _pcie_error(173, "correctable"),

@@ -13,7 +13,7 @@ from typing import Any
 Labels = tuple[str, ...]
 
 ENERGY = "energy_millijoules"
-"""Reading of the card's energy counter, which has a separate key in the message."""
+"""Reading of the GPU's energy counter, which has a separate key in the message."""
 
 
 @dataclass(slots=True)

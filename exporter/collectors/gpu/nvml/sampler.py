@@ -173,11 +173,11 @@ class NvmlSampler:
         self._cost_due = 0.0
 
     def start(self, now: float) -> dict[str, Any]:
-        """Initialise NVML, list the GPUs, and return the message `machine`.
+        """Initialize NVML, list the GPUs, and return the message `machine`.
 
         Raises:
-            CallFailedError: NVML cannot be initialised.
-            LibraryDownError: NVML failed after the initialisation.
+            CallFailedError: NVML cannot be initialized.
+            LibraryDownError: NVML failed after the initialization.
         """
         self._progress("nvmlInit")
         self._library.call("nvmlInit")
@@ -237,7 +237,7 @@ class NvmlSampler:
 
     def stop(self) -> None:
         """Shut NVML down."""
-        with suppress(CallFailedError):  # NVML is not initialised, or is unloaded
+        with suppress(CallFailedError):  # NVML is not initialized, or is unloaded
             self._library.call("nvmlShutdown")
 
     def _entry(self, slot: Slot, now: float, wall: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Conversion of NVML's numbers to base units, with bounds.
 
 Runs in the NVML child and performs no I/O. A failing driver returns numbers with all bits set, or the content of
-uninitialised structures. A number outside the bounds raises `GarbageError`; the bounds allow for the hardware of the
+uninitialized structures. A number outside the bounds raises `GarbageError`; the bounds allow for the hardware of the
 next years.
 """
 
