@@ -51,11 +51,11 @@ class FakePynvml:
         return 1, [sample for sample in samples if sample.timeStamp > last]
 
 
-def energy_joules_at(seconds: float) -> float:
+def energy_joules_at(at_seconds: float) -> float:
     """Return the energy counter in joules, interpolated between the values of the trace (every half second)."""
     points = TRACE["energy_counter_joules"]
-    (start, low), (end, high) = next(pair for pair in itertools.pairwise(points) if seconds < pair[1][0])
-    return float(low + (high - low) * (seconds - start) / (end - start))
+    (start, low), (end, high) = next(pair for pair in itertools.pairwise(points) if at_seconds < pair[1][0])
+    return float(low + (high - low) * (at_seconds - start) / (end - start))
 
 
 class Card:
@@ -70,15 +70,15 @@ class Card:
         self._device = NvmlDevice(library, None)
         self._buffers = DriverSamples(self._device, every_seconds, {})
 
-    def read(self, seconds: float, *, counter: bool) -> None:
+    def read(self, at_seconds: float, *, counter: bool) -> None:
         """Read the samples at a time of the trace, and the counter if due, as the child does."""
-        self.pynvml.seconds = self._device.pass_time = seconds
+        self.pynvml.seconds = self._device.pass_time = at_seconds
         readings = PassReadings()
-        self._buffers.read_power(wall=EPOCH + seconds, readings=readings)
+        self._buffers.read_power(wall=EPOCH + at_seconds, readings=readings)
         if counter:
-            readings.set_value(ENERGY, 1000 * energy_joules_at(seconds))
+            readings.set_value(ENERGY, 1000 * energy_joules_at(at_seconds))
         entry = {"index": 0, "uuid": self.uuid, "number": 0, **readings.message()}
-        self.registry.take_sample(parse(encode({"kind": "sample", "time": seconds, "gpus": [entry]})), 1)
+        self.registry.take_sample(parse(encode({"kind": "sample", "time": at_seconds, "gpus": [entry]})), 1)
 
 
 PLAY_START_SECONDS, PLAY_END_SECONDS = 0.01, 19.51

@@ -61,11 +61,11 @@ class Series:
 
 @dataclass(frozen=True, order=True)
 class ActiveCondition:
-    """An alert, or the condition of a page, that holds: for a run, for a card, or for a node."""
+    """An alert, or the condition of a page, that holds: for a run, for a GPU, or for a node."""
 
     alert: str
     instance: str
-    subject: str  # a run or the UUID of a card
+    subject: str  # a run or the UUID of a GPU
 
     @classmethod
     def from_labels(cls, alert: str, instance: str, run: str, uuid: str) -> ActiveCondition:

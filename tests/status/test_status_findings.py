@@ -1,4 +1,4 @@
-"""Findings of the status page: sentence, time, rank or card, remedy and runbook entry."""
+"""Findings of the status page: sentence, time, rank or GPU, remedy and runbook entry."""
 
 from __future__ import annotations
 

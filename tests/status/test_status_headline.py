@@ -1,4 +1,4 @@
-"""Headline of the status page, boxes by card, run and node, and late steps."""
+"""Headline of the status page, boxes by GPU, run and node, and late steps."""
 
 from __future__ import annotations
 
