@@ -37,7 +37,7 @@ WRITE_OUT_RECORDS = 256
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 30.0
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
-DROP_REASONS = ("queue_full", "failed", "exit")
+DROP_REASONS = ("queue_full", "failed", "rejected", "exit")
 
 
 class SpanFilter:
@@ -225,6 +225,7 @@ class ExportQueue:
         self._is_initialized = self._is_closed = self._has_delivered = self._is_abandoned = False
         self._accepted_records, self._dropped_records = Counter(), Counter()
         self._processed_records = self._reported_drops = self._failures = self._unwritten_records = 0
+        self._rejected_records = 0
         self._count_delivered = _counter("records", exporter=name)
         self._count_error = _counter("errors", exporter=name)
         self._count_dropped = {
@@ -286,6 +287,14 @@ class ExportQueue:
         if call.method == "close":
             self._attempt(call)
             self._is_initialized, self._is_closed = False, True
+        self._count_rejected()
+
+    def _count_rejected(self) -> None:
+        """Count the records that a buffering exporter has discarded since the last call."""
+        dropped_records = getattr(self.exporter, "dropped_records", 0)  # absent from exporters of one-logger
+        if isinstance(dropped_records, int) and dropped_records > self._rejected_records:
+            self._count_dropped["rejected"](dropped_records - self._rejected_records)
+            self._rejected_records = dropped_records
 
     def _send(self, call: ExportCall) -> None:
         if call.method == "export_telemetry_data_error" and not self._has_delivered:

@@ -31,14 +31,17 @@ class BaseExporter:
 
     A method raises `ExportError` on failure, and is then called again with the same arguments. An exporter that buffers records
     can define a method `write_out()`, which is called when the queue is empty and after every 256 records. The exporter must
-    bound its buffer. `Exporter` is another name of this class.
+    bound its buffer, and add the records that it discards to `dropped_records`. `Exporter` is another name of this class.
 
     Attributes:
         application_name: Name of the application, which a configured provider sets.
+        dropped_records: Number of records that the exporter accepted and then discarded, since its creation. Counted in
+            `training_span_exporter_dropped_total` with the reason `rejected`.
     """
 
     ready = closed = False
     application_name: str | None = None
+    dropped_records = 0
 
     def initialize(self) -> None:
         """Prepare for records. Called again after a failure."""

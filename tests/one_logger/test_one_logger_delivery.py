@@ -6,7 +6,8 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -264,6 +265,37 @@ def test_a_buffering_exporter_is_flushed_when_its_queue_is_empty(
     counts = exporter.written_counts
     assert counts[-1] == WRITE_OUT_RECORDS * 2 + 3
     assert max(end - start for start, end in zip((0, *counts), counts, strict=False)) <= 256
+
+
+def test_spans_that_a_backend_rejects_are_counted_once_they_are_discarded(
+    deliveries: list[Delivery], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    from exporter.one_logger.otel.exporter import otel_exporter
+
+    class RejectingBackend(SpanExporter):  # type: ignore[misc]  # mypy does not follow the imports of the SDK
+        def export(self, _spans: Sequence[Any]) -> SpanExportResult:
+            return SpanExportResult.FAILURE
+
+    def rejected_count() -> float:
+        return dropped_count("rejected", "OTelExporter")
+
+    initial_count = rejected_count()
+    exporter = otel_exporter.OTelExporter(RejectingBackend())
+    monkeypatch.setattr(exporter, "_ended_spans", deque(maxlen=5))
+    delivery = start_delivery(deliveries, exporter, first_pause_seconds=0.0)
+    for number in range(8):
+        span = Span.create(f"span-{number}")
+        delivery.start(span)
+        span.stop()
+        delivery.stop(span)
+
+    assert delivery.flush(FLUSH_SECONDS)
+    assert rejected_count() - initial_count == 3
+    delivery.close(FLUSH_SECONDS)
+    assert rejected_count() - initial_count == 8
 
 
 def test_the_parent_of_a_record_is_the_nearest_exported_span(deliveries: list[Delivery]) -> None:

@@ -43,8 +43,9 @@ SPAN_EXPORTER_DROPPED = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "exporter", "reason"),
     help=(
-        "Records that a span exporter of the job did not receive, by reason: full queue (queue_full), every "
-        f"call raised (failed), exit of the process (exit).{TOTAL_ABSENT}"
+        "Records that a span exporter of the job did not export, by reason: full queue (queue_full), every "
+        "call raised (failed), spans that the backend rejected and the exporter discarded (rejected), exit of the "
+        f"process (exit).{TOTAL_ABSENT}"
     ),
     source="span exporter",
 )

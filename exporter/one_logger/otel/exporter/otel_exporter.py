@@ -31,7 +31,7 @@ SPAN_ID = "one_logger_span_id"
 MAX_EVENTS = 1024
 """Limit of the events of a span. The latest events are sent."""
 MAX_UNSENT_SPANS = 4096
-"""Limit of the ended spans that are kept while the backend rejects them. The latest spans are kept."""
+"""Limit of the ended spans that are kept while the backend rejects them. The latest spans are kept; the others are counted."""
 MAX_INTEGER = 2**63 - 1
 
 
@@ -112,11 +112,17 @@ class OTelExporter(BaseExporter):
         try:
             self.write_out()
         finally:
+            self.dropped_records += len(
+                self._ended_spans
+            )  # after its shutdown, the span exporter sends nothing
+            self._ended_spans.clear()
             self._exporter.shutdown()
             super().close()
 
     def _end(self, otel_span: SdkSpan, end_time: int | None = None) -> None:
         otel_span.end(end_time)
+        if len(self._ended_spans) == self._ended_spans.maxlen:
+            self.dropped_records += 1
         self._ended_spans.append(otel_span)
 
     @cached_property
