@@ -43,5 +43,5 @@ def count_and_log_pending(families: Families) -> None:
         log_once(
             f"training {misuse.call} {misuse.rule}",
             f"misuse of exporter.training: {misuse.call} expected {misuse.expected}"
-            f" (rule {misuse.rule}; logged once, always counted)",
+            f" (rule {misuse.rule}; logged once; training_misuse_total has the count)",
         )
