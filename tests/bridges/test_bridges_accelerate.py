@@ -19,7 +19,7 @@ recording = recorded_job(LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # Accumulated batches are one step; logged values are recorded.
-    "tracked": {
+    "logged_values": {
         STEPS: 4,
         "microbatches_total": 8,
         SAMPLES: 32,
@@ -29,9 +29,9 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "gauge learning_rate": 0.25,
     },
     # A saved state is a checkpoint and saved weights are not. A failed save does not affect later saves.
-    "saves": {SAVED: 2, FAILED: 1, "phase checkpoint_save_sync": 4, "phase checkpoint_load": 1},
+    "saves_and_load": {SAVED: 2, FAILED: 1, "phase checkpoint_save_sync": 4, "phase checkpoint_load": 1},
     # The loop after an exception is counted correctly.
-    "failing": {STEPS: 2 + 4},
+    "failing_loop": {STEPS: 2 + 4},
 }
 
 
@@ -43,7 +43,7 @@ def test_an_accelerate_loop_is_recorded(recording: Job, run: str) -> None:
 
 @needs("accelerate")
 def test_the_loss_is_recorded_before_its_division_and_exceptions_propagate(recording: Job) -> None:
-    gauges = recording.gauges("tracked")
+    gauges = recording.gauges("logged_values")
 
     assert 0 < gauges["loss,mode=train"] < 50
     assert gauges["grad_norm"] > 0

@@ -33,9 +33,9 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     # A second loop continues at the end of the first.
     "several_loops": {"gauge step": 9, "gauge step_target": 9, "steps_total mode=test": 3},
     # The call of `fit` after an exception is counted correctly.
-    "failing": {STEPS: 2 + 3},
+    "failing_fit": {STEPS: 2 + 3},
     "failed_save": {SAVED: 2, FAILED: 2, STEPS: 6},
-    "not_finite": {"nonfinite_total kind=loss value=nan": 3},
+    "nonfinite_targets": {"nonfinite_total kind=loss value=nan": 3},
     "train_function_is_kept": {STEPS: 3},
 }
 
@@ -57,9 +57,9 @@ def test_an_unchanged_job_that_continues_after_an_exception_is_recorded_as_finis
 ) -> None:
     program = """
 import keras
-from programs.keras_parts import Failing, fit
+from programs.keras_parts import FailingCallback, fit
 try:
-    fit([Failing()])
+    fit([FailingCallback()])
 except ZeroDivisionError:
     model = fit([keras.callbacks.ModelCheckpoint("model.keras")], epochs=2)
 print("asynchronous", keras.callbacks.CallbackList([], model=model)._async_train)

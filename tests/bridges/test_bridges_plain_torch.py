@@ -59,37 +59,37 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     },
     "accumulation": {STEPS: 3, "microbatches_total": 10},
     "accumulation_over_the_end": {STEPS: 5, "epochs_total": 2},
-    "closure": {STEPS: 2},
+    "optimizer_closure": {STEPS: 2},
     # Counts are exact although not every loss is read.
     "losses_of_many_steps": {STEPS: 5, SAMPLES: 20, "microbatches_total": 5},
     # Two optimizers on a batch are one step, and both are optimizer time.
-    "gan": {STEPS: 3, "phase optimizer": 6},
+    "two_optimizers": {STEPS: 3, "phase optimizer": 6},
     # A second step of an optimizer on a batch is a separate step.
-    "inner_steps": {STEPS: 6},
+    "several_steps_of_a_batch": {STEPS: 6},
     "optimizer_steps_within_backward": {STEPS: 3 + 2},
     # Batches are counted where they are used: by the validation, or after it.
     "fetched_before_eval": {STEPS: 60, SAMPLES: 1200, VALIDATED: 21},
     "fetched_ahead_of_a_validation": {STEPS: 2, SAMPLES: 8, VALIDATED: 2},
     "prefetching_on_a_thread": {STEPS: 20, SAMPLES: 80, "microbatches_total": 20},
     "nested_optimizers": {STEPS: 3},
-    "without_loader": {STEPS: 5},
+    "steps_without_loader": {STEPS: 5},
     # The first evaluation precedes the training.
     "loss_estimated_in_eval_mode": {STEPS: 4, "phase validation": 1},
     "validation_with_gradients": {STEPS: 4, VALIDATED: 6},
     "teacher_in_eval_mode": {STEPS: 6, SAMPLES: 24, "phase validation": 0},
     "validation_cut_short": {STEPS: 4, VALIDATED: 2},
     "saves_between_steps": {STEPS: 15},
-    "scaled": {
+    "gradient_scaler": {
         STEPS: 3,
         "skipped_steps_total reason=overflow": 1,
         "gauge loss_scale": 512,
         "nonfinite_total kind=loss value=inf": 1,
     },
-    "failing": {STEPS: 3},
-    "failing_torch": {STEPS: 2, FAILED: 1},
-    "compiled": {STEPS: 2},
+    "failing_loop": {STEPS: 3},
+    "failing_torch_calls": {STEPS: 2, FAILED: 1},
+    "compiled_step": {STEPS: 2},
     # Other threads are not the training.
-    "threads": {STEPS: 3, SAMPLES: 12},
+    "loader_on_another_thread": {STEPS: 3, SAMPLES: 12},
     # An asynchronous checkpoint succeeds when the file is written.
     "distributed_checkpoint": {
         **{f"checkpoints_total kind={kind} result=ok": 1 for kind in ("sync", "async")},
@@ -97,7 +97,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "phase checkpoint_save_async": 3,
     },
     # Pickling is not a save.
-    "pickled": {STEPS: 2, "phase checkpoint_save_sync": 0},
+    "pickled_model_and_optimizer": {STEPS: 2, "phase checkpoint_save_sync": 0},
 }
 
 
@@ -116,8 +116,8 @@ def test_exceptions_reach_the_job_unchanged(recorded: Job, line: str) -> None:
 
 def test_gradient_norms_unscaled_losses_and_phases_are_recorded(recorded: Job) -> None:
     assert recorded.gauges("ordinary")["grad_norm"] > 0
-    assert 0 < recorded.gauges("scaled")["loss,mode=train"] < 100  # not the scaled loss
-    assert (recorded.number("phase backward", "closure") or 0) >= 4
+    assert 0 < recorded.gauges("gradient_scaler")["loss,mode=train"] < 100  # not the scaled loss
+    assert (recorded.number("phase backward", "optimizer_closure") or 0) >= 4
     seconds = recorded.value(
         "training_phase_seconds_total", "loss_estimated_in_eval_mode", phase="validation"
     )
@@ -125,7 +125,7 @@ def test_gradient_norms_unscaled_losses_and_phases_are_recorded(recorded: Job) -
 
 
 def test_the_epoch_is_absent_until_a_loader_is_exhausted(recorded: Job) -> None:
-    assert recorded.gauges("without_loader").get("epoch") is None
+    assert recorded.gauges("steps_without_loader").get("epoch") is None
     assert recorded.gauges("ordinary")["epoch"] == 2
 
 

@@ -43,17 +43,21 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     # A failed save does not affect the next save.
     "failed_save": {FAILED: 1, SAVED: 2, STEPS: 3},
     # The training after an exception is counted correctly.
-    "failing": {STEPS: 2 + 1},
+    "failing_trainer": {STEPS: 2 + 1},
     # A loop starts at the step of its checkpoint.
-    "resumed": {STEPS: 3, "gauge step": 5},
+    "resumed_trainer": {STEPS: 3, "gauge step": 5},
     # A NaN loss that the Trainer filters from its log is counted. A norm that is both observed and logged is counted once.
-    "not_finite": {
+    "nonfinite_loss": {
         "nonfinite_total kind=loss value=nan": 1,
         "nonfinite_total kind=grad value=nan": 1,
     },
     # A loader that ends before its epoch loses no step.
-    "without_length": {STEPS: 4},
-    "evaluations": {VALIDATED: 1, "steps_total mode=test": 1, "run_info framework=transformers": 1},
+    "loader_without_length": {STEPS: 4},
+    "evaluation_and_prediction": {
+        VALIDATED: 1,
+        "steps_total mode=test": 1,
+        "run_info framework=transformers": 1,
+    },
     # A Trainer with its own training step is counted through the hooks.
     "overridden_training_step": {STEPS: 2},
 }
@@ -82,7 +86,10 @@ def test_losses_norms_and_phases_of_a_trainer_are_recorded(recorded: Job) -> Non
     assert gauges["grad_norm"] > 0
     assert "learning_rate" in gauges
     assert recorded.gauges("overridden_training_step")["loss,mode=train"] > 0
-    for phase, run, min_entries in (("data_loading", "accumulation", 4), ("checkpoint_load", "resumed", 1)):
+    for phase, run, min_entries in (
+        ("data_loading", "accumulation", 4),
+        ("checkpoint_load", "resumed_trainer", 1),
+    ):
         assert (recorded.number(f"phase {phase}", run) or 0) >= min_entries
 
 

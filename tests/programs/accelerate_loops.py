@@ -10,13 +10,13 @@ import contextlib
 from programs.accelerate_parts import train
 
 
-def tracked() -> None:
+def logged_values() -> None:
     accelerator, _ = train(epochs=2, gradient_accumulation_steps=2)
     accelerator.log({"train_loss": 99.0, "eval_loss": 0.5, "lr": 0.25, "epoch": 2}, step=4)
     accelerator.end_training()
 
 
-def saves() -> None:
+def saves_and_load() -> None:
     accelerator, model = train()
     accelerator.save_state("state")
     accelerator.save_model(model, "weights")
@@ -26,7 +26,7 @@ def saves() -> None:
     accelerator.load_state("state")
 
 
-def failing() -> None:
+def failing_loop() -> None:
     try:
         train(fail=True)
     except ZeroDivisionError as error:

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from exporter.bridges import keras as bridge
-from programs.keras_parts import INPUTS, TARGETS, Failing, fit
+from programs.keras_parts import INPUTS, TARGETS, FailingCallback, fit
 
 CALLBACK = pickle.loads(pickle.dumps(copy.deepcopy(bridge.callback())))
 """Callback of all jobs, copied and pickled as Keras and its users do."""
@@ -30,25 +30,25 @@ def several_loops() -> None:
     model.evaluate(INPUTS, TARGETS, batch_size=4, verbose=0, callbacks=[CALLBACK])
 
 
-def failing() -> None:
+def failing_fit() -> None:
     try:
-        fit([Failing(), CALLBACK])
+        fit([FailingCallback(), CALLBACK])
     except ZeroDivisionError as error:
         print("raised", error)
     fit([CALLBACK])
 
 
 def failed_save() -> None:
-    class Saving(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types here
+    class SaveBadAndGoodModel(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types here
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             with contextlib.suppress(OSError):
                 self.model.save("/proc/nowhere/model.keras")
             self.model.save_weights("model.weights.h5")
 
-    fit([CALLBACK, Saving()], epochs=2)
+    fit([CALLBACK, SaveBadAndGoodModel()], epochs=2)
 
 
-def not_finite() -> None:
+def nonfinite_targets() -> None:
     fit([CALLBACK], targets=TARGETS * float("nan"))
 
 

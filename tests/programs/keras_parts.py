@@ -12,7 +12,7 @@ INPUTS = np.random.default_rng(0).random((12, 4))
 TARGETS = INPUTS[:, :1]
 
 
-class Failing(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types here
+class FailingCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types here
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if batch == 2:
             raise ZeroDivisionError("amid an epoch")

@@ -179,29 +179,30 @@ def microbatches_in_a_closure() -> None:
         expect(sum(losses))
 
 
-def closure() -> None:
+def optimizer_closure() -> None:
     model, _ = model_and_optimizer()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
     for (batch,) in loader(8):
 
-        def again() -> Any:
+        def closure() -> Any:
             optimizer.zero_grad()
             loss = model(batch).pow(2).mean()
             loss.backward()
             return loss
 
-        optimizer.step(again)
+        optimizer.step(closure)
     expect(None)
 
 
-def gan() -> None:
-    (generator, first), (critic, second) = model_and_optimizer(), model_and_optimizer(torch.optim.SGD)
+def two_optimizers() -> None:
+    generator, generator_optimizer = model_and_optimizer()
+    critic, critic_optimizer = model_and_optimizer(torch.optim.SGD)
     for (batch,) in loader(12):
-        train_step(critic, second, batch)
-        train_step(generator, first, batch)
+        train_step(critic, critic_optimizer, batch)
+        train_step(generator, generator_optimizer, batch)
 
 
-def inner_steps() -> None:
+def several_steps_of_a_batch() -> None:
     model, optimizer = model_and_optimizer()
     for (batch,) in loader(8):
         for _ in range(3):
@@ -277,11 +278,12 @@ def nested_optimizers() -> None:
         train_step(model, outer, batch)
 
 
-def without_loader() -> None:
-    (generator, first), (critic, second) = model_and_optimizer(), model_and_optimizer(torch.optim.SGD)
+def steps_without_loader() -> None:
+    generator, generator_optimizer = model_and_optimizer()
+    critic, critic_optimizer = model_and_optimizer(torch.optim.SGD)
     for _ in range(5):
-        train_step(critic, second, torch.randn(4, 4))
-        train_step(generator, first, torch.randn(4, 4))
+        train_step(critic, critic_optimizer, torch.randn(4, 4))
+        train_step(generator, generator_optimizer, torch.randn(4, 4))
 
 
 def loss_estimated_in_eval_mode() -> None:
@@ -358,7 +360,7 @@ def saves_between_steps() -> None:
         torch.save(model.state_dict(), "model.pt")
 
 
-def scaled() -> None:
+def gradient_scaler() -> None:
     model, optimizer = model_and_optimizer()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for index, (batch,) in enumerate(loader(12)):
@@ -371,7 +373,7 @@ def scaled() -> None:
         optimizer.zero_grad()
 
 
-def failing() -> None:
+def failing_loop() -> None:
     model, optimizer = model_and_optimizer()
     try:
         for index, (batch,) in enumerate(loader(12)):
@@ -386,7 +388,7 @@ def failing() -> None:
         train_step(model, optimizer, batch)
 
 
-def failing_torch() -> None:
+def failing_torch_calls() -> None:
     model, optimizer = model_and_optimizer()
     for (batch,) in loader(8):
         try:
@@ -400,23 +402,23 @@ def failing_torch() -> None:
         print("save raised")
 
 
-def compiled() -> None:
+def compiled_step() -> None:
     model, optimizer = model_and_optimizer()
 
     @torch.compile(backend="eager")  # type: ignore[untyped-decorator]  # torch has no types here
-    def whole(batch: Any) -> Any:
+    def train(batch: Any) -> Any:
         train_step(model, optimizer, batch)
 
     for (batch,) in loader(8):
-        whole(batch)
+        train(batch)
 
 
-def threads() -> None:
-    def background() -> Any:
+def loader_on_another_thread() -> None:
+    def read_batches() -> Any:
         for (batch,) in loader(400):
             batch.sum()
 
-    thread = threading.Thread(target=background)
+    thread = threading.Thread(target=read_batches)
     thread.start()
     model, optimizer = model_and_optimizer()
     for (batch,) in loader(12):
@@ -439,7 +441,7 @@ def distributed_checkpoint() -> None:
     dcp.async_save({"model": weights}, checkpoint_id="weights_later").result()
 
 
-def pickled() -> None:
+def pickled_model_and_optimizer() -> None:
     model, optimizer = model_and_optimizer()
     for (batch,) in loader(8):
         train_step(model, optimizer, batch)

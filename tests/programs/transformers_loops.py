@@ -32,7 +32,7 @@ def accumulation() -> None:
 
 
 def failed_save() -> None:
-    class FullDisk(Trainer):  # type: ignore[misc]  # Transformers has no types here
+    class DiskFullAtFirstStep(Trainer):  # type: ignore[misc]  # Transformers has no types here
         def _save_optimizer_and_scheduler(self, output_dir: Any) -> None:
             if self.state.global_step == 1:
                 raise OSError(28, "No space left on device")
@@ -42,52 +42,52 @@ def failed_save() -> None:
             with contextlib.suppress(OSError):
                 super()._save_checkpoint(*args, **kwargs)
 
-    recorded_trainer(cls=FullDisk, max_steps=3, save_strategy="steps", save_steps=1).train()
+    recorded_trainer(cls=DiskFullAtFirstStep, max_steps=3, save_strategy="steps", save_steps=1).train()
 
 
-def failing() -> None:
-    class Failing(Trainer):  # type: ignore[misc]  # Transformers has no types here
+def failing_trainer() -> None:
+    class RaiseAtThirdStep(Trainer):  # type: ignore[misc]  # Transformers has no types here
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             if self.state.global_step == 2:
                 raise ZeroDivisionError("amid an iteration")
             return super().compute_loss(*args, **kwargs)
 
     try:
-        recorded_trainer(cls=Failing, max_steps=5).train()
+        recorded_trainer(cls=RaiseAtThirdStep, max_steps=5).train()
     except ZeroDivisionError as error:
         print("raised", error)
     recorded_trainer(max_steps=1).train()
 
 
-def resumed() -> None:
+def resumed_trainer() -> None:
     begin("before")
     first = recorded_trainer(max_steps=2, save_strategy="steps", save_steps=2)
     first.train()
-    begin("resumed")
+    begin("resumed_trainer")
     recorded_trainer(max_steps=5).train(resume_from_checkpoint=f"{first.args.output_dir}/checkpoint-2")
 
 
-def not_finite() -> None:
-    class Diverging(Trainer):  # type: ignore[misc]  # Transformers has no types here
+def nonfinite_loss() -> None:
+    class NanAtSecondStep(Trainer):  # type: ignore[misc]  # Transformers has no types here
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             loss = super().compute_loss(*args, **kwargs)
             return loss * float("nan") if self.state.global_step == 1 else loss
 
-    trainer = recorded_trainer(cls=Diverging, max_steps=2)
+    trainer = recorded_trainer(cls=NanAtSecondStep, max_steps=2)
     trainer.train()
     callbacks = copy.deepcopy(pickle.loads(pickle.dumps(trainer.callback_handler.callbacks)))
     print("copied", [type(callback).__name__ for callback in callbacks])
 
 
-def without_length() -> None:
-    class Stream(IterableDataset):  # type: ignore[misc]  # torch has no types here
+def loader_without_length() -> None:
+    class StreamDataset(IterableDataset):  # type: ignore[misc]  # torch has no types here
         def __iter__(self) -> Iterator[Any]:
             return iter(examples(5))
 
-    recorded_trainer(Stream(), max_steps=4, per_device_train_batch_size=2).train()
+    recorded_trainer(StreamDataset(), max_steps=4, per_device_train_batch_size=2).train()
 
 
-def evaluations() -> None:
+def evaluation_and_prediction() -> None:
     trainer = recorded_trainer(max_steps=1)
     trainer.evaluate()
     trainer.predict(examples(4))
@@ -107,7 +107,7 @@ def pairs_of_completions() -> None:
 
 
 def batches_of_several_steps() -> None:
-    class Generating(Trainer):  # type: ignore[misc]  # Transformers has no types here
+    class GenerationTrainer(Trainer):  # type: ignore[misc]  # Transformers has no types here
         """TRL's GRPOTrainer: a batch of generations for two calls of `training_step`."""
 
         calls = 0
@@ -128,14 +128,14 @@ def batches_of_several_steps() -> None:
             rows = self.slices[self.calls % 2]
             return {"input_ids": rows, "labels": rows}
 
-    recorded_trainer(examples(8), cls=Generating, gradient_accumulation_steps=2, max_steps=2).train()
+    recorded_trainer(examples(8), cls=GenerationTrainer, gradient_accumulation_steps=2, max_steps=2).train()
 
 
 def overridden_training_step() -> None:
-    class Own(Trainer):  # type: ignore[misc]  # Transformers has no types here
+    class OwnStepTrainer(Trainer):  # type: ignore[misc]  # Transformers has no types here
         def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
             loss = self.compute_loss(model, inputs)
             self.accelerator.backward(loss)
             return loss.detach()
 
-    recorded_trainer(cls=Own, max_steps=2).train()
+    recorded_trainer(cls=OwnStepTrainer, max_steps=2).train()
