@@ -1,4 +1,4 @@
-"""Helpers for tests of the training API: a simulated clock, access to this process's recorder, and child interpreters."""
+"""Support for tests of the training API: a simulated training, access to this process's recorder, scripts in child processes."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class SimulatedTraining:
             self.clock.begin_training(at_seconds)
             self.clock.iteration = entry
         self.clock.enter(entry, kind.phase, at_seconds)
-        work, waits = self.clock.work_seconds(), self.clock.wait_seconds()
+        work_seconds, wait_seconds = self.clock.work_seconds(), self.clock.wait_seconds()
         if kind in kinds.ITERATIONS:
-            self.clock.iteration_work = work
-        self._open.append(_OpenBlock(kind, entry, at_seconds, work, waits))
+            self.clock.iteration_work = work_seconds
+        self._open.append(_OpenBlock(kind, entry, at_seconds, work_seconds, wait_seconds))
 
     def leave(self, at_seconds: float, *, is_failed: bool = False) -> None:
         """Leave the innermost block."""
@@ -93,13 +93,13 @@ class SimulatedTraining:
         """Return all series published at a given time, with or without gauges."""
         readings = self.publish(end_seconds)
         return {
-            key_of(reading): series_content(reading)
+            key_of(reading): full_content(reading)
             for reading in readings
             if gauges or reading.definition.kind != "gauge"
         }
 
     def last_published(self) -> TrainingReading:
-        """Return the last published reading without the series."""
+        """Return the `TrainingReading` of the last `publish`."""
         assert self._latest is not None
         return self._latest
 
@@ -109,7 +109,7 @@ def key_of(reading: StatReading) -> SeriesKey:
     return reading.definition.name, reading.definition.labels
 
 
-def series_content(reading: StatReading) -> Any:
+def full_content(reading: StatReading) -> Any:
     """Return a gauge's value, a counter's total, or a histogram's count, sum and buckets."""
     if reading.definition.kind == "gauge":
         return reading.value
@@ -118,8 +118,8 @@ def series_content(reading: StatReading) -> Any:
     return (reading.count, reading.sum, *reading.bucket_counts)
 
 
-def published_values() -> dict[SeriesKey, Any]:
-    """Return the published values of this process: the total of a counter, the value of a gauge, the count of a histogram."""
+def summary_values() -> dict[SeriesKey, Any]:
+    """Return a number for each published series of this process: the total of a counter, the value of a gauge, the count of a histogram."""
     TRAINING.drain()
     readings = TRAINING.series()
     return {
@@ -132,17 +132,17 @@ def published_values() -> dict[SeriesKey, Any]:
 
 def published_value(name: str, **labels: str) -> Any:
     """Return a published value, or None if the series is absent."""
-    return published_values().get((name, tuple(sorted(labels.items()))))
+    return summary_values().get((name, tuple(sorted(labels.items()))))
 
 
 def values_by_label(name: str) -> dict[Any, Any]:
     """Return the nonzero values of a family.
 
-    The values are keyed by the label value, or by a tuple of the label values, sorted by label name, if the family has several
-    labels.
+    The keys are the label values. With several labels, a key is the tuple of the values in order of label name; without labels,
+    it is the empty tuple.
     """
     values = {
-        labels: value for (family, labels), value in published_values().items() if family == name and value
+        labels: value for (family, labels), value in summary_values().items() if family == name and value
     }
     return {
         labels[0][1] if len(labels) == 1 else tuple(text for _, text in labels): value
@@ -151,7 +151,7 @@ def values_by_label(name: str) -> dict[Any, Any]:
 
 
 def misuse_counts() -> dict[tuple[str, str], float]:
-    """Return the misuse of this process, by call and rule."""
+    """Return the number of misuses in this process, by call and rule."""
     return values_by_label("training.misuse")
 
 
@@ -227,5 +227,5 @@ def fresh_recorder() -> Iterator[None]:
 
 
 def _reset() -> None:
-    RECORDER.thread.run_step(TRAINING.after_fork)  # not while the recording thread reads
+    RECORDER.thread.run_step(TRAINING.after_fork)  # the recording thread must not read meanwhile
     RECORDER.process.after_fork()  # drops the rank claimed by the test

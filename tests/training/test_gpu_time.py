@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from training_support import fresh_recorder, published_value, published_values, train, values_by_label
+from training_support import fresh_recorder, published_value, summary_values, train, values_by_label
 
 from exporter import training
 from exporter.bridges.loop import Level, LoopTracker
@@ -123,7 +123,7 @@ def run_step(device: Device, *, data: float = 0.010) -> None:
 def warm_up(step: Callable[[], None]) -> None:
     """Train until the recording thread has measured that steps are long enough."""
     train(STEPS, 0.012)
-    published_values()
+    summary_values()
     step()  # partly observed: the timing starts within this step
 
 
@@ -132,7 +132,7 @@ def finish(device: Device) -> dict[Any, Any]:
     for _ in range(2):
         train()
         device.host += 10.0
-    return published_values()
+    return summary_values()
 
 
 def test_phases_of_the_main_thread_have_device_time_instead_of_host_time(
@@ -206,7 +206,7 @@ def test_a_cuda_error_ends_the_timing_and_not_the_job(device: Device) -> None:
         run_step(device)
     device.is_broken = False
     initial_events = device.recorded_events
-    published_values()
+    summary_values()
     run_step(device)
 
     assert device.recorded_events == initial_events
@@ -227,7 +227,7 @@ def test_a_job_without_cuda_or_with_short_steps_is_not_timed(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(20)
-    published_values()
+    summary_values()
     run_step(device)
     monkeypatch.setattr(sys.modules["torch"].cuda, "is_initialized", lambda: False)
     warm_up(lambda: run_step(device))
@@ -258,7 +258,7 @@ def test_phases_inferred_by_a_bridge_are_timed(device: Device) -> None:
         tracker.begin_iteration()
         time.sleep(0.012)
         tracker.end(Level.ITERATION)
-    published_values()
+    summary_values()
     for _ in range(4):
         tracker.begin_iteration()
         tracker.phase("forward")
@@ -280,7 +280,7 @@ def test_steps_reported_after_their_end_are_timed(device: Device) -> None:
     for number in range(STEPS):
         time.sleep(0.012)
         training.step(number)
-    published_values()
+    summary_values()
     for number in range(4):
         training.step(STEPS + number)
         device.kernel(0.030)

@@ -20,7 +20,7 @@ from training_support import (
     misuse_counts,
     publish_and_read,
     published_value,
-    published_values,
+    summary_values,
     train,
     values_by_label,
 )
@@ -421,7 +421,7 @@ def test_tasks_with_callbacks_that_never_end_do_not_stay_in_memory() -> None:
     with fresh_recorder():
         train()
         alive = asyncio.run(main())
-        published_values()
+        summary_values()
 
         assert alive < 10
         assert len(TRAINING.clock.stack) == 1

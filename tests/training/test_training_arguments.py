@@ -14,7 +14,7 @@ from bridges_support import needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_logger_support import configured, exported, unconfigured
-from training_support import misuse_counts, publish_and_read, published_value, published_values, train
+from training_support import misuse_counts, publish_and_read, published_value, summary_values, train
 
 from exporter import one_logger, training
 from exporter.recording.conversion import Unconvertible, to_scalar
@@ -125,7 +125,7 @@ def test_no_argument_raises_or_prevents_a_body_from_running(
                 block_count += 1
                 with block:
                     body_count += 1
-    published_values()
+    summary_values()
 
     assert body_count == block_count > 50
     assert "defect" not in capfd.readouterr().err
@@ -213,7 +213,7 @@ def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
         assert published_value("training.steps", mode="train") == initial_steps + 5
         span_events = [record for record in memory.named_records if record[0] in {"start", "stop"}]
         assert (span_events[0], span_events[-1]) == (("start", "application"), ("stop", "application"))
-        phases = [value for (name, _), value in published_values().items() if name == "training.phase"]
+        phases = [value for (name, _), value in summary_values().items() if name == "training.phase"]
         assert all(value >= 0 for value in phases)
 
 

@@ -21,7 +21,7 @@ from training_support import (
     misuse_counts,
     publish_and_read,
     published_value,
-    published_values,
+    summary_values,
     train,
     values_by_label,
 )
@@ -175,7 +175,7 @@ def test_a_phase_makes_a_process_a_trainer_and_a_span_does_not() -> None:
     for block in (training.span("launching"), training.phase("compile")):
         with block:
             pass
-        published_values()
+        summary_values()
         trains.append(TRAINING.trains())
 
     assert trains == [False, True]
@@ -504,7 +504,7 @@ def test_error_counters_start_at_zero() -> None:
     training.record(loss=1.0, grad_norm=1.0)
     training.on_save_checkpoint_start(1)
 
-    zero = {name for (name, _), value in published_values().items() if value == 0}
+    zero = {name for (name, _), value in summary_values().items() if value == 0}
     assert {"training.nonfinite", "training.skipped_steps", "training.checkpoints"} <= zero
     assert published_value("training.slow_step_excess") == 0
 
