@@ -151,7 +151,7 @@ def test_a_mapping_is_merged_into_the_default_of_its_field() -> None:
         ("leaf: {color: bleu}", 'expected one of red, blue, found "bleu", did you mean "blue"?'),
         ("leaf: {mode: fats}", 'did you mean "fast"?'),
         ("leaf: {texts: a}", 'expected a list, found "a"; write it as a list, [...]'),
-        ("leaf: {colors: [red, red]}", "1:23: leaf.colors[1]: is listed twice"),
+        ("leaf: {colors: [red, red]}", "1:22: leaf.colors[1]: is listed twice"),
         ("leaf: {either: 1.5}", "expected a whole number or a text, found 1.5"),
         ('leaf: {path: "a\\0b"}', 'expected a path, found "a\\x00b"'),
         ('leaf: {text: "\\ud800"}', "1:14: leaf.text: contains half of a surrogate pair"),
