@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from energy_run_support import (
     start_fake_nvml,
 )
 from fake_nvml_support import needs_fake_nvml
-from serve_support import sidecar
+from serve_support import Sidecar, sidecar
 from waiting import wait_until
 
 pytestmark = [pytest.mark.slow, needs_fake_nvml]
@@ -27,6 +28,18 @@ pytestmark = [pytest.mark.slow, needs_fake_nvml]
 SKIP_REASON = reason_to_skip()
 TRAINING_SECONDS = 12.0
 """Duration of a job; tenths of a second at its start and end are within the tolerance of 2 %."""
+
+
+def share_sum(running: Sidecar) -> float:
+    """Return the sum over all GPUs of the shares of run a."""
+    return joules(running, "training_energy_share_ratio", "a", 'component="gpu"')
+
+
+def repeat_until(end_time: float) -> Iterator[None]:
+    """Yield every 0.2 seconds until a monotonic time."""
+    while time.monotonic() < end_time:
+        yield
+        time.sleep(0.2)
 
 
 def test_two_runs_share_a_card_and_a_third_run_uses_two_cards(
@@ -56,9 +69,9 @@ def test_a_run_on_eight_cards_loses_only_the_energy_of_the_downtime_of_the_sidec
         ranks = [Job(tmp_path, "a", 600, rank) for rank in range(8)]
         fake.hold(*((rank.process.pid, gpu) for gpu, rank in enumerate(ranks)))
         registration_seconds = time.monotonic() - ranks[0].started_at
-        time.sleep(TRAINING_SECONDS)
+        wait_until(lambda: share_sum(running) == 8.0)
         # The rule `run_gpu:training_gpu_held:group` reads the shares.
-        wait_until(lambda: joules(running, "training_energy_share_ratio", "a", 'component="gpu"') == 8.0)
+        share_sums = {share_sum(running) for _ in repeat_until(time.monotonic() + TRAINING_SECONDS)}
         kill_time = time.monotonic()
         running.end(signal.SIGKILL)
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
@@ -70,6 +83,7 @@ def test_a_run_on_eight_cards_loses_only_the_energy_of_the_downtime_of_the_sidec
         lives = [rank.wait() for rank in ranks]
         (run_joules,) = settled_joules(running, "a")
 
+    assert share_sums == {8.0}
     # A process that the driver lists late has the GPU from the last list without the process.
     known_seconds = sum(lives) - 8 * (downtime_seconds + registration_seconds)
     assert WATTS * known_seconds * 0.98 <= run_joules <= WATTS * sum(lives) * 1.02
