@@ -90,7 +90,7 @@ class PowerSplitter:
                 del stored_samples[: bisect_left(stored_samples, oldest_end, key=lambda sample: sample.end)]
 
     def split_between(
-        self, uuid: str, ranks: Sequence[Sequence[PhaseInterval]], start: float, end: float
+        self, uuid: str, rank_intervals: Sequence[Sequence[PhaseInterval]], start: float, end: float
     ) -> Split | None:
         """Divide the energy of a GPU between two moments among the phases of the ranks on the GPU.
 
@@ -100,14 +100,22 @@ class PowerSplitter:
             sample for sample in self._samples.get(uuid, ()) if sample.end > start and sample.start < end
         ]
         covered_seconds = sum(min(sample.end, end) - max(sample.start, start) for sample in power_samples)
-        if not ranks or not all(ranks) or covered_seconds < MIN_COVERED_RATIO * (end - start):
+        if (
+            not rank_intervals
+            or not all(rank_intervals)
+            or covered_seconds < MIN_COVERED_RATIO * (end - start)
+        ):
             return None
         step_seconds = sum(sample.end - sample.start for sample in power_samples) / len(power_samples)
         if step_seconds > MAX_STEP_SECONDS:
             return None
-        return _split(power_samples, ranks, start, end, min_clear_seconds=MIN_CLEAR_SAMPLES * step_seconds)
+        return _split(
+            power_samples, rank_intervals, start, end, min_clear_seconds=MIN_CLEAR_SAMPLES * step_seconds
+        )
 
-    def split(self, uuid: str, ranks: Sequence[tuple[PhaseInterval, ...]], now: float) -> Split | None:
+    def split(
+        self, uuid: str, rank_intervals: Sequence[tuple[PhaseInterval, ...]], now: float
+    ) -> Split | None:
         """Divide the energy of a GPU since the last call among the phases of the ranks on the GPU.
 
         Returns None if the energy cannot be divided; then no energy waits. If the result has no joules by phase, all energy
@@ -118,10 +126,10 @@ class PowerSplitter:
             return None
         newest = power_samples[-1].end if power_samples else start or 0.0
         self._divided_until[uuid] = newest
-        if start is None or not ranks or not all(ranks):
+        if start is None or not rank_intervals or not all(rank_intervals):
             return None
         step_seconds = sum(sample.end - sample.start for sample in power_samples) / max(1, len(power_samples))
-        end = max(start, min([newest, *(intervals[-1].end for intervals in ranks)]))
+        end = max(start, min([newest, *(intervals[-1].end for intervals in rank_intervals)]))
         is_late = now - end > PATIENCE_SECONDS or (
             power_samples and power_samples[0].start > start + MAX_GAP_SECONDS
         )
@@ -133,13 +141,13 @@ class PowerSplitter:
             sample.watts * (sample.end - max(sample.start, end)) for sample in self._samples[uuid]
         )
         min_clear_seconds = MIN_CLEAR_SAMPLES * step_seconds
-        split = _split(power_samples, ranks, start, end, min_clear_seconds=min_clear_seconds)
+        split = _split(power_samples, rank_intervals, start, end, min_clear_seconds=min_clear_seconds)
         return replace(split, waiting_joules=waiting_joules)
 
 
 def _split(
     samples: Sequence[PowerSample],
-    ranks: Sequence[Sequence[PhaseInterval]],
+    rank_intervals: Sequence[Sequence[PhaseInterval]],
     start: float,
     end: float,
     *,
@@ -148,7 +156,7 @@ def _split(
     """Divide the energy of samples between two moments among the phases of the ranks."""
     joules_by_phase: dict[str, float] = {}
     blurred_joules: dict[str, float] = {}
-    for intervals in ranks:
+    for intervals in rank_intervals:
         for interval, joules in _overlaps(samples, intervals, start, end):
             phase = UNATTRIBUTED if interval is None else interval.phase
             joules_by_phase[phase] = joules_by_phase.get(phase, 0.0) + joules
