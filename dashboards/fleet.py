@@ -9,7 +9,7 @@ from __future__ import annotations
 from dashboards.alerts import firing_alerts
 from dashboards.board import RUNBOOK, Annotation, Board, Row
 from dashboards.compare import BASELINE, PERF_TAG, RUNS, comparison_panels
-from dashboards.fleet_runs import UNSEEN_RUNS, run_panels
+from dashboards.fleet_runs import LIVE_RUNS, NO_PROGRESS_RUNS, UNSEEN_RUNS, run_panels
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
@@ -85,26 +85,21 @@ def board() -> Board:
 
 
 def _overview_panels() -> tuple[Panel, ...]:
+    no_run = "0 * count(run:training_ranks_up:sum{@cluster})"
     return (
         stat(
             "Runs that progress",
             instant_query(
-                "count(run:training_last_progress:age_seconds{@cluster} < 300 and on (cluster, run)"
-                " run:training_ranks_up:sum{@cluster} > 0) or 0 * count(run:training_ranks_up:sum{@cluster})",
+                f"count({LIVE_RUNS} unless on (run) ({NO_PROGRESS_RUNS}) unless on (run) {UNSEEN_RUNS}) or {no_run}",
                 "progress",
             ),
             instant_query(
-                f"count(max by (run) (run:training_ranks_up:sum{{@cluster}}) > 0 or on (run) {UNSEEN_RUNS})",
+                f"count({LIVE_RUNS} or on (run) {NO_PROGRESS_RUNS} or on (run) {UNSEEN_RUNS})",
                 "of",
             ),
+            instant_query(f"count({NO_PROGRESS_RUNS}) or {no_run}", "no progress", BAD),
             instant_query(
-                "count(run:training_last_progress:age_seconds{@cluster} >= 300 and on (cluster, run)"
-                " run:training_ranks_up:sum{@cluster} > 0) or 0 * count(run:training_ranks_up:sum{@cluster})",
-                "no progress",
-                BAD,
-            ),
-            instant_query(
-                f"count({UNSEEN_RUNS}) or 0 * count(run:training_ranks_up:sum{{@cluster}})", "unknown", BAD
+                f"count({UNSEEN_RUNS} unless on (run) ({NO_PROGRESS_RUNS})) or {no_run}", "unknown", BAD
             ),
             unit="none",
             text_mode="value_and_name",

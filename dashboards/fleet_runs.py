@@ -68,33 +68,44 @@ UNSEEN_ROWS = (
     "label_replace(max by (run, user) (last_over_time(run:training_run:info{@cluster}[1h]))"
     f' * on (run) group_left (alertname) ({_UNSEEN_NOTE}), "state", "unknown", "", "")'
 )
+_NO_PROGRESS_MATCHER = f'run!="", alertname=~"{NO_PROGRESS_ALERTS}"'
 FIRING_ALERTS_TEMPLATE = 'ALERTS{{@cluster, alertstate="firing", {matcher}}}'
 NO_PROGRESS_SECONDS = 300
 """Time without a step after which a live run counts as making no progress."""
+_LAST_STEP_AGE = "run:training_last_progress:age_seconds{@cluster}"
+_STATE_AGE = "run:training_run_state:age_seconds{@cluster}"
+LAST_STEP = f"max by (run) (timestamp({_LAST_STEP_AGE}) - {_LAST_STEP_AGE})"
+"""PromQL for the time of the last step of each run. The recorded age is as old as the last evaluation of the rules."""
+_STATE_SINCE = f"max by (run) (timestamp({_STATE_AGE}) - {_STATE_AGE})"
+NO_PROGRESS_RUNS = (
+    'max by (run) (run:training_run_state:info{@cluster, state=~"hung|failed|lost"}'
+    f" or {_LAST_STEP_AGE} >= {NO_PROGRESS_SECONDS} and on (cluster, run) run:training_ranks_up:sum{{@cluster}} > 0)"
+    f" or on (run) max by (run) ({FIRING_ALERTS_TEMPLATE.format(matcher=_NO_PROGRESS_MATCHER)})"
+)
+"""PromQL with a value for each run that failed, hangs, is lost or completes no steps."""
+LIVE_RUNS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
 
 
 def _urgency_query() -> str:
     """Return PromQL for the urgency of each run.
 
-    The urgency is `URGENCY_NO_PROGRESS` for a run that failed, hangs, is lost or completes no steps, otherwise the urgency of
-    the most urgent firing alert.
+    The urgency is `URGENCY_NO_PROGRESS` for a run of `NO_PROGRESS_RUNS`, otherwise the urgency of the most urgent firing alert.
     """
-    no_progress_query = (
-        'max by (run) (run:training_run_state:info{@cluster, state=~"hung|failed|lost"}'
-        f" or run:training_last_progress:age_seconds{{@cluster}} >= {NO_PROGRESS_SECONDS}"
-        " and on (cluster, run) run:training_ranks_up:sum{@cluster} > 0)"
-    )
-    alert_queries = [
+    critical, warning = (
         f"{value} + 0 * max by (run) ({FIRING_ALERTS_TEMPLATE.format(matcher=matcher)})"
         for value, matcher in (
-            (URGENCY_NO_PROGRESS, f'run!="", alertname=~"{NO_PROGRESS_ALERTS}"'),
             (URGENCY_CRITICAL, 'run!="", severity="critical"'),
             (URGENCY_WARNING, 'run!="", severity="warning"'),
         )
-    ]
-    alert_queries.insert(2, f"{URGENCY_NO_NEWS} + 0 * {UNSEEN_RUNS}")
+    )
     return " or on (run) ".join(
-        [f"{URGENCY_NO_PROGRESS} + 0 * {no_progress_query}", *alert_queries, f"0 * max by (run) ({RUN_INFO})"]
+        [
+            f"{URGENCY_NO_PROGRESS} + 0 * ({NO_PROGRESS_RUNS})",
+            critical,
+            f"{URGENCY_NO_NEWS} + 0 * {UNSEEN_RUNS}",
+            warning,
+            f"0 * max by (run) ({RUN_INFO})",
+        ]
     )
 
 
@@ -130,7 +141,7 @@ def run_panels() -> tuple[Panel, ...]:
             Column(
                 "1000 * (max by (run) (max by (run, alertname) (ALERTS_FOR_STATE{@cluster})"
                 f" and on (run, alertname) {_most_urgent_alert_query()})"
-                " or on (run) time() - max by (run) (run:training_run_state:age_seconds{@cluster})"
+                f" or on (run) {_STATE_SINCE}"
                 f" or on (run) {UNSEEN_RUNS})",
                 "Since",
                 unit=CLOCK_TIME,
@@ -153,7 +164,7 @@ def run_panels() -> tuple[Panel, ...]:
                 thresholds=bad_above(1),
             ),
             Column(
-                "max by (run) (run:training_last_progress:age_seconds{@cluster})",
+                f"time() - {LAST_STEP}",
                 "Last step",
                 unit="s",
                 decimals=0,
