@@ -9,11 +9,15 @@ import yaml
 
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, link, value_mappings
+from dashboards.queries import LAST_STEP_BY_RUN
 from dashboards.tables import ZERO_AS_DASH, Column, placeholder_row, table
+from exporter.status.xids import XID_MEANINGS
 
 RULES_DIRECTORY = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "rules"
-CLOCK_TIME = "time:MMM D HH:mm"
+CLOCK_TIME = "time:MMM D HH:mm:ss"
 """Grafana's unit for Unix milliseconds as a date and a clock time."""
+CLOCK_TIME_WIDTH = 135
+"""Width in pixels of a column with a clock time."""
 NO_PROGRESS_ALERTS = "RunDied|TrainingHang"
 """Alerts about runs that make no progress, the most urgent alerts."""
 URGENCY_NO_PROGRESS, URGENCY_CRITICAL, URGENCY_WARNING, URGENCY_INFO = 4, 3, 2, 1
@@ -42,8 +46,14 @@ def titles() -> dict[str, str]:
 
 
 def title_mappings() -> list[Json]:
-    """Return value mappings from the names of alerts to their titles."""
-    return value_mappings({name: (title, NEUTRAL) for name, title in titles().items()})
+    """Return value mappings from the names of alerts to their titles, and from Xids to their meanings."""
+    texts = titles() | {f"Xid {xid}": f"Xid {xid}: {meaning}" for xid, meaning in XID_MEANINGS.items()}
+    return value_mappings({name: (text, NEUTRAL) for name, text in texts.items()})
+
+
+def with_xid(expression: str, label: str) -> str:
+    """Return PromQL that replaces a label by the Xid of the alert, such as `Xid 48`, if the alert has an Xid."""
+    return f'max without (xid) (label_replace({expression}, "{label}", "Xid $1", "xid", "(.+)"))'
 
 
 def urgency(selector: str, labels: str) -> str:
@@ -58,6 +68,21 @@ def urgency(selector: str, labels: str) -> str:
         f'{value} * max by ({labels}) (ALERTS{{alertstate="firing", {matcher}, {selector}}})'
         for value, matcher in matchers.items()
     )
+
+
+def most_urgent(selector: str, labels: str, group_labels: str) -> str:
+    """Return PromQL for the urgency of the most urgent alert of each group. Among equals, an alert with an Xid counts: it has the cause."""
+    urgencies = urgency(selector, labels)
+    xid_urgencies = urgency(f'{selector}, xid!=""', labels)
+    with_xid_first = f"(0.5 + ({xid_urgencies}) or {urgencies})"
+    return f"({urgencies}) and on ({labels}) topk by ({group_labels}) (1, {with_xid_first})"
+
+
+def _start(selector: str) -> str:
+    """Return PromQL for the start of the alerts that match a selector. A hang starts with the last step, minutes before its alert."""
+    alerts = f"ALERTS_FOR_STATE{{{selector}}}"
+    hangs = f'0 * ALERTS_FOR_STATE{{alertname="TrainingHang", {selector}}}'
+    return f"({hangs} + on (cluster, run) group_left () {LAST_STEP_BY_RUN} or {alerts})"
 
 
 def firing_alerts(
@@ -80,10 +105,10 @@ def firing_alerts(
             the other alerts. Empty for all alerts.
         unknown_if: PromQL with a value while the exporters are down, because alerts about their nodes cannot fire; "" for none.
     """
-    labels = ", ".join(["alertname", *(column.source for column in columns)])
+    labels = ", ".join(["alertname", "xid", *(column.source for column in columns)])
     group_labels = ", ".join(group_by)
     urgencies = urgency(selector, labels)
-    rows = f"topk by ({group_labels}) (1, {urgencies})" if group_by else urgencies
+    rows = most_urgent(selector, labels, group_labels) if group_by else urgencies
     no_alert_query = placeholder_row(
         f'ALERTS{{alertstate="firing", {selector}}}', "alertname", "no alert fires"
     )
@@ -94,7 +119,8 @@ def firing_alerts(
         no_alert_query = f"({no_alert_query} unless on () {unknown_if} or {unknown_node_query})"
 
     def with_title(expression: str) -> str:
-        return f'label_replace({expression}, "title", "$1", "alertname", "(.+)") or {no_alert_query}'
+        title = f'label_replace({expression}, "title", "$1", "alertname", "(.+)")'
+        return f"{with_xid(title, 'title')} or {no_alert_query}"
 
     other_alerts = f"(count by ({group_labels}) ({urgencies}) - 1)"
     count_column = Column(
@@ -111,12 +137,10 @@ def firing_alerts(
         Column("title", "What happened", mappings=title_mappings()),
         *columns,
         Column(
-            with_title(
-                f"1000 * max by ({labels}) (ALERTS_FOR_STATE{{{selector}}}) and on ({labels}) ({rows})"
-            ),
+            with_title(f"1000 * max by ({labels}) ({_start(selector)}) and on ({labels}) ({rows})"),
             "Since",
             unit=CLOCK_TIME,
-            width=115,
+            width=CLOCK_TIME_WIDTH,
             mappings=ZERO_AS_DASH,
         ),
         *((count_column,) if group_by else ()),

@@ -153,6 +153,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(
                 "sum by (currency) (cluster:training_cost:rate5m{@cluster}) * 3600", "{{currency}} per hour"
             ),
+            instant_query(f"count({UNSEEN_RUNS}) > 0", "runs unknown", BAD),
             unit="none",
             decimals=0,
             text_mode="value_and_name",

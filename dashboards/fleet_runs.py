@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from dashboards.alerts import (
     CLOCK_TIME,
+    CLOCK_TIME_WIDTH,
     NO_PROGRESS_ALERTS,
     URGENCY_CRITICAL,
     URGENCY_NO_PROGRESS,
     URGENCY_WARNING,
+    most_urgent,
     title_mappings,
-    urgency,
+    with_xid,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import Panel, bad_above, dashboard_link, value_mappings, warn_above, warn_below
+from dashboards.queries import LAST_STEP_BY_RUN
+from dashboards.run_problems import DATA_WAIT_RATIO, SLOW_RATIO
 from dashboards.tables import Column, percent, table
 
 URGENCY_NO_NEWS = URGENCY_CRITICAL - 0.5
 """Urgency of a run without a sample, between the urgencies of critical alerts and warnings."""
+URGENCY_SLOW = 0.5
+"""Urgency of a run without an alert that a slow rank or waiting for data slows."""
 RUN_URGENCY_MAPPINGS = value_mappings(
     {
         str(URGENCY_NO_PROGRESS): ("no progress", BAD),
         str(URGENCY_CRITICAL): ("critical", BAD),
         str(URGENCY_NO_NEWS): ("no news", BAD),
         str(URGENCY_WARNING): ("warning", WARNING),
+        str(URGENCY_SLOW): ("slow", WARNING),
         "0": ("no alert", NEUTRAL),
     }
 )
@@ -74,8 +81,7 @@ NO_PROGRESS_SECONDS = 300
 """Time without a step after which a live run counts as making no progress."""
 _LAST_STEP_AGE = "run:training_last_progress:age_seconds{@cluster}"
 _STATE_AGE = "run:training_run_state:age_seconds{@cluster}"
-LAST_STEP = f"max by (run) (timestamp({_LAST_STEP_AGE}) - {_LAST_STEP_AGE})"
-"""PromQL for the time of the last step of each run. The recorded age is as old as the last evaluation of the rules."""
+LAST_STEP = f"max by (run) ({LAST_STEP_BY_RUN})"
 _STATE_SINCE = f"max by (run) (timestamp({_STATE_AGE}) - {_STATE_AGE})"
 NO_PROGRESS_RUNS = (
     'max by (run) (run:training_run_state:info{@cluster, state=~"hung|failed|lost"}'
@@ -84,6 +90,11 @@ NO_PROGRESS_RUNS = (
 )
 """PromQL with a value for each run that failed, hangs, is lost or completes no steps."""
 LIVE_RUNS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
+_SLOW_RUNS = (
+    f"((max by (run) (run:training_straggler_score:min{{@cluster}}) < {SLOW_RATIO}"
+    f" or on (run) max by (run) (run:training_waiting_for_data:max5m{{@cluster}}) > {DATA_WAIT_RATIO})"
+    f" and on (run) {LIVE_RUNS})"
+)
 
 
 def _urgency_query() -> str:
@@ -104,15 +115,30 @@ def _urgency_query() -> str:
             critical,
             f"{URGENCY_NO_NEWS} + 0 * {UNSEEN_RUNS}",
             warning,
+            f"{URGENCY_SLOW} + 0 * {_SLOW_RUNS}",
             f"0 * max by (run) ({RUN_INFO})",
         ]
     )
 
 
 def _most_urgent_alert_query() -> str:
-    """Return PromQL for the most urgent alert of each run, as the label `alertname`."""
-    urgencies = urgency('@cluster, run!=""', "run, alertname")
-    return f"topk by (run) (1, {urgencies})"
+    """Return PromQL for the most urgent alert of each run, with its name or Xid as the label `alertname`."""
+    alerts = most_urgent('@cluster, run!=""', "run, alertname, xid", "run")
+    return f"({with_xid(alerts, 'alertname')})"
+
+
+def _since_query() -> str:
+    """Return PromQL for the start of the verdict: the end of the run, the last step, the start of the alert or the state."""
+    starts = with_xid('max by (run, alertname, xid) (ALERTS_FOR_STATE{@cluster, run!=""})', "alertname")
+    return " or on (run) ".join(
+        [
+            f'{_STATE_SINCE} and on (run) run:training_run_state:info{{@cluster, state=~"failed|lost"}}',
+            f"{LAST_STEP} and on (run) ({NO_PROGRESS_RUNS})",
+            f"max by (run) ({starts} and on (run, alertname) {_most_urgent_alert_query()})",
+            _STATE_SINCE,
+            UNSEEN_RUNS,
+        ]
+    )
 
 
 RUN_ROWS = (
@@ -134,18 +160,16 @@ def run_panels() -> tuple[Panel, ...]:
                     dashboard_link("training-ranks", "Ranks", run="${__value.raw}"),
                     dashboard_link("training-energy", "Energy and cost", run="${__value.raw}"),
                 ),
+                width=150,
             ),
             Column(_urgency_query(), "Verdict", decimals=0, width=110, mappings=RUN_URGENCY_MAPPINGS),
             Column("state", "State", width=90, mappings=STATE_MAPPINGS),
             Column("alertname", "Worst alert", width=265, mappings=title_mappings()),
             Column(
-                "1000 * (max by (run) (max by (run, alertname) (ALERTS_FOR_STATE{@cluster})"
-                f" and on (run, alertname) {_most_urgent_alert_query()})"
-                f" or on (run) {_STATE_SINCE}"
-                f" or on (run) {UNSEEN_RUNS})",
+                f"1000 * ({_since_query()})",
                 "Since",
                 unit=CLOCK_TIME,
-                width=115,
+                width=CLOCK_TIME_WIDTH,
             ),
             Column("user", "Owner", width=80),
             Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", decimals=0, width=70),
@@ -164,7 +188,7 @@ def run_panels() -> tuple[Panel, ...]:
                 thresholds=bad_above(1),
             ),
             Column(
-                f"time() - {LAST_STEP}",
+                f'time() - {LAST_STEP} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
                 "Last step",
                 unit="s",
                 decimals=0,

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dashboards.alerts import CLOCK_TIME
+from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import EXPORTER_DOWN_SINCE, NOT_SCRAPED_SINCE, last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
@@ -286,7 +286,7 @@ def current_problems() -> Panel:
             f"{start} * 1000 or {no_problem}",
             "Since",
             unit=CLOCK_TIME,
-            width=115,
+            width=CLOCK_TIME_WIDTH,
             mappings=value_mappings({0: ("before this range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
         ),
         Column(

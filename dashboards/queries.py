@@ -123,6 +123,11 @@ def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = Fa
     return f"clamp_min({current} - {previous}, 0)"
 
 
+LAST_STEP_BY_RUN = (
+    "max by (cluster, run) (timestamp(run:training_last_progress:age_seconds{@cluster})"
+    " - run:training_last_progress:age_seconds{@cluster})"
+)
+"""PromQL for the time of the last step of each run. The recorded age is as old as the last evaluation of the rules."""
 WALL_SECONDS = "max(training_wall_seconds_total{@run})"
 STEP_AGE_SECONDS = "(time() - max(training_last_progress_timestamp_seconds{@run}))"
 STEP_OVERDUE = f"{STEP_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"

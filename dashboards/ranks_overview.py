@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.alerts import CLOCK_TIME
+from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.palette import (
     BAD,
     NEUTRAL,
@@ -143,7 +143,7 @@ def _node_table() -> Panel:
             width=100,
             mappings=value_mappings({1: ("up", NEUTRAL), 0: ("no answer", BAD)}),
         ),
-        Column(f"1000 * {last_sample}", "Last sample", unit=CLOCK_TIME, width=115),
+        Column(f"1000 * {last_sample}", "Last sample", unit=CLOCK_TIME, width=CLOCK_TIME_WIDTH),
         percent(
             f"min by (instance) ({SPEED_RATIO_BY_NODE}) unless on () {STANDS_STILL}",
             "Slowest rank",

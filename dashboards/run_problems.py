@@ -10,7 +10,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dashboards.alerts import CLOCK_TIME
+from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
@@ -276,7 +276,7 @@ def what_is_wrong(w: int, h: int) -> Panel:
             since,
             "Since",
             unit=CLOCK_TIME,
-            width=115,
+            width=CLOCK_TIME_WIDTH,
             mappings=value_mappings({0: ("before this range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
         ),
         sort="Effect",

@@ -24,7 +24,7 @@ FAMILIES_WITHOUT_RUN = {"exporter_build_info", "gpu_up"}
 """Families without the label `run`; `.*` as the value of `run` also selects these series."""
 JOB_LABELS = {"label_stage"}
 """Labels that a job may add with `exporter.configure(labels=...)`."""
-ALERT_LABELS = TARGET_LABELS | {"alertname", "alertstate", "severity", "run", "rank", "gpu"}
+ALERT_LABELS = TARGET_LABELS | {"alertname", "alertstate", "severity", "run", "rank", "gpu", "xid"}
 PROMETHEUS_SERIES = {
     "scrape_duration_seconds": TARGET_LABELS,
     "ALERTS": ALERT_LABELS,
@@ -131,6 +131,7 @@ def test_every_name_and_label_in_a_query_exists(uid: str) -> None:
 
 RECORDED_SERIES_OF_ANY_BOARD = {
     "run_group:training_hang_odd:count",
+    "run:training_last_progress:age_seconds",
     "run:training_step_overdue:seconds",
     "run:training_straggler_wait:ratio",
     "run:training_cost:rate5m",

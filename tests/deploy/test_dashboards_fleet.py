@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
-from panel_support import assert_panel
-from rules_support import needs_promtool
+from panel_support import assert_panel, run_series
+from rules_support import ROOT, needs_promtool
 
 pytestmark = needs_promtool
 
@@ -52,3 +54,118 @@ def test_the_age_of_the_last_step_grows_between_evaluations_of_the_rules(tmp_pat
         query_id="H",
         minutes=15 + 1 / 6,
     )
+
+
+def _alerts(*labels: str) -> dict[str, str]:
+    """Return the series of critical alerts that fire from 12 min on."""
+    return {
+        name: values
+        for text in labels
+        for name, values in (
+            (f'ALERTS{{alertstate="firing",severity="critical",{text}}}', "_x48 1x12"),
+            (f"ALERTS_FOR_STATE{{{text}}}", "_x48 690x12"),
+        )
+    }
+
+
+def test_a_hang_starts_with_the_last_step_and_an_end_with_the_state(tmp_path: Path) -> None:
+    series = _hung_lost_and_healthy_runs() | _alerts(
+        'alertname="TrainingHang",run="b"', 'alertname="RunDied",run="c"'
+    )
+    runs = {'{run="a"}': 0.0, '{run="b"}': 300_000.0, '{run="c"}': 330_000.0}
+    alerts = {
+        '{alertname="TrainingHang",title="TrainingHang",run="b"}': 300_000.0,
+        '{alertname="RunDied",title="RunDied",run="c"}': 690_000.0,
+    }
+
+    assert_panel(tmp_path, "training-fleet", "All runs", series, runs, query_id="C")
+    assert_panel(tmp_path, "training-fleet", "Firing alerts", series, alerts, query_id="B")
+
+
+def test_a_hardware_error_is_named_by_its_xid_instead_of_the_recovery_it_needs(tmp_path: Path) -> None:
+    gpu = 'run="a",instance="n1",gpu="0"'
+    series = _hung_lost_and_healthy_runs() | _alerts(
+        f'alertname="GpuRecoveryActionNeeded",{gpu}', f'alertname="GpuXidCritical",xid="48",{gpu}'
+    )
+    alert = f'{{alertname="GpuXidCritical",title="Xid 48",{gpu}}}'
+    runs = {
+        '{run="a",user="u",state="running",alertname="Xid 48"}': 1.0,
+        '{run="b",user="u",state="hung"}': 1.0,
+        '{run="c",user="u",state="lost"}': 1.0,
+    }
+
+    assert_panel(tmp_path, "training-fleet", "Firing alerts", series, {alert: 3.0})
+    assert_panel(tmp_path, "training-fleet", "Firing alerts", series, {alert: 1.0}, query_id="C")
+    assert_panel(tmp_path, "training-fleet", "All runs", series, runs)
+
+
+@pytest.mark.parametrize("uid", ["training-fleet", "training-run", "training-node"])
+def test_each_critical_xid_has_its_meaning_in_the_table_of_alerts(uid: str) -> None:
+    model = json.loads((ROOT / f"dashboards/json/{uid}.json").read_text(encoding="utf-8"))
+    rules = (ROOT / "deploy/prometheus/rules/alerts-gpu.yml").read_text(encoding="utf-8")
+    text = json.dumps([panel for panel in model["panels"] if panel["title"] == "Firing alerts"])
+
+    critical = re.findall(r"condition: Xid ([\d|]+)", rules)[0].split("|")
+    assert critical
+    assert all(f'"Xid {xid}: ' in text for xid in critical)
+
+
+@pytest.mark.parametrize(
+    ("series", "verdict"),
+    [
+        pytest.param(
+            {
+                f'training_rank_{name}{{run="a",instance="n1",rank="{rank}"}}': value
+                for rank, seconds in ((0, "1x60"), (1, "1.5x60"))
+                for name, value in (("compute_seconds", seconds), ("info", "1x60"))
+            },
+            0.5,
+            id="slow rank",
+        ),
+        pytest.param(
+            {
+                'training_phase_seconds_total{run="a",instance="n1",rank="0",phase="data_loading"}': "0+7.5x60",
+                'training_wall_seconds_total{run="a",instance="n1"}': "0+15x60",
+            },
+            0.5,
+            id="data stall",
+        ),
+        pytest.param({}, 0.0, id="healthy run"),
+    ],
+)
+def test_a_run_that_a_rank_or_its_data_slows_is_above_a_healthy_run(
+    tmp_path: Path, series: dict[str, str], verdict: float
+) -> None:
+    verdicts = {'{run="a"}': 2 * verdict, '{run="b"}': 8.0, '{run="c"}': 8.0}
+
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs",
+        _hung_lost_and_healthy_runs() | series,
+        verdicts,
+        query_id="B",
+        factor=2,
+    )
+
+
+def test_the_cost_names_the_number_of_runs_that_are_in_no_rate(tmp_path: Path) -> None:
+    series = run_series("run_state", "1x20 stale", labels=',state="running"')
+
+    assert_panel(tmp_path, "training-fleet", "Cost of all runs", series, {"{}": 1.0}, query_id="C")
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "Cost of all runs",
+        run_series("run_state", "1x60", labels=',state="running"'),
+        {},
+        query_id="C",
+    )
+
+
+def test_a_finished_run_has_no_age_of_its_last_step(tmp_path: Path) -> None:
+    series = run_series("run_state", "1x60", labels=',state="finished"') | run_series(
+        "last_progress_timestamp_seconds", "0x60"
+    )
+
+    assert_panel(tmp_path, "training-fleet", "All runs", series, {}, query_id="H")
