@@ -16,6 +16,8 @@ from exporter.status.xids import XID_MEANINGS
 RULES_DIRECTORY = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "rules"
 CLOCK_TIME = "time:MMM D HH:mm:ss"
 """Grafana's unit for Unix milliseconds as a date and a clock time."""
+BOARD_COLUMNS = 24
+"""Width of a dashboard in grid columns."""
 CLOCK_TIME_WIDTH = 135
 """Width in pixels of a column with a clock time."""
 NO_PROGRESS_ALERTS = "RunDied|TrainingHang"
@@ -133,7 +135,7 @@ def firing_alerts(
     return table(
         "Firing alerts",
         Column(with_title(rows), "Urgency", decimals=0, width=100, mappings=URGENCIES),
-        Column("alertname", "Alert", width=200, links=(RUNBOOK,)),
+        Column("alertname", "Alert", width=200 if w == BOARD_COLUMNS else 140, links=(RUNBOOK,)),
         Column("title", "What happened", mappings=title_mappings()),
         *columns,
         Column(

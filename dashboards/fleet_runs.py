@@ -164,7 +164,7 @@ def run_panels() -> tuple[Panel, ...]:
             ),
             Column(_urgency_query(), "Verdict", decimals=0, width=110, mappings=RUN_URGENCY_MAPPINGS),
             Column("state", "State", width=90, mappings=STATE_MAPPINGS),
-            Column("alertname", "Worst alert", width=265, mappings=title_mappings()),
+            Column("alertname", "Worst alert", width=245, mappings=title_mappings()),
             Column(
                 f"1000 * ({_since_query()})",
                 "Since",
@@ -182,9 +182,9 @@ def run_panels() -> tuple[Panel, ...]:
             Column("max by (run) (run:training_cost:sum{@cluster})", "Cost", decimals=2, width=70),
             Column(
                 "max by (run) (run:training_ranks_missing:sum{@cluster})",
-                "Missing ranks",
+                "Missing",
                 decimals=0,
-                width=100,
+                width=75,
                 thresholds=bad_above(1),
             ),
             Column(

@@ -46,6 +46,7 @@ from dashboards.queries import (
 from dashboards.run_problems import events_in_range, what_is_wrong
 from dashboards.run_state import BAD_LEVEL, LOOKBACK, STATE_LEGEND, WARNING_LEVEL, state_query
 from dashboards.tables import ZERO_AS_DASH, Column, table
+from dashboards.unsaved_work import work_at_risk_or_lost
 
 RANKS_LINK = dashboard_link("training-ranks", "Ranks", run="${run}")
 GPUS_LINK = dashboard_link("training-gpus", "GPUs of this run", run="${run}")
@@ -61,8 +62,6 @@ GOODPUT_IF_SAVED = (
 )
 YOUNG_RUN_SECONDS = 3600
 """Wall time below which the start of a run, and not a fault, decides the goodput."""
-OVERDUE_INTERVALS = 3
-"""Multiple of the usual time between checkpoints from which a save is overdue, as in the alert TrainingCheckpointOverdue."""
 GPU_POWERS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {GPU_UUID_BY_RANK})"
 
 
@@ -123,7 +122,7 @@ def _state_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Last step",
-            instant_query(STEP_AGE_SECONDS),
+            instant_query(f"{STEP_AGE_SECONDS} unless on () {ended_run}"),
             unit="s",
             decimals=0,
             thresholds=warn_above(60, 300),
@@ -143,6 +142,7 @@ def _state_panels() -> tuple[Panel, ...]:
 
 
 _LIVE_STATE = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
+_ENDED_STATE = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
 _NOTHING_LOST = (
     f'label_replace(0 * ({_LIVE_STATE}), "cause", "nothing", "", "")'
     ' or on () label_replace(0 * max(training_run_state{@run}), "cause", "ended", "", "")'
@@ -181,12 +181,12 @@ def _losses(w: int, h: int) -> Panel:
 def _number_panels() -> tuple[Panel, ...]:
     """Return the panels with single numbers about speed, failures, goodput and cost."""
     is_young = f"{WALL_SECONDS} < {YOUNG_RUN_SECONDS}"
-    unsaved = "max(training_uncommitted_seconds{@run})"
-    is_overdue = f"{unsaved} > {OVERDUE_INTERVALS} * max(training_checkpoint_interval_seconds{{@run}})"
     return (
         stat(
             "Slowest rank",
-            instant_query(f"{SLOWEST_RANK} unless on () {STANDS_STILL}", SLOWEST_RANK_LEGEND),
+            instant_query(
+                f"{SLOWEST_RANK} unless on () {STANDS_STILL} unless on () {_ENDED_STATE}", SLOWEST_RANK_LEGEND
+            ),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
@@ -206,27 +206,7 @@ def _number_panels() -> tuple[Panel, ...]:
             thresholds=warn_above(0.1, 0.2),
             w=4,
         ),
-        stat(
-            "Work at risk",
-            instant_query(_either(unsaved, is_overdue, "unsaved, save overdue", "unsaved"), "{{note}}"),
-            instant_query(
-                f"{unsaved} * on () group_right () sum by (currency) ({COST_PER_HOUR}) / 3600", "{{currency}}"
-            ),
-            unit="none",
-            decimals=2,
-            text_mode="value_and_name",
-            overrides=[
-                {
-                    "matcher": {"id": "byRegexp", "options": "/^unsaved/"},
-                    "properties": [{"id": "unit", "value": "s"}, {"id": "decimals", "value": 0}],
-                },
-                {
-                    "matcher": {"id": "byName", "options": "unsaved, save overdue"},
-                    "properties": [{"id": "thresholds", "value": threshold_steps((None, BAD))}],
-                },
-            ],
-            w=6,
-        ),
+        work_at_risk_or_lost(),
         stat(
             "Failures",
             instant_query(

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
-from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
+from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
 from dashboards.queries import LOCAL_RANK_AS_GPU, SPEED_RATIO_BY_NODE, STANDS_STILL, WALL_SECONDS
 from dashboards.tables import Column, table
+from exporter.status.xids import XID_MEANINGS
 
 SLOW_RATIO = 0.9
 """Speed relative to the fastest rank below which a rank is slow."""
@@ -27,6 +28,8 @@ SILENT_SECONDS = 30
 """Age of the feed from which a live rank is silent."""
 XID_SECONDS = 3600
 """Time for which an Xid is a problem."""
+EXITS_SECONDS = 900
+"""Longest time between the first and the last exit of an attempt. NCCL aborts the waiting ranks after ten minutes by default."""
 MAX_ROWS = 8
 """Maximum number of rows of a problem that many ranks can have."""
 
@@ -66,7 +69,17 @@ EFFECT_TEXTS = value_mappings(
         -1: (NO_VALUE, NEUTRAL),
     }
 )
-PROBLEM_TEXTS = value_mappings({"no problem found": ("no problem found", GOOD)})
+PROBLEM_TEXTS: list[Json] = [
+    *value_mappings({"no problem found": ("no problem found", GOOD)}),
+    *(
+        {
+            "type": "regex",
+            "options": {"pattern": f"/Xid {xid}$/", "result": {"text": f"Xid {xid} ({meaning})"}},
+        }
+        for xid, meaning in XID_MEANINGS.items()
+    ),
+]
+"""Value mappings of the problems. The regular expression of an Xid replaces only the end of a text."""
 GPUS_LINK = dashboard_link("training-gpus", "GPUs of this node", node="${__data.fields.Node}")
 NODE_LINK = dashboard_link("training-node", "Node", node="${__data.fields.Node}")
 
@@ -136,11 +149,15 @@ _REASON = "(?:inferred: )?(?:the process )?(?:was )?(.+)"
 _LAST_EXIT_OR_UPDATE = (
     f'({_LAST_EXIT} or on (instance, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
 )
-_ENDED = (
-    f"{_LAST_EXIT_OR_UPDATE} and on (instance, rank) {_RANK_UP} == 0"
-    f" unless on (rank) {_ANYWHERE_UP} == 1 unless on () {_RUN_OVER}"
+_OF_ENDED_RANKS = (
+    f"and on (instance, rank) {_RANK_UP} == 0 unless on (rank) {_ANYWHERE_UP} == 1 unless on () {_RUN_OVER}"
 )
-_ENDED_RANKS = _with_text(f"bottomk({MAX_ROWS}, {_ENDED})", "ended: $1", "reason", _REASON)
+_KNOWN_EXITS = f"({_LAST_EXIT} {_OF_ENDED_RANKS})"
+_LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {EXITS_SECONDS})"
+_ENDED_FIRST = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
+_ENDED_LATER = f"({_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {_ENDED_FIRST})"
+_FIRST_RANKS = _with_text(f"bottomk({MAX_ROWS}, {_ENDED_FIRST})", "ended first: $1", "reason", _REASON)
+_ENDED_RANKS = _with_text(f"bottomk({MAX_ROWS}, {_ENDED_LATER})", "ended: $1", "reason", _REASON)
 _RESTARTED = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {_ANYWHERE_UP} == 1"
 _FIRST_EXIT = f"bottomk(1, ({_RESTARTED}) >= scalar(max({_RESTARTED})) - 60)"
 """PromQL for the first exit before the last restart of the ranks. The exits of the other ranks follow within a minute."""
@@ -189,10 +206,10 @@ _SLOW_RANKS = (
     f"({_SLOW} + on (instance, rank) group_left (gpu) 0 * topk by (instance, rank) (1, {LAST_GPUS})"
     f" or on (instance, rank) {_SLOW}) unless on () {STANDS_STILL}"
 )
-_DATA_WAIT = 'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
-_DATA_WAIT_SINCE = last_time(f"max({_DATA_WAIT}) <= bool {DATA_WAIT_RATIO}")
+DATA_WAIT = 'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
+_DATA_WAIT_SINCE = last_time(f"max({DATA_WAIT}) <= bool {DATA_WAIT_RATIO}")
 _WAITING_RANK = _with_number(
-    f"round(100 * topk(1, {_DATA_WAIT} > {DATA_WAIT_RATIO}))",
+    f"round(100 * topk(1, {DATA_WAIT} > {DATA_WAIT_RATIO}))",
     f"0 * {_RANK_UP} + on () group_left () {_DATA_WAIT_SINCE}",
     "waits longest for data: $1 % of the time",
     "instance, rank",
@@ -209,11 +226,12 @@ _NONFINITE = 'training_nonfinite_total{@run, kind="loss"}'
 _NEW_NONFINITE = f"sum(increase({_NONFINITE}[$__rate_interval]))"
 _NONFINITE_NOW = f"{_NEW_NONFINITE} > 0"
 _FIRST_NONFINITE = f"min_over_time((time() * ({_NEW_NONFINITE} > bool 0) > 0)[$__range:$__interval])"
-_NONFINITE_LOSS = _with_number(
-    f"round({events_in_range(_NONFINITE, 'value')}) > 0",
-    _FIRST_NONFINITE,
-    "loss was NaN or infinite in $1 steps",
-)
+_NONFINITE_COUNT = f"round({events_in_range(_NONFINITE, 'value')}) > 0"
+_NONFINITE_TEXT = "loss was NaN or infinite in $1 steps"
+_NONFINITE_LOSS = _with_number(_NONFINITE_COUNT, _FIRST_NONFINITE, _NONFINITE_TEXT)
+_NONFINITE_PAUSED = f"({_with_number(_NONFINITE_COUNT, _FIRST_NONFINITE, f'{_NONFINITE_TEXT}, none recently')} unless on () {_NONFINITE_NOW})"
+_NONFINITE_ALERT = 'max(ALERTS{@run, alertname="TrainingLossNonFinite", alertstate="firing"})'
+"""PromQL with a value while the alert fires: the weights may be invalid, although the loss is finite again."""
 _FAILED_COUNTER = 'training_checkpoints_total{@run, result="failed"}'
 _LAST_FAILURE = last_time(
     f"(sum({_FAILED_COUNTER}) or 0 * {WALL_SECONDS}) < bool scalar(sum({_FAILED_COUNTER} @ end()))"
@@ -228,10 +246,12 @@ PROBLEMS = (
     Problem(f"{LOST_GPUS} and on () {_NO_STEP}", Effect.CAUSES_STOP),
     Problem(f"{LOST_GPUS} unless on () {_NO_STEP}", Effect.ENDANGERS),
     Problem(_HANGING_PLACE, Effect.CAUSES_STOP),
-    Problem(_ENDED_RANKS, Effect.CAUSES_STOP),
+    Problem(_FIRST_RANKS, Effect.CAUSES_STOP),
+    Problem(_ENDED_RANKS, Effect.STOPS),
     Problem(_with_text(_NO_STEP, "no rank finishes a step"), Effect.STOPS),
     Problem(f"{_SAVES_FAIL} and on () {_FAILED_LAST}", Effect.ENDANGERS),
     Problem(f"{_NONFINITE_LOSS} and on () {_NONFINITE_NOW}", Effect.ENDANGERS),
+    Problem(f"{_NONFINITE_PAUSED} and on () {_NONFINITE_ALERT}", Effect.ENDANGERS),
     Problem(
         _with_text(f'label_join({_XIDS}, "place", ": Xid ", "gpu", "xid")', "GPU $1", "place"),
         Effect.ENDANGERS,
@@ -246,7 +266,7 @@ PROBLEMS = (
     Problem(_WAITING_RANK, Effect.SLOWS),
     Problem(_with_text(_FIRST_EXIT, "restarted after: $1", "reason", _REASON), Effect.PAST),
     Problem(f"{_SAVES_FAILED} unless on () {_FAILED_LAST}", Effect.PAST),
-    Problem(f"{_NONFINITE_LOSS} unless on () {_NONFINITE_NOW}", Effect.PAST),
+    Problem(f"{_NONFINITE_PAUSED} unless on () {_NONFINITE_ALERT}", Effect.PAST),
 )
 _COLUMNS = "problem, instance, rank, gpu"
 _STATE_KNOWN = "max(training_run_state{@run})"
@@ -265,7 +285,7 @@ def what_is_wrong(w: int, h: int) -> Panel:
     """Return the table of the current problems of a run, problems that stop the run first."""
     since = _union([f"1000 * ({problem.rows})" for problem in PROBLEMS])
     effect = _union([f"0 * ({problem.rows}) + {problem.effect.value}" for problem in PROBLEMS])
-    return table(
+    panel = table(
         "What is wrong",
         Column(effect, "Effect", decimals=0, width=130, mappings=EFFECT_TEXTS),
         Column("problem", "Problem", mappings=PROBLEM_TEXTS),
@@ -284,3 +304,5 @@ def what_is_wrong(w: int, h: int) -> Panel:
         h=h,
         max_data_points=120,
     )
+    panel.body["options"]["sortBy"].append({"displayName": "Since", "desc": False})
+    return panel

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dashboards.run_problems import LOST_GPUS, ODD_RANK
+from dashboards.queries import SPEED_RATIO_BY_NODE, STANDS_STILL
+from dashboards.run_problems import (
+    DATA_WAIT,
+    DATA_WAIT_RATIO,
+    LOST_GPUS,
+    ODD_RANK,
+    SLOW_RATIO,
+    THROTTLED_GPUS,
+)
 
 WARNING_LEVEL, BAD_LEVEL = 1, 10
 """Levels from which a state is a warning or bad. A warning alert adds `WARNING_LEVEL`, a critical alert `BAD_LEVEL`."""
@@ -71,7 +79,10 @@ def _overdue() -> str:
 
 
 def _culprit() -> str:
-    """Return PromQL for a zero, with the rank that holds up a hang, or whose GPU is lost, as the label `culprit`."""
+    """Return PromQL that adds the rank that holds up a hang, whose GPU is lost, or that slows the run, as the label `culprit`.
+
+    The value is `WARNING_LEVEL` for a slow run, otherwise 0.
+    """
     odd_rank = f'label_join(topk(1, {ODD_RANK}), "culprit", " on ", "rank", "instance")'
     lost_gpu = f'label_join(topk(1, {LOST_GPUS}), "culprit", " on ", "rank", "instance")'
     with_text = (
@@ -79,7 +90,24 @@ def _culprit() -> str:
         f' or on () label_replace({lost_gpu}, "culprit", ", GPU of rank $1 lost", "culprit", "(.+)")'
     )
     is_live = 'max(training_run_state{@run, state=~"running|stalled|hung"}) == 1'
-    return f"0 * max by (culprit) ({with_text}) and on () {is_live} or on () vector(0)"
+    stopped = f"0 * max by (culprit) ({with_text}) and on () {is_live}"
+    return f"{stopped} or on () {_slow_part()} or on () vector(0)"
+
+
+def _slow_part() -> str:
+    """Return PromQL for the level of a slow run, with the slow rank, the rank that waits for data, or the hot GPU as the label `culprit`."""
+    parts = (
+        (f"bottomk(1, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO})", "slowed by rank $1"),
+        (f"topk(1, {DATA_WAIT} > {DATA_WAIT_RATIO})", "slowed by the data of rank $1"),
+        (f"topk(1, {THROTTLED_GPUS})", "GPU of rank $1 throttled"),
+    )
+    texts = " or on () ".join(
+        f'label_replace(label_join({rank}, "culprit", " on ", "rank", "instance"), "culprit", ", {text}", "culprit", "(.+)")'
+        for rank, text in parts
+    )
+    is_running = 'max(training_run_state{@run, state="running"}) == 1'
+    level = f"0 * max by (culprit) ({texts}) + {WARNING_LEVEL}"
+    return f"({level} and on () {is_running} unless on () {STANDS_STILL})"
 
 
 def _missing_ranks() -> str:

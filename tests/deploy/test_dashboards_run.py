@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from dashboards_support import panel_queries
 from panel_support import assert_panel, run_series
-from rules_support import needs_promtool
+from rules_support import ROOT, needs_promtool
 
 pytestmark = needs_promtool
 
@@ -25,6 +26,30 @@ HANG = {
     f'training_hang_info{{run="a",{RANK_1},function="read",location="data.py:40",phase="forward"}}': "_x40 1x20",
     'training_hang_info{run="a",instance="n1",rank="0",function="all_reduce",location="train.py:8",phase="grad_sync"}': "_x40 1x20",
 }
+DIED = (
+    run_series("run_state", "1x40 0x20", labels=',state="running"')
+    | run_series("run_state", "0x40 1x20", labels=',state="lost"')
+    | run_series("process_up", "1x40 0x20", labels=',rank="0"')
+    | run_series("process_up", "1x40 0x20", labels=',rank="1"')
+    | run_series("rank_last_exit_timestamp_seconds", "_x41 605x20", labels=',rank="0",reason="exit status 1"')
+    | run_series(
+        "rank_last_exit_timestamp_seconds", "_x41 600x20", labels=',rank="1",reason="signal SIGKILL"'
+    )
+    | run_series("cost_total", "0+0.15x40 6x20", labels=',kind="device_time",currency="EUR"')
+    | run_series("uncommitted_seconds", "600x60")
+    | run_series("rank_compute_seconds", "1x60", labels=',rank="0"')
+    | run_series("rank_compute_seconds", "1x60", labels=',rank="1"')
+)
+"""A run at 36 EUR per hour whose rank 1 is killed after 10 min; rank 0 fails five seconds later."""
+NONFINITE_BEFORE = run_series("nonfinite_total", "_x21 1+15x9 136x30", labels=',kind="loss",value="nan"')
+"""Steps with a NaN loss, the last of them seven minutes before the end of the time range."""
+SLOW_RANK = run_series("rank_compute_seconds", "1x60", labels=',rank="0"') | run_series(
+    "rank_compute_seconds", "1x20 1.5x40", labels=',rank="1"'
+)
+HOT_GPU = RANK_1_ON_GPU_1 | {
+    f'gpu_clocks_event_seconds_total{{instance="n1",{GPU_1},reason="thermal"}}': "0x20 9+9x40"
+}
+DATA_STALL = run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"')
 HUNG = (
     RANKS
     | run_series("run_state", "1x39 0x20", labels=',state="running"')
@@ -80,7 +105,7 @@ HUNG = (
             | run_series(
                 "rank_last_exit_timestamp_seconds", "_x40 590x20", labels=',rank="1",reason="exit status 1"'
             ),
-            {f'problem="ended: exit status 1",{RANK_1}': 590_000},
+            {f'problem="ended first: exit status 1",{RANK_1}': 590_000},
             id="ended rank",
         ),
         pytest.param(
@@ -119,6 +144,19 @@ HUNG = (
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
             {f'problem="waits longest for data: 50 % of the time",{RANK_1}': 300_000},
             id="loader stall",
+        ),
+        pytest.param(
+            DIED,
+            {
+                f'problem="ended first: signal SIGKILL",{RANK_1}': 600_000,
+                'problem="ended: exit status 1",instance="n1",rank="0"': 605_000,
+            },
+            id="killed rank",
+        ),
+        pytest.param(
+            RANKS | NONFINITE_BEFORE,
+            {'problem="loss was NaN or infinite in 136 steps, none recently"': 330_000},
+            id="NaN in the past",
         ),
         pytest.param({}, {'problem="unknown: no sample of this run"': -1}, id="unknown run"),
     ],
@@ -234,7 +272,7 @@ def test_unsaved_work_has_a_cost_and_is_bad_after_three_intervals(
         | run_series("checkpoint_interval_seconds", f"{interval_seconds}x60")
     )
 
-    assert_panel(tmp_path, "training-run", "Work at risk", series, {labels: value}, query_id=query_id)
+    assert_panel(tmp_path, "training-run", "Work at risk or lost", series, {labels: value}, query_id=query_id)
 
 
 @pytest.mark.parametrize(
@@ -265,3 +303,76 @@ def test_without_a_sample_of_the_run_it_is_unknown_whether_a_rank_hangs(tmp_path
         assert_panel(
             tmp_path, "training-ranks", "Rank that holds up a hang", series, {f'{{odd="{text}"}}': 0}
         )
+
+
+def test_the_rank_that_ended_first_is_above_the_ranks_that_follow(tmp_path: Path) -> None:
+    effects = {
+        f'{{problem="ended first: signal SIGKILL",{RANK_1}}}': 6.0,
+        '{problem="ended: exit status 1",instance="n1",rank="0"}': 5.0,
+    }
+
+    assert_panel(tmp_path, "training-run", "What is wrong", DIED, effects)
+
+
+@pytest.mark.parametrize(
+    ("panel", "query_id", "expected"),
+    [
+        ("Work at risk or lost", "A", {'{note="lost"}': 600}),
+        ("Work at risk or lost", "B", {'{currency="EUR"}': 6}),
+        ("Slowest rank", "A", {}),
+    ],
+)
+def test_a_run_that_died_has_lost_its_unsaved_work_and_has_no_slowest_rank(
+    tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
+) -> None:
+    assert_panel(tmp_path, "training-run", panel, DIED, expected, query_id=query_id)
+
+
+@pytest.mark.parametrize(("alert", "effect"), [("1x60", 4), ("1x20 stale", 1)])
+def test_a_nan_loss_endangers_work_until_its_alert_ends(tmp_path: Path, alert: str, effect: int) -> None:
+    series = (
+        RANKS
+        | NONFINITE_BEFORE
+        | {'ALERTS{alertname="TrainingLossNonFinite",alertstate="firing",severity="critical",run="a"}': alert}
+    )
+    expected = {'{problem="loss was NaN or infinite in 136 steps, none recently"}': effect}
+
+    assert_panel(tmp_path, "training-run", "What is wrong", series, expected)
+
+
+@pytest.mark.parametrize(
+    ("series", "cause"),
+    [
+        (SLOW_RANK, "slowed by rank 1 on n1"),
+        (DATA_STALL, "slowed by the data of rank 1 on n1"),
+        (HOT_GPU, "GPU of rank 1 on n1 throttled"),
+    ],
+    ids=["straggler", "data stall", "hot GPU"],
+)
+def test_the_state_of_a_slow_run_is_a_warning_that_names_the_rank(
+    tmp_path: Path, series: dict[str, str], cause: str
+) -> None:
+    expected = {f'{{state="running",culprit=", {cause}"}}': 1.0}
+
+    assert_panel(tmp_path, "training-run", "State", RANKS | series, expected)
+
+
+@pytest.mark.parametrize(("state", "expected"), [("running", {"{}": 600}), ("finished", {})])
+def test_only_a_run_that_has_not_finished_has_an_age_of_its_last_step(
+    tmp_path: Path, state: str, expected: dict[str, float]
+) -> None:
+    series = run_series("run_state", "1x60", labels=f',state="{state}"') | run_series(
+        "last_progress_timestamp_seconds", "300x60", labels=',rank="0"'
+    )
+
+    assert_panel(tmp_path, "training-run", "Last step", series, expected)
+
+
+@pytest.mark.parametrize("uid", ["training-run", "training-ranks"])
+def test_the_table_of_problems_has_the_meaning_of_an_xid_and_is_sorted_by_effect_and_start(uid: str) -> None:
+    model = json.loads((ROOT / f"dashboards/json/{uid}.json").read_text(encoding="utf-8"))
+    panel = next(panel for panel in model["panels"] if panel["title"] == "What is wrong")
+    texts = json.dumps(panel["fieldConfig"]["overrides"])
+
+    assert '"/Xid 79$/", "result": {"text": "Xid 79 (GPU has fallen off the bus)"}' in texts
+    assert [column["displayName"] for column in panel["options"]["sortBy"]] == ["Effect", "Since"]

@@ -41,6 +41,7 @@ REPLAYED = "a replayed GPU has replayed processes, which are not the ranks of th
 NO_LIMIT = "the tests do not run in a container with this limit"
 NO_MIG = "the GPUs of node-2 are not in MIG mode; a separate test covers node-4"
 NOT_OVERDUE = "a failed save is followed by a save before three intervals"
+NO_OUTAGE = "every run has samples at the end of the scenario"
 TOO_SHORT = "the query needs data from a longer time than the scenario"
 
 MACHINE_DASHBOARD = "training-node"
@@ -48,6 +49,7 @@ MACHINE_DASHBOARD = "training-node"
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", TOO_SHORT): {"Source of each number": "B"},
+    ("training-fleet", NO_OUTAGE): {"Cost of all runs": "C"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
     ("training-gpus", NO_MIG): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
     ("training-node", NO_LIMIT): {
@@ -57,7 +59,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-node", NO_HARDWARE): {"RDMA": "AB", "Network errors": "D"},
     ("training-node", NO_MOUNT): {"NFS and Lustre latency": "AB"},
     ("training-run", NOT_RECORDED): {"Learning rate, loss scale": "B"},
-    ("training-run", NOT_OVERDUE): {"Work at risk": "B"},
+    ("training-run", NOT_OVERDUE): {"Work at risk or lost": "B"},
     ("training-ranks", NO_TORCH): {"All ranks, the slowest first": "G"},
     ("training-run", NO_TORCH): {
         "Memory of tensors": "A",
@@ -85,6 +87,7 @@ MOMENTARY_PANELS = {
     "Losses now",  # a loss close to zero is a row, or none
     "Lost per hour, by cause",
     "What is wrong",  # a text contains the value
+    "State",  # the text contains the slowest rank
     "Time by phase",  # the rest of the phases is close to zero
     "Cost of the slowest rank",
     "Exporters, drivers and GPUs with a failure",  # a start of seconds may lie between two scrapes

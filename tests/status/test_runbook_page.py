@@ -19,6 +19,7 @@ def test_a_numbered_list_and_the_name_of_a_board_are_formatted() -> None:
     page = render().decode()
 
     assert (
-        "<li>Save. Wait for the next regular checkpoint (<em>Work at risk</em> on <em>Run</em> falls" in page
+        "<li>Save. Wait for the next regular checkpoint (<em>Work at risk or lost</em> on <em>Run</em> falls"
+        in page
     )
     assert page.count("<ol>") == page.count("</ol>") > 0

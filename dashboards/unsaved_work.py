@@ -1,0 +1,52 @@
+"""Panel *Work at risk or lost* of the dashboard *Run*: work since the last checkpoint, and its cost."""
+
+from __future__ import annotations
+
+from dashboards.energy_loss import COST_PER_HOUR
+from dashboards.palette import BAD
+from dashboards.panels import Panel, bad_above, stat, threshold_steps
+from dashboards.queries import instant_query
+
+OVERDUE_INTERVALS = 3
+"""Multiple of the usual time between checkpoints from which a save is overdue, as in the alert TrainingCheckpointOverdue."""
+_UNSAVED = "max(training_uncommitted_seconds{@run})"
+_DIED = 'max(training_run_state{@run, state=~"failed|lost"}) == 1'
+_OVERDUE = f"{_UNSAVED} > {OVERDUE_INTERVALS} * max(training_checkpoint_interval_seconds{{@run}})"
+_NOTES = {"lost": _DIED, "unsaved, save overdue": _OVERDUE, "unsaved": _UNSAVED}
+"""Conditions of the notes; the first condition with a value counts."""
+_USUAL_COST_PER_HOUR = (
+    "3600 * max by (run, currency) (quantile_over_time(0.5, run:training_cost:rate5m{@run}[1h]))"
+)
+"""PromQL for the median cost per hour of the last hour, because a run that has ended has no current cost."""
+
+
+def work_at_risk_or_lost() -> Panel:
+    """Return the panel with the work that a crash loses, or that the crash has lost, and its cost."""
+    notes = " or on () ".join(
+        f'label_replace({_UNSAVED} and on () {condition}, "note", "{note}", "", "")'
+        for note, condition in _NOTES.items()
+    )
+    cost_per_hour = f"(sum by (currency) ({COST_PER_HOUR}) or sum by (currency) ({_USUAL_COST_PER_HOUR}))"
+    return stat(
+        "Work at risk or lost",
+        instant_query(notes, "{{note}}"),
+        instant_query(f"{_UNSAVED} * on () group_right () {cost_per_hour} / 3600", "{{currency}}"),
+        unit="none",
+        decimals=2,
+        text_mode="value_and_name",
+        overrides=[
+            {
+                "matcher": {"id": "byRegexp", "options": "/^(unsaved|lost)/"},
+                "properties": [{"id": "unit", "value": "s"}, {"id": "decimals", "value": 0}],
+            },
+            {
+                "matcher": {"id": "byName", "options": "unsaved, save overdue"},
+                "properties": [{"id": "thresholds", "value": threshold_steps((None, BAD))}],
+            },
+            {
+                "matcher": {"id": "byName", "options": "lost"},
+                "properties": [{"id": "thresholds", "value": bad_above(1)}],
+            },
+        ],
+        w=6,
+    )
