@@ -12,12 +12,12 @@ def last_time(condition: str) -> str:
     return f"max_over_time((time() * ({condition}))[$__range:$__interval])"
 
 
-EXPORTER_DOWN_SINCE = f"max by (instance) ({last_time('up{@node} == bool 1')}) and on (instance) min by (instance) (up{{@node}}) == 0"
+EXPORTER_DOWN_SINCE = f"max by (instance) ({last_time('up{@target} == bool 1')}) and on (instance) min by (instance) (up{{@target}}) == 0"
 """PromQL for the last time at which an exporter that is down now was up."""
-NOT_SCRAPED_SINCE = f"max by (instance) ({last_time('up{@node} >= bool 0')}) unless on (instance) max by (instance) (up{{@node}})"
+NOT_SCRAPED_SINCE = f"max by (instance) ({last_time('up{@target} >= bool 0')}) unless on (instance) max by (instance) (up{{@target}})"
 """PromQL for the last scrape of an exporter that is no target of Prometheus any more."""
-EXPORTER_UP_SINCE = "max by (instance) (process_start_time_seconds{@node}) and on (instance) min by (instance) (up{@node}) == 1"
-NO_EXPORTER_UP = "absent(up{@node} == 1)"
+EXPORTER_UP_SINCE = "max by (instance) (process_start_time_seconds{@node}) and on (instance) min by (instance) (up{@target}) == 1"
+NO_EXPORTER_UP = "absent(up{@target} == 1)"
 """PromQL with a value if no exporter of the selected nodes is up: nothing is known about the nodes."""
 
 

@@ -73,7 +73,6 @@ JOB = Variable(
     "job",
     "Job",
     "label_values(exporter_build_info{@cluster}, job)",
-    all_value=None,
     description="Scrape job of the exporters in Prometheus, not the training job.",
 )
 NODE = Variable(

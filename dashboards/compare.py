@@ -10,14 +10,9 @@ from collections.abc import Callable
 from dashboards.board import Variable
 from dashboards.palette import BLUE, HASHED_COLOR, NEUTRAL, ORANGE, VERMILION, fixed_color
 from dashboards.panels import Json, Panel, dashboard_link, threshold_steps, time_series
-from dashboards.queries import Query, table_query
+from dashboards.queries import SAME_WORK_RUNS_TEMPLATE, Query, table_query
 from dashboards.tables import Column, matrix, table
 
-SAME_WORK_RUNS_TEMPLATE = (
-    '(last_over_time(training_run_info{{@cluster, perf_tag=~"$perf_tag", perf_tag!=""{extra_matchers}}}[$__range])'
-    ' or last_over_time(training_run_info{{@cluster, perf_tag="", model=~"$perf_tag"{extra_matchers}}}[$__range]))'
-)
-"""PromQL for the runs with the selected `perf_tag`, and for the runs without `perf_tag` whose model is the selected value."""
 PERF_TAG = Variable(
     "perf_tag",
     "Same work (perf_tag, else model)",
@@ -31,7 +26,6 @@ RUNS = Variable(
     "run",
     "Runs",
     f"query_result(group by (run) ({SAME_WORK_RUNS_TEMPLATE.format(extra_matchers='')}))",
-    all_value=None,
     regex='/run="([^"]+)"/',
     description="Runs to compare with the baseline.",
 )
@@ -68,8 +62,8 @@ def _joules_per_token(run_matchers: str) -> str:
 
 
 LOSS_TEMPLATE = 'max by (run) (training_loss{{{}, mode="train"}})'
-STEP_QUERY = "max by (run) (training_step{@run})"
-LAST_STEP_QUERY = "max by (run) (last_over_time(training_step{@run}[$__range] @ end()))"
+STEP_QUERY = "max by (run) (training_step{@compared_run})"
+LAST_STEP_QUERY = "max by (run) (last_over_time(training_step{@compared_run}[$__range] @ end()))"
 ROW_DISTANCE_ROUNDING = f"scalar(10 ^ (floor(log10(max({LAST_STEP_QUERY}))) - 1))"
 ROW_DISTANCE_QUERY = (
     f"scalar(ceil(max({LAST_STEP_QUERY}) / 10 / {ROW_DISTANCE_ROUNDING}) * {ROW_DISTANCE_ROUNDING})"
@@ -78,8 +72,8 @@ ROW_DISTANCE_QUERY = (
 
 The distance is a tenth of the largest step number, rounded up to one significant digit.
 """
-SELECTED_RUNS_SELECTOR, BASELINE_SELECTOR = "@run", 'cluster=~"$cluster", run="$baseline"'
-OTHER_RUNS_SELECTOR = '@run, run!="$baseline"'
+SELECTED_RUNS_SELECTOR, BASELINE_SELECTOR = "@compared_run", 'cluster=~"$cluster", run="$baseline"'
+OTHER_RUNS_SELECTOR = '@compared_run, run!="$baseline"'
 
 
 def _comparison_columns(
@@ -130,8 +124,8 @@ def comparison_panels() -> tuple[Panel, ...]:
             *_comparison_columns(_ideal_step_seconds, "Step", "s", 3, lower_is_better),
             *_comparison_columns(_joules_per_token, "J/token", "joule", 3, lower_is_better),
             Column(
-                "max by (run) (last_over_time(training_productive_seconds_total{@run}[$__range]))"
-                " / max by (run) (last_over_time(training_wall_seconds_total{@run}[$__range]))",
+                "max by (run) (last_over_time(training_productive_seconds_total{@compared_run}[$__range]))"
+                " / max by (run) (last_over_time(training_wall_seconds_total{@compared_run}[$__range]))",
                 "Goodput, committed",
                 unit="percentunit",
                 width=100,
@@ -145,13 +139,13 @@ def comparison_panels() -> tuple[Panel, ...]:
                 decimals=3,
             ),
             Column(
-                _at_last_common_step("sum by (run, currency) (training_cost_total{@run})"),
+                _at_last_common_step("sum by (run, currency) (training_cost_total{@compared_run})"),
                 "Same-step cost",
                 width=100,
                 decimals=2,
             ),
             Column(
-                "sum by (run, currency) (last_over_time(training_cost_total{@run}[$__range]))",
+                "sum by (run, currency) (last_over_time(training_cost_total{@compared_run}[$__range]))",
                 "Cost so far",
                 width=100,
                 decimals=2,
@@ -164,8 +158,8 @@ def comparison_panels() -> tuple[Panel, ...]:
         matrix(
             "Seconds of a step, by phase",
             table_query(
-                "sum by (run, phase) (increase(training_phase_seconds_total{@run}[$__range]))"
-                ' / on (run) group_left () sum by (run) (increase(training_steps_total{@run, mode="train"}[$__range]))'
+                "sum by (run, phase) (increase(training_phase_seconds_total{@compared_run}[$__range]))"
+                ' / on (run) group_left () sum by (run) (increase(training_steps_total{@compared_run, mode="train"}[$__range]))'
             ),
             column_label="run",
             row_label="phase",

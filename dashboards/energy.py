@@ -35,16 +35,14 @@ from dashboards.panels import (
     time_series,
     value_mappings,
 )
-from dashboards.queries import Query, instant_query
+from dashboards.queries import NODES_OF_ENERGY, Query, instant_query
 from dashboards.tables import Column, table
 
 UID = "training-energy"
 NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
-    "query_result(group by (instance) (last_over_time(training_energy_joules_total{@run}[$__range]))"
-    " or on () group by (instance) (exporter_energy_counting{@cluster}))",
-    all_value=None,
+    f"query_result(group by (instance) ({NODES_OF_ENERGY}))",
     regex='/instance="([^"]+)"/',
     description="Nodes of the runs, for the panels about devices; all nodes if no run has used energy.",
 )
@@ -97,7 +95,7 @@ def _device_power_panels() -> tuple[Panel, ...]:
 
     def node_power(window: str, modifier: str = "") -> str:
         gpus, processors, memory = (
-            f"rate({family}_energy_joules_total{{@node_any_job}}[{window}]{modifier})"
+            f"rate({family}_energy_joules_total{{@energy_node}}[{window}]{modifier})"
             for family in ("gpu", "host_cpu", "host_dram")
         )
         memory = f'label_replace({memory}, "component", "dram", "", "")'
@@ -105,8 +103,8 @@ def _device_power_panels() -> tuple[Panel, ...]:
 
     # `min_seen` is not the idle power of a GPU that was never idle. Values near the power limit are therefore left out.
     idle_power_query = (
-        'max by (instance, gpu) (gpu_power_idle_watts{@node_any_job, method="min_seen"})'
-        ' < 0.3 * max by (instance, gpu) (gpu_power_limit_watts{@node_any_job, limit="enforced"})'
+        'max by (instance, gpu) (gpu_power_idle_watts{@energy_node, method="min_seen"})'
+        ' < 0.3 * max by (instance, gpu) (gpu_power_limit_watts{@energy_node, limit="enforced"})'
     )
     return (
         time_series(
@@ -121,12 +119,12 @@ def _device_power_panels() -> tuple[Panel, ...]:
         time_series(
             "Power and idle power of each GPU",
             Query(
-                "sum by (instance, gpu) (rate(gpu_energy_joules_total{@node_any_job}[$__rate_interval])) and on (instance, gpu)"
-                " topk(8, sum by (instance, gpu) (rate(gpu_energy_joules_total{@node_any_job}[$__range] @ end())))",
+                "sum by (instance, gpu) (rate(gpu_energy_joules_total{@energy_node}[$__rate_interval])) and on (instance, gpu)"
+                " topk(8, sum by (instance, gpu) (rate(gpu_energy_joules_total{@energy_node}[$__range] @ end())))",
                 "{{instance}} GPU {{gpu}}",
             ),
             Query(
-                f'max(gpu_power_idle_watts{{@node_any_job, method="before_start"}} or {idle_power_query})',
+                f'max(gpu_power_idle_watts{{@energy_node, method="before_start"}} or {idle_power_query})',
                 "idle, highest GPU",
                 reference=True,
             ),
@@ -189,7 +187,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
         time_series(
             "Carbon intensity",
             Query(
-                "max by (zone, source, factor, kind) (training_carbon_intensity_grams_per_joule{@node_any_job}) * 3.6e6",
+                "max by (zone, source, factor, kind) (training_carbon_intensity_grams_per_joule{@energy_node}) * 3.6e6",
                 "{{zone}}: {{kind}}, {{factor}} ({{source}})",
             ),
             unit="suffix:g/kWh",
@@ -213,12 +211,12 @@ def _carbon_panels() -> tuple[Panel, ...]:
             "Effective settings",
             Column("setting", "Setting"),
             Column(
-                'label_replace(max by (source) (training_power_usage_effectiveness{@node_any_job}), "setting", "PUE of the site", "", "")'
-                " or label_replace(max by (source, zone) (training_carbon_intensity_grams_per_joule{@node_any_job}) * 3.6e6,"
+                'label_replace(max by (source) (training_power_usage_effectiveness{@energy_node}), "setting", "PUE of the site", "", "")'
+                " or label_replace(max by (source, zone) (training_carbon_intensity_grams_per_joule{@energy_node}) * 3.6e6,"
                 ' "setting", "grams of CO2 per kWh", "", "")'
-                " or label_replace(max by (source, currency) (training_electricity_price_per_joule{@node_any_job}) * 3.6e6,"
+                " or label_replace(max by (source, currency) (training_electricity_price_per_joule{@energy_node}) * 3.6e6,"
                 ' "setting", "electricity per kWh", "", "")'
-                " or label_replace(max by (currency) (training_gpu_price_per_second{@node_any_job}) * 3600,"
+                " or label_replace(max by (currency) (training_gpu_price_per_second{@energy_node}) * 3600,"
                 ' "setting", "GPU hour", "", "")',
                 "Value",
                 decimals=3,
@@ -249,7 +247,7 @@ def _source_panels() -> tuple[Panel, ...]:
                 mappings=value_mappings({"true": ("measured", NEUTRAL), "false": ("modelled", WARNING)}),
             ),
             Column(
-                "max by (instance, device) (exporter_energy_crosscheck{@node_any_job})",
+                "max by (instance, device) (exporter_energy_crosscheck{@energy_node})",
                 "Counter ÷ integrated power",
                 decimals=2,
                 width=140,
@@ -258,20 +256,20 @@ def _source_panels() -> tuple[Panel, ...]:
                 ),
             ),
             Column(
-                "sum by (instance, device) (exporter_energy_resets_total{@node_any_job})"
-                " or max by (instance, device) (exporter_energy_source_info{@node_any_job}) * 0",
+                "sum by (instance, device) (exporter_energy_resets_total{@energy_node})"
+                " or max by (instance, device) (exporter_energy_source_info{@energy_node}) * 0",
                 "Counter resets",
                 width=110,
             ),
             Column(
-                "sum by (instance, device) (exporter_energy_gap_seconds_total{@node_any_job})"
-                " or max by (instance, device) (exporter_energy_source_info{@node_any_job}) * 0",
+                "sum by (instance, device) (exporter_energy_gap_seconds_total{@energy_node})"
+                " or max by (instance, device) (exporter_energy_source_info{@energy_node}) * 0",
                 "Time without reading",
                 unit="s",
                 width=140,
             ),
             Column("device", "Device id"),
-            row_query="max by (instance, component, device, source, measured, name) (exporter_energy_source_info{@node_any_job})",
+            row_query="max by (instance, component, device, source, measured, name) (exporter_energy_source_info{@energy_node})",
             sort="Measured?",
             descending=False,
             h=10,

@@ -53,9 +53,9 @@ _HELD_GPUS = (
 )
 """Template of PromQL for the GPUs that runs hold, as in the rules `run_gpu:…`."""
 _USED_GPUS = _HELD_GPUS.format(selector="@run")
-_GPU_ENERGY = "max by (instance, uuid) (increase(gpu_energy_joules_total{@node_any_job}[$__range]))"
+_GPU_ENERGY = "max by (instance, uuid) (increase(gpu_energy_joules_total{@energy_node}[$__range]))"
 _GPU_ENERGY_OF_RUNS = increase_in_range(
-    'training_energy_joules_total{@node_any_job, component="gpu"}', "instance"
+    'training_energy_joules_total{@energy_node, component="gpu"}', "instance"
 )
 _UNUSED_GPU_ENERGY = f"clamp_min(sum by (instance) ({_GPU_ENERGY}) - ({_GPU_ENERGY_OF_RUNS} or 0 * sum by (instance) ({_GPU_ENERGY})), 0)"
 """PromQL for the joules of the GPUs of each node that no run is charged for."""
@@ -223,13 +223,13 @@ def _unused_gpu_energy() -> Panel:
 
 def _readings() -> Panel:
     def sources(matcher: str = "") -> str:
-        return f"count(max by (instance, device) (exporter_energy_source_info{{@node_any_job{matcher}}}))"
+        return f"count(max by (instance, device) (exporter_energy_source_info{{@energy_node{matcher}}}))"
 
     devices = sources()
     measured, modelled = sources(', measured="true"'), sources(', measured="false"')
-    check = "max by (instance, device) (exporter_energy_crosscheck{@node_any_job})"
+    check = "max by (instance, device) (exporter_energy_crosscheck{@energy_node})"
     gaps = (
-        "sum by (instance, device) (increase(exporter_energy_gap_seconds_total{@node_any_job}[$__range])) > 0"
+        "sum by (instance, device) (increase(exporter_energy_gap_seconds_total{@energy_node}[$__range])) > 0"
     )
     return stat(
         "Energy readings",
@@ -360,15 +360,15 @@ def _nodes() -> Panel:
 
 
 def _gpus() -> Panel:
-    gpus = "topk by (instance, uuid) (1, last_over_time(gpu_up{@node_any_job}[$__range]) >= bool 0)"
-    held = _HELD_GPUS.format(selector="@node_any_job")
+    gpus = "topk by (instance, uuid) (1, last_over_time(gpu_up{@energy_node}[$__range]) >= bool 0)"
+    held = _HELD_GPUS.format(selector="@energy_node")
     runs = f"topk by (instance, uuid) (1, last_over_time(({held})[$__range:$__interval]))"
     held_seconds = (
         f"sum_over_time((max by (instance, uuid) ({held}))[$__range:$__interval]) * $__interval_ms / 1000"
     )
-    prices = "max by (instance) (training_gpu_price_per_second{@node_any_job})"
-    power = "max by (instance, gpu) (gpu_power_watts{@node_any_job})"
-    limits = 'max by (instance, gpu) (gpu_power_limit_watts{@node_any_job, limit="enforced"})'
+    prices = "max by (instance) (training_gpu_price_per_second{@energy_node})"
+    power = "max by (instance, gpu) (gpu_power_watts{@energy_node})"
+    limits = 'max by (instance, gpu) (gpu_power_limit_watts{@energy_node, limit="enforced"})'
 
     return table(
         "Energy and rent of each GPU",
@@ -378,7 +378,7 @@ def _gpus() -> Panel:
         Column(power, "Power", unit="watt", decimals=0, width=80),
         percent(f"{power} / ({limits} > 0)", "of its limit", 110, bar=(0, 1)),
         Column(
-            "max by (instance, gpu) (increase(gpu_energy_joules_total{@node_any_job}[$__range])) / 3600",
+            "max by (instance, gpu) (increase(gpu_energy_joules_total{@energy_node}[$__range])) / 3600",
             "Energy",
             unit=ENERGY_UNIT,
             decimals=1,

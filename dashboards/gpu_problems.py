@@ -10,6 +10,7 @@ from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import EXPORTER_DOWN_SINCE, NOT_SCRAPED_SINCE, last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
+from dashboards.queries import NODES_OF_RUN
 from dashboards.tables import Column, table
 from exporter.status.conditions.gpus import CRITICAL_XIDS
 from exporter.status.xids import XID_MEANINGS
@@ -19,7 +20,9 @@ THROTTLED_RATIO = 0.05
 """Smallest share of time with thermal or power throttling that is a problem."""
 XID_SECONDS = 3600
 """Time for which an Xid is a problem."""
-_PRESENT = "(0 * gpu_up{@gpu} or on (instance, gpu) 0 * last_over_time(gpu_up{@gpu}[$__range]))"
+_PRESENT = (
+    "(0 * gpu_up{@gpu_any_run} or on (instance, gpu) 0 * last_over_time(gpu_up{@gpu_any_run}[$__range]))"
+)
 """PromQL for the GPUs of the time range, without former cards of an index that another card has now."""
 _LOCAL_RANKS = 'label_replace(last_over_time(training_rank_info{@cluster, uuid="", local_rank!=""}[$__range]), "gpu", "$1", "local_rank", "(.+)")'
 GPUS_OF_RANKS = (
@@ -34,6 +37,16 @@ An index has one result, even if several cards had the index or exporters of one
 """
 GPUS_WITH_RANK = f"{GPUS_OF_RANKS} or on (instance, gpu) max by (instance, gpu) ({_PRESENT})"
 """PromQL for each GPU of the time range, with the last run and rank that used the GPU."""
+
+
+SELECTED_GPUS = "on (instance, gpu) last_over_time(gpu_up{@gpu}[$__range])"
+"""PromQL for the condition that a series belongs to a GPU of the selected runs."""
+GPUS_WITH_RANK = (
+    f"({GPUS_OF_RANKS} or on (instance, gpu) max by (instance, gpu) ({_PRESENT})) and {SELECTED_GPUS}"
+)
+"""PromQL for each GPU of the selected runs in the time range, with the last run and rank that used the GPU."""
+SELECTED_NODES = f"on (instance) ({NODES_OF_RUN})"
+"""PromQL for the condition that a series belongs to a node of the selected runs."""
 
 
 class Damage(enum.IntEnum):
@@ -111,12 +124,12 @@ def _xid(matcher: str, remedy: str, damage: Damage) -> Problem:
     `matcher` selects or excludes the Xids that point to the hardware.
     """
     selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
-    last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu, {selector}}})"
+    last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu_any_run, {selector}}})"
     recent = f"({last} > time() - {XID_SECONDS})"
     return Problem("Xid $1", recent, recent, remedy, damage, "xid")
 
 
-_ECC_ERRORS = 'gpu_ecc_errors_total{@gpu, kind="uncorrected"}'
+_ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
 _UNCORRECTED = f"sum by (instance, gpu) ({_ECC_ERRORS})"
 _MAX_THROTTLED = f"max by (instance, gpu) ({THROTTLED})"
 _NODE_PROBLEMS = (
@@ -131,7 +144,7 @@ _NODE_PROBLEMS = (
     ),
     Problem(
         "exporter down, node unknown",
-        "min by (instance) (up{@node}) == 0",
+        "min by (instance) (up{@target}) == 0",
         EXPORTER_DOWN_SINCE,
         "check the machine, then the log of the exporter",
         Damage.UNKNOWN,
@@ -147,8 +160,8 @@ _NODE_PROBLEMS = (
 _GPU_PROBLEMS = (
     Problem(
         "GPU does not respond: $1",
-        "max by (instance, gpu, reason) (gpu_error_info{@gpu})",
-        f"max by (instance, gpu) ({last_time('gpu_up{@gpu} == bool 1')})",
+        "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})",
+        f"max by (instance, gpu) ({last_time('gpu_up{@gpu_any_run} == bool 1')})",
         "drain the node, then reset the GPU",
         Damage.STANDSTILL,
         "reason",
@@ -162,13 +175,13 @@ _GPU_PROBLEMS = (
         Damage.WRONG_RESULTS,
     ),
     _gpu_flag(
-        "gpu_remapped_rows_failed{@gpu}",
+        "gpu_remapped_rows_failed{@gpu_any_run}",
         "a memory row could not be remapped",
         "replace the GPU",
         Damage.WRONG_RESULTS,
     ),
     _gpu_flag(
-        "gpu_recovery_action{@gpu}",
+        "gpu_recovery_action{@gpu_any_run}",
         "the driver requests a recovery",
         "drain the node, then do what the driver requests",
         Damage.WRONG_RESULTS,
@@ -181,14 +194,14 @@ _GPU_PROBLEMS = (
         Damage.SLOW,
     ),
     _gpu_flag(
-        'gpu_nvlink_links{@gpu, state="inactive"}',
+        'gpu_nvlink_links{@gpu_any_run, state="inactive"}',
         "NVLinks are down",
         "reset the GPU; check the links",
         Damage.SLOW,
     ),
     _xid('xid!~"{}"', "read the log of the job; reset the GPU if it returns", Damage.POSSIBLE),
     _gpu_flag(
-        "gpu_remapped_rows_pending{@gpu}",
+        "gpu_remapped_rows_pending{@gpu_any_run}",
         "a memory row waits for a reset",
         "reset the GPU when free",
         Damage.POSSIBLE,
@@ -199,20 +212,20 @@ _GPU_PROBLEMS = (
 def problem_counts() -> str:
     """Return PromQL for the number of problems of each GPU."""
     conditions = (
-        ("lost", "gpu_up{@gpu} == bool 0"),
-        ("recovery", "gpu_recovery_action{@gpu} > bool 0"),
-        ("ecc", 'gpu_ecc_errors_total{@gpu, kind="uncorrected"} > bool 0'),
-        ("row remap failed", "gpu_remapped_rows_failed{@gpu} > bool 0"),
-        ("row remap pending", "gpu_remapped_rows_pending{@gpu} > bool 0"),
-        ("xid", f"time() - gpu_xid_last_timestamp_seconds{{@gpu}} < bool {XID_SECONDS}"),
+        ("lost", "gpu_up{@gpu_any_run} == bool 0"),
+        ("recovery", "gpu_recovery_action{@gpu_any_run} > bool 0"),
+        ("ecc", 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"} > bool 0'),
+        ("row remap failed", "gpu_remapped_rows_failed{@gpu_any_run} > bool 0"),
+        ("row remap pending", "gpu_remapped_rows_pending{@gpu_any_run} > bool 0"),
+        ("xid", f"time() - gpu_xid_last_timestamp_seconds{{@gpu_any_run}} < bool {XID_SECONDS}"),
         ("heat", f"{THROTTLED} > bool {THROTTLED_RATIO}"),
-        ("nvlink", 'gpu_nvlink_links{@gpu, state="inactive"} > bool 0'),
+        ("nvlink", 'gpu_nvlink_links{@gpu_any_run, state="inactive"} > bool 0'),
     )
     terms = (
         f'label_replace(max by (instance, gpu) ({expression}), "condition", "{name}", "", "")'
         for name, expression in conditions
     )
-    return f"sum by (instance, gpu) ({' or '.join(terms)})"
+    return f"(sum by (instance, gpu) ({' or '.join(terms)}) and {SELECTED_GPUS})"
 
 
 XID_TEXTS = value_mappings(
@@ -238,19 +251,26 @@ def _rows(problems: Sequence[Problem]) -> str:
     return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
 
 
+def _starts(problems: Sequence[Problem]) -> str:
+    """Return PromQL for the start of the first of the problems of each node and GPU."""
+    starts = " or ".join(
+        f'label_replace({problem.start}, "problem", "{index}", "", "")'
+        for index, problem in enumerate(problems)
+    )
+    return f"min by (instance, gpu) ({starts})"
+
+
 def current_problems() -> Panel:
     """Return the table of the nodes and GPUs with a problem, with the worst problem of each, the largest damage first."""
-    gpus, nodes = _rows(_GPU_PROBLEMS), _rows(_NODE_PROBLEMS)
+    gpus = f"(({_rows(_GPU_PROBLEMS)}) and {SELECTED_GPUS})"
+    nodes = f"(({_rows(_NODE_PROBLEMS)}) and {SELECTED_NODES})"
     used = f"({gpus}) + on (instance, gpu) group_left (run, rank) 0 * ({GPUS_OF_RANKS})"
     unused = f"(({gpus}) unless on (instance, gpu) ({GPUS_OF_RANKS})) % {PRIORITIES_PER_DAMAGE}"
     runs = f"0 * topk by (instance) (1, {_RUNS_ON_NODES})"
     with_run = f"(({nodes}) + on (instance) group_left (run) {runs} or ({nodes}) unless on (instance) {runs})"
     rows = f"max without (reason, xid) (topk by (instance, gpu) (1, {used} or {unused} or {with_run}))"
-    starts = " or ".join(
-        f'label_replace({problem.start}, "problem", "{index}", "", "")'
-        for index, problem in enumerate((*_GPU_PROBLEMS, *_NODE_PROBLEMS))
-    )
-    start = f"min by (instance, gpu) ({starts})"
+    gpu_starts, node_starts = _starts(_GPU_PROBLEMS), _starts(_NODE_PROBLEMS)
+    start = f"min by (instance, gpu) ({gpu_starts} and {SELECTED_GPUS} or {node_starts} and {SELECTED_NODES})"
     no_problem = (
         f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "") unless on () ({gpus} or {nodes})'
     )
@@ -276,7 +296,7 @@ def current_problems() -> Panel:
             mappings=value_mappings({0: (NO_VALUE, NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
         ),
         Column(
-            f"max by (instance, gpu) (gpu_recovery_action{{@gpu}}) and on (instance, gpu) ({gpus}) or {no_problem}",
+            f"max by (instance, gpu) (gpu_recovery_action{{@gpu_any_run}}) and on (instance, gpu) ({gpus}) or {no_problem}",
             "Driver requests",
             width=140,
             mappings=RECOVERY_ACTION_TEXTS,

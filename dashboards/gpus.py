@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from dashboards.board import ALERTS_OF_NODE, JOB, NODE, NUMERICAL_SORT, RUN, Board, Row, Variable
 from dashboards.gpu_health import health_panels
 from dashboards.gpu_load import (
@@ -14,19 +16,12 @@ from dashboards.gpu_load import (
     used_gpus,
     utilization_panels,
 )
-from dashboards.gpu_problems import GPUS_OF_RANKS, THROTTLED, current_problems, problem_counts
+from dashboards.gpu_problems import GPUS_OF_RANKS, SELECTED_NODES, THROTTLED, current_problems, problem_counts
 from dashboards.palette import BAD, GOOD, WARNING
 from dashboards.panels import Panel, stat, state_timeline, value_mappings, warn_above, warn_below
-from dashboards.queries import Query, instant_query
+from dashboards.queries import NODES_OF_RUN, Query, instant_query
 
 UID = "training-gpus"
-GPUS_OF_RUN = (
-    'last_over_time(training_rank_info{@run, uuid!=""}[$__range])'
-    " or last_over_time(training_process_gpu_memory_bytes{@run}[$__range])"
-    ' or label_replace(last_over_time(training_energy_share_ratio{@run, component="gpu"}[$__range]) > 0,'
-    ' "uuid", "$1", "device", "(.+)")'
-)
-"""PromQL for each GPU of a run, as in the rules `run_gpu:…`."""
 RUN_VARIABLE = Variable(
     RUN.name,
     RUN.label,
@@ -37,28 +32,19 @@ RUN_VARIABLE = Variable(
 NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
-    # `.*`, the value of All, also matches series without the label `run`.
-    'query_result(group by (instance) (last_over_time(exporter_build_info{@cluster, job=~"$job", run=~"$run"}[$__range])'
-    f' or last_over_time(gpu_up{{@cluster, job=~"$job"}}[$__range]) and on (uuid) ({GPUS_OF_RUN})))',
-    all_value=None,
+    f"query_result(group by (instance) ({NODES_OF_RUN}))",
     regex='/instance="([^"]+)"/',
     description=NODE.description,
-)
-UUID_VARIABLE = Variable(
-    "uuid",
-    "GPU UUID",
-    f'query_result(group by (uuid) (last_over_time(gpu_up{{@node, run=~"$run"}}[$__range]) or {GPUS_OF_RUN}))',
-    all_value=None,
-    regex='/uuid="([^"]+)"/',
-    hidden=True,
-    description="UUID of each GPU of the selected runs and nodes.",
 )
 GPU_VARIABLE = Variable(
     "gpu",
     "GPU",
-    'label_values(gpu_up{@node, uuid=~"$uuid"}, gpu)',
+    "label_values(gpu_up{@node}, gpu)",
     sort=NUMERICAL_SORT,
     description="Index of the GPU in CUDA_VISIBLE_DEVICES of the job; without that variable, the index in NVML.",
+)
+ALERTS_OF_NODES = dataclasses.replace(
+    ALERTS_OF_NODE, expression='ALERTS{alertstate="firing", @node_any_job} and ' + SELECTED_NODES
 )
 COST = "max by (run, currency) (run:training_cost:rate5m{@cluster})"
 """PromQL for the cost of each run per second, as on *Fleet*."""
@@ -72,7 +58,7 @@ def board() -> Board:
         uid=UID,
         title="Training / GPUs",
         description="Problems, use, memory, power, heat, clocks and links of each GPU of a run, or of some nodes.",
-        variables=(JOB, RUN_VARIABLE, NODE_VARIABLE, UUID_VARIABLE, GPU_VARIABLE),
+        variables=(JOB, RUN_VARIABLE, NODE_VARIABLE, GPU_VARIABLE),
         rows=(
             Row("At a glance", _overview_panels()),
             Row("Health", health_panels()),
@@ -83,12 +69,12 @@ def board() -> Board:
             Row("MIG instances", mig_panels(), collapsed=True),
             Row("Inventory", inventory_panels(), collapsed=True),
         ),
-        annotations=(ALERTS_OF_NODE,),
+        annotations=(ALERTS_OF_NODES,),
     )
 
 
 def _overview_panels() -> tuple[Panel, ...]:
-    exporters = "min by (instance) (up{@node})"
+    exporters = "min by (instance) (up{@gpu_target})"
     gpus_in_trouble = f"({problem_counts()} > 0)"
     runs_in_trouble = f"group by (run) ({GPUS_OF_RANKS} and on (instance, gpu) {gpus_in_trouble})"
     return (
@@ -102,15 +88,15 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "GPUs",
-            instant_query("sum(gpu_devices{@node}) or vector(0)", "up"),
+            instant_query("sum(gpu_devices{@gpu_node}) or vector(0)", "up"),
             instant_query(
-                "clamp_min(sum(gpu_devices_expected{@node}) - sum(gpu_devices{@node} or 0 * gpu_devices_expected{@node}), 0)",
+                "clamp_min(sum(gpu_devices_expected{@gpu_node}) - sum(gpu_devices{@gpu_node} or 0 * gpu_devices_expected{@gpu_node}), 0)",
                 "lost",
                 BAD,
             ),
             instant_query(
                 "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]))"
-                " unless on (instance) group by (instance) (up{@node} == 1)) or vector(0)",
+                " unless on (instance) group by (instance) (up{@gpu_target} == 1)) or vector(0)",
                 "unknown",
                 WARNING,
             ),
@@ -167,12 +153,12 @@ def _failures() -> str:
         downtime = f"1 - avg by ({labels}) (avg_over_time({series}[$__range] @ end())) > 0"
         return f"min by ({labels}) ({series}) and on ({labels}) topk({MAX_FAILURES}, {downtime})"
 
-    has_gpus = "max by (instance) (gpu_devices_expected{@node}) > 0"
-    drivers = f"{failed('gpu_nvml_up{@node}', 'instance')} and on (instance) {has_gpus}"
+    has_gpus = "max by (instance) (gpu_devices_expected{@gpu_node}) > 0"
+    drivers = f"{failed('gpu_nvml_up{@gpu_node}', 'instance')} and on (instance) {has_gpus}"
     return " or ".join(
         (
-            'label_replace(min(up{@node}) * min(gpu_up{@gpu}), "subject", "all exporters and GPUs", "", "")',
-            f'label_replace({failed("up{@node}", "instance")}, "subject", "$1 exporter", "instance", "(.+)")',
+            'label_replace(min(up{@gpu_target}) * min(gpu_up{@gpu}), "subject", "all exporters and GPUs", "", "")',
+            f'label_replace({failed("up{@gpu_target}", "instance")}, "subject", "$1 exporter", "instance", "(.+)")',
             f'label_replace({drivers}, "subject", "$1 driver", "instance", "(.+)")',
             f'label_join({failed("gpu_up{@gpu}", "instance, gpu")}, "subject", " GPU ", "instance", "gpu")',
         )

@@ -80,7 +80,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         exporter_state(),
         stat(
             "Machine up for",
-            instant_query(f"time() - {boot_time_query} and on (instance) up{{@node}} == 1"),
+            instant_query(f"time() - {boot_time_query} and on (instance) up{{@target}} == 1"),
             unit="s",
             decimals=0,
             w=3,
@@ -154,7 +154,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             "OOM kills",
             instant_query(
                 'max((sum by (instance) (increase(cgroup_memory_events_total{@node, event="oom_kill"}[$__range]))'
-                " or on (instance) increase(host_vm_oom_kills_total{@node}[$__range])) and on (instance) up{@node} == 1)"
+                " or on (instance) increase(host_vm_oom_kills_total{@node}[$__range])) and on (instance) up{@target} == 1)"
             ),
             unit="none",
             decimals=0,

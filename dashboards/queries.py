@@ -17,8 +17,14 @@ SELECTORS = {
     # Without `job`, because alerts from aggregations have no such label.
     "node_any_job": 'cluster=~"$cluster", instance=~"$node"',
     "node": 'cluster=~"$cluster", job=~"$job", instance=~"$node"',
-    "gpu": 'cluster=~"$cluster", job=~"$job", instance=~"$node", uuid=~"$uuid", gpu=~"$gpu"',
+    "gpu": 'cluster=~"$cluster", job=~"$job", instance=~"$node", gpu=~"$gpu"',
+    "gpu_any_run": 'cluster=~"$cluster", job=~"$job", instance=~"$node", gpu=~"$gpu"',
+    "target": 'cluster=~"$cluster", job=~"$job", instance=~"$node"',
+    "gpu_node": 'cluster=~"$cluster", job=~"$job", instance=~"$node"',
+    "gpu_target": 'cluster=~"$cluster", job=~"$job", instance=~"$node"',
+    "energy_node": 'cluster=~"$cluster", instance=~"$node"',
     "run": 'cluster=~"$cluster", run=~"$run"',
+    "compared_run": 'cluster=~"$cluster", run=~"$run"',
     "rank": 'cluster=~"$cluster", run=~"$run", rank=~"$rank"',
     # Drivers since 575 split `thermal` into hw_thermal and sw_thermal. The reasons overlap, so their sum is meaningless.
     "throttling": 'reason=~"thermal|hw_thermal|sw_thermal|hw_power_brake"',
@@ -31,6 +37,47 @@ _SELECTOR = re.compile(r"@(\w+)")
 _MACHINE_SERIES = re.compile(
     r"\b\w+\((?:host|cgroup)_\w+\{[^}]*\}\[[^]]*\]\)|\b(?:host|cgroup)_\w+\{[^}]*\}(?!\[)"
 )
+_RANGE_FUNCTION_OR_SERIES = (
+    r"\b\w+\(\w+\{{[^}}]*@{0}\b[^}}]*\}}\[[^]]*\](?: offset [$\w]+| @ end\(\))?\)"
+    r"|\b\w+\{{[^}}]*@{0}\b[^}}]*\}}(?!\[)(?: offset [$\w]+| @ end\(\))?"
+)
+GPUS_OF_RUN = (
+    'last_over_time(training_rank_info{@run, uuid!=""}[$__range] @ end())'
+    " or last_over_time(training_process_gpu_memory_bytes{@run}[$__range] @ end())"
+    ' or label_replace(last_over_time(training_energy_share_ratio{@run, component="gpu"}[$__range] @ end()) > 0,'
+    ' "uuid", "$1", "device", "(.+)")'
+)
+"""PromQL for each GPU of a run, as in the rules `run_gpu:…`."""
+NODES_OF_RUN = (
+    'last_over_time(exporter_build_info{@cluster, job=~"$job", run=~"$run"}[$__range] @ end())'
+    f' or last_over_time(gpu_up{{@cluster, job=~"$job"}}[$__range] @ end()) and on (uuid) ({GPUS_OF_RUN})'
+)
+"""PromQL for the nodes of the selected runs. `.*`, the value of All, also matches series without the label `run`."""
+NODES_OF_ENERGY = (
+    "last_over_time(training_energy_joules_total{@run}[$__range] @ end())"
+    " or on () exporter_energy_counting{@cluster}"
+)
+"""PromQL for the nodes of the selected runs; for all nodes if no run has used energy."""
+SAME_WORK_RUNS_TEMPLATE = (
+    '(last_over_time(training_run_info{{@cluster, perf_tag=~"$perf_tag", perf_tag!=""{extra_matchers}}}[$__range])'
+    ' or last_over_time(training_run_info{{@cluster, perf_tag="", model=~"$perf_tag"{extra_matchers}}}[$__range]))'
+)
+"""PromQL for the runs with the selected `perf_tag`, and for the runs without `perf_tag` whose model is the selected value."""
+_CONDITIONS = {
+    "compared_run": f"on (run) {SAME_WORK_RUNS_TEMPLATE.format(extra_matchers='')}",
+    # `.*`, the value of All, also matches series without the label `run`.
+    "gpu": f'on (uuid) (last_over_time(gpu_up{{@node, run=~"$run"}}[$__range] @ end()) or {GPUS_OF_RUN})',
+    "gpu_node": f"on (instance) ({NODES_OF_RUN})",
+    "gpu_target": f"on (job, instance) ({NODES_OF_RUN})",
+    # `up` has series of every target of Prometheus.
+    "target": 'on (job) last_over_time(exporter_build_info{@cluster, job=~"$job"}[$__range] @ end())',
+    "energy_node": f"on (instance) ({NODES_OF_ENERGY})",
+}
+"""Conditions that series with a selector satisfy, by selector name.
+
+A condition instead of a list of values keeps a query short: a thousand nodes have eight thousand GPUs.
+"""
+_CONDITIONAL_SERIES = {name: re.compile(_RANGE_FUNCTION_OR_SERIES.format(name)) for name in _CONDITIONS}
 TARGET_LABELS = "job, namespace, pod, container, endpoint"
 """Labels that differ between the exporter of a node and the sidecar of a pod on the same node."""
 
@@ -44,6 +91,10 @@ def expand(expression: str) -> str:
     deduplicated_expression = _MACHINE_SERIES.sub(
         rf"max without ({TARGET_LABELS}) (\g<0>)", " ".join(expression.split())
     )
+    for name, condition in _CONDITIONS.items():
+        deduplicated_expression = _CONDITIONAL_SERIES[name].sub(
+            rf"(\g<0> and {condition})", deduplicated_expression
+        )
     return _SELECTOR.sub(lambda match: SELECTORS[match[1]], deduplicated_expression)
 
 

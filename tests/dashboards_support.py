@@ -26,7 +26,7 @@ BUILTIN_VALUES = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s",
 BUILTIN_VALUES |= {"__interval_ms": "15000"}
 EXPORTER_LABELS = {"job", "namespace", "pod", "container", "endpoint"}
 """Labels that distinguish the exporters of one node."""
-SELECTED_VALUES = dict.fromkeys(("job", "node", "run", "rank", "gpu", "uuid", "perf_tag"), ".+")
+SELECTED_VALUES = dict.fromkeys(("job", "node", "run", "rank", "gpu", "perf_tag"), ".+")
 SELECTED_VALUES |= {"cluster": ".*", "baseline": "a"}
 
 

@@ -10,12 +10,13 @@ from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
 from rules_support import ROOT, promtool
 
 RECORDING_RULES = [str(path) for path in sorted((ROOT / "deploy/prometheus/rules").glob("recording-*.yml"))]
-SINGLE_VALUES = {
+BOARD_VALUES = {
+    "training-gpus": {"run": ".*"},
     "training-node": {"node": "n1"},
     "training-run": {"run": "a"},
     "training-ranks": {"run": "a"},
 }
-"""Values of variables that select a single value, by dashboard."""
+"""Values of variables that differ from `SELECTED_VALUES`, by dashboard."""
 RUN = 'training_{name}{{run="a",instance="n{node}"{labels}}}'
 
 
@@ -29,18 +30,28 @@ def assert_panel(
     query_id: str = "A",
     factor: int = 1,
     minutes: float = 15,
+    selected: Mapping[str, str] | None = None,
 ) -> None:
     """Check the values of a panel's query, multiplied by *factor* and rounded. The series have a sample every 15 s.
+
+    *selected* are values of variables.
 
     The time range of a plot starts at 0.
     """
     query = next(
         query for query in panel_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)
     )
-    expression = fill_variables(query.expression, SELECTED_VALUES | SINGLE_VALUES.get(dashboard, {}))
+    expression = fill_variables(
+        query.expression, SELECTED_VALUES | BOARD_VALUES.get(dashboard, {}) | (selected or {})
+    )
+    build_infos = {
+        name.replace("up{", "exporter_build_info{", 1): "1 stale" for name in series if name.startswith("up{")
+    }
     case = {
         "interval": "15s",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "input_series": [
+            {"series": name, "values": values} for name, values in (build_infos | series).items()
+        ],
         "promql_expr_test": [
             {
                 "expr": f"round({factor} * ({expression}))".replace("@ start()", "@ 0"),

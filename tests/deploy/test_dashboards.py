@@ -162,6 +162,25 @@ def test_a_single_value_variable_is_compared_literally_and_a_multi_value_one_as_
 
 
 @every_board
+def test_a_query_is_short_even_for_a_thousand_nodes(uid: str) -> None:
+    names = "|".join(f"gpu-node-{index:04}" for index in range(1000))
+    values = {
+        variable["name"]: variable.get("allValue") or names if variable["includeAll"] else names[:13]
+        for variable in MODELS[uid]["templating"]["list"]
+        if variable["type"] == "query"
+    }
+    for query in all_queries(uid):
+        assert len(fill_variables(query.expression, values)) < 100_000, str(query)
+
+
+@every_board
+def test_all_is_a_pattern_and_not_a_list_of_values(uid: str) -> None:
+    for variable in MODELS[uid]["templating"]["list"]:
+        if variable["includeAll"]:
+            assert variable.get("allValue") in {".*", ".+"}, f"${variable['name']}"
+
+
+@every_board
 def test_rates_cover_an_interval_that_follows_the_zoom(uid: str) -> None:
     for query in panel_queries(uid):
         for window in re.findall(r"\b(?:rate|irate|increase)\([^[]*\[([^]]*)\]", query.expression):

@@ -169,11 +169,29 @@ def test_nothing_is_wrong_with_healthy_gpus(tmp_path: Path) -> None:
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
 
 
+@pytest.mark.parametrize(("run", "gpus"), [(".*", 3), ("a", 1), ("b", 0)])
+def test_the_selected_run_limits_the_gpus_and_the_problems(tmp_path: Path, run: str, gpus: int) -> None:
+    lost = {
+        GPU.format(name=name, gpu=gpu, labels=f',job="training"{label}'): value
+        for gpu in range(3)
+        for name, label, value in (("up", "", "0x60"), ("error_info", ',reason="gpu_is_lost"', "1x60"))
+    }
+    series = lost | {
+        'up{job="training",instance="n1"}': "0x60",
+        'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
+    }
+    selected = {"run": run}
+    unknown = {"{}": float(gpus)}
+
+    assert_panel(tmp_path, "training-gpus", "GPUs", series, unknown, query_id="C", selected=selected)
+
+
 def test_a_hot_gpu_is_an_outlier_in_the_plot_of_temperatures(tmp_path: Path) -> None:
     temperatures = {
         GPU.format(name="temperature_celsius", gpu=gpu, labels=',job="training",sensor="gpu"'): values
         for gpu, values in ((0, "62x60"), (1, "62x60"), (2, "62x50 89x10"))
     }
+    temperatures |= {GPU.format(name="up", gpu=gpu, labels=',job="training"'): "1x60" for gpu in range(3)}
     labels = 'job="training",sensor="gpu"'
     expected = {
         f'{{__name__="gpu_temperature_celsius",instance="n1",gpu="0",uuid="G0",{labels}}}': 62,
@@ -200,6 +218,7 @@ def test_the_mean_sm_activity_covers_gpus_that_a_run_holds(tmp_path: Path) -> No
         GPU.format(name="sm_activity_ratio", gpu=gpu, labels=',job="training"'): f"{value}x60"
         for gpu, value in ((0, 0.9), (1, 0.1))
     }
+    activity |= {GPU.format(name="up", gpu=gpu, labels=',job="training"'): "1x60" for gpu in range(2)}
     held = {'training_rank_info{run="a",rank="0",uuid="G0",instance="n1"}': "1x60"}
 
     panel = "Mean SM activity of used GPUs"
