@@ -34,9 +34,9 @@ class Onsets:
 
     def start(self, finding: Finding) -> float | None:
         """Return the Unix time at which the finding began, or at which the event happened; None if unknown."""
-        if finding.match.event:
-            return self._event_time(finding)
         since = finding.match.since
+        if finding.match.event:
+            return self._event_times.get(finding.key) if since is None else since
         return self._start_times.get(finding.key) if since is None else since
 
     def headline_start(self, finding: Finding) -> float | None:
@@ -51,20 +51,22 @@ class Onsets:
     def text(self, finding: Finding, now: float) -> str:
         """Return the text of how long the finding has held, or of when the event happened."""
         is_initial = finding.key in (self._initial_keys or ())
-        start = self.start(finding)
         if finding.match.event:
-            if start is None:
+            event_time = self._event_time(finding)
+            if event_time is None:
                 return "before the start of the exporter" if is_initial else "at an unknown time"
-            return f"{age(start, now)} ({clock(start)})"
+            return f"{age(event_time, now)} ({clock(event_time)})"
+        start = self.start(finding)
         if start is None:
             return "just now"
         at_least = "at least " if is_initial and finding.match.since is None else ""
         return f"for {at_least}{_elapsed(start, now)} (since {clock(start)})"
 
     def _event_time(self, finding: Finding) -> float | None:
-        """Return the time of an event, or the last known time if the event is older than the history."""
-        since = finding.match.since
-        return self._event_times.get(finding.key) if since is None else since
+        """Return the time of the last event, or the last known time if the event is older than the history."""
+        match = finding.match
+        event_time = match.since if match.last is None else match.last
+        return self._event_times.get(finding.key) if event_time is None else event_time
 
 
 @dataclass(frozen=True, slots=True)

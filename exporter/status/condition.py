@@ -24,7 +24,8 @@ class Match:
     Attributes:
         subject: Stable identity of the subject: run, rank, GPU, device.
         facts: Values of the placeholders in the sentence and the remedy.
-        since: Unix time of the start; None if unknown.
+        since: Unix time of the start or of the first event; None if unknown.
+        last: Unix time of the last of several events; None for a single event or for a state.
         event: True for an event, False for a state that lasts.
         is_past: True for an event whose alert no longer fires.
         stacks: Stacks of the ranks of a hang.
@@ -34,6 +35,7 @@ class Match:
     subject: tuple[str, ...]
     facts: Mapping[str, object] = field(default_factory=dict)
     since: float | None = None
+    last: float | None = None
     event: bool = False
     is_past: bool = False
     stacks: tuple[StackGroup, ...] = ()

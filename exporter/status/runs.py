@@ -144,7 +144,10 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
         *figure("gradient norm", value_or_dash(current("training_grad_norm"), number)),
         *figure("learning rate", value_or_dash(current("training_learning_rate"), number)),
         *_goodput(view, run),
-        *figure("at risk, unsaved", value_or_dash(unsaved_seconds, duration)),
+        *figure(
+            "at risk, unsaved",
+            value_or_dash(unsaved_seconds, lambda seconds: duration(seconds) if seconds >= 0.1 else "0 s"),
+        ),
         *figure("last checkpoint", age_or_dash(saved, now)),
         *_restarts(view, run),
         *figure(

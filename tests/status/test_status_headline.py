@@ -104,6 +104,23 @@ def test_a_slow_rank_and_a_missing_gpu_are_in_the_box_of_their_card() -> None:
     assert [(group.title, len(group.findings)) for group in groups] == [("GPU 3 (rank 0 of night)", 6)]
 
 
+def test_a_hang_is_in_the_box_of_the_lost_gpu_and_has_the_remedy_of_the_gpu() -> None:
+    hung: Rows = {
+        "training_run_state": run_sample(1.0, state="hung"),
+        "training_run_state_since_timestamp_seconds": run_sample(NOW - 900),
+    }
+    lost: Rows = {"gpu_up": [(CARD, 0.0)], "training_rank_info": run_sample(1.0, rank="0", **CARD)}
+    view = view_of(JOB | hung | lost)
+    (group,) = finding_groups(view, findings(view), Onsets())
+
+    assert group.title == "GPU 3 (rank 0 of night)"
+    assert [finding.text for finding in group.findings] == [
+        "GPU 3 (rank 0 of night) does not answer.",
+        "Run night hangs: GPU 3 (rank 0 of night) does not answer. Rank 0 in forward.",
+    ]
+    assert all(finding.remedy.startswith("Drain the node") for finding in group.findings)
+
+
 def test_the_headline_precedes_the_state_of_the_exporter() -> None:
     words = status_page(FAULTY_CARD).visible_text
 

@@ -119,6 +119,12 @@ def test_the_page_shows_known_values_and_omits_unknown_ones(
     assert [text for text in not_shown if text in words] == []
 
 
+def test_a_moment_without_a_save_is_no_time_at_risk() -> None:
+    text = status_page(JOB | {"training_uncommitted_seconds": run_sample(6.97e-6)}).visible_text
+
+    assert "at risk, unsaved 0 s" in text
+
+
 def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
     final_state = run_sample(1.0, state="finished")
     state_since = {"training_run_state_since_timestamp_seconds": run_sample(NOW - 600)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter.status.condition import AlertSeverity, Condition, Match
-from exporter.status.conditions.runs import counted, last_time
+from exporter.status.conditions.runs import counted
 from exporter.status.numbers import duration, ranges, share, size
 from exporter.status.thresholds import CHECKPOINT_HANG_RATIO, CHECKPOINT_OVERDUE_INTERVALS
 from exporter.status.view import View
@@ -46,12 +46,8 @@ def _failed(view: View) -> Iterator[Match]:
             "failed saves", name, seconds=FAILED_SECONDS, existence="executed steps"
         )
         if increase is not None:
-            facts = {
-                "run": name,
-                "count": counted(increase, "save", "saves"),
-                "last": last_time(view, increase),
-            }
-            yield Match((name,), facts, since=increase.first, event=True)
+            facts = {"run": name, "count": counted(increase, "save", "saves")}
+            yield Match((name,), facts, since=increase.first, last=increase.last, event=True)
 
 
 def _overdue(view: View) -> Iterator[Match]:
@@ -114,7 +110,7 @@ CONDITIONS = (
         alert="TrainingCheckpointFailing",
         condition="any failed checkpoint in 1h, until the run ends",
         severity=AlertSeverity.CRITICAL,
-        sentence="{count} of run {run} failed{last}",
+        sentence="{count} of run {run} failed",
         remedy="read the job's log; check space and permissions of the checkpoint directory",
         find=_failed,
     ),

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from exporter.status.condition import AlertSeverity, Condition, Match
-from exporter.status.numbers import age, share
+from exporter.status.conditions.runs import LOST_GPU_REMEDY
+from exporter.status.numbers import share
 from exporter.status.thresholds import GPU_IDLE_RATIO, GPU_STRAGGLER_RATIO
 from exporter.status.view import THERMAL_REASON, Gpu, View
 from exporter.status.xids import with_meaning
@@ -110,12 +111,12 @@ def _uncorrected(view: View) -> Iterator[Match]:
         count = view.readings.total("gpu_ecc_errors_total", uuid=gpu.uuid, kind="uncorrected")
         if count:
             increase = view.history.increase("uncorrected", gpu.uuid, seconds=EVENT_SECONDS + KEPT_SECONDS)
-            last = f", the last {age(increase.last, view.exporter.now)}" if increase else ""
             errors = f"{count:.0f} uncorrected ECC error{'s' if count > 1 else ''}"
             yield Match(
                 (gpu.uuid,),
-                {"gpu": gpu.title, "errors": errors, "last": last},
+                {"gpu": gpu.title, "errors": errors},
                 since=increase.first if increase else None,
+                last=increase.last if increase else None,
                 event=True,
                 is_past=increase is None,
             )
@@ -225,7 +226,8 @@ CONDITIONS = (
         condition="a GPU that does not answer",
         severity=AlertSeverity.CRITICAL,
         sentence="{gpu} does not answer{reason}",
-        remedy="drain the node, then reset the GPU: nvidia-smi --gpu-reset -i {index}",
+        remedy=LOST_GPU_REMEDY,
+        explains=True,
         find=_lost,
     ),
     Condition(
@@ -270,7 +272,7 @@ CONDITIONS = (
         alert="GpuEccUncorrected",
         condition="any uncorrected memory error in 10m",
         severity=AlertSeverity.CRITICAL,
-        sentence="{gpu} has had {errors} since the driver was loaded{last}",
+        sentence="{gpu} has had {errors} since the driver was loaded",
         remedy="return to a checkpoint from before the error, and reset the GPU",
         find=_uncorrected,
     ),

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.history import PACE_SECONDS, Increase
-from exporter.status.numbers import age, duration, ranges, share
+from exporter.status.numbers import duration, ranges, share
 from exporter.status.thresholds import DATA_STALL_RATIO, SLOWER_RATIO, STARTUP_SECONDS
-from exporter.status.view import Run, View
+from exporter.status.view import Gpu, Run, View
 
 NONFINITE_SECONDS = 900.0
 GRADIENT_SECONDS, GRADIENT_RATIO = 600.0, 0.1
 RESTART_SECONDS, MAX_RESTARTS = 3600.0, 3
 ODD_GROUP_REMEDY = "fix the wait of the rank that is listed first"
+LOST_GPU_REMEDY = "drain the node, then reset the GPU: nvidia-smi --gpu-reset -i {index}"
 NO_ODD_GROUP_REMEDY = "check storage, network and GPUs of all ranks"
 SAVING_OR_VALIDATING = frozenset({"checkpoint_load", "checkpoint_save_sync", "validation", "test"})
 
@@ -42,8 +43,21 @@ def _overdue(view: View, state: str) -> Iterator[Match]:
             stacks = hang.groups if hang else ()
             step = f" at step {hang.step:,}" if hang and hang.step is not None else ""
             remedy = ODD_GROUP_REMEDY if hang and hang.has_odd_group else NO_ODD_GROUP_REMEDY
-            facts = {"run": name, "step": step, "where": where, "remedy": remedy}
-            yield Match((name,), facts, since=run.state_since, stacks=stacks)
+            lost_gpu = _lost_gpu(view, name)
+            cause, gpu_uuid = "", ""
+            if lost_gpu:
+                cause, gpu_uuid = f": {lost_gpu.title} does not answer", lost_gpu.uuid
+                remedy = LOST_GPU_REMEDY.format(index=lost_gpu.index)
+            facts = {"run": name, "step": step, "cause": cause, "where": where, "remedy": remedy}
+            yield Match((name,), facts, since=run.state_since, stacks=stacks, gpu_uuid=gpu_uuid)
+
+
+def _lost_gpu(view: View, run: str) -> Gpu | None:
+    """Return a GPU that does not answer and that a rank of the run used last; None if all GPUs answer."""
+    return next(
+        (gpu for gpu in view.gpus if not gpu.is_up and run in {holder for holder, _ in gpu.last_holders}),
+        None,
+    )
 
 
 def _late(view: View) -> Iterator[Match]:
@@ -118,12 +132,9 @@ def _losses(view: View) -> Iterator[Match]:
             )
             yield Match(
                 (name,),
-                {
-                    "run": name,
-                    "count": counted(increase, "loss", "losses"),
-                    "last": last_time(view, increase),
-                },
+                {"run": name, "count": counted(increase, "loss", "losses")},
                 since=increase.first,
+                last=increase.last,
                 event=True,
                 is_past=recent is None,
             )
@@ -132,11 +143,6 @@ def _losses(view: View) -> Iterator[Match]:
 def counted(increase: Increase, singular: str, plural: str) -> str:
     """Return the number of events with their name."""
     return f"{increase.count:.0f} {singular if round(increase.count) == 1 else plural}"
-
-
-def last_time(view: View, increase: Increase) -> str:
-    """Return when the last of several events happened; "" for events at one time."""
-    return "" if increase.first == increase.last else f", the last {age(increase.last, view.exporter.now)}"
 
 
 def _gradients(view: View) -> Iterator[Match]:
@@ -173,13 +179,13 @@ CONDITIONS = (
             " outside start, compilation, checkpoints and validation"
         ),
         severity=AlertSeverity.CRITICAL,
-        sentence="run {run} hangs{step}. {where}",
+        sentence="run {run} hangs{step}{cause}. {where}",
         remedy="{remedy}; `training-exporter stacks` prints all stacks",
         find=_hung,
     ),
     Condition(
         condition="a step is overdue while the run waits for data, compiles, loads, saves or validates",
-        sentence="run {run} is stalled{step}, a step is overdue. {where}",
+        sentence="run {run} is stalled{step}, a step is overdue{cause}. {where}",
         remedy="check what the phase waits for: storage, a compilation, a validation without reports",
         find=_stalled,
     ),
@@ -214,7 +220,7 @@ CONDITIONS = (
         alert="TrainingLossNonFinite",
         condition="any loss in 15m that is not finite, until the run ends",
         severity=AlertSeverity.CRITICAL,
-        sentence="run {run} has had {count} of NaN or infinity{last}",
+        sentence="run {run} has had {count} of NaN or infinity",
         remedy="return to a checkpoint from before, unless a loss scaler skipped the step",
         find=_losses,
     ),
