@@ -144,6 +144,27 @@ LOST_SHARE_NOW = (
 The ledger books a hang and the loss of a crash at once, so that a rate over five minutes would exceed the loss: a hang is a
 standstill, and restarts count over the last hour.
 """
+_LOST_SHARE_OF_RUN = f"(clamp_max(sum by (run) ({LOST_SHARE_NOW}), 1) or on (run) 0 * ({_ACTIVE}))"
+_GPUS_OF_RUN = (
+    f"(max by (run) (run:training_gpus:count{{@run}}) > 0 or on (run) {_LOST_SHARE_OF_RUN} * 0 + 1)"
+)
+LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPUS_OF_RUN}) / sum({_GPUS_OF_RUN} and on (run) {_LOST_SHARE_OF_RUN})"
+"""PromQL for the share of the GPU time that all active runs lose now. A run without a GPU counts as one GPU."""
+_RANKS_OF_STANDSTILL = (
+    "training_rank_info{@run} * on (uuid) group_left () (max by (uuid) (gpu_up) == bool 0) > 0"
+    " or training_hang_info{@run} and on (cluster, run, function, location, phase)"
+    " run_group:training_hang_odd:count{@run} == 1"
+)
+_RANK_OF_LARGEST = "topk by (run) (1, max by (run, instance, rank) ({}))"
+RANK_OF_LOSS = " or ".join(
+    _as_cause(_RANK_OF_LARGEST.format(series), cause)
+    for cause, series in (
+        ("slowest_rank", "training_rank_compute_seconds{@run}"),
+        ("data_stall", 'rate(training_phase_seconds_total{@run, phase="data_loading"}[5m])'),
+        ("standstill", _RANKS_OF_STANDSTILL),
+    )
+)
+"""PromQL for the rank that causes a loss: the slowest, the rank that waits longest for data, or the rank that holds up a hang."""
 LOST_PER_HOUR_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR}) > 0)"
 """PromQL for the cost per hour of the time that each run loses now, by cause."""
 _SMALL_LOSS = 0.05

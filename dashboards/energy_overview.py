@@ -12,10 +12,12 @@ from dashboards.energy_loss import (
     ENERGY_BY_CAUSE,
     LOSS_SINCE,
     LOST_COST_BY_RUN,
+    LOST_GPU_SHARE_NOW,
     LOST_PER_HOUR_BY_CAUSE,
     LOST_SHARE_BY_RUN,
     LOST_SHARE_NOW,
     PROGRESS_CAUSE,
+    RANK_OF_LOSS,
     RUN_COST,
     RUN_ENERGY,
     TIME_BY_CAUSE,
@@ -130,14 +132,14 @@ def _cost_now() -> Panel:
 
 
 def _lost_now() -> Panel:
-    share = "of the time"
+    share = "of the GPU time"
     return stat(
         "Lost per hour now",
         instant_query(
             f"sum by (currency) ({LOST_PER_HOUR_BY_CAUSE}) or sum by (currency) ({COST_PER_HOUR}) * 0",
             "{{currency}}",
         ),
-        instant_query(f"avg(clamp_max(sum by (run) ({LOST_SHARE_NOW}), 1))", share),
+        instant_query(LOST_GPU_SHARE_NOW, share),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
@@ -246,12 +248,14 @@ def _readings() -> Panel:
 
 
 def _losses_now() -> Panel:
-    """Return the table of what each run loses now, by cause, the largest loss first."""
+    """Return the table of what each run loses now, by cause, the most expensive loss first."""
     return table(
         "Losses now",
         Column("run", "Run", links=(RUN_LINK,)),
         Column("cause", "Cause", mappings=CAUSE_TEXTS),
-        percent(f"{LOST_SHARE_NOW} > 0", "of its time", 125, bar=(0, 1)),
+        Column("rank", "Rank", width=70),
+        Column("instance", "Node", width=120),
+        percent(f"{LOST_SHARE_NOW} > 0", "of its time, 5 min", 150, bar=(0, 1)),
         Column(LOST_PER_HOUR_BY_CAUSE, "Cost per hour", decimals=2, width=115),
         Column("currency", "Currency", width=80),
         Column(
@@ -261,7 +265,11 @@ def _losses_now() -> Panel:
             width=150,
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
-        sort="of its time",
+        row_query=(
+            f"{LOST_SHARE_NOW} * on (run, cause) group_left (rank, instance) (0 * ({RANK_OF_LOSS}) + 1) > 0"
+            f" or on (run, cause) {LOST_SHARE_NOW} > 0"
+        ),
+        sort="Cost per hour",
         w=24,
         h=6,
         max_data_points=120,

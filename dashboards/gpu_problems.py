@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,10 +14,10 @@ from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
 from dashboards.queries import NODES_OF_RUN
 from dashboards.tables import Column, table
-from exporter.status.conditions.gpus import CRITICAL_XIDS
+from exporter.status.conditions.gpus import CRITICAL_XIDS, WARNING_XIDS
 from exporter.status.xids import XID_MEANINGS
 
-THROTTLED = "rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval])"
+THROTTLED = "rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[5m])"
 THROTTLED_RATIO = 0.05
 """Smallest share of time with thermal or power throttling that is a problem."""
 XID_SECONDS = 3600
@@ -86,6 +88,13 @@ RECOVERY_ACTION_TEXTS = value_mappings(
         7: ("system reboot", BAD),
     }
 )
+_NO_RESPONSE = "GPU does not respond: "
+_ERROR_TEXTS = {
+    "gpu_is_lost": "GPU lost: fell off the bus",
+    "reset_required": "GPU does not respond: needs a reset",
+    "gpu_not_found": "GPU does not respond: the driver no longer lists the GPU",
+}
+"""Texts of errors of NVML."""
 _RUNS_ON_NODES = "group by (instance, run) (last_over_time(training_process_up{@cluster}[$__range]))"
 
 
@@ -157,9 +166,20 @@ _NODE_PROBLEMS = (
         Damage.UNKNOWN,
     ),
 )
+_FAILED_COLLECTORS = "min by (instance, collector) (exporter_collector_success{@node}) == 0"
+_COLLECTOR_PROBLEMS = (
+    Problem(
+        "collector $1 fails",
+        _FAILED_COLLECTORS,
+        last_time("min by (instance, collector) (exporter_collector_success{@node}) == bool 1"),
+        "read the log of the exporter; the metrics of the collector are absent",
+        Damage.UNKNOWN,
+        "collector",
+    ),
+)
 _GPU_PROBLEMS = (
     Problem(
-        "GPU does not respond: $1",
+        f"{_NO_RESPONSE}$1",
         "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})",
         f"max by (instance, gpu) ({last_time('gpu_up{@gpu_any_run} == bool 1')})",
         "drain the node, then reset the GPU",
@@ -228,19 +248,32 @@ def problem_counts() -> str:
     return f"(sum by (instance, gpu) ({' or '.join(terms)}) and {SELECTED_GPUS})"
 
 
+def _xid_color(xid: int) -> str:
+    """Return the color of an Xid: bad if the Xid points to the hardware, neutral if a program caused the Xid."""
+    return BAD if xid in CRITICAL_XIDS else WARNING if xid in WARNING_XIDS else NEUTRAL
+
+
 XID_TEXTS = value_mappings(
-    {str(xid): (f"{xid}: {meaning}", NEUTRAL) for xid, meaning in XID_MEANINGS.items()}
+    {str(xid): (f"{xid}: {meaning}", _xid_color(xid)) for xid, meaning in XID_MEANINGS.items()}
 )
 """Value mappings from the number of an Xid to the number with its meaning."""
 
 
+PROBLEMS_TITLE = "What is wrong"
 NO_PROBLEM = "nothing is wrong"
 PROBLEM_TEXTS = [
     *value_mappings(
         {NO_PROBLEM: (NO_PROBLEM, GOOD)}
-        | {f"Xid {xid}": (f"Xid {xid}: {meaning}", BAD) for xid, meaning in XID_MEANINGS.items()}
+        | {f"{_NO_RESPONSE}{error}": (text, BAD) for error, text in _ERROR_TEXTS.items()}
+        | {f"Xid {xid}": (f"Xid {xid}: {meaning}", _xid_color(xid)) for xid, meaning in XID_MEANINGS.items()}
     ),
-    {"type": "regex", "options": {"pattern": ".+", "result": {"color": BAD, "index": len(XID_MEANINGS) + 1}}},
+    {
+        "type": "regex",
+        "options": {
+            "pattern": ".+",
+            "result": {"color": BAD, "index": len(XID_MEANINGS) + len(_ERROR_TEXTS) + 1},
+        },
+    },
 ]
 """Value mappings of the column *Problem*: an Xid with its meaning, and the colour of all other problems."""
 NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
@@ -262,20 +295,42 @@ def _starts(problems: Sequence[Problem]) -> str:
 
 def current_problems() -> Panel:
     """Return the table of the nodes and GPUs with a problem, with the worst problem of each, the largest damage first."""
+    return table(
+        PROBLEMS_TITLE, *_problem_columns(_NODE_PROBLEMS), sort="Damage", w=24, h=7, max_data_points=120
+    )
+
+
+def problems_of_node() -> Panel:
+    """Return the table of the problems of a single node and of its GPUs, also of collectors that fail."""
+    columns = [
+        dataclasses.replace(column, source=_on_single_node(column.source))
+        for column in _problem_columns((*_NODE_PROBLEMS, *_COLLECTOR_PROBLEMS))
+    ]
+    return table(PROBLEMS_TITLE, *columns, sort="Damage", w=24, h=5, max_data_points=120)
+
+
+def _on_single_node(expression: str) -> str:
+    """Return PromQL for the variables of *Node*, which has neither GPUs nor runs that limit the selection."""
+    for condition in (SELECTED_GPUS, SELECTED_NODES):
+        expression = expression.replace(f" and {condition}", "")
+    return re.sub(r"@gpu(_any_run)?\b", "@node", expression)
+
+
+def _problem_columns(node_problems: Sequence[Problem]) -> tuple[Column, ...]:
     gpus = f"(({_rows(_GPU_PROBLEMS)}) and {SELECTED_GPUS})"
-    nodes = f"(({_rows(_NODE_PROBLEMS)}) and {SELECTED_NODES})"
+    nodes = f"(({_rows(node_problems)}) and {SELECTED_NODES})"
+    labels = ", ".join(sorted({problem.label for problem in (*_GPU_PROBLEMS, *node_problems)} - {"instance"}))
     used = f"({gpus}) + on (instance, gpu) group_left (run, rank) 0 * ({GPUS_OF_RANKS})"
     unused = f"(({gpus}) unless on (instance, gpu) ({GPUS_OF_RANKS})) % {PRIORITIES_PER_DAMAGE}"
     runs = f"0 * topk by (instance) (1, {_RUNS_ON_NODES})"
     with_run = f"(({nodes}) + on (instance) group_left (run) {runs} or ({nodes}) unless on (instance) {runs})"
-    rows = f"max without (reason, xid) (topk by (instance, gpu) (1, {used} or {unused} or {with_run}))"
-    gpu_starts, node_starts = _starts(_GPU_PROBLEMS), _starts(_NODE_PROBLEMS)
+    rows = f"max without ({labels}) (topk by (instance, gpu) (1, {used} or {unused} or {with_run}))"
+    gpu_starts, node_starts = _starts(_GPU_PROBLEMS), _starts(node_problems)
     start = f"min by (instance, gpu) ({gpu_starts} and {SELECTED_GPUS} or {node_starts} and {SELECTED_NODES})"
     no_problem = (
         f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "") unless on () ({gpus} or {nodes})'
     )
-    return table(
-        "What is wrong",
+    return (
         Column(
             f"floor(({rows}) / {PRIORITIES_PER_DAMAGE}) or {no_problem}",
             "Damage",
@@ -290,9 +345,9 @@ def current_problems() -> Panel:
         Column("problem", "Problem", width=300, mappings=PROBLEM_TEXTS),
         Column(
             f"count by (instance, gpu) ({gpus} or {nodes}) - 1 or {no_problem}",
-            "Others",
+            "Other problems",
             decimals=0,
-            width=80,
+            width=140,
             mappings=value_mappings({0: (NO_VALUE, NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
         ),
         Column(
@@ -317,8 +372,4 @@ def current_problems() -> Panel:
             width=65,
             mappings=value_mappings({-1: (NO_VALUE, NEUTRAL)}),
         ),
-        sort="Damage",
-        w=24,
-        h=7,
-        max_data_points=120,
     )

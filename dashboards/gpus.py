@@ -127,7 +127,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=5,
         ),
         stat(
-            "Thermal or power throttling",
+            "Thermal or power throttling, 5 min",
             instant_query(f"topk(1, max by (instance, gpu) ({THROTTLED}))", LEGEND),
             unit="percentunit",
             decimals=0,

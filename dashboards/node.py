@@ -11,6 +11,7 @@ from dashboards.alerts import firing_alerts
 from dashboards.availability import NO_EXPORTER_UP, exporter_state
 from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Board, Row
 from dashboards.exporter_health import exporter_panels
+from dashboards.gpu_problems import problems_of_node
 from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
 from dashboards.node_ranks import ranks_table, runs_table
 from dashboards.palette import (
@@ -132,6 +133,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             thresholds=warn_above(0.7, 0.9),
             w=3,
         ),
+        problems_of_node(),
         runs_table(),
         firing_alerts(
             "@node_any_job",
@@ -177,8 +179,8 @@ def _overview_panels() -> tuple[Panel, ...]:
             "Working collectors",
             instant_query(f"count({collector_success_query} == 1)", "up"),
             instant_query(
-                f"count({collector_success_query} == 0) or 0 * count({collector_success_query})",
-                "failed",
+                f"count by (collector) ({collector_success_query} == 0) or on () 0 * count({collector_success_query})",
+                "failed {{collector}}",
                 BAD,
             ),
             unit="none",

@@ -22,7 +22,7 @@ _GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
     " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPUS)
 )
 """PromQL for the GPU of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
-_THROTTLED = "rate(gpu_clocks_event_seconds_total{@node, @throttling}[$__rate_interval])"
+_THROTTLED = "rate(gpu_clocks_event_seconds_total{@node, @throttling}[5m])"
 _PHASES = "topk by (run, rank) (1, max by (run, rank, phase) (training_phase_active{@node_run} == 1))"
 
 
@@ -84,8 +84,8 @@ def ranks_table() -> Panel:
     process_up = "max by (run, rank) (training_process_up{@node_run})"
     snapshot_time = 'training_feed_last_update_timestamp_seconds{@node_run, role=~"trainer|"}'
     silent = f"min by (run, rank) (timestamp({snapshot_time}) - {snapshot_time}) > {SILENT_SECONDS}"
-    phase_time = "sum by (run, rank) (rate(training_phase_seconds_total{@node_run}[$__rate_interval]))"
-    data_time = 'sum by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[$__rate_interval]))'
+    phase_time = "sum by (run, rank) (rate(training_phase_seconds_total{@node_run}[5m]))"
+    data_time = 'sum by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[5m]))'
 
     no_loader = "0 * sum by (run, rank) (training_process_instances{@node_run})"
 
@@ -97,6 +97,12 @@ def ranks_table() -> Panel:
         Column("run", "Run", links=(RUN_LINK,)),
         Column("rank", "Rank", width=65),
         Column("gpu", "GPU", width=65),
+        Column(
+            of_gpu("gpu_up{@node}"),
+            "GPU state",
+            width=90,
+            mappings=value_mappings({1: ("up", GOOD), 0: ("lost", BAD)}),
+        ),
         Column(
             f"({silent}) * 0 + {SILENT} and on (run, rank) {process_up} == 1"
             f" or on (run, rank) {process_up} or on (run, rank) {_RANKS} * 0 - 1",
@@ -133,7 +139,7 @@ def ranks_table() -> Panel:
             decimals=2,
             width=90,
         ),
-        percent(f"{data_time} / ({phase_time} > 0)", "Data wait", 95, warn_above(0.1, 0.3)),
+        percent(f"{data_time} / ({phase_time} > 0)", "Data wait, 5 min", 135, warn_above(0.1, 0.3)),
         percent(
             of_gpu("clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[$__rate_interval]), 1)"),
             "GPU busy",
@@ -146,7 +152,7 @@ def ranks_table() -> Panel:
             decimals=0,
             width=90,
         ),
-        percent(of_gpu(_THROTTLED), "Throttled", 95, warn_above(0.01, 0.1)),
+        percent(of_gpu(_THROTTLED), "Throttled, 5 min", 135, warn_above(0.01, 0.1)),
         Column(
             'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[$__rate_interval]))'
             f" or on (run, rank) {no_loader}",

@@ -34,6 +34,7 @@ from dashboards.queries import (
     GPU_INDEX_BY_RANK,
     SAVE_PHASES,
     SPEED_RATIO_BY_NODE,
+    STANDS_STILL,
     WORK_PHASES,
     Query,
     gpu_values_by_rank,
@@ -44,6 +45,7 @@ from dashboards.run_problems import (
     GPUS_LINK,
     LOST_GPUS,
     NODE_LINK,
+    ODD_RANK,
     SILENT_SECONDS,
     THROTTLED_GPUS,
 )
@@ -51,14 +53,17 @@ from dashboards.tables import Column, hanging_ranks, percent, table
 
 UID = "training-ranks"
 SAMPLED_COMPUTE_SECONDS = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
+FIRST_RANK = 1e6
+"""Value above the compute time of each rank in seconds, for the ranks that stop the run."""
 RANK_VARIABLE = Variable(
     "rank",
     "Rank",
-    f"query_result(sort_desc({SAMPLED_COMPUTE_SECONDS} or 0 * max by (rank) (training_rank_info{{@run}})))",
+    f"query_result(sort_desc(max by (rank) (0 * ({LOST_GPUS}) + {FIRST_RANK}) or max by (rank) (0 * ({ODD_RANK}) + {FIRST_RANK})"
+    f" or {SAMPLED_COMPUTE_SECONDS} or 0 * max by (rank) (training_rank_info{{@run}})))",
     include_all=False,
     regex='/rank="([^"]+)"/',
     sort=0,
-    description="Ranks in the row of selected ranks, the slowest rank first.",
+    description="Ranks in the row of selected ranks, the rank with a lost GPU, the rank that holds up a hang, or the slowest rank first.",
 )
 GPU_PROBLEMS = f"topk by (instance, rank) (1, {LOST_GPUS} or on (instance, rank) {THROTTLED_GPUS})"
 RANK_ROWS = (
@@ -141,9 +146,9 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 160,
             ),
             percent(
-                gpu_values_by_rank("rate(gpu_clocks_event_seconds_total{@throttling}[$__rate_interval])"),
-                "Throttled",
-                100,
+                gpu_values_by_rank("rate(gpu_clocks_event_seconds_total{@throttling}[5m])"),
+                "Throttled, 5 min",
+                130,
                 warn_above(0.01, 0.1),
             ),
             Column(
@@ -154,9 +159,9 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 width=100,
             ),
             percent(
-                'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))',
-                "Waiting for data",
-                120,
+                'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m]))',
+                "Waiting for data, 5 min",
+                170,
                 warn_above(0.2),
             ),
             percent(
@@ -197,6 +202,7 @@ def _aggregate_panels() -> tuple[Panel, ...]:
         """Return PromQL for the mean number of ranks in the phases that a matcher selects."""
         return f"sum(rate(training_phase_seconds_total{{@run, {phase}}}[$__rate_interval]))"
 
+    work = ranks_in(f'phase=~"{WORK_PHASES}", phase!="grad_sync"')
     return (
         time_series(
             "Waiting for data and for other ranks",
@@ -221,7 +227,8 @@ def _aggregate_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Ranks by phase",
-            Query(ranks_in(f'phase=~"{WORK_PHASES}", phase!="grad_sync"'), "work", BLUE),
+            Query(f"{work} unless on () {STANDS_STILL}", "work", BLUE),
+            Query(f"{work} and on () {STANDS_STILL}", "work, no step", VERMILION),
             Query(ranks_in('phase="grad_sync"'), "waiting for other ranks", PHASE_COLORS["grad_sync"]),
             Query(ranks_in('phase="data_loading"'), "waiting for data", ORANGE),
             Query(ranks_in(f'phase=~"{SAVE_PHASES}"'), "saving", PURPLE),

@@ -70,9 +70,9 @@ def overview_panels() -> tuple[Panel, ...]:
         ),
         straggler_cost(),
         stat(
-            "Waiting for data",
+            "Waiting for data, 5 min",
             instant_query(
-                'topk(1, max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
+                'topk(1, max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m])))',
                 "rank {{rank}} on {{instance}}",
             ),
             unit="percentunit",

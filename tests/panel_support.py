@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
-from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
+from dashboards_support import SELECTED_VALUES, all_queries, fill_variables
 from rules_support import ROOT, promtool
 
 RECORDING_RULES = [str(path) for path in sorted((ROOT / "deploy/prometheus/rules").glob("recording-*.yml"))]
@@ -30,16 +30,16 @@ def assert_panel(
     query_id: str = "A",
     factor: int = 1,
     minutes: float = 15,
-    selected: Mapping[str, str] | None = None,
+    selected: dict[str, str] | None = None,
 ) -> None:
-    """Check the values of a panel's query, multiplied by *factor* and rounded. The series have a sample every 15 s.
+    """Check the values of the query of a panel or of a variable (`$name`), multiplied by *factor* and rounded. The series have a sample every 15 s.
 
     *selected* are values of variables.
 
     The time range of a plot starts at 0.
     """
     query = next(
-        query for query in panel_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)
+        query for query in all_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)
     )
     expression = fill_variables(
         query.expression, SELECTED_VALUES | BOARD_VALUES.get(dashboard, {}) | (selected or {})

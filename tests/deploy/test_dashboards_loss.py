@@ -196,7 +196,7 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
         "Losses now",
         COSTLY_RUN | stall,
         {'{run="a",cause="data_stall"}': 345_000},  # above 5 % of five minutes half a minute after its start
-        query_id="C",
+        query_id="D",
     )
     assert_panel(
         tmp_path,
@@ -204,7 +204,7 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
         "Losses now",
         HANG,
         {'{run="a",cause="standstill"}': 360_000},
-        query_id="C",
+        query_id="D",
     )
 
 
@@ -257,7 +257,31 @@ def test_the_loss_per_hour_counts_every_cause(
     by_cause = {f'{{run="a",cause="{cause}",currency="EUR"}}': euros_per_hour}
 
     assert_panel(tmp_path, "training-energy", "Lost per hour now", COSTLY_RUN | series, total)
-    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | series, by_cause, query_id="B")
+    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | series, by_cause, query_id="C")
+
+
+def test_the_lost_share_is_weighted_by_gpus(tmp_path: Path) -> None:
+    stall = run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"')
+    healthy = {name.replace('run="a"', 'run="b"'): values for name, values in COSTLY_RUN.items()}
+    gpus = {
+        'run:training_gpus:count{run="a"}': "4x60",
+        'run:training_gpus:count{run="b"}': "12x60",
+    }
+    series = COSTLY_RUN | stall | healthy | gpus
+
+    share = {"{}": 13}
+    assert_panel(tmp_path, "training-energy", "Lost per hour now", series, share, query_id="B", factor=100)
+
+
+def test_a_data_stall_names_the_rank_that_waits_longest(tmp_path: Path) -> None:
+    stall = run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"')
+    phases = {
+        f'training_phase_seconds_total{{run="a",instance="n{rank}",rank="{rank}",phase="data_loading"}}': rate
+        for rank, rate in ((1, "0+7x60"), (2, "0+1x60"))
+    }
+    row = {'{run="a",cause="data_stall",rank="1",instance="n1"}': 50}
+
+    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | stall | phases, row, factor=100)
 
 
 def test_a_run_that_has_ended_loses_nothing_more(tmp_path: Path) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from panel_support import assert_panel, run_series
 from rules_support import needs_promtool
+
+from dashboards.gpu_problems import PROBLEM_TEXTS, XID_TEXTS
+from dashboards.palette import BAD, NEUTRAL, WARNING
+from exporter.collectors.gpu.nvml.library import DEVICE_DOWN_ERRORS
 
 pytestmark = needs_promtool
 
@@ -235,6 +240,64 @@ def test_without_an_exporter_the_alerts_of_a_node_are_unknown(
     assert_panel(tmp_path, "training-node", "Firing alerts", series, {f'{{alertname="{text}"}}': 0})
 
 
+NODE_WITH_LOST_GPU = {
+    'up{job="training",instance="n1"}': "1x60",
+    GPU.format(name="up", gpu=0, labels=',job="training"'): DOWN_AT_5_MIN,
+    GPU.format(name="error_info", gpu=0, labels=',job="training",reason="gpu_is_lost"'): "_x21 1x40",
+    'training_rank_info{job="training",run="a",rank="3",gpu="0",uuid="G0",instance="n1"}': "1x60",
+    'training_process_up{job="training",run="a",rank="3",instance="n1"}': "1x60",
+    'exporter_collector_success{job="training",collector="rapl",instance="n1"}': "1x20 0x40",
+}
+
+
+@pytest.mark.parametrize(
+    ("panel", "query_id", "expected"),
+    [
+        (
+            "What is wrong",
+            "A",
+            {
+                '{instance="n1",gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
+                'remedy="drain the node, then reset the GPU"}': STOPS,
+                '{instance="n1",run="a",problem="collector rapl fails",'
+                'remedy="read the log of the exporter; the metrics of the collector are absent"}': UNKNOWN,
+            },
+        ),
+        ("What is wrong", "D", {'{instance="n1",gpu="0"}': 300_000, '{instance="n1"}': 300_000}),
+        ("Ranks on this node", "B", {'{run="a",rank="3"}': 0}),
+        ("Working collectors", "B", {'{collector="rapl"}': 1}),
+    ],
+    ids=["problems", "starts", "GPU of the rank", "failed collector"],
+)
+def test_a_node_shows_its_lost_gpu_and_its_failed_collector(
+    tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
+) -> None:
+    assert_panel(tmp_path, "training-node", panel, NODE_WITH_LOST_GPU, expected, query_id=query_id)
+
+
+def test_a_healthy_node_has_no_problem(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        'exporter_collector_success{job="training",collector="rapl",instance="n1"}': "1x60",
+    }
+
+    assert_panel(tmp_path, "training-node", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
+
+
+@pytest.mark.parametrize(("xid", "color"), [(79, BAD), (94, WARNING), (13, NEUTRAL)])
+def test_the_color_of_an_xid_is_that_of_its_alert(xid: int, color: str) -> None:
+    (mapping,) = XID_TEXTS
+
+    assert mapping["options"][str(xid)]["color"] == color
+
+
+@pytest.mark.parametrize("error", sorted(DEVICE_DOWN_ERRORS))
+def test_the_table_of_problems_explains_an_error_of_nvml(error: str) -> None:
+    shown = json.dumps(PROBLEM_TEXTS)
+
+    assert f'"GPU does not respond: {error}": {{' in shown
+
+
 ALIVE, ENDED, PROCESS_UNKNOWN, SILENT = 1, 0, -1, 2
 """Values of the column *Process*."""
 
@@ -258,7 +321,7 @@ def test_a_rank_on_the_node_is_alive_silent_ended_or_unknown(
     }
 
     assert_panel(
-        tmp_path, "training-node", "Ranks on this node", series, {'{run="a",rank="0"}': process}, query_id="B"
+        tmp_path, "training-node", "Ranks on this node", series, {'{run="a",rank="0"}': process}, query_id="C"
     )
 
 
@@ -271,7 +334,7 @@ def test_the_ranks_of_a_node_have_their_wait_for_data_and_the_cpus_of_their_load
         f'training_process_cpu_seconds_total{{{rank},role="dataloader",mode="user"}}': "0+30x60",
     }
 
-    for query_id, factor, value in (("F", 100, 40), ("J", 1, 2)):
+    for query_id, factor, value in (("G", 100, 40), ("K", 1, 2)):
         assert_panel(
             tmp_path,
             "training-node",

@@ -219,6 +219,21 @@ def test_the_row_of_a_rank_names_the_lost_gpu(tmp_path: Path) -> None:
     assert_panel(tmp_path, "training-ranks", "All ranks, the slowest first", series, rows)
 
 
+def test_the_rank_that_holds_up_a_hang_is_selected_first(tmp_path: Path) -> None:
+    series = HUNG | HANG | run_series("rank_info", "1x60", labels=',rank="0"')
+
+    assert_panel(tmp_path, "training-ranks", "$rank", series, {'{rank="1"}': 1e6, '{rank="0"}': 0.0})
+
+
+@pytest.mark.parametrize(("query_id", "expected"), [("A", {}), ("B", {"{}": 1.0})])
+def test_a_rank_that_hangs_in_a_phase_of_work_is_not_shown_as_work(
+    tmp_path: Path, query_id: str, expected: dict[str, float]
+) -> None:
+    series = HUNG | run_series("phase_seconds_total", "0+15x60", labels=',rank="1",phase="forward"')
+
+    assert_panel(tmp_path, "training-ranks", "Ranks by phase", series, expected, query_id=query_id)
+
+
 COSTLY_RUN = RANKS | run_series("cost_total", "0+0.15x60", labels=',kind="device_time",currency="EUR"')
 """A run that costs 36 EUR per hour."""
 TWO_GPUS = RANK_1_ON_GPU_1 | {'training_rank_info{run="a",instance="n1",rank="0",gpu="0",uuid="G0"}': "1x60"}

@@ -96,6 +96,7 @@ MOMENTARY_PANELS = {
     "Ranks by phase",
     "Slowest rank",
     "Waiting for data",
+    "Waiting for data, 5 min",
     "Swap and page faults",  # single page faults of the test machine
 }
 """Panels whose values change every second, so that two servers with different scrape times disagree."""
