@@ -141,8 +141,8 @@ class SimulatedJob:
     def end_recording(self) -> None:
         """End the first recording process and remove its feed file."""
         first = self.processes[0]
-        self.proc.end(first.process.pid)
-        self.processes[0] = JobProcess(first.process, alive=False)
+        self.proc.end(first.identity.pid)
+        self.processes[0] = JobProcess(first.identity, alive=False)
 
     def collect(self, *, after_seconds: float = 5.0) -> Collected:
         self.proc.advance(after_seconds)

@@ -286,7 +286,7 @@ class SidecarService:
         return None if gpus is None else gpus.not_ready()
 
     def _recording_processes(self) -> list[ProcessIdentity]:
-        return [entry.process for entry in self._jobs.processes or ()]
+        return [entry.identity for entry in self._jobs.processes or ()]
 
 
 def _prepare_state_directory(path: Path) -> None:

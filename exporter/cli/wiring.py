@@ -311,7 +311,7 @@ class Wiring:
 
     def _active_runs(self) -> Collection[str] | None:
         processes = self._jobs.processes
-        return None if processes is None else {entry.process.run for entry in processes if entry.alive}
+        return None if processes is None else {entry.identity.run for entry in processes if entry.alive}
 
     def _is_working(self) -> bool | None:
         active_runs = self._active_runs()

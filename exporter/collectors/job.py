@@ -19,7 +19,7 @@ Role = Literal["trainer", "dataloader", "other"]
 class JobProcess:
     """Process that writes a feed, or that did so and exited recently."""
 
-    process: ProcessIdentity
+    identity: ProcessIdentity
     alive: bool
     pid: int | None = None  # in the sidecar's pid namespace; None if exited or invisible
     gpus: GpuUse = NO_GPUS  # as of the last snapshot

@@ -271,7 +271,7 @@ class JobCollector:
         self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
     ) -> WorkUse:
         """Return the phases of running and recently exited ranks, for the attribution of energy."""
-        intervals_by_process = {work.process: work.intervals for work in self.work.processes}
+        intervals_by_process = {work.process_id: work.intervals for work in self.work.processes}
         processes = []
         now = self._monotonic()
         # Exited processes are included, because the energy of a crashed attempt may be divided after the next attempt has started.

@@ -99,7 +99,9 @@ def test_another_process_with_the_same_pid_is_not_the_recording_process(
         job.add_recording(proc.add(FakeProcess(pid, namespace_pid=7 if pid == 31_000 else None)), rank=rank)
     proc.processes[100].started_at += 3600.0  # started after the recording
     second = job.processes[1]
-    job.processes[1] = replace(second, process=second.process.replace(pid=7))  # the snapshot has another pid
+    job.processes[1] = replace(
+        second, identity=second.identity.replace(pid=7)
+    )  # the snapshot has another pid
 
     # Only the process in a container, whose own pid differs from the pid on the host, is matched.
     assert labels_of(job.collect(), INSTANCES) == [("r", "2", "trainer")]
@@ -255,7 +257,7 @@ def test_cpu_time_before_the_sidecar_started_is_no_increase(job: SimulatedJob, p
     trainer = proc.processes[100]
     trainer.started_at, trainer.user = START - 3600.0, 500.0
     job.processes[0] = replace(
-        job.processes[0], process=job.processes[0].process.replace(started=START - 3590.0)
+        job.processes[0], identity=job.processes[0].identity.replace(started=START - 3590.0)
     )
     first = job.collect()
     trainer.user = 502.0

@@ -29,7 +29,12 @@ def account(
     session: str = "s",
 ) -> WorkAccount:
     return WorkAccount(
-        session, productive_seconds, lost_seconds, hung_seconds, uncommitted_seconds, validates=False
+        session,
+        productive_seconds,
+        lost_seconds,
+        hung_seconds,
+        uncommitted_seconds,
+        is_validation_productive=False,
     )
 
 
@@ -107,7 +112,7 @@ def test_pending_work_is_lost_when_another_task_starts() -> None:
 
 def test_validation_is_productive_if_configured() -> None:
     run = Run()
-    run.energy.apply_outcomes(WorkAccount("s", 0.0, 0.0, 0.0, 0.0, validates=True))
+    run.energy.apply_outcomes(WorkAccount("s", 0.0, 0.0, 0.0, 0.0, is_validation_productive=True))
     run.divide(100.0, {"validation": 10.0})
 
     assert run.productive() == 100

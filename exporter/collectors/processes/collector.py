@@ -104,7 +104,7 @@ class ProcessCollector:
             now, busy = self._monotonic(), busy_seconds()
             members = self._tree.update(job, collected=collected, now=now, wall=self._clock())
             self._count(members, collected, now)
-            self._forget_ended({process.process.run for process in job if process.alive}, members, now)
+            self._forget_ended({process.identity.run for process in job if process.alive}, members, now)
             self._publish(job, collected)
             living = [process for run_processes in self._runs.values() for process in run_processes.living()]
             self.members = tuple(process.member for process in living)
@@ -148,8 +148,8 @@ class ProcessCollector:
     def _publish(self, job: Sequence[JobProcess], collected: Collected) -> None:
         alive_by_rank: dict[tuple[str, str], bool] = {}
         for process in job:
-            if process.process.rank is not None:  # a rank is up if any of its processes is running
-                labels = process.process.run, str(process.process.rank)
+            if process.identity.rank is not None:  # a rank is up if any of its processes is running
+                labels = process.identity.run, str(process.identity.rank)
                 alive_by_rank[labels] = alive_by_rank.get(labels, False) or process.alive
         for labels, alive in alive_by_rank.items():
             collected.add(families.PROCESS_UP, int(alive), *labels)

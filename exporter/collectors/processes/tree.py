@@ -97,7 +97,7 @@ class ProcessTree:
                     if process.pid is None:
                         self.hidden_count += 1
                     elif member is None:
-                        invisible_ids.add(process.process.id)
+                        invisible_ids.add(process.identity.id)
                 if member is not None and member.process not in self._members:
                     self._members[member.process] = member
                     has_new_process = True
@@ -113,7 +113,7 @@ class ProcessTree:
         process must have started before the recording, and must have the pid of the snapshot in its innermost pid
         namespace.
         """
-        pid, identity = recording.pid, recording.process
+        pid, identity = recording.pid, recording.identity
         if pid is None:
             return None
         status_path = self._proc / str(pid) / "status"

@@ -342,7 +342,7 @@ class EnergyCollector:
         device, part = gpu_part.device, gpu_part.slice
         reading, run = device.reading, self._load_run(part.run, collected)
         run.counters.mark_alive(now)
-        if self._gpus.reports(part.run):
+        if self._gpus.reports_training(part.run):
             run.counters.mark_reporting()
         split = None
         if part.ratio == 1.0:

@@ -50,9 +50,9 @@ class GpuDivision:
         gpu = self._gpus.get(uuid)
         return gpu is not None and bool(gpu.pids)
 
-    def reports(self, run: str) -> bool:
+    def reports_training(self, run: str) -> bool:
         """Return True if a process of the run reports training."""
-        return self._holders.reports(run)
+        return self._holders.reports_training(run)
 
     def divide(
         self, devices: Iterable[DeviceEnergy], snapshot: GpuSnapshot, *, wall: float, now: float

@@ -12,19 +12,20 @@ from exporter.ledger.energy.work import PhaseInterval, WorkUse
 STARTUP_PHASE = "init"
 """Phase of a process before the first reported phase."""
 
-PATIENCE_SECONDS = 20.0
-"""Maximum time for which energy waits for the phases of a running process."""
+MAX_PHASE_WAIT_SECONDS = 20.0
+"""Maximum delay of the attribution of energy while the phases of a running process are outstanding."""
 LAST_SNAPSHOT_SECONDS = 5.0
-"""Maximum time for which energy waits for the last snapshot of an exited process."""
+"""Maximum delay of the attribution of energy while the last snapshot of an exited process is outstanding."""
 STALE_FEED_SECONDS = 10.0
 """Time after the exit during which the feed may still show a process without a pid as running."""
-REPORTED_SECONDS = 60.0
+FEED_ONLY_RETENTION_SECONDS = 60.0
 """Time after the exit during which a process that only the feed reports can receive energy."""
 BINDING_SECONDS = 180.0
-"""Time after the exit during which a process stays bound to its pid. Longer than the retention of energy without a known run."""
+"""Time after the exit during which a process stays bound to its pid. Longer than `UNKNOWN_RUN_SECONDS`."""
 START_TOLERANCE_SECONDS = 1.0
 """Tolerance between the clocks of two start times of a process."""
 MAX_PIDS = 4096
+"""Maximum number of pids with a known run. Further pids replace the oldest."""
 _MIN_PREFIX_LENGTH = 5  # of a UUID: "GPU-" and a digit
 
 
@@ -37,13 +38,13 @@ class GpuHolders:
     def __init__(self) -> None:
         self.running_pids: set[int] = set()  # pids of the job's running processes
         self.lives: dict[int, ProcessLife] = {}  # by pid or negative number
-        self._runs: dict[int, str] = {}  # by pid or negative number
-        self._processes: dict[int, str] = {}  # id of the feed's process by pid or negative number
-        self._pids: dict[str, int] = {}  # pid or negative number by id of the feed's process
-        self._intervals: dict[str, tuple[PhaseInterval, ...]] = {}  # by id of the feed's process
-        self._run_processes: dict[str, list[str]] = {}  # ids of the feed's processes by run
+        self._run_by_pid: dict[int, str] = {}  # by pid or negative number
+        self._process_id_by_pid: dict[int, str] = {}  # ids of the feed's processes; by pid or negative number
+        self._pid_by_process_id: dict[str, int] = {}  # pids or negative numbers
+        self._intervals_by_process_id: dict[str, tuple[PhaseInterval, ...]] = {}
+        self._process_ids_by_run: dict[str, list[str]] = {}
         self._last_number = 0
-        # False after a running process without a visible pid, until a running process has one
+        # True if the pids of the feed are visible in this pid namespace, as for the last running process
         self._sees_pids = True
 
     def update(
@@ -59,28 +60,32 @@ class GpuHolders:
         """Update from the feed, the process collector and the phases; *wall* is Unix time, *now* is monotonic."""
         self.running_pids = running_pids(job)
         self.lives = dict(lives)
-        process_ids = {process.process.id for process in job}
-        self._pids = {process: pid for process, pid in self._pids.items() if process in process_ids}
+        process_ids = {job_process.identity.id for job_process in job}
+        self._pid_by_process_id = {
+            process_id: pid
+            for process_id, pid in self._pid_by_process_id.items()
+            if process_id in process_ids
+        }
         for job_process in job:
             if job_process.alive or (
                 job_process.ended_at is not None and job_process.ended_at > wall - BINDING_SECONDS
             ):
                 self._bind(job_process, wall - now)
-        for run in () if use is None else use.runs:
-            for pid in run.pids:
-                self._set_run(pid, run.run)
-        self._intervals = {
-            job_process.process: job_process.intervals
-            for job_process in work.processes
-            if job_process.intervals
+        for run_use in () if use is None else use.runs:
+            for pid in run_use.pids:
+                self._set_run(pid, run_use.run)
+        self._intervals_by_process_id = {
+            process_work.process_id: process_work.intervals
+            for process_work in work.processes
+            if process_work.intervals
         }
-        self._run_processes = {}
-        for process in work.processes:
-            self._run_processes.setdefault(process.run, []).append(process.process)
+        self._process_ids_by_run = {}
+        for process_work in work.processes:
+            self._process_ids_by_run.setdefault(process_work.run, []).append(process_work.process_id)
 
     def _bind(self, process: JobProcess, wall_clock_offset: float) -> None:
         """Assign a pid or a negative number to a process of the feed. For a negative number, store the lifetime too."""
-        identity = process.process
+        identity = process.identity
         start = identity.started - wall_clock_offset
         exited_at = None if process.ended_at is None else max(start, process.ended_at - wall_clock_offset)
         pid = process.pid
@@ -91,15 +96,15 @@ class GpuHolders:
         elif process.alive:
             self._sees_pids = True
         if pid is None:
-            pid = self._pids.get(identity.id)
+            pid = self._pid_by_process_id.get(identity.id)
             if process.alive:
                 self._sees_pids = False
         if pid is None:
             self._last_number -= 1
             pid = self._last_number
-        self._pids[identity.id] = pid
+        self._pid_by_process_id[identity.id] = pid
         self._set_run(pid, identity.run)
-        self._processes[pid] = identity.id
+        self._process_id_by_pid[pid] = identity.id
         if pid < 0:
             self.lives[pid] = ProcessLife(pid, start, exited_at)
 
@@ -115,13 +120,13 @@ class GpuHolders:
         """
         processes_by_uuid: dict[str, list[ReportedProcess]] = {}
         for job_process in job:
-            pid = self._pids.get(job_process.process.id)
+            pid = self._pid_by_process_id.get(job_process.identity.id)
             life = None if pid is None else self.lives.get(pid)
             has_used_cuda = job_process.gpus.used  # None if unknown
-            is_rank = job_process.process.rank is not None
+            is_rank = job_process.identity.rank is not None
             if life is None or has_used_cuda is False or not (is_rank or has_used_cuda):
                 continue
-            if life.ended_at is not None and life.ended_at < now - REPORTED_SECONDS:
+            if life.ended_at is not None and life.ended_at < now - FEED_ONLY_RETENTION_SECONDS:
                 continue
             for uuid in filter(None, (_uuid_of(name, uuids) for name in job_process.gpus.names)):
                 process = ReportedProcess(
@@ -135,20 +140,20 @@ class GpuHolders:
 
     def find_run(self, pid: int) -> str:
         """Return the run of a pid, or an empty text if unknown."""
-        return self._runs.get(pid, "")
+        return self._run_by_pid.get(pid, "")
 
-    def reports(self, run: str) -> bool:
+    def reports_training(self, run: str) -> bool:
         """Return True if a process of the run reports training."""
-        return run in self._run_processes
+        return run in self._process_ids_by_run
 
     def phases_until(self, pids: Collection[int], *, now: float) -> float:
-        """Return the monotonic time up to which energy can be divided by the phases of the processes.
+        """Return the monotonic time up to which energy can be split among the phases of the processes.
 
         Later phases may still arrive in a snapshot.
         """
         limit = inf
         for pid in pids:
-            intervals = self._intervals.get(self._processes.get(pid, ""), ())
+            intervals = self._intervals_by_process_id.get(self._process_id_by_pid.get(pid, ""), ())
             life = self.lives.get(pid)
             exited_at = None if life is None else life.ended_at
             if not intervals:
@@ -156,44 +161,58 @@ class GpuHolders:
                     limit = min(limit, now - STALE_FEED_SECONDS)
                 continue
             if exited_at is None:
-                limit = min(limit, max(intervals[-1].end, now - PATIENCE_SECONDS))
+                limit = min(limit, max(intervals[-1].end, now - MAX_PHASE_WAIT_SECONDS))
             elif now - exited_at < LAST_SNAPSHOT_SECONDS:
                 limit = min(limit, intervals[-1].end)
         return limit
 
-    def intervals(self, part: GpuSlice) -> list[tuple[PhaseInterval, ...]]:
-        """Return the phase intervals of the processes of a part, extended to the start and the end of the part."""
+    def intervals(self, gpu_slice: GpuSlice) -> list[tuple[PhaseInterval, ...]]:
+        """Return the phase intervals of the processes of a slice.
+
+        The last phase is extended to the end of the slice. The time before the first reported phase is `STARTUP_PHASE`, if the
+        process had started at the start of the slice.
+        """
         intervals_by_process = []
-        for pid in part.pids:
-            reported_intervals = self._intervals.get(self._process_of(pid, part.run), ())
+        for pid in gpu_slice.pids:
+            reported_intervals = self._intervals_by_process_id.get(
+                self._find_process_id(pid, gpu_slice.run), ()
+            )
             if not reported_intervals:
                 continue
             life = self.lives.get(pid)
             intervals = list(reported_intervals)
-            if life is not None and reported_intervals[0].start > part.start >= life.started_at - 1.0:
-                intervals.insert(0, PhaseInterval(part.start, reported_intervals[0].start, STARTUP_PHASE))
-            if reported_intervals[-1].end < part.end:
+            if (
+                life is not None
+                and reported_intervals[0].start > gpu_slice.start >= life.started_at - START_TOLERANCE_SECONDS
+            ):
+                intervals.insert(
+                    0, PhaseInterval(gpu_slice.start, reported_intervals[0].start, STARTUP_PHASE)
+                )
+            if reported_intervals[-1].end < gpu_slice.end:
                 intervals.append(
-                    PhaseInterval(reported_intervals[-1].end, part.end, reported_intervals[-1].phase)
+                    PhaseInterval(reported_intervals[-1].end, gpu_slice.end, reported_intervals[-1].phase)
                 )
             intervals_by_process.append(tuple(intervals))
         return intervals_by_process
 
-    def _process_of(self, pid: int, run: str) -> str:
-        """Return the id of the feed's process for a pid, otherwise of the run's process if there is only one, otherwise ""."""
-        process = self._processes.get(pid)
-        if process is not None:
-            return process
-        processes = self._run_processes.get(run, ())
-        return processes[0] if len(processes) == 1 else ""
+    def _find_process_id(self, pid: int, run: str) -> str:
+        """Return the id of the feed's process for a pid.
+
+        For a pid that the feed does not report, return the id of the run's only process. Returns "" if the run has no process or several.
+        """
+        process_id = self._process_id_by_pid.get(pid)
+        if process_id is not None:
+            return process_id
+        process_ids = self._process_ids_by_run.get(run, ())
+        return process_ids[0] if len(process_ids) == 1 else ""
 
     def _set_run(self, pid: int, run: str) -> None:
-        self._runs.pop(pid, None)  # inserted again as the newest entry
-        self._runs[pid] = run
-        while len(self._runs) > MAX_PIDS:
-            oldest = next(iter(self._runs))
-            del self._runs[oldest]
-            self._processes.pop(oldest, None)
+        self._run_by_pid.pop(pid, None)  # inserted again as the newest entry
+        self._run_by_pid[pid] = run
+        while len(self._run_by_pid) > MAX_PIDS:
+            oldest = next(iter(self._run_by_pid))
+            del self._run_by_pid[oldest]
+            self._process_id_by_pid.pop(oldest, None)
 
 
 def running_pids(job: Sequence[JobProcess]) -> set[int]:
@@ -209,7 +228,10 @@ def _is_within(start: float, life: ProcessLife) -> bool:
 
 
 def _uuid_of(name: str, uuids: Mapping[int, str]) -> str:
-    """Return the UUID of a GPU by NVML index or by a prefix of the UUID; "" for an unknown GPU and a MIG instance."""
+    """Return the UUID of a GPU by NVML index or by a prefix of the UUID.
+
+    Returns "" for an unknown GPU, a MIG instance, and a prefix that is ambiguous or too short.
+    """
     if name.isdecimal():
         return uuids.get(int(name), "")
     matches = [uuid for uuid in uuids.values() if len(name) >= _MIN_PREFIX_LENGTH and uuid.startswith(name)]

@@ -155,21 +155,21 @@ class RunEnergy:
         """Compute the time by phase of the run's running processes since the last division."""
         self._spent_times = []
         for process in processes:
-            previous = self._previous_phases.get(process.process, {})
+            previous = self._previous_phases.get(process.process_id, {})
             increments = {
                 phase: seconds - previous.get(phase, 0.0) for phase, seconds in process.phases.items()
             }
             positive_increments = {phase: seconds for phase, seconds in increments.items() if seconds > 0}
-            is_complete = process.process in self._previous_phases
+            is_complete = process.process_id in self._previous_phases
             self._spent_times.append(_SpentTime(process, positive_increments, is_complete))
-        self._previous_phases = {process.process: process.phases for process in processes}
+        self._previous_phases = {process.process_id: process.phases for process in processes}
         self._reports_training = self._reports_training or bool(processes)
 
     def apply_outcomes(self, account: WorkAccount | None) -> None:
         """Move the energy of work whose outcome has become known from the pool to the counters."""
         if account is None:
             return
-        self._is_validation_productive = account.validates
+        self._is_validation_productive = account.is_validation_productive
         record, previous = self.record, self.record.settled_work
         current = SettledWork(
             account.session, account.productive_seconds, account.lost_seconds, account.hung_seconds

@@ -33,7 +33,7 @@ class WorkAccount:
     lost_seconds: float
     hung_seconds: float
     uncommitted_seconds: float
-    validates: bool  # validation is productive
+    is_validation_productive: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ProcessWork:
 
     run: str
     rank: int
-    process: str
+    process_id: str
     phases: Mapping[str, float]  # total seconds by phase
     device: str = ""  # UUID of the only GPU that the process uses
     intervals: tuple[PhaseInterval, ...] = ()  # of the last seconds

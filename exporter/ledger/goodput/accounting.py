@@ -93,7 +93,7 @@ class Goodput:
     def knows(self, process_id: str) -> bool:
         """Return True if a process is an attempt of this task."""
         return process_id in self.process_ids or (
-            self.attempt is not None and self.attempt.process == process_id
+            self.attempt is not None and self.attempt.process_id == process_id
         )
 
     # Attempts -------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Goodput:
         previous, self.attempt = self.attempt, attempt
         started_at = attempt.started_at
         if previous is not None:
-            self.process_ids = [*self.process_ids, previous.process][-MAX_PROCESS_IDS:]
+            self.process_ids = [*self.process_ids, previous.process_id][-MAX_PROCESS_IDS:]
             previous_end = started_at if previous.ended_at is None else previous.ended_at
             gap_seconds = max(0.0, started_at - previous_end, self.counted_gap_seconds)
             # A completed process that did not train, such as an evaluation, has not completed the task.
@@ -214,7 +214,7 @@ class Goodput:
             increment_seconds = cause_seconds - attempt.seconds_by_cause.get(cause, 0.0)
             if increment_seconds > 0:
                 attempt.seconds_by_cause[cause] = cause_seconds
-                if cause == "validation" and attempt.validates:
+                if cause == "validation" and attempt.is_validation_productive:
                     self.productive_seconds += increment_seconds
                     self.validation_seconds += increment_seconds
                 else:

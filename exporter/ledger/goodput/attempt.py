@@ -1,4 +1,4 @@
-"""Accounting of an attempt: a process of rank 0, from its start to its exit."""
+"""Accounting of an attempt: a process of a node's lowest rank, from its start to its exit."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ class MachineIdentity:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """Accounting of a process of rank 0; times are Unix times."""
+    """Accounting of a process of the node's lowest rank; times are Unix times."""
 
     JSON_KEYS: ClassVar[Mapping[str, str]] = {
+        "process_id": "process",
+        "is_validation_productive": "validates",
         "started_at": "start",
         "recorded_at": "recorded",
         "has_tag": "tagged",
@@ -61,7 +63,7 @@ class Attempt:
         "has_completed": "orderly",
         "is_credited": "completed",
     }
-    process: str
+    process_id: str
     run: str
     number: int  # 1 for the first attempt of the task
     started_at: float  # start of the process
@@ -69,7 +71,7 @@ class Attempt:
     pid: int = 0  # in the process's own pid namespace
     launch: str = ""  # id of the launch of `run`
     machine: MachineIdentity = field(default_factory=MachineIdentity)
-    validates: bool = False  # validation counts as productive
+    is_validation_productive: bool = False
     has_tag: bool = False  # True if a session tag connects the attempts, and not the name of the run
     written_at: float = 0.0  # time of the last counted snapshot
     reading: TrainingReading = NO_READING  # latest reading, without facts and history

@@ -1,4 +1,4 @@
-"""Goodput of a session: consecutive attempts at a task, counted from the snapshots of rank 0."""
+"""Goodput of a session: consecutive attempts at a task, counted from the snapshots of a node's lowest rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from exporter.ledger.state.files import StateKey
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 
 FINISHED_SECONDS = 5.0
-"""Time after which the work of a running process that reported the end of the application counts as productive."""
+"""Delay after the reported end of the application until the work of a process that is still running counts as productive."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,39 +38,47 @@ class SessionPass:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Attempts with the same session tag, or attempts of the same run without a tag. Times are monotonic."""
+    """Attempts with the same session tag, or attempts of the same run without a tag."""
 
     key: StateKey
     goodput: Goodput = field(default_factory=Goodput)
     is_loaded: bool = False  # True after the state was loaded
-    is_saved: bool = False  # True if the state is saved, and the totals may be shown
+    is_saved: bool = False  # True if the last save succeeded; otherwise the totals are not shown
     saved_hash: int = 0  # hash of the last saved content
     is_released: bool = False  # True if other sidecars may claim the state
     is_locked: bool = False  # True if a different sidecar holds the state
-    exited_at: float | None = None  # exit of the latest process
+    exited_monotonic: float | None = None  # exit of the latest process
     # the kernel's count of OOM kills at the latest snapshot and at the snapshot before
     _oom_kills: float | None = None
     _oom_kills_before: float | None = None
     _counted_snapshot: Snapshot | None = None
-    _finished_at: float | None = None  # when the end of the application was first observed
+    _finished_monotonic: float | None = None  # first observation of the end of the application
     _logged_conflicts: set[str] = field(default_factory=set)  # ids of processes with a logged conflict
 
     @property
     def rank(self) -> int:
         """Rank of the counted processes: 0, or the lowest rank of a node without rank 0."""
-        return int(self.key[3] or 0)
+        _, _, _, rank, _ = self.key
+        return int(rank or 0)
 
     @property
     def name(self) -> str:
         """Name for log lines."""
-        return f"{self.key[2]} {self.key[1]!r}"
+        _, name, kind, _, _ = self.key
+        return f"{kind} {name!r}"
+
+    @property
+    def _has_tag(self) -> bool:
+        """True for a session with a tag, False for a session of a run."""
+        _, _, kind, _, _ = self.key
+        return kind == "session"
 
     def count_snapshot(self, process: ProcessTotals, session_pass: SessionPass) -> None:
-        """Count the latest snapshot of a process of this session."""
+        """Count the latest snapshot of a process, which is the latest attempt or starts a new attempt."""
         goodput, snapshot, now = self.goodput, process.snapshot, session_pass.moment.monotonic
         assert snapshot is not None  # noqa: S101 - the caller passes only processes with a snapshot
         attempt = goodput.attempt
-        if attempt is None or attempt.process != process.identity.id:
+        if attempt is None or attempt.process_id != process.identity.id:
             if not self._may_start(process, session_pass):
                 return
             start = session_pass.evidence.start_of(
@@ -92,11 +100,11 @@ class Session:
             if process.is_alive:  # a kill of this process is not yet part of the count
                 self._oom_kills = session_pass.evidence.oom_kills()
         if process.is_alive:
-            self.exited_at = None
+            self.exited_monotonic = None
             if attempt.ended_at is not None:
                 goodput.reopen()
-            self._finished_at = (self._finished_at or now) if attempt.reading.finished else None
-            if self._finished_at is not None and now - self._finished_at >= FINISHED_SECONDS:
+            self._finished_monotonic = (self._finished_monotonic or now) if attempt.reading.finished else None
+            if self._finished_monotonic is not None and now - self._finished_monotonic >= FINISHED_SECONDS:
                 goodput.complete()
 
     def follow_end(self, session_pass: SessionPass, *, linger_seconds: float) -> None:
@@ -104,14 +112,14 @@ class Session:
         attempt, moment = self.goodput.attempt, session_pass.moment
         if attempt is None:
             return
-        process = session_pass.leading_processes.get(attempt.process)
-        if self.exited_at is None:
+        process = session_pass.leading_processes.get(attempt.process_id)
+        if self.exited_monotonic is None:
             if process is not None and process.is_alive:
                 return
-            # A process that is not among the leading processes exited before this sidecar started.
+            # Not among the leading processes: in general, a process that exited before this sidecar started.
             ended_at = attempt.written_at if attempt.ended_at is None else attempt.ended_at
             seconds_since_end = max(0.0, moment.wall - ended_at)
-            self.exited_at = (
+            self.exited_monotonic = (
                 moment.monotonic - seconds_since_end if process is None else process.exited_monotonic
             )
         if attempt.ended_at is None:
@@ -119,12 +127,15 @@ class Session:
             if outcome is None:
                 return
             self._end(attempt, outcome, session_pass, is_observed=process is not None)
-        seconds_since_exit = moment.monotonic - self.exited_at
+        seconds_since_exit = moment.monotonic - self.exited_monotonic
         if seconds_since_exit <= linger_seconds and session_pass.endings.expects_restart(attempt.run):
             self.goodput.count_downtime(seconds_since_exit)
 
     def _may_start(self, process: ProcessTotals, session_pass: SessionPass) -> bool:
-        """Return True if a process is a new attempt of this session, and the previous process has exited."""
+        """Return True if a process is a new attempt of this session, and the previous process has exited.
+
+        Two running processes are logged once.
+        """
         attempt, identity = self.goodput.attempt, process.identity
         if attempt is None:
             return True
@@ -133,15 +144,16 @@ class Session:
             not process.is_alive and identity.started < attempt.recorded_at
         ):
             return False
-        current = session_pass.leading_processes.get(attempt.process)
-        if current is None or not current.is_alive:
+        latest_process = session_pass.leading_processes.get(attempt.process_id)
+        if latest_process is None or not latest_process.is_alive:
             return True
         if identity.id not in self._logged_conflicts:
             self._logged_conflicts.add(identity.id)
             _log.warning(
-                "%s has two running processes of rank 0 (runs %r and %r), and only the first is counted;"
+                "%s has two running processes of rank %d (runs %r and %r), and only the first is counted;"
                 " set different session tags or run names",
                 self.name,
+                self.rank,
                 attempt.run,
                 identity.run,
             )
@@ -150,7 +162,7 @@ class Session:
     def _start(self, process: ProcessTotals, start: float, session_pass: SessionPass) -> Attempt:
         identity = process.identity
         attempt = Attempt(
-            process=identity.id,
+            process_id=identity.id,
             run=identity.run,
             number=1,
             started_at=start,
@@ -158,18 +170,18 @@ class Session:
             pid=identity.pid,
             launch=identity.launch,
             machine=session_pass.evidence.machine,
-            has_tag=self.key[2] == "session",
-            validates=session_pass.options.validation == "productive",
+            has_tag=self._has_tag,
+            is_validation_productive=session_pass.options.validation == "productive",
         )
         self.goodput.start(attempt, new_after_seconds=session_pass.options.new_task_after)
-        self.exited_at = self._finished_at = self._oom_kills = self._oom_kills_before = None
+        self.exited_monotonic = self._finished_monotonic = self._oom_kills = self._oom_kills_before = None
         return attempt
 
     def _end_superseded(
         self, attempt: Attempt, successor: ProcessTotals, session_pass: SessionPass, *, latest_end: float
     ) -> None:
         """End the latest attempt, because a new process of the rank has started; *latest_end* is the start of that process."""
-        process = session_pass.leading_processes.get(attempt.process)
+        process = session_pass.leading_processes.get(attempt.process_id)
         outcome = self._outcome(attempt, process, session_pass, successor=successor)
         if outcome is None:  # the exit was not observed
             outcome = Outcome(EvidenceSource.INFERRED, attempt.is_final, attempt.written_at)
@@ -214,7 +226,7 @@ class Session:
         if is_observed and not attempt.is_final:
             ended_at = max(
                 ended_at,
-                min(session_pass.leading_processes[attempt.process].exited_at or ended_at, latest_end),
+                min(session_pass.leading_processes[attempt.process_id].exited_at or ended_at, latest_end),
             )
         if outcome.source is EvidenceSource.PROCESS:
             ended_at = max(attempt.written_at, min(outcome.exited_at, latest_end))

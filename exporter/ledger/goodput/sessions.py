@@ -67,7 +67,7 @@ class Sessions:
                 lost_seconds=goodput.badput["lost_progress"],
                 hung_seconds=goodput.badput["hang"],
                 uncommitted_seconds=goodput.uncommitted_seconds,
-                validates=goodput.latest.validates,
+                is_validation_productive=goodput.latest.is_validation_productive,
             )
         return accounts
 
@@ -228,7 +228,7 @@ class Sessions:
             seconds_since_exit = now.monotonic - leading_processes[process_id].exited_monotonic
             if session.is_locked and seconds_since_exit > LOCKED_RETENTION_SECONDS:
                 continue
-            is_open = attempt is not None and attempt.process == process_id and attempt.ended_at is None
+            is_open = attempt is not None and attempt.process_id == process_id and attempt.ended_at is None
             if is_open or not session.is_saved:
                 yield process_id
 
@@ -240,7 +240,8 @@ class Sessions:
                 self._state.release(key)
                 session.is_released = True
             is_lingering = (
-                session.exited_at is None or now.monotonic - session.exited_at <= self._linger_seconds
+                session.exited_monotonic is None
+                or now.monotonic - session.exited_monotonic <= self._linger_seconds
             )
             if (is_over and not is_lingering) or (
                 not session.is_loaded and key not in self._key_by_process.values()
