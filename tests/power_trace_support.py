@@ -135,7 +135,7 @@ class Node(SidecarNode):
         while self.phase_boundaries and self.phase_boundaries[0][0] <= self.seconds:
             boundary_seconds, is_start, phase = self.phase_boundaries.pop(0)
             if is_start:
-                self.job.enter(named_kind(phase, phase=True), MONOTONIC_START_SECONDS + boundary_seconds)
+                self.job.enter(named_kind(phase, is_phase=True), MONOTONIC_START_SECONDS + boundary_seconds)
             else:
                 self.job.leave(MONOTONIC_START_SECONDS + boundary_seconds)
         self.job.publish(MONOTONIC_START_SECONDS + self.seconds)

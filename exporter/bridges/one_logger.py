@@ -32,7 +32,7 @@ _INITIALIZATIONS = frozenset(
 )
 _SETUP = _INITIALIZATIONS | {kinds.APPLICATION}
 """Kinds of spans that are always recorded."""
-_FREQUENT = kinds.STEPS | frozenset(kinds.SHORT)
+_FREQUENT = kinds.STEPS | frozenset(kinds.PHASE_ONLY)
 """Kinds that are recorded by blocks. The other kinds are recorded by callbacks, which take a time."""
 
 
@@ -105,7 +105,7 @@ class _SpanSource(Source):
             arguments = {"start_time_msec": _late(span.start_event)}
             if kind is kinds.CHECKPOINT_SAVE:
                 arguments["global_step"] = _attribute(span, "current_iteration") or 0
-            getattr(training, kind.begin)(**arguments)
+            getattr(training, kind.begin_name)(**arguments)
             return None
         block.__enter__()
         return block
@@ -115,7 +115,7 @@ class _SpanSource(Source):
             leave(open_span.block, error)
         elif open_span.kind is not None:
             stop = None if span is None else _late(span.stop_event)
-            getattr(training, open_span.kind.end)(finish_time_msec=stop)
+            getattr(training, open_span.kind.end_name)(finish_time_msec=stop)
 
 
 @never_raises

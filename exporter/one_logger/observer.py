@@ -133,7 +133,7 @@ class OneLoggerObserver:
     def end_without_begin(self, kind: BlockKind, call: str) -> None:
         """Count the end of a block that is not open."""
         if kind is not kinds.CHECKPOINT_SAVE or self._are_saves_enabled():
-            self.misuse(call, "not_open", f"{kind.begin} first")
+            self.misuse(call, "not_open", f"{kind.begin_name} first")
 
     def _are_saves_enabled(self) -> bool:
         return self.training is None or self.training.is_save_checkpoint_enabled is not False
@@ -342,12 +342,12 @@ class OneLoggerObserver:
         training, figures = self.training, self._figures
         if training is None:
             if not kind.inferred:
-                self.misuse(kind.end, "no_training_config", "set_training_telemetry_config first")
+                self.misuse(kind.end_name, "no_training_config", "set_training_telemetry_config first")
             return
         self._facts.update()
         if self._loop is None:
             if not kind.inferred and not self._in_earlier_loop:
-                self.misuse(kind.end, "outside_training_loop", "to be inside a training loop")
+                self.misuse(kind.end_name, "outside_training_loop", "to be inside a training loop")
             return
         figures.iteration_ended(seconds, end_time, self._facts.world_size)
         if figures.completed_iterations % training.log_every_n_train_iterations == 0:

@@ -117,7 +117,7 @@ class DefaultRecorder:
         if not self._accepts("start"):
             return Span.create(span_name, parent_span, span_attributes, start_event_attributes, start_time)
         span, _ = begin_block(
-            kinds.named_kind(to_name(span_name), phase=False),
+            kinds.named_kind(to_name(span_name), is_phase=False),
             "start",
             timestamp=start_time or TracingTimestamp.now(),
             span_name=span_name,
@@ -136,7 +136,7 @@ class DefaultRecorder:
     ) -> None:
         """Stop a span. Stopping a span that is not active is an invalid call."""
         if self._accepts("stop") and self._is_active("stop", span):
-            kind = kinds.named_kind(to_name(span.name), phase=False)
+            kind = kinds.named_kind(to_name(span.name), is_phase=False)
             end_block(
                 kind,
                 "stop",

@@ -86,7 +86,7 @@ def phase(name: str) -> Block:
 
     An unknown name is counted as misuse, and the block becomes a span.
     """
-    kind = kinds.named_kind(name, phase=True)
+    kind = kinds.named_kind(name, is_phase=True)
     return RareBlock(kind) if kind.phase is None else HotBlock(kind)
 
 
@@ -183,7 +183,7 @@ def span(
     """Return a block of any name. Its time counts as the phase of that name if there is one, else as the surrounding phase."""
     merged_attributes = Attributes(attributes)
     merged_attributes.add_attributes(Attributes.of(span_attributes))
-    kind = kinds.named_kind(name, phase=False)
+    kind = kinds.named_kind(name, is_phase=False)
     return RareBlock(
         kind, span_name=name, span_attributes=merged_attributes, start_event_attributes=start_event_attributes
     )

@@ -23,15 +23,15 @@ from exporter.training.spans import NonRecordingSpan, Span
 
 
 def _begin(kind: BlockKind, start_time_msec: float | None) -> Span:
-    return begin_block(kind, kind.begin, timestamp=timestamp_of(start_time_msec, kind.begin))[0]
+    return begin_block(kind, kind.begin_name, timestamp=timestamp_of(start_time_msec, kind.begin_name))[0]
 
 
 def _end(kind: BlockKind, finish_time_msec: float | None) -> None:
-    end_block(kind, kind.end, timestamp=timestamp_of(finish_time_msec, kind.end))
+    end_block(kind, kind.end_name, timestamp=timestamp_of(finish_time_msec, kind.end_name))
 
 
 def _begin_hot(kind: BlockKind, start_time_msec: float | None) -> Span | NonRecordingSpan:
-    now, call = monotonic(), kind.begin
+    now, call = monotonic(), kind.begin_name
     began = None if start_time_msec is None else timestamp_of(start_time_msec, call).perf_counter_seconds
     block = hot_block(kind)
     block.lexical = False
@@ -54,7 +54,7 @@ def _is_refused(kind: BlockKind, call: str, now: float) -> bool:
 
 
 def _end_hot(kind: BlockKind, finish_time_msec: float | None) -> None:
-    now, call = monotonic(), kind.end
+    now, call = monotonic(), kind.end_name
     end_time = None if finish_time_msec is None else timestamp_of(finish_time_msec, call).perf_counter_seconds
     block = _find_open(kind, in_process=True) if TRAINING.is_on else None
     if block is None:
@@ -156,9 +156,9 @@ def on_train_start(
 ) -> Span:
     """Record the start of a training loop. The arguments before the time are those of `training_loop`."""
     kind, targets = kinds.TRAINING_LOOP, (train_iterations_target_or_fn, train_samples_target_or_fn)
-    values = loop_values(kind.begin, train_iterations_start, train_samples_start, *targets)
-    timestamp = timestamp_of(start_time_msec, kind.begin)
-    return begin_block(kind, kind.begin, timestamp=timestamp, values=values)[0]
+    values = loop_values(kind.begin_name, train_iterations_start, train_samples_start, *targets)
+    timestamp = timestamp_of(start_time_msec, kind.begin_name)
+    return begin_block(kind, kind.begin_name, timestamp=timestamp, values=values)[0]
 
 
 def on_train_end(finish_time_msec: float | None = None) -> None:
@@ -212,8 +212,11 @@ def on_testing_end(finish_time_msec: float | None = None) -> None:
 def on_save_checkpoint_start(global_step: int, start_time_msec: float | None = None) -> Span:
     """Record the start of saving the checkpoint of a step."""
     kind = kinds.CHECKPOINT_SAVE
-    timestamp, values = timestamp_of(start_time_msec, kind.begin), {"global_step": to_scalar(global_step)}
-    return begin_block(kind, kind.begin, timestamp=timestamp, values=values)[0]
+    timestamp, values = (
+        timestamp_of(start_time_msec, kind.begin_name),
+        {"global_step": to_scalar(global_step)},
+    )
+    return begin_block(kind, kind.begin_name, timestamp=timestamp, values=values)[0]
 
 
 def on_save_checkpoint_success(global_step: int, time_msec: float | None = None) -> None:

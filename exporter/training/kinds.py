@@ -24,22 +24,19 @@ class BlockKind:
     call: str  # the API call that creates the block
     phase: str | None  # phase of the block's time; None for the surrounding phase
     span_name: str  # the exported name
-    callbacks: str = ""  # common part of the names of the two callbacks; "" without callbacks
-    single: bool = True  # True if a thread or task has at most one open block of this kind
+    callback_stem: str = ""  # common part of the names of the two callbacks; "" without callbacks
+    is_exclusive: bool = True  # True if a thread or task has at most one open block of this kind
     inferred: bool = False  # True if a bridge enters the block; the job's own blocks replace it
-    hot: bool = (
-        False  # True if the block is entered in each step; it has a span only if an observer requests one
-    )
 
     @property
-    def begin(self) -> str:
+    def begin_name(self) -> str:
         """Name of the callback that starts a block; without callbacks, the name of the call."""
-        return f"on_{self.callbacks}_start" if self.callbacks else self.call
+        return f"on_{self.callback_stem}_start" if self.callback_stem else self.call
 
     @property
-    def end(self) -> str:
+    def end_name(self) -> str:
         """Name of the callback that ends a block; without callbacks, the name of the call."""
-        return f"on_{self.callbacks}_end" if self.callbacks else self.call
+        return f"on_{self.callback_stem}_end" if self.callback_stem else self.call
 
     def __repr__(self) -> str:
         return f"<{self.call}>"
@@ -57,42 +54,50 @@ OPTIMIZER_INIT = BlockKind("optimizer_init", "optimizer_init", "optimizer_initia
 CHECKPOINT_LOAD = BlockKind("checkpoint_load", "checkpoint_load", "checkpoint_load", "load_checkpoint")
 TRAINING_LOOP = BlockKind("training_loop", None, "training_loop", "train")
 TRAINING_ITERATION = BlockKind(
-    "training_iteration", "iteration", "training_single_iteration", "training_single_iteration", hot=True
+    "training_iteration", "iteration", "training_single_iteration", "training_single_iteration"
 )
 VALIDATION_LOOP = BlockKind("validation_loop", "validation", "validation_loop", "validation")
 VALIDATION_ITERATION = BlockKind(
-    *("validation_iteration", "validation", "validation_single_iteration", "validation_single_iteration"),
-    hot=True,
+    "validation_iteration", "validation", "validation_single_iteration", "validation_single_iteration"
 )
 TESTING_LOOP = BlockKind("testing_loop", "test", "testing_loop", "testing")
-TESTING_ITERATION = BlockKind("testing_iteration", "test", "TESTING_SINGLE_ITERATION", hot=True)
+TESTING_ITERATION = BlockKind("testing_iteration", "test", "TESTING_SINGLE_ITERATION")
 CHECKPOINT_SAVE = BlockKind(
     "checkpoint_save", "checkpoint_save_sync", "checkpoint_save_sync", "save_checkpoint"
 )
-DATA_LOADING = BlockKind("data_loading", "data_loading", "data_loading", hot=True)
-MODEL_FORWARD = BlockKind("model_forward", "forward", "model_forward", hot=True)
-MODEL_BACKWARD = BlockKind("model_backward", "backward", "model_backward", hot=True)
-ZERO_GRAD = BlockKind("zero_grad", "zero_grad", "zero_grad", hot=True)
-OPTIMIZER_UPDATE = BlockKind("optimizer_update", "optimizer", "optimizer_update", hot=True)
+DATA_LOADING = BlockKind("data_loading", "data_loading", "data_loading")
+MODEL_FORWARD = BlockKind("model_forward", "forward", "model_forward")
+MODEL_BACKWARD = BlockKind("model_backward", "backward", "model_backward")
+ZERO_GRAD = BlockKind("zero_grad", "zero_grad", "zero_grad")
+OPTIMIZER_UPDATE = BlockKind("optimizer_update", "optimizer", "optimizer_update")
 INFERRED_LOOP = BlockKind("training_loop", None, "training_loop", inferred=True)
-INFERRED_ITERATION = BlockKind(
-    "training_iteration", "iteration", "training_single_iteration", inferred=True, hot=True
-)
+INFERRED_ITERATION = BlockKind("training_iteration", "iteration", "training_single_iteration", inferred=True)
 
-SHORT = (DATA_LOADING, MODEL_FORWARD, MODEL_BACKWARD, ZERO_GRAD, OPTIMIZER_UPDATE)
-"""Kinds of blocks that only enter a phase."""
+PHASE_ONLY = (DATA_LOADING, MODEL_FORWARD, MODEL_BACKWARD, ZERO_GRAD, OPTIMIZER_UPDATE)
+"""Kinds of blocks that enter a phase in each step; they have a span only if an observer requests one."""
 LOOPS = frozenset({TRAINING_LOOP, INFERRED_LOOP})
 ITERATIONS = frozenset({TRAINING_ITERATION, INFERRED_ITERATION})
 STEPS = ITERATIONS | {VALIDATION_ITERATION, TESTING_ITERATION}
 KINDS = (
-    *(APPLICATION, DISTRIBUTED_INIT, MODEL_INIT, DATALOADER_INIT, OPTIMIZER_INIT, CHECKPOINT_LOAD),
-    *(TRAINING_LOOP, TRAINING_ITERATION, VALIDATION_LOOP, VALIDATION_ITERATION, TESTING_LOOP),
-    *(TESTING_ITERATION, CHECKPOINT_SAVE, *SHORT),
+    APPLICATION,
+    DISTRIBUTED_INIT,
+    MODEL_INIT,
+    DATALOADER_INIT,
+    OPTIMIZER_INIT,
+    CHECKPOINT_LOAD,
+    TRAINING_LOOP,
+    TRAINING_ITERATION,
+    VALIDATION_LOOP,
+    VALIDATION_ITERATION,
+    TESTING_LOOP,
+    TESTING_ITERATION,
+    CHECKPOINT_SAVE,
+    *PHASE_ONLY,
 )
 """Standard kinds, without the inferred kinds."""
 
 _BY_SPAN_NAME = {kind.span_name: kind for kind in KINDS} | {"checkpoint_save_async": CHECKPOINT_SAVE}
-_BY_PHASE = {str(kind.phase): kind for kind in SHORT}
+_PHASE_ONLY_BY_PHASE = {str(kind.phase): kind for kind in PHASE_ONLY}
 _USER_KINDS: dict[tuple[str, bool], BlockKind] = {}
 
 
@@ -101,30 +106,34 @@ def by_span_name(name: object) -> BlockKind | None:
     return _BY_SPAN_NAME.get(to_name(name))
 
 
-def named_kind(name: object, *, phase: bool) -> BlockKind:
-    """Return the kind of a user-defined name. With *phase*, the name of no phase is reported as misuse and becomes a span."""
+def named_kind(name: object, *, is_phase: bool) -> BlockKind:
+    """Return the kind of a user-defined name.
+
+    If *is_phase* is true and the name is not a phase, report misuse and return a kind without a phase. A span with the name of a
+    phase counts for that phase.
+    """
     text = to_name(name)[:MAX_NAME_CHARACTERS] or OTHER
     if not text.isprintable():
         text = "".join(character if character.isprintable() else "?" for character in text)
-    known_kind = _USER_KINDS.get((text, phase))
+    known_kind = _USER_KINDS.get((text, is_phase))
     if known_kind is not None:
         return known_kind
-    short = _BY_PHASE.get(text) if phase else None
-    if short is None and (standard := _BY_SPAN_NAME.get(text)) in SHORT:
-        short = standard
-    if short is not None:
-        return short
-    if phase and text not in PHASES:
+    phase_only_kind = _PHASE_ONLY_BY_PHASE.get(text) if is_phase else None
+    if phase_only_kind is None and (standard_kind := _BY_SPAN_NAME.get(text)) in PHASE_ONLY:
+        phase_only_kind = standard_kind
+    if phase_only_kind is not None:
+        return phase_only_kind
+    if is_phase and text not in PHASES:
         report("phase", "unknown_phase", f"one of {', '.join(PHASES)}, not {text!r}; use span(name)")
     if len(_USER_KINDS) >= MAX_NAMES and text != OTHER:
-        return named_kind(OTHER, phase=False)
-    call = f"{'phase' if phase else 'span'}({text!r})"
-    kind = BlockKind(call, text if text in PHASES else None, text, single=False)
-    return _USER_KINDS.setdefault((text, phase), kind)
+        return named_kind(OTHER, is_phase=False)
+    call = f"{'phase' if is_phase else 'span'}({text!r})"
+    kind = BlockKind(call, text if text in PHASES else None, text, is_exclusive=False)
+    return _USER_KINDS.setdefault((text, is_phase), kind)
 
 
 def restored_kind(span_name: str, call: str) -> BlockKind:
-    """Return the kind of a block that is unpickled or copied."""
-    if "(" in call:
-        return named_kind(span_name, phase=call.startswith("phase"))
+    """Return the kind of a block that is unpickled or copied. The block of an inferred kind becomes a block of the standard kind."""
+    if "(" in call:  # the call of a user-defined kind has its name as argument
+        return named_kind(span_name, is_phase=call.startswith("phase"))
     return _BY_SPAN_NAME[span_name]

@@ -13,7 +13,7 @@ from exporter.training.kinds import BlockKind
 from exporter.training.misuse import report
 from exporter.training.observer import TrainingObserver
 
-_HOT = (*kinds.STEPS, *kinds.SHORT)
+_HOT = (*kinds.STEPS, *kinds.PHASE_ONLY)
 
 
 class Observers:

@@ -213,7 +213,7 @@ def _can_begin(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool
                 report(call, "invalid_start", f"{name} of 0 or more, not {safe_repr(value)}")
                 TRAINING.observers.notify(lambda observer: observer.allows(kind, call, values))
                 return False
-    open_block = find_open(kind, in_process=kind in _SINGLE_IN_PROCESS) if kind.single else None
+    open_block = find_open(kind, in_process=kind in _SINGLE_IN_PROCESS) if kind.is_exclusive else None
     if open_block is None:
         return True
     if any(TRAINING.observers.notify(lambda observer: observer.begin_while_open(kind, call))):

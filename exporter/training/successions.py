@@ -69,7 +69,7 @@ class Phases:
         else:
             self._continue_in(self.outside)
         if name is not None:
-            block = self._block = HotBlock(named_kind(name, phase=True))
+            block = self._block = HotBlock(named_kind(name, is_phase=True))
             block.__enter__()
 
     def _advance(self, totals: PhaseTotals) -> bool:

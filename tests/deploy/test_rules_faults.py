@@ -27,7 +27,7 @@ NODES = [f"n{number}" for number in range(1, 5)]
 INTERVAL_SECONDS = 60
 FAULT, END = 80, 110
 """Scrapes at which the fault starts and the scenario ends."""
-GRAD_SYNC = kinds.named_kind("grad_sync", phase=True)
+GRAD_SYNC = kinds.named_kind("grad_sync", is_phase=True)
 
 
 @dataclass

@@ -21,7 +21,7 @@ ADDITIONS = (
     (
         "kinds.py",
         "INFERRED_LOOP =",
-        'DATA_TRANSFER = BlockKind("data_transfer", "data_transfer", "data_transfer", hot=True)\n',
+        'DATA_TRANSFER = BlockKind("data_transfer", "data_transfer", "data_transfer")\n',
     ),
     ("kinds.py", "OPTIMIZER_UPDATE)\n", "DATA_TRANSFER, "),
 )

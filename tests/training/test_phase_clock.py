@@ -299,7 +299,7 @@ def test_a_phase_that_does_not_exist_is_a_span_and_reported_once() -> None:
         assert misuse_counts() == {("phase", "unknown_phase"): 1}
         assert published_value("training.phase_entries", phase=name) is None
         assert published_value("training.span_duration", span=name) == 3
-        assert kinds.named_kind("two\nlines" * 99, phase=False).span_name == ("two?lines" * 99)[:256]
+        assert kinds.named_kind("two\nlines" * 99, is_phase=False).span_name == ("two?lines" * 99)[:256]
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
