@@ -3,7 +3,7 @@
     python docs/generate_metrics.py           # `make docs`
     python docs/generate_metrics.py --check   # exit status 1 and a diff if a file is not up to date
 
-The specifications are the tuples `SPECS` of the sidecar's modules. A test compares each tuple with the constants of its module.
+The specifications are the tuples `SPECS` of the modules in the folders of `HEADING_BY_FOLDER`.
 """
 # ruff: noqa: INP001 - a script, not a package
 
@@ -26,7 +26,7 @@ from exporter.recording.values import AGGREGATIONS
 ROOT = Path(__file__).resolve().parent.parent
 RESERVED_FILE = ROOT / "exporter/recording/reserved.py"
 
-STAGES = {
+HEADING_BY_FOLDER = {
     "collectors": "Machine and collectors",
     "ledger": "Job",
     "hangs": "Explanation of hangs",
@@ -38,10 +38,10 @@ STAGES = {
 
 EMPTY_CELL = "\N{EN DASH}"
 
-ABSENT = re.compile(r"[.;] [Aa]bsent ")
+ABSENCE_BOUNDARY = re.compile(r"[.;] [Aa]bsent ")
 """Boundary between the meaning of a family and the condition of its absence."""
 
-CONDITIONS = {
+NAME_BY_CONDITION = {
     "if the job does not report the value": "not reported",
     "if the job does not report the number": "not reported",
     "if the job does not use exporter.training": "not instrumented",
@@ -113,14 +113,14 @@ STAT_LAST_ROWS = """\
 """
 
 
-def specs_by_module() -> dict[str, Sequence[FamilySpec]]:
-    """Return the specifications of the modules in the folders of `STAGES`, by module name.
+def load_specs() -> dict[str, Sequence[FamilySpec]]:
+    """Return the specifications of the modules in the folders of `HEADING_BY_FOLDER`, by module name.
 
     The other folders are not imported. They have no specifications, and some need optional packages.
     """
     modules = [
         importlib.import_module(module.name)
-        for folder in STAGES
+        for folder in HEADING_BY_FOLDER
         for module in pkgutil.walk_packages([f"{exporter.__path__[0]}/{folder}"], f"exporter.{folder}.")
     ]
     specs = {module.__name__: module.SPECS for module in modules if hasattr(module, "SPECS")}
@@ -128,7 +128,10 @@ def specs_by_module() -> dict[str, Sequence[FamilySpec]]:
 
 
 def collectors_by_family() -> dict[str, str]:
-    """Return the collector by family: the `name` of the class whose `specs` contain the family."""
+    """Return the collector by family: the `name` of the class whose `specs` contain the family.
+
+    Searches the modules that are imported, so that `load_specs` must be called first.
+    """
     collectors: dict[str, str] = {}
     modules = [module for name, module in sys.modules.items() if name.startswith("exporter.")]
     for module in modules:
@@ -153,19 +156,19 @@ def sample_names(spec: FamilySpec) -> set[str]:
     return {base, *(base + suffix for suffix in suffixes)}
 
 
-def metrics_document(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
+def metrics_document(specs_by_module: Mapping[str, Sequence[FamilySpec]]) -> str:
     """Return the text of docs/METRICS.md."""
     stages: dict[str, dict[str, FamilySpec]] = {}
     collectors: dict[str, str] = {}
-    for name, specs in modules.items():
+    for name, specs in specs_by_module.items():
         folder = name.split(".")[1]
         stages.setdefault(folder, {}).update((spec.name, spec) for spec in specs)
         if folder in FOLDER_COLLECTORS:
             collectors.update((spec.name, FOLDER_COLLECTORS[folder]) for spec in specs)
     collectors |= collectors_by_family()
-    order = [*STAGES, *sorted(stages.keys() - STAGES.keys())]
+    order = [*HEADING_BY_FOLDER, *sorted(stages.keys() - HEADING_BY_FOLDER.keys())]
     sections = [
-        _section(STAGES.get(folder, folder), stages[folder], collectors)
+        _section(HEADING_BY_FOLDER.get(folder, folder), stages[folder], collectors)
         for folder in order
         if folder in stages
     ]
@@ -186,7 +189,7 @@ def _section(title: str, specs: dict[str, FamilySpec], collectors: dict[str, str
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, spec in sorted(specs.items()):
-        meaning, *absence = ABSENT.split(spec.help, maxsplit=1)
+        meaning, *absence = ABSENCE_BOUNDARY.split(spec.help, maxsplit=1)
         cells = (
             f"`{name}`",
             spec.type,
@@ -203,16 +206,16 @@ def _section(title: str, specs: dict[str, FamilySpec], collectors: dict[str, str
 
 
 def _named_conditions(absence: str) -> str:
-    """Replace the conditions of an absence by their names in *Absent series*."""
-    for condition, name in CONDITIONS.items():
+    """Replace the conditions of an absence by their names in *Absent series*, and remove the comma between only two conditions."""
+    for condition, name in NAME_BY_CONDITION.items():
         absence = absence.replace(condition, f"*{name}*")
     return absence.replace(", or ", " or ") if absence.count(", ") == 1 else absence
 
 
-def reserved_module(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
+def reserved_module(specs_by_module: Mapping[str, Sequence[FamilySpec]]) -> str:
     """Return the text of exporter/recording/reserved.py with the current names of the families."""
     names_by_type: dict[str, set[str]] = {}
-    for spec in (spec for specs in modules.values() for spec in specs):
+    for spec in (spec for specs in specs_by_module.values() for spec in specs):
         # Training processes load the file, so names with a reserved prefix, which are redundant, are omitted.
         name = min(sample_names(spec), key=len)
         if not name.startswith(RESERVED_PREFIXES):
@@ -228,11 +231,11 @@ def reserved_module(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the files. With --check, compare them instead, and return 1 if a file is not up to date."""
-    modules = specs_by_module()
+    specs_by_module = load_specs()
     exit_status = 0
     for path, text in (
-        (ROOT / "docs/METRICS.md", metrics_document(modules)),
-        (RESERVED_FILE, reserved_module(modules)),
+        (ROOT / "docs/METRICS.md", metrics_document(specs_by_module)),
+        (RESERVED_FILE, reserved_module(specs_by_module)),
     ):
         if "--check" not in arguments:
             path.write_text(text, encoding="utf-8")

@@ -125,7 +125,7 @@ def labels_by_name() -> dict[str, frozenset[str]]:
     names = {"up": frozenset[str]()}
     specs = [
         (spec.name, spec.type in {"histogram", "summary"}, frozenset(spec.labels))
-        for specs_of_module in load_script(ROOT / "docs/generate_metrics.py").specs_by_module().values()
+        for specs_of_module in load_script(ROOT / "docs/generate_metrics.py").load_specs().values()
         for spec in specs_of_module
     ]
     for name, is_distribution, labels in specs:

@@ -1,4 +1,4 @@
-# This job contains no call of the exporter. It is recorded without changes.
+# This job contains no call of the exporter. Run with `training-exporter run -- python unchanged.py`.
 import torch
 
 model = torch.nn.Linear(8, 1)
