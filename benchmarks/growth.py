@@ -272,21 +272,21 @@ def microseconds_of_call(
 def verdicts(points: Sequence[dict[str, float]]) -> dict[str, str]:
     """Return the growth of each figure with the load, which is the first figure of a point.
 
-    The growth is flat, linear at most, or more than linear up to certain loads.
+    The growth is flat, linear at most, or more than linear between certain loads.
     """
     load_name, *names = points[0]
     growths = {}
     for name in names:
         values = [(point[load_name], max(point[name], 1e-9)) for point in points if name in point]
-        exponents = [
-            (load, math.log(value / previous_value) / math.log(load / previous_load))
+        steep_intervals = [
+            f"between {previous_load:,.0f} and {load:,.0f}"
             for (previous_load, previous_value), (load, value) in pairwise(values)
+            if math.log(value / previous_value) / math.log(load / previous_load) > LINEAR
         ]
-        steep_loads = [load for load, exponent in exponents if exponent > LINEAR]
         (first_load, first_value), (last_load, last_value) = values[0], values[-1]
         total_exponent = math.log(last_value / first_value) / math.log(last_load / first_load)
-        steep_text = " and ".join(f"up to {load:,.0f}" for load in steep_loads)
-        growth = f"more than linear {steep_text} {load_name}" if steep_loads else "linear at most"
+        steep_text = ", and ".join(steep_intervals)
+        growth = f"more than linear {steep_text} {load_name}" if steep_intervals else "linear at most"
         growths[name] = "flat" if total_exponent <= FLAT else growth
     return growths
 

@@ -118,8 +118,8 @@ def page(results: dict[str, Any]) -> str:
             run_description(results[GROWTH]),
             "",
             "Growth of the costs with the load. The sidecar is scraped every five seconds. The columns are CPU time, memory, number of",
-            "series, and size and duration of a scrape. CPU time and memory are those of the sidecar; in the table of iterations, of the",
-            "job. An empty cell of a peer was not measured, because the measurement would take too long. The sidecar limits a page to",
+            "series, and size and duration of a scrape. CPU time and memory belong to the sidecar. In the table of iterations, they",
+            "belong to the job. A peer has an empty cell where its measurement would take too long. The sidecar limits a page to",
             "100,000 series (`exposition.max_series` of the benchmark): the row of 1,000 runs is at that limit.",
             "",
             "The first column of a table is the load. The last line compares the growth of the other columns with the growth of the load.",
@@ -127,7 +127,7 @@ def page(results: dict[str, Any]) -> str:
             "",
             f"- *flat*, if *e* is at most {FLAT} from the first to the last row;",
             f"- *linear at most*, if it is not flat and *e* is at most {LINEAR} from each row to the next;",
-            f"- *more than linear up to* a load, if *e* is above {LINEAR} from the previous row to the row of that load.",
+            f"- *more than linear between* two loads, if *e* is above {LINEAR} from the row of the first load to the row of the second.",
             "",
         ]
         parts += [line for curve in results[GROWTH]["curves"] for line in curve_section(curve)]

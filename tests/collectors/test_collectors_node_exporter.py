@@ -40,7 +40,7 @@ class Row(NamedTuple):
 ROWS = [
     Row(*cells)
     for cells in re.findall(
-        r"^\| `(\w+)` \| `(\w+)` \| (same|counter|gauge) \|$",
+        r"^\| `(\w+)` \| `(\w+)` \| (same|counter|gauge)(?:, except tunnels)? \|$",
         DOCUMENT.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
