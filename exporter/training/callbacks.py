@@ -212,10 +212,8 @@ def on_testing_end(finish_time_msec: float | None = None) -> None:
 def on_save_checkpoint_start(global_step: int, start_time_msec: float | None = None) -> Span:
     """Record the start of saving the checkpoint of a step."""
     kind = kinds.CHECKPOINT_SAVE
-    timestamp, values = (
-        timestamp_of(start_time_msec, kind.begin_name),
-        {"global_step": to_scalar(global_step)},
-    )
+    timestamp = timestamp_of(start_time_msec, kind.begin_name)
+    values = {"global_step": to_scalar(global_step)}
     return begin_block(kind, kind.begin_name, timestamp=timestamp, values=values)[0]
 
 
