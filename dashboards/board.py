@@ -113,7 +113,7 @@ class Annotation:
     name: str  # label of the switch that turns the annotations on or off
     expression: str  # PromQL
     title: str  # title of an event; `{{label}}` expands to the value of the label
-    color: str  # colour of the line
+    color: str  # color of the line
     enabled: bool = True  # drawn by default
     use_value_for_time: bool = (
         True  # True: values are Unix times in ms; False: an event lasts as long as its series

@@ -86,7 +86,7 @@ def _comparison_columns(
         title: Heading of the value column.
         unit: Grafana's identifier of the unit.
         decimals: Number of decimals of the value.
-        difference_thresholds: Thresholds that colour the difference.
+        difference_thresholds: Thresholds that color the difference.
     """
     delta = f"\N{GREEK CAPITAL LETTER DELTA} {title}"
     return (

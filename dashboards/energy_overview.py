@@ -31,8 +31,8 @@ from dashboards.panels import (
     dashboard_link,
     stat,
     value_mappings,
-    warn_above,
     warn_below,
+    warn_from,
 )
 from dashboards.queries import blank_if_incomplete, instant_query
 from dashboards.tables import Column, percent, table
@@ -143,14 +143,14 @@ def _lost_now() -> Panel:
         unit="none",
         decimals=2,
         text_mode="value_and_name",
-        thresholds=warn_above(ANY_LOSS, ANY_LOSS),
+        thresholds=warn_from(ANY_LOSS, ANY_LOSS),
         overrides=[
             {
                 "matcher": {"id": "byName", "options": share},
                 "properties": [
                     {"id": "unit", "value": "percentunit"},
                     {"id": "decimals", "value": 0},
-                    {"id": "thresholds", "value": warn_above(0.1, 0.3)},
+                    {"id": "thresholds", "value": warn_from(0.1, 0.3)},
                 ],
             }
         ],
@@ -311,7 +311,7 @@ def _loss_by_run() -> Panel:
             decimals=1,
             width=70,
         ),
-        percent(f"{LOST_SHARE_BY_RUN}", "Lost time", 75, warn_above(0.1, 0.3)),
+        percent(f"{LOST_SHARE_BY_RUN}", "Lost time", 75, warn_from(0.1, 0.3)),
         Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=75),
         row_query="max by (run, state) (training_run_state{@run} == 1)",
         sort="Lost cost",

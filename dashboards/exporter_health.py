@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.palette import BLUE, ORANGE, VERMILION
-from dashboards.panels import YES_NO, Panel, time_series, warn_above
+from dashboards.panels import YES_NO, Panel, time_series, warn_from
 from dashboards.queries import Query, event_counts
 from dashboards.tables import Column, table
 
@@ -35,14 +35,14 @@ def exporter_panels() -> tuple[Panel, ...]:
                 " or max by (collector) (exporter_collector_success{@node}) * 0",
                 "Errors",
                 width=90,
-                thresholds=warn_above(1),
+                thresholds=warn_from(1),
             ),
             Column(
                 "max by (collector) (exporter_collector_timeouts_total{@node})"
                 " or max by (collector) (exporter_collector_success{@node}) * 0",
                 "Timeouts",
                 width=100,
-                thresholds=warn_above(1),
+                thresholds=warn_from(1),
             ),
             sort="Success",
             descending=False,
@@ -56,7 +56,7 @@ def exporter_panels() -> tuple[Panel, ...]:
                 "{{run}} rank {{rank}}",
             ),
             unit="s",
-            thresholds=warn_above(30),
+            thresholds=warn_from(30),
             legend="hidden",
             w=12,
         ),

@@ -23,13 +23,13 @@ from dashboards.palette import (
 )
 from dashboards.panels import (
     Panel,
-    bad_above,
+    bad_from,
     dashboard_link,
     stat,
     time_series,
     value_mappings,
-    warn_above,
     warn_below,
+    warn_from,
 )
 from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, percent, table
@@ -223,7 +223,7 @@ def _node_panels() -> tuple[Panel, ...]:
                     dashboard_link("training-node", "Node", node="${__value.raw}"),
                 ),
             ),
-            Column(NODE_PROBLEMS, "Problems", width=90, thresholds=warn_above(1)),
+            Column(NODE_PROBLEMS, "Problems", width=90, thresholds=warn_from(1)),
             Column(
                 "min by (instance) (instance:exporter:up{@cluster})",
                 "Exporter",
@@ -236,7 +236,7 @@ def _node_panels() -> tuple[Panel, ...]:
                 "sum by (instance) (instance:gpu_missing:sum{@cluster})",
                 "Missing GPUs",
                 width=80,
-                thresholds=bad_above(1),
+                thresholds=bad_from(1),
             ),
             percent(
                 "avg by (instance) (instance:gpu_sm_activity:avg{@cluster})", "SM activity", 140, bar=(0, 1)
@@ -257,28 +257,26 @@ def _node_panels() -> tuple[Panel, ...]:
                 f"max by (instance) (instance:gpu_thermal_throttle:ratio5m{{@cluster}} and on (cluster, instance) {EXPORTER_UP})",
                 "Throttled",
                 100,
-                warn_above(0.01, 0.1),
+                warn_from(0.01, 0.1),
             ),
             Column(
                 "sum by (instance) (instance:gpu_xid:count1h{@cluster})",
                 "Xid, 1 h",
                 width=80,
-                thresholds=bad_above(1),
+                thresholds=bad_from(1),
             ),
-            percent(
-                "max by (instance) (instance:host_cpu:ratio{@cluster})", "CPU", 70, warn_above(0.9, 0.97)
-            ),
+            percent("max by (instance) (instance:host_cpu:ratio{@cluster})", "CPU", 70, warn_from(0.9, 0.97)),
             percent(
                 "max by (instance) (instance:host_memory:ratio{@cluster})",
                 "Memory",
                 90,
-                warn_above(0.9, 0.95),
+                warn_from(0.9, 0.95),
             ),
             Column(
                 "sum by (instance) (instance:exporter_collectors_failed:count{@cluster})",
                 "Failed collectors",
                 width=130,
-                thresholds=warn_above(1),
+                thresholds=warn_from(1),
             ),
             sort="Problems",
             h=8,

@@ -14,7 +14,7 @@ from dashboards.alerts import (
     with_xid,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
-from dashboards.panels import Panel, bad_above, dashboard_link, value_mappings, warn_above, warn_below
+from dashboards.panels import Panel, bad_from, dashboard_link, value_mappings, warn_below, warn_from
 from dashboards.queries import LAST_STEP_BY_RUN
 from dashboards.run_problems import DATA_WAIT_RATIO, SLOW_RATIO
 from dashboards.tables import Column, percent, table
@@ -185,7 +185,7 @@ def run_panels() -> tuple[Panel, ...]:
                 "Missing",
                 decimals=0,
                 width=75,
-                thresholds=bad_above(1),
+                thresholds=bad_from(1),
             ),
             Column(
                 f'time() - {LAST_STEP} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
@@ -193,7 +193,7 @@ def run_panels() -> tuple[Panel, ...]:
                 unit="s",
                 decimals=0,
                 width=90,
-                thresholds=warn_above(120, 300),
+                thresholds=warn_from(120, 300),
             ),
             percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 80, bar=(0, 1)),
             percent(
@@ -206,7 +206,7 @@ def run_panels() -> tuple[Panel, ...]:
                 "max by (run) (run:training_waiting_for_data:max5m{@cluster})",
                 "Data wait",
                 90,
-                warn_above(0.1, 0.2),
+                warn_from(0.1, 0.2),
             ),
             percent(
                 "max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})",

@@ -10,7 +10,7 @@ from dashboards.gpu_problems import (
     problem_counts,
 )
 from dashboards.palette import ABSENT, BAD, GOOD, GREY, KHAKI, NEUTRAL, PURPLE, WARNING, colors_by_prefix
-from dashboards.panels import Panel, bad_above, dashboard_link, time_series, value_mappings, warn_above
+from dashboards.panels import Panel, bad_from, dashboard_link, time_series, value_mappings, warn_from
 from dashboards.queries import Query, event_counts
 from dashboards.tables import ZERO_AS_DASH, Column, percent, placeholder_row, table
 
@@ -27,7 +27,7 @@ def _health_table() -> Panel:
         Column("gpu", "GPU", width=60),
         Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column("rank", "Rank", width=70),
-        Column(problem_counts(), "Problems", width=90, thresholds=bad_above(1)),
+        Column(problem_counts(), "Problems", width=90, thresholds=bad_from(1)),
         Column(
             "min by (instance, gpu) (gpu_up{@gpu})"
             " or on (instance, gpu) min by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]) * 0 - 1)",
@@ -41,9 +41,9 @@ def _health_table() -> Panel:
             "Xids, 1 h",
             decimals=0,
             width=80,
-            thresholds=bad_above(1),
+            thresholds=bad_from(1),
         ),
-        percent(f"max by (instance, gpu) ({THROTTLED})", "Throttled, 5 min", 130, warn_above(0.01, 0.1)),
+        percent(f"max by (instance, gpu) ({THROTTLED})", "Throttled, 5 min", 130, warn_from(0.01, 0.1)),
         Column(
             "max by (instance, gpu) (gpu_recovery_action{@gpu})",
             "Recovery action",
@@ -54,7 +54,7 @@ def _health_table() -> Panel:
             'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, kind="uncorrected"})',
             "ECC errors",
             width=100,
-            thresholds=bad_above(1),
+            thresholds=bad_from(1),
         ),
         Column(
             "max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",
@@ -72,14 +72,14 @@ def _health_table() -> Panel:
             'sum by (instance, gpu) (gpu_nvlink_links{@gpu, state="inactive"})',
             "NVLinks down",
             width=100,
-            thresholds=warn_above(1),
+            thresholds=warn_from(1),
         ),
         Column(
             'max by (instance, gpu) (gpu_pcie_link_width{@gpu, kind="max"} - ignoring (kind)'
             ' gpu_pcie_link_width{@gpu, kind="current"})',
             "Lanes missing",
             width=100,
-            thresholds=warn_above(1),
+            thresholds=warn_from(1),
         ),
         row_query=GPUS_WITH_RANK,
         sort="Problems",

@@ -1,8 +1,8 @@
 """Panels of the dashboard *GPUs*: use, memory, power, heat, clocks, links, MIG instances and inventory.
 
 A plot shows outliers, and the GPU devices with the highest or lowest means in the time range, at most `MAX_LINES` of each. An outlier
-is a GPU with a clear difference from the median at the end of the time range. The line of an outlier is thick, with the same colour in
-every panel; other lines are thin and grey. A GPU without a run is hidden if a run holds any selected GPU.
+is a GPU with a clear difference from the median at the end of the time range. The line of an outlier is thick, with the same color in
+every panel; other lines are thin and gray. A GPU without a run is hidden if a run holds any selected GPU.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def utilization_panels() -> tuple[Panel, ...]:
         activity("Tensor core activity", "gpu_tensor_activity_ratio{@gpu}"),
         activity("Memory bandwidth in use", "gpu_dram_activity_ratio{@gpu}"),
         activity(
-            "Utilisation (a kernel runs)",
+            "Utilization (a kernel runs)",
             "clamp_max(rate(gpu_utilization_busy_seconds_total{@gpu}[$__rate_interval]), 1)",
         ),
     )
@@ -171,7 +171,7 @@ def power_panels() -> tuple[Panel, ...]:
             overrides=fixed_colors_by_name(THROTTLE_REASON_COLORS),
         ),
         _gpu_plot(
-            "Thermal and power brake throttling",
+            "Throttling of each GPU",
             GpuQuantity(throttled, is_low_bad=False, distance="0.05"),
             unit="percentunit",
             w=12,

@@ -275,7 +275,7 @@ PROBLEM_TEXTS = [
         },
     },
 ]
-"""Value mappings of the column *Problem*: an Xid with its meaning, and the colour of all other problems."""
+"""Value mappings of the column *Problem*: an Xid with its meaning, and the color of all other problems."""
 NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
 
 

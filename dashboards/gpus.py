@@ -18,7 +18,7 @@ from dashboards.gpu_load import (
 )
 from dashboards.gpu_problems import GPUS_OF_RANKS, SELECTED_NODES, THROTTLED, current_problems, problem_counts
 from dashboards.palette import BAD, GOOD, WARNING
-from dashboards.panels import Panel, stat, state_timeline, value_mappings, warn_above, warn_below
+from dashboards.panels import Panel, stat, state_timeline, value_mappings, warn_below, warn_from
 from dashboards.queries import NODES_OF_RUN, Query, instant_query
 
 UID = "training-gpus"
@@ -115,7 +115,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             unit="none",
             decimals=2,
             text_mode="value_and_name",
-            thresholds=warn_above(0.01, 0.01),
+            thresholds=warn_from(0.01, 0.01),
             w=5,
         ),
         stat(
@@ -127,12 +127,12 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=5,
         ),
         stat(
-            "Thermal or power throttling, 5 min",
+            "Most throttled GPU, 5 min",
             instant_query(f"topk(1, max by (instance, gpu) ({THROTTLED}))", LEGEND),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
-            thresholds=warn_above(0.01, 0.1),
+            thresholds=warn_from(0.01, 0.1),
             w=5,
         ),
         current_problems(),

@@ -28,7 +28,7 @@ from dashboards.palette import (
     VERMILION,
     fixed_colors_by_name,
 )
-from dashboards.panels import Panel, bad_above, dashboard_link, stat, time_series, warn_above
+from dashboards.panels import Panel, bad_from, dashboard_link, stat, time_series, warn_from
 from dashboards.queries import Query, instant_query
 from dashboards.tables import Column
 
@@ -113,7 +113,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query("max(host_cpu_utilization_ratio{@node})"),
             unit="percentunit",
             decimals=0,
-            thresholds=warn_above(0.9, 0.97),
+            thresholds=warn_from(0.9, 0.97),
             w=3,
         ),
         stat(
@@ -130,7 +130,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query("max(host_shm_used_bytes{@node} / host_shm_size_bytes{@node})"),
             unit="percentunit",
             decimals=0,
-            thresholds=warn_above(0.7, 0.9),
+            thresholds=warn_from(0.7, 0.9),
             w=3,
         ),
         problems_of_node(),
@@ -160,7 +160,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             decimals=0,
-            thresholds=bad_above(1),
+            thresholds=bad_from(1),
             w=4,
         ),
         stat(
@@ -172,7 +172,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
-            thresholds=warn_above(0.8, 0.95),
+            thresholds=warn_from(0.8, 0.95),
             w=8,
         ),
         stat(

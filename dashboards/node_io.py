@@ -10,7 +10,7 @@ from dashboards.panels import (
     threshold_steps,
     time_series,
     value_mappings,
-    warn_above,
+    warn_from,
 )
 from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
@@ -161,7 +161,7 @@ def process_panels() -> tuple[Panel, ...]:
                 " or sum by (run, rank, role) (training_process_instances{@node_run}) * 0",
                 "In disk sleep",
                 width=120,
-                thresholds=warn_above(1),
+                thresholds=warn_from(1),
             ),
             Column(
                 "sum by (run, rank, role) (rate(training_process_io_read_bytes_total{@node_run}[$__rate_interval]))",

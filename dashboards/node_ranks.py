@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
-from dashboards.panels import Panel, dashboard_link, value_mappings, warn_above
+from dashboards.panels import Panel, dashboard_link, value_mappings, warn_from
 from dashboards.tables import Column, percent, table
 
 SILENT_SECONDS = 15
@@ -66,7 +66,7 @@ def runs_table() -> Panel:
             unit="s",
             decimals=0,
             width=85,
-            thresholds=warn_above(60, 300),
+            thresholds=warn_from(60, 300),
         ),
         row_query=f"{run_state_query} or on (run) {runs_query}",
         sort="State age",
@@ -130,7 +130,7 @@ def ranks_table() -> Panel:
             unit="s",
             decimals=0,
             width=85,
-            thresholds=warn_above(60, 300),
+            thresholds=warn_from(60, 300),
         ),
         Column(
             "max by (run, rank) (training_rank_compute_seconds{@node_run})",
@@ -139,7 +139,7 @@ def ranks_table() -> Panel:
             decimals=2,
             width=90,
         ),
-        percent(f"{data_time} / ({phase_time} > 0)", "Data wait, 5 min", 135, warn_above(0.1, 0.3)),
+        percent(f"{data_time} / ({phase_time} > 0)", "Data wait, 5 min", 135, warn_from(0.1, 0.3)),
         percent(
             of_gpu("clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[$__rate_interval]), 1)"),
             "GPU busy",
@@ -152,7 +152,7 @@ def ranks_table() -> Panel:
             decimals=0,
             width=90,
         ),
-        percent(of_gpu(_THROTTLED), "Throttled, 5 min", 135, warn_above(0.01, 0.1)),
+        percent(of_gpu(_THROTTLED), "Throttled, 5 min", 135, warn_from(0.01, 0.1)),
         Column(
             'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[$__rate_interval]))'
             f" or on (run, rank) {no_loader}",

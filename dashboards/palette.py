@@ -1,8 +1,8 @@
-"""Colour palette that is safe for colour-blind readers on Grafana's dark and light themes.
+"""Color palette that is safe for color-blind readers on Grafana's dark and light themes.
 
-The palette is based on that of Okabe and Ito, with further colours. Yellow and black, each invisible on one theme, are
-replaced; so is the blue, by a lighter blue. In panels of a status, blue is good, the text colour is neutral, grey is absent,
-orange is a warning, and vermilion is bad. Colour is never the only signal: a text or a number says the same.
+The palette is based on that of Okabe and Ito, with further colors. Yellow and black, each invisible on one theme, are
+replaced; so is the blue, by a lighter blue. In panels of a status, blue is good, the text color is neutral, gray is absent,
+orange is a warning, and vermilion is bad. Color is never the only signal: a text or a number says the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PALE_BLUE = "#9DBFE6"
 SILVER = "#C0C0C0"
 
 HASHED_COLOR = {"mode": "palette-classic-by-name"}
-"""Colour mode that derives the colour from a hash of the series name, for names that are not known in advance."""
+"""Color mode that derives the color from a hash of the series name, for names that are not known in advance."""
 
 GOOD, NEUTRAL, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
 
@@ -53,10 +53,10 @@ PHASE_COLORS = {
     "logging": "#B0B0B0",
     "other": GREY,
 }
-"""Colours of phases.
+"""Colors of phases.
 
 Training work is blue, green or violet; data loading is orange. Checkpoints are purple, evaluation is khaki, and the phases of the
-start-up are brown. A restart is vermilion, and other time is grey.
+start-up are brown. A restart is vermilion, and other time is gray.
 """
 
 BADPUT_CAUSE_COLORS = {
@@ -71,7 +71,7 @@ BADPUT_CAUSE_COLORS = {
     "hang": INDIGO,
     "other": GREY,
 }
-"""Colours of the causes of badput and of wasted energy."""
+"""Colors of the causes of badput and of wasted energy."""
 
 THROTTLE_REASON_COLORS = {
     "sw_power_cap": GREY,
@@ -90,17 +90,17 @@ Override = dict[str, Any]
 
 
 def fixed_color(color: str) -> dict[str, str]:
-    """Return the colour mode for one colour."""
+    """Return the color mode for one color."""
     return {"mode": "fixed", "fixedColor": color}
 
 
 def shades(color: str) -> dict[str, str]:
-    """Return the colour mode for shades of a colour, for an unknown number of series."""
+    """Return the color mode for shades of a color, for an unknown number of series."""
     return {"mode": "shades", "fixedColor": color}
 
 
 def fixed_colors_by_name(colors: Mapping[str, str]) -> list[Override]:
-    """Return overrides from {series name: colour}."""
+    """Return overrides from {series name: color}."""
     return [
         series_override({"id": "byName", "options": name}, fixed_color(color))
         for name, color in colors.items()
@@ -108,7 +108,7 @@ def fixed_colors_by_name(colors: Mapping[str, str]) -> list[Override]:
 
 
 def colors_by_prefix(colors: Mapping[str, str]) -> list[Override]:
-    """Return overrides from {prefix of the series name: colour}."""
+    """Return overrides from {prefix of the series name: color}."""
     return [
         series_override({"id": "byRegexp", "options": f"/^{prefix}/"}, fixed_color(color))
         for prefix, color in colors.items()

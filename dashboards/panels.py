@@ -41,7 +41,7 @@ class Panel:
 
 
 def threshold_steps(*bounds: tuple[float | None, str]) -> Json:
-    """Return thresholds from (lower bound, colour) pairs; the first bound is None."""
+    """Return thresholds from (lower bound, color) pairs; the first bound is None."""
     return {
         "mode": "absolute",
         "steps": [{"value": lower_bound, "color": color} for lower_bound, color in bounds],
@@ -51,24 +51,27 @@ def threshold_steps(*bounds: tuple[float | None, str]) -> Json:
 NO_THRESHOLDS = threshold_steps((None, NEUTRAL))
 
 
-def warn_above(warning: float, bad: float | None = None) -> Json:
-    """Return thresholds that colour values from `warning` and from `bad` on."""
+def warn_from(warning: float, bad: float | None = None) -> Json:
+    """Return thresholds that color values >= `warning` as warning, and values >= `bad` as bad."""
     bounds: list[tuple[float | None, str]] = [(None, NEUTRAL), (warning, WARNING)]
     return threshold_steps(*bounds, *([] if bad is None else [(bad, BAD)]))
 
 
-def bad_above(bad: float) -> Json:
-    """Return thresholds that colour values from `bad` on as bad."""
-    return warn_above(bad, bad)
+def bad_from(bad: float) -> Json:
+    """Return thresholds that color values >= `bad` as bad."""
+    return warn_from(bad, bad)
 
 
 def warn_below(warning: float, bad: float) -> Json:
-    """Return thresholds that colour values below `warning` and below `bad`; an absent value has no colour."""
+    """Return thresholds that color values < `warning` as warning, and values < `bad` as bad.
+
+    An absent value has the color of the first step, which is therefore neutral and ends at -1.
+    """
     return threshold_steps((None, NEUTRAL), (-1, BAD), (bad, WARNING), (warning, NEUTRAL))
 
 
 def value_mappings(texts: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]) -> list[Json]:
-    """Return value mappings from {value: (text, colour)}."""
+    """Return value mappings from {value: (text, color)}."""
     options = {
         str(value): {"text": text, "color": color, "index": index}
         for index, (value, (text, color)) in enumerate(texts.items())
@@ -78,7 +81,7 @@ def value_mappings(texts: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str
 
 YES_NO = value_mappings({1: ("yes", GOOD), 0: ("no", BAD)})
 DEFAULT_SOFT_MAX_BY_UNIT = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
-"""Axis maximum by unit while all values are smaller, so that noise does not fill the panel."""
+"""Soft maximum of the axis by unit, so that noise does not fill the panel. Larger values extend the axis."""
 
 HEATMAP_POINTS = 120
 """Number of time buckets of a heat map."""
@@ -125,19 +128,19 @@ def time_series(
 
     Args:
         title: Title of the panel, unique on the dashboard.
-        queries: Queries with legends and colours.
+        queries: Queries with legends and colors.
         unit: Grafana's identifier of the unit.
         w: Width in grid columns.
         h: Height in grid rows.
-        minimum: Lower end of the axis; None for automatic.
+        minimum: Lower end of the axis; None for automatic. Ignored on a logarithmic axis.
         maximum: Upper end of the axis; larger values extend the axis, because a clipped line would look like a gap.
         fill: Opacity in percent of the area below a line; ignored for stacked series and bars.
         stacked: Stack the series.
         bars: Draw stacked bars instead of lines.
         step_interpolation: Hold each value until the next value.
-        color: Colour of series without an override. None derives the colours from the series names if there are neither
-            overrides nor queries with a colour, and is blue otherwise.
-        overrides: Overrides of series; these apply after the colours of the queries.
+        color: Color of series without an override. None derives the colors from the series names if there are neither
+            overrides nor queries with a color, and is blue otherwise.
+        overrides: Overrides of series; these apply after the colors of the queries.
         legend: `list` for a list below, `right` for a table of the last values on the right, `means` for a table of the mean
             values on the right (the last value of a run that has ended may be old), or `hidden`.
         thresholds: Thresholds, drawn as dashed lines.
@@ -187,7 +190,10 @@ def time_series(
 
 
 def _query_override(query: Query, index: int) -> Override:
-    """Return the override with the line style and the colour of a query. A legend with a label has shades of the colour."""
+    """Return the override with the line style and the color of a query.
+
+    If the legend contains a label, each series of the query has a shade of the color. A reference line has a single color.
+    """
     has_label = "{{" in query.legend
     matcher = {"id": "byName", "options": query.legend}
     if has_label:
@@ -219,8 +225,8 @@ def stat(
 ) -> Panel:
     """Return a stat panel of values at the end of the time range; `text_mode` is `value`, `name` or `value_and_name`.
 
-    The colour of a query applies to values from 1 on, so that zero failures have the default colour. `color_mode` is `value` or
-    `background`: the colour of the number or of the tile.
+    The color of a query applies to values from 1 on, so that zero failures have the default color. `color_mode` is `value` or
+    `background`: the color of the number or of the tile.
     """
     defaults = field_defaults(unit, thresholds or NO_THRESHOLDS, None, None, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "links": []}
@@ -307,7 +313,7 @@ def heatmap(
     h: int,
     color_range: tuple[float, float],
 ) -> Panel:
-    """Return a heat map with a row for each series; the colours from blue to yellow span `color_range`."""
+    """Return a heat map with a row for each series; the colors from blue to yellow span `color_range`."""
     defaults = field_defaults(unit, NO_THRESHOLDS, None, None, None)
     options: Json = {
         "calculate": False,

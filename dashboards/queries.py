@@ -104,8 +104,8 @@ class Query:
 
     expression: str
     legend: str = "__auto"  # `{{label}}` expands to the value of the label
-    color: str | None = None  # colour of the series; shades of the colour if the legend contains a label
-    reference: bool = False  # a reference line: dashed, not stacked, grey by default
+    color: str | None = None  # color of the series; shades of the color if the legend contains a label
+    reference: bool = False  # a reference line: dashed, not stacked, gray by default
     dashed: bool = False  # dashed lines
     right_axis: bool = False  # dashed lines on the right axis
     instant: bool = False  # instant query at the end of the time range

@@ -27,7 +27,7 @@ from dashboards.panels import (
     heatmap,
     threshold_steps,
     time_series,
-    warn_above,
+    warn_from,
 )
 from dashboards.queries import (
     COMPUTE_SECONDS_BY_NODE,
@@ -74,7 +74,7 @@ RANK_ROWS = (
 
 
 BAD_TEXT = [{"type": "regex", "options": {"pattern": ".+", "result": {"color": BAD, "index": 0}}}]
-"""Value mapping that colours each text as bad."""
+"""Value mapping that colors each text as bad."""
 
 
 def board() -> Board:
@@ -149,7 +149,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 gpu_values_by_rank("rate(gpu_clocks_event_seconds_total{@throttling}[5m])"),
                 "Throttled, 5 min",
                 130,
-                warn_above(0.01, 0.1),
+                warn_from(0.01, 0.1),
             ),
             Column(
                 COMPUTE_SECONDS_BY_NODE,
@@ -162,14 +162,14 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m]))',
                 "Waiting for data, 5 min",
                 170,
-                warn_above(0.2),
+                warn_from(0.2),
             ),
             percent(
                 "max by (instance, rank) (rate(training_gpu_idle_between_steps_seconds_total{@run}[$__rate_interval]))"
                 " / sum by (instance, rank) (rate(training_phase_gpu_seconds_total{@run}[$__rate_interval]))",
                 "GPU idle",
                 110,
-                warn_above(0.1),
+                warn_from(0.1),
             ),
             Column(gpu_values_by_rank('gpu_clock_hertz{clock="sm"}'), "SM clock", unit="hertz", width=100),
             Column(
@@ -184,7 +184,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 unit="s",
                 decimals=0,
                 width=100,
-                thresholds=warn_above(SILENT_SECONDS),
+                thresholds=warn_from(SILENT_SECONDS),
             ),
             row_query=RANK_ROWS,
             sort="Speed",

@@ -10,11 +10,11 @@ from dashboards.palette import (
 )
 from dashboards.panels import (
     Panel,
-    bad_above,
+    bad_from,
     stat,
     threshold_steps,
     value_mappings,
-    warn_above,
+    warn_from,
 )
 from dashboards.queries import (
     SLOWEST_RANK,
@@ -78,7 +78,7 @@ def overview_panels() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
-            thresholds=warn_above(0.1, 0.2),
+            thresholds=warn_from(0.1, 0.2),
             w=3,
         ),
         stat(
@@ -133,7 +133,7 @@ def _node_table() -> Panel:
             "Missing",
             decimals=0,
             width=100,
-            thresholds=bad_above(1),
+            thresholds=bad_from(1),
             mappings=ZERO_AS_DASH,
         ),
         Column(

@@ -78,7 +78,7 @@ def _progress_panels() -> tuple[Panel, ...]:
 
 
 NAMED_PHASES = f"{WORK_PHASES}|data_loading|{SAVE_PHASES}"
-"""Phases that have their own colour in *Time by phase*. All other phases are one series."""
+"""Phases that have their own color in *Time by phase*. All other phases are one series."""
 
 
 def _phase_panels() -> tuple[Panel, ...]:

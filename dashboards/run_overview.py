@@ -19,13 +19,13 @@ from dashboards.palette import (
 from dashboards.panels import (
     NO_THRESHOLDS,
     Panel,
-    bad_above,
+    bad_from,
     dashboard_link,
     stat,
     threshold_steps,
     time_series,
-    warn_above,
     warn_below,
+    warn_from,
 )
 from dashboards.queries import (
     GPU_UUID_BY_RANK,
@@ -125,7 +125,7 @@ def _state_panels() -> tuple[Panel, ...]:
             instant_query(f"{STEP_AGE_SECONDS} unless on () {ended_run}"),
             unit="s",
             decimals=0,
-            thresholds=warn_above(60, 300),
+            thresholds=warn_from(60, 300),
             w=3,
             h=3,
         ),
@@ -203,7 +203,7 @@ def _number_panels() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
-            thresholds=warn_above(0.1, 0.2),
+            thresholds=warn_from(0.1, 0.2),
             w=4,
         ),
         work_at_risk_or_lost(),
@@ -222,7 +222,7 @@ def _number_panels() -> tuple[Panel, ...]:
             unit="none",
             decimals=0,
             text_mode="value_and_name",
-            thresholds=bad_above(1),
+            thresholds=bad_from(1),
             w=5,
         ),
         stat(

@@ -32,7 +32,7 @@ class Column:
     title: str  # heading
     unit: str | None = None  # Grafana's identifier of the unit
     width: int | None = None  # pixels; None for a share of the remaining width
-    thresholds: Json | None = None  # thresholds that colour the text
+    thresholds: Json | None = None  # thresholds that color the text
     mappings: Sequence[Json] = ()  # value mappings
     links: Sequence[Json] = ()  # data links of the cells
     bar: tuple[float, float] | None = None  # draw a bar gauge with this minimum and maximum

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.energy_loss import COST_PER_HOUR
 from dashboards.palette import BAD
-from dashboards.panels import Panel, bad_above, stat, threshold_steps
+from dashboards.panels import Panel, bad_from, stat, threshold_steps
 from dashboards.queries import instant_query
 
 OVERDUE_INTERVALS = 3
@@ -45,7 +45,7 @@ def work_at_risk_or_lost() -> Panel:
             },
             {
                 "matcher": {"id": "byName", "options": "lost"},
-                "properties": [{"id": "thresholds", "value": bad_above(1)}],
+                "properties": [{"id": "thresholds", "value": bad_from(1)}],
             },
         ],
         w=6,
