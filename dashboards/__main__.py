@@ -58,6 +58,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     diff_lines = list(differences())
     sys.stdout.writelines(f"{line}\n" for line in diff_lines[:MAX_DIFF_LINES])
+    if len(diff_lines) > MAX_DIFF_LINES:
+        sys.stdout.write(f"… {len(diff_lines) - MAX_DIFF_LINES} more lines of the diff are omitted\n")
     return 1 if diff_lines else 0
 
 

@@ -15,6 +15,7 @@ from dashboards_support import EXPORTER_LABELS, MODELS, all_queries, fill_variab
 from prometheus_support import needs_prometheus
 from rules_support import ROOT, aggregation_labels, labels_by_name, promtool, selectors
 
+from dashboards.__main__ import MAX_DIFF_LINES, main
 from dashboards.board import COLUMNS, all_panels, read_texts
 
 every_board = pytest.mark.parametrize("uid", sorted(MODELS))
@@ -38,6 +39,18 @@ def test_the_committed_json_is_generated_from_the_code() -> None:
     completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert completed.returncode == 0, f"run `python -m dashboards`\n{completed.stdout}{completed.stderr}"
+
+
+def test_a_diff_that_is_cut_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dashboards.__main__.differences", lambda: iter(["+"] * (MAX_DIFF_LINES + 7)))
+
+    assert main(["--check"]) == 1
+
+    *diff_lines, last_line = capsys.readouterr().out.splitlines()
+    assert len(diff_lines) == MAX_DIFF_LINES
+    assert "7 more lines" in last_line
 
 
 @every_board
