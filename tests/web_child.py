@@ -1,9 +1,16 @@
 """Web server in a child process, for tests with hostile clients; `web_support.Child` starts and controls this program.
 
 The only argument is a JSON object with options. The program first writes a JSON line with the addresses of the
-server. It then reads commands from standard input (`stats`, `hang`, `finish`, `slow SECONDS`, `release`) and replies
-to each with a JSON line of statistics. `hang` blocks rendering until `release`, `finish` until half a second after
-SIGTERM, which stops the server and ends the process.
+server. The program then reads commands, one per line, from standard input, and replies to each command with a JSON
+line of statistics:
+
+- `stats` changes nothing.
+- `slow SECONDS` delays each rendering.
+- `hang` blocks rendering until `release`.
+- `finish` blocks rendering until half a second after SIGTERM.
+- `release` ends the blocking.
+
+SIGTERM stops the server and ends the process.
 """
 
 from __future__ import annotations
@@ -35,21 +42,21 @@ class Page:
     def __init__(self, series: int) -> None:
         self._series = series
         self.renders = 0
-        self.slow_seconds = 0.0
-        self.free = threading.Event()
-        self.free.set()
+        self.render_delay_seconds = 0.0
+        self.rendering_allowed = threading.Event()
+        self.rendering_allowed.set()
 
     def metrics(self, form: Format, names: frozenset[str]) -> bytes:
         self.renders += 1
-        self.free.wait()
-        time.sleep(self.slow_seconds)
+        self.rendering_allowed.wait()
+        time.sleep(self.render_delay_seconds)
         lines = [f'load{{unit="{index}"}} {index}' for index in range(self._series)]
         end = "# EOF\n" if form is Format.OPENMETRICS else ""
         return ("# TYPE load gauge\n" + "\n".join(lines) + "\n" + end).encode()
 
 
 def sample_values(server: Server) -> dict[str, float]:
-    """Return the samples of the server, by name followed by the label values in braces."""
+    """Return the server's own metrics, keyed like `name{value1,value2}`."""
     values_by_name = {}
     for family in server.families():
         for sample in family.samples:
@@ -80,7 +87,7 @@ def main() -> None:
 
     def terminate(number: int, frame: object) -> None:
         if finishes_late:
-            threading.Timer(0.5, page.free.set).start()
+            threading.Timer(0.5, page.rendering_allowed.set).start()
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, terminate)
@@ -94,12 +101,12 @@ def main() -> None:
         for line in sys.stdin:
             command, *arguments = line.split()
             if command in {"hang", "finish"}:
-                page.free.clear()
+                page.rendering_allowed.clear()
                 finishes_late = command == "finish"
             elif command == "slow":
-                page.slow_seconds = float(arguments[0])
+                page.render_delay_seconds = float(arguments[0])
             elif command == "release":
-                page.free.set()
+                page.rendering_allowed.set()
             stats = {**sample_values(server), "renders": page.renders, "cpu": time.process_time()}
             stats["resident"] = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
             print(json.dumps({**stats, "threads": threading.active_count()}), flush=True)
