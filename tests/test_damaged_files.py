@@ -15,10 +15,10 @@ from exporter.errors import CollectError, ConfigurationError, FeedFormatError
 from exporter.feed.overrides import read_overrides
 from exporter.ledger.energy.carbon_file import CarbonFile
 from exporter.replay.description import MachineDescription
-from exporter.replay.machines import MACHINES
+from exporter.replay.machines import PACKAGE_DIRECTORY
 from exporter.web.webconfig import load_web_config
 
-T4 = (MACHINES / "t4.yaml").read_bytes()
+T4 = (PACKAGE_DIRECTORY / "t4.yaml").read_bytes()
 CARBON = b"327.5\n"
 OVERRIDES = b'{"version": 1, "rules": [{"match": "train.*", "enabled": false}]}'
 WEB = b"""tls_server_config: {cert_file: cert.pem, key_file: key.pem, min_version: TLS12}

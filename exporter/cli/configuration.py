@@ -30,7 +30,7 @@ from exporter.ledger.energy.options import EnergyOptions
 from exporter.ledger.goodput.options import GoodputOptions
 from exporter.recording.definition import MIN_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
-from exporter.replay.machines import unknown_machine
+from exporter.replay.machines import unknown_machine_message
 
 StatPattern = Annotated[
     str,
@@ -169,7 +169,7 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
         ]
     gpu = sections["gpu"]
     if gpu.replay is not None and gpu.replay != configuration.gpu.replay:
-        unknown = unknown_machine(gpu.replay)
+        unknown = unknown_machine_message(gpu.replay)
         problems += [Problem("--gpu.replay", None, None, unknown)] if unknown else []
     if problems:
         raise ConfigurationError(problems)

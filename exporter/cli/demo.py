@@ -30,7 +30,7 @@ from exporter.cli.flags import (
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, own_uid
-from exporter.replay.machines import DIRECTORY_VARIABLE, MACHINES
+from exporter.replay.machines import DIRECTORY_VARIABLE, PACKAGE_DIRECTORY
 from exporter.web.listen import bind, parse_address, url
 from exporter.web.webconfig import load_web_config
 
@@ -127,7 +127,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 def _write_machine(directory: Path) -> str:
     """Write the description of a machine with a GPU for each rank, and return the name of the description."""
-    machine_text = (MACHINES / f"{REPLAYED_MACHINE}.yaml").read_text(encoding="utf-8").partition("\ngpus:")[0]
+    machine_text = (
+        (PACKAGE_DIRECTORY / f"{REPLAYED_MACHINE}.yaml").read_text(encoding="utf-8").partition("\ngpus:")[0]
+    )
     cards = [
         {
             "model": REPLAYED_MACHINE,

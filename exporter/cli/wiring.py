@@ -38,7 +38,7 @@ from exporter.ledger.goodput.attempt import MachineIdentity
 from exporter.ledger.goodput.endings import ExitEvidence
 from exporter.ledger.state.store import StateStore
 from exporter.recording.stacks import Detail
-from exporter.replay.machines import collector_arguments
+from exporter.replay.machines import replay_arguments
 
 FEED, ENERGY = "feed", "energy"
 """Names of the ledger's collectors, which are not in the catalogue."""
@@ -254,7 +254,7 @@ class Wiring:
         return () if collector is None else collector.reports()
 
     def _create_gpus(self, settings: GpuSection) -> Sequence[AnyCollector]:
-        replay_arguments = {} if settings.replay is None else collector_arguments(settings.replay)
+        collector_arguments = {} if settings.replay is None else replay_arguments(settings.replay)
         visible = visible_devices()
         publish = partial(self._scheduler.run_soon, GpuCollector.name)
 
@@ -273,7 +273,7 @@ class Wiring:
             on_sample=on_sample,
             counts_energy=self._lock.acquire,
             detached=self.gpu is not None and self.gpu.detached,
-            **replay_arguments,
+            **collector_arguments,
         )
         self._replace_gpus(collector)
         return [collector]

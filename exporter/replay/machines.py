@@ -1,7 +1,4 @@
-"""Lookup of the described machines of the package.
-
-Used in the sidecar, when the configuration is read and when a replay starts.
-"""
+"""Machine descriptions by name, for replay without a GPU."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from exporter.errors import ConfigurationError, Problem
 if TYPE_CHECKING:
     from exporter.replay.description import MachineDescription
 
-MACHINES = Path(__file__).parent / "described"
-"""Descriptions of the package."""
+PACKAGE_DIRECTORY = Path(__file__).parent / "described"
+"""Directory of the descriptions that ship with the package."""
 DIRECTORY_VARIABLE = "EXPORTER_REPLAY_DIRECTORY"
-"""Environment variable with a directory of further descriptions: of the demo, a test or the dashboards' scenario."""
+"""Environment variable that names a second directory of descriptions, used by the demo, the tests and the dashboards' data sets."""
 
 
 def machine_names() -> tuple[str, ...]:
@@ -31,23 +28,23 @@ def load_machine(name: str) -> MachineDescription:
     """Load a machine by name. Raises ConfigurationError if the machine does not exist or the description has mistakes."""
     from exporter.replay.description import MachineDescription  # noqa: PLC0415 - 3 MiB that only a replay needs
 
-    problem = unknown_machine(name)
+    problem = unknown_machine_message(name)
     if problem:
         raise ConfigurationError([Problem("--gpu.replay", None, None, problem)])
     return load_file(_files()[name], MachineDescription)
 
 
-def collector_arguments(name: str) -> dict[str, Any]:
+def replay_arguments(name: str) -> dict[str, Any]:
     """Return the arguments with which a GPU collector replays a machine. Raises the same errors as `load_machine`."""
     return {"replay": load_machine(name).plain(), "command": command_of("exporter.replay.library")}
 
 
 def _files() -> dict[str, Path]:
-    directories = [MACHINES, *map(Path, filter(None, [os.environ.get(DIRECTORY_VARIABLE)]))]
+    directories = [PACKAGE_DIRECTORY, *map(Path, filter(None, [os.environ.get(DIRECTORY_VARIABLE)]))]
     return {path.stem: path for directory in directories for path in directory.glob("*.yaml")}
 
 
-def unknown_machine(name: str) -> str:
-    """Return the error message for the name of a machine; "" if the name is known."""
+def unknown_machine_message(name: str) -> str:
+    """Return the error message for an unknown machine name, or "" if the machine exists."""
     names = machine_names()
-    return "" if name in names else f'no machine "{name}" to replay, choose one of {", ".join(names)}'
+    return "" if name in names else f'no machine "{name}" to replay; choose one of {", ".join(names)}'

@@ -17,7 +17,7 @@ from rules_support import needs_promtool
 from serve_support import Sidecar, exporter, recording, sidecar
 from waiting import wait_until
 
-from exporter.replay.machines import MACHINES
+from exporter.replay.machines import PACKAGE_DIRECTORY
 
 CONFIGURATION = """
 gpu: {{{gpu}}}
@@ -90,7 +90,7 @@ def test_an_unknown_machine_is_reported_and_nothing_starts(tmp_path: Path, flags
     result = exporter("--gpu.replay=h1000", f"--feed.dir={tmp_path}", *flags)
 
     assert result.returncode == 2
-    assert '--gpu.replay: no machine "h1000" to replay, choose one of a100-mig' in result.stderr
+    assert '--gpu.replay: no machine "h1000" to replay; choose one of a100-mig' in result.stderr
 
 
 def test_missing_required_gpus_make_the_exporter_not_ready_and_keep_the_page(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_only_the_series_of_a_failed_card_end_and_return_with_the_card(
     tmp_path: Path, fault: str, reason: str
 ) -> None:
     machine = tmp_path / "faulty.yaml"
-    machine.write_text((MACHINES / "h100.yaml").read_text() + f"timeline:\n  - {{{fault}}}\n")
+    machine.write_text((PACKAGE_DIRECTORY / "h100.yaml").read_text() + f"timeline:\n  - {{{fault}}}\n")
     with (
         sidecar(tmp_path, configure(tmp_path, "enabled: false"), machines=tmp_path) as running,
         Prometheus(tmp_path / "prometheus", {"node": running.address}, scrape_seconds=0.25) as prometheus,

@@ -80,7 +80,7 @@ def test_several_mistakes_are_reported_together() -> None:
 
 def test_an_unknown_machine_is_reported() -> None:
     with pytest.raises(
-        ConfigurationError, match=r'no machine "h1000" to replay, choose one of a100-mig, .*h100'
+        ConfigurationError, match=r'no machine "h1000" to replay; choose one of a100-mig, .*h100'
     ):
         load_machine("h1000")
 

@@ -21,7 +21,7 @@ from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.nvml import encode, parse
 from exporter.collectors.gpu.options import GpuOptions
-from exporter.replay.machines import MACHINES
+from exporter.replay.machines import PACKAGE_DIRECTORY
 
 HAS_DRIVER = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0"))
 
@@ -297,7 +297,7 @@ def test_the_child_inherits_nothing_but_its_pipes(tmp_path: Path) -> None:
 
 
 def test_the_child_is_small_and_the_sidecar_does_not_load_nvml() -> None:
-    with running_collector(str(MACHINES / "h100.yaml"), options=GpuOptions()) as collector:
+    with running_collector(str(PACKAGE_DIRECTORY / "h100.yaml"), options=GpuOptions()) as collector:
         wait_until(lambda: value(collector, "exporter_nvml_child_resident_memory_bytes"))
         assert (value(collector, "exporter_nvml_child_resident_memory_bytes") or 0) <= 48 * 2**20
 
