@@ -82,7 +82,7 @@ page. Names are a contract: the changelog lists every change under *Metric names
 
 The tables use these names for the conditions that many families share:
 
-| name | the series is absent |
+| condition | the series is absent |
 |---|---|
 | *not reported* | because the job does not report the value |
 | *not instrumented* | because the job does not record its training through `exporter.training` or a bridge |

@@ -126,8 +126,8 @@ NVLINK_ERRORS = GpuFamily(
         name="gpu_nvlink_errors_total",
         type="counter",
         labels=(*GPU, "kind"),
-        help="NVLink errors by kind, over all ports: crc, crc_flit, crc_data, ecc, replay, recovery. From the fifth generation on:"
-        " malformed_packet, buffer_overrun, receive, receive_remote, receive_general, link_integrity, transmit_discard,"
+        help="NVLink errors by kind, over all ports. Up to the fourth generation: crc, crc_flit, crc_data, ecc, replay, recovery."
+        " From the fifth generation on: malformed_packet, buffer_overrun, receive, receive_remote, receive_general, link_integrity, transmit_discard,"
         " recovery, recovery_successful, recovery_failed. Absent without NVLink.",
         source="fields 38, 45, 52, 59, 160 to 163, of the fifth generation 206 to 215",
     ),

@@ -60,8 +60,8 @@ CONFLICTS = FamilySpec(
     name="training_rank_conflicts",
     type="gauge",
     labels=("run", "rank"),
-    help="Number of extra running processes that claim the same rank of a run with a configured name: two jobs use one run"
-    " name. Absent without a conflict.",
+    help="Number of extra running processes that claim the same rank of a run with a configured name (usually because"
+    " two jobs use one run name). Absent without a conflict.",
     source="processes of a rank that overlap for 15 s",
 )
 EVENTS = FamilySpec(
