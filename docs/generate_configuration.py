@@ -2,7 +2,7 @@
 
     python docs/generate_configuration.py [DIRECTORY]   # `make docs`
 
-The description of an option is its help, followed by the choices or the range of its values, also where JSON Schema expresses them.
+The description of an option is its help, followed by the choices or the range of its values, even where JSON Schema repeats them.
 """
 # ruff: noqa: INP001 - a script, not a package
 
@@ -39,8 +39,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SCHEMA_FILE = "config.schema.json"
 EXAMPLE_FILE = "config.example.yaml"
 
-ITEM_INDENT = "\t"
-"""Indent of the lines of a list's entry before `_as_item` indents them; not empty, because a top-level option follows a blank line."""
+ENTRY_INDENT = "\t"
+"""Marks lines of a list entry as nested: `_lines` puts a blank line before each option with an empty indent."""
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
 _COMMENT_COLUMNS = 110
@@ -79,14 +79,15 @@ def _nested_options(option: Option) -> tuple[Option, ...] | None:
 
 
 def _description(option: Option) -> str:
-    """Return the help of an option with its allowed values, unless type and default make them obvious."""
+    """Return the help of an option, its choices or its range if it has any, and whether a change needs a restart."""
     text = option.help
     base, _ = unwrap(option.hint)
     for member in get_args(base) if is_union(base) else (option.hint,):
         member_type, _ = unwrap(member)
-        item = get_args(member_type)[0] if get_origin(member_type) is frozenset else member_type
-        if choices(item):
-            text += f" {'One' if item is member_type else 'Any'} of {', '.join(map(str, choices(item)))}."
+        element_type = get_args(member_type)[0] if get_origin(member_type) is frozenset else member_type
+        if choices(element_type):
+            quantifier = "One" if element_type is member_type else "Any"
+            text += f" {quantifier} of {', '.join(map(str, choices(element_type)))}."
         elif limits(member):
             text += f" Allowed: {limits(member).removeprefix('of ')}."
     return f"{text} Needs a restart." if option.restart else text
@@ -132,20 +133,22 @@ def _type_schema(hint: Any) -> dict[str, Any]:
 
 
 def _lines(options: Iterable[Option], indent: str, seen_comments: set[str]) -> Iterator[str]:
-    """Yield the lines of a mapping. A comment in *seen_comments* is not repeated, because the collectors share options."""
+    """Yield the lines of a mapping. Skip comments in *seen_comments*: several collectors have options with the same help."""
     for option in options:
         if not indent:
             yield ""
         yield from _comment(_description(option), indent, seen_comments)
-        nested_options, item = _nested_options(option), _item_class(option.hint)
+        nested_options, entry_class = _nested_options(option), _entry_class(option.hint)
         if nested_options is not None:
             yield f"{indent}{option.key}:"
             yield from _lines(nested_options, f"{indent}  ", seen_comments)
-        elif item is not None:
-            examples = [dataclasses.replace(entry, default=entry.example) for entry in options_of(item)]
+        elif entry_class is not None:
+            examples = [
+                dataclasses.replace(entry, default=entry.example) for entry in options_of(entry_class)
+            ]
             yield f"{indent}{option.key}: []"
             yield f"{indent}# {option.key}:"
-            for line in _as_item(_lines(examples, ITEM_INDENT, seen_comments), f"{indent}  "):
+            for line in _as_list_entry(_lines(examples, ENTRY_INDENT, seen_comments), f"{indent}  "):
                 yield f"{indent}# {line}"
         else:
             flow = yaml.safe_dump(
@@ -162,11 +165,11 @@ def _comment(text: str, indent: str, seen_comments: set[str]) -> Iterator[str]:
             yield f"{indent}# {line}"
 
 
-def _as_item(lines: Iterable[str], indent: str) -> Iterator[str]:
+def _as_list_entry(lines: Iterable[str], indent: str) -> Iterator[str]:
     """Yield the lines of a mapping as an entry of a list. The dash precedes the first key, not the comment above the key."""
     has_key = False
     for line in lines:
-        text = line.lstrip(ITEM_INDENT)
+        text = line.lstrip(ENTRY_INDENT)
         if text.startswith("#"):
             yield f"{indent}{'  ' if has_key else ''}{text}"
         else:
@@ -174,11 +177,12 @@ def _as_item(lines: Iterable[str], indent: str) -> Iterator[str]:
             has_key = True
 
 
-def _item_class(hint: Any) -> type | None:
+def _entry_class(hint: Any) -> type | None:
     """Return the dataclass of the entries of a list, or None for a list of scalars and for any other type."""
     base, _ = unwrap(hint)
-    item = get_args(base)[0] if get_origin(base) is tuple else None
-    return item if dataclasses.is_dataclass(item) and isinstance(item, type) else None
+    entry_type = get_args(base)[0] if get_origin(base) is tuple else None
+    is_class = dataclasses.is_dataclass(entry_type) and isinstance(entry_type, type)
+    return entry_type if is_class else None
 
 
 def main(arguments: list[str]) -> int:

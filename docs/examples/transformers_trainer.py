@@ -3,8 +3,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from exporter.bridges import transformers as transformers_bridge
 
-tiny_model = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **tiny_model))
+tiny_sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **tiny_sizes))
 tokens = torch.randint(0, 64, (64, 8))
 dataset = [{"input_ids": sequence, "labels": sequence} for sequence in tokens]
 arguments = TrainingArguments("output", max_steps=10, save_steps=5, report_to=[])
