@@ -106,7 +106,7 @@ class IncidentProcesses:
             self._ports[node] = free_port()
             self._start_exporter(node)
         for process in self._ranks.values():
-            self._begin_training(process, first_step_seconds=FIRST_STEP_SECONDS, step=0)
+            self._begin_training(process, first_step_seconds=FIRST_STEP_SECONDS, completed_steps=0)
         times = {"start": self._start_time, "end": self._start_time + TIMES.end}
         (self._directory / "times.json").write_text(json.dumps(times), encoding="utf-8")
         self._prometheus = start_prometheus(
@@ -137,9 +137,14 @@ class IncidentProcesses:
             )
 
     def _begin_training(
-        self, process: subprocess.Popen[bytes], *, first_step_seconds: float, step: int
+        self, process: subprocess.Popen[bytes], *, first_step_seconds: float, completed_steps: int
     ) -> None:
-        message = json.dumps({"start": self._start_time, "first": first_step_seconds, "step": step})
+        start = {
+            "scenario_start": self._start_time,
+            "first_step_seconds": first_step_seconds,
+            "completed_steps": completed_steps,
+        }
+        message = json.dumps(start)
         if process.stdin is not None:
             process.stdin.write(message.encode() + b"\n")
             process.stdin.flush()
@@ -242,7 +247,7 @@ class IncidentProcesses:
             self._ranks[RunScenario.KILLED.value, rank].wait()
             self._ranks[RunScenario.KILLED.value, rank] = process
             self._begin_training(
-                process, first_step_seconds=TIMES.killed_run_restart + FIRST_STEP_SECONDS, step=350
+                process, first_step_seconds=TIMES.killed_run_restart + FIRST_STEP_SECONDS, completed_steps=350
             )
         self._replacement_ranks = {}
 

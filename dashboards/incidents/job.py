@@ -1,8 +1,8 @@
 """Command `python -m dashboards.incidents.job PLAN`: training loop of a rank, with sleeps in place of computations.
 
 The process waits for a line on standard input before the training, because the machine description of the exporter contains
-the process id. The process exits when standard input closes. The times of all steps depend only on the wall clock and the
-plan: the ranks are synchronous without collectives.
+the process id. The process exits when standard input closes. The ranks of a run compute the same schedule of steps from the
+wall clock and the plan, so they stay synchronous without collectives. A late step delays the later steps of its rank.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from typing import Any
 from dashboards.incidents import TIMES, RunScenario
 from exporter import log, training
 
-STEP_SECONDS, DATA_SECONDS, SYNC_SECONDS = 1.0, 0.03, 0.05
+COMPUTE_SECONDS, DATA_SECONDS, SYNC_SECONDS = 1.0, 0.03, 0.05
+FORWARD_SHARE, BACKWARD_SHARE, OPTIMIZER_SHARE = 0.31, 0.6, 0.09  # of the compute time
+STRAGGLER_RANK = 2  # the rank on the hot GPU
 STRAGGLER_FACTOR = 1.45
+HANGING_RANK = 1
 SLOW_DATA_SECONDS = 1.55
 SAVE_INTERVAL_SECONDS, SAVE_SECONDS, VALIDATION_SECONDS = 120.0, 2.0, 10.0
 VALIDATION_STARTS = (300.0, 1100.0)
 STEPS_TARGET = 5000
-SAMPLES, TOKENS = 8, 16_384
+SAMPLES_PER_STEP, TOKENS_PER_STEP = 8, 16_384  # of a rank
 FLOPS_PER_TOKEN = 6 * 2.6e9
 
 
@@ -35,7 +38,7 @@ class ScenarioEnded(Exception):  # noqa: N818  # the end of the scenario is not 
 
 
 def wait(seconds: float) -> None:
-    """Sleep for a duration, and raise ScenarioEnded if standard input closes."""
+    """Sleep for a duration. Raises ScenarioEnded if standard input is closed or has further input."""
     if select.select([sys.stdin], [], [], max(0.0, seconds))[0]:
         raise ScenarioEnded
 
@@ -44,16 +47,22 @@ class Rank:
     """Training loop of a rank.
 
     Args:
-        plan: Scenario and rank, and from standard input the start of the scenario, and the time and the number of the first step.
+        plan: Mapping with the keys
+
+            - `scenario`: name of a RunScenario
+            - `rank`: rank of the process
+            - `scenario_start`: Unix time
+            - `first_step_seconds`: start of the first step, in seconds since the start of the scenario
+            - `completed_steps`: number of steps before the first step; not 0 after a restart
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._scenario = RunScenario(plan["scenario"])
         self._rank: int = plan["rank"]
-        self._scenario_start: float = plan["start"]
-        self._first_step_seconds: float = plan["first"]  # since the start of the scenario
-        self._step: int = plan["step"]
-        self._random = random.Random(f"{plan['scenario']} {plan['rank']} {plan['step']}")  # noqa: S311  # the values are no secrets
+        self._scenario_start: float = plan["scenario_start"]
+        self._first_step_seconds: float = plan["first_step_seconds"]
+        self._step: int = plan["completed_steps"]
+        self._random = random.Random(f"{plan['scenario']} {plan['rank']} {plan['completed_steps']}")  # noqa: S311  # the values are no secrets
 
     def run(self) -> None:
         """Initialize the job and train until the end of the scenario."""
@@ -81,7 +90,7 @@ class Rank:
     def _train(self) -> None:
         step_start, completed_saves, validations = self._scenario_start + self._first_step_seconds, 0, 0
         while not (
-            self._scenario is RunScenario.FINISHED and self._has_reached(step_start, TIMES.finished_run_end)
+            self._scenario is RunScenario.FINISHED and self._is_after(step_start, TIMES.finished_run_end)
         ):
             self._step += 1
             step_start = self._iteration(step_start)
@@ -89,45 +98,49 @@ class Rank:
             if elapsed_seconds // SAVE_INTERVAL_SECONDS > completed_saves:
                 completed_saves = int(elapsed_seconds // SAVE_INTERVAL_SECONDS)
                 step_start += self._save(
-                    failing=self._scenario is RunScenario.FAILING_SAVES and self._has_reached(step_start)
+                    failing=self._scenario is RunScenario.FAILING_SAVES
+                    and self._is_after(step_start, TIMES.incident)
                 )
             if validations < len(VALIDATION_STARTS) and elapsed_seconds >= VALIDATION_STARTS[validations]:
                 validations += 1
                 step_start += self._validate()
 
-    def _has_reached(self, step_start: float, seconds: float = TIMES.incident) -> bool:
-        return step_start - self._scenario_start >= seconds
+    def _is_after(self, step_start: float, offset_seconds: float) -> bool:
+        """Return True if a step starts at least *offset_seconds* after the start of the scenario."""
+        return step_start - self._scenario_start >= offset_seconds
 
     def _iteration(self, step_start: float) -> float:
         """Run a step that starts at a Unix time, and return the Unix time at which all ranks end the step."""
-        has_incident = self._has_reached(step_start)
-        compute_seconds = slowest_compute_seconds = STEP_SECONDS
-        if self._scenario is RunScenario.STRAGGLER and has_incident:
+        incidents_began = self._is_after(step_start, TIMES.incident)
+        compute_seconds = slowest_compute_seconds = COMPUTE_SECONDS
+        if self._scenario is RunScenario.STRAGGLER and incidents_began:
             slowest_compute_seconds *= STRAGGLER_FACTOR
-            compute_seconds *= STRAGGLER_FACTOR if self._rank == 2 else 1.0  # the rank on the hot GPU
+            compute_seconds *= STRAGGLER_FACTOR if self._rank == STRAGGLER_RANK else 1.0
         compute_seconds *= self._random.uniform(0.97, 1.0)
         data_seconds = (
-            SLOW_DATA_SECONDS if self._scenario is RunScenario.LOADER_STALL and has_incident else DATA_SECONDS
+            SLOW_DATA_SECONDS
+            if self._scenario is RunScenario.LOADER_STALL and incidents_began
+            else DATA_SECONDS
         )
         step_end = step_start + data_seconds + slowest_compute_seconds + SYNC_SECONDS
         is_nan = (
             self._scenario is RunScenario.NAN_LOSS
-            and has_incident
-            and not self._has_reached(step_start, TIMES.nan_end)
+            and incidents_began
+            and not self._is_after(step_start, TIMES.nan_end)
         )
         with training.training_iteration():
             with training.data_loading():
                 wait(step_start + data_seconds - time.time())
             with training.model_forward():
-                if self._scenario is RunScenario.HANG and self._rank == 1 and has_incident:
+                if self._scenario is RunScenario.HANG and self._rank == HANGING_RANK and incidents_began:
                     wait(TIMES.end)
-                wait(compute_seconds * 0.31)
+                wait(compute_seconds * FORWARD_SHARE)
             with training.model_backward():
-                wait(compute_seconds * 0.6)
+                wait(compute_seconds * BACKWARD_SHARE)
             with training.phase("grad_sync"):
-                if self._scenario is RunScenario.HANG and has_incident:
+                if self._scenario is RunScenario.HANG and incidents_began:
                     wait(TIMES.end)
-                wait(step_end - compute_seconds * 0.09 - time.time())
+                wait(step_end - compute_seconds * OPTIMIZER_SHARE - time.time())
             with training.optimizer_update():
                 wait(step_end - time.time())
             training.record(
@@ -136,8 +149,8 @@ class Rank:
                 if is_nan
                 else 0.4 + 2.0 / (1.0 + self._step / 50) + self._random.random() * 0.1,
                 learning_rate=3e-4 * min(1.0, self._step / 200),
-                samples=SAMPLES,
-                tokens=TOKENS,
+                samples=SAMPLES_PER_STEP,
+                tokens=TOKENS_PER_STEP,
             )
         return max(step_end, time.time())
 
