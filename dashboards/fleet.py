@@ -46,7 +46,7 @@ def _node_problems() -> str:
         ("xid", "instance:gpu_xid:count1h{@cluster} > bool 0"),
         ("collectors", "instance:exporter_collectors_failed:count{@cluster} > bool 0"),
     )
-    terms = (f'label_replace({expression}, "of", "{name}", "", "")' for name, expression in conditions)
+    terms = (f'label_replace({expression}, "condition", "{name}", "", "")' for name, expression in conditions)
     return f"sum by (instance) ({' or '.join(terms)})"
 
 
@@ -106,7 +106,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=5,
         ),
         stat(
-            "Goodput, if saved, 6 h",
+            "Goodput if work is saved, last 6 h",
             instant_query("cluster:training_goodput_if_saved:ratio6h{@cluster}"),
             unit="percentunit",
             decimals=1,
@@ -116,6 +116,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             "GPUs",
             instant_query("sum(cluster:gpu_devices:sum{@cluster})", "up"),
             instant_query("sum(cluster:gpu_missing:sum{@cluster})", "missing", BAD),
+            # The last known GPUs of the nodes whose exporter is down; 0 if all exporters are up.
             instant_query(
                 "sum(last_over_time(instance:gpu_devices:sum{@cluster}[1h])"
                 " and on (cluster, instance) instance:exporter:up{@cluster} == 0) or 0 * count(cluster:exporter_up:count{@cluster})",
@@ -153,7 +154,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(
                 "sum by (currency) (cluster:training_cost:rate5m{@cluster}) * 3600", "{{currency}} per hour"
             ),
-            instant_query(f"count({UNSEEN_RUNS}) > 0", "runs unknown", BAD),
+            instant_query(f"count({UNSEEN_RUNS}) > 0", "runs of unknown cost", BAD),
             unit="none",
             decimals=0,
             text_mode="value_and_name",

@@ -236,7 +236,7 @@ def _number_panels() -> tuple[Panel, ...]:
             w=3,
         ),
         stat(
-            "Goodput, if saved",
+            "Goodput if work is saved",
             instant_query(
                 _either(GOODPUT_IF_SAVED, is_young, "in the first hour", "since the start"), "{{note}}"
             ),

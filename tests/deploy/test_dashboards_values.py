@@ -282,7 +282,7 @@ def test_goodput_falls_while_a_run_makes_no_step_before_the_exporter_decides(tmp
 
     messages = failures(
         tmp_path,
-        "Goodput, if saved",
+        "Goodput if work is saved",
         series,
         {"60m": 100, "90m": 67},
         labels='{note="since the start"}',
