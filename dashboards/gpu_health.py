@@ -16,7 +16,7 @@ from dashboards.tables import ZERO_AS_DASH, Column, percent, placeholder_row, ta
 
 
 def health_panels() -> tuple[Panel, ...]:
-    """Return the panels about errors; a GPU with problems precedes a healthy GPU."""
+    """Return the panels about the health and the errors of the GPUs. The first table lists GPUs with problems first."""
     return (_health_table(), _new_errors(), _xid_table())
 
 
@@ -77,8 +77,8 @@ def _health_table() -> Panel:
         Column(
             'max by (instance, gpu) (gpu_pcie_link_width{@gpu, kind="max"} - ignoring (kind)'
             ' gpu_pcie_link_width{@gpu, kind="current"})',
-            "Lanes missing",
-            width=100,
+            "PCIe lanes missing",
+            width=145,
             thresholds=warn_from(1),
         ),
         row_query=GPUS_WITH_RANK,

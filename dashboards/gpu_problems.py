@@ -19,40 +19,34 @@ from exporter.status.xids import XID_MEANINGS
 
 THROTTLED = "rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[5m])"
 THROTTLED_RATIO = 0.05
-"""Smallest share of time with thermal or power throttling that is a problem."""
+"""Share of time with throttling by heat or the power brake above which the throttling is a problem."""
 XID_SECONDS = 3600
 """Time for which an Xid is a problem."""
-_PRESENT = (
+_ZERO_FOR_EACH_GPU = (
     "(0 * gpu_up{@gpu_any_run} or on (instance, gpu) 0 * last_over_time(gpu_up{@gpu_any_run}[$__range]))"
 )
-"""PromQL for the GPUs of the time range, without former cards of an index that another card has now."""
+"""PromQL with the value 0 for each GPU of the time range, except former cards whose index another card has now."""
 _LOCAL_RANKS = 'label_replace(last_over_time(training_rank_info{@cluster, uuid="", local_rank!=""}[$__range]), "gpu", "$1", "local_rank", "(.+)")'
 GPUS_OF_RANKS = (
-    f"topk by (instance, gpu) (1, max by (instance, gpu, run, rank) ({_PRESENT} * on (uuid) group_left (run, rank)"
+    f"topk by (instance, gpu) (1, max by (instance, gpu, run, rank) ({_ZERO_FOR_EACH_GPU} * on (uuid) group_left (run, rank)"
     ' topk by (uuid) (1, last_over_time(training_rank_info{@cluster, uuid!=""}[$__range])))'
-    f" or on (instance, gpu) max by (instance, gpu, run, rank) ({_PRESENT} * on (instance, gpu) group_left (run, rank)"
+    f" or on (instance, gpu) max by (instance, gpu, run, rank) ({_ZERO_FOR_EACH_GPU} * on (instance, gpu) group_left (run, rank)"
     f" topk by (instance, gpu) (1, {_LOCAL_RANKS})))"
 )
 """PromQL for the GPUs that a rank used in the time range, by UUID, else by local rank, with the last run and rank.
 
 An index has one result, even if several cards had the index or exporters of one node number the cards differently.
 """
-GPUS_WITH_RANK = f"{GPUS_OF_RANKS} or on (instance, gpu) max by (instance, gpu) ({_PRESENT})"
-"""PromQL for each GPU of the time range, with the last run and rank that used the GPU."""
-
-
 SELECTED_GPUS = "on (instance, gpu) last_over_time(gpu_up{@gpu}[$__range])"
 """PromQL for the condition that a series belongs to a GPU of the selected runs."""
-GPUS_WITH_RANK = (
-    f"({GPUS_OF_RANKS} or on (instance, gpu) max by (instance, gpu) ({_PRESENT})) and {SELECTED_GPUS}"
-)
+GPUS_WITH_RANK = f"({GPUS_OF_RANKS} or on (instance, gpu) max by (instance, gpu) ({_ZERO_FOR_EACH_GPU})) and {SELECTED_GPUS}"
 """PromQL for each GPU of the selected runs in the time range, with the last run and rank that used the GPU."""
 SELECTED_NODES = f"on (instance) ({NODES_OF_RUN})"
 """PromQL for the condition that a series belongs to a node of the selected runs."""
 
 
-class Damage(enum.IntEnum):
-    """Effect of a problem on the run that uses the node or the GPU; the largest effect comes first."""
+class Impact(enum.IntEnum):
+    """Effect of a problem on the run that uses the node or the GPU, in ascending order; the tables show the largest first."""
 
     NO_RUN = 0
     POSSIBLE = 1
@@ -62,19 +56,20 @@ class Damage(enum.IntEnum):
     STANDSTILL = 5
 
 
-DAMAGE_TEXTS = value_mappings(
+IMPACT_TEXTS = value_mappings(
     {
-        Damage.STANDSTILL.value: ("stops the run", BAD),
-        Damage.WRONG_RESULTS.value: ("may damage results", BAD),
-        Damage.UNKNOWN.value: ("unknown", WARNING),
-        Damage.SLOW.value: ("slows the run", WARNING),
-        Damage.POSSIBLE.value: ("possible", WARNING),
-        Damage.NO_RUN.value: ("no run", NEUTRAL),
+        Impact.STANDSTILL.value: ("stops the run", BAD),
+        Impact.WRONG_RESULTS.value: ("may damage results", BAD),
+        Impact.UNKNOWN.value: ("unknown", WARNING),
+        Impact.SLOW.value: ("slows the run", WARNING),
+        Impact.POSSIBLE.value: ("possible", WARNING),
+        Impact.NO_RUN.value: ("no run", NEUTRAL),
         -1: (NO_VALUE, NEUTRAL),
     }
 )
-PRIORITIES_PER_DAMAGE = 100
-"""Number of priorities for each kind of damage: of several problems with equal damage, the earlier in the list is shown."""
+PRIORITIES_PER_IMPACT = 100
+"""Distance between the values of two impacts. A value is `impact * PRIORITIES_PER_IMPACT + priority`, so that the maximum is the problem with
+the largest impact, and the earliest in the list of problems among equal impacts."""
 RECOVERY_ACTION_TEXTS = value_mappings(
     {
         -1: (NO_VALUE, NEUTRAL),
@@ -104,38 +99,38 @@ class Problem:
 
     text: str  # `$1` is the value of `label`
     condition: str  # PromQL with a value for each node or GPU with the problem
-    since: str  # PromQL for the start in Unix seconds, at least for each node or GPU with the problem
+    since: str  # PromQL for the start in Unix seconds, at least where `condition` has a value; of an Xid, the last occurrence
     remedy: str
-    damage: Damage
+    impact: Impact
     label: str = "instance"
 
     def row(self, priority: int) -> str:
-        """Return PromQL for the damage and the priority of the problem, with text and remedy as labels."""
-        value = PRIORITIES_PER_DAMAGE * self.damage + priority
+        """Return PromQL for impact and priority as one number (see `PRIORITIES_PER_IMPACT`), with text and remedy as labels."""
+        value = PRIORITIES_PER_IMPACT * self.impact + priority
         with_text = f'label_replace(0 * ({self.condition}) + {value}, "problem", "{self.text}", "{self.label}", "(.*)")'
         return f'label_replace({with_text}, "remedy", "{self.remedy}", "", "")'
 
     @property
-    def start(self) -> str:
+    def start_by_gpu(self) -> str:
         """PromQL for the start of the problem by node and GPU."""
         return f"min by (instance, gpu) ({self.since} and on (instance, gpu) ({self.condition}))"
 
 
-def _gpu_flag(family: str, text: str, remedy: str, damage: Damage) -> Problem:
+def _gpu_flag(family: str, text: str, remedy: str, impact: Impact) -> Problem:
     """Return the problem of a GPU that begins when the values of a family become larger than 0."""
     value = f"max by (instance, gpu) ({family})"
-    return Problem(text, f"{value} > 0", last_time(f"{value} == bool 0"), remedy, damage)
+    return Problem(text, f"{value} > 0", last_time(f"{value} == bool 0"), remedy, impact)
 
 
-def _xid(matcher: str, remedy: str, damage: Damage) -> Problem:
+def _xid(matcher: str, remedy: str, impact: Impact) -> Problem:
     """Return the problem of recent Xids.
 
-    `matcher` selects or excludes the Xids that point to the hardware.
+    `matcher` selects or excludes the Xids that point to the hardware. The problem starts at the last occurrence.
     """
     selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
     last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu_any_run, {selector}}})"
     recent = f"({last} > time() - {XID_SECONDS})"
-    return Problem("Xid $1", recent, recent, remedy, damage, "xid")
+    return Problem("Xid $1", recent, recent, remedy, impact, "xid")
 
 
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
@@ -148,7 +143,7 @@ _NODE_PROBLEMS = (
         " and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0",
         f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
         "run nvidia-smi; reload the driver or reboot",
-        Damage.STANDSTILL,
+        Impact.STANDSTILL,
         "reason",
     ),
     Problem(
@@ -156,14 +151,14 @@ _NODE_PROBLEMS = (
         "min by (instance) (up{@target}) == 0",
         EXPORTER_DOWN_SINCE,
         "check the machine, then the log of the exporter",
-        Damage.UNKNOWN,
+        Impact.UNKNOWN,
     ),
     Problem(
         "exporter not scraped any more",
         NOT_SCRAPED_SINCE,
         NOT_SCRAPED_SINCE,
         "check the targets of Prometheus",
-        Damage.UNKNOWN,
+        Impact.UNKNOWN,
     ),
 )
 _FAILED_COLLECTORS = "min by (instance, collector) (exporter_collector_success{@node}) == 0"
@@ -173,7 +168,7 @@ _COLLECTOR_PROBLEMS = (
         _FAILED_COLLECTORS,
         last_time("min by (instance, collector) (exporter_collector_success{@node}) == bool 1"),
         "read the log of the exporter; the metrics of the collector are absent",
-        Damage.UNKNOWN,
+        Impact.UNKNOWN,
         "collector",
     ),
 )
@@ -183,48 +178,48 @@ _GPU_PROBLEMS = (
         "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})",
         f"max by (instance, gpu) ({last_time('gpu_up{@gpu_any_run} == bool 1')})",
         "drain the node, then reset the GPU",
-        Damage.STANDSTILL,
+        Impact.STANDSTILL,
         "reason",
     ),
-    _xid('xid=~"{}"', "drain the node; reset the GPU or reboot", Damage.WRONG_RESULTS),
+    _xid('xid=~"{}"', "drain the node; reset the GPU or reboot", Impact.WRONG_RESULTS),
     Problem(
         "uncorrected memory errors",
         f"{_UNCORRECTED} > 0",
         last_time(f"{_UNCORRECTED} < bool sum by (instance, gpu) ({_ECC_ERRORS} @ end())"),
         "return to a checkpoint from before the error; reset the GPU",
-        Damage.WRONG_RESULTS,
+        Impact.WRONG_RESULTS,
     ),
     _gpu_flag(
         "gpu_remapped_rows_failed{@gpu_any_run}",
         "a memory row could not be remapped",
         "replace the GPU",
-        Damage.WRONG_RESULTS,
+        Impact.WRONG_RESULTS,
     ),
     _gpu_flag(
         "gpu_recovery_action{@gpu_any_run}",
         "the driver requests a recovery",
         "drain the node, then do what the driver requests",
-        Damage.WRONG_RESULTS,
+        Impact.WRONG_RESULTS,
     ),
     Problem(
-        "throttled by heat or power",
+        "throttled by heat or the power brake",
         f"{_MAX_THROTTLED} > {THROTTLED_RATIO}",
         last_time(f"{_MAX_THROTTLED} <= bool {THROTTLED_RATIO}"),
         "check the cooling and the power supply",
-        Damage.SLOW,
+        Impact.SLOW,
     ),
     _gpu_flag(
         'gpu_nvlink_links{@gpu_any_run, state="inactive"}',
         "NVLinks are down",
         "reset the GPU; check the links",
-        Damage.SLOW,
+        Impact.SLOW,
     ),
-    _xid('xid!~"{}"', "read the log of the job; reset the GPU if it returns", Damage.POSSIBLE),
+    _xid('xid!~"{}"', "read the log of the job; reset the GPU if it returns", Impact.POSSIBLE),
     _gpu_flag(
         "gpu_remapped_rows_pending{@gpu_any_run}",
         "a memory row waits for a reset",
         "reset the GPU when free",
-        Damage.POSSIBLE,
+        Impact.POSSIBLE,
     ),
 )
 
@@ -280,23 +275,23 @@ NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
 
 
 def _rows(problems: Sequence[Problem]) -> str:
-    """Return PromQL for the damage and priority of all current problems; an earlier problem has a higher priority."""
+    """Return PromQL for the impact and priority of all current problems; an earlier problem has a higher priority."""
     return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
 
 
 def _starts(problems: Sequence[Problem]) -> str:
     """Return PromQL for the start of the first of the problems of each node and GPU."""
     starts = " or ".join(
-        f'label_replace({problem.start}, "problem", "{index}", "", "")'
+        f'label_replace({problem.start_by_gpu}, "problem", "{index}", "", "")'
         for index, problem in enumerate(problems)
     )
     return f"min by (instance, gpu) ({starts})"
 
 
 def current_problems() -> Panel:
-    """Return the table of the nodes and GPUs with a problem, with the worst problem of each, the largest damage first."""
+    """Return the table of the nodes and GPUs with a problem, with the worst problem of each, the largest impact first."""
     return table(
-        PROBLEMS_TITLE, *_problem_columns(_NODE_PROBLEMS), sort="Damage", w=24, h=7, max_data_points=120
+        PROBLEMS_TITLE, *_problem_columns(_NODE_PROBLEMS), sort="Impact", w=24, h=7, max_data_points=120
     )
 
 
@@ -306,7 +301,7 @@ def problems_of_node() -> Panel:
         dataclasses.replace(column, source=_on_single_node(column.source))
         for column in _problem_columns((*_NODE_PROBLEMS, *_COLLECTOR_PROBLEMS))
     ]
-    return table(PROBLEMS_TITLE, *columns, sort="Damage", w=24, h=5, max_data_points=120)
+    return table(PROBLEMS_TITLE, *columns, sort="Impact", w=24, h=5, max_data_points=120)
 
 
 def _on_single_node(expression: str) -> str:
@@ -320,11 +315,14 @@ def _problem_columns(node_problems: Sequence[Problem]) -> tuple[Column, ...]:
     gpus = f"(({_rows(_GPU_PROBLEMS)}) and {SELECTED_GPUS})"
     nodes = f"(({_rows(node_problems)}) and {SELECTED_NODES})"
     labels = ", ".join(sorted({problem.label for problem in (*_GPU_PROBLEMS, *node_problems)} - {"instance"}))
-    used = f"({gpus}) + on (instance, gpu) group_left (run, rank) 0 * ({GPUS_OF_RANKS})"
-    unused = f"(({gpus}) unless on (instance, gpu) ({GPUS_OF_RANKS})) % {PRIORITIES_PER_DAMAGE}"
-    runs = f"0 * topk by (instance) (1, {_RUNS_ON_NODES})"
-    with_run = f"(({nodes}) + on (instance) group_left (run) {runs} or ({nodes}) unless on (instance) {runs})"
-    rows = f"max without ({labels}) (topk by (instance, gpu) (1, {used} or {unused} or {with_run}))"
+    # Adding 0 joins the labels `run` and `rank` of the last rank on the GPU.
+    gpus_of_runs = f"({gpus}) + on (instance, gpu) group_left (run, rank) 0 * ({GPUS_OF_RANKS})"
+    # The remainder removes the impact and keeps the priority: without a run, the impact is NO_RUN, which is 0.
+    gpus_without_run = f"(({gpus}) unless on (instance, gpu) ({GPUS_OF_RANKS})) % {PRIORITIES_PER_IMPACT}"
+    runs_of_nodes = f"0 * topk by (instance) (1, {_RUNS_ON_NODES})"
+    nodes_with_run = f"(({nodes}) + on (instance) group_left (run) {runs_of_nodes} or ({nodes}) unless on (instance) {runs_of_nodes})"
+    # The worst problem of each GPU and node. `max without` removes the labels that only the text of a problem needs.
+    rows = f"max without ({labels}) (topk by (instance, gpu) (1, {gpus_of_runs} or {gpus_without_run} or {nodes_with_run}))"
     gpu_starts, node_starts = _starts(_GPU_PROBLEMS), _starts(node_problems)
     start = f"min by (instance, gpu) ({gpu_starts} and {SELECTED_GPUS} or {node_starts} and {SELECTED_NODES})"
     no_problem = (
@@ -332,11 +330,11 @@ def _problem_columns(node_problems: Sequence[Problem]) -> tuple[Column, ...]:
     )
     return (
         Column(
-            f"floor(({rows}) / {PRIORITIES_PER_DAMAGE}) or {no_problem}",
-            "Damage",
+            f"floor(({rows}) / {PRIORITIES_PER_IMPACT}) or {no_problem}",
+            "Impact",
             decimals=0,
             width=145,
-            mappings=DAMAGE_TEXTS,
+            mappings=IMPACT_TEXTS,
         ),
         Column("instance", "Node", width=100, links=(NODE_LINK,)),
         Column("gpu", "GPU", width=60),

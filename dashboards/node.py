@@ -1,6 +1,6 @@
 """Dashboard *Node*: resources of a node, limits of the container, and the exporter.
 
-`@node`, `@node_any_job`, `@node_run` and `@run` are named selectors of `dashboards.queries`.
+Names such as `@node` and `@node_run` in PromQL are selectors of `dashboards.queries`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dashboards.tables import Column
 
 UID = "training-node"
 PAGE_BYTES = 4096
-"""Assumed size of a memory page. The exporter does not publish the page size. The panel understates page faults of nodes with larger pages."""
+"""Assumed size of a memory page, because the exporter does not publish the size. On nodes with larger pages, the panel is too low."""
 CPU_MODE_COLORS = {
     "user": BLUE,
     "nice": SKY_BLUE,
@@ -72,7 +72,7 @@ def board() -> Board:
 def _overview_panels() -> tuple[Panel, ...]:
     collector_success_query = "min by (instance, collector) (exporter_collector_success{@node})"
     boot_time_query = "max by (instance) (host_boot_time_seconds{@node})"
-    # The slope does not depend on the age of the run. The ledger counts no cost of a lost GPU, whose rent is still due.
+    # The rate of each run that is alive: the slope of its total does not depend on the age of the run.
     cost = (
         "3600 * sum by (currency) (clamp_min(deriv(training_cost_total{@node_run}[5m]), 0)"
         " and on (instance, run) training_process_up{@node_run} == 1)"
@@ -99,6 +99,8 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Cost per hour",
+            # The ledger charges the rent of a lost GPU later and in one step, so that the slope falls at first. While a GPU is
+            # lost, the tile shows the highest rate of the last 30 minutes.
             instant_query(
                 f"max_over_time(({cost})[30m:1m]) and on () max(gpu_up{{@node}} == bool 0) == 1 or {cost}",
                 "{{currency}}",

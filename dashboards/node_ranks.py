@@ -12,18 +12,18 @@ SILENT_SECONDS = 15
 RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
 ALIVE, ENDED, UNKNOWN, SILENT = 1, 0, -1, 2
 """Values of the column *Process*."""
-_RANKS = "group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range]))"
-_GPUS = (
+_RANKS_IN_RANGE = "group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range]))"
+_GPU_SOURCES = (
     'training_rank_info{@node_run, gpu!=""}',
     "training_process_gpu_memory_bytes{@node_run}",
     'label_replace(training_rank_info{@node_run, local_rank!=""}, "gpu", "$1", "local_rank", "(.+)")',
 )
 _GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
-    " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPUS)
+    " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPU_SOURCES)
 )
 """PromQL for the GPU of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
 _THROTTLED = "rate(gpu_clocks_event_seconds_total{@node, @throttling}[5m])"
-_PHASES = "topk by (run, rank) (1, max by (run, rank, phase) (training_phase_active{@node_run} == 1))"
+_PHASE_OF_RANK = "topk by (run, rank) (1, max by (run, rank, phase) (training_phase_active{@node_run} == 1))"
 
 
 def runs_table() -> Panel:
@@ -77,17 +77,18 @@ def runs_table() -> Panel:
 
 
 def ranks_table() -> Panel:
-    """Return the table of the ranks on the node, with their phase, steps, waits for data, GPU and loader processes.
+    """Return the table of the ranks on the node, with their phase, steps, waits for data, GPU and data workers.
 
     While the exporter is down, the table has the last known ranks.
     """
     process_up = "max by (run, rank) (training_process_up{@node_run})"
     snapshot_time = 'training_feed_last_update_timestamp_seconds{@node_run, role=~"trainer|"}'
-    silent = f"min by (run, rank) (timestamp({snapshot_time}) - {snapshot_time}) > {SILENT_SECONDS}"
+    silent_ranks = f"min by (run, rank) (timestamp({snapshot_time}) - {snapshot_time}) > {SILENT_SECONDS}"
     phase_time = "sum by (run, rank) (rate(training_phase_seconds_total{@node_run}[5m]))"
     data_time = 'sum by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[5m]))'
 
-    no_loader = "0 * sum by (run, rank) (training_process_instances{@node_run})"
+    # 0 for each rank with visible processes, so that a rank without data workers does not look unknown.
+    no_data_worker = "0 * sum by (run, rank) (training_process_instances{@node_run})"
 
     def of_gpu(expression: str) -> str:
         return f"max by (run, rank) (({_GPU_OF_RANK}) * on (gpu) group_left () max by (gpu) ({expression}))"
@@ -104,8 +105,8 @@ def ranks_table() -> Panel:
             mappings=value_mappings({1: ("up", GOOD), 0: ("lost", BAD)}),
         ),
         Column(
-            f"({silent}) * 0 + {SILENT} and on (run, rank) {process_up} == 1"
-            f" or on (run, rank) {process_up} or on (run, rank) {_RANKS} * 0 - 1",
+            f"({silent_ranks}) * 0 + {SILENT} and on (run, rank) {process_up} == 1"
+            f" or on (run, rank) {process_up} or on (run, rank) {_RANKS_IN_RANGE} * 0 - 1",
             "Process",
             width=85,
             mappings=value_mappings(
@@ -147,29 +148,31 @@ def ranks_table() -> Panel:
         ),
         Column(
             of_gpu('gpu_temperature_celsius{@node, sensor="gpu"}'),
-            "GPU heat",
+            "GPU temperature",
             unit="celsius",
             decimals=0,
-            width=90,
+            width=130,
         ),
         percent(of_gpu(_THROTTLED), "Throttled, 5 min", 135, warn_from(0.01, 0.1)),
         Column(
             'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[$__rate_interval]))'
-            f" or on (run, rank) {no_loader}",
-            "Loader CPUs",
+            f" or on (run, rank) {no_data_worker}",
+            "Data worker CPUs",
             decimals=2,
-            width=110,
+            width=130,
         ),
         Column(
-            f'sum by (run, rank) (training_process_resident_bytes{{@node_run, role="dataloader"}}) or on (run, rank) {no_loader}',
-            "Loader memory",
+            f'sum by (run, rank) (training_process_resident_bytes{{@node_run, role="dataloader"}}) or on (run, rank) {no_data_worker}',
+            "Data worker memory",
             unit="bytes",
-            width=120,
+            width=150,
         ),
+        # One row for each rank, with the labels `gpu` and `phase` where they are known: both, else the GPU alone, else neither. The
+        # first pair of lines is the join with the phase; its left side also has the ranks without a GPU.
         row_query=(
-            f"({_RANKS} * on (run, rank) group_left (gpu) {_GPU_OF_RANK} or on (run, rank) {_RANKS})"
-            f" * on (run, rank) group_left (phase) {_PHASES} or on (run, rank)"
-            f" {_RANKS} * on (run, rank) group_left (gpu) {_GPU_OF_RANK} or on (run, rank) {_RANKS}"
+            f"({_RANKS_IN_RANGE} * on (run, rank) group_left (gpu) {_GPU_OF_RANK} or on (run, rank) {_RANKS_IN_RANGE})"
+            f" * on (run, rank) group_left (phase) {_PHASE_OF_RANK} or on (run, rank)"
+            f" {_RANKS_IN_RANGE} * on (run, rank) group_left (gpu) {_GPU_OF_RANK} or on (run, rank) {_RANKS_IN_RANGE}"
         ),
         sort="Last step",
         w=24,

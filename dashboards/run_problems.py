@@ -134,7 +134,9 @@ _CELSIUS = (
     ' "celsius", "$1 °C", "celsius", "(.+)")'
 )
 _THROTTLED_GPUS = _with_text(
-    f"{LAST_GPUS} * on (uuid) group_left () ({_THROTTLED_SINCE})", "GPU $1 throttled by heat or power", "gpu"
+    f"{LAST_GPUS} * on (uuid) group_left () ({_THROTTLED_SINCE})",
+    "GPU $1 throttled by heat or the power brake",
+    "gpu",
 )
 THROTTLED_GPUS = (
     f'(label_join({_THROTTLED_GPUS} * on (uuid) group_left (celsius) ({_CELSIUS}), "problem", ", ", "problem", "celsius")'

@@ -38,7 +38,7 @@ def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: 
 
 
 UNKNOWN, STOPS, WRONG_RESULTS, SLOWS, NO_RUN = 3, 5, 4, 2, 0
-"""Values of the column *Damage*."""
+"""Values of the column *Impact*."""
 
 
 def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_problem_of_a_gpu_without_a_run_damages_no_run(
 ) -> None:
     series = HOT_GPU | {f'training_rank_info{{run="a",rank="3",uuid="{uuid}",instance="n1"}}': "1x60"}
     labels = (
-        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or power",'
+        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or the power brake",'
         'remedy="check the cooling and the power supply"}'
     )
 
@@ -158,7 +158,7 @@ def test_a_problem_of_a_new_card_names_the_rank_of_this_card_and_not_of_the_card
     new_card = {name.replace('uuid="G0"', 'uuid="G7"'): values for name, values in HOT_GPU.items()}
     series = new_card | ranks | {GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
     labels = (
-        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or power",'
+        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or the power brake",'
         'remedy="check the cooling and the power supply"}'
     )
 

@@ -85,7 +85,7 @@ HUNG = (
             },
             {
                 f'problem="computes at 67 % of the fastest rank",{RANK_1},gpu="1"': 300_000,
-                f'problem="GPU 1 throttled by heat or power, 89 °C",{RANK_1},gpu="1"': 300_000,
+                f'problem="GPU 1 throttled by heat or the power brake, 89 °C",{RANK_1},gpu="1"': 300_000,
             },
             id="straggler on a hot GPU",
         ),
