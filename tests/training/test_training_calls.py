@@ -108,14 +108,16 @@ def test_several_micro_batches_with_a_reported_step_are_one_step() -> None:
 
 
 def test_the_time_between_reported_steps_is_work_in_a_job_without_blocks() -> None:
+    start_seconds = time.monotonic()
     training.step()
     for _ in range(3):
         time.sleep(0.02)
         training.step()
+    elapsed_seconds = time.monotonic() - start_seconds
 
     reading = publish_and_read()
     assert reading.steps == 4
-    assert reading.work_seconds == pytest.approx(0.06, abs=0.04)
+    assert 0.06 <= reading.work_seconds <= elapsed_seconds
 
 
 def test_validation_and_test_are_steps_of_their_own_modes() -> None:
