@@ -43,7 +43,7 @@ def _health_table() -> Panel:
             width=80,
             thresholds=bad_from(1),
         ),
-        percent(f"max by (instance, gpu) ({THROTTLED})", "Throttled, 5 min", 130, warn_from(0.01, 0.1)),
+        percent(f"max by (instance, gpu) ({THROTTLED})", "Throttled", 130, warn_from(0.01, 0.1)),
         Column(
             "max by (instance, gpu) (gpu_recovery_action{@gpu})",
             "Recovery action",

@@ -17,7 +17,7 @@ from dashboards.tables import Column, table
 from exporter.status.conditions.gpus import CRITICAL_XIDS, WARNING_XIDS
 from exporter.status.xids import XID_MEANINGS
 
-THROTTLED = "rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[5m])"
+THROTTLED = "rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval])"
 THROTTLED_RATIO = 0.05
 """Share of time with throttling by heat or the power brake above which the throttling is a problem."""
 XID_SECONDS = 3600

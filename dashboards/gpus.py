@@ -127,7 +127,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=5,
         ),
         stat(
-            "Most throttled GPU, 5 min",
+            "Most throttled GPU",
             instant_query(f"topk(1, max by (instance, gpu) ({THROTTLED}))", LEGEND),
             unit="percentunit",
             decimals=0,

@@ -22,7 +22,7 @@ _GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
     " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPU_SOURCES)
 )
 """PromQL for the GPU of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
-_THROTTLED = "rate(gpu_clocks_event_seconds_total{@node, @throttling}[5m])"
+_THROTTLED = "rate(gpu_clocks_event_seconds_total{@node, @throttling}[$__rate_interval])"
 _PHASE_OF_RANK = "topk by (run, rank) (1, max by (run, rank, phase) (training_phase_active{@node_run} == 1))"
 
 
@@ -153,7 +153,7 @@ def ranks_table() -> Panel:
             decimals=0,
             width=130,
         ),
-        percent(of_gpu(_THROTTLED), "Throttled, 5 min", 135, warn_from(0.01, 0.1)),
+        percent(of_gpu(_THROTTLED), "Throttled", 135, warn_from(0.01, 0.1)),
         Column(
             'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[$__rate_interval]))'
             f" or on (run, rank) {no_data_worker}",

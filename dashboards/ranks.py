@@ -146,8 +146,8 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 160,
             ),
             percent(
-                gpu_values_by_rank("rate(gpu_clocks_event_seconds_total{@throttling}[5m])"),
-                "Throttled, 5 min",
+                gpu_values_by_rank("rate(gpu_clocks_event_seconds_total{@throttling}[$__rate_interval])"),
+                "Throttled",
                 130,
                 warn_from(0.01, 0.1),
             ),
@@ -159,8 +159,8 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 width=100,
             ),
             percent(
-                'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m]))',
-                "Waiting for data, 5 min",
+                'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))',
+                "Waiting for data",
                 170,
                 warn_from(0.2),
             ),

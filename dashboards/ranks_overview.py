@@ -70,9 +70,9 @@ def overview_panels() -> tuple[Panel, ...]:
         ),
         straggler_cost(),
         stat(
-            "Waiting for data, 5 min",
+            "Waiting for data",
             instant_query(
-                'topk(1, max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m])))',
+                'topk(1, max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
                 "rank {{rank}} on {{instance}}",
             ),
             unit="percentunit",
