@@ -6,22 +6,34 @@ cluster, so that the cost of a query does not depend on the number of ranks and 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dashboards.alerts import firing_alerts
 from dashboards.board import RUNBOOK, Annotation, Board, Row
 from dashboards.compare import BASELINE, PERF_TAG, RUNS, comparison_panels
-from dashboards.fleet_runs import LIVE_RUNS, NO_PROGRESS_RUNS, UNSEEN_RUNS, run_panels
+from dashboards.fleet_runs import (
+    COST_PER_HOUR,
+    LIVE_RUNS,
+    LOST_PER_HOUR,
+    LOST_SHARE,
+    NO_PROGRESS_RUNS,
+    UNSEEN_RUNS,
+    run_panels,
+)
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
     BLUE,
-    NEUTRAL,
+    GOOD,
     ORANGE,
     PURPLE,
     VERMILION,
+    WARNING,
     fixed_colors_by_name,
     shades,
 )
 from dashboards.panels import (
+    NO_THRESHOLDS,
     Panel,
     bad_from,
     dashboard_link,
@@ -32,26 +44,52 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import Query, instant_query
+from dashboards.recorded_losses import LOST_THRESHOLDS
 from dashboards.tables import Column, percent, table
 
 UID = "training-fleet"
+RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
 
 
-def _node_problems() -> str:
-    """Return PromQL for the number of unhealthy conditions of each node."""
-    conditions = (
-        ("exporter", "instance:exporter:up{@cluster} == bool 0"),
-        ("missing", "instance:gpu_missing:sum{@cluster} > bool 0"),
-        ("heat", "instance:gpu_thermal_throttle:ratio5m{@cluster} > bool 0.01"),
-        ("xid", "instance:gpu_xid:count1h{@cluster} > bool 0"),
-        ("collectors", "instance:exporter_collectors_failed:count{@cluster} > bool 0"),
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """Unhealthy condition of a node."""
+
+    text: str
+    expression: str  # PromQL: 1 for each node with the condition, 0 for the others
+    color: str
+
+
+_NODE_CONDITIONS = (
+    NodeCondition("GPU missing", "instance:gpu_missing:sum{@cluster} > bool 0", BAD),
+    NodeCondition("Xid in the last hour", "instance:gpu_xid:count1h{@cluster} > bool 0", BAD),
+    NodeCondition("exporter down", "instance:exporter:up{@cluster} == bool 0", BAD),
+    NodeCondition("heat slows a GPU", "instance:gpu_thermal_throttle:ratio5m{@cluster} > bool 0.01", WARNING),
+    NodeCondition("collector fails", "instance:exporter_collectors_failed:count{@cluster} > bool 0", WARNING),
+)
+"""Conditions of a node, the worst first."""
+_RANKED_CONDITIONS = tuple(enumerate(reversed(_NODE_CONDITIONS), 1))
+"""Conditions with ranks: the worst condition has the largest rank."""
+
+
+def _conditions_of_nodes(aggregation: str) -> str:
+    """Return PromQL for an aggregation over the conditions of each node: their number, `sum`, or the largest rank, `max`."""
+    factor = "" if aggregation == "sum" else "{rank} * "
+    # Without a label of the condition, `or` would drop all series of a node but the first.
+    terms = (
+        f'label_replace({factor.format(rank=rank)}({condition.expression}), "condition", "{rank}", "", "")'
+        for rank, condition in _RANKED_CONDITIONS
     )
-    terms = (f'label_replace({expression}, "condition", "{name}", "", "")' for name, expression in conditions)
-    return f"sum by (instance) ({' or '.join(terms)})"
+    return f"{aggregation} by (instance) ({' or '.join(terms)})"
 
 
 EXPORTER_UP = "instance:exporter:up{@cluster} == 1"
-NODE_PROBLEMS = _node_problems()
+NODE_PROBLEMS = _conditions_of_nodes("sum")
+WORST_CONDITION = _conditions_of_nodes("max")
+CONDITION_TEXTS = value_mappings(
+    {0: ("no problem", GOOD)}
+    | {rank: (condition.text, condition.color) for rank, condition in _RANKED_CONDITIONS}
+)
 
 
 def board() -> Board:
@@ -103,14 +141,21 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             text_mode="value_and_name",
-            w=5,
+            w=6,
         ),
         stat(
-            "Goodput if work is saved, last 6 h",
-            instant_query("cluster:training_goodput_if_saved:ratio6h{@cluster}"),
-            unit="percentunit",
-            decimals=1,
-            thresholds=warn_below(0.9, 0.7),
+            "Nodes",
+            instant_query("sum(cluster:exporter_up:sum{@cluster})", "exporter up"),
+            instant_query("sum(cluster:exporter_up:count{@cluster})", "of"),
+            instant_query(
+                "sum(cluster:exporter_up:count{@cluster} - cluster:exporter_up:sum{@cluster})",
+                "unknown",
+                BAD,
+            ),
+            instant_query(f"sum({NODE_PROBLEMS} > bool 0)", "with a problem", WARNING),
+            unit="none",
+            text_mode="value_and_name",
+            w=6,
         ),
         stat(
             "GPUs",
@@ -125,41 +170,80 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             text_mode="value_and_name",
-            w=4,
+            w=5,
         ),
         stat(
-            "Exporters",
-            instant_query("sum(cluster:exporter_up:sum{@cluster})", "up"),
-            instant_query("sum(cluster:exporter_up:count{@cluster})", "of"),
-            instant_query(
-                "sum(cluster:exporter_up:count{@cluster} - cluster:exporter_up:sum{@cluster})",
-                "down",
-                BAD,
-            ),
-            unit="none",
-            text_mode="value_and_name",
-            w=3,
-        ),
-        stat(
-            "SM activity of used GPUs",
+            "SM activity of used GPUs, 5 min",
             instant_query("cluster:gpu_sm_activity_held:avg{@cluster}"),
             unit="percentunit",
             w=4,
             decimals=0,
             thresholds=warn_below(0.5, 0.2),
         ),
-        stat(
-            "Cost of all runs",
-            instant_query("sum by (currency) (run:training_cost:sum{@cluster})", "{{currency}} so far"),
-            instant_query(
-                "sum by (currency) (cluster:training_cost:rate5m{@cluster}) * 3600", "{{currency}} per hour"
-            ),
-            instant_query(f"count({UNSEEN_RUNS}) > 0", "runs of unknown cost", BAD),
-            unit="none",
-            decimals=0,
-            text_mode="value_and_name",
-            w=4,
-        ),
+        _goodput(),
+        _cost_per_hour(),
+        _cost_so_far(),
+    )
+
+
+def _goodput() -> Panel:
+    """Return the goodput of all runs. In the first hour of the series, the start of the runs and not a fault decides the value."""
+    goodput = "cluster:training_goodput_if_saved:ratio6h{@cluster}"
+    is_old = "cluster:training_goodput_if_saved:ratio6h{@cluster} offset 1h"
+    young = "in the first hour"
+    return stat(
+        "Goodput if work is saved, 6 h",
+        instant_query(f"min({goodput} and on (cluster) {is_old})", "of the time"),
+        instant_query(f"min({goodput} unless on (cluster) {is_old})", young),
+        unit="percentunit",
+        decimals=0,
+        text_mode="value_and_name",
+        thresholds=warn_below(0.9, 0.7),
+        overrides=[
+            {
+                "matcher": {"id": "byName", "options": young},
+                "properties": [{"id": "thresholds", "value": NO_THRESHOLDS}],
+            }
+        ],
+        w=4,
+    )
+
+
+def _cost_per_hour() -> Panel:
+    """Return the cost per hour of all runs, its lost part, and the number of runs whose cost is unknown."""
+    share = "lost of the GPU time"
+    gpus = "max by (run) (run:training_gpus:count{@cluster})"
+    return stat(
+        "Cost per hour, 5 min",
+        instant_query(f"sum by (currency) ({COST_PER_HOUR})", "{{currency}}"),
+        instant_query(f"sum by (currency) ({LOST_PER_HOUR})", "{{currency}} lost"),
+        # Weighted by GPUs, because a hang of 64 GPUs costs more than a hang of one.
+        instant_query(f"sum({LOST_SHARE} * on (run) {gpus}) / sum({gpus} and on (run) {LOST_SHARE})", share),
+        instant_query(f"count({UNSEEN_RUNS}) > 0", "runs unknown", BAD),
+        unit="none",
+        decimals=0,
+        text_mode="value_and_name",
+        overrides=[
+            {
+                "matcher": {"id": "byName", "options": share},
+                "properties": [
+                    {"id": "unit", "value": "percentunit"},
+                    {"id": "thresholds", "value": LOST_THRESHOLDS},
+                ],
+            }
+        ],
+        w=8,
+    )
+
+
+def _cost_so_far() -> Panel:
+    return stat(
+        "Cost of all runs so far",
+        instant_query("sum by (currency) (run:training_cost:sum{@cluster})", "{{currency}}"),
+        unit="none",
+        decimals=0,
+        text_mode="value_and_name",
+        w=4,
     )
 
 
@@ -168,7 +252,7 @@ def _alert_panels() -> tuple[Panel, ...]:
         firing_alerts(
             "@cluster",
             (
-                Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+                Column("run", "Run", links=(RUN_LINK,)),
                 Column("rank", "Rank", width=80),
                 Column(
                     "instance",
@@ -187,7 +271,7 @@ def _alert_panels() -> tuple[Panel, ...]:
 def _cluster_panels() -> tuple[Panel, ...]:
     return (
         time_series(
-            "Badput of the cluster by cause",
+            "Badput of the cluster by cause, 6 h",
             Query("avg by (cause) (run:training_badput_share:ratio6h{@cluster}) > 0", "{{cause}}"),
             unit="percentunit",
             stacked=True,
@@ -202,8 +286,9 @@ def _cluster_panels() -> tuple[Panel, ...]:
             w=8,
         ),
         time_series(
-            "Cost per hour",
+            "Cost and loss per hour, 5 min",
             Query("sum by (currency) (cluster:training_cost:rate5m{@cluster}) * 3600", "{{currency}}"),
+            Query(f"sum by (currency) ({LOST_PER_HOUR})", "{{currency}} lost", VERMILION),
             unit="none",
             decimals=2,
             color=shades(PURPLE),
@@ -213,6 +298,7 @@ def _cluster_panels() -> tuple[Panel, ...]:
 
 
 def _node_panels() -> tuple[Panel, ...]:
+    ranks_by_run = "sum by (instance, run) (instance:training_ranks:count{@cluster})"
     return (
         table(
             "All nodes",
@@ -224,63 +310,62 @@ def _node_panels() -> tuple[Panel, ...]:
                     dashboard_link("training-node", "Node", node="${__value.raw}"),
                 ),
             ),
-            Column(NODE_PROBLEMS, "Problems", width=90, thresholds=warn_from(1)),
-            Column(
-                "min by (instance) (instance:exporter:up{@cluster})",
-                "Exporter",
-                width=100,
-                mappings=value_mappings({1: ("up", NEUTRAL), 0: ("down", BAD)}),
-            ),
+            Column(WORST_CONDITION, "Worst problem", decimals=0, width=150, mappings=CONDITION_TEXTS),
+            Column(NODE_PROBLEMS, "Problems", width=85),
+            Column("run", "Largest run", width=130, links=(RUN_LINK,)),
             Column("sum by (instance) (instance:training_ranks:count{@cluster})", "Ranks", width=70),
-            Column("sum by (instance) (instance:gpu_devices:sum{@cluster})", "GPUs", width=70),
+            Column("sum by (instance) (instance:gpu_devices:sum{@cluster})", "GPUs", width=66),
             Column(
                 "sum by (instance) (instance:gpu_missing:sum{@cluster})",
                 "Missing GPUs",
-                width=80,
+                width=115,
+                thresholds=bad_from(1),
+            ),
+            Column(
+                "sum by (instance) (instance:gpu_xid:count1h{@cluster})",
+                "Xids, 1 h",
+                width=85,
                 thresholds=bad_from(1),
             ),
             percent(
-                "avg by (instance) (instance:gpu_sm_activity:avg{@cluster})", "SM activity", 140, bar=(0, 1)
+                f"max by (instance) (instance:gpu_thermal_throttle:ratio5m{{@cluster}} and on (cluster, instance) {EXPORTER_UP})",
+                "Throttled, 5 min",
+                135,
+                warn_from(0.01, 0.1),
             ),
             percent(
                 f"avg by (instance) (instance:gpu_busy:ratio5m{{@cluster}} and on (cluster, instance) {EXPORTER_UP})",
-                "GPU busy",
-                80,
+                "GPU busy, 5 min",
+                130,
             ),
-            Column("sum by (instance) (instance:gpu_power:watts{@cluster})", "Power", unit="watt", width=90),
+            percent(
+                "avg by (instance) (avg_over_time(instance:gpu_sm_activity:avg{@cluster}[5m])"
+                f" and on (cluster, instance) {EXPORTER_UP})",
+                "SM activity, 5 min",
+                150,
+                bar=(0, 1),
+            ),
+            Column("sum by (instance) (instance:gpu_power:watts{@cluster})", "Power", unit="watt", width=80),
             Column(
                 "max by (instance) (instance:gpu_temperature:max{@cluster})",
                 "Hottest GPU",
                 unit="celsius",
-                width=90,
+                width=105,
             ),
-            percent(
-                f"max by (instance) (instance:gpu_thermal_throttle:ratio5m{{@cluster}} and on (cluster, instance) {EXPORTER_UP})",
-                "Throttled",
-                100,
-                warn_from(0.01, 0.1),
-            ),
-            Column(
-                "sum by (instance) (instance:gpu_xid:count1h{@cluster})",
-                "Xid, 1 h",
-                width=80,
-                thresholds=bad_from(1),
-            ),
-            percent("max by (instance) (instance:host_cpu:ratio{@cluster})", "CPU", 70, warn_from(0.9, 0.97)),
+            # Without a color: training uses all CPUs.
+            percent("max by (instance) (instance:host_cpu:ratio{@cluster})", "CPU", 65),
             percent(
                 "max by (instance) (instance:host_memory:ratio{@cluster})",
                 "Memory",
-                90,
+                85,
                 warn_from(0.9, 0.95),
             ),
-            Column(
-                "sum by (instance) (instance:exporter_collectors_failed:count{@cluster})",
-                "Failed collectors",
-                width=130,
-                thresholds=warn_from(1),
+            row_query=(
+                f"max by (instance) (instance:exporter:up{{@cluster}} * 0 + 1) * on (instance) group_left (run) topk by (instance) (1, {ranks_by_run})"
+                " or on (instance) max by (instance) (instance:exporter:up{@cluster} * 0 + 1)"
             ),
-            sort="Problems",
-            h=8,
+            sort="Worst problem",
+            h=9,
             w=24,
         ),
     )

@@ -1,4 +1,4 @@
-"""Table of the runs on the dashboard *Fleet*."""
+"""Tables of the runs on the dashboard *Fleet*: problems and costs, speed and progress."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from dashboards.alerts import (
     URGENCY_CRITICAL,
     URGENCY_NO_PROGRESS,
     URGENCY_WARNING,
-    most_urgent,
     title_mappings,
+    urgency,
     with_xid,
 )
+from dashboards.availability import last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import Panel, bad_from, dashboard_link, value_mappings, warn_below, warn_from
 from dashboards.queries import LAST_STEP_BY_RUN
+from dashboards.recorded_losses import LOST_THRESHOLDS, MAIN_CAUSE_TEXTS, lost_share, main_cause
 from dashboards.run_problems import DATA_WAIT_RATIO, SLOW_RATIO
 from dashboards.tables import Column, percent, table
 
@@ -47,12 +49,12 @@ STATE_MAPPINGS = value_mappings(
         "unknown": ("unknown", WARNING),
     }
 )
+NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
 RUN_INFO = "max by (run, user) (run:training_run:info{@cluster})"
 _LATEST_STATE = (
     "topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{@cluster}))) * 0 + 1"
 )
 """PromQL for a series of value 1 with the latest state of each run as a label."""
-RUN_INFO_WITH_STATE = f"{RUN_INFO} * on (run) group_left (state) ({_LATEST_STATE}) or on (run) {RUN_INFO}"
 LAST_NEWS_TEMPLATE = (
     "max by (run) (max_over_time(timestamp(run:training_run_state:info{{@cluster, state{matcher}"
     '"stopped|finished|failed|lost"}})[1h:30s]))'
@@ -68,12 +70,12 @@ _UNSEEN_NODE = (
 )
 _UNSEEN_AGE = (
     f'label_replace(count_values by (run) ("age", floor((time() - {UNSEEN_RUNS}) / 60)),'
-    ' "age", "no news for $1 min from ", "age", "(.+)")'
+    ' "alertname", "no news for $1 min", "age", "(.+)")'
 )
-_UNSEEN_NOTE = f'label_join({_UNSEEN_NODE} * on (run) group_left (age) {_UNSEEN_AGE}, "alertname", "", "age", "instance")'
 UNSEEN_ROWS = (
     "label_replace(max by (run, user) (last_over_time(run:training_run:info{@cluster}[1h]))"
-    f' * on (run) group_left (alertname) ({_UNSEEN_NOTE}), "state", "unknown", "", "")'
+    f" * on (run) group_left (alertname) max by (run, alertname) ({_UNSEEN_AGE})"
+    f' * on (run) group_left (instance) {_UNSEEN_NODE}, "state", "unknown", "", "")'
 )
 _NO_PROGRESS_MATCHER = f'run!="", alertname=~"{NO_PROGRESS_ALERTS}"'
 FIRING_ALERTS_TEMPLATE = 'ALERTS{{@cluster, alertstate="firing", {matcher}}}'
@@ -90,11 +92,24 @@ NO_PROGRESS_RUNS = (
 )
 """PromQL with a value for each run that failed, hangs, is lost or completes no steps."""
 LIVE_RUNS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
-_SLOW_RUNS = (
-    f"((max by (run) (run:training_straggler_score:min{{@cluster}}) < {SLOW_RATIO}"
-    f" or on (run) max by (run) (run:training_waiting_for_data:max5m{{@cluster}}) > {DATA_WAIT_RATIO})"
-    f" and on (run) {LIVE_RUNS})"
+_SLOW_RANK = f"(max by (run, instance, rank) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
+_DATA_WAIT_RANK = (
+    f"(max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {DATA_WAIT_RATIO})"
 )
+_HANGING_RANK = (
+    'max by (run, instance, rank) (ALERTS{@cluster, alertstate="firing", alertname="TrainingHang", rank!=""})'
+)
+_SLOWING_RANK = f"topk by (run) (1, {_SLOW_RANK} or on (run) {_DATA_WAIT_RANK})"
+_RANK_OF_PROBLEM = f"topk by (run) (1, {_HANGING_RANK} or on (run) {_SLOWING_RANK})"
+"""PromQL for the rank that holds up a hang, else the slow rank, else the rank that waits longest for data."""
+_RUNS = "group by (run) (run:training_run:info{@cluster})"
+COST_PER_HOUR = "3600 * max by (run, currency) (run:training_cost:rate5m{@cluster})"
+"""PromQL for the cost per hour of each run."""
+LOST_SHARE = lost_share("@cluster")
+LOST_PER_HOUR = f"{COST_PER_HOUR} * on (run) group_left () {LOST_SHARE}"
+"""PromQL for the cost per hour of the time that each run loses."""
+_ALERT_LABELS = "run, alertname, xid, instance, rank, gpu"
+_ALERTS_OF_RUNS = '@cluster, run!=""'
 
 
 def _urgency_query() -> str:
@@ -103,7 +118,7 @@ def _urgency_query() -> str:
     The urgency is `URGENCY_NO_PROGRESS` for a run of `NO_PROGRESS_RUNS`, otherwise the urgency of the most urgent firing alert.
     """
     critical, warning = (
-        f"{value} + 0 * max by (run) ({FIRING_ALERTS_TEMPLATE.format(matcher=matcher)})"
+        f"{value} * max by (run) ({FIRING_ALERTS_TEMPLATE.format(matcher=matcher)})"
         for value, matcher in (
             (URGENCY_CRITICAL, 'run!="", severity="critical"'),
             (URGENCY_WARNING, 'run!="", severity="warning"'),
@@ -115,107 +130,207 @@ def _urgency_query() -> str:
             critical,
             f"{URGENCY_NO_NEWS} + 0 * {UNSEEN_RUNS}",
             warning,
-            f"{URGENCY_SLOW} + 0 * {_SLOW_RUNS}",
+            f"{URGENCY_SLOW} + 0 * max by (run) ({_SLOWING_RANK})",
             f"0 * max by (run) ({RUN_INFO})",
         ]
     )
 
 
-def _most_urgent_alert_query() -> str:
-    """Return PromQL for the most urgent alert of each run, with its name or Xid as the label `alertname`."""
-    alerts = most_urgent('@cluster, run!=""', "run, alertname, xid", "run")
-    return f"({with_xid(alerts, 'alertname')})"
+def _main_alert() -> str:
+    """Return PromQL for the alert of each run that has the cause: an alert about its hardware, else the most urgent alert.
+
+    A lost GPU explains a hang. Among the alerts about the hardware, an Xid is more exact than a GPU that does not answer.
+    """
+    alerts = urgency(_ALERTS_OF_RUNS, _ALERT_LABELS)
+    hardware = urgency(
+        f'{_ALERTS_OF_RUNS}, alertname=~"GpuLost|GpuMissing|NvmlDown|GpuEccUncorrected"', _ALERT_LABELS
+    )
+    xids = urgency(f'{_ALERTS_OF_RUNS}, alertname="GpuXidCritical"', _ALERT_LABELS)
+    return f"topk by (run) (1, 3 + ({xids}) or 2 + ({hardware}) or {alerts})"
+
+
+def _main_alert_with_rank() -> str:
+    """Return PromQL for the main alert of each run, with node and rank.
+
+    Alerts about GPUs have no rank, and some alerts about runs have neither rank nor node. The rank that holds up or slows the run
+    completes an alert without a rank, unless the alert names another node.
+    """
+    alert = _main_alert()
+    without_rank = f'({alert} and on (run, alertname) ALERTS{{@cluster, alertstate="firing", rank=""}})'
+    without_node = (
+        f'({alert} and on (run, alertname) ALERTS{{@cluster, alertstate="firing", rank="", instance=""}})'
+    )
+    rank = f"0 * {_RANK_OF_PROBLEM}"
+    return (
+        f"({without_rank} + on (run, instance) group_left (rank) {rank}"
+        f" or on (run) {without_node} + on (run) group_left (instance, rank) {rank} or on (run) {alert})"
+    )
+
+
+def _slow_rank_texts() -> str:
+    """Return PromQL for the slow rank of each run, with a text as the label `alertname`."""
+
+    def text(ratio: str, content: str) -> str:
+        counted = f'count_values by (run, instance, rank) ("percent", round(100 * {ratio}))'
+        return f'max by (run, instance, rank, alertname) (label_replace({counted}, "alertname", "{content}", "percent", "(.+)"))'
+
+    slow = text(_SLOW_RANK, "computes at $1 % of the fastest rank")
+    waiting = text(_DATA_WAIT_RANK, "waits for data $1 % of the time")
+    return f"({slow} or on (run) {waiting})"
 
 
 def _since_query() -> str:
-    """Return PromQL for the start of the verdict: the end of the run, the last step, the start of the alert or the state."""
-    starts = with_xid('max by (run, alertname, xid) (ALERTS_FOR_STATE{@cluster, run!=""})', "alertname")
+    """Return PromQL for the start of the verdict: the end of the run, the last step, the start of the alert, of the slowness or of the state."""
+    starts = f'max by ({_ALERT_LABELS}) (ALERTS_FOR_STATE{{@cluster, run!=""}})'
+    slow_since = last_time(
+        f"max by (run) (run:training_straggler_score:min{{@cluster}}) >= bool {SLOW_RATIO}"
+    )
+    waiting_since = last_time(
+        f"max by (run) (run:training_waiting_for_data:max5m{{@cluster}}) <= bool {DATA_WAIT_RATIO}"
+    )
     return " or on (run) ".join(
         [
             f'{_STATE_SINCE} and on (run) run:training_run_state:info{{@cluster, state=~"failed|lost"}}',
             f"{LAST_STEP} and on (run) ({NO_PROGRESS_RUNS})",
-            f"max by (run) ({starts} and on (run, alertname) {_most_urgent_alert_query()})",
+            f"max by (run) ({starts} and on ({_ALERT_LABELS}) {_main_alert()})",
+            f"max by (run) ({slow_since}) and on (run) {_SLOW_RANK}",
+            f"max by (run) ({waiting_since}) and on (run) {_DATA_WAIT_RANK}",
             _STATE_SINCE,
             UNSEEN_RUNS,
         ]
     )
 
 
-RUN_ROWS = (
-    f"({UNSEEN_ROWS}) or on (run) ({RUN_INFO_WITH_STATE}) * on (run) group_left (alertname) (0 * {_most_urgent_alert_query()} + 1)"
-    f" or on (run) ({RUN_INFO_WITH_STATE})"
-)
+def _rows() -> str:
+    """Return PromQL for a row for each run, with owner, state, problem, rank, node, GPU and main cause of its losses as labels.
+
+    A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
+    """
+    problem = f"({with_xid(_main_alert_with_rank(), 'alertname')} or on (run) {_slow_rank_texts()})"
+    with_problem = (
+        f"{RUN_INFO} * on (run) group_left (state) ({_LATEST_STATE} or on (run) {_RUNS})"
+        f" * on (run) group_left (alertname, instance, rank, gpu) (0 * {problem} + 1 or on (run) {_RUNS})"
+        f" * on (run) group_left (cause) (0 * {main_cause('@cluster')} + 1 or on (run) {_RUNS})"
+    )
+    return f"({UNSEEN_ROWS}) or on (run) {with_problem}"
+
+
+RUN_ROWS = _rows()
 
 
 def run_panels() -> tuple[Panel, ...]:
-    """Return the table of all runs, runs without progress first."""
-    return (
-        table(
-            "All runs",
-            Column(
-                "run",
-                "Run",
-                links=(
-                    dashboard_link("training-run", "Run", run="${__value.raw}"),
-                    dashboard_link("training-ranks", "Ranks", run="${__value.raw}"),
-                    dashboard_link("training-energy", "Energy and cost", run="${__value.raw}"),
-                ),
-                width=150,
+    """Return the table of all runs, runs without progress first, and the table of their speed."""
+    return (_all_runs(), _speed())
+
+
+def _all_runs() -> Panel:
+    return table(
+        "All runs",
+        Column(
+            "run",
+            "Run",
+            links=(
+                dashboard_link("training-run", "Run", run="${__value.raw}"),
+                dashboard_link("training-ranks", "Ranks", run="${__value.raw}"),
+                dashboard_link("training-energy", "Energy and cost", run="${__value.raw}"),
             ),
-            Column(_urgency_query(), "Verdict", decimals=0, width=110, mappings=RUN_URGENCY_MAPPINGS),
-            Column("state", "State", width=90, mappings=STATE_MAPPINGS),
-            Column("alertname", "Worst alert", width=245, mappings=title_mappings()),
-            Column(
-                f"1000 * ({_since_query()})",
-                "Since",
-                unit=CLOCK_TIME,
-                width=CLOCK_TIME_WIDTH,
-            ),
-            Column("user", "Owner", width=80),
-            Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", decimals=0, width=70),
-            Column(
-                "3600 * max by (run) (run:training_cost:rate5m{@cluster})",
-                "Cost/h",
-                decimals=2,
-                width=80,
-            ),
-            Column("max by (run) (run:training_cost:sum{@cluster})", "Cost", decimals=2, width=70),
-            Column(
-                "max by (run) (run:training_ranks_missing:sum{@cluster})",
-                "Missing",
-                decimals=0,
-                width=75,
-                thresholds=bad_from(1),
-            ),
-            Column(
-                f'time() - {LAST_STEP} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
-                "Last step",
-                unit="s",
-                decimals=0,
-                width=90,
-                thresholds=warn_from(120, 300),
-            ),
-            percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 80, bar=(0, 1)),
-            percent(
-                "max by (run) (run:training_straggler_score:min{@cluster})",
-                "Slowest",
-                80,
-                warn_below(0.9, 0.75),
-            ),
-            percent(
-                "max by (run) (run:training_waiting_for_data:max5m{@cluster})",
-                "Data wait",
-                90,
-                warn_from(0.1, 0.2),
-            ),
-            percent(
-                "max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})",
-                "Goodput",
-                90,
-                warn_below(0.9, 0.7),
-            ),
-            row_query=RUN_ROWS,
-            sort="Verdict",
-            h=9,
+            width=140,
         ),
+        Column(_urgency_query(), "Verdict", decimals=0, width=100, mappings=RUN_URGENCY_MAPPINGS),
+        Column("state", "State", width=80, mappings=STATE_MAPPINGS),
+        Column("alertname", "What is wrong", mappings=title_mappings()),
+        Column("rank", "Rank", width=70),
+        Column("instance", "Node", width=85, links=(NODE_LINK,)),
+        Column("gpu", "GPU", width=65),
+        Column(
+            f"1000 * ({_since_query()})",
+            "Since",
+            unit=CLOCK_TIME,
+            width=CLOCK_TIME_WIDTH,
+            mappings=value_mappings({0: ("before this range", NEUTRAL)}),
+        ),
+        Column("user", "Owner", width=80),
+        Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", decimals=0, width=66),
+        Column(f"max by (run) ({COST_PER_HOUR})", "Cost/h", decimals=2, width=75),
+        Column(f"max by (run) ({LOST_PER_HOUR})", "Lost/h", decimals=2, width=75),
+        percent(LOST_SHARE, "Lost time", 90, LOST_THRESHOLDS),
+        Column("cause", "Mostly lost to", width=140, mappings=MAIN_CAUSE_TEXTS),
+        Column(
+            f'time() - {LAST_STEP} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
+            "Last step",
+            unit="s",
+            decimals=0,
+            width=90,
+            thresholds=warn_from(120, 300),
+        ),
+        row_query=RUN_ROWS,
+        sort="Verdict",
+        h=10,
+        max_data_points=720,
+    )
+
+
+def _speed() -> Panel:
+    """Return the table of progress, speed and totals of each run, the largest loss of time first."""
+    return table(
+        "Speed and progress of the runs",
+        Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("user", "Owner", width=80),
+        Column("model", "Model", width=130),
+        percent(LOST_SHARE, "Lost time", 110, LOST_THRESHOLDS),
+        percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 140, bar=(0, 1)),
+        Column("max by (run) (run:training_eta:seconds{@cluster})", "Time left", unit="s", width=90),
+        Column(
+            "max by (run) (run:training_step_seconds:mean5m{@cluster})",
+            "Step time",
+            unit="s",
+            decimals=2,
+            width=90,
+        ),
+        Column(
+            "max by (run) (run:training_tokens:rate5m{@cluster})",
+            "Tokens/s",
+            unit="short",
+            decimals=1,
+            width=85,
+        ),
+        percent("max by (run) (run:training_mfu:ratio5m{@cluster})", "MFU", 65),
+        percent(
+            "max by (run) (run:training_straggler_score:min{@cluster})",
+            "Slowest rank",
+            110,
+            warn_below(0.9, 0.75),
+        ),
+        percent(
+            "max by (run) (run:training_waiting_for_data:max5m{@cluster})",
+            "Data wait",
+            90,
+            warn_from(0.1, 0.2),
+        ),
+        Column(
+            "max by (run) (run:training_ranks_missing:sum{@cluster})",
+            "Ranks missing",
+            decimals=0,
+            width=120,
+            thresholds=bad_from(1),
+        ),
+        Column(
+            "max by (run) (run:training_checkpoint_age:seconds{@cluster})",
+            "Last save",
+            unit="s",
+            decimals=0,
+            width=90,
+        ),
+        Column(
+            "max by (run) (run:training_restarts:increase1d{@cluster})",
+            "Restarts, 1 d",
+            decimals=0,
+            width=110,
+            thresholds=warn_from(1),
+        ),
+        percent("max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})", "Goodput, 6 h", 115),
+        Column("max by (run) (run:training_cost:sum{@cluster})", "Cost so far", decimals=2, width=100),
+        row_query="max by (run, user, model) (run:training_run:info{@cluster})",
+        sort="Lost time",
+        h=9,
     )

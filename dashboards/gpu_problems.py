@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,8 +81,8 @@ RECOVERY_ACTION_TEXTS = value_mappings(
         7: ("system reboot", BAD),
     }
 )
-_NO_RESPONSE = "GPU does not respond: "
-_ERROR_TEXTS = {
+NO_RESPONSE = "GPU does not respond: "
+ERROR_TEXTS = {
     "gpu_is_lost": "GPU lost: fell off the bus",
     "reset_required": "GPU does not respond: needs a reset",
     "gpu_not_found": "GPU does not respond: the driver no longer lists the GPU",
@@ -136,7 +134,7 @@ def _xid(matcher: str, remedy: str, impact: Impact) -> Problem:
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
 _UNCORRECTED = f"sum by (instance, gpu) ({_ECC_ERRORS})"
 _MAX_THROTTLED = f"max by (instance, gpu) ({THROTTLED})"
-_NODE_PROBLEMS = (
+NODE_PROBLEMS = (
     Problem(
         "driver does not respond: $1",
         "max by (instance, reason) (gpu_nvml_error_info{@node})"
@@ -161,20 +159,9 @@ _NODE_PROBLEMS = (
         Impact.UNKNOWN,
     ),
 )
-_FAILED_COLLECTORS = "min by (instance, collector) (exporter_collector_success{@node}) == 0"
-_COLLECTOR_PROBLEMS = (
+GPU_PROBLEMS = (
     Problem(
-        "collector $1 fails",
-        _FAILED_COLLECTORS,
-        last_time("min by (instance, collector) (exporter_collector_success{@node}) == bool 1"),
-        "read the log of the exporter; the metrics of the collector are absent",
-        Impact.UNKNOWN,
-        "collector",
-    ),
-)
-_GPU_PROBLEMS = (
-    Problem(
-        f"{_NO_RESPONSE}$1",
+        f"{NO_RESPONSE}$1",
         "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})",
         f"max by (instance, gpu) ({last_time('gpu_up{@gpu_any_run} == bool 1')})",
         "drain the node, then reset the GPU",
@@ -259,14 +246,14 @@ NO_PROBLEM = "nothing is wrong"
 PROBLEM_TEXTS = [
     *value_mappings(
         {NO_PROBLEM: (NO_PROBLEM, GOOD)}
-        | {f"{_NO_RESPONSE}{error}": (text, BAD) for error, text in _ERROR_TEXTS.items()}
+        | {f"{NO_RESPONSE}{error}": (text, BAD) for error, text in ERROR_TEXTS.items()}
         | {f"Xid {xid}": (f"Xid {xid}: {meaning}", _xid_color(xid)) for xid, meaning in XID_MEANINGS.items()}
     ),
     {
         "type": "regex",
         "options": {
             "pattern": ".+",
-            "result": {"color": BAD, "index": len(XID_MEANINGS) + len(_ERROR_TEXTS) + 1},
+            "result": {"color": BAD, "index": len(XID_MEANINGS) + len(ERROR_TEXTS) + 1},
         },
     },
 ]
@@ -290,31 +277,13 @@ def _starts(problems: Sequence[Problem]) -> str:
 
 def current_problems() -> Panel:
     """Return the table of the nodes and GPUs with a problem, with the worst problem of each, the largest impact first."""
-    return table(
-        PROBLEMS_TITLE, *_problem_columns(_NODE_PROBLEMS), sort="Impact", w=24, h=7, max_data_points=120
-    )
+    return table(PROBLEMS_TITLE, *_problem_columns(), sort="Impact", w=24, h=7, max_data_points=120)
 
 
-def problems_of_node() -> Panel:
-    """Return the table of the problems of a single node and of its GPUs, also of collectors that fail."""
-    columns = [
-        dataclasses.replace(column, source=_on_single_node(column.source))
-        for column in _problem_columns((*_NODE_PROBLEMS, *_COLLECTOR_PROBLEMS))
-    ]
-    return table(PROBLEMS_TITLE, *columns, sort="Impact", w=24, h=5, max_data_points=120)
-
-
-def _on_single_node(expression: str) -> str:
-    """Return PromQL for the variables of *Node*, which has neither GPUs nor runs that limit the selection."""
-    for condition in (SELECTED_GPUS, SELECTED_NODES):
-        expression = expression.replace(f" and {condition}", "")
-    return re.sub(r"@gpu(_any_run)?\b", "@node", expression)
-
-
-def _problem_columns(node_problems: Sequence[Problem]) -> tuple[Column, ...]:
-    gpus = f"(({_rows(_GPU_PROBLEMS)}) and {SELECTED_GPUS})"
-    nodes = f"(({_rows(node_problems)}) and {SELECTED_NODES})"
-    labels = ", ".join(sorted({problem.label for problem in (*_GPU_PROBLEMS, *node_problems)} - {"instance"}))
+def _problem_columns() -> tuple[Column, ...]:
+    gpus = f"(({_rows(GPU_PROBLEMS)}) and {SELECTED_GPUS})"
+    nodes = f"(({_rows(NODE_PROBLEMS)}) and {SELECTED_NODES})"
+    labels = ", ".join(sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"}))
     # Adding 0 joins the labels `run` and `rank` of the last rank on the GPU.
     gpus_of_runs = f"({gpus}) + on (instance, gpu) group_left (run, rank) 0 * ({GPUS_OF_RANKS})"
     # The remainder removes the impact and keeps the priority: without a run, the impact is NO_RUN, which is 0.
@@ -323,7 +292,7 @@ def _problem_columns(node_problems: Sequence[Problem]) -> tuple[Column, ...]:
     nodes_with_run = f"(({nodes}) + on (instance) group_left (run) {runs_of_nodes} or ({nodes}) unless on (instance) {runs_of_nodes})"
     # The worst problem of each GPU and node. `max without` removes the labels that only the text of a problem needs.
     rows = f"max without ({labels}) (topk by (instance, gpu) (1, {gpus_of_runs} or {gpus_without_run} or {nodes_with_run}))"
-    gpu_starts, node_starts = _starts(_GPU_PROBLEMS), _starts(node_problems)
+    gpu_starts, node_starts = _starts(GPU_PROBLEMS), _starts(NODE_PROBLEMS)
     start = f"min by (instance, gpu) ({gpu_starts} and {SELECTED_GPUS} or {node_starts} and {SELECTED_NODES})"
     no_problem = (
         f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "") unless on () ({gpus} or {nodes})'

@@ -11,8 +11,9 @@ from dashboards.alerts import firing_alerts
 from dashboards.availability import NO_EXPORTER_UP, exporter_state
 from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Board, Row
 from dashboards.exporter_health import exporter_panels
-from dashboards.gpu_problems import problems_of_node
+from dashboards.node_cost import COST_PER_HOUR, LOST_PER_HOUR
 from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
+from dashboards.node_problems import problems_of_node
 from dashboards.node_ranks import ranks_table, runs_table
 from dashboards.palette import (
     BAD,
@@ -30,6 +31,7 @@ from dashboards.palette import (
 )
 from dashboards.panels import Panel, bad_from, dashboard_link, stat, time_series, warn_from
 from dashboards.queries import Query, instant_query
+from dashboards.recorded_losses import LOST_THRESHOLDS
 from dashboards.tables import Column
 
 UID = "training-node"
@@ -72,13 +74,8 @@ def board() -> Board:
 def _overview_panels() -> tuple[Panel, ...]:
     collector_success_query = "min by (instance, collector) (exporter_collector_success{@node})"
     boot_time_query = "max by (instance) (host_boot_time_seconds{@node})"
-    # The rate of each run that is alive: the slope of its total does not depend on the age of the run.
-    cost = (
-        "3600 * sum by (currency) (clamp_min(deriv(training_cost_total{@node_run}[5m]), 0)"
-        " and on (instance, run) training_process_up{@node_run} == 1)"
-    )
     return (
-        exporter_state(),
+        exporter_state(w=4),
         stat(
             "Machine up for",
             instant_query(f"time() - {boot_time_query} and on (instance) up{{@target}} == 1"),
@@ -96,26 +93,14 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             text_mode="value_and_name",
-        ),
-        stat(
-            "Cost per hour",
-            # The ledger charges the rent of a lost GPU later and in one step, so that the slope falls at first. While a GPU is
-            # lost, the tile shows the highest rate of the last 30 minutes.
-            instant_query(
-                f"max_over_time(({cost})[30m:1m]) and on () max(gpu_up{{@node}} == bool 0) == 1 or {cost}",
-                "{{currency}}",
-            ),
-            unit="none",
-            decimals=2,
-            text_mode="value_and_name",
             w=3,
         ),
+        _cost_per_hour(),
         stat(
-            "CPU in use",
+            "CPU in use, now",
             instant_query("max(host_cpu_utilization_ratio{@node})"),
             unit="percentunit",
             decimals=0,
-            thresholds=warn_from(0.9, 0.97),
             w=3,
         ),
         stat(
@@ -128,7 +113,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=3,
         ),
         stat(
-            "Shared memory",
+            "Shared memory used",
             instant_query("max(host_shm_used_bytes{@node} / host_shm_size_bytes{@node})"),
             unit="percentunit",
             decimals=0,
@@ -137,23 +122,23 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         problems_of_node(),
         runs_table(),
+        ranks_table(),
         firing_alerts(
             "@node_any_job",
             (
                 Column(
                     "run",
                     "Run",
-                    width=120,
+                    width=140,
                     links=(dashboard_link("training-run", "Run", run="${__value.raw}"),),
                 ),
                 Column("rank", "Rank", width=65),
                 Column("gpu", "GPU", width=65),
             ),
-            w=14,
-            h=6,
+            w=24,
+            h=5,
             unknown_if=NO_EXPORTER_UP,
         ),
-        ranks_table(),
         stat(
             "OOM kills",
             instant_query(
@@ -189,6 +174,32 @@ def _overview_panels() -> tuple[Panel, ...]:
             text_mode="value_and_name",
             w=12,
         ),
+    )
+
+
+def _cost_per_hour() -> Panel:
+    """Return the cost per hour of the runs on the node, and its lost part."""
+    share = "of it lost"
+    cost, lost = f"sum by (currency) ({COST_PER_HOUR})", f"sum by (currency) ({LOST_PER_HOUR})"
+    return stat(
+        "Cost per hour, 5 min",
+        instant_query(cost, "{{currency}}"),
+        instant_query(lost, "{{currency}} lost"),
+        instant_query(f"max({lost} / ({cost} > 0))", share),
+        unit="none",
+        decimals=2,
+        text_mode="value_and_name",
+        overrides=[
+            {
+                "matcher": {"id": "byName", "options": share},
+                "properties": [
+                    {"id": "unit", "value": "percentunit"},
+                    {"id": "decimals", "value": 0},
+                    {"id": "thresholds", "value": LOST_THRESHOLDS},
+                ],
+            }
+        ],
+        w=5,
     )
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.fleet_runs import STATE_MAPPINGS
+from dashboards.node_cost import COST_PER_HOUR, LOST_PER_HOUR, LOST_SHARE
+from dashboards.node_problems import SPEED
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
-from dashboards.panels import Panel, dashboard_link, value_mappings, warn_from
+from dashboards.panels import Panel, dashboard_link, value_mappings, warn_below, warn_from
+from dashboards.recorded_losses import LOST_THRESHOLDS, MAIN_CAUSE_TEXTS, main_cause
 from dashboards.tables import Column, percent, table
 
 SILENT_SECONDS = 15
@@ -22,57 +26,70 @@ _GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
     " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPU_SOURCES)
 )
 """PromQL for the GPU of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
-_THROTTLED = "rate(gpu_clocks_event_seconds_total{@node, @throttling}[$__rate_interval])"
+_THROTTLED = "clamp_max(rate(gpu_clocks_event_seconds_total{@node, @throttling}[5m]), 1)"
+RUN_OVER = 'max by (run) (training_run_state{@run, state=~"finished|stopped"}) == 1'
 _PHASE_OF_RANK = "topk by (run, rank) (1, max by (run, rank, phase) (training_phase_active{@node_run} == 1))"
 
 
 def runs_table() -> Panel:
-    """Return the table of the runs with ranks on the node.
+    """Return the table of the runs with ranks on the node, the run with the largest loss first.
 
     While the exporter is down, the table has the last known runs.
     """
-    runs_query = "max by (run) (last_over_time(training_process_up{@node_run}[$__range]))"
-    run_state_query = f"max by (run, state) (training_run_state{{@run}} == 1) and on (run) {runs_query}"
+    runs = "group by (run) (last_over_time(training_process_up{@node_run}[$__range]))"
+    states = "max by (run, state) (training_run_state{@run} == 1)"
+    owners = "topk by (run) (1, max by (run, user) (last_over_time(training_run_info{@run}[$__range])))"
+    slowest_elsewhere = 'min by (run) (rank:training_straggler_score:ratio{@run, instance!="$node"})'
+    # A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
+    rows = (
+        f"{runs} * on (run) group_left (state) ({states} or on (run) {runs})"
+        f" * on (run) group_left (user) ({owners} or on (run) {runs})"
+        f" * on (run) group_left (cause) (0 * {main_cause('@run')} + 1 or on (run) {runs})"
+    )
     return table(
         "Runs on this node",
         Column("run", "Run", links=(RUN_LINK,)),
         Column("state", "State", width=85, mappings=STATE_MAPPINGS),
         Column(
-            f"time() - max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs_query}",
-            "State age",
-            unit="s",
-            decimals=0,
-            width=85,
+            f"1000 * max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs}",
+            "In state since",
+            unit=CLOCK_TIME,
+            width=CLOCK_TIME_WIDTH,
         ),
-        Column(
-            f"max by (run) (training_step{{@run}}) and on (run) {runs_query}", "Step", decimals=0, width=70
-        ),
+        Column("user", "Owner", width=85),
+        Column(f"max by (run) (training_step{{@run}}) and on (run) {runs}", "Step", decimals=0, width=70),
         Column(
             "count by (run) (max by (run, rank) (training_process_up{@node_run}) == 1)"
             " or on (run) 0 * count by (run) (training_process_up{@node_run})",
             "Ranks alive",
             decimals=0,
-            width=85,
+            width=100,
         ),
         Column(
             "count by (run) (group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range])))",
-            "Ranks",
+            "of",
             decimals=0,
-            width=70,
+            width=45,
         ),
         Column(
-            "time() - max by (run) (training_last_progress_timestamp_seconds{@node_run})",
+            "time() - max by (run) (training_last_progress_timestamp_seconds{@node_run})"
+            f" unless on (run) {RUN_OVER}",
             "Last step",
             unit="s",
             decimals=0,
             width=85,
             thresholds=warn_from(60, 300),
         ),
-        row_query=f"{run_state_query} or on (run) {runs_query}",
-        sort="State age",
-        descending=False,
-        w=10,
-        h=6,
+        percent(f"min by (run) ({SPEED})", "Slowest here", 110, warn_below(0.9, 0.75)),
+        percent(f"{slowest_elsewhere} and on (run) {runs}", "Slowest elsewhere", 140, warn_below(0.9, 0.75)),
+        Column(f"sum by (run) ({COST_PER_HOUR})", "Cost/h here", decimals=2, width=100),
+        Column(f"sum by (run) ({LOST_PER_HOUR})", "Lost/h here", decimals=2, width=100),
+        percent(f"{LOST_SHARE} and on (run) {runs}", "Lost time", 110, LOST_THRESHOLDS),
+        Column("cause", "Mostly lost to", width=150, mappings=MAIN_CAUSE_TEXTS),
+        row_query=rows,
+        sort="Lost time",
+        w=24,
+        h=5,
     )
 
 
@@ -118,7 +135,7 @@ def ranks_table() -> Panel:
                 }
             ),
         ),
-        Column("phase", "Phase", width=130),
+        Column("phase", "Phase", width=120),
         Column(
             'max by (run, rank) (training_steps_total{@node_run, mode="train"})',
             "Steps",
@@ -130,9 +147,10 @@ def ranks_table() -> Panel:
             "Last step",
             unit="s",
             decimals=0,
-            width=85,
+            width=95,
             thresholds=warn_from(60, 300),
         ),
+        percent(SPEED, "Speed", 75, warn_below(0.9, 0.75)),
         Column(
             "max by (run, rank) (training_rank_compute_seconds{@node_run})",
             "Compute",
@@ -140,26 +158,26 @@ def ranks_table() -> Panel:
             decimals=2,
             width=90,
         ),
-        percent(f"{data_time} / ({phase_time} > 0)", "Data wait, 5 min", 135, warn_from(0.1, 0.3)),
+        percent(f"{data_time} / ({phase_time} > 0)", "Data wait, 5 min", 130, warn_from(0.1, 0.3)),
         percent(
-            of_gpu("clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[$__rate_interval]), 1)"),
-            "GPU busy",
-            90,
+            of_gpu("clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[5m]), 1)"),
+            "GPU busy, 5 min",
+            130,
         ),
         Column(
             of_gpu('gpu_temperature_celsius{@node, sensor="gpu"}'),
-            "GPU temperature",
+            "GPU heat",
             unit="celsius",
             decimals=0,
-            width=130,
+            width=85,
         ),
-        percent(of_gpu(_THROTTLED), "Throttled", 135, warn_from(0.01, 0.1)),
+        percent(of_gpu(_THROTTLED), "Throttled, 5 min", 130, warn_from(0.01, 0.1)),
         Column(
-            'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[$__rate_interval]))'
+            'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[5m]))'
             f" or on (run, rank) {no_data_worker}",
-            "Data worker CPUs",
+            "Data worker CPUs, 5 min",
             decimals=2,
-            width=130,
+            width=185,
         ),
         Column(
             f'sum by (run, rank) (training_process_resident_bytes{{@node_run, role="dataloader"}}) or on (run, rank) {no_data_worker}',
@@ -176,5 +194,5 @@ def ranks_table() -> Panel:
         ),
         sort="Last step",
         w=24,
-        h=9,
+        h=8,
     )

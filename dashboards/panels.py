@@ -195,9 +195,6 @@ def _query_override(query: Query, index: int) -> Override:
     If the legend contains a label, each series of the query has a shade of the color. A reference line has a single color.
     """
     has_label = "{{" in query.legend
-    matcher = {"id": "byName", "options": query.legend}
-    if has_label:
-        matcher = {"id": "byFrameRefID", "options": chr(ord("A") + index)}
     color = query.color or (GREY if query.reference else None)
     if color is None:
         color_mode = None
@@ -206,8 +203,19 @@ def _query_override(query: Query, index: int) -> Override:
     else:
         color_mode = fixed_color(color)
     return series_override(
-        matcher, color_mode, reference=query.reference, dashed=query.dashed, right_axis=query.right_axis
+        _query_matcher(query, index),
+        color_mode,
+        reference=query.reference,
+        dashed=query.dashed,
+        right_axis=query.right_axis,
     )
+
+
+def _query_matcher(query: Query, index: int) -> Json:
+    """Return the matcher of a query's series. The names of the series differ from a legend that contains a label."""
+    if "{{" in query.legend:
+        return {"id": "byFrameRefID", "options": chr(ord("A") + index)}
+    return {"id": "byName", "options": query.legend}
 
 
 def stat(
@@ -239,10 +247,10 @@ def stat(
     }
     query_overrides = [
         {
-            "matcher": {"id": "byName", "options": query.legend},
+            "matcher": _query_matcher(query, index),
             "properties": [{"id": "thresholds", "value": threshold_steps((None, NEUTRAL), (1, query.color))}],
         }
-        for query in queries
+        for index, query in enumerate(queries)
         if query.color
     ]
     return build_panel("stat", title, queries, w, h, defaults, [*query_overrides, *overrides], options)

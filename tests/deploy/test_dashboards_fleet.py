@@ -89,8 +89,8 @@ def test_a_hardware_error_is_named_by_its_xid_instead_of_the_recovery_it_needs(t
     )
     alert = f'{{alertname="GpuXidCritical",title="Xid 48",{gpu}}}'
     runs = {
-        '{run="a",user="u",state="running",alertname="Xid 48"}': 1.0,
-        '{run="b",user="u",state="hung"}': 1.0,
+        '{run="a",user="u",state="running",alertname="Xid 48",instance="n1",gpu="0"}': 1.0,
+        '{run="b",user="u",state="hung",cause="standstill"}': 1.0,
         '{run="c",user="u",state="lost"}': 1.0,
     }
 
@@ -114,7 +114,8 @@ def test_each_critical_xid_has_its_meaning_in_the_table_of_alerts(uid: str) -> N
     ("series", "verdict"),
     [
         pytest.param(
-            {
+            {'training_wall_seconds_total{run="a",instance="n1"}': "0+15x60"}
+            | {
                 f'training_rank_{name}{{run="a",instance="n1",rank="{rank}"}}': value
                 for rank, seconds in ((0, "1x60"), (1, "1.5x60"))
                 for name, value in (("compute_seconds", seconds), ("info", "1x60"))
@@ -152,14 +153,14 @@ def test_a_run_that_a_rank_or_its_data_slows_is_above_a_healthy_run(
 def test_the_cost_names_the_number_of_runs_that_are_in_no_rate(tmp_path: Path) -> None:
     series = run_series("run_state", "1x20 stale", labels=',state="running"')
 
-    assert_panel(tmp_path, "training-fleet", "Cost of all runs", series, {"{}": 1.0}, query_id="C")
+    assert_panel(tmp_path, "training-fleet", "Cost per hour, 5 min", series, {"{}": 1.0}, query_id="D")
     assert_panel(
         tmp_path,
         "training-fleet",
-        "Cost of all runs",
+        "Cost per hour, 5 min",
         run_series("run_state", "1x60", labels=',state="running"'),
         {},
-        query_id="C",
+        query_id="D",
     )
 
 
@@ -169,3 +170,122 @@ def test_a_finished_run_has_no_age_of_its_last_step(tmp_path: Path) -> None:
     )
 
     assert_panel(tmp_path, "training-fleet", "All runs", series, {}, query_id="H")
+
+
+RANKS = ((0, "1x60"), (1, "1x20 1.5x40"))
+"""Ranks of run a, and their compute times; rank 1 is slow from 5 min on."""
+STRAGGLER = {
+    f'training_rank_{name}{{run="a",instance="n{rank + 1}",rank="{rank}"}}': values
+    for rank, seconds in RANKS
+    for name, values in (("compute_seconds", seconds), ("info", "1x60"))
+} | {
+    'training_wall_seconds_total{run="a",instance="n1"}': "0+15x60",
+    'training_step_duration_seconds_sum{run="a",instance="n1",mode="train"}': "0+15x60",
+    'training_step_duration_seconds_count{run="a",instance="n1",mode="train"}': "0+10x60",
+    'training_cost_total{run="a",instance="n1",currency="EUR"}': "0+0.15x60",
+}
+"""Series of a run with steps of 1.5 s, whose ranks wait for rank 1 for a sixth of the time, and that costs 36 EUR per hour."""
+
+
+def test_a_slow_run_has_its_slow_rank_the_start_and_the_cost_of_the_loss(tmp_path: Path) -> None:
+    series = _hung_lost_and_healthy_runs() | STRAGGLER
+    row = '{run="a",user="u",state="running",alertname="computes at 67 % of the fastest rank",instance="n2",rank="1",cause="slowest_rank"}'
+    hung = '{run="b",user="u",state="hung",cause="standstill"}'
+
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs",
+        series,
+        {row: 1.0, hung: 1.0, '{run="c",user="u",state="lost"}': 1.0},
+    )
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs",
+        series,
+        {'{run="a"}': 300_000.0, '{run="b"}': 300_000.0, '{run="c"}': 330_000.0},
+        query_id="C",
+    )
+    assert_panel(tmp_path, "training-fleet", "All runs", series, {'{run="a"}': 6.0}, query_id="F")
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs",
+        series,
+        {'{run="a"}': 17.0, '{run="b"}': 100.0},
+        query_id="G",
+        factor=100,
+    )
+
+
+def test_an_alert_about_a_gpu_has_the_slow_rank_of_its_node_and_explains_a_hang(tmp_path: Path) -> None:
+    slow = (
+        _hung_lost_and_healthy_runs()
+        | STRAGGLER
+        | _alerts('alertname="GpuThermalThrottle",run="a",instance="n2",gpu="3"')
+    )
+    hang = _hung_lost_and_healthy_runs() | _alerts(
+        'alertname="TrainingHang",run="b",rank="1",instance="n1"',
+        'alertname="GpuLost",run="b",instance="n1",gpu="0"',
+        'alertname="GpuXidCritical",run="b",instance="n1",gpu="0",xid="79"',
+    )
+    others = {'{run="c",user="u",state="lost"}': 1.0}
+
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs",
+        slow,
+        others
+        | {
+            '{run="a",user="u",state="running",alertname="GpuThermalThrottle",instance="n2",rank="1",gpu="3",cause="slowest_rank"}': 1.0,
+            '{run="b",user="u",state="hung",cause="standstill"}': 1.0,
+        },
+    )
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs",
+        hang,
+        others
+        | {
+            '{run="a",user="u",state="running"}': 1.0,
+            '{run="b",user="u",state="hung",alertname="Xid 79",instance="n1",rank="1",gpu="0",cause="standstill"}': 1.0,
+        },
+    )
+
+
+def test_a_node_has_its_worst_problem_and_the_tile_counts_nodes_with_a_problem(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        'up{job="training",instance="n2"}': "1x20 0x40",
+        'up{job="training",instance="n3"}': "1x60",
+        'gpu_devices_expected{instance="n1"}': "8x60",
+        'gpu_devices{instance="n1"}': "7x60",
+        'gpu_nvml_up{instance="n1"}': "1x60",
+        'gpu_xid_last_timestamp_seconds{instance="n1",gpu="1",uuid="G1",xid="79"}': "300x60",
+        'gpu_nvml_up{instance="n3"}': "1x60",
+    }
+
+    worst = {'{instance="n1"}': 5.0, '{instance="n2"}': 3.0, '{instance="n3"}': 0.0}
+    assert_panel(tmp_path, "training-fleet", "All nodes", series, worst, query_id="B")
+    assert_panel(tmp_path, "training-fleet", "Nodes", series, {"{}": 2.0}, query_id="D")
+    assert_panel(tmp_path, "training-fleet", "Nodes", series, {"{}": 1.0}, query_id="C")
+
+
+def test_the_cost_of_the_fleet_has_its_lost_part_weighted_by_gpus(tmp_path: Path) -> None:
+    series = _hung_lost_and_healthy_runs() | STRAGGLER
+    series |= {
+        f'training_rank_info{{run="{run}",instance="n9",rank="{rank}",uuid="{run}{rank}"}}': "1x60"
+        for run, ranks in (("a", 3), ("b", 1))
+        for rank in range(ranks)
+    }
+
+    assert_panel(tmp_path, "training-fleet", "Cost per hour, 5 min", series, {'{currency="EUR"}': 36.0})
+    assert_panel(
+        tmp_path, "training-fleet", "Cost per hour, 5 min", series, {'{currency="EUR"}': 6.0}, query_id="B"
+    )
+    assert_panel(
+        tmp_path, "training-fleet", "Cost per hour, 5 min", series, {"{}": 38.0}, query_id="C", factor=100
+    )

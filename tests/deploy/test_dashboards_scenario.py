@@ -50,7 +50,8 @@ MACHINE_DASHBOARD = "training-node"
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", TOO_SHORT): {"Source of each number": "B"},
-    ("training-fleet", NO_OUTAGE): {"Cost of all runs": "C"},
+    ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
+    ("training-fleet", TOO_SHORT): {"Goodput if work is saved, 6 h": "A"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
     ("training-gpus", NO_MIG): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
     ("training-node", NO_LIMIT): {
@@ -94,7 +95,7 @@ MOMENTARY_PANELS = {
     "Cost of the slowest rank",
     "Exporters, drivers and GPUs with a failure",  # a start of seconds may lie between two scrapes
     "Mean SM activity of used GPUs",
-    "SM activity of used GPUs",
+    "SM activity of used GPUs, 5 min",
     "Ranks by phase",
     "Slowest rank",
     "Waiting for data",

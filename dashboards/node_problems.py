@@ -1,0 +1,243 @@
+"""Table *What is wrong* of the dashboard *Node*: current problems of the node, of its GPUs and of the ranks on the node."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+
+from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
+from dashboards.availability import last_time
+from dashboards.gpu_problems import (
+    ERROR_TEXTS,
+    GPU_PROBLEMS,
+    GPUS_OF_RANKS,
+    IMPACT_TEXTS,
+    NO_PROBLEM,
+    NO_RESPONSE,
+    NODE_PROBLEMS,
+    PRIORITIES_PER_IMPACT,
+    PROBLEMS_TITLE,
+    Impact,
+    Problem,
+)
+from dashboards.node_cost import LOST_PER_HOUR
+from dashboards.palette import GOOD, NEUTRAL
+from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings, warn_below
+from dashboards.run_problems import DATA_WAIT_RATIO, SILENT_SECONDS, SLOW_RATIO
+from dashboards.tables import Column, percent, table
+from exporter.status.xids import XID_MEANINGS
+
+SPEED = "max by (run, rank) (rank:training_straggler_score:ratio{@node_run})"
+"""PromQL for the speed of each rank on the node relative to the fastest rank of the run, on any node."""
+STANDSTILL = "max by (run) (run:training_standstill:info{@run})"
+MAX_SLOW_RANKS = 3
+"""Maximum number of slow ranks of a run in the table; on a slow node, all ranks are slow."""
+_UP = "max by (run, rank) (training_process_up{@node_run})"
+_LIVE_RUNS = "group by (run) (training_process_up{@node_run} == 1)"
+_LAST_UPDATE = "max by (run, rank) (training_feed_last_update_timestamp_seconds{@node_run})"
+_SNAPSHOT = 'training_feed_last_update_timestamp_seconds{@node_run, role=~"trainer|"}'
+_LAST_STEP = "max by (run, rank) (training_last_progress_timestamp_seconds{@node_run})"
+_LAST_EXIT = (
+    "label_replace(max by (run, rank, reason) (training_rank_last_exit_timestamp_seconds{@node_run}),"
+    ' "reason", "$1", "reason", "(?:inferred: )?(?:the process )?(?:was )?(.+)")'
+)
+_OVER = 'max by (run) (training_run_state{@run, state=~"ending|finished|stopped"}) == 1'
+_END = f'({_LAST_EXIT} or on (run, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
+_ODD_RANK = (
+    "max by (run, rank, place) (label_join(training_hang_info{@node_run} and on (cluster, run, function, location, phase)"
+    ' run_group:training_hang_odd:count{@run} == 1, "place", " ", "function", "location"))'
+)
+_SLOW = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED} < {SLOW_RATIO}) unless on (run) {STANDSTILL}"
+_DATA_WAIT = (
+    'max by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[5m]))'
+    " / on (run) group_left () max by (run) (run:training_observed:ratio5m{@run})"
+)
+_WAITING = f"topk by (run) (1, {_DATA_WAIT} > {DATA_WAIT_RATIO}) unless on (run) {STANDSTILL}"
+
+
+def _percent(ratio: str) -> str:
+    """Return PromQL that adds the label `percent` with the value of a ratio."""
+    return f'count_values by (run, rank) ("percent", round(100 * ({ratio})))'
+
+
+_RANK_PROBLEMS = (
+    Problem(
+        "process ended: $1",
+        f"{_END} and on (run, rank) {_UP} == 0 unless on (run) {_OVER}",
+        _END,
+        "read the log of the rank; Run has the exits of all ranks",
+        Impact.STANDSTILL,
+        "reason",
+    ),
+    Problem(
+        "holds up the other ranks: $1",
+        _ODD_RANK,
+        _LAST_STEP,
+        "run training-exporter stacks on the node",
+        Impact.STANDSTILL,
+        "place",
+    ),
+    Problem(
+        "process lives, but does not report",
+        f"min by (run, rank) (timestamp({_SNAPSHOT}) - {_SNAPSHOT}) > {SILENT_SECONDS} and on (run, rank) {_UP} == 1",
+        _LAST_UPDATE,
+        "run training-exporter stacks on the node",
+        Impact.UNKNOWN,
+        "run",
+    ),
+    Problem(
+        "computes at $1 % of the fastest rank",
+        _percent(_SLOW),
+        last_time(f"{SPEED} >= bool {SLOW_RATIO}"),
+        "check clocks and heat; if it lasts, replace the node",
+        Impact.SLOW,
+        "percent",
+    ),
+    Problem(
+        "waits for data $1 % of the time",
+        _percent(_WAITING),
+        last_time(f"{_DATA_WAIT} <= bool {DATA_WAIT_RATIO}"),
+        "more data workers; check the storage",
+        Impact.SLOW,
+        "percent",
+    ),
+)
+"""Problems of ranks on the node. The ranks of a run wait for each other, so that a slow rank slows the run on all nodes."""
+_CAUSES_OF_STANDSTILL = (
+    f"({_ODD_RANK} or on (run) max by (run) ({GPUS_OF_RANKS} and on (instance, gpu) gpu_up{{@node}} == 0))"
+)
+_RUN_PROBLEMS = (
+    Problem(
+        "no rank finishes a step; the cause is on another node, or unknown",
+        f"{STANDSTILL} and on (run) {_LIVE_RUNS} unless on (run) {_CAUSES_OF_STANDSTILL}",
+        "max by (run) (training_last_progress_timestamp_seconds{@run})",
+        "What is wrong on Run has the cause",
+        Impact.STANDSTILL,
+        "run",
+    ),
+)
+_COLLECTOR_PROBLEMS = (
+    Problem(
+        "collector $1 fails",
+        "min by (instance, collector) (exporter_collector_success{@node}) == 0",
+        last_time("min by (instance, collector) (exporter_collector_success{@node}) == bool 1"),
+        "read the log of the exporter; the metrics of the collector are absent",
+        Impact.UNKNOWN,
+        "collector",
+    ),
+)
+_PROBLEMS_OF_NODE = (*NODE_PROBLEMS, *_COLLECTOR_PROBLEMS)
+_PRIORITY_OF_GPUS = 20
+"""Priority added to problems of GPUs: a hot GPU is the cause, and its slow rank the effect."""
+_PROBLEM_TEXTS = value_mappings(
+    {NO_PROBLEM: (NO_PROBLEM, GOOD)}
+    | {f"{NO_RESPONSE}{error}": (text, NEUTRAL) for error, text in ERROR_TEXTS.items()}
+    | {f"Xid {xid}": (f"Xid {xid}: {meaning}", NEUTRAL) for xid, meaning in XID_MEANINGS.items()}
+)
+"""Value mappings of the column *Problem*. The column *Impact* has the color."""
+_DASHES = value_mappings({0: (NO_VALUE, NEUTRAL), -1: (NO_VALUE, NEUTRAL)})
+
+
+def _with_ranks(gpus: str) -> str:
+    """Return PromQL that adds run and rank to series of GPUs, where known."""
+    return f"(({gpus}) + on (instance, gpu) group_left (run, rank) 0 * {GPUS_OF_RANKS} or ({gpus}) unless on (instance, gpu) {GPUS_OF_RANKS})"
+
+
+def _with_gpus(ranks: str) -> str:
+    """Return PromQL that adds a GPU to series of ranks, where known."""
+    gpus = f"topk by (run, rank) (1, {GPUS_OF_RANKS})"
+    return (
+        f"(({ranks}) + on (run, rank) group_left (gpu) 0 * {gpus} or ({ranks}) unless on (run, rank) {gpus})"
+    )
+
+
+def _rows(problems: Sequence[Problem], first_priority: int = 0) -> str:
+    """Return PromQL for impact and priority of all current problems; an earlier problem has a higher priority."""
+    return " or ".join(
+        problem.row(first_priority + len(problems) - index) for index, problem in enumerate(problems)
+    )
+
+
+def _starts(problems: Sequence[Problem], by: str) -> str:
+    """Return PromQL for the starts of all current problems, by labels and `problem`."""
+    return " or ".join(
+        f'label_replace(min by ({by}) ({problem.since} and on ({by}) ({problem.condition})), "problem", "{index}", "", "")'
+        for index, problem in enumerate(problems)
+    )
+
+
+def _union(of: Callable[..., str]) -> str:
+    """Return PromQL for the values of all problems, with `gpu`, `run` and `rank` where known."""
+    return " or ".join(
+        (
+            _with_ranks(of(GPU_PROBLEMS, "instance, gpu")),
+            _with_gpus(of(_RANK_PROBLEMS, "run, rank")),
+            of(_RUN_PROBLEMS, "run"),
+            of(_PROBLEMS_OF_NODE, "instance"),
+        )
+    )
+
+
+def _row_of(problems: Sequence[Problem], by: str) -> str:
+    """Return PromQL for the rows of problems. Without a run, a problem of a GPU has the impact NO_RUN, which is 0."""
+    if problems is not GPU_PROBLEMS:
+        return _rows(problems)
+    gpus = _rows(problems, _PRIORITY_OF_GPUS)
+    without_run = f"({gpus}) unless on (instance, gpu) {GPUS_OF_RANKS}"
+    return f"({gpus}) and on ({by}) {GPUS_OF_RANKS} or ({without_run}) % {PRIORITIES_PER_IMPACT}"
+
+
+_ALL = f"max by (gpu, run, rank, problem, remedy) ({_union(_row_of)})"
+_ANY = f"count by (gpu, run, rank) ({_ALL})"
+_NONE = f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "") unless on () ({_ANY})'
+
+
+def problems_of_node() -> Panel:
+    """Return the table of the problems on a single node: the worst problem of each rank, each GPU and the node."""
+    worst = f"topk by (gpu, run, rank) (1, {_ALL})"
+    since = f"min by (gpu, run, rank) ({_union(_starts)})"
+    columns = (
+        Column(
+            f"floor({worst} / {PRIORITIES_PER_IMPACT}) or {_NONE}",
+            "Impact",
+            decimals=0,
+            width=150,
+            mappings=IMPACT_TEXTS,
+        ),
+        Column("problem", "Problem", mappings=_PROBLEM_TEXTS),
+        Column("rank", "Rank", width=70),
+        Column("gpu", "GPU", width=65),
+        Column("run", "Run", width=130, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column(
+            f"1000 * {since} or {_NONE}",
+            "Since",
+            unit=CLOCK_TIME,
+            width=CLOCK_TIME_WIDTH,
+            mappings=value_mappings({0: ("before this range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
+        ),
+        percent(f"{SPEED} and on (run, rank) {_ANY} or {_NONE}", "Speed of rank", 115, warn_below(0.9, 0.75)),
+        Column(
+            f"sum by (run) ({LOST_PER_HOUR}) and on (run) {_ANY} or {_NONE}",
+            "Lost/h here",
+            decimals=2,
+            width=100,
+            mappings=value_mappings({-1: (NO_VALUE, NEUTRAL)}),
+        ),
+        Column(f"{_ANY} - 1 or {_NONE}", "Other problems", decimals=0, width=130, mappings=_DASHES),
+        Column("remedy", "Remedy", width=330),
+    )
+    return table(
+        PROBLEMS_TITLE,
+        *(dataclasses.replace(column, source=_on_single_node(column.source)) for column in columns),
+        sort="Impact",
+        w=24,
+        h=6,
+        max_data_points=120,
+    )
+
+
+def _on_single_node(expression: str) -> str:
+    """Return PromQL for the variables of *Node*: the selectors of *GPUs* limit nodes by a condition, and *Node* has a single node."""
+    expression = expression.replace("training_rank_info{@cluster,", "training_rank_info{@node_run,")
+    return re.sub(r"@gpu(_any_run)?\b", "@node", expression)

@@ -1,0 +1,45 @@
+"""Time that live runs lose now, by cause, from the recorded series `run:training_lost:ratio`: PromQL for *Fleet* and *Node*.
+
+*Energy and cost* and *Run* compute the same shares from the series of the exporters.
+"""
+
+from __future__ import annotations
+
+from dashboards.palette import NEUTRAL
+from dashboards.panels import value_mappings, warn_from
+
+LOST_THRESHOLDS = warn_from(0.1, 0.3)
+"""Thresholds of a share of lost time. Saves and short waits for data are normal."""
+MAIN_CAUSE_TEXTS = value_mappings(
+    {
+        "standstill": ("no step", NEUTRAL),
+        "restarts": ("restarts, last hour", NEUTRAL),
+        "slowest_rank": ("slowest rank", NEUTRAL),
+        "nonfinite_loss": ("loss NaN or infinite", NEUTRAL),
+        "data_stall": ("data loading", NEUTRAL),
+        "checkpoint_save": ("saves", NEUTRAL),
+        "checkpoint_load": ("load of a checkpoint", NEUTRAL),
+        "validation": ("validation", NEUTRAL),
+        "init": ("start", NEUTRAL),
+        "compile": ("compilation", NEUTRAL),
+        "other": ("other", NEUTRAL),
+    }
+)
+"""Value mappings from causes to texts. The share of the time has the color, so that a small loss looks normal."""
+_SMALLEST_MAIN_CAUSE = 0.05
+"""Share of the time from which the largest loss of a run is shown."""
+
+
+def lost_by_cause(selector: str) -> str:
+    """Return PromQL for the share of the time that each run loses, by cause."""
+    return f"max by (run, cause) (run:training_lost:ratio{{{selector}}})"
+
+
+def lost_share(selector: str) -> str:
+    """Return PromQL for the share of the time that each run loses."""
+    return f"clamp_max(sum by (run) ({lost_by_cause(selector)}), 1)"
+
+
+def main_cause(selector: str) -> str:
+    """Return PromQL for the largest loss of each run, unless all losses are small."""
+    return f"topk by (run) (1, {lost_by_cause(selector)} > {_SMALLEST_MAIN_CAUSE})"

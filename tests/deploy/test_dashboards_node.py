@@ -1,0 +1,176 @@
+"""Problems, losses and costs on the dashboard *Node*, for synthetic series, evaluated by promtool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from panel_support import assert_panel
+from rules_support import needs_promtool
+
+pytestmark = needs_promtool
+
+STOPS, UNKNOWN, SLOWS, NONE = 5, 3, 2, -1
+"""Values of the column *Impact*."""
+RANK = 'job="training",run="a",rank="{rank}",instance="n{node}"'
+
+
+def _run(state: str = "running", up: str = "1x60", steps: str = "0+15x60") -> dict[str, str]:
+    """Return the series of a run with rank 0 on node n1 and rank 1 on node n2, and the same rent on both."""
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        'gpu_up{job="training",instance="n1",gpu="0",uuid="G0"}': "1x60",
+        f'training_run_state{{job="training",run="a",instance="n2",state="{state}"}}': "1x60",
+        'training_run_info{job="training",run="a",instance="n2",user="u"}': "1x60",
+        'training_wall_seconds_total{job="training",run="a",instance="n2"}': "0+15x60",
+    }
+    for rank in (0, 1):
+        labels = RANK.format(rank=rank, node=rank + 1)
+        series |= {
+            f'training_rank_info{{{labels},local_rank="0"}}': "1x60",
+            f"training_process_up{{{labels}}}": up if rank == 0 else "1x60",
+            f"training_last_progress_timestamp_seconds{{{labels}}}": steps,
+            f'training_feed_last_update_timestamp_seconds{{{labels},role="trainer"}}': "0+15x60",
+            f'training_cost_total{{job="training",run="a",instance="n{rank + 1}",currency="EUR"}}': "0+0.15x60",
+            f'training_step_duration_seconds_sum{{{labels},mode="train"}}': "0+15x60",
+            f'training_step_duration_seconds_count{{{labels},mode="train"}}': "0+10x60",
+        }
+    return series
+
+
+def _compute(rank: int, seconds: str) -> dict[str, str]:
+    return {f"training_rank_compute_seconds{{{RANK.format(rank=rank, node=rank + 1)}}}": seconds}
+
+
+SLOW_HERE = _run() | _compute(0, "1x20 1.5x40") | _compute(1, "1x60")
+SLOW_ELSEWHERE = _run() | _compute(0, "1x60") | _compute(1, "1x20 1.5x40")
+HOT_GPU = {
+    'gpu_clocks_event_seconds_total{job="training",instance="n1",gpu="0",uuid="G0",reason="thermal"}': "0x20 0+9x40"
+}
+SLOW_ROW = '{gpu="0",run="a",rank="0",problem="computes at 67 % of the fastest rank",remedy="check clocks and heat; if it lasts, replace the node"}'
+HOT_ROW = '{gpu="0",run="a",rank="0",problem="throttled by heat or the power brake",remedy="check the cooling and the power supply"}'
+NOTHING = '{problem="nothing is wrong"}'
+
+
+@pytest.mark.parametrize(
+    ("query_id", "series", "factor", "expected"),
+    [
+        pytest.param("A", SLOW_HERE, 1, {SLOW_ROW: SLOWS}, id="slow rank"),
+        pytest.param("A", SLOW_HERE | HOT_GPU, 1, {HOT_ROW: SLOWS}, id="hot GPU before its slow rank"),
+        pytest.param("A", SLOW_ELSEWHERE, 1, {NOTHING: NONE}, id="slow rank on another node"),
+        pytest.param("B", SLOW_HERE, 1, {'{gpu="0",run="a",rank="0"}': 300_000}, id="start"),
+        pytest.param("C", SLOW_HERE, 100, {'{run="a",rank="0"}': 67}, id="speed"),
+        pytest.param("D", SLOW_HERE, 1, {'{run="a"}': 6}, id="loss on this node"),
+        pytest.param("E", SLOW_HERE | HOT_GPU, 1, {'{gpu="0",run="a",rank="0"}': 1}, id="other problems"),
+    ],
+)
+def test_a_rank_that_slows_its_run_is_a_problem_of_its_node(
+    tmp_path: Path, query_id: str, series: dict[str, str], factor: int, expected: dict[str, float]
+) -> None:
+    assert_panel(
+        tmp_path, "training-node", "What is wrong", series, expected, query_id=query_id, factor=factor
+    )
+
+
+def test_a_rank_that_waits_for_data_is_a_problem_of_its_node(tmp_path: Path) -> None:
+    waiting = f'training_phase_seconds_total{{{RANK.format(rank=0, node=1)},phase="data_loading"}}'
+    row = '{gpu="0",run="a",rank="0",problem="waits for data 40 % of the time",remedy="more data workers; check the storage"}'
+
+    assert_panel(tmp_path, "training-node", "What is wrong", _run() | {waiting: "0+6x60"}, {row: SLOWS})
+
+
+HANG = _run("hung", steps="0+15x20 300x40")
+
+
+def _hang_info(rank: int, function: str) -> dict[str, str]:
+    labels = RANK.format(rank=rank, node=rank + 1)
+    return {
+        f'training_hang_info{{{labels},function="{function}",location="job.py:{rank}",phase="forward"}}': "_x40 1x20"
+    }
+
+
+@pytest.mark.parametrize(
+    ("series", "row"),
+    [
+        pytest.param(
+            _hang_info(0, "read"),
+            '{gpu="0",run="a",rank="0",problem="holds up the other ranks: read job.py:0",remedy="run training-exporter stacks on the node"}',
+            id="on this node",
+        ),
+        pytest.param(
+            _hang_info(1, "read"),
+            '{run="a",problem="no rank finishes a step; the cause is on another node, or unknown",remedy="What is wrong on Run has the cause"}',
+            id="on another node",
+        ),
+        pytest.param(
+            {
+                'gpu_up{job="training",instance="n1",gpu="0",uuid="G0"}': "1x20 0x40",
+                'gpu_error_info{job="training",instance="n1",gpu="0",uuid="G0",reason="gpu_is_lost"}': "_x21 1x40",
+            },
+            '{gpu="0",run="a",rank="0",problem="GPU does not respond: gpu_is_lost",remedy="drain the node, then reset the GPU"}',
+            id="lost GPU on this node",
+        ),
+    ],
+)
+def test_a_hang_shows_whether_its_cause_is_on_the_node(
+    tmp_path: Path, series: dict[str, str], row: str
+) -> None:
+    assert_panel(tmp_path, "training-node", "What is wrong", HANG | series, {row: STOPS})
+
+
+@pytest.mark.parametrize(("state", "is_problem"), [("lost", True), ("finished", False)])
+def test_the_end_of_a_rank_is_a_problem_unless_its_run_has_finished(
+    tmp_path: Path, state: str, is_problem: bool
+) -> None:
+    exit_time = f'training_rank_last_exit_timestamp_seconds{{{RANK.format(rank=0, node=1)},reason="inferred: the process was killed or crashed"}}'
+    series = _run(state, up="1x20 0x40", steps="0+15x20 300x40") | {exit_time: "_x20 301x40"}
+    row = '{gpu="0",run="a",rank="0",problem="process ended: killed or crashed",remedy="read the log of the rank; Run has the exits of all ranks"}'
+
+    assert_panel(
+        tmp_path, "training-node", "What is wrong", series, {row: STOPS} if is_problem else {NOTHING: NONE}
+    )
+
+
+@pytest.mark.parametrize(
+    ("query_id", "factor", "expected"),
+    [
+        ("A", 1, {'{run="a",state="running",user="u",cause="slowest_rank"}': 1}),
+        ("G", 100, {'{run="a"}': 67}),
+        ("H", 100, {'{run="a"}': 100}),
+        ("I", 1, {'{run="a"}': 36}),
+        ("J", 1, {'{run="a"}': 6}),
+        ("K", 100, {'{run="a"}': 17}),
+    ],
+    ids=["row", "slowest here", "slowest elsewhere", "cost here", "lost here", "lost time"],
+)
+def test_a_run_on_the_node_has_its_slowest_rank_here_and_elsewhere_and_its_loss(
+    tmp_path: Path, query_id: str, factor: int, expected: dict[str, float]
+) -> None:
+    assert_panel(
+        tmp_path,
+        "training-node",
+        "Runs on this node",
+        SLOW_HERE,
+        expected,
+        query_id=query_id,
+        factor=factor,
+    )
+
+
+@pytest.mark.parametrize(
+    ("query_id", "factor", "expected"),
+    [("A", 1, {'{currency="EUR"}': 36}), ("B", 1, {'{currency="EUR"}': 6}), ("C", 100, {"{}": 17})],
+    ids=["cost", "lost cost", "lost share"],
+)
+def test_the_cost_of_the_node_has_its_lost_part(
+    tmp_path: Path, query_id: str, factor: int, expected: dict[str, float]
+) -> None:
+    assert_panel(
+        tmp_path,
+        "training-node",
+        "Cost per hour, 5 min",
+        SLOW_HERE,
+        expected,
+        query_id=query_id,
+        factor=factor,
+    )
