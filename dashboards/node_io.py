@@ -137,10 +137,10 @@ def process_panels() -> tuple[Panel, ...]:
             Column("role", "Role", width=110),
             Column("sum by (run, rank, role) (training_process_instances{@node_run})", "Processes", width=90),
             Column(
-                "sum by (run, rank, role) (rate(training_process_cpu_seconds_total{@node_run}[$__rate_interval]))",
-                "CPUs",
+                "sum by (run, rank, role) (rate(training_process_cpu_seconds_total{@node_run}[5m]))",
+                "CPUs, 5 min",
                 decimals=2,
-                width=80,
+                width=110,
             ),
             Column(
                 "sum by (run, rank, role) (training_process_resident_bytes{@node_run})",
@@ -164,10 +164,10 @@ def process_panels() -> tuple[Panel, ...]:
                 thresholds=warn_from(1),
             ),
             Column(
-                "sum by (run, rank, role) (rate(training_process_io_read_bytes_total{@node_run}[$__rate_interval]))",
-                "Read",
+                "sum by (run, rank, role) (rate(training_process_io_read_bytes_total{@node_run}[5m]))",
+                "Read, 5 min",
                 unit="Bps",
-                width=100,
+                width=110,
             ),
             sort="Resident",
         ),

@@ -109,7 +109,7 @@ _CAUSES_OF_STANDSTILL = (
 )
 _RUN_PROBLEMS = (
     Problem(
-        "no rank finishes a step; the cause is on another node, or unknown",
+        "no step; cause on another node, or unknown",
         f"{STANDSTILL} and on (run) {_LIVE_RUNS} unless on (run) {_CAUSES_OF_STANDSTILL}",
         "max by (run) (training_last_progress_timestamp_seconds{@run})",
         "What is wrong on Run has the cause",
@@ -122,7 +122,7 @@ _COLLECTOR_PROBLEMS = (
         "collector $1 fails",
         "min by (instance, collector) (exporter_collector_success{@node}) == 0",
         last_time("min by (instance, collector) (exporter_collector_success{@node}) == bool 1"),
-        "read the log of the exporter; the metrics of the collector are absent",
+        "read the log of the exporter",
         Impact.UNKNOWN,
         "collector",
     ),
@@ -208,7 +208,7 @@ def problems_of_node() -> Panel:
         Column("problem", "Problem", mappings=_PROBLEM_TEXTS),
         Column("rank", "Rank", width=70),
         Column("gpu", "GPU", width=65),
-        Column("run", "Run", width=130, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("run", "Run", width=120, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column(
             f"1000 * {since} or {_NONE}",
             "Since",
@@ -216,16 +216,16 @@ def problems_of_node() -> Panel:
             width=CLOCK_TIME_WIDTH,
             mappings=value_mappings({0: ("before this range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
         ),
-        percent(f"{SPEED} and on (run, rank) {_ANY} or {_NONE}", "Speed of rank", 115, warn_below(0.9, 0.75)),
+        percent(f"{SPEED} and on (run, rank) {_ANY} or {_NONE}", "Speed", 75, warn_below(0.9, 0.75)),
         Column(
             f"sum by (run) ({LOST_PER_HOUR}) and on (run) {_ANY} or {_NONE}",
-            "Lost/h here",
+            "Lost/h here, 5 min",
             decimals=2,
-            width=100,
+            width=150,
             mappings=value_mappings({-1: (NO_VALUE, NEUTRAL)}),
         ),
-        Column(f"{_ANY} - 1 or {_NONE}", "Other problems", decimals=0, width=130, mappings=_DASHES),
-        Column("remedy", "Remedy", width=330),
+        Column(f"{_ANY} - 1 or {_NONE}", "Other problems", decimals=0, width=125, mappings=_DASHES),
+        Column("remedy", "Remedy", width=380),
     )
     return table(
         PROBLEMS_TITLE,

@@ -99,7 +99,7 @@ def _hang_info(rank: int, function: str) -> dict[str, str]:
         ),
         pytest.param(
             _hang_info(1, "read"),
-            '{run="a",problem="no rank finishes a step; the cause is on another node, or unknown",remedy="What is wrong on Run has the cause"}',
+            '{run="a",problem="no step; cause on another node, or unknown",remedy="What is wrong on Run has the cause"}',
             id="on another node",
         ),
         pytest.param(

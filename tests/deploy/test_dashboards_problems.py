@@ -259,8 +259,7 @@ NODE_WITH_LOST_GPU = {
             {
                 '{gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
                 'remedy="drain the node, then reset the GPU"}': STOPS,
-                '{problem="collector rapl fails",'
-                'remedy="read the log of the exporter; the metrics of the collector are absent"}': UNKNOWN,
+                '{problem="collector rapl fails",remedy="read the log of the exporter"}': UNKNOWN,
             },
         ),
         ("What is wrong", "B", {'{gpu="0",run="a",rank="3"}': 300_000, "{}": 300_000}),
