@@ -193,8 +193,11 @@ def _goodput() -> Panel:
     young = "in the first hour"
     return stat(
         "Goodput if work is saved, 6 h",
-        instant_query(f"min({goodput} and on (cluster) {is_old})", "of the time"),
-        instant_query(f"min({goodput} unless on (cluster) {is_old})", young),
+        instant_query(
+            f'label_replace(min({goodput} and on (cluster) {is_old}), "note", "of the time", "", "")'
+            f' or on () label_replace(min({goodput}), "note", "{young}", "", "")',
+            "{{note}}",
+        ),
         unit="percentunit",
         decimals=0,
         text_mode="value_and_name",

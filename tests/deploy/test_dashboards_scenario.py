@@ -51,7 +51,6 @@ MACHINE_DASHBOARD = "training-node"
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", TOO_SHORT): {"Source of each number": "B"},
     ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
-    ("training-fleet", TOO_SHORT): {"Goodput if work is saved, 6 h": "A"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
     ("training-gpus", NO_MIG): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
     ("training-node", NO_LIMIT): {
