@@ -142,6 +142,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             unit="none",
             text_mode="value_and_name",
             w=6,
+            h=3,
         ),
         stat(
             "Nodes",
@@ -156,6 +157,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             unit="none",
             text_mode="value_and_name",
             w=6,
+            h=3,
         ),
         stat(
             "GPUs",
@@ -171,12 +173,14 @@ def _overview_panels() -> tuple[Panel, ...]:
             unit="none",
             text_mode="value_and_name",
             w=5,
+            h=3,
         ),
         stat(
             "SM activity of used GPUs, 5 min",
             instant_query("cluster:gpu_sm_activity_held:avg{@cluster}"),
             unit="percentunit",
             w=4,
+            h=3,
             decimals=0,
             thresholds=warn_below(0.5, 0.2),
         ),
@@ -209,6 +213,7 @@ def _goodput() -> Panel:
             }
         ],
         w=4,
+        h=3,
     )
 
 
@@ -236,6 +241,7 @@ def _cost_per_hour() -> Panel:
             }
         ],
         w=8,
+        h=3,
     )
 
 
@@ -247,6 +253,7 @@ def _cost_so_far() -> Panel:
         decimals=0,
         text_mode="value_and_name",
         w=4,
+        h=3,
     )
 
 
@@ -304,7 +311,7 @@ def _node_panels() -> tuple[Panel, ...]:
     ranks_by_run = "sum by (instance, run) (instance:training_ranks:count{@cluster})"
     return (
         table(
-            "All nodes",
+            "All nodes, rates over 5 min",
             Column(
                 "instance",
                 "Node",
@@ -332,20 +339,20 @@ def _node_panels() -> tuple[Panel, ...]:
             ),
             percent(
                 f"max by (instance) (instance:gpu_thermal_throttle:ratio5m{{@cluster}} and on (cluster, instance) {EXPORTER_UP})",
-                "Throttled, 5 min",
-                135,
+                "Throttled",
+                96,
                 warn_from(0.01, 0.1),
             ),
             percent(
                 f"avg by (instance) (instance:gpu_busy:ratio5m{{@cluster}} and on (cluster, instance) {EXPORTER_UP})",
-                "GPU busy, 5 min",
-                130,
+                "GPU busy",
+                90,
             ),
             percent(
                 "avg by (instance) (avg_over_time(instance:gpu_sm_activity:avg{@cluster}[5m])"
                 f" and on (cluster, instance) {EXPORTER_UP})",
-                "SM activity, 5 min",
-                150,
+                "SM activity",
+                120,
                 bar=(0, 1),
             ),
             Column("sum by (instance) (instance:gpu_power:watts{@cluster})", "Power", unit="watt", width=80),

@@ -109,7 +109,7 @@ LOST_SHARE = lost_share("@cluster")
 LOST_PER_HOUR = f"{COST_PER_HOUR} * on (run) group_left () {LOST_SHARE}"
 """PromQL for the cost per hour of the time that each run loses."""
 _ALERT_LABELS = "run, alertname, xid, instance, rank, gpu"
-_ALERTS_OF_RUNS = '@cluster, run!=""'
+_ALERTS_OF_RUNS = '@cluster, run!="", severity!="info"'
 
 
 def _urgency_query() -> str:
@@ -225,7 +225,7 @@ def run_panels() -> tuple[Panel, ...]:
 
 def _all_runs() -> Panel:
     return table(
-        "All runs",
+        "All runs, rates over 5 min",
         Column(
             "run",
             "Run",
@@ -251,9 +251,9 @@ def _all_runs() -> Panel:
         ),
         Column("user", "Owner", width=75),
         Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", decimals=0, width=66),
-        Column(f"max by (run) ({COST_PER_HOUR})", "Cost/h, 5 min", decimals=2, width=110),
-        Column(f"max by (run) ({LOST_PER_HOUR})", "Lost/h, 5 min", decimals=2, width=110),
-        percent(LOST_SHARE, "Lost, 5 min", 95, LOST_THRESHOLDS),
+        Column(f"max by (run) ({COST_PER_HOUR})", "Cost/h", decimals=2, width=75),
+        Column(f"max by (run) ({LOST_PER_HOUR})", "Lost/h", decimals=2, width=75),
+        percent(LOST_SHARE, "Lost", 65, LOST_THRESHOLDS),
         Column("cause", "Mostly lost to", width=130, mappings=MAIN_CAUSE_TEXTS),
         Column(
             f'time() - {LAST_STEP} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
@@ -273,27 +273,28 @@ def _all_runs() -> Panel:
 def _speed() -> Panel:
     """Return the table of progress, speed and totals of each run, the largest loss of time first."""
     return table(
-        "Speed and progress of the runs",
+        "Speed and progress of the runs, rates over 5 min",
         Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column("user", "Owner", width=75),
-        percent(LOST_SHARE, "Lost, 5 min", 110, LOST_THRESHOLDS),
+        Column("model", "Model", width=110),
+        percent(LOST_SHARE, "Lost", 80, LOST_THRESHOLDS),
         percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 115, bar=(0, 1)),
         Column("max by (run) (run:training_eta:seconds{@cluster})", "Time left", unit="s", width=90),
         Column(
             "max by (run) (run:training_step_seconds:mean5m{@cluster})",
-            "Step time, 5 min",
+            "Step time",
             unit="s",
             decimals=2,
-            width=135,
+            width=96,
         ),
         Column(
             "max by (run) (run:training_tokens:rate5m{@cluster})",
-            "Tokens/s, 5 min",
+            "Tokens/s",
             unit="short",
             decimals=1,
-            width=130,
+            width=90,
         ),
-        percent("max by (run) (run:training_mfu:ratio5m{@cluster})", "MFU, 5 min", 100),
+        percent("max by (run) (run:training_mfu:ratio5m{@cluster})", "MFU", 65),
         percent(
             "max by (run) (run:training_straggler_score:min{@cluster})",
             "Slowest rank",
@@ -302,8 +303,8 @@ def _speed() -> Panel:
         ),
         percent(
             "max by (run) (run:training_waiting_for_data:max5m{@cluster})",
-            "Data wait, 5 min",
-            135,
+            "Data wait",
+            96,
             warn_from(0.1, 0.2),
         ),
         Column(
@@ -322,7 +323,7 @@ def _speed() -> Panel:
         ),
         percent("max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})", "Goodput, 6 h", 115),
         Column("max by (run) (run:training_cost:sum{@cluster})", "Cost so far", decimals=2, width=100),
-        row_query="max by (run, user) (run:training_run:info{@cluster})",
-        sort="Lost, 5 min",
+        row_query="max by (run, user, model) (run:training_run:info{@cluster})",
+        sort="Lost",
         h=9,
     )

@@ -131,16 +131,16 @@ def process_panels() -> tuple[Panel, ...]:
     legend = "{{run}} {{role}} of rank {{rank}}"
     return (
         table(
-            "Processes of the job",
+            "Processes of the job, rates over 5 min",
             Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
             Column("rank", "Rank", width=70),
             Column("role", "Role", width=110),
             Column("sum by (run, rank, role) (training_process_instances{@node_run})", "Processes", width=90),
             Column(
                 "sum by (run, rank, role) (rate(training_process_cpu_seconds_total{@node_run}[5m]))",
-                "CPUs, 5 min",
+                "CPUs",
                 decimals=2,
-                width=110,
+                width=80,
             ),
             Column(
                 "sum by (run, rank, role) (training_process_resident_bytes{@node_run})",
@@ -165,9 +165,9 @@ def process_panels() -> tuple[Panel, ...]:
             ),
             Column(
                 "sum by (run, rank, role) (rate(training_process_io_read_bytes_total{@node_run}[5m]))",
-                "Read, 5 min",
+                "Read",
                 unit="Bps",
-                width=110,
+                width=100,
             ),
             sort="Resident",
         ),

@@ -219,9 +219,9 @@ def problems_of_node() -> Panel:
         percent(f"{SPEED} and on (run, rank) {_ANY} or {_NONE}", "Speed", 75, warn_below(0.9, 0.75)),
         Column(
             f"sum by (run) ({LOST_PER_HOUR}) and on (run) {_ANY} or {_NONE}",
-            "Lost/h here, 5 min",
+            "Lost/h here",
             decimals=2,
-            width=150,
+            width=110,
             mappings=value_mappings({-1: (NO_VALUE, NEUTRAL)}),
         ),
         Column(f"{_ANY} - 1 or {_NONE}", "Other problems", decimals=0, width=125, mappings=_DASHES),

@@ -47,7 +47,7 @@ def runs_table() -> Panel:
         f" * on (run) group_left (cause) (0 * {main_cause('@run')} + 1 or on (run) {runs})"
     )
     return table(
-        "Runs on this node",
+        "Runs on this node, rates over 5 min",
         Column("run", "Run", links=(RUN_LINK,)),
         Column("state", "State", width=85, mappings=STATE_MAPPINGS),
         Column(
@@ -82,12 +82,12 @@ def runs_table() -> Panel:
         ),
         percent(f"min by (run) ({SPEED})", "Slowest here", 110, warn_below(0.9, 0.75)),
         percent(f"{slowest_elsewhere} and on (run) {runs}", "Slowest elsewhere", 140, warn_below(0.9, 0.75)),
-        Column(f"sum by (run) ({COST_PER_HOUR})", "Cost/h here, 5 min", decimals=2, width=150),
-        Column(f"sum by (run) ({LOST_PER_HOUR})", "Lost/h here, 5 min", decimals=2, width=150),
-        percent(f"{LOST_SHARE} and on (run) {runs}", "Lost, 5 min", 120, LOST_THRESHOLDS),
+        Column(f"sum by (run) ({COST_PER_HOUR})", "Cost/h here", decimals=2, width=110),
+        Column(f"sum by (run) ({LOST_PER_HOUR})", "Lost/h here", decimals=2, width=110),
+        percent(f"{LOST_SHARE} and on (run) {runs}", "Lost", 80, LOST_THRESHOLDS),
         Column("cause", "Mostly lost to", width=150, mappings=MAIN_CAUSE_TEXTS),
         row_query=rows,
-        sort="Lost, 5 min",
+        sort="Lost",
         w=24,
         h=5,
     )
@@ -111,7 +111,7 @@ def ranks_table() -> Panel:
         return f"max by (run, rank) (({_GPU_OF_RANK}) * on (gpu) group_left () max by (gpu) ({expression}))"
 
     return table(
-        "Ranks on this node",
+        "Ranks on this node, rates over 5 min",
         Column("run", "Run", links=(RUN_LINK,)),
         Column("rank", "Rank", width=65),
         Column("gpu", "GPU", width=65),
@@ -158,11 +158,11 @@ def ranks_table() -> Panel:
             decimals=2,
             width=90,
         ),
-        percent(f"{data_time} / ({phase_time} > 0)", "Data wait, 5 min", 130, warn_from(0.1, 0.3)),
+        percent(f"{data_time} / ({phase_time} > 0)", "Data wait", 96, warn_from(0.1, 0.3)),
         percent(
             of_gpu("clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[5m]), 1)"),
-            "GPU busy, 5 min",
-            130,
+            "GPU busy",
+            90,
         ),
         Column(
             of_gpu('gpu_temperature_celsius{@node, sensor="gpu"}'),
@@ -171,19 +171,19 @@ def ranks_table() -> Panel:
             decimals=0,
             width=85,
         ),
-        percent(of_gpu(_THROTTLED), "Throttled, 5 min", 130, warn_from(0.01, 0.1)),
+        percent(of_gpu(_THROTTLED), "Throttled", 96, warn_from(0.01, 0.1)),
         Column(
             'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[5m]))'
             f" or on (run, rank) {no_data_worker}",
-            "Data worker CPUs, 5 min",
+            "Worker CPUs",
             decimals=2,
-            width=185,
+            width=110,
         ),
         Column(
             f'sum by (run, rank) (training_process_resident_bytes{{@node_run, role="dataloader"}}) or on (run, rank) {no_data_worker}',
-            "Data worker memory",
+            "Worker memory",
             unit="bytes",
-            width=150,
+            width=125,
         ),
         # One row for each rank, with the labels `gpu` and `phase` where they are known: both, else the GPU alone, else neither. The
         # first pair of lines is the join with the phase; its left side also has the ranks without a GPU.

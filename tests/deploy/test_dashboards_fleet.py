@@ -39,7 +39,7 @@ def test_the_number_of_runs_without_progress_is_that_of_the_table(
     verdicts = {'{run="a"}': 0.0, '{run="b"}': 4.0, '{run="c"}': 4.0}
 
     assert_panel(tmp_path, "training-fleet", "Runs that progress", series, {"{}": runs}, query_id=query_id)
-    assert_panel(tmp_path, "training-fleet", "All runs", series, verdicts, query_id="B")
+    assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, verdicts, query_id="B")
 
 
 def test_the_age_of_the_last_step_grows_between_evaluations_of_the_rules(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_age_of_the_last_step_grows_between_evaluations_of_the_rules(tmp_pat
     assert_panel(
         tmp_path,
         "training-fleet",
-        "All runs",
+        "All runs, rates over 5 min",
         _hung_lost_and_healthy_runs(),
         ages,
         query_id="H",
@@ -78,7 +78,7 @@ def test_a_hang_starts_with_the_last_step_and_an_end_with_the_state(tmp_path: Pa
         '{alertname="RunDied",title="RunDied",run="c"}': 690_000.0,
     }
 
-    assert_panel(tmp_path, "training-fleet", "All runs", series, runs, query_id="C")
+    assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, runs, query_id="C")
     assert_panel(tmp_path, "training-fleet", "Firing alerts", series, alerts, query_id="B")
 
 
@@ -96,7 +96,7 @@ def test_a_hardware_error_is_named_by_its_xid_instead_of_the_recovery_it_needs(t
 
     assert_panel(tmp_path, "training-fleet", "Firing alerts", series, {alert: 3.0})
     assert_panel(tmp_path, "training-fleet", "Firing alerts", series, {alert: 1.0}, query_id="C")
-    assert_panel(tmp_path, "training-fleet", "All runs", series, runs)
+    assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, runs)
 
 
 @pytest.mark.parametrize("uid", ["training-fleet", "training-run", "training-node"])
@@ -142,7 +142,7 @@ def test_a_run_that_a_rank_or_its_data_slows_is_above_a_healthy_run(
     assert_panel(
         tmp_path,
         "training-fleet",
-        "All runs",
+        "All runs, rates over 5 min",
         _hung_lost_and_healthy_runs() | series,
         verdicts,
         query_id="B",
@@ -169,7 +169,7 @@ def test_a_finished_run_has_no_age_of_its_last_step(tmp_path: Path) -> None:
         "last_progress_timestamp_seconds", "0x60"
     )
 
-    assert_panel(tmp_path, "training-fleet", "All runs", series, {}, query_id="H")
+    assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, {}, query_id="H")
 
 
 RANKS = ((0, "1x60"), (1, "1x20 1.5x40"))
@@ -195,23 +195,25 @@ def test_a_slow_run_has_its_slow_rank_the_start_and_the_cost_of_the_loss(tmp_pat
     assert_panel(
         tmp_path,
         "training-fleet",
-        "All runs",
+        "All runs, rates over 5 min",
         series,
         {row: 1.0, hung: 1.0, '{run="c",user="u",state="lost"}': 1.0},
     )
     assert_panel(
         tmp_path,
         "training-fleet",
-        "All runs",
+        "All runs, rates over 5 min",
         series,
         {'{run="a"}': 300_000.0, '{run="b"}': 300_000.0, '{run="c"}': 330_000.0},
         query_id="C",
     )
-    assert_panel(tmp_path, "training-fleet", "All runs", series, {'{run="a"}': 6.0}, query_id="F")
+    assert_panel(
+        tmp_path, "training-fleet", "All runs, rates over 5 min", series, {'{run="a"}': 6.0}, query_id="F"
+    )
     assert_panel(
         tmp_path,
         "training-fleet",
-        "All runs",
+        "All runs, rates over 5 min",
         series,
         {'{run="a"}': 17.0, '{run="b"}': 100.0},
         query_id="G",
@@ -235,7 +237,7 @@ def test_an_alert_about_a_gpu_has_the_slow_rank_of_its_node_and_explains_a_hang(
     assert_panel(
         tmp_path,
         "training-fleet",
-        "All runs",
+        "All runs, rates over 5 min",
         slow,
         others
         | {
@@ -246,7 +248,7 @@ def test_an_alert_about_a_gpu_has_the_slow_rank_of_its_node_and_explains_a_hang(
     assert_panel(
         tmp_path,
         "training-fleet",
-        "All runs",
+        "All runs, rates over 5 min",
         hang,
         others
         | {
@@ -269,7 +271,7 @@ def test_a_node_has_its_worst_problem_and_the_tile_counts_nodes_with_a_problem(t
     }
 
     worst = {'{instance="n1"}': 5.0, '{instance="n2"}': 3.0, '{instance="n3"}': 0.0}
-    assert_panel(tmp_path, "training-fleet", "All nodes", series, worst, query_id="B")
+    assert_panel(tmp_path, "training-fleet", "All nodes, rates over 5 min", series, worst, query_id="B")
     assert_panel(tmp_path, "training-fleet", "Nodes", series, {"{}": 2.0}, query_id="D")
     assert_panel(tmp_path, "training-fleet", "Nodes", series, {"{}": 1.0}, query_id="C")
 

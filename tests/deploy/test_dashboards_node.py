@@ -149,7 +149,7 @@ def test_a_run_on_the_node_has_its_slowest_rank_here_and_elsewhere_and_its_loss(
     assert_panel(
         tmp_path,
         "training-node",
-        "Runs on this node",
+        "Runs on this node, rates over 5 min",
         SLOW_HERE,
         expected,
         query_id=query_id,

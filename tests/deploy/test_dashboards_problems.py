@@ -263,7 +263,7 @@ NODE_WITH_LOST_GPU = {
             },
         ),
         ("What is wrong", "B", {'{gpu="0",run="a",rank="3"}': 300_000, "{}": 300_000}),
-        ("Ranks on this node", "B", {'{run="a",rank="3"}': 0}),
+        ("Ranks on this node, rates over 5 min", "B", {'{run="a",rank="3"}': 0}),
         ("Working collectors", "B", {'{collector="rapl"}': 1}),
     ],
     ids=["problems", "starts", "GPU of the rank", "failed collector"],
@@ -320,7 +320,12 @@ def test_a_rank_on_the_node_is_alive_silent_ended_or_unknown(
     }
 
     assert_panel(
-        tmp_path, "training-node", "Ranks on this node", series, {'{run="a",rank="0"}': process}, query_id="C"
+        tmp_path,
+        "training-node",
+        "Ranks on this node, rates over 5 min",
+        series,
+        {'{run="a",rank="0"}': process},
+        query_id="C",
     )
 
 
@@ -337,7 +342,7 @@ def test_the_ranks_of_a_node_have_their_wait_for_data_and_the_cpus_of_their_load
         assert_panel(
             tmp_path,
             "training-node",
-            "Ranks on this node",
+            "Ranks on this node, rates over 5 min",
             series,
             {'{run="a",rank="0"}': value},
             query_id=query_id,
@@ -383,6 +388,14 @@ def test_a_run_that_no_exporter_reports_is_below_critical_with_the_age_and_node(
     )
     row = '{run="a", user="u", state="unknown", alertname="no news for 10 min", instance="n1"}'
 
-    assert_panel(tmp_path, "training-fleet", "All runs", series, {row: 1})
-    assert_panel(tmp_path, "training-fleet", "All runs", series, {'{run="a"}': 5}, query_id="B", factor=2)
+    assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, {row: 1})
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs, rates over 5 min",
+        series,
+        {'{run="a"}': 5},
+        query_id="B",
+        factor=2,
+    )
     assert_panel(tmp_path, "training-fleet", "Runs that progress", series, {"{}": 1}, query_id="D")
