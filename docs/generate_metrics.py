@@ -3,7 +3,8 @@
     python docs/generate_metrics.py           # `make docs`
     python docs/generate_metrics.py --check   # exit status 1 and a diff if a file is not up to date
 
-The specifications are the tuples `SPECS` of the modules in the folders of `HEADING_BY_FOLDER`.
+The specifications are the tuples `SPECS` of the modules in the folders of `HEADING_BY_FOLDER`. A section of the document has a
+table of the families of a folder, and below it the details of the families that have any.
 """
 # ruff: noqa: INP001 - a script, not a package
 
@@ -12,7 +13,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -38,35 +38,19 @@ HEADING_BY_FOLDER = {
 
 EMPTY_CELL = "\N{EN DASH}"
 
-ABSENCE_BOUNDARY = re.compile(r"[.;] [Aa]bsent ")
-"""Boundary between the meaning of a family and the condition of its absence."""
-
-NAME_BY_CONDITION = {
-    "if the job does not report the value": "not reported",
-    "if the job does not report the number": "not reported",
-    "if the job does not use exporter.training": "not instrumented",
-    "on nodes without rank 0": "other node",
-    "after the exit of the process": "exited",
-    "if the feed of a running process is stale": "stale",
-    "if the feed is stale": "stale",
-    "if the run hangs (goodput.hang_after)": "hang",
-    "after the retention time of the run (feed.linger)": "expired",
-    "if the ledger's state is not writable": "not saved",
-}
-"""Name in *Absent series* of each condition that many families share."""
-
 FOLDER_COLLECTORS = {"ledger": "feed"}
 """Collector, by folder, of the families that no collector class lists."""
 
 PREAMBLE = """\
 # Metrics
 
-All metric families of the exporter. `make docs` generates this page from the specifications in the code; do not edit the
-page. Names are a contract: the changelog lists every change under *Metric names*.
+This page lists all metric families of the exporter. `make docs` generates it from the specifications in the code; do not edit
+it. Names are a contract: the changelog lists every change under *Metric names*.
 
-- Base units (seconds, bytes, hertz, celsius), ratios from 0 to 1, `_total` on counters only.
-- An unknown value is an *absent* series, not NaN or a sentinel. A few families show the last value after the exit of the
-  process; their meaning says so.
+- A name ends with the base unit, such as `_seconds`, `_bytes` or `_ratio` (from 0 to 1), and with `_total` if the family is
+  a counter.
+- An unknown value is an *absent* series, not NaN or a sentinel. *Absent* lists the conditions.
+- *Meaning* is the help text of the family in a scrape. *Details* below a table lists the values of labels, and rules.
 - In OpenMetrics, the name of a counter's family has no `_total`, and the name of an info's family no `_info`.
 - In protobuf, a histogram is published twice: as a native histogram, and as counters `_bucket`, `_sum` and `_count`.
 - Prometheus adds `job` and `instance`; no family repeats them.
@@ -185,31 +169,30 @@ def _section(title: str, specs: dict[str, FamilySpec], collectors: dict[str, str
     lines = [
         f"## {title}",
         "",
-        "| name | type | labels | unit | meaning | absent | source | collector |",
-        "|---|---|---|---|---|---|---|---|",
+        "| name | type | labels | meaning | absent | source | collector |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, spec in sorted(specs.items()):
-        meaning, *absence = ABSENCE_BOUNDARY.split(spec.help, maxsplit=1)
         cells = (
             f"`{name}`",
             spec.type,
             ", ".join(f"`{label}`" for label in spec.labels) or EMPTY_CELL,
-            spec.unit or EMPTY_CELL,
-            meaning.removesuffix(".") + ".",
-            _named_conditions(absence[0].removesuffix(".")) if absence else EMPTY_CELL,
-            spec.source or EMPTY_CELL,
+            f"{spec.help} [Details](#{name})." if spec.details else spec.help,
+            spec.absent or EMPTY_CELL,
+            spec.source,
             f"`{collectors[name]}`" if name in collectors else EMPTY_CELL,
         )
         row = " | ".join(cell.replace("|", "\\|") for cell in cells)
         lines.append(f"| {row} |")
+    detailed = [spec for _, spec in sorted(specs.items()) if spec.details]
+    if detailed:
+        lines += ["", f"### {title}: details"]
+    for spec in detailed:
+        items = [
+            textwrap.fill(item, 120, initial_indent="- ", subsequent_indent="  ") for item in spec.details
+        ]
+        lines += ["", f"#### {spec.name}", "", *items]
     return "\n".join([*lines, ""])
-
-
-def _named_conditions(absence: str) -> str:
-    """Replace the conditions of an absence by their names in *Absent series*, and remove the comma between only two conditions."""
-    for condition, name in NAME_BY_CONDITION.items():
-        absence = absence.replace(condition, f"*{name}*")
-    return absence.replace(", or ", " or ") if absence.count(", ") == 1 else absence
 
 
 def reserved_module(specs_by_module: Mapping[str, Sequence[FamilySpec]]) -> str:

@@ -110,8 +110,13 @@ class FamilySpec(Family):
     docs/METRICS.md is generated from the specifications. A specification that contradicts itself raises ValueError.
     """
 
-    help: str  # meaning of the value, and after "Absent" the conditions under which there is no value
-    source: str  # source of the value: file, call or formula
+    help: str  # meaning of the value in one or two sentences; `# HELP` in a scrape
+    # The other texts are Markdown for docs/METRICS.md.
+    source: str  # file, call or formula from which the value comes
+    absent: str = (
+        ""  # conditions under which the series is absent, such as "without a limit"; "" if it never is
+    )
+    details: tuple[str, ...] = ()  # items of a list: meanings of label values, and rules
 
     def __post_init__(self) -> None:
         problem = _contradiction(self)

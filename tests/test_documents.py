@@ -21,6 +21,7 @@ OTHER_NAMES = {
     *("training_iteration", "training_loop"),  # functions
     *("training_metrics_update", "training_single_iteration"),  # events of one-logger
     *("gpu_memory", "gpu_time", "process_memory"),  # a reason, a file and a collector
+    *("gpu_lost", "process_not_listed"),  # reasons
     "training_batch_latency_seconds",  # the example of a Stat
 }
 """Names in backticks that have the prefix of a family and are no family."""

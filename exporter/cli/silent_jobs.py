@@ -16,14 +16,17 @@ RUN_SILENT = FamilySpec(
     name="training_run_silent",
     type="gauge",
     labels=("run", "reason"),
-    help=(
-        f"1 for a run whose Python job has recorded nothing {runs.SILENT_SECONDS:.0f} s after its start. Reasons: "
-        "not_installed (the job's Python cannot import the package), shadowed (another module named exporter is imported),"
-        " turned_off (EXPORTER_DISABLED=1 or EXPORTER_AUTO=0), environment (the job has a different EXPORTER_FEED_DIR),"
-        " feed_directory (full, or not writable for the job), nothing_recorded (no bridge applies, and the job calls no"
-        " function of exporter). Absent once the job records."
-    ),
+    help=f"1 for a run whose Python job has recorded nothing {runs.SILENT_SECONDS:.0f} s after its start, by reason.",
+    absent="once the job records",
     source="`training-exporter run`, which inspects the job's interpreter",
+    details=(
+        "`not_installed`: the job's Python cannot import the package.",
+        "`shadowed`: another module named `exporter` is imported.",
+        "`turned_off`: `EXPORTER_DISABLED=1` or `EXPORTER_AUTO=0`.",
+        "`environment`: the job has a different `EXPORTER_FEED_DIR`.",
+        "`feed_directory`: the feed directory is full, or the job may not write to it.",
+        "`nothing_recorded`: no bridge applies, and the job calls no function of `exporter`.",
+    ),
 )
 SPECS = (RUN_SILENT,)
 

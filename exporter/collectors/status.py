@@ -44,9 +44,8 @@ SUCCESS = FamilySpec(
     name="exporter_collector_success",
     type="gauge",
     labels=("collector",),
-    help=(
-        "1 if the last pass of the collector read all sources, 0 after a problem. Absent before the end of the first pass."
-    ),
+    help="1 if the last pass of the collector read all sources, 0 after a problem.",
+    absent="before the end of the first pass",
     source="last pass",
 )
 LAST_DURATION = FamilySpec(
@@ -54,9 +53,8 @@ LAST_DURATION = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("collector",),
-    help=(
-        "Duration of the last pass, or the duration so far of a running pass that has exceeded the deadline. Absent before the end of the first pass."
-    ),
+    help="Duration of the last pass, or the duration so far of a running pass that has exceeded the deadline.",
+    absent="before the end of the first pass",
     source="monotonic clock",
 )
 DURATION = FamilySpec(
@@ -72,7 +70,8 @@ LAST_SUCCESS = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("collector",),
-    help="Unix time of the end of the last pass that read all sources. Absent before the first such pass.",
+    help="Unix time of the end of the last pass that read all sources.",
+    absent="before the first such pass",
     source="wall clock",
 )
 TIMEOUTS = FamilySpec(
@@ -94,21 +93,22 @@ UNSUPPORTED = FamilySpec(
     name="exporter_collector_unsupported_sources",
     type="gauge",
     labels=("collector",),
-    help=(
-        "Number of sources that this machine does not offer; the log names them. Absent if the machine offers all sources,"
-        " or before the end of the first pass."
-    ),
+    help="Number of sources that this machine does not offer; the log names them.",
+    absent="if the machine offers all sources or before the end of the first pass",
     source="last pass",
 )
 ERRORS = FamilySpec(
     name="exporter_collector_errors_total",
     type="counter",
     labels=("collector", "reason"),
-    help=(
-        "Passes that failed partially or completely, by reason. timeout: the pass exceeded the deadline. internal: the collector"
-        " raised an exception. Absent before the first error of a reason."
-    ),
+    help="Passes that failed partially or completely, by reason.",
+    absent="before the first error of a reason",
     source="last pass",
+    details=(
+        "`timeout`: the pass exceeded the deadline.",
+        "`internal`: the collector raised an unexpected exception, or the system refused a new thread.",
+        "Other reasons, such as `permission`, come from the collector. The log has the message.",
+    ),
 )
 SPECS = (SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, TIMEOUTS, INTERVAL, UNSUPPORTED, ERRORS)
 

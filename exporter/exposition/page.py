@@ -49,12 +49,16 @@ SERIES_DROPPED = FamilySpec(
     name="exporter_series_dropped_total",
     type="counter",
     labels=("family", "reason"),
-    help=(
-        "Series omitted from the page, counted each time the page is written. Reasons: cap (too many series), duplicate (a"
-        " label set or family that exists already), labels (not text, or too long), name (not a valid family), value (not a"
-        " number, NaN, or out of range, such as a counter below zero). Absent until a series is omitted."
-    ),
+    help="Series omitted from the page by reason, counted each time that the page is written.",
+    absent="until a series is omitted",
     source="exposition",
+    details=(
+        "`cap`: too many series.",
+        "`duplicate`: the label set or the family exists already.",
+        "`labels`: a label is not text, or is too long.",
+        "`name`: not a valid family.",
+        "`value`: not a number, NaN, or out of range, such as a counter below zero.",
+    ),
 )
 SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED)
 

@@ -28,10 +28,18 @@ HANG_INFO = FamilySpec(
     name="training_hang_info",
     type="info",
     labels=("run", "rank", "function", "location", "phase"),
-    help="Function and line (file:line) in which a rank of a hung or stalled run waits, from the stack of its main thread;"
-    " `no_answer` with the thread state that the kernel reports for a rank that did not answer. Absent while no run hangs, for"
-    " ranks on other nodes, or with hang.stacks: off.",
+    help=(
+        "Function and line (file:line) in which a rank of a hung or stalled run waits, from the stack of its"
+        " main thread."
+    ),
+    absent="while no run hangs, for ranks on other nodes, or with `hang.stacks: off`",
     source="stack answers of the training processes, /proc/<pid>/task",
+    details=(
+        (
+            "For a rank that did not answer, `function` is `no_answer`, and `location` is the thread state"
+            " that the kernel reports."
+        ),
+    ),
 )
 
 SPECS = (HANG_INFO,)

@@ -43,28 +43,37 @@ CONNECTIONS = FamilySpec(
     name="exporter_http_connections",
     type="gauge",
     labels=("state",),
-    help="Open connections by state: incomplete (TLS handshake or request head missing), idle, running (the response is"
-    " being rendered), writing.",
+    help="Open connections by state.",
     source="web server's connection guard",
+    details=(
+        "`incomplete`: the TLS handshake or the request head is missing.",
+        "`idle`: no request.",
+        "`running`: the response is being rendered.",
+        "`writing`: the response is being sent.",
+    ),
 )
 CONNECTION_ERRORS = FamilySpec(
     name="exporter_http_connection_errors_total",
     type="counter",
     labels=("reason",),
-    help=(
-        "Connections that were refused or ended early. Reasons of the exporter: accept (no descriptors or memory), full "
-        "(no connection could be closed for the new one), evicted (closed for a newer one). Reasons of the peer: "
-        "certificate, head_timeout, reset, tls, truncated, write_timeout."
-    ),
+    help="Connections that were refused or ended early, by reason.",
     source="web server's connection guard",
+    details=(
+        (
+            "Reasons of the exporter: `accept` (no descriptors or memory), `full` (no connection could be"
+            " closed for the new one), `evicted` (closed for a newer one)."
+        ),
+        ("Reasons of the peer: `certificate`, `head_timeout`, `reset`, `tls`, `truncated`, `write_timeout`."),
+    ),
 )
 RELOAD_SUCCESSFUL = FamilySpec(
     name="exporter_web_config_last_reload_successful",
     type="gauge",
     help=(
-        "1 if the current web configuration file, with the certificates and keys that the file names, is in force, otherwise 0."
-        " Absent without a web configuration file."
+        "1 if the current web configuration file, with the certificates and keys that the file names, is in"
+        " force, otherwise 0."
     ),
+    absent="without a web configuration file",
     source="web server",
 )
 SPECS = (SCRAPES, SCRAPE_DURATION, REQUESTS, CONNECTIONS, CONNECTION_ERRORS, RELOAD_SUCCESSFUL)

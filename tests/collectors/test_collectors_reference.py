@@ -89,6 +89,14 @@ def test_the_reference_names_the_collector(name: str, collector: str) -> None:
     assert row.endswith(f"| `{collector}` |")
 
 
+def test_the_reference_lists_the_details_of_a_family_below_its_table() -> None:
+    text = (ROOT / "docs/METRICS.md").read_text(encoding="utf-8")
+    [row] = [line for line in text.splitlines() if line.startswith("| `training_run_state` |")]
+
+    assert "0 for all other states. [Details](#training_run_state). |" in row
+    assert "\n#### training_run_state\n\n- `starting`: no step has finished.\n" in text.partition(row)[2]
+
+
 def test_no_two_specifications_share_a_name() -> None:
     by_name: dict[str, FamilySpec] = {}
     for spec in all_specs():

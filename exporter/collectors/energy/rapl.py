@@ -22,13 +22,16 @@ CPU_ENERGY = FamilySpec(
     type="counter",
     unit="joules",
     labels=("package", "source"),
-    help=(
-        "Energy of a CPU package since the exporter started, by source: rapl (register, corrected for wraps and resets), hwmon"
-        " (power meter over time), tdp_model (estimate, if configured). Absent without a source (since Linux 5.10, only root may"
-        " read the registers), or while another exporter counts the machine's energy."
-    ),
-    source=(
-        "/sys/class/powercap/intel-rapl:*/energy_uj; hwmon: ACPI power meter of the CPU over time; tdp_model if configured"
+    help="Energy of a CPU package since the exporter started, by source.",
+    absent="without a source, or while another exporter counts the machine's energy",
+    source="/sys/class/powercap/intel-rapl:*/energy_uj; hwmon: ACPI power meter of the CPU over time; tdp_model if configured",
+    details=(
+        (
+            "`rapl`: energy register, corrected for wraps and resets. Since Linux 5.10, only root may read"
+            " the register."
+        ),
+        "`hwmon`: power meter, integrated over time.",
+        "`tdp_model`: estimate, if configured.",
     ),
 )
 DRAM_ENERGY = FamilySpec(
@@ -37,9 +40,10 @@ DRAM_ENERGY = FamilySpec(
     unit="joules",
     labels=("package", "source"),
     help=(
-        "Energy of the memory of a CPU package since the exporter started; not included in the energy of the package. Absent"
-        " like host_cpu_energy_joules_total, or on CPUs without a register for memory (AMD, desktops)."
+        "Energy of the memory of a CPU package since the exporter started; not included in the energy of the"
+        " package."
     ),
+    absent="like host_cpu_energy_joules_total, or on CPUs without a register for memory (AMD, desktops)",
     source="/sys/class/powercap/intel-rapl:*:*/energy_uj, name dram",
 )
 CPU_POWER = FamilySpec(
@@ -47,20 +51,27 @@ CPU_POWER = FamilySpec(
     type="gauge",
     unit="watts",
     labels=("package", "source"),
-    help="Power of a CPU package by the source of host_cpu_energy_joules_total: mean power between the last two readings (rapl,"
-    " tdp_model), or the last reading of a power meter (hwmon). Absent before the second reading of a register.",
+    help="Power of a CPU package, by the source of host_cpu_energy_joules_total.",
+    absent="before the second reading of a register",
     source="energy / time; hwmon: ACPI power meter of the CPU",
+    details=(
+        "`rapl`, `tdp_model`: mean power between the last two readings.",
+        "`hwmon`: last reading of the power meter.",
+    ),
 )
 IDLE_POWER = FamilySpec(
     name="host_cpu_power_idle_watts",
     type="gauge",
     labels=("package", "method"),
     unit="watts",
-    help=(
-        "Idle power of a CPU package by method: config, before_start (tenth percentile while no run was alive), min_seen"
-        " (lowest power, once the highest power is twice as high). Absent for a method that has no value yet."
-    ),
+    help="Idle power of a CPU package, by method.",
+    absent="for a method that has no value yet",
     source="configuration, host_cpu_power_watts",
+    details=(
+        "`config`: configured value.",
+        "`before_start`: tenth percentile of the power while no run was alive.",
+        "`min_seen`: lowest power, once the highest power is twice as high.",
+    ),
 )
 SPECS = (CPU_ENERGY, DRAM_ENERGY, CPU_POWER, IDLE_POWER)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from exporter.collectors.gpu.family import CHILD_COUNTER, GPU, NANOSECONDS, GpuFamily, ReadingSource
 from exporter.families import FamilySpec
 
-_GPM = "Absent before Hopper, while MIG is enabled, or where the option gpu.gpm is false."
+_GPM = "before Hopper, while MIG is enabled, or where the option `gpu.gpm` is false"
 
 UTILIZATION = GpuFamily(
     spec=FamilySpec(
@@ -16,8 +16,11 @@ UTILIZATION = GpuFamily(
         type="gauge",
         unit="ratio",
         labels=GPU,
-        help="Share of the driver's last sampling period (0.1 to 1 s) in which at least one kernel ran. Does not show how "
-        "many SMs were busy. Absent while MIG is enabled.",
+        help=(
+            "Share of the driver's last sampling period (0.1 to 1 s) in which at least one kernel ran. Does not"
+            " show how many SMs were busy."
+        ),
+        absent="while MIG is enabled",
         source="nvmlDeviceGetUtilizationRates().gpu / 100",
     ),
     sources=(ReadingSource(reading="utilization_ratio"),),
@@ -28,8 +31,8 @@ MEMORY_BANDWIDTH = GpuFamily(
         type="gauge",
         unit="ratio",
         labels=GPU,
-        help="Share of the driver's last sampling period in which device memory was read or written. Absent while MIG "
-        "is enabled.",
+        help="Share of the driver's last sampling period in which device memory was read or written.",
+        absent="while MIG is enabled",
         source="nvmlDeviceGetUtilizationRates().memory / 100",
     ),
     sources=(ReadingSource(reading="memory_bandwidth_utilization_ratio"),),
@@ -40,7 +43,8 @@ BUSY_SECONDS = GpuFamily(
         type="counter",
         unit="seconds",
         labels=GPU,
-        help="Time in which at least one kernel ran, without gaps between the sampling periods. Absent while MIG is enabled.",
+        help="Time in which at least one kernel ran, without gaps between the sampling periods.",
+        absent="while MIG is enabled",
         source="integral of GPM 1, else of nvmlDeviceGetSamples(GPU_UTILIZATION_SAMPLES)",
     ),
     sources=(ReadingSource(reading="busy_seconds", rule=CHILD_COUNTER),),
@@ -51,7 +55,8 @@ MEMORY_TOTAL = GpuFamily(
         type="gauge",
         unit="bytes",
         labels=GPU,
-        help="Device memory of the GPU. Absent on a GPU without separate memory.",
+        help="Device memory of the GPU.",
+        absent="on a GPU without separate memory",
         source="nvmlDeviceGetMemoryInfo_v2().total",
     ),
     sources=(ReadingSource(reading="memory_total_bytes"),),
@@ -62,8 +67,8 @@ MEMORY_USED = GpuFamily(
         type="gauge",
         unit="bytes",
         labels=GPU,
-        help="Allocated device memory; before driver 510, the memory reserved by the driver is included. Absent on a GPU "
-        "without separate memory.",
+        help="Allocated device memory; before driver 510, the memory reserved by the driver is included.",
+        absent="on a GPU without separate memory",
         source="nvmlDeviceGetMemoryInfo_v2().used",
     ),
     sources=(ReadingSource(reading="memory_used_bytes"),),
@@ -73,7 +78,8 @@ PROCESSES = GpuFamily(
         name="gpu_processes",
         type="gauge",
         labels=GPU,
-        help="Number of compute processes on the GPU. Absent if the driver does not list processes.",
+        help="Number of compute processes on the GPU.",
+        absent="if the driver does not list processes",
         source="nvmlDeviceGetComputeRunningProcesses",
     ),
     sources=(ReadingSource(reading="processes"),),
@@ -84,9 +90,15 @@ POWER = GpuFamily(
         type="gauge",
         unit="watts",
         labels=GPU,
-        help="Power of the GPU: the mean of the last second on Ampere (except GA100) and later, otherwise the instantaneous "
-        "power. Absent if the GPU does not measure power.",
+        help="Power of the GPU.",
+        absent="if the GPU does not measure power",
         source="nvmlDeviceGetPowerUsage / 1000",
+        details=(
+            (
+                "On Ampere (except GA100) and later, the value is the mean of the last second, otherwise the"
+                " instantaneous power."
+            ),
+        ),
     ),
     sources=(ReadingSource(reading="power_watts"),),
 )
@@ -96,8 +108,8 @@ POWER_LIMIT = GpuFamily(
         type="gauge",
         unit="watts",
         labels=(*GPU, "limit"),
-        help="Power limits of the GPU: enforced is the limit in force, default is the limit of the board. Absent if the GPU "
-        "has no power limit.",
+        help="Power limits of the GPU: enforced is the limit in force, default is the limit of the board.",
+        absent="if the GPU has no power limit",
         source="nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementDefaultLimit, / 1000",
     ),
     sources=(ReadingSource(reading="power_limit_watts"),),
@@ -108,7 +120,8 @@ TEMPERATURE = GpuFamily(
         type="gauge",
         unit="celsius",
         labels=(*GPU, "sensor"),
-        help="Temperature by sensor: the chip (gpu) and its memory (memory). Absent without the sensor.",
+        help="Temperature by sensor: the chip (gpu) and its memory (memory).",
+        absent="without the sensor",
         source="nvmlDeviceGetTemperatureV, field 82",
     ),
     sources=(ReadingSource(reading="temperature_celsius"),),
@@ -119,7 +132,8 @@ TEMPERATURE_THRESHOLD = GpuFamily(
         type="gauge",
         unit="celsius",
         labels=(*GPU, "threshold"),
-        help="Temperature at which the GPU reduces its clocks (threshold: slowdown). Absent on data center GPUs from Hopper on, which report only margins.",
+        help="Temperature at which the GPU reduces its clocks (threshold: slowdown).",
+        absent="on data center GPUs from Hopper on, which report only margins",
         source="nvmlDeviceGetTemperatureThreshold",
     ),
     sources=(ReadingSource(reading="temperature_threshold_celsius"),),
@@ -130,7 +144,11 @@ TEMPERATURE_MARGIN = GpuFamily(
         type="gauge",
         unit="celsius",
         labels=(*GPU, "threshold"),
-        help="Difference between the nearest temperature limit (threshold: nearest) and the temperature; negative above the limit. Absent before Ada.",
+        help=(
+            "Difference between the nearest temperature limit (threshold: nearest) and the temperature; negative"
+            " above the limit."
+        ),
+        absent="before Ada",
         source="nvmlDeviceGetMarginTemperature",
     ),
     sources=(ReadingSource(reading="temperature_margin_celsius"),),
@@ -141,7 +159,8 @@ CLOCK = GpuFamily(
         type="gauge",
         unit="hertz",
         labels=(*GPU, "clock"),
-        help="Frequency by clock: the SMs (sm) and the memory (memory). Absent if the driver does not report clocks.",
+        help="Frequency by clock: the SMs (sm) and the memory (memory).",
+        absent="if the driver does not report clocks",
         source="nvmlDeviceGetClockInfo * 1e6",
     ),
     sources=(ReadingSource(reading="clock_hertz"),),
@@ -152,11 +171,23 @@ CLOCKS_EVENT_SECONDS = GpuFamily(
         type="counter",
         unit="seconds",
         labels=(*GPU, "reason"),
-        help="Time in which the clocks were reduced, by reason, since the driver was loaded. The reasons overlap, do not sum "
-        "them: thermal includes sw_thermal and hw_thermal. sw_thermal, hw_thermal and hw_power_brake need driver 575. "
-        "board_limit, reliability and sync_boost have no series while the value is 0. Absent for a reason that the driver "
-        "does not count, after a failed reading, or if the counter grew by more than the elapsed time.",
-        source="fields 74 to 79 and 269 to 271 (251 to 253 of the drivers 575 to 580.65), ns / 1e9",
+        help=(
+            "Time in which the clocks were reduced since the driver was loaded, by reason. The reasons"
+            " overlap: do not sum them."
+        ),
+        absent=(
+            "for a reason that the driver does not count, after a failed reading, or if the counter grew by"
+            " more than the elapsed time"
+        ),
+        source="fields 74 to 79 and 269 to 271, ns / 1e9",
+        details=(
+            "`thermal` includes `sw_thermal` and `hw_thermal`.",
+            (
+                "`sw_thermal`, `hw_thermal` and `hw_power_brake` need driver 575. Up to driver 580.65, they"
+                " are in the fields 251 to 253."
+            ),
+            "`board_limit`, `reliability` and `sync_boost` have no series while the value is 0.",
+        ),
     ),
     sources=(ReadingSource(reading="clocks_event_nanoseconds", rule=NANOSECONDS),),
     # These reasons are rare: zeros would be three uninformative series per GPU.
@@ -168,7 +199,8 @@ SM_ACTIVITY = GpuFamily(
         type="gauge",
         unit="ratio",
         labels=GPU,
-        help=f"Share of SM cycles in which at least one warp was resident, over all SMs. {_GPM}",
+        help="Share of SM cycles in which at least one warp was resident, over all SMs.",
+        absent=_GPM,
         source="GPM 2 / 100",
     ),
     sources=(ReadingSource(reading="sm_activity_ratio"),),
@@ -179,7 +211,8 @@ SM_OCCUPANCY = GpuFamily(
         type="gauge",
         unit="ratio",
         labels=GPU,
-        help=f"Resident warps as a share of the warps that the SMs can hold. {_GPM}",
+        help="Resident warps as a share of the warps that the SMs can hold.",
+        absent=_GPM,
         source="GPM 3 / 100",
     ),
     sources=(ReadingSource(reading="sm_occupancy_ratio"),),
@@ -190,7 +223,8 @@ TENSOR_ACTIVITY = GpuFamily(
         type="gauge",
         unit="ratio",
         labels=GPU,
-        help=f"Share of SM cycles in which a tensor core was active. {_GPM}",
+        help="Share of SM cycles in which a tensor core was active.",
+        absent=_GPM,
         source="GPM 5 / 100",
     ),
     sources=(ReadingSource(reading="tensor_activity_ratio"),),
@@ -201,9 +235,14 @@ PIPE_ACTIVITY = GpuFamily(
         type="gauge",
         unit="ratio",
         labels=(*GPU, "pipe"),
-        help="Share of SM cycles in which a pipe was active: fp32, fp16, and the tensor core pipes hmma (16 and 8 bits) and imma "
-        f"(integers), which are part of gpu_tensor_activity_ratio. {_GPM}",
+        help="Share of SM cycles in which a pipe was active.",
+        absent=_GPM,
         source="GPM 7 hmma, 9 imma, 12 fp32, 13 fp16, / 100",
+        details=(
+            "`fp32`, `fp16`: pipes of the SM for floating-point numbers.",
+            ("`hmma`: tensor core pipe for types of 16 and 8 bits; part of `gpu_tensor_activity_ratio`."),
+            "`imma`: tensor core pipe for integers; part of `gpu_tensor_activity_ratio`.",
+        ),
     ),
     sources=(ReadingSource(reading="pipe_activity_ratio"),),
 )
@@ -213,7 +252,8 @@ DRAM_ACTIVITY = GpuFamily(
         type="gauge",
         unit="ratio",
         labels=GPU,
-        help=f"Used memory bandwidth as a share of the maximum bandwidth. {_GPM}",
+        help="Used memory bandwidth as a share of the maximum bandwidth.",
+        absent=_GPM,
         source="GPM 10 / 100",
     ),
     sources=(ReadingSource(reading="dram_activity_ratio"),),

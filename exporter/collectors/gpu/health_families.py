@@ -13,8 +13,11 @@ ECC_ERRORS = GpuFamily(
         name="gpu_ecc_errors_total",
         type="counter",
         labels=(*GPU, "kind", "location"),
-        help="ECC memory errors since the driver was loaded (volatile counters), by kind (corrected, uncorrected) and location (dram, "
-        "sram). Absent without ECC.",
+        help=(
+            "ECC memory errors since the driver was loaded (volatile counters), by kind (corrected, uncorrected)"
+            " and location (dram, sram)."
+        ),
+        absent="without ECC",
         source="nvmlDeviceGetMemoryErrorCounter",
     ),
     sources=(ReadingSource(reading="ecc_errors", rule=DRIVER_COUNTER),),
@@ -24,7 +27,8 @@ SRAM_THRESHOLD = GpuFamily(
         name="gpu_sram_ecc_threshold_exceeded",
         type="gauge",
         labels=GPU,
-        help="1 if the SRAM errors exceed the threshold for a replacement of the GPU. Absent before Ampere and on older drivers.",
+        help="1 if the SRAM errors exceed the threshold for a replacement of the GPU.",
+        absent="before Ampere and on older drivers",
         source="nvmlDeviceGetSramEccErrorStatus().bThresholdExceeded",
     ),
     sources=(ReadingSource(reading="sram_ecc_threshold_exceeded"),),
@@ -34,8 +38,8 @@ REMAPPED_ROWS = GpuFamily(
         name="gpu_remapped_rows",
         type="gauge",
         labels=(*GPU, "kind"),
-        help="Memory rows that are remapped to spare rows, by kind of error: correctable or uncorrectable. Absent before Ampere, "
-        "on GeForce, or while MIG is enabled.",
+        help="Memory rows that are remapped to spare rows, by kind of error: correctable or uncorrectable.",
+        absent="before Ampere, on GeForce, or while MIG is enabled",
         source="nvmlDeviceGetRemappedRows",
     ),
     sources=(ReadingSource(reading="remapped_rows"),),
@@ -45,7 +49,8 @@ REMAPPED_PENDING = GpuFamily(
         name="gpu_remapped_rows_pending",
         type="gauge",
         labels=GPU,
-        help="1 if a row will be remapped at the next reset. Absent if the GPU does not support row remapping.",
+        help="1 if a row will be remapped at the next reset.",
+        absent="if the GPU does not support row remapping",
         source="nvmlDeviceGetRemappedRows",
     ),
     sources=(ReadingSource(reading="remapped_rows_pending"),),
@@ -55,7 +60,8 @@ REMAPPED_FAILED = GpuFamily(
         name="gpu_remapped_rows_failed",
         type="gauge",
         labels=GPU,
-        help="1 if remapping of a row failed: replace the GPU. Absent if the GPU does not support row remapping.",
+        help="1 if remapping of a row failed: replace the GPU.",
+        absent="if the GPU does not support row remapping",
         source="nvmlDeviceGetRemappedRows",
     ),
     sources=(ReadingSource(reading="remapped_rows_failed"),),
@@ -65,9 +71,21 @@ RECOVERY_ACTION = GpuFamily(
         name="gpu_recovery_action",
         type="gauge",
         labels=GPU,
-        help="Recovery action that the driver requests: 0 none, 1 reset the GPU, 2 reboot the node, 3 drain peer to peer traffic, "
-        "4 drain and reset, 5 recover the IMEX domain, 6 reset the bus, 7 reboot the system (NVML's values NVML_GPU_RECOVERY_ACTION_*). Absent on drivers before 565.",
+        help=(
+            "Number of the recovery action that the driver requests (NVML_GPU_RECOVERY_ACTION_*); 0 if it"
+            " requests none."
+        ),
+        absent="on drivers before 565",
         source="field 230",
+        details=(
+            "`1`: reset the GPU.",
+            "`2`: reboot the node.",
+            "`3`: drain peer-to-peer traffic.",
+            "`4`: drain, then reset the GPU.",
+            "`5`: recover the IMEX domain.",
+            "`6`: reset the bus.",
+            "`7`: reboot the system.",
+        ),
     ),
     sources=(ReadingSource(reading="recovery_action"),),
 )

@@ -21,8 +21,11 @@ PCIE_GENERATION = GpuFamily(
         name="gpu_pcie_link_generation",
         type="gauge",
         labels=(*GPU, "kind"),
-        help="Generation of the PCIe link by kind: current and max. An idle GPU reduces the current generation to 1. Absent if the driver "
-        "does not report the link.",
+        help=(
+            "Generation of the PCIe link by kind: current and max. An idle GPU reduces the current generation to"
+            " 1."
+        ),
+        absent="if the driver does not report the link",
         source="nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration",
     ),
     sources=(ReadingSource(reading="pcie_link_generation"),),
@@ -32,7 +35,8 @@ PCIE_WIDTH = GpuFamily(
         name="gpu_pcie_link_width",
         type="gauge",
         labels=(*GPU, "kind"),
-        help="Lanes of the PCIe link by kind: current and max. Absent if the driver does not report the link.",
+        help="Lanes of the PCIe link by kind: current and max.",
+        absent="if the driver does not report the link",
         source="nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth",
     ),
     sources=(ReadingSource(reading="pcie_link_width"),),
@@ -43,7 +47,8 @@ PCIE_TRANSMITTED = GpuFamily(
         type="counter",
         unit="bytes",
         labels=GPU,
-        help="Bytes that the GPU sent over PCIe, packet headers included. Absent before Hopper, while MIG is enabled, or where the option gpu.gpm is false.",
+        help="Bytes that the GPU sent over PCIe, packet headers included.",
+        absent="before Hopper, while MIG is enabled, or where the option `gpu.gpm` is false",
         source="GPM 20 integrated",
     ),
     sources=(ReadingSource(reading="pcie_transmit_bytes", rule=CHILD_COUNTER),),
@@ -54,7 +59,8 @@ PCIE_RECEIVED = GpuFamily(
         type="counter",
         unit="bytes",
         labels=GPU,
-        help="Bytes that the GPU received over PCIe, packet headers included. Absent before Hopper, while MIG is enabled, or where the option gpu.gpm is false.",
+        help="Bytes that the GPU received over PCIe, packet headers included.",
+        absent="before Hopper, while MIG is enabled, or where the option `gpu.gpm` is false",
         source="GPM 21 integrated",
     ),
     sources=(ReadingSource(reading="pcie_receive_bytes", rule=CHILD_COUNTER),),
@@ -64,7 +70,8 @@ PCIE_REPLAYS = GpuFamily(
         name="gpu_pcie_replays_total",
         type="counter",
         labels=GPU,
-        help="PCIe packets that were retransmitted. Absent if the driver does not count replays.",
+        help="PCIe packets that were retransmitted.",
+        absent="if the driver does not count replays",
         source="nvmlDeviceGetPcieReplayCounter",
     ),
     sources=(ReadingSource(reading="pcie_replays", rule=DRIVER_COUNTER),),
@@ -74,7 +81,8 @@ PCIE_ERRORS = GpuFamily(
         name="gpu_pcie_errors_total",
         type="counter",
         labels=(*GPU, "kind"),
-        help="Errors of the PCIe link by kind: correctable, non_fatal, fatal. Absent on older drivers.",
+        help="Errors of the PCIe link by kind: correctable, non_fatal, fatal.",
+        absent="on older drivers",
         source="fields 173, 179, 180",
     ),
     sources=(ReadingSource(reading="pcie_errors", rule=DRIVER_COUNTER),),
@@ -84,7 +92,8 @@ NVLINK_LINKS = GpuFamily(
         name="gpu_nvlink_links",
         type="gauge",
         labels=(*GPU, "state"),
-        help="Number of NVLink ports by state: active or inactive. Absent without NVLink.",
+        help="Number of NVLink ports by state: active or inactive.",
+        absent="without NVLink",
         source="nvmlDeviceGetNvLinkState",
     ),
     sources=(ReadingSource(reading="nvlink_links"),),
@@ -95,7 +104,8 @@ NVLINK_TRANSMITTED = GpuFamily(
         type="counter",
         unit="bytes",
         labels=GPU,
-        help="Bytes that the GPU sent over NVLink, over all ports. Absent without NVLink.",
+        help="Bytes that the GPU sent over NVLink, over all ports.",
+        absent="without NVLink",
         source="field 138 * 1024, else field 202, else GPM 61 integrated",
     ),
     sources=(
@@ -111,7 +121,8 @@ NVLINK_RECEIVED = GpuFamily(
         type="counter",
         unit="bytes",
         labels=GPU,
-        help="Bytes that the GPU received over NVLink, over all ports. Absent without NVLink.",
+        help="Bytes that the GPU received over NVLink, over all ports.",
+        absent="without NVLink",
         source="field 139 * 1024, else field 204, else GPM 60 integrated",
     ),
     sources=(
@@ -126,10 +137,20 @@ NVLINK_ERRORS = GpuFamily(
         name="gpu_nvlink_errors_total",
         type="counter",
         labels=(*GPU, "kind"),
-        help="NVLink errors by kind, over all ports. Up to the fourth generation: crc, crc_flit, crc_data, ecc, replay, recovery."
-        " From the fifth generation on: malformed_packet, buffer_overrun, receive, receive_remote, receive_general, link_integrity, transmit_discard,"
-        " recovery, recovery_successful, recovery_failed. Absent without NVLink.",
-        source="fields 38, 45, 52, 59, 160 to 163, of the fifth generation 206 to 215",
+        help="NVLink errors over all ports, by kind.",
+        absent="without NVLink",
+        source="fields 38, 45, 52, 59 and 160 to 163; from the fifth generation on, 206 to 215",
+        details=(
+            (
+                "Up to the fourth generation of NVLink: `crc`, `crc_flit`, `crc_data`, `ecc`, `replay`,"
+                " `recovery`."
+            ),
+            (
+                "From the fifth generation on: `malformed_packet`, `buffer_overrun`, `receive`,"
+                " `receive_remote`, `receive_general`, `link_integrity`, `transmit_discard`, `recovery`,"
+                " `recovery_successful`, `recovery_failed`."
+            ),
+        ),
     ),
     sources=(ReadingSource(reading="nvlink_errors", rule=DRIVER_COUNTER),),
     by_link=True,

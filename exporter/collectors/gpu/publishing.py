@@ -25,42 +25,53 @@ NVML_ERROR = FamilySpec(
     name="gpu_nvml_error_info",
     type="info",
     labels=("reason",),
-    help="Reason why NVML does not answer. Absent while NVML answers.",
+    help="Reason why NVML does not answer.",
+    absent="while NVML answers",
     source="the NVML child",
 )
 DEVICES = FamilySpec(
     name="gpu_devices",
     type="gauge",
-    help="Number of monitored GPUs that answer. Absent while NVML does not answer.",
+    help="Number of monitored GPUs that answer.",
+    absent="while NVML does not answer",
     source="the NVML child",
 )
 DEVICES_EXPECTED = FamilySpec(
     name="gpu_devices_expected",
     type="gauge",
-    help="Number of GPUs that should answer, lost GPUs included: the largest number that NVML has listed, or the number of GPUs "
-    "in CUDA_VISIBLE_DEVICES if that is larger. Absent if the variable names no GPU and NVML has listed none.",
+    help="Number of GPUs that should answer, including lost GPUs.",
+    absent="if the variable names no GPU and NVML has listed none",
     source="CUDA_VISIBLE_DEVICES, nvmlDeviceGetCount",
+    details=(
+        (
+            "The value is the largest number that NVML has listed, or the number of GPUs in"
+            " `CUDA_VISIBLE_DEVICES` if that is larger."
+        ),
+    ),
 )
 GPU_UP = FamilySpec(
     name="gpu_up",
     type="gauge",
     labels=GPU,
-    help="1 if the GPU answers any call, otherwise 0. While the value is 0, the readings of the GPU are absent, but its Xid "
-    "errors are published. Absent while NVML does not answer, except for a GPU that was lost before or that hangs.",
+    help="1 if the GPU answers any call, otherwise 0.",
+    absent="while NVML does not answer, except for a GPU that was lost before or that hangs",
     source="the NVML child",
+    details=("While the value is 0, the readings of the GPU are absent, but its Xid errors are published.",),
 )
 GPU_ERROR = FamilySpec(
     name="gpu_error_info",
     type="info",
     labels=(*GPU, "reason"),
-    help="Reason why the GPU does not answer. Absent while gpu_up is 1 or absent.",
+    help="Reason why the GPU does not answer.",
+    absent="while gpu_up is 1 or absent",
     source="NVML's return code; hung if a call on the GPU does not return",
 )
 RESET_REQUIRED = FamilySpec(
     name="gpu_reset_required",
     type="gauge",
     labels=GPU,
-    help="1 if the driver does not use the GPU until it is reset, otherwise 0. Absent like gpu_up.",
+    help="1 if the driver does not use the GPU until it is reset, otherwise 0.",
+    absent="like gpu_up",
     source="NVML_ERROR_RESET_REQUIRED",
 )
 INFO_IDENTITY = (
@@ -71,75 +82,91 @@ INFO = FamilySpec(
     name="gpu_info",
     type="info",
     labels=(*GPU, *INFO_IDENTITY, "driver", "cuda_driver", "index_host"),
-    help="Model and identity of the GPU; index_host is NVML's index, gpu is the job's index. Absent while the GPU does not answer.",
+    help="Model and identity of the GPU; index_host is NVML's index, gpu is the job's index.",
+    absent="while the GPU does not answer",
     source="nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetSerial, nvmlDeviceGetVbiosVersion and others",
 )
 CALLS = FamilySpec(
     name="exporter_nvml_calls_total",
     type="counter",
-    help="NVML calls for all GPUs, without calls that wait for events. Absent before the first pass.",
+    help="NVML calls for all GPUs, without calls that wait for events.",
+    absent="before the first pass",
     source="the NVML child",
 )
 CALL_SECONDS = FamilySpec(
     name="exporter_nvml_call_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time spent in NVML calls, including the time spent in pynvml. Absent before the first pass.",
+    help="Time spent in NVML calls, including the time spent in pynvml.",
+    absent="before the first pass",
     source="monotonic clock around each call",
 )
 ERRORS = FamilySpec(
     name="exporter_nvml_errors_total",
     type="counter",
     labels=("call", "error"),
-    help="NVML calls that failed, and calls whose result was rejected as impossible (garbage). A call that the GPU does not "
-    "support is not an error. Absent before the first error.",
+    help="NVML calls that failed, and calls whose result was rejected as impossible (error: garbage).",
+    absent="before the first error",
     source="NVML's return code",
+    details=("A call that the GPU does not support is not an error.",),
 )
 CHILD_RESTARTS = FamilySpec(
     name="exporter_nvml_child_restarts_total",
     type="counter",
     labels=("reason",),
-    help="Restarts of the process that calls NVML, by the reason for which the previous process ended:"
-    f" {', '.join(RESTART_REASONS)}.",
+    help="Restarts of the process that calls NVML, by the reason for which the previous process ended.",
     source="the supervisor of the NVML child",
+    details=(f"Reasons: {', '.join(f'`{reason}`' for reason in RESTART_REASONS)}.",),
 )
 CHILD_MEMORY = FamilySpec(
     name="exporter_nvml_child_resident_memory_bytes",
     type="gauge",
     unit="bytes",
-    help="Resident memory of the process that calls NVML. Absent without such a process.",
+    help="Resident memory of the process that calls NVML.",
+    absent="without such a process",
     source="/proc/self/statm",
 )
 CHILD_CPU = FamilySpec(
     name="exporter_nvml_child_cpu_seconds_total",
     type="counter",
     unit="seconds",
-    help="CPU time of the process that calls NVML, including earlier processes that were replaced. Absent before the first pass.",
+    help="CPU time of the process that calls NVML, including earlier processes that were replaced.",
+    absent="before the first pass",
     source="times(2)",
 )
 RESETS = FamilySpec(
     name="exporter_nvml_resets_total",
     type="counter",
     labels=("reason",),
-    help="Corrections of GPU counters by reason: a register wrapped (wrap), the driver was reloaded or the counter jumped "
-    "(reset), a single reading was wrong (glitch). Absent before the first pass.",
+    help="Corrections of GPU counters, by reason.",
+    absent="before the first pass",
     source="comparison with the previous reading",
+    details=(
+        "`wrap`: a register wrapped.",
+        "`reset`: the driver was reloaded, or the counter jumped.",
+        "`glitch`: a single reading was wrong.",
+    ),
 )
 ENERGY = FamilySpec(
     name="gpu_energy_joules_total",
     type="counter",
     unit="joules",
     labels=(*GPU, "source"),
-    help="Energy of the GPU since the exporter started, by source: nvml_counter (the GPU's counter every 10 s, power samples "
-    "in between) or nvml_power (integrated power). Energy used while readings were missing is in "
-    "exporter_energy_gap_joules_total. Absent without recent readings, or while another exporter counts the machine's energy.",
+    help="Energy of the GPU since the exporter started, by source.",
+    absent="without recent readings or while another exporter counts the machine's energy",
     source="nvmlDeviceGetTotalEnergyConsumption / 1000, nvmlDeviceGetSamples(TOTAL_POWER_SAMPLES)",
+    details=(
+        "`nvml_counter`: the GPU's energy counter, read every 10 s, with power samples in between.",
+        "`nvml_power`: power, integrated over time.",
+        ("The energy that was used while readings were missing is in `exporter_energy_gap_joules_total`."),
+    ),
 )
 XID_ERRORS = FamilySpec(
     name="gpu_xid_errors_total",
     type="counter",
     labels=(*GPU, "xid"),
-    help="Xid errors by number (xid) since the exporter started; counted also while the GPU is lost. Absent before the first Xid error.",
+    help="Xid errors by number (xid) since the exporter started; counted also while the GPU is lost.",
+    absent="before the first Xid error",
     source="nvmlEventSetWait_v2 and /dev/kmsg, the larger of the two",
 )
 XID_TIME = FamilySpec(
@@ -147,7 +174,8 @@ XID_TIME = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=(*GPU, "xid"),
-    help="Unix time of the last Xid error with this number. Absent before the first Xid error.",
+    help="Unix time of the last Xid error with this number.",
+    absent="before the first Xid error",
     source="nvmlEventSetWait_v2 and /dev/kmsg",
 )
 _MIG = (*GPU, "mig_uuid")
@@ -155,8 +183,11 @@ MIG_INFO = FamilySpec(
     name="gpu_mig_info",
     type="info",
     labels=(*_MIG, "gi", "ci", "profile"),
-    help="MIG device: ids of the GPU instance (gi) and the compute instance (ci), and profile; mig_uuid is the device's name in CUDA. "
-    "Absent while MIG is disabled.",
+    help=(
+        "MIG device: ids of the GPU instance (gi) and the compute instance (ci), profile, and name in CUDA"
+        " (mig_uuid)."
+    ),
+    absent="while MIG is disabled",
     source="nvmlDeviceGetMigDeviceHandleByIndex",
 )
 MIG_MEMORY_TOTAL = FamilySpec(
@@ -164,7 +195,8 @@ MIG_MEMORY_TOTAL = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=_MIG,
-    help="Device memory of a MIG device. Absent while MIG is disabled.",
+    help="Device memory of a MIG device.",
+    absent="while MIG is disabled",
     source="nvmlDeviceGetMemoryInfo_v2().total",
 )
 MIG_MEMORY_USED = FamilySpec(
@@ -172,7 +204,8 @@ MIG_MEMORY_USED = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=_MIG,
-    help="Allocated device memory of a MIG device. Absent while MIG is disabled.",
+    help="Allocated device memory of a MIG device.",
+    absent="while MIG is disabled",
     source="nvmlDeviceGetMemoryInfo_v2().used",
 )
 MIG_SM_ACTIVITY = FamilySpec(
@@ -180,9 +213,10 @@ MIG_SM_ACTIVITY = FamilySpec(
     type="gauge",
     unit="ratio",
     labels=_MIG,
-    help="Share of SM cycles of a MIG device in which at least one warp was resident; all compute instances of a GPU instance "
-    "have the same value. Absent before Hopper, or where the option gpu.gpm is false.",
+    help="Share of SM cycles of a MIG device in which at least one warp was resident.",
+    absent="before Hopper or where the option `gpu.gpm` is false",
     source="nvmlGpmMigSampleGet, GPM 2 / 100",
+    details=("All compute instances of a GPU instance have the same value.",),
 )
 
 STATUS_SPECS = (

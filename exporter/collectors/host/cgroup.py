@@ -27,16 +27,21 @@ INFO = FamilySpec(
     name="cgroup_info",
     type="info",
     labels=("version", "path", "scope"),
-    help=(
-        "Cgroup that the families of a resource (scope: cpu, memory) describe. Of the exporter's cgroup and its ancestors, it"
-        " is the cgroup with the tightest limit; without limits, the exporter's cgroup. Absent where no cgroup is visible."
-    ),
+    help="Cgroup that the families of a resource (scope: cpu, memory) describe.",
+    absent="where no cgroup is visible",
     source="/proc/self/cgroup, mountinfo",
+    details=(
+        (
+            "Of the exporter's cgroup and its ancestors, the exporter chooses the cgroup with the tightest"
+            " limit. Without limits, it chooses its own cgroup."
+        ),
+    ),
 )
 CPU_LIMIT = FamilySpec(
     name="cgroup_cpu_limit_cpus",
     type="gauge",
-    help="CPU time that the job may use per second, in CPUs. Absent without a limit.",
+    help="CPU time that the job may use per second, in CPUs.",
+    absent="without a limit",
     source="v2 cpu.max quota / period; v1 cpu.cfs_quota_us / cpu.cfs_period_us",
 )
 CPU_USAGE = FamilySpec(
@@ -44,57 +49,64 @@ CPU_USAGE = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("mode",),
-    help="CPU time by mode: user, system. The sum of the modes is all CPU time. Absent where no cgroup is visible.",
+    help="CPU time by mode: user, system. The sum of the modes is all CPU time.",
+    absent="where no cgroup is visible",
     source="v2 cpu.stat user_usec, system_usec; v1 cpuacct.stat user, system",
 )
 CPU_PERIODS = FamilySpec(
     name="cgroup_cpu_periods_total",
     type="counter",
-    help="Periods of the CPU limit in which a thread ran. Absent where the CPU controller is off.",
+    help="Periods of the CPU limit in which a thread ran.",
+    absent="where the CPU controller is off",
     source="v2 cpu.stat nr_periods; v1 cpu.stat nr_periods",
 )
 CPU_THROTTLED_PERIODS = FamilySpec(
     name="cgroup_cpu_throttled_periods_total",
     type="counter",
-    help="Periods in which the job was throttled by the CPU limit. Absent where the CPU controller is off.",
+    help="Periods in which the job was throttled by the CPU limit.",
+    absent="where the CPU controller is off",
     source="v2 cpu.stat nr_throttled; v1 cpu.stat nr_throttled",
 )
 CPU_THROTTLED = FamilySpec(
     name="cgroup_cpu_throttled_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time for which the job was throttled by the CPU limit, summed over CPUs. Absent where the CPU controller is off.",
+    help="Time for which the job was throttled by the CPU limit, summed over CPUs.",
+    absent="where the CPU controller is off",
     source="v2 cpu.stat throttled_usec / 1e6; v1 cpu.stat throttled_time / 1e9",
 )
 MEMORY_CURRENT = FamilySpec(
     name="cgroup_memory_current_bytes",
     type="gauge",
     unit="bytes",
-    help="Memory that counts against the limit, page cache included. Absent in the root cgroup.",
+    help="Memory that counts against the limit, page cache included.",
+    absent="in the root cgroup",
     source="v2 memory.current; v1 memory.usage_in_bytes",
 )
 MEMORY_LIMIT = FamilySpec(
     name="cgroup_memory_limit_bytes",
     type="gauge",
     unit="bytes",
-    help="Memory limit. If the kernel cannot reclaim memory below the limit, the kernel kills processes of the job. Absent without a limit.",
+    help=(
+        "Memory limit. If the kernel cannot reclaim memory below the limit, it kills processes of the job."
+    ),
+    absent="without a limit",
     source="v2 memory.max; v1 memory.stat hierarchical_memory_limit",
 )
 MEMORY_HIGH = FamilySpec(
     name="cgroup_memory_high_bytes",
     type="gauge",
     unit="bytes",
-    help="Memory above which the kernel throttles the job and reclaims memory (memory.high). Absent without this limit, or in cgroup v1.",
+    help="Memory above which the kernel throttles the job and reclaims memory (memory.high).",
+    absent="without this limit or in cgroup v1",
     source="v2 memory.high",
 )
 MEMORY_WORKING_SET = FamilySpec(
     name="cgroup_memory_working_set_bytes",
     type="gauge",
     unit="bytes",
-    help=(
-        "Working set as Kubernetes computes it: memory in use without inactive file pages. Absent in the root"
-        " cgroup."
-    ),
+    help="Working set as Kubernetes computes it: memory in use without inactive file pages.",
+    absent="in the root cgroup",
     source="v2 memory.current - memory.stat inactive_file; v1 memory.usage_in_bytes - memory.stat total_inactive_file",
 )
 MEMORY_STAT = FamilySpec(
@@ -102,31 +114,35 @@ MEMORY_STAT = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=("kind",),
-    help=(
-        "Memory by kind: anon (anonymous memory), file (page cache, contains shmem), shmem (tmpfs and /dev/shm), kernel"
-        " (contains slab), slab. The kinds overlap: do not sum them. Absent for a kind that the kernel does not report."
-    ),
+    help="Memory by kind. The kinds overlap: do not sum them.",
+    absent="for a kind that the kernel does not report",
     source="v2 memory.stat; v1 memory.stat total_rss, total_cache, total_shmem",
+    details=(
+        "`anon`: anonymous memory.",
+        "`file`: page cache, including `shmem`.",
+        "`shmem`: tmpfs and /dev/shm.",
+        "`kernel`: memory of the kernel, including `slab`.",
+        "`slab`: slab caches of the kernel.",
+    ),
 )
 MEMORY_EVENTS = FamilySpec(
     name="cgroup_memory_events_total",
     type="counter",
     labels=("event",),
-    help=(
-        "Memory events of the cgroup and its descendants, named as in memory.events: low, high, max, oom, oom_kill,"
-        " oom_group_kill. In cgroup v1 only max and oom_kill, where oom_kill includes the ancestors. Absent for an event that"
-        " the kernel does not count."
-    ),
+    help="Memory events of the cgroup and its descendants, by event. The names are those of memory.events.",
+    absent="for an event that the kernel does not count",
     source="v2 memory.events; v1 memory.failcnt, memory.oom_control oom_kill",
+    details=(
+        "In cgroup v2: `low`, `high`, `max`, `oom`, `oom_kill`, `oom_group_kill`.",
+        ("In cgroup v1: `max` and `oom_kill`. `oom_kill` includes kills in the ancestors of the cgroup."),
+    ),
 )
 IO_WAITING = FamilySpec(
     name="cgroup_pressure_io_waiting_seconds_total",
     type="counter",
     unit="seconds",
-    help=(
-        "Time in which at least one thread of the job waited for I/O. Absent without pressure accounting, or without"
-        " cgroup v2."
-    ),
+    help="Time in which at least one thread of the job waited for I/O.",
+    absent="without pressure accounting or without cgroup v2",
     source="v2 io.pressure some total",
 )
 SPECS = (

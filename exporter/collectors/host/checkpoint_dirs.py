@@ -19,10 +19,8 @@ AVAILABLE = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=("run", "path"),
-    help=(
-        "Free space in a checkpoint directory for users other than root. Absent without configured paths or running runs, and"
-        " where the filesystem does not respond."
-    ),
+    help="Free space in a checkpoint directory for users other than root.",
+    absent="without configured paths, without running runs, or where the filesystem does not respond",
     source="statvfs f_bavail * f_frsize",
 )
 SIZE = FamilySpec(
@@ -30,10 +28,8 @@ SIZE = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=("run", "path"),
-    help=(
-        "Size of the filesystem of a checkpoint directory. Absent without configured paths or running runs, or where the"
-        " filesystem does not respond."
-    ),
+    help="Size of the filesystem of a checkpoint directory.",
+    absent="without configured paths, without running runs, or where the filesystem does not respond",
     source="statvfs f_blocks * f_frsize",
 )
 SPECS = (AVAILABLE, SIZE)

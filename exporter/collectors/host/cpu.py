@@ -18,20 +18,25 @@ SECONDS = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("cpu", "mode"),
-    help=(
-        "CPU time since boot by mode, for all CPUs together, or by CPU with the option per_core. The sum of the modes is"
-        " all CPU time: user and nice do not include the time of guests."
+    help="CPU time since boot by mode, for all CPUs together, or by CPU with the option per_core.",
+    source="/proc/stat cpu",
+    details=(
+        (
+            "The sum of the modes is all CPU time: `user` and `nice` do not include the time of guests, which"
+            " has its own modes."
+        ),
+        "Where the kernel's value decreases, the series keeps the highest value.",
     ),
-    source="/proc/stat cpu; the highest value where the kernel's value decreases",
 )
 UTILIZATION = FamilySpec(
     name="host_cpu_utilization_ratio",
     type="gauge",
     unit="ratio",
     help=(
-        "Share of CPU time that was neither idle nor I/O wait, over all CPUs and the collector's last interval; steal"
-        " time counts as used. Absent in the first pass."
+        "Share of CPU time that was neither idle nor I/O wait, over all CPUs and the collector's last"
+        " interval; steal time counts as used."
     ),
+    absent="in the first pass",
     source="/proc/stat cpu, difference between two passes",
 )
 LOAD1 = FamilySpec(

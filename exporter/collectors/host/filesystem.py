@@ -36,7 +36,8 @@ SIZE = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=("mountpoint", "fstype", "device"),
-    help="Size of the filesystem. Absent where the filesystem does not report a size or does not respond.",
+    help="Size of the filesystem.",
+    absent="where the filesystem does not report a size or does not respond",
     source="statvfs f_blocks * f_frsize",
 )
 AVAIL = FamilySpec(
@@ -44,27 +45,24 @@ AVAIL = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=("mountpoint", "fstype", "device"),
-    help=(
-        "Free space for users other than root. Absent where the filesystem does not report a size or does not"
-        " respond."
-    ),
+    help="Free space for users other than root.",
+    absent="where the filesystem does not report a size or does not respond",
     source="statvfs f_bavail * f_frsize",
 )
 FILES = FamilySpec(
     name="host_filesystem_files",
     type="gauge",
     labels=("mountpoint", "fstype", "device"),
-    help=(
-        "Maximum number of files (inodes). Absent where the filesystem does not respond, or where the number is"
-        " unlimited (btrfs)."
-    ),
+    help="Maximum number of files (inodes).",
+    absent="where the filesystem does not respond or where the number is unlimited (btrfs)",
     source="statvfs f_files",
 )
 FILES_FREE = FamilySpec(
     name="host_filesystem_files_free",
     type="gauge",
     labels=("mountpoint", "fstype", "device"),
-    help="Number of free inodes. Absent like host_filesystem_files.",
+    help="Number of free inodes.",
+    absent="like host_filesystem_files",
     source="statvfs f_ffree",
 )
 READONLY = FamilySpec(

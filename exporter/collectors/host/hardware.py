@@ -15,12 +15,15 @@ CPUS = FamilySpec(
     name="host_cpus",
     type="gauge",
     labels=("kind",),
-    help=(
-        "Number of CPUs by kind: online (logical CPUs), physical (cores), affinity (CPUs that the exporter may run on) and"
-        " quota (tightest limit of the cgroup). The kinds overlap: do not sum them. Absent for a kind that the system does"
-        " not report, and for quota without a limit."
-    ),
+    help="Number of CPUs by kind. The kinds overlap: do not sum them.",
+    absent="for a kind that the system does not report, and for `quota` without a limit",
     source="sysconf, /sys/devices/system/cpu, sched_getaffinity, cpu.max or cpu.cfs_quota_us",
+    details=(
+        "`online`: logical CPUs.",
+        "`physical`: cores.",
+        "`affinity`: CPUs that the exporter may run on.",
+        "`quota`: tightest CPU limit of the cgroup and its ancestors.",
+    ),
 )
 SPECS = (CPUS,)
 

@@ -29,7 +29,8 @@ READ_BYTES = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("mount",),
-    help="Bytes that processes read from the mount. Absent without Lustre mounts.",
+    help="Bytes that processes read from the mount.",
+    absent="without Lustre mounts",
     source="llite.*.stats read_bytes sum",
 )
 WRITTEN_BYTES = FamilySpec(
@@ -37,14 +38,16 @@ WRITTEN_BYTES = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("mount",),
-    help="Bytes that processes wrote to the mount. Absent without Lustre mounts.",
+    help="Bytes that processes wrote to the mount.",
+    absent="without Lustre mounts",
     source="llite.*.stats write_bytes sum",
 )
 OPERATIONS = FamilySpec(
     name="host_lustre_operations_total",
     type="counter",
     labels=("mount", "operation"),
-    help="File operations of processes by operation: read, write, other. Absent without Lustre mounts.",
+    help="File operations of processes by operation: read, write, other.",
+    absent="without Lustre mounts",
     source="llite.*.stats samples",
 )
 OPERATION_TIME = FamilySpec(
@@ -52,7 +55,8 @@ OPERATION_TIME = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("mount", "operation"),
-    help="Sum of the durations of all operations, by operation. Absent without Lustre mounts, or before Lustre 2.13.",
+    help="Sum of the durations of all operations, by operation.",
+    absent="without Lustre mounts or before Lustre 2.13",
     source="llite.*.stats [usecs] sum",
 )
 SPECS = (READ_BYTES, WRITTEN_BYTES, OPERATIONS, OPERATION_TIME)

@@ -32,8 +32,9 @@ AVAILABLE = FamilySpec(
     name="host_memory_available_bytes",
     type="gauge",
     unit="bytes",
-    help="Estimate of the memory available to new processes without swapping, by the kernel (before Linux 3.14: by psutil).",
+    help="Estimate of the memory available to new processes without swapping.",
     source="/proc/meminfo MemAvailable",
+    details=("The estimate is the kernel's; before Linux 3.14, it is psutil's.",),
 )
 USED = FamilySpec(
     name="host_memory_used_bytes",
@@ -95,14 +96,16 @@ SWAP_IN = FamilySpec(
     name="host_swap_in_bytes_total",
     type="counter",
     unit="bytes",
-    help="Memory read back from swap since boot. Absent on kernels without swap.",
+    help="Memory read back from swap since boot.",
+    absent="on kernels without swap",
     source="/proc/vmstat pswpin * page size",
 )
 SWAP_OUT = FamilySpec(
     name="host_swap_out_bytes_total",
     type="counter",
     unit="bytes",
-    help="Memory written to swap since boot. Absent on kernels without swap.",
+    help="Memory written to swap since boot.",
+    absent="on kernels without swap",
     source="/proc/vmstat pswpout * page size",
 )
 FAULTS = FamilySpec(
@@ -116,23 +119,26 @@ OOM_KILLS = FamilySpec(
     name="host_vm_oom_kills_total",
     type="counter",
     help=(
-        "Processes that the out-of-memory killer has killed since boot, including kills at the limit of a cgroup. Absent on"
-        " kernels before 4.13."
+        "Processes that the out-of-memory killer has killed since boot, including kills at the limit of a"
+        " cgroup."
     ),
+    absent="on kernels before 4.13",
     source="/proc/vmstat oom_kill",
 )
 SHM_SIZE = FamilySpec(
     name="host_shm_size_bytes",
     type="gauge",
     unit="bytes",
-    help="Size of /dev/shm in the exporter's mount namespace. Absent where /dev/shm is not mounted.",
+    help="Size of /dev/shm in the exporter's mount namespace.",
+    absent="where /dev/shm is not mounted",
     source="statvfs /dev/shm f_blocks * f_frsize",
 )
 SHM_USED = FamilySpec(
     name="host_shm_used_bytes",
     type="gauge",
     unit="bytes",
-    help="Used space of /dev/shm in the exporter's mount namespace. Absent where /dev/shm is not mounted.",
+    help="Used space of /dev/shm in the exporter's mount namespace.",
+    absent="where /dev/shm is not mounted",
     source="statvfs /dev/shm (f_blocks - f_bfree) * f_frsize",
 )
 SPECS = (

@@ -19,7 +19,8 @@ READ_BYTES = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("mount",),
-    help="Bytes that processes read from the mount, including reads from the page cache. Absent without NFS mounts.",
+    help="Bytes that processes read from the mount, including reads from the page cache.",
+    absent="without NFS mounts",
     source="/proc/self/mountstats bytes: normal + direct read",
 )
 WRITTEN_BYTES = FamilySpec(
@@ -27,14 +28,16 @@ WRITTEN_BYTES = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("mount",),
-    help="Bytes that processes wrote to the mount. Absent without NFS mounts.",
+    help="Bytes that processes wrote to the mount.",
+    absent="without NFS mounts",
     source="/proc/self/mountstats bytes: normal + direct write",
 )
 OPERATIONS = FamilySpec(
     name="host_nfs_operations_total",
     type="counter",
     labels=("mount", "operation"),
-    help="Completed requests by operation: read, write, other. Absent without NFS mounts.",
+    help="Completed requests by operation: read, write, other.",
+    absent="without NFS mounts",
     source="/proc/self/mountstats per-op operations",
 )
 OPERATION_TIME = FamilySpec(
@@ -42,14 +45,16 @@ OPERATION_TIME = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("mount", "operation"),
-    help="Sum of the durations of all requests by operation, from queueing to completion. Absent without NFS mounts.",
+    help="Sum of the durations of all requests by operation, from queueing to completion.",
+    absent="without NFS mounts",
     source="/proc/self/mountstats per-op execute time",
 )
 RETRANSMISSIONS = FamilySpec(
     name="host_nfs_retransmissions_total",
     type="counter",
     labels=("mount",),
-    help="Requests that were retransmitted because the server did not respond. Absent without NFS mounts.",
+    help="Requests that were retransmitted because the server did not respond.",
+    absent="without NFS mounts",
     source="/proc/self/mountstats per-op transmissions - operations",
 )
 SPECS = (READ_BYTES, WRITTEN_BYTES, OPERATIONS, OPERATION_TIME, RETRANSMISSIONS)

@@ -28,40 +28,46 @@ CPU_SECONDS = FamilySpec(
     name="process_cpu_seconds_total",
     type="counter",
     unit="seconds",
-    help="CPU time of the exporter, user and system. Absent off Linux.",
+    help="CPU time of the exporter, user and system.",
+    absent="off Linux",
     source="/proc/self/stat",
 )
 RESIDENT_BYTES = FamilySpec(
     name="process_resident_memory_bytes",
     type="gauge",
     unit="bytes",
-    help="Resident memory of the exporter. Absent off Linux.",
+    help="Resident memory of the exporter.",
+    absent="off Linux",
     source="/proc/self/stat rss",
 )
 VIRTUAL_BYTES = FamilySpec(
     name="process_virtual_memory_bytes",
     type="gauge",
     unit="bytes",
-    help="Address space of the exporter. Absent off Linux.",
+    help="Address space of the exporter.",
+    absent="off Linux",
     source="/proc/self/stat vsize",
 )
 START_TIME = FamilySpec(
     name="process_start_time_seconds",
     type="gauge",
     unit="seconds",
-    help="Unix time at which the exporter started. Absent off Linux.",
+    help="Unix time at which the exporter started.",
+    absent="off Linux",
     source="/proc/self/stat starttime",
 )
 OPEN_FDS = FamilySpec(
     name="process_open_fds",
     type="gauge",
-    help="Open file descriptors of the exporter. Absent off Linux.",
+    help="Open file descriptors of the exporter.",
+    absent="off Linux",
     source="/proc/self/fd",
 )
 MAX_FDS = FamilySpec(
     name="process_max_fds",
     type="gauge",
-    help="Maximum number of open file descriptors of the exporter. Absent off Linux.",
+    help="Maximum number of open file descriptors of the exporter.",
+    absent="off Linux",
     source="/proc/self/limits Max open files",
 )
 SPECS = (BUILD_INFO, CPU_SECONDS, RESIDENT_BYTES, VIRTUAL_BYTES, START_TIME, OPEN_FDS, MAX_FDS)

@@ -18,35 +18,40 @@ CPU_WAITING = FamilySpec(
     name="host_pressure_cpu_waiting_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time in which at least one thread waited for a CPU. Absent where pressure stall information is disabled.",
+    help="Time in which at least one thread waited for a CPU.",
+    absent="where pressure stall information is disabled",
     source="/proc/pressure/cpu some total",
 )
 MEMORY_WAITING = FamilySpec(
     name="host_pressure_memory_waiting_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time in which at least one thread waited for memory. Absent where pressure stall information is disabled.",
+    help="Time in which at least one thread waited for memory.",
+    absent="where pressure stall information is disabled",
     source="/proc/pressure/memory some total",
 )
 MEMORY_STALLED = FamilySpec(
     name="host_pressure_memory_stalled_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time in which all non-idle threads waited for memory. Absent where pressure stall information is disabled.",
+    help="Time in which all non-idle threads waited for memory.",
+    absent="where pressure stall information is disabled",
     source="/proc/pressure/memory full total",
 )
 IO_WAITING = FamilySpec(
     name="host_pressure_io_waiting_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time in which at least one thread waited for I/O. Absent where pressure stall information is disabled.",
+    help="Time in which at least one thread waited for I/O.",
+    absent="where pressure stall information is disabled",
     source="/proc/pressure/io some total",
 )
 IO_STALLED = FamilySpec(
     name="host_pressure_io_stalled_seconds_total",
     type="counter",
     unit="seconds",
-    help="Time in which all non-idle threads waited for I/O. Absent where pressure stall information is disabled.",
+    help="Time in which all non-idle threads waited for I/O.",
+    absent="where pressure stall information is disabled",
     source="/proc/pressure/io full total",
 )
 SPECS = (CPU_WAITING, MEMORY_WAITING, MEMORY_STALLED, IO_WAITING, IO_STALLED)

@@ -35,7 +35,8 @@ RECEIVE_BYTES = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("device", "port"),
-    help="Bytes received, RDMA and other traffic. Absent without RDMA devices.",
+    help="Bytes received, RDMA and other traffic.",
+    absent="without RDMA devices",
     source="/sys/class/infiniband counters/port_rcv_data * 4, or hw_counters/rx_bytes",
 )
 TRANSMIT_BYTES = FamilySpec(
@@ -43,58 +44,61 @@ TRANSMIT_BYTES = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("device", "port"),
-    help="Bytes transmitted, RDMA and other traffic. Absent without RDMA devices.",
+    help="Bytes transmitted, RDMA and other traffic.",
+    absent="without RDMA devices",
     source="/sys/class/infiniband counters/port_xmit_data * 4, or hw_counters/tx_bytes",
 )
 LINK_DOWNED = FamilySpec(
     name="host_rdma_link_downed_total",
     type="counter",
     labels=("device", "port"),
-    help="Times that the link failed to recover and went down; the register stops at 255. Absent where the port is down or not InfiniBand.",
+    help="Times that the link failed to recover and went down; the register stops at 255.",
+    absent="where the port is down or not InfiniBand",
     source="/sys/class/infiniband counters/link_downed",
 )
 SYMBOL_ERRORS = FamilySpec(
     name="host_rdma_symbol_errors_total",
     type="counter",
     labels=("device", "port"),
-    help="Symbol errors of the link; the register stops at 65535. Absent where the port is down or not InfiniBand.",
+    help="Symbol errors of the link; the register stops at 65535.",
+    absent="where the port is down or not InfiniBand",
     source="/sys/class/infiniband counters/symbol_error",
 )
 RECEIVE_ERRORS = FamilySpec(
     name="host_rdma_receive_errors_total",
     type="counter",
     labels=("device", "port"),
-    help="Received packets with errors; the register stops at 65535. Absent where the port is down or not InfiniBand.",
+    help="Received packets with errors; the register stops at 65535.",
+    absent="where the port is down or not InfiniBand",
     source="/sys/class/infiniband counters/port_rcv_errors",
 )
 TRANSMIT_WAIT_TICKS = FamilySpec(
     name="host_rdma_transmit_wait_ticks_total",
     type="counter",
     labels=("device", "port"),
-    help=(
-        "Ticks of the port's clock in which data waited for buffer space of the receiver (congestion). The length of a"
-        " tick depends on the device; the register stops at 4294967295. Absent where the port is down or not InfiniBand."
-    ),
+    help="Ticks of the port's clock in which data waited for buffer space of the receiver (congestion).",
+    absent="where the port is down or not InfiniBand",
     source="/sys/class/infiniband counters/port_xmit_wait",
+    details=(
+        "The length of a tick depends on the device.",
+        "The register stops at 4294967295.",
+    ),
 )
 HARDWARE = FamilySpec(
     name="host_rdma_hw_total",
     type="counter",
     labels=("device", "port", "counter"),
-    help=(
-        "Events that the adapter counts, such as packets out of sequence, congestion notifications and retries. The label"
-        " counter is the name of the kernel's file. Absent where the adapter has no such counter."
-    ),
+    help="Events that the adapter counts, by the name of the kernel's file (counter).",
+    absent="where the adapter has no such counter",
     source="/sys/class/infiniband hw_counters",
+    details=("Examples are packets out of sequence, congestion notifications and retries.",),
 )
 PORT_STATE = FamilySpec(
     name="host_rdma_port_state",
     type="gauge",
     labels=("device", "port"),
-    help=(
-        "State of the port: 1 down, 2 initializing, 3 armed, 4 active, 5 active but deferred. Absent without RDMA"
-        " devices."
-    ),
+    help="State of the port: 1 down, 2 initializing, 3 armed, 4 active, 5 active but deferred.",
+    absent="without RDMA devices",
     source="/sys/class/infiniband state",
 )
 SPECS = (

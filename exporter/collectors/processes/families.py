@@ -4,37 +4,35 @@ from __future__ import annotations
 
 from exporter.families import FamilySpec
 
-_HIDDEN = "Absent where the processes are not visible (a different pid namespace)."
-_PRIVATE = "Absent without permission (same user, or ptrace)."
+_HIDDEN = "where the processes are not visible (a different pid namespace)"
+_PRIVATE = "without permission (same user or ptrace)"
 
 PROCESS_UP = FamilySpec(
     name="training_process_up",
     type="gauge",
     labels=("run", "rank"),
     help=(
-        "1 if any recording process of the rank is running, otherwise 0. A running process holds a record lock on the lock file"
-        " of its feed. training_feed_alive has the same for each process. Absent after the retention time of the run (feed.linger)."
+        "1 if any recording process of the rank is running, otherwise 0. training_feed_alive has the value of"
+        " each process."
     ),
+    absent="*expired*",
     source="record lock on the lock file of the feed",
+    details=("A running process holds a record lock on the lock file of its feed.",),
 )
 INSTANCES = FamilySpec(
     name="training_process_instances",
     type="gauge",
     labels=("run", "rank", "role"),
-    help=(
-        "Running processes by role: trainer, dataloader (worker processes of multiprocessing), other. "
-        + _HIDDEN
-    ),
+    help="Running processes by role: trainer, dataloader (worker processes of multiprocessing), other.",
+    absent=_HIDDEN,
     source="feed, descendants of the recording processes",
 )
 STATE = FamilySpec(
     name="training_process_state",
     type="gauge",
     labels=("run", "rank", "role", "state"),
-    help=(
-        "Processes by state: running, sleeping, disk_sleep, stopped, tracing_stop, zombie, dead, idle. Absent for a state"
-        " without processes."
-    ),
+    help="Processes by state: running, sleeping, disk_sleep, stopped, tracing_stop, zombie, dead, idle.",
+    absent="for a state without processes",
     source="/proc/<pid>/stat state",
 )
 CPU = FamilySpec(
@@ -42,8 +40,11 @@ CPU = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("run", "rank", "role", "mode"),
-    help="CPU time of the processes by mode (user, system) since the sidecar started, including processes that have exited. "
-    + _HIDDEN,
+    help=(
+        "CPU time of the processes by mode (user, system) since the sidecar started, including processes that"
+        " have exited."
+    ),
+    absent=_HIDDEN,
     source="/proc/<pid>/stat utime, stime",
 )
 RESIDENT = FamilySpec(
@@ -51,7 +52,8 @@ RESIDENT = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=("run", "rank", "role"),
-    help="Resident memory (RSS); memory shared by several processes counts for each process. " + _HIDDEN,
+    help="Resident memory (RSS); memory shared by several processes counts for each process.",
+    absent=_HIDDEN,
     source="/proc/<pid>/statm resident",
 )
 IO_READ = FamilySpec(
@@ -59,7 +61,8 @@ IO_READ = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("run", "rank", "role"),
-    help="Bytes that the processes read from storage since the sidecar started. " + _PRIVATE,
+    help="Bytes that the processes read from storage since the sidecar started.",
+    absent=_PRIVATE,
     source="/proc/<pid>/io read_bytes",
 )
 IO_WRITTEN = FamilySpec(
@@ -67,21 +70,24 @@ IO_WRITTEN = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("run", "rank", "role"),
-    help="Bytes that the processes wrote to storage since the sidecar started. " + _PRIVATE,
+    help="Bytes that the processes wrote to storage since the sidecar started.",
+    absent=_PRIVATE,
     source="/proc/<pid>/io write_bytes",
 )
 THREADS = FamilySpec(
     name="training_process_threads",
     type="gauge",
     labels=("run", "rank", "role"),
-    help="Number of threads of the processes. " + _HIDDEN,
+    help="Number of threads of the processes.",
+    absent=_HIDDEN,
     source="/proc/<pid>/status Threads",
 )
 OPEN_FDS = FamilySpec(
     name="training_process_open_fds",
     type="gauge",
     labels=("run", "rank", "role"),
-    help="Number of open file descriptors of the process that has the most. " + _PRIVATE,
+    help="Number of open file descriptors of the process that has the most.",
+    absent=_PRIVATE,
     source="/proc/<pid>/fd",
 )
 GPU_MEMORY = FamilySpec(
@@ -89,10 +95,9 @@ GPU_MEMORY = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=("run", "rank", "role", "gpu", "uuid"),
-    help=(
-        "Device memory that the processes use on a GPU. Absent where the driver does not report the memory of a process (some MIG modes, vGPU),"
-        " or where it reports pids of a different pid namespace."
-    ),
+    help="Device memory that the processes use on a GPU.",
+    absent="where the driver does not report memory by process, or reports pids of a different pid namespace",
     source="NVML compute running processes",
+    details=("In some MIG modes and on vGPUs, the driver does not report memory by process.",),
 )
 SPECS = (PROCESS_UP, INSTANCES, STATE, CPU, RESIDENT, IO_READ, IO_WRITTEN, THREADS, OPEN_FDS, GPU_MEMORY)

@@ -18,15 +18,17 @@ from exporter.collectors.kernel_files import from_psutil, source
 from exporter.collectors.processes.tree import Member
 from exporter.families import Collected, FamilySpec
 
+_ABSENT = (
+    "without permission (same user or ptrace), or until all processes have been read within the time budget"
+)
+
 UNIQUE = FamilySpec(
     name="training_process_unique_bytes",
     type="gauge",
     unit="bytes",
     labels=("run", "rank", "role"),
-    help=(
-        "Memory that is not shared with other processes (USS). Absent without permission (same user, or ptrace), or until"
-        " all processes have been read within the time budget."
-    ),
+    help="Memory that is not shared with other processes (USS).",
+    absent=_ABSENT,
     source="/proc/<pid>/smaps_rollup Private_*",
 )
 PROPORTIONAL = FamilySpec(
@@ -34,10 +36,8 @@ PROPORTIONAL = FamilySpec(
     type="gauge",
     unit="bytes",
     labels=("run", "rank", "role"),
-    help=(
-        "Memory with each shared page divided by the number of processes that share it (PSS). Absent without permission (same"
-        " user, or ptrace), or until all processes have been read within the time budget."
-    ),
+    help="Memory with each shared page divided by the number of processes that share it (PSS).",
+    absent=_ABSENT,
     source="/proc/<pid>/smaps_rollup Pss",
 )
 SPECS = (UNIQUE, PROPORTIONAL)

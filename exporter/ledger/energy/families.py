@@ -12,13 +12,9 @@ from exporter.families import Collected, FamilySpec
 from exporter.ledger.energy.devices import DeviceEnergy
 from exporter.ledger.energy.options import EnergyOptions, Intensity
 
-_UNTIL_EXPIRED = (
-    " after the retention time of the run (feed.linger), or if the ledger's state is not writable."
-)
-_RUN_ABSENT = " Absent before energy is first attributed to the run," + _UNTIL_EXPIRED
+_RUN_ABSENT = "before energy is first attributed to the run, *expired*, or *not saved*"
 _WORK_ABSENT = (
-    " Absent if the job does not use exporter.training, if no energy source is readable, or while"
-    " training_energy_joules_total is absent."
+    "*not instrumented*, if no energy source is readable, or while `training_energy_joules_total` is absent"
 )
 
 COUNTING = FamilySpec(
@@ -31,7 +27,8 @@ SOURCE_INFO = FamilySpec(
     name="exporter_energy_source_info",
     type="info",
     labels=("component", "device", "source", "measured", "name", "index"),
-    help="Energy source of a device. The label measured is false if a model estimates the energy. Absent without a source.",
+    help="Energy source of a device. The label measured is false if a model estimates the energy.",
+    absent="without a source",
     source="collectors of energy",
 )
 GAP = FamilySpec(
@@ -39,36 +36,63 @@ GAP = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("component", "device", "reason"),
-    help="Time without a reading of the device's energy, by component (gpu, cpu, dram, soc) and reason (permission, lost, error). If the device's counter"
-    " continued, the energy of the gap is counted afterwards. Absent before the first gap with the reason.",
+    help=(
+        "Time without a reading of the device's energy, by component (gpu, cpu, dram, soc) and reason"
+        " (permission, lost, error)."
+    ),
+    absent="before the first gap with the reason",
     source="collectors of energy",
+    details=(
+        ("If the device's counter continued during the gap, the energy of the gap is counted afterwards."),
+    ),
 )
 GAP_JOULES = FamilySpec(
     name="exporter_energy_gap_joules_total",
     type="counter",
     unit="joules",
     labels=("component", "device", "reason"),
-    help="Energy of the device that is attributed to no run, by component (gpu, cpu, dram, soc) and reason. no_reading: used during a gap without readings and"
-    " counted afterwards; not part of any other family. process_not_listed: a process of a run exited before the driver"
-    " listed the process, and the feed does not name the GPU. share_unknown: several runs used the GPU, and the driver"
-    " reports neither utilization nor memory of the processes. state: the state of the run is unreadable. Absent before"
-    " the first gap with the reason.",
+    help=(
+        "Energy of the device that is attributed to no run, by component (gpu, cpu, dram, soc) and reason."
+    ),
+    absent="before the first gap with the reason",
     source="collectors of energy",
+    details=(
+        (
+            "`no_reading`: energy of a gap without readings, which was counted after the gap. No other family"
+            " includes it."
+        ),
+        (
+            "`process_not_listed`: a process of a run exited before the driver listed the process, and the"
+            " feed does not name the GPU."
+        ),
+        (
+            "`share_unknown`: several runs used the GPU, and the driver reports neither utilization nor"
+            " memory of the processes."
+        ),
+        "`state`: the state of the run is unreadable.",
+    ),
 )
 RESETS = FamilySpec(
     name="exporter_energy_resets_total",
     type="counter",
     labels=("device", "reason"),
-    help="Corrections of the device's energy counter by reason. wrap: no energy is lost. reset, backwards, jump: the energy"
-    " is estimated from the last power. Absent before the first correction with the reason.",
+    help="Corrections of the device's energy counter, by reason.",
+    absent="before the first correction with the reason",
     source="collectors of energy",
+    details=(
+        "`wrap`: the counter wrapped; no energy is lost.",
+        "`reset`, `backwards`, `jump`: the energy of the interval is estimated from the last power.",
+    ),
 )
 CROSSCHECK = FamilySpec(
     name="exporter_energy_crosscheck",
     type="gauge",
     labels=("device",),
-    help="Energy of the device's counter divided by the integral of the device's power over 5 minutes; 1 if both agree."
-    " Absent without two independent sources, or in the first 5 minutes.",
+    help=(
+        "Energy of the device's counter divided by the integral of the device's power over 5 minutes; 1 if"
+        " both agree."
+    ),
+    absent="without two independent sources or in the first 5 minutes",
     source="energy counter / integral of power",
 )
 GPU_IDLE = FamilySpec(
@@ -76,44 +100,62 @@ GPU_IDLE = FamilySpec(
     type="gauge",
     unit="watts",
     labels=("gpu", "uuid", "method"),
-    help="Power of an idle GPU by method. before_start: tenth percentile of the power without processes on the GPU."
-    " min_seen: minimum of the power, after the maximum has exceeded twice the minimum. Absent before the method has a"
-    " value.",
+    help="Power of an idle GPU, by method.",
+    absent="before the method has a value",
     source="energy / time",
+    details=(
+        "`before_start`: tenth percentile of the power without processes on the GPU.",
+        "`min_seen`: minimum of the power, once the maximum is more than twice the minimum.",
+    ),
 )
 ENERGY = FamilySpec(
     name="training_energy_joules_total",
     type="counter",
     unit="joules",
     labels=("run", "component", "method"),
-    help="Energy of the run on this machine, by the method of attribution. exclusive: only this run uses the GPU. sm_share:"
-    " in proportion to the SM utilization of the processes on the GPU. memory_share: in proportion to their memory on the GPU"
-    " (component gpu), or to the resident memory of the run (component dram). cpu_share: in proportion to CPU time, and"
-    " idle power in proportion to the CPUs of the run. whole: all energy of the machine"
-    " (energy.whole_machine, if a single run is on the machine)." + _RUN_ABSENT,
+    help="Energy of the run on this machine, by component (gpu, cpu, dram, soc) and method of attribution.",
+    absent=_RUN_ABSENT,
     source="sum of share * energy of each device",
+    details=(
+        "`exclusive`: only this run uses the GPU.",
+        "`sm_share`: in proportion to the SM utilization of the processes on the GPU.",
+        (
+            "`memory_share`: in proportion to the memory of the processes on the GPU (component `gpu`), or to"
+            " the resident memory of the run (component `dram`)."
+        ),
+        "`cpu_share`: in proportion to CPU time; idle power in proportion to the CPUs of the run.",
+        (
+            "`whole`: all energy of the machine, with the option `energy.whole_machine` and a single run on"
+            " the machine."
+        ),
+    ),
 )
 SHARE = FamilySpec(
     name="training_energy_share_ratio",
     type="gauge",
     unit="ratio",
     labels=("run", "component", "device"),
-    help="Share of the device's energy that was attributed to the run in the last interval. Absent if the share is unknown.",
+    help="Share of the device's energy that was attributed to the run in the last interval.",
+    absent="if the share is unknown",
     source="see training_energy_joules_total",
 )
 PUE = FamilySpec(
     name="training_power_usage_effectiveness",
     type="gauge",
     labels=("source",),
-    help="Power usage effectiveness (PUE): energy of the site per joule of the machines, 1 or more. Absent if not configured.",
+    help="Power usage effectiveness (PUE): energy of the site per joule of the machines, 1 or more.",
+    absent="if not configured",
     source="configuration",
 )
 INTENSITY = FamilySpec(
     name="training_carbon_intensity_grams_per_joule",
     type="gauge",
     labels=("zone", "source", "factor", "kind"),
-    help="Carbon intensity of electricity: grams of CO2 equivalent per joule, from the configuration (source=config) or the"
-    " file (source=file). Absent if not configured, or before the file was read.",
+    help=(
+        "Carbon intensity of electricity: grams of CO2 equivalent per joule, from the configuration"
+        " (source=config) or the file (source=file)."
+    ),
+    absent="if not configured or before the file was read",
     source="configuration or its file, g/kWh / 3.6e6",
 )
 INTENSITY_TIME = FamilySpec(
@@ -121,7 +163,8 @@ INTENSITY_TIME = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("zone", "source"),
-    help="Unix time of the last change of the carbon intensity file. Absent if the configuration contains the number.",
+    help="Unix time of the last change of the carbon intensity file.",
+    absent="if the configuration contains the number",
     source="modification time of the file",
 )
 CARBON = FamilySpec(
@@ -129,63 +172,91 @@ CARBON = FamilySpec(
     type="counter",
     unit="grams",
     labels=("run", "component"),
-    help="CO2 equivalent of the run's energy by component (gpu, cpu, dram, soc), from the carbon intensity and the PUE (if configured)."
-    + _RUN_ABSENT,
+    help="CO2 equivalent of the run's energy, by component (gpu, cpu, dram, soc).",
+    absent=_RUN_ABSENT,
     source="sum of energy * PUE * carbon intensity",
+    details=("Includes the PUE, if configured.",),
 )
 PRICE = FamilySpec(
     name="training_electricity_price_per_joule",
     type="gauge",
     labels=("currency", "source"),
-    help="Price of a joule of electricity, in the currency of the label. Absent if not configured.",
+    help="Price of a joule of electricity, in the currency of the label.",
+    absent="if not configured",
     source="configuration, per kWh / 3.6e6",
 )
 GPU_PRICE = FamilySpec(
     name="training_gpu_price_per_second",
     type="gauge",
     labels=("currency",),
-    help="Price of a GPU for one second, in the currency of the label. Absent if not configured.",
+    help="Price of a GPU for one second, in the currency of the label.",
+    absent="if not configured",
     source="configuration, per hour / 3600",
 )
 COST = FamilySpec(
     name="training_cost_total",
     type="counter",
     labels=("run", "kind", "currency"),
-    help="Cost of the run on this machine in the currency of the label, by kind: electricity (times the PUE, if configured)"
-    " and device_time (time of the GPUs). A lost GPU is charged until the run ends. After a restart of this exporter, the"
-    " time without an exporter is charged to the runs that ran before and after, if that time is at most 600 s; other time"
-    " without an exporter is not charged. The price of a GPU hour usually includes electricity: configure and add both only"
-    " if you pay for them separately. Absent before energy or GPU time is first attributed to the run,"
-    + _UNTIL_EXPIRED,
+    help=(
+        "Cost of the run on this machine, in the currency of the label, by kind (electricity, device_time)."
+    ),
+    absent="before energy or GPU time is first attributed to the run, *expired*, or *not saved*",
     source="sum of energy * PUE * price; sum of time on a GPU * price * share",
+    details=(
+        "`electricity`: energy times price, times the PUE if configured.",
+        "`device_time`: GPU hours times price. A lost GPU is charged until the run ends.",
+        (
+            "After a restart of this exporter, the time without an exporter is charged to the runs that ran"
+            " before and after it, if it is at most 600 s. Longer times without an exporter are not charged."
+        ),
+        (
+            "The price of a GPU hour usually includes electricity: configure and add both kinds only if you"
+            " pay for them separately."
+        ),
+    ),
 )
 PHASE_ENERGY = FamilySpec(
     name="training_phase_energy_joules_total",
     type="counter",
     unit="joules",
     labels=("run", "phase", "component", "method"),
-    help="Energy of the run on this machine by phase, component and method. power_samples: GPU power every 20 ms, integrated over the"
-    " phases of the ranks on the GPU and scaled to the energy counter; only if no other run uses the GPU. exclusive: an"
-    " interval with a single phase. time_share: proportional to the time in each phase. The sum over all phases,"
-    " including unattributed, is the run's energy." + _WORK_ABSENT,
+    help=(
+        "Energy of the run on this machine by phase, component and method. The sum over all phases, including"
+        " unattributed, is the run's energy."
+    ),
+    absent=_WORK_ABSENT,
     source="energy of an interval * integral of power in the phase / integral of power",
+    details=(
+        (
+            "`power_samples`: GPU power, sampled every 20 ms, is integrated over the phases of the ranks on"
+            " the GPU and scaled to the energy counter. Needs a GPU that no other run uses."
+        ),
+        "`exclusive`: the interval contains a single phase.",
+        "`time_share`: in proportion to the time in each phase.",
+    ),
 )
 PHASE_QUALITY = FamilySpec(
     name="training_phase_energy_quality_ratio",
     type="gauge",
     unit="ratio",
     labels=("run", "phase"),
-    help="Share of a phase's energy, by method power_samples, in intervals of 50 ms and more. The energy of shorter intervals"
-    " is inaccurate, because power samples overlap the neighboring phases. Absent without power samples.",
+    help="Share of a phase's energy, by method power_samples, in intervals of 50 ms and more.",
+    absent="without power samples",
     source="1 - energy in short intervals / energy",
+    details=(
+        (
+            "The energy of shorter intervals is inaccurate, because power samples overlap the neighboring"
+            " phases."
+        ),
+    ),
 )
 PRODUCTIVE_ENERGY = FamilySpec(
     name="training_productive_energy_joules_total",
     type="counter",
     unit="joules",
     labels=("run",),
-    help="Energy of work that a successful save covers, or of a process that completed the training."
-    + _WORK_ABSENT,
+    help="Energy of work that a successful save covers, or of a process that completed the training.",
+    absent=_WORK_ABSENT,
     source="energy of work * share of the work that became productive",
 )
 WASTED_ENERGY = FamilySpec(
@@ -193,10 +264,16 @@ WASTED_ENERGY = FamilySpec(
     type="counter",
     unit="joules",
     labels=("run", "cause"),
-    help="Energy without lasting progress, by the causes of training_badput_seconds_total. The cause other includes energy"
-    " outside all phases. The run's energy is the sum of productive energy, wasted energy and the energy of uncommitted"
-    " work." + _WORK_ABSENT,
+    help="Energy without lasting progress, by the causes of training_badput_seconds_total.",
+    absent=_WORK_ABSENT,
     source="energy of phases, energy of work * share of the work that was lost",
+    details=(
+        "`other` includes the energy outside all phases.",
+        (
+            "The run's energy is the sum of productive energy, wasted energy and the energy of uncommitted"
+            " work."
+        ),
+    ),
 )
 SPECS = (
     *(COUNTING, SOURCE_INFO, GAP, GAP_JOULES, RESETS, CROSSCHECK, GPU_IDLE),

@@ -13,50 +13,61 @@ TORCH_MONITOR_OVERFLOWS = TrainingFamily(
     type="counter",
     labels=IDENTITY_LABELS,
     help=(
-        "Times the bridge found its queue of torch.monitor events full. The number of lost events is "
-        f"unknown.{TOTAL_ABSENT}"
+        "Times that the bridge found its queue of torch.monitor events full. The number of lost events is"
+        " unknown."
     ),
+    absent=TOTAL_ABSENT,
     source="exporter.bridges.monitor",
 )
 TORCH_MONITOR_REFUSED = TrainingFamily(
     name="training_torch_monitor_refused_total",
     type="counter",
     labels=IDENTITY_LABELS,
-    help=(
-        "Values of torch.monitor Stats that were refused (invalid name, name in use, too many names, not a "
-        f"number), and unreadable events.{TOTAL_ABSENT}"
-    ),
+    help="Values of torch.monitor Stats that were refused, and unreadable events.",
+    absent=TOTAL_ABSENT,
     source="exporter.bridges.monitor",
+    details=(
+        (
+            "A value is refused for an invalid name, a name in use, too many names, or a value that is not a"
+            " number."
+        ),
+    ),
 )
 SPAN_EXPORTER_RECORDS = TrainingFamily(
     name="training_span_exporter_records_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "exporter"),
-    help=(
-        "Records (starts, stops, events and errors of spans) that a span exporter of the job "
-        f"accepted.{TOTAL_ABSENT}"
+    help="Records that a span exporter of the job accepted.",
+    absent=TOTAL_ABSENT,
+    source="span exporter",
+    details=(
+        "A record is the start, the stop, an event or an error of a span.",
+        ("The label `exporter` is the class name. Further instances of the class have the suffix -2, -3, …"),
     ),
-    source="span exporter; the label `exporter` is the class name, with the suffix -2, -3, … for further instances",
 )
 SPAN_EXPORTER_DROPPED = TrainingFamily(
     name="training_span_exporter_dropped_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "exporter", "reason"),
-    help=(
-        "Records that a span exporter of the job did not export, by reason: full queue (queue_full), every "
-        "call raised (failed), spans that the backend rejected and the exporter discarded (rejected), exit of the "
-        f"process (exit).{TOTAL_ABSENT}"
-    ),
+    help="Records that a span exporter of the job did not export, by reason.",
+    absent=TOTAL_ABSENT,
     source="span exporter",
+    details=(
+        "`queue_full`: the queue was full.",
+        "`failed`: every call raised.",
+        "`rejected`: the backend rejected spans, and the exporter discarded them.",
+        "`exit`: the process exited.",
+    ),
 )
 SPAN_EXPORTER_ERRORS = TrainingFamily(
     name="training_span_exporter_errors_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "exporter"),
     help=(
-        "Calls of a span exporter of the job that raised. Each call is retried, so most errors lose no "
-        f"record.{TOTAL_ABSENT}"
+        "Calls of a span exporter of the job that raised. Each call is retried, so most errors lose no"
+        " record."
     ),
+    absent=TOTAL_ABSENT,
     source="span exporter",
 )
 

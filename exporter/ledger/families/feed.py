@@ -23,7 +23,8 @@ ALIVE = FamilySpec(
     name="training_feed_alive",
     type="gauge",
     labels=IDENTITY_LABELS,
-    help="1 for a running process, 0 after the exit. Absent after the retention time of the run (feed.linger).",
+    help="1 for a running process, 0 after the exit.",
+    absent="*expired*",
     source="record lock of the process on its lock file",
 )
 LAST_UPDATE = FamilySpec(
@@ -31,122 +32,182 @@ LAST_UPDATE = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=IDENTITY_LABELS,
-    help="Unix time of the latest snapshot of the process. Does not advance if the process hangs or is stopped."
-    " Absent after the retention time of the run (feed.linger).",
+    help=(
+        "Unix time of the latest snapshot of the process. Does not advance if the process hangs or is"
+        " stopped."
+    ),
+    absent="*expired*",
     source="time of the snapshot in the feed",
 )
 DROPPED = FamilySpec(
     name="training_feed_dropped_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "reason"),
-    help="Lost data by reason: rejected samples (the reasons of training_stat_rejected_samples_total), reads of a full buffer (overflow), failed writes of"
-    " snapshots (write_failed), Stats omitted because the snapshot exceeds the size limit (too_large) or the sidecar's"
-    " memory limit (memory), readings of a Stat whose family belongs to a different definition (definition). The reasons nan,"
-    " overflow and write_failed start at 0. Absent whenever the totals of the rank are absent.",
+    help="Lost data by reason.",
+    absent="whenever the totals of the rank are absent",
     source="feed of the process, ledger",
+    details=(
+        "The reasons of `training_stat_rejected_samples_total`.",
+        "`overflow`: a buffer was full when it was read. The count is that of reads.",
+        "`write_failed`: a snapshot could not be written.",
+        "`too_large`: a Stat was omitted, because the snapshot exceeds the size limit.",
+        "`memory`: a Stat was omitted, because of the sidecar's memory limit.",
+        "`definition`: a reading of a Stat whose family belongs to a different definition.",
+        "`nan`, `overflow` and `write_failed` start at 0.",
+    ),
 )
 REJECTED = FamilySpec(
     name="training_stat_rejected_samples_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "stat", "reason"),
-    help="Rejected samples of a Stat by reason: nan, infinite, not_a_number, out_of_range (too large for a float), error (a"
-    " passive callback or the copy of a tensor raised), shape (a tensor without exactly one element), device (a tensor"
-    " neither on the CPU nor on CUDA), placement (a shard of a tensor), capture (a tensor during graph capture), backlog (too"
-    " many copies of tensors), thread_ended (the thread ended before the copy was read), overflow (the buffer was full when"
-    " it was read: counts reads, not samples). The samples are part of training_feed_dropped_total: do not add the two. Absent before the first rejected sample.",
+    help=(
+        "Rejected samples of a Stat by reason. The samples are part of training_feed_dropped_total: do not"
+        " add the two."
+    ),
+    absent="before the first rejected sample",
     source="feed of the process",
+    details=(
+        "`nan`, `infinite`, `not_a_number`: not a finite number.",
+        "`out_of_range`: too large for a float.",
+        "`error`: a passive callback or the copy of a tensor raised.",
+        "`shape`: a tensor without exactly one element.",
+        "`device`: a tensor neither on the CPU nor on CUDA.",
+        "`placement`: a shard of a tensor.",
+        "`capture`: a tensor during graph capture.",
+        "`backlog`: too many copies of tensors.",
+        "`thread_ended`: the thread ended before the copy was read.",
+        ("`overflow`: the buffer was full when it was read. The count is that of reads, not of samples."),
+    ),
 )
 CONFLICTS = FamilySpec(
     name="training_rank_conflicts",
     type="gauge",
     labels=("run", "rank"),
-    help="Number of extra running processes that claim the same rank of a run with a configured name (usually because"
-    " two jobs use one run name). Absent without a conflict.",
+    help="Number of extra running processes that claim the same rank of a run with a configured name.",
+    absent="without a conflict",
     source="processes of a rank that overlap for 15 s",
+    details=("The usual cause is one run name for two jobs.",),
 )
 EVENTS = FamilySpec(
     name="training_events_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "type", "severity"),
-    help="Logged events of all processes of the rank by type and severity. After the first 100 types of a process, further types are counted"
-    " as other. Absent before the first event, or whenever the totals of the rank are absent.",
+    help="Logged events of all processes of the rank, by type and severity.",
+    absent="before the first event or whenever the totals of the rank are absent",
     source="exporter.log, exporter.monitor.log_event and the bridges",
+    details=("After the first 100 types of a process, further types are counted as `other`.",),
 )
 EVENT_LAST = FamilySpec(
     name="training_event_last_timestamp_seconds",
     type="gauge",
     unit="seconds",
     labels=(*IDENTITY_LABELS, "type", "severity"),
-    help="Unix time of the latest event by type and severity. Absent before the first event, or after the retention time of the run"
-    " (feed.linger).",
+    help="Unix time of the latest event by type and severity.",
+    absent="before the first event or *expired*",
     source="Event.timestamp",
 )
 EVENTS_SUPPRESSED = FamilySpec(
     name="training_events_suppressed_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "type", "reason"),
-    help="Events that were counted but not passed to the handlers, by type and reason: discarded by sampling (sampled) or by the"
-    " rate limit (rate_limit). For the reason payload, events that were passed without the payload, because building"
-    " the payload raised. Absent before the first event with the reason.",
+    help="Events that were counted but not completely passed to the handlers, by type and reason.",
+    absent="before the first event with the reason",
     source="exporter.events.limit",
+    details=(
+        "`sampled`: discarded by sampling.",
+        "`rate_limit`: discarded by the rate limit.",
+        "`payload`: passed without the payload, because building the payload raised.",
+    ),
 )
 HANDLER_EVENTS = FamilySpec(
     name="training_event_handler_events_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "handler"),
-    help="Events that a handler accepted. Absent if no handler is registered.",
+    help="Events that a handler accepted.",
+    absent="if no handler is registered",
     source="exporter.events.register",
 )
 HANDLER_DROPPED = FamilySpec(
     name="training_event_handler_dropped_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "handler", "reason"),
-    help="Events that a handler did not receive, by reason: full queue (queue_full), exception or failed write of the"
-    " handler (error), unregistered handler (unregistered), exit of the process (exit). The reasons queue_full and"
-    " error start at 0. Absent if no handler is registered.",
+    help="Events that a handler did not receive, by reason.",
+    absent="if no handler is registered",
     source="exporter.events.register",
+    details=(
+        "`queue_full`: the queue of the handler was full.",
+        "`error`: the handler raised, or its write failed.",
+        "`unregistered`: the handler was unregistered.",
+        "`exit`: the process exited.",
+        "`queue_full` and `error` start at 0.",
+    ),
 )
 RANK_INFO = FamilySpec(
     name="training_rank_info",
     type="info",
     labels=(*IDENTITY_LABELS, "local_rank", "node", "version", "gpu", "uuid"),
-    help="Current or last process of the rank, with the GPU and with the labels of exporter.configure(labels=...), each"
-    " as label_<name>. The labels gpu and uuid are empty if the process uses no GPU, several GPUs or an unknown GPU."
-    " Absent after the retention time of the run (feed.linger).",
+    help=(
+        "Current or last process of the rank, with its GPU and with the labels of"
+        " exporter.configure(labels=...), each as label_<name>."
+    ),
+    absent="*expired*",
     source="ProcessIdentity, processes listed by NVML",
+    details=(
+        ("The labels `gpu` and `uuid` are empty if the process uses no GPU, several GPUs or an unknown GPU."),
+    ),
 )
 REFUSED = FamilySpec(
     name="exporter_feed_refused_total",
     type="counter",
     labels=("reason",),
-    help=f"Refused feed files by reason: {', '.join(REFUSAL_REASONS)}. training-exporter check explains the"
-    " reason. A file is counted once for as long as it is refused for the same reason.",
+    help="Feed files that were refused, by reason. `training-exporter check` explains the reason.",
     source="feed directory",
+    details=(
+        f"Reasons: {', '.join(f'`{reason}`' for reason in REFUSAL_REASONS)}.",
+        "A file is counted once for as long as it is refused for the same reason.",
+    ),
 )
 OWNER = FamilySpec(
     name="exporter_feed_owner",
     type="gauge",
-    help="1 if this sidecar owns the feed directory: the owner removes the files of exited processes and saves the totals."
-    " 0 if a different sidecar owns the directory; this sidecar only reads.",
+    help=(
+        "1 if this sidecar owns the feed directory, 0 if a different sidecar owns it and this sidecar only"
+        " reads."
+    ),
     source="owner.lock",
+    details=("The owner removes the files of exited processes and saves the totals.",),
 )
 STATE_ERRORS = FamilySpec(
     name="exporter_ledger_state_errors_total",
     type="counter",
     labels=("reason",),
-    help="Errors of state files by reason. failed: a file could not be read, written or locked; the totals of the rank are"
-    " absent until a retry succeeds. damaged: a file was damaged, too large or of a later version and was renamed;"
-    " totals continue from memory and the feed.",
+    help="Errors of state files, by reason.",
     source="state directory",
+    details=(
+        (
+            "`failed`: a file could not be read, written or locked. The totals of the rank are absent until a"
+            " retry succeeds."
+        ),
+        (
+            "`damaged`: a file was damaged, too large or of a later version, and was renamed. The totals"
+            " continue from memory and the feed."
+        ),
+    ),
 )
 FOREIGN = FamilySpec(
     name="exporter_feed_foreign_entry",
     type="gauge",
     labels=("entry",),
-    help="1 for each file or directory that another user created under a name of the exporter (owner.lock, overrides.json,"
-    " stacks.request, runs, ledger) in a shared feed or state directory. This exporter ignores the entry and uses a name with"
-    " its user id instead. Absent otherwise.",
+    help=(
+        "1 for each entry of another user with a name of the exporter in a shared feed or state directory."
+        " This exporter ignores it."
+    ),
+    absent="without such an entry",
     source="feed directory, state directory",
+    details=(
+        "Names: `owner.lock`, `overrides.json`, `stacks.request`, `runs`, `ledger`.",
+        "In place of the entry, this exporter uses a name with its user id.",
+    ),
 )
 SUPPRESSED = FamilySpec(
     name="exporter_ledger_suppressed_ranks",

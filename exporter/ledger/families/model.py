@@ -19,7 +19,8 @@ LOSS = TrainingFamily(
     name="training_loss",
     type="gauge",
     labels=(*RUN_LABELS, "mode"),
-    help=f"Last finite loss by mode (train, validation, test).{LAST_VALUE_ABSENT}",
+    help="Last finite loss by mode (train, validation, test).",
+    absent=LAST_VALUE_ABSENT,
     source="training.record(loss=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -27,7 +28,8 @@ GRAD_NORM = TrainingFamily(
     name="training_grad_norm",
     type="gauge",
     labels=RUN_LABELS,
-    help=f"Last finite gradient norm.{LAST_VALUE_ABSENT}",
+    help="Last finite gradient norm.",
+    absent=LAST_VALUE_ABSENT,
     source="training.record(grad_norm=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -35,7 +37,8 @@ LEARNING_RATE = TrainingFamily(
     name="training_learning_rate",
     type="gauge",
     labels=RUN_LABELS,
-    help=f"Last recorded learning rate.{LAST_VALUE_ABSENT}",
+    help="Last recorded learning rate.",
+    absent=LAST_VALUE_ABSENT,
     source="training.record(learning_rate=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -43,7 +46,8 @@ LOSS_SCALE = TrainingFamily(
     name="training_loss_scale",
     type="gauge",
     labels=RUN_LABELS,
-    help=f"Last recorded loss scale of mixed precision.{LAST_VALUE_ABSENT}",
+    help="Last recorded loss scale of mixed precision.",
+    absent=LAST_VALUE_ABSENT,
     source="training.record(loss_scale=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -51,14 +55,16 @@ NONFINITE = TrainingFamily(
     name="training_nonfinite_total",
     type="counter",
     labels=(*RUN_LABELS, "kind", "value"),
-    help=f"Losses and gradient norms that were not finite, by kind (loss, grad) and value (nan, inf).{TOTAL_ABSENT}",
+    help="Losses and gradient norms that were not finite, by kind (loss, grad) and value (nan, inf).",
+    absent=TOTAL_ABSENT,
     source="training.record(loss=..., grad_norm=...)",
 )
 SKIPPED_STEPS = TrainingFamily(
     name="training_skipped_steps_total",
     type="counter",
     labels=(*RUN_LABELS, "reason"),
-    help=f"Steps that did not update the model, by reason (overflow, nonfinite).{TOTAL_ABSENT}",
+    help="Steps that did not update the model, by reason (overflow, nonfinite).",
+    absent=TOTAL_ABSENT,
     source="training.skipped_step(...)",
 )
 MISUSE = TrainingFamily(
@@ -66,17 +72,21 @@ MISUSE = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "call", "rule"),
     help=(
-        "Invalid calls of exporter.training by function (call) and violated rule; docs/training.md lists the rules. Invalid"
-        f" calls are counted, logged once and ignored.{TOTAL_ABSENT}"
+        "Invalid calls of exporter.training, by function (call) and violated rule. docs/training.md lists the"
+        " rules."
     ),
+    absent=TOTAL_ABSENT,
     source="exporter.training",
+    details=("An invalid call is counted, logged once and ignored.",),
 )
 CHECKPOINTS = TrainingFamily(
     name="training_checkpoints_total",
     type="counter",
     labels=(*RUN_LABELS, "kind", "result"),
-    help=f"Saves by kind (sync, async, or local: lost with the node) and result (ok, failed).{TOTAL_ABSENT}",
+    help="Saves by kind (sync, async, local) and result (ok, failed).",
+    absent=TOTAL_ABSENT,
     source="checkpoint_save, on_save_checkpoint_*",
+    details=("A `local` save is lost with the node.",),
 )
 CHECKPOINT_DURATION = TrainingFamily(
     name="training_checkpoint_duration_seconds",
@@ -84,17 +94,23 @@ CHECKPOINT_DURATION = TrainingFamily(
     unit="seconds",
     labels=(*RUN_LABELS, "kind", "part"),
     help=(
-        "Duration of saves by kind (sync, async, local) and part: the time for which the training was blocked (blocking) and the time until "
-        f"the save was complete (total). Total includes blocking: do not add the two.{TOTAL_ABSENT}"
+        "Duration of saves by kind (sync, async, local) and part. The part total includes blocking: do not"
+        " add the two."
     ),
+    absent=TOTAL_ABSENT,
     source="checkpoint_save, on_save_checkpoint_*",
+    details=(
+        "`blocking`: time for which the training was blocked.",
+        "`total`: time until the save was complete.",
+    ),
 )
 CHECKPOINT_LAST_SUCCESS_TIMESTAMP = TrainingFamily(
     name="training_checkpoint_last_success_timestamp_seconds",
     type="gauge",
     unit="seconds",
     labels=RUN_LABELS,
-    help=f"Unix time of the latest successful save, except local saves.{POSITION_ABSENT}",
+    help="Unix time of the latest successful save, except local saves.",
+    absent=POSITION_ABSENT,
     source="on_save_checkpoint_success",
     lifetime=Lifetime.POSITION,
 )
@@ -102,7 +118,8 @@ CHECKPOINT_LAST_STEP = TrainingFamily(
     name="training_checkpoint_last_step",
     type="gauge",
     labels=RUN_LABELS,
-    help=f"Highest step of the successful saves of the training loop, except local saves.{POSITION_ABSENT}",
+    help="Highest step of the successful saves of the training loop, except local saves.",
+    absent=POSITION_ABSENT,
     source="on_save_checkpoint_success",
     lifetime=Lifetime.POSITION,
 )
@@ -111,7 +128,8 @@ CHECKPOINT_LAST_BYTES = TrainingFamily(
     type="gauge",
     unit="bytes",
     labels=RUN_LABELS,
-    help=f"Size of the latest successful save with a reported size, except local saves.{POSITION_ABSENT}",
+    help="Size of the latest successful save with a reported size, except local saves.",
+    absent=POSITION_ABSENT,
     source="training.checkpoint_saved(bytes=...)",
     lifetime=Lifetime.POSITION,
 )
@@ -120,7 +138,8 @@ CHECKPOINT_INTERVAL = TrainingFamily(
     type="gauge",
     unit="seconds",
     labels=RUN_LABELS,
-    help=f"Median time between the last 5 successful saves, except local saves.{GAUGE_ABSENT}",
+    help="Median time between the last 5 successful saves, except local saves.",
+    absent=GAUGE_ABSENT,
     source="on_save_checkpoint_success",
 )
 GPU_MEMORY_BYTES = TrainingFamily(
@@ -129,24 +148,30 @@ GPU_MEMORY_BYTES = TrainingFamily(
     unit="bytes",
     labels=(*IDENTITY_LABELS, "gpu", "state", "uuid"),
     help=(
-        "GPU memory of torch's allocator by state: allocated, reserved, peak_allocated, peak_reserved. "
-        "Reserved memory includes allocated memory: do not add states. The label uuid needs torch 2.4 or "
-        f"later.{GAUGE_ABSENT}"
+        "GPU memory of torch's allocator, by state. Reserved memory includes allocated memory: do not sum the"
+        " states."
     ),
+    absent=GAUGE_ABSENT,
     source="torch.cuda.memory_stats",
+    details=(
+        "States: `allocated`, `reserved`, `peak_allocated`, `peak_reserved`.",
+        "The label `uuid` needs torch 2.4 or later.",
+    ),
 )
 GPU_ALLOC_RETRIES = TrainingFamily(
     name="training_gpu_alloc_retries_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "gpu", "uuid"),
-    help=f"Allocations that succeeded only after torch emptied the allocator's cache.{TOTAL_ABSENT}",
+    help="Allocations that succeeded only after torch emptied the allocator's cache.",
+    absent=TOTAL_ABSENT,
     source="torch.cuda.memory_stats: num_alloc_retries",
 )
 GPU_OOM = TrainingFamily(
     name="training_gpu_oom_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "gpu", "uuid"),
-    help=f"Allocations that failed because the GPU was out of memory.{TOTAL_ABSENT}",
+    help="Allocations that failed because the GPU was out of memory.",
+    absent=TOTAL_ABSENT,
     source="torch.cuda.memory_stats: num_ooms",
 )
 

@@ -29,25 +29,31 @@ RUN_INFO = FamilySpec(
     name="training_run_info",
     type="info",
     labels=("run", *FACTS),
-    help="Description of the run, reported by the lowest rank on this node. Every node of a run has this series: join on"
-    " (run, instance), or use max by (run). Absent after the retention time of the run (feed.linger).",
+    help="Description of the run, reported by the lowest rank on this node.",
+    absent="*expired*",
     source="exporter.training: configuration, describe(), environment",
+    details=("Every node of a run has this series: join on `(run, instance)`, or use `max by (run)`.",),
 )
 WORLD_SIZE = FamilySpec(
     name="training_world_size",
     type="gauge",
     labels=("run",),
-    help="Number of ranks of the run. Every node of a run has this series: use max by (run). Absent if the job does not"
-    " report the number, or after the retention time of the run (feed.linger).",
+    help="Number of ranks of the run.",
+    absent="*not reported* or *expired*",
     source="the label world_size of training_run_info",
+    details=("Every node of a run has this series: use `max by (run)`.",),
 )
 PEAK_FLOPS = FamilySpec(
     name="training_peak_flops_per_second",
     type="gauge",
     labels=(*IDENTITY_LABELS, "dtype", "source", "name"),
-    help="Peak dense FLOP/s of the rank's device (name) for the data type of the run (dtype), from the built-in table (source=table) or"
-    " from the configuration (source=config). Absent if the device or the data type is unknown.",
+    help="Peak dense FLOP/s of the rank's device (name) for the data type of the run (dtype), by source.",
+    absent="if the device or the data type is unknown",
     source="exporter.ledger.families.run_info, configuration, training.describe(peak_flops=...)",
+    details=(
+        "`table`: built-in table.",
+        "`config`: configuration.",
+    ),
 )
 
 SPECS = (RUN_INFO, WORLD_SIZE, PEAK_FLOPS)

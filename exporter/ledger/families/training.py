@@ -20,37 +20,48 @@ STEPS = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "mode"),
     help=(
-        "Executed steps, including repeated steps, by mode: optimizer steps (train) or batches "
-        f"(validation, test).{TOTAL_ABSENT}"
+        "Executed steps, including repeated steps, by mode: optimizer steps (train) or batches (validation,"
+        " test)."
     ),
+    absent=TOTAL_ABSENT,
     source="ends of training_iteration, validation_iteration and testing_iteration",
 )
 SAMPLES = TrainingFamily(
     name="training_samples_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "mode"),
-    help=f"Samples that this rank processed, by mode (train, validation, test). The sum over all ranks is the total of the run.{TOTAL_ABSENT}",
+    help=(
+        "Samples that this rank processed, by mode (train, validation, test). The sum over all ranks is the"
+        " total of the run."
+    ),
+    absent=TOTAL_ABSENT,
     source="training.record(samples=...), otherwise the configured batch size",
 )
 TOKENS = TrainingFamily(
     name="training_tokens_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "mode"),
-    help=f"Tokens that this rank processed, by mode (train, validation, test). The sum over all ranks is the total of the run.{TOTAL_ABSENT}",
+    help=(
+        "Tokens that this rank processed, by mode (train, validation, test). The sum over all ranks is the"
+        " total of the run."
+    ),
+    absent=TOTAL_ABSENT,
     source="training.record(tokens=...), otherwise samples * sequence length",
 )
 MICROBATCHES = TrainingFamily(
     name="training_microbatches_total",
     type="counter",
     labels=IDENTITY_LABELS,
-    help=f"Micro-batches. With gradient accumulation, a step has several micro-batches.{TOTAL_ABSENT}",
+    help="Micro-batches. With gradient accumulation, a step has several micro-batches.",
+    absent=TOTAL_ABSENT,
     source="training.record(microbatches=...)",
 )
 EPOCHS = TrainingFamily(
     name="training_epochs_total",
     type="counter",
     labels=IDENTITY_LABELS,
-    help=f"Finished epochs.{TOTAL_ABSENT}",
+    help="Finished epochs.",
+    absent=TOTAL_ABSENT,
     source="training.record(epoch=...)",
 )
 STEP = TrainingFamily(
@@ -58,9 +69,10 @@ STEP = TrainingFamily(
     type="gauge",
     labels=RUN_LABELS,
     help=(
-        "Completed steps as counted by the job, including the steps of earlier processes. Decreases "
-        f"after a restart from a checkpoint.{POSITION_ABSENT}"
+        "Completed steps as counted by the job, including the steps of earlier processes. Decreases after a"
+        " restart from a checkpoint."
     ),
+    absent=POSITION_ABSENT,
     source="train_iterations_start + completed iterations",
     lifetime=Lifetime.POSITION,
 )
@@ -68,7 +80,8 @@ STEP_TARGET = TrainingFamily(
     name="training_step_target",
     type="gauge",
     labels=RUN_LABELS,
-    help=f"Step at which the training ends.{POSITION_ABSENT}",
+    help="Step at which the training ends.",
+    absent=POSITION_ABSENT,
     source="train_iterations_target, training.describe(step_target=...)",
     lifetime=Lifetime.POSITION,
 )
@@ -76,7 +89,8 @@ EPOCH = TrainingFamily(
     name="training_epoch",
     type="gauge",
     labels=RUN_LABELS,
-    help=f"Current epoch.{POSITION_ABSENT}",
+    help="Current epoch.",
+    absent=POSITION_ABSENT,
     source="training.record(epoch=...)",
     lifetime=Lifetime.POSITION,
 )
@@ -85,7 +99,8 @@ STEP_DURATION = TrainingFamily(
     type="histogram",
     unit="seconds",
     labels=(*RUN_LABELS, "mode"),
-    help=f"Duration of steps by mode: optimizer steps (train) or batches (validation, test).{TOTAL_ABSENT}",
+    help="Duration of steps by mode: optimizer steps (train) or batches (validation, test).",
+    absent=TOTAL_ABSENT,
     source="start to end of an iteration",
 )
 STEP_LONGEST = TrainingFamily(
@@ -93,7 +108,8 @@ STEP_LONGEST = TrainingFamily(
     type="gauge",
     unit="seconds",
     labels=RUN_LABELS,
-    help=f"Duration of the longest of the last 100 steps, except the first step of the process.{LAST_VALUE_ABSENT}",
+    help="Duration of the longest of the last 100 steps, except the first step of the process.",
+    absent=LAST_VALUE_ABSENT,
     source="training_step_duration_seconds",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -102,11 +118,10 @@ STEP_IDEAL = TrainingFamily(
     type="gauge",
     unit="seconds",
     labels=RUN_LABELS,
-    help=(
-        "Mean duration of the last 200 steps, except slow steps (above median + 3 * median absolute "
-        f"deviation).{LAST_VALUE_ABSENT}"
-    ),
+    help="Mean duration of the last 200 steps, without slow steps.",
+    absent=LAST_VALUE_ABSENT,
     source="training_step_duration_seconds",
+    details=("A step is slow if it takes longer than median + 3 * median absolute deviation.",),
     lifetime=Lifetime.LAST_VALUE,
 )
 SLOW_STEP_EXCESS = TrainingFamily(
@@ -114,22 +129,18 @@ SLOW_STEP_EXCESS = TrainingFamily(
     type="counter",
     unit="seconds",
     labels=IDENTITY_LABELS,
-    help=(
-        "Time by which slow steps (above median + 3 * median absolute deviation) exceeded "
-        f"training_step_ideal_seconds.{TOTAL_ABSENT}"
-    ),
+    help="Time by which slow steps exceeded training_step_ideal_seconds.",
+    absent=TOTAL_ABSENT,
     source="sum of duration - ideal over slow steps",
+    details=("A step is slow if it takes longer than median + 3 * median absolute deviation.",),
 )
 LAST_PROGRESS_TIMESTAMP = TrainingFamily(
     name="training_last_progress_timestamp_seconds",
     type="gauge",
     unit="seconds",
     labels=IDENTITY_LABELS,
-    help=(
-        "Unix time of the end of the latest step or validation batch. After the exit, the last value is shown for the retention"
-        " time of the run (feed.linger). Absent if the job does not report the value, between the end of the training loop and"
-        " the exit, or if the feed of a running process is stale."
-    ),
+    help="Unix time of the end of the latest step or validation batch.",
+    absent="*not reported*, between the end of the training loop and the exit, *stale*, or *expired*",
     source="end of an iteration",
     lifetime=Lifetime.POSITION,
 )
@@ -137,7 +148,8 @@ MODEL_FLOPS = TrainingFamily(
     name="training_model_flops_total",
     type="counter",
     labels=IDENTITY_LABELS,
-    help=f"Floating-point operations that the forward and backward passes of the model require, in FLOP.{TOTAL_ABSENT}",
+    help="Floating-point operations that the forward and backward passes of the model require, in FLOP.",
+    absent=TOTAL_ABSENT,
     source="flops_per_token * tokens or flops_per_sample * samples",
 )
 HARDWARE_FLOPS = TrainingFamily(
@@ -145,9 +157,10 @@ HARDWARE_FLOPS = TrainingFamily(
     type="counter",
     labels=IDENTITY_LABELS,
     help=(
-        "Executed floating-point operations, including recomputation, in FLOP. Contains "
-        f"training_model_flops_total: do not add the two.{TOTAL_ABSENT}"
+        "Executed floating-point operations, including recomputation, in FLOP. Contains"
+        " training_model_flops_total: do not add the two."
     ),
+    absent=TOTAL_ABSENT,
     source="hardware_flops_per_token * tokens",
 )
 RANK_COMPUTE = TrainingFamily(
@@ -155,11 +168,15 @@ RANK_COMPUTE = TrainingFamily(
     type="gauge",
     unit="seconds",
     labels=IDENTITY_LABELS,
-    help=(
-        "Median compute time of the last 50 steps: the step time minus the time waiting for data and for other "
-        f"ranks. A straggler has the highest value.{LAST_VALUE_ABSENT}"
-    ),
+    help="Median compute time of the last 50 steps. A straggler has the highest value.",
+    absent=LAST_VALUE_ABSENT,
     source="step - data_loading - grad_sync",
+    details=(
+        (
+            "The compute time of a step is its duration minus the time in which the rank waited for data and"
+            " for other ranks."
+        ),
+    ),
     lifetime=Lifetime.LAST_VALUE,
 )
 PHASE = TrainingFamily(
@@ -167,14 +184,16 @@ PHASE = TrainingFamily(
     type="counter",
     unit="seconds",
     labels=(*IDENTITY_LABELS, "phase"),
-    help=f"Time of the main thread by phase. Phases do not overlap; their sum is the wall time.{TOTAL_ABSENT}",
+    help="Time of the main thread by phase. Phases do not overlap; their sum is the wall time.",
+    absent=TOTAL_ABSENT,
     source="exclusive time of spans",
 )
 PHASE_ENTRIES = TrainingFamily(
     name="training_phase_entries_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "phase"),
-    help=f"Number of times that the phase started.{TOTAL_ABSENT}",
+    help="Number of times that the phase started.",
+    absent=TOTAL_ABSENT,
     source="spans",
 )
 PHASE_DURATION = TrainingFamily(
@@ -182,7 +201,8 @@ PHASE_DURATION = TrainingFamily(
     type="histogram",
     unit="seconds",
     labels=(*RUN_LABELS, "phase"),
-    help=f"Duration of recurring phases, excluding nested phases.{TOTAL_ABSENT}",
+    help="Duration of recurring phases, excluding nested phases.",
+    absent=TOTAL_ABSENT,
     source="exclusive time of one span",
 )
 SPAN_DURATION = TrainingFamily(
@@ -190,11 +210,10 @@ SPAN_DURATION = TrainingFamily(
     type="summary",
     unit="seconds",
     labels=(*IDENTITY_LABELS, "span"),
-    help=(
-        "Duration of spans that are not phases: the application, training loops and spans named by the job. "
-        f"Spans are nested: do not add their durations.{TOTAL_ABSENT}"
-    ),
+    help="Duration of spans that are not phases. Spans are nested: do not add their durations.",
+    absent=TOTAL_ABSENT,
     source="exporter.span, timed_span, application, training_loop",
+    details=("Such spans are the application, training loops, and spans named by the job.",),
 )
 PHASE_GPU = TrainingFamily(
     name="training_phase_gpu_seconds_total",
@@ -202,19 +221,22 @@ PHASE_GPU = TrainingFamily(
     unit="seconds",
     labels=(*IDENTITY_LABELS, "phase"),
     help=(
-        "Device time of the timed steps by phase, from the first to the last operation of the phase on the device. Recorded if "
-        f"the job uses CUDA through torch and steps take more than 5 ms.{TOTAL_ABSENT}"
+        "Device time of the timed steps by phase, from the first to the last operation of the phase on the"
+        " device."
     ),
+    absent=TOTAL_ABSENT,
     source="CUDA events on the current stream of the main thread",
+    details=("Steps are timed if the job uses CUDA through torch and steps take more than 5 ms.",),
 )
 GPU_TIMED_STEPS = TrainingFamily(
     name="training_gpu_timed_steps_total",
     type="counter",
     labels=IDENTITY_LABELS,
     help=(
-        "Steps timed on the device, at most ten per second. Divide training_phase_gpu_seconds_total by this "
-        f"count.{TOTAL_ABSENT}"
+        "Steps timed on the device, at most ten per second. Divide training_phase_gpu_seconds_total by this"
+        " count."
     ),
+    absent=TOTAL_ABSENT,
     source="see training_phase_gpu_seconds_total",
 )
 GPU_IDLE_BETWEEN_STEPS = TrainingFamily(
@@ -222,25 +244,26 @@ GPU_IDLE_BETWEEN_STEPS = TrainingFamily(
     type="counter",
     unit="seconds",
     labels=IDENTITY_LABELS,
-    help=(
-        "Idle device time between two timed steps, outside all phases or in data_loading: the delay caused by "
-        f"the data loader that queued kernels do not hide.{TOTAL_ABSENT}"
-    ),
+    help="Idle device time between two timed steps, outside all phases or in data_loading.",
+    absent=TOTAL_ABSENT,
     source="see training_phase_gpu_seconds_total",
+    details=("The value is the delay that the data loader causes and that queued kernels do not hide.",),
 )
 STEP_GPU_DURATION = TrainingFamily(
     name="training_step_gpu_duration_seconds",
     type="histogram",
     unit="seconds",
     labels=RUN_LABELS,
-    help=f"Device time of a timed step.{TOTAL_ABSENT}",
+    help="Device time of a timed step.",
+    absent=TOTAL_ABSENT,
     source="see training_phase_gpu_seconds_total",
 )
 PHASE_ACTIVE = TrainingFamily(
     name="training_phase_active",
     type="gauge",
     labels=(*IDENTITY_LABELS, "phase"),
-    help=f"1 for the current phase of the main thread, 0 for earlier phases.{GAUGE_ABSENT}",
+    help="1 for the current phase of the main thread, 0 for earlier phases.",
+    absent=GAUGE_ABSENT,
     source="innermost open span of the main thread",
 )
 PHASE_ACTIVE_SINCE_TIMESTAMP = TrainingFamily(
@@ -248,14 +271,19 @@ PHASE_ACTIVE_SINCE_TIMESTAMP = TrainingFamily(
     type="gauge",
     unit="seconds",
     labels=IDENTITY_LABELS,
-    help=f"Unix time at which the current phase of the main thread started.{GAUGE_ABSENT}",
+    help="Unix time at which the current phase of the main thread started.",
+    absent=GAUGE_ABSENT,
     source="start of the innermost open span",
 )
 COLLECTIVE_SEQUENCE = TrainingFamily(
     name="training_collective_sequence",
     type="gauge",
     labels=(*IDENTITY_LABELS, "group"),
-    help=f"Sequence number of the latest collective operation of a process group. A rank with a lower number is behind.{GAUGE_ABSENT}",
+    help=(
+        "Sequence number of the latest collective operation of a process group. A rank with a lower number is"
+        " behind."
+    ),
+    absent=GAUGE_ABSENT,
     source="torch.distributed process groups",
 )
 BACKGROUND = TrainingFamily(
@@ -263,11 +291,12 @@ BACKGROUND = TrainingFamily(
     type="counter",
     unit="seconds",
     labels=(*RUN_LABELS, "task"),
-    help=(
-        "Duration of background work by task, such as checkpoint_upload, checkpoint_finalize, prefetch or "
-        f"eval_async. Not part of any phase.{TOTAL_ABSENT}"
-    ),
+    help="Duration of background work by task. The work is not part of any phase.",
+    absent=TOTAL_ABSENT,
     source="training.background(...)",
+    details=(
+        ("Tasks are, for example, `checkpoint_upload`, `checkpoint_finalize`, `prefetch` and `eval_async`."),
+    ),
 )
 
 SPECS = (

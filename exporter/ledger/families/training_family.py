@@ -1,4 +1,4 @@
-"""Specification of a family that Stats of the job fill: lifetime, and the sentences about absence."""
+"""Specification of a family that Stats of the job fill: lifetime, and the conditions of absence."""
 
 from __future__ import annotations
 
@@ -23,18 +23,7 @@ class TrainingFamily(FamilySpec):
     lifetime: Lifetime = Lifetime.CURRENT
 
 
-TOTAL_ABSENT = (
-    " Absent if the job does not report the value, after the retention time of the run (feed.linger), or if the"
-    " ledger's state is not writable."
-)
-GAUGE_ABSENT = (
-    " Absent if the job does not report the value, after the exit of the process, or if the feed is stale."
-)
-LAST_VALUE_ABSENT = (
-    " Absent if the job does not report the value, after the exit of the process, if the feed is stale, or if the run"
-    " hangs (goodput.hang_after)."
-)
-POSITION_ABSENT = (
-    " After the exit, the last value is shown for the retention time of the run (feed.linger). Absent if the job does"
-    " not report the value, or if the feed of a running process is stale."
-)
+TOTAL_ABSENT = "*not reported*, *expired*, or *not saved*"
+GAUGE_ABSENT = "*not reported*, *exited*, or *stale*"
+LAST_VALUE_ABSENT = "*not reported*, *exited*, *stale*, or *hang*"
+POSITION_ABSENT = "*not reported*, *stale*, or *expired*"

@@ -9,22 +9,18 @@ from exporter.families import Collected, FamilySpec
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES, Goodput
 from exporter.recording.values import END_REASONS
 
-_ABSENT = (
-    " Absent if the job does not use exporter.training, on nodes without rank 0, or after the retention time of the"
-    " run (feed.linger)."
-)
-_TOTAL_ABSENT = (
-    " Absent if the job does not use exporter.training, on nodes without rank 0, after the retention time of the run"
-    " (feed.linger), or if the ledger's state is not writable."
-)
-_REASONS = ", ".join(END_REASONS)
+_ABSENT = "*not instrumented*, *other node*, or *expired*"
+_TOTAL_ABSENT = "*not instrumented*, *other node*, *expired*, or *not saved*"
 
 ATTEMPT = FamilySpec(
     name="training_attempt",
     type="gauge",
     labels=("run",),
-    help="Number of the current or last attempt, starting from 1. An attempt is a process of rank 0 (docs/goodput.md)."
-    + _ABSENT,
+    help=(
+        "Number of the current or last attempt, starting from 1. An attempt is a process of rank 0"
+        " (docs/goodput.md)."
+    ),
+    absent=_ABSENT,
     source="successive processes of rank 0",
 )
 ATTEMPT_START = FamilySpec(
@@ -32,14 +28,16 @@ ATTEMPT_START = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("run",),
-    help="Unix time at which the attempt's process of rank 0 started." + _ABSENT,
+    help="Unix time at which the attempt's process of rank 0 started.",
+    absent=_ABSENT,
     source="/proc/<pid>/stat, otherwise the start of recording",
 )
 ATTEMPT_STEPS = FamilySpec(
     name="training_attempt_steps",
     type="gauge",
     labels=("run",),
-    help="Steps completed by the current or last attempt." + _ABSENT,
+    help="Steps completed by the current or last attempt.",
+    absent=_ABSENT,
     source="steps of the current process of rank 0",
 )
 FIRST_STEP = FamilySpec(
@@ -47,8 +45,8 @@ FIRST_STEP = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("run",),
-    help="Time from the start of the attempt to the end of the first step. Absent before the end of the first step, if the"
-    " job does not use exporter.training, on nodes without rank 0, or after the retention time of the run (feed.linger).",
+    help="Time from the start of the attempt to the end of the first step.",
+    absent="before the end of the first step, *not instrumented*, *other node*, or *expired*",
     source="end of the first iteration - training_attempt_start_timestamp_seconds",
 )
 WALL = FamilySpec(
@@ -56,17 +54,21 @@ WALL = FamilySpec(
     type="counter",
     unit="seconds",
     labels=("run",),
-    help="Time since the start of the first attempt, including the time between attempts. The sum of productive,"
-    " uncommitted and badput seconds. Stops at the end of the run." + _TOTAL_ABSENT,
+    help=(
+        "Time since the start of the first attempt, including the time between attempts. Stops at the end of"
+        " the run."
+    ),
+    absent=_TOTAL_ABSENT,
     source="phases of rank 0, starts and exits of the processes of rank 0",
+    details=("The value is the sum of productive, uncommitted and badput seconds.",),
 )
 PRODUCTIVE = FamilySpec(
     name="training_productive_seconds_total",
     type="counter",
     unit="seconds",
     labels=("run",),
-    help="Work time covered by a successful save, or spent by a process that completed the training."
-    + _TOTAL_ABSENT,
+    help="Work time covered by a successful save, or spent by a process that completed the training.",
+    absent=_TOTAL_ABSENT,
     source="phases and checkpoints of rank 0",
 )
 UNCOMMITTED = FamilySpec(
@@ -74,41 +76,49 @@ UNCOMMITTED = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("run",),
-    help="Work time that no checkpoint covers yet and that a crash would lose. It becomes productive with the next save, or"
-    " when the process completes the training." + _TOTAL_ABSENT,
+    help="Work time that no checkpoint covers yet and that a crash would lose.",
+    absent=_TOTAL_ABSENT,
     source="phases and checkpoints of rank 0",
+    details=("The time becomes productive with the next save, or when the process completes the training.",),
 )
 BADPUT = FamilySpec(
     name="training_badput_seconds_total",
     type="counter",
     unit="seconds",
     labels=("run", "cause"),
-    help=f"Time in which the training made no lasting progress, by cause: {', '.join(BADPUT_CAUSES)}. With"
-    " goodput.validation=productive, validation counts as productive time instead." + _TOTAL_ABSENT,
+    help="Time in which the training made no lasting progress, by cause.",
+    absent=_TOTAL_ABSENT,
     source="see docs/goodput.md",
+    details=(
+        f"Causes: {', '.join(f'`{cause}`' for cause in BADPUT_CAUSES)}.",
+        "With `goodput.validation=productive`, validation counts as productive time.",
+    ),
 )
 LOST_STEPS = FamilySpec(
     name="training_lost_steps_total",
     type="counter",
     labels=("run",),
-    help="Executed steps that were lost, because the next attempt started at an earlier step."
-    + _TOTAL_ABSENT,
+    help="Executed steps that were lost, because the next attempt started at an earlier step.",
+    absent=_TOTAL_ABSENT,
     source="steps beyond the first step of the next attempt",
 )
 RESTARTS = FamilySpec(
     name="training_restarts_total",
     type="counter",
     labels=("run", "reason"),
-    help=f"Attempts after the first, by the reason of the end of the previous attempt: {_REASONS}."
-    + _TOTAL_ABSENT,
+    help="Attempts after the first, by the reason for the end of the previous attempt.",
+    absent=_TOTAL_ABSENT,
     source="see training_interruptions_total",
+    details=("The reasons are those of `training_interruptions_total`.",),
 )
 INTERRUPTIONS = FamilySpec(
     name="training_interruptions_total",
     type="counter",
     labels=("run", "reason"),
-    help=f"Attempts that ended before the training was completed, by reason: {_REASONS}." + _TOTAL_ABSENT,
-    source="reports of the processes, exit status, OOM kills of the kernel, boot id of the machine",
+    help="Attempts that ended before the training was completed, by reason.",
+    absent=_TOTAL_ABSENT,
+    source="reports of the processes, exit status, kernel's OOM kills, boot id",
+    details=(f"Reasons: {', '.join(f'`{reason}`' for reason in END_REASONS)}.",),
 )
 SPECS = (
     *(ATTEMPT, ATTEMPT_START, ATTEMPT_STEPS, FIRST_STEP, WALL, PRODUCTIVE),

@@ -25,46 +25,69 @@ STATES = ACTIVE_STATES + FINAL_STATES
 _STOP_SIGNALS = frozenset({-signal.SIGINT, -signal.SIGTERM})
 _SIGNAL_NAMES = {member.value: member.name for member in signal.Signals}
 
-_ABSENT = " Absent on nodes without rank 0, or after the retention time of the run (feed.linger)."
+_ABSENT = "*other node* or *expired*"
 
 STATE = FamilySpec(
     name="training_run_state",
     type="gauge",
     labels=("run", "state"),
-    help="1 for the current state of the run, 0 for all other states. starting: no step has finished. running: no step is"
-    " overdue. stalled: a step is overdue in a phase that waits for data, compiles, loads, saves or validates, or the feed"
-    " is stale. hung: a step is overdue in a different phase. ending: the processes exited, and the outcome is not"
-    " decided. stopped: by SIGINT or SIGTERM, or the process reported a stop by the user or a preemption. finished: the"
-    " training was completed, or the exit status is 0. failed: an exception, a different exit status or a different signal,"
-    " or torchrun restarted the process. lost: killed or crashed, without an exit status." + _ABSENT,
+    help="1 for the current state of the run, 0 for all other states.",
+    absent=_ABSENT,
     source="processes of the run, exit status from `run` and from torchrun",
+    details=(
+        "`starting`: no step has finished.",
+        "`running`: no step is overdue.",
+        (
+            "`stalled`: a step is overdue in a phase that waits for data, compiles, loads, saves or"
+            " validates, or the feed is stale."
+        ),
+        "`hung`: a step is overdue in a different phase.",
+        "`ending`: the processes exited, and the outcome is not decided.",
+        (
+            "`stopped`: SIGINT or SIGTERM ended the processes, or a process reported a stop by the user or a"
+            " preemption."
+        ),
+        "`finished`: the training was completed, or the exit status is 0.",
+        (
+            "`failed`: an exception, a different exit status or a different signal ended a process, or"
+            " torchrun restarted it."
+        ),
+        "`lost`: a process was killed or crashed without an exit status.",
+    ),
 )
 STATE_SINCE = FamilySpec(
     name="training_run_state_since_timestamp_seconds",
     type="gauge",
     unit="seconds",
     labels=("run",),
-    help="Unix time at which the current state of the run started." + _ABSENT,
+    help="Unix time at which the current state of the run started.",
+    absent=_ABSENT,
     source="see training_run_state",
 )
 OUTCOME = FamilySpec(
     name="training_run_outcome_info",
     type="info",
     labels=("run", "outcome", "reason", "exit_status", "signal", "exception"),
-    help="Outcome of the run: exit status, signal or exception, if known. A reason that starts with `inferred` is not based"
-    " on an exit status. Absent before the end of the run, on nodes without rank 0, or after the retention time of the"
-    " run (feed.linger).",
+    help="Outcome of the run: exit status, signal or exception, if known.",
+    absent="before the end of the run, *other node*, or *expired*",
     source="see training_run_state",
+    details=("A reason that starts with `inferred` is not based on an exit status.",),
 )
 RANK_EXIT = FamilySpec(
     name="training_rank_last_exit_timestamp_seconds",
     type="gauge",
     unit="seconds",
     labels=(*IDENTITY_LABELS, "reason"),
-    help="Unix time of the last exit of a process of the rank that did not complete the training. The reason is the signal,"
-    " the exit status or the exception; a reason that starts with `inferred` is not based on an exit status. A restart of"
-    " the rank keeps the series. Absent before such an exit, or after the retention time of the run (feed.linger).",
+    help="Unix time of the last exit of a process of the rank that did not complete the training.",
+    absent="before such an exit or *expired*",
     source="see training_run_state",
+    details=(
+        (
+            "The reason is the signal, the exit status or the exception. A reason that starts with `inferred`"
+            " is not based on an exit status."
+        ),
+        "A restart of the rank keeps the series.",
+    ),
 )
 SPECS = (STATE, STATE_SINCE, OUTCOME, RANK_EXIT)
 
