@@ -125,7 +125,7 @@ class MetricStats:
             try:
                 record = self._recorder(stat_name, pair)
             except DefinitionError as error:
-                # The family belongs to a different pair or Stat, or to the exporter.
+                # The family belongs to the exporter or to another Stat.
                 message = "the metric {1} of group {0} is not recorded".format(*map(text_of, pair))
                 log_once(message, f"{message}: {error}")
                 record = refuse("collision")

@@ -129,7 +129,7 @@ REFUSED = TrainingFamily(
     absent=TOTAL_ABSENT,
     source="exporter.elastic",
     details=(
-        "`collision`: the family belongs to a different metric.",
+        "`collision`: the family belongs to the exporter or to another Stat.",
         "`too_many`: too many names.",
         "`name`: invalid name.",
         "`handler`: a handler raised.",
