@@ -16,7 +16,7 @@ MAX_VALUES = 64
 
 
 def holds_optimizer(contents: Any, depth: int = 3) -> bool:
-    """Return True if a dictionary, or a dictionary nested in it, is the state of an optimizer."""
+    """Return True if a dictionary, or a dictionary nested in it up to *depth* levels, is the state of an optimizer."""
     if not isinstance(contents, Mapping):
         return False
     if "state" in contents and ("param_groups" in contents or "hypers" in contents):  # of torch or of fastai
@@ -41,12 +41,12 @@ class AsyncSave:
     """Checkpoint that a background thread writes while the training continues."""
 
     step: int
-    began: float = field(default_factory=monotonic)
+    started_at: float = field(default_factory=monotonic)  # monotonic
     blocking_seconds: float | None = None  # None while the save blocks the training
 
     def end_blocking(self) -> None:
         """Record that the save no longer blocks the training."""
-        self.blocking_seconds = monotonic() - self.began
+        self.blocking_seconds = monotonic() - self.started_at
 
     def report(self, *, ok: bool) -> None:
         """Report the success or the failure of the write."""
@@ -54,14 +54,14 @@ class AsyncSave:
             self.step,
             kind="async",
             ok=ok,
-            seconds=monotonic() - self.began,
+            seconds=monotonic() - self.started_at,
             blocking_seconds=self.blocking_seconds,
         )
 
     def report_when_done(self, future: Any, error: BaseException | None) -> None:
-        """Report the result of *future*, which `torch.distributed.checkpoint.async_save` has returned, once it is done.
+        """Report the result of a call of `torch.distributed.checkpoint.async_save`, once the checkpoint is written.
 
-        *error* is the exception of the call itself.
+        The call has returned *future* or raised *error*.
         """
         self.end_blocking()
 

@@ -21,7 +21,7 @@ STATES: Mapping[str, tuple[str, str]] = {
     "peak_allocated": ("allocated_bytes", "peak"),
     "peak_reserved": ("reserved_bytes", "peak"),
 }
-"""Keys of a number in torch's statistics, by the value of the label `state`."""
+"""Keys of a number in torch's statistics (quantity; current or peak), by the value of the label `state`."""
 COUNTS: Mapping[str, str] = {
     "num_alloc_retries": "training.gpu_alloc_retries",
     "num_ooms": "training.gpu_oom",
@@ -29,7 +29,7 @@ COUNTS: Mapping[str, str] = {
 """Counter by the key of a total in torch's statistics."""
 
 Device = tuple[str, str]
-"""Index of a GPU in the job, and the UUID of the GPU, which is `unknown` before torch 2.4."""
+"""Index of a GPU in the job, and its UUID, which is `unknown` before torch 2.4."""
 
 
 class CudaMemory:
@@ -45,15 +45,15 @@ class CudaMemory:
 
     def poll(self) -> None:
         """Read the statistics of all devices once."""
-        for device, stats in self._read().items():
+        for device, statistics in self._read().items():
             labels = dict(zip(("gpu", "uuid"), device, strict=True))
-            for state, (name, statistic) in STATES.items():
-                value = stats.get(name, {}).get("all", {}).get(statistic)
+            for state, (name, moment) in STATES.items():
+                value = statistics.get(name, {}).get("all", {}).get(moment)
                 if value is not None:
                     state_labels = labels | {"state": state}
                     metric("gauge", "training.gpu_memory", unit="bytes", labels=state_labels)(value)
             for name, family in COUNTS.items():
-                total = stats.get(name)
+                total = statistics.get(name)
                 if total is not None:
                     # The job can reset the totals of its process.
                     previous = self._last_counts.get((device, name), 0)
@@ -66,7 +66,7 @@ class CudaMemory:
 
 
 def install() -> None:
-    """Poll the allocator every five seconds. Raises ImportError if torch is not installed."""
+    """Start to poll the allocator every five seconds. Raises ImportError if torch is not installed."""
     torch: Any = import_module("torch")
     if hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # absent in a torch without CUDA
         memory = CudaMemory(lambda: _read_memory(torch))
@@ -74,14 +74,14 @@ def install() -> None:
 
 
 def _read_memory(torch: Any) -> dict[Device, Mapping[str, Any]]:
-    statistics: dict[Device, Mapping[str, Any]] = {}
+    statistics_by_device: dict[Device, Mapping[str, Any]] = {}
     for index in range(MAX_DEVICES if torch.cuda.is_initialized() else 0):
         try:
-            stats = torch._C._cuda_memoryStats(index)  # noqa: SLF001  # the public function queries the device
+            statistics = torch._C._cuda_memoryStats(index)  # noqa: SLF001  # the public function queries the device
         except RuntimeError:  # the index is above that of the last device
             break
-        if stats["reserved_bytes"]["all"]["peak"] or stats["num_ooms"]:
+        if statistics["reserved_bytes"]["all"]["peak"] or statistics["num_ooms"]:
             # The private function has the same index as the statistics; the public function indexes devices as NVML does.
             uuid = getattr(torch.cuda._get_device_properties(index), "uuid", None)  # noqa: SLF001
-            statistics[str(index), "unknown" if uuid is None else f"GPU-{uuid}"] = stats
-    return statistics
+            statistics_by_device[str(index), "unknown" if uuid is None else f"GPU-{uuid}"] = statistics
+    return statistics_by_device

@@ -1,4 +1,4 @@
-"""Bridge to PyTorch Ignite: epochs of the trainer, validations by other engines, and batches that no loader of torch returns.
+"""Bridge to PyTorch Ignite: epochs of the trainer, validations by other engines, and batches that are not from torch's loaders.
 
 Used in the training process. Steps and losses are inferred (`exporter.bridges.torch_loop`). An engine that runs inside a handler
 of another engine is recorded as a validation.
@@ -15,35 +15,35 @@ from exporter.bridges import plain_torch
 from exporter.bridges.loop_source import LoopSource
 from exporter.patching import Around, never_raises, version_of, when_imported
 
-_running: list[Any] = []
+_running_engines: list[Any] = []
 """Engines whose `run` is in progress, the outermost first."""
-_watched: WeakSet[Any] = WeakSet()
+_watched_engines: WeakSet[Any] = WeakSet()
 """Engines with the handlers of this bridge."""
 
 
 def install() -> None:
     """Put a hook around the runs of Ignite's engines, once their module is imported."""
     plain_torch.install()
-    when_imported("ignite.engine.engine", _watch)
+    when_imported("ignite.engine.engine", _patch_engine)
 
 
-def _watch(module: ModuleType) -> None:
+def _patch_engine(module: ModuleType) -> None:
     plain_torch.watch(module.Engine, "run", _run)
 
 
 def _run(source: LoopSource, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
-    if engine not in _watched:
-        _watched.add(engine)
+    if engine not in _watched_engines:
+        _watched_engines.add(engine)
         events: Any = __import__("ignite.engine.events", fromlist=["Events"]).Events
         engine.add_event_handler(events.ITERATION_STARTED, _iteration_begins)
         engine.add_event_handler(events.ITERATION_COMPLETED, _iteration_ends)
         engine.add_event_handler(events.EPOCH_COMPLETED, _epoch_ends)
-    _running.append(engine)
-    if len(_running) > 1:
+    _running_engines.append(engine)
+    if len(_running_engines) > 1:
         yield from source.validation()
     else:
         yield
-    _running.remove(engine)
+    _running_engines.remove(engine)
 
 
 def _source() -> LoopSource | None:
@@ -55,7 +55,7 @@ def _iteration_begins(engine: Any) -> None:
     source = _source()
     if source is None:
         return
-    if len(_running) > 1:
+    if len(_running_engines) > 1:
         source.validation_batch_begins()
     elif source.batches.latest() is None:  # no loader of torch has returned the batch
         source.batches.add(engine, engine.state.batch)
@@ -64,14 +64,14 @@ def _iteration_begins(engine: Any) -> None:
 @never_raises
 def _iteration_ends(_engine: Any) -> None:
     source = _source()
-    if source is not None and len(_running) > 1:
+    if source is not None and len(_running_engines) > 1:
         source.validation_batch_ends()
 
 
 @never_raises
 def _epoch_ends(engine: Any) -> None:
     source = _source()
-    if source is None or len(_running) > 1 or source.progress.steps == 0:
+    if source is None or len(_running_engines) > 1 or source.progress.steps == 0:
         return
     if source.progress.counts_epochs:
         source.progress.counts_epochs = False

@@ -43,9 +43,9 @@ def _list_created(callbacks: Any, *_args: Any, **_kwargs: Any) -> Around:
 
 def _watch_models(model: Any) -> None:
     """Patch `fit` and `evaluate`, because callbacks do not report an exception, and the saves, which have no callback."""
-    patch(model, "fit", _call)
-    patch(model, "evaluate", _call)
-    patch_existing(model, ("save", "save_weights"), _save)
+    patch(model, "fit", _around_call)
+    patch(model, "evaluate", _around_call)
+    patch_existing(model, ("save", "save_weights"), _around_save)
 
 
 class _FitSource(Source):
@@ -56,7 +56,7 @@ class _FitSource(Source):
     def __init__(self, model: Any) -> None:
         self.model = model
         self.tracker = LoopTracker()
-        self._functions: dict[str, Any] = {}  # patched functions of the model in their original form, by name
+        self._functions: dict[str, Any] = {}  # original functions of the model that are patched, by name
 
     @property
     def step(self) -> int:
@@ -174,15 +174,16 @@ for _name in vars(_FitSource):
     if _name.startswith("on_"):
         setattr(_Hooks, _name, _forwarding(_name))
 
-_calls: list[Any] = []
-"""Models with a patched call of `fit` or `evaluate` in progress.
+_called_models: list[Any] = []
+"""Models whose `fit` or `evaluate` is being called, through the patch of this bridge.
 
-A call whose arguments create the first callback is missing, because Python looks `fit` up before it evaluates the arguments.
+If the arguments of a call create the first callback, the call is not in the list: Python looks up `fit`, then without a patch,
+before it evaluates the arguments.
 """
 
 
 def _is_called(model: Any) -> bool:
-    return any(called_model is model for called_model in _calls)
+    return any(called_model is model for called_model in _called_models)
 
 
 def _source_of(model: Any) -> _FitSource | None:
@@ -193,20 +194,20 @@ def _source_of(model: Any) -> _FitSource | None:
     return source if isinstance(source, _FitSource) and source.model is model else None
 
 
-def _call(model: Any, *_args: Any, **_kwargs: Any) -> Around:
+def _around_call(model: Any, *_args: Any, **_kwargs: Any) -> Around:
     is_nested = _is_called(model)  # the validation of a `fit` is a call of `evaluate`
     earlier_source = _source_of(model)
     if earlier_source is not None and not is_nested:
         earlier_source.release(Discarded())
-    _calls.append(model)
+    _called_models.append(model)
     _, error = yield
-    _calls.pop()
+    _called_models.pop()
     source = _source_of(model)
     if source is not None and not is_nested:
         source.release(error)
 
 
-def _save(model: Any, *_args: Any, **_kwargs: Any) -> Around | None:
+def _around_save(model: Any, *_args: Any, **_kwargs: Any) -> Around | None:
     source = _source_of(model)
     if source is None or source.tracker.is_open(Level.SAVE):
         return None

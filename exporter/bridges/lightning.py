@@ -50,11 +50,12 @@ def packages(package: str | None = None) -> list[Any]:
     names = names or [PACKAGES[0] if find_spec("lightning") else PACKAGES[1]]
     modules = [import_module(name) for name in names]
     for name in names:
-        _watch(name)
+        _patch_package(name)
     return modules
 
 
-def _part(phase: str) -> Callable[..., None]:
+def _phase_hook(phase: str) -> Callable[..., None]:
+    """Return a hook that starts a phase of the current batch."""
     return lambda source, *_: source.part_of_batch(phase)
 
 
@@ -76,8 +77,8 @@ class LightningCallback(Source):
         if ACTIVE.source is self or not ACTIVE.take(self):
             return
         self.trainer, self.tracker = trainer, LoopTracker()
-        self._manual = not trainer.lightning_module.automatic_optimization
-        self._in_batch = False
+        self._is_manual = not trainer.lightning_module.automatic_optimization
+        self._is_in_batch = False
         self._iteration_batches = 0  # batches of the open iteration
         self._start_step = 0  # step at the start of the open iteration
         set_rank(int(trainer.global_rank))
@@ -96,7 +97,7 @@ class LightningCallback(Source):
     @property
     def step(self) -> int:
         """Number of optimizer steps, or of batches in manual optimization, including those before a checkpoint."""
-        if self._manual:
+        if self._is_manual:
             return int(self.trainer.fit_loop.epoch_loop.batch_progress.total.ready)
         return int(self.trainer.global_step)
 
@@ -109,18 +110,18 @@ class LightningCallback(Source):
     def optimizer_ends(self, *_optimizer: Any) -> None:
         """End the phase of a backward pass or of an optimizer's step."""
         # In manual optimization the next phase is unknown, and counts as the forward pass.
-        self.part_of_batch("forward" if self._manual else None)
+        self.part_of_batch("forward" if self._is_manual else None)
 
     on_after_backward = optimizer_ends
 
     def part_of_batch(self, phase: str | None) -> None:
         """Start a phase of the current batch. None means the rest of the iteration."""
-        if self._in_batch:
+        if self._is_in_batch:
             self.tracker.phase(phase)
 
-    on_before_zero_grad = _part("zero_grad")
-    on_before_backward = _part("backward")
-    on_before_optimizer_step = _part("optimizer")
+    on_before_zero_grad = _phase_hook("zero_grad")
+    on_before_backward = _phase_hook("backward")
+    on_before_optimizer_step = _phase_hook("optimizer")
 
     # The training loop ------------------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class LightningCallback(Source):
 
     def on_exception(self, error: BaseException) -> None:
         """Close all open blocks after an exception. A completed step counts, even if a later callback has raised."""
-        self._in_batch = self._in_batch and self._manual
+        self._is_in_batch = self._is_in_batch and self._is_manual
         self._end_completed_iteration()
         self.tracker.end_all(error)
         ACTIVE.release(self)
@@ -146,13 +147,13 @@ class LightningCallback(Source):
 
     def on_train_epoch_end(self) -> None:
         """End the epoch. Lightning does not report the end of a batch in which the module stops the epoch."""
-        self._in_batch = False
+        self._is_in_batch = False
         self._close_iteration()
         training.record(epoch=int(self.trainer.current_epoch) + 1)
 
     def batch_is_awaited(self) -> None:
         """End the previous iteration if it is complete, and start the fetch of the next batch."""
-        if not self._in_batch:
+        if not self._is_in_batch:
             self._end_completed_iteration()
             self._begin_iteration()
         self.tracker.phase("data_loading")
@@ -164,11 +165,11 @@ class LightningCallback(Source):
         self._begin_iteration()
         self.tracker.phase("forward")
         self._iteration_batches += 1
-        self._in_batch = True
+        self._is_in_batch = True
 
     def on_train_batch_end(self, outputs: Any, batch: Any, *_: Any) -> None:
         """Record the loss, the samples and the learning rate of a batch."""
-        self._in_batch = False
+        self._is_in_batch = False
         self.tracker.phase(None)
         self.tracker.record("loss", self._loss(outputs))
         self.tracker.record_batch(batch)
@@ -179,7 +180,7 @@ class LightningCallback(Source):
         """Return the loss of a batch. In automatic optimization, Lightning has divided it by the accumulated batches."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         batches = int(self.trainer.accumulate_grad_batches)
-        return loss if loss is None or self._manual or batches == 1 else loss * batches
+        return loss if loss is None or self._is_manual or batches == 1 else loss * batches
 
     def _begin_iteration(self) -> None:
         if not self.tracker.is_open(Level.ITERATION):
@@ -188,11 +189,11 @@ class LightningCallback(Source):
 
     def _end_completed_iteration(self) -> None:
         """End the iteration if the optimizer has stepped. Otherwise it continues with the next batch."""
-        if self._in_batch or not self.tracker.is_open(Level.ITERATION):
+        if self._is_in_batch or not self.tracker.is_open(Level.ITERATION):
             return
         if not self._iteration_batches:
             self.tracker.discard_iteration()
-        elif self._manual or self.step != self._start_step:
+        elif self._is_manual or self.step != self._start_step:
             self.tracker.end(Level.ITERATION)
 
     def _close_iteration(self) -> None:
@@ -209,7 +210,7 @@ class LightningCallback(Source):
             return None
         return int(epochs * math.ceil(batches / trainer.accumulate_grad_batches))
 
-    # Evaluation. The sanity check counts as a validation only with `records_sanity_check` ------------------------
+    # Validation and test. The sanity check is a validation only with `records_sanity_check` ----------------------
 
     def on_validation_start(self, mode: str = "validation") -> None:
         """Start a validation or a test."""
@@ -252,24 +253,23 @@ class LightningCallback(Source):
         checkpoint_io = self.trainer.strategy.checkpoint_io
         writer = getattr(
             checkpoint_io, "checkpoint_io", None
-        )  # that an AsyncCheckpointIO calls on its thread
+        )  # of an AsyncCheckpointIO, which calls it on a thread
         is_queued = whole and writer is not None and hasattr(checkpoint_io, "_executor")
         self.tracker.begin_save(self.step, whole=whole, at_once=not is_queued)
         save = AsyncSave(self.step)
         if is_queued:
-            patch(writer, "save_checkpoint", _write)
+            patch(writer, "save_checkpoint", _around_write)
             _queued_saves.append(save)
         _, error = yield
         self.tracker.end(Level.SAVE, error)
         save.end_blocking()
         if error is not None and save in _queued_saves:
-            _queued_saves.remove(
-                save
-            )  # the save was not queued, for example because an earlier write has failed
+            # Lightning has not queued the save, for example because an earlier write failed.
+            _queued_saves.remove(save)
             save.report(ok=False)
 
 
-def _write(*_args: Any, **_kwargs: Any) -> Around:
+def _around_write(*_args: Any, **_kwargs: Any) -> Around:
     """Report the write of a queued checkpoint, on Lightning's thread."""
     if _queued_saves:
         save = _queued_saves.popleft()
@@ -297,25 +297,27 @@ for _name in [name for name in vars(LightningCallback) if name.startswith("on_")
 
 
 @never_raises
-def _watch(package: str) -> None:
-    patch(import_module(package).Trainer, "save_checkpoint", _save)
+def _patch_package(package: str) -> None:
+    patch(import_module(package).Trainer, "save_checkpoint", _around_save)
     connectors = import_module(f"{package}.trainer.connectors.checkpoint_connector")
     loops = import_module(f"{package}.loops.training_epoch_loop")
     # Strategies override the public methods.
-    patch_existing(connectors._CheckpointConnector, ("_restore_modules_and_callbacks",), _load)  # noqa: SLF001
+    patch_existing(connectors._CheckpointConnector, ("_restore_modules_and_callbacks",), _around_load)  # noqa: SLF001
     patch_existing(loops._TrainingEpochLoop, ("_on_before_fetch",), _fetch_begins)  # noqa: SLF001  # Lightning has no hook for a fetch
     patch_existing(loops._TrainingEpochLoop, ("_on_after_fetch",), _fetch_ends)  # noqa: SLF001  # Lightning has no hook for a fetch
 
 
-def _active(trainer: Any) -> LightningCallback | None:
+def _active_callback(trainer: Any) -> LightningCallback | None:
     """Return the active callback of a Trainer, or None."""
     source = ACTIVE.source
     return source if isinstance(source, LightningCallback) and source.trainer is trainer else None
 
 
-def _save(trainer: Any, _path: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any) -> Around:
+def _around_save(
+    trainer: Any, _path: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any
+) -> Around:
     """Record a save. After the end of the Trainer's run, it is recorded only if no other source is active."""
-    active = _active(trainer)
+    active = _active_callback(trainer)
     sources = (
         item for item in trainer.callbacks if isinstance(item, LightningCallback) and item.trainer is trainer
     )
@@ -326,15 +328,15 @@ def _save(trainer: Any, _path: Any = None, weights_only: Any = False, *_args: An
             ACTIVE.release(source)
 
 
-def _load(connector: Any, checkpoint_path: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
-    source = _active(connector.trainer)
+def _around_load(connector: Any, checkpoint_path: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
+    source = _active_callback(connector.trainer)
     if source is None or kwargs.get("checkpoint_path", checkpoint_path) is None:
         return None
     return source.tracker.load()
 
 
 def _fetch_begins(loop: Any) -> None:
-    source = _active(loop.trainer)
+    source = _active_callback(loop.trainer)
     if source is not None:
         source.batch_is_awaited()
 
@@ -342,6 +344,6 @@ def _fetch_begins(loop: Any) -> None:
 def _fetch_ends(loop: Any) -> Around:
     """End the fetch. If the module has fetched the batch inside its own code, the forward phase continues."""
     yield
-    source = _active(loop.trainer)
+    source = _active_callback(loop.trainer)
     if source is not None:
         source.part_of_batch("forward")

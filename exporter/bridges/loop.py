@@ -13,7 +13,7 @@ from typing import Any
 
 from exporter import training
 from exporter.bridges.batches import samples_and_tokens
-from exporter.bridges.loss import SampledTensors, readable
+from exporter.bridges.loss import TensorReadLimit, readable
 from exporter.bridges.sources import EXIT
 from exporter.patching import Around
 from exporter.training import api
@@ -57,7 +57,7 @@ class LoopTracker:
     def __init__(self, *, inferred: bool = False) -> None:
         self._loop: Any = api.inferred_loop if inferred else api.training_loop
         self._iteration = api.inferred_iteration() if inferred else IterationBlock(TRAINING_ITERATION)
-        self._sampled = SampledTensors()
+        self._read_limit = TensorReadLimit()
         self._open: list[_OpenBlock] = []
         self.phases = Phases(self._iteration)
         self.phase = self.phases.switch_to
@@ -153,7 +153,7 @@ class LoopTracker:
 
     def record(self, field: str, value: Any) -> None:
         """Record a loss or a gradient norm. Tensors on a GPU are recorded at most ten times a second."""
-        if self._sampled.is_due(field, value):
+        if self._read_limit.is_due(field, value):
             training.record(**{field: readable(value)})
 
     def record_batch(self, batch: Any, *, rows_per_sample: int = 1) -> None:

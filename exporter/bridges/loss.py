@@ -16,16 +16,19 @@ from typing import Any
 DEVICE_SECONDS = 0.1
 """Minimum interval between two reads of a loss on a GPU, each of which starts a copy."""
 EVERY_STEP = 1000
-"""Number of first steps in which the loss is read every time, so that a short training shows the loss of its last step."""
+"""Number of steps at the start in which every loss is read, so that a short training shows the loss of its last step."""
 HOST_SECONDS = 0.005
 """Minimum interval between two reads on the host after `EVERY_STEP` steps. A read takes up to 10 µs, a short step 200 µs."""
 _MAX_NODES = 8
 """Number of nodes of the graph that are searched for factors."""
 _TOLERANCE = 1e-4
-_SCALING = frozenset({"DivBackward0", "MulBackward0"})
-_REDUCING = frozenset({"MeanBackward0", "MeanBackward1", "SelectBackward0", "SumBackward0", "SumBackward1"})
-"""Nodes that do not change the absolute value if their input has a single element."""
-_UNCHANGED = frozenset(
+"""Maximum difference between a factor, times the number of passes, and 1; between the sum of the shares of a mean and 1."""
+_SCALING_NODES = frozenset({"DivBackward0", "MulBackward0"})
+_REDUCING_NODES = frozenset(
+    {"MeanBackward0", "MeanBackward1", "SelectBackward0", "SumBackward0", "SumBackward1"}
+)
+"""Nodes of the autograd graph that do not change the absolute value if their input has a single element."""
+_NEUTRAL_NODES = frozenset(
     {
         "AliasBackward0",
         "CloneBackward0",
@@ -37,17 +40,17 @@ _UNCHANGED = frozenset(
     }
 )
 """Nodes that do not change the absolute value of a scalar."""
-_READ = _SCALING | _REDUCING | _UNCHANGED
+_SEARCHED_NODES = _SCALING_NODES | _REDUCING_NODES | _NEUTRAL_NODES
 
 
-class SampledTensors:
+class TensorReadLimit:
     """Rate limit for reads of tensors on a GPU, by name."""
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
 
     def is_due(self, name: str, value: Any) -> bool:
-        """Return True if a number is to be recorded now: at most ten times a second for a tensor on a GPU, otherwise always."""
+        """Return True if a value may be read now: at most ten times a second for a tensor on a GPU, otherwise always."""
         if not getattr(value, "is_cuda", False):
             return True
         now = monotonic()
@@ -59,12 +62,15 @@ class SampledTensors:
 
 @dataclass(slots=True)
 class _Pass:
-    """Backward pass of a step."""
+    """Backward pass of a step.
 
-    value: Any  # scalar at which the pass starts; None if unknown
-    factors: (
-        Sequence[float] | None
-    )  # constants by which the loss was multiplied, the last one first; None if unknown
+    Attributes:
+        value: Scalar at which the pass starts. None if unknown.
+        factors: Constants by which the loss was multiplied, the last one first. None if unknown.
+    """
+
+    value: Any
+    factors: Sequence[float] | None
 
 
 class StepLoss:
@@ -76,12 +82,12 @@ class StepLoss:
     """
 
     def __init__(self) -> None:
-        self._sampled = SampledTensors()
+        self._read_limit = TensorReadLimit()
         self._tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-        self._longest = 1
+        self._max_passes = 1
         self._steps = 0
         self._due = 0.0
-        self._is_given = False
+        self._is_next_loss_given = False
         self.is_read = True
         self.begin()
 
@@ -94,16 +100,16 @@ class StepLoss:
 
     def give(self, loss: Any) -> None:
         """Add the loss of the next backward pass, which a library is about to scale. Later losses of that pass are ignored."""
-        if not self._is_given:
-            self._is_given = True
+        if not self._is_next_loss_given:
+            self._is_next_loss_given = True
             self._count += 1
             if self.is_read:
                 self._read(loss)
 
     def add(self, tensors: Any) -> None:
         """Add the loss at which a backward pass starts, unless `give` has added it."""
-        if self._is_given:
-            self._is_given = False
+        if self._is_next_loss_given:
+            self._is_next_loss_given = False
             return
         self._count += 1
         if self.is_read:
@@ -114,7 +120,7 @@ class StepLoss:
             self._passes.append(_Pass(loss.item(), _factors(loss)))
             return
         if not self._passes:
-            self._is_known = self._sampled.is_due("loss", loss)
+            self._is_known = self._read_limit.is_due("loss", loss)
         value = readable(loss) if self._is_known and hasattr(loss, "grad_fn") else None
         if value is None:
             self._is_known = False
@@ -131,8 +137,8 @@ class StepLoss:
         count = self._count
         if not count:
             return None
-        if count > self._longest:  # noqa: PLR1730  # called in every step: `max` costs a call
-            self._longest = count
+        if count > self._max_passes:  # noqa: PLR1730  # called in every step: `max` costs a call
+            self._max_passes = count
         loss = self._step_loss() if self._passes else None
         self._count = self.batches = 0
         if self._steps < EVERY_STEP - 1:
@@ -149,7 +155,7 @@ class StepLoss:
         self.begin()
         if len(passes) == 1 and (passes[0].factors == () or _is_nonfinite(passes[0].value)):
             return passes[0].value
-        return _combined(passes, batches, self._longest) if is_known else None
+        return _combined(passes, batches, self._max_passes) if is_known else None
 
 
 def _is_nonfinite(value: Any) -> bool:
@@ -157,10 +163,10 @@ def _is_nonfinite(value: Any) -> bool:
     return type(value) is float and not isfinite(value)
 
 
-def _combined(passes: list[_Pass], batches: int, longest: int) -> Any:
+def _combined(passes: list[_Pass], batches: int, max_passes: int) -> Any:
     """Return the loss of a step from its backward passes, or None if their factors do not identify it.
 
-    *longest* is the highest number of backward passes of a step so far.
+    *max_passes* is the highest number of backward passes of a step so far.
     """
     scales = [backward.factors for backward in passes if backward.factors is not None]
     if len(scales) < len(passes):
@@ -172,7 +178,7 @@ def _combined(passes: list[_Pass], batches: int, longest: int) -> Any:
         factors = [scale[index] for scale in scales]
         if abs(sum(factors) - 1.0) < _TOLERANCE:  # the shares of a mean
             return sum(parts)
-        if longest > 1 and all(abs(factor * longest - 1.0) < _TOLERANCE for factor in factors):
+        if max_passes > 1 and all(abs(factor * max_passes - 1.0) < _TOLERANCE for factor in factors):
             # The factor is 1/n, and the last step of an epoch may have fewer than n batches.
             return sum(part / factor for part, factor in zip(parts, factors, strict=True)) / len(passes)
     return None
@@ -184,12 +190,12 @@ def _factors(loss: Any) -> Sequence[float] | None:
     The search ends at the first node that does more than multiply by a constant. Returns None if a constant cannot be read.
     """
     node = loss.grad_fn
-    if type(node).__name__ not in _READ:  # the usual case
+    if type(node).__name__ not in _SEARCHED_NODES:  # the usual case
         return ()
     factors: list[float] = []
     for _ in range(_MAX_NODES):
         name = type(node).__name__
-        if name in _SCALING:
+        if name in _SCALING_NODES:
             inputs = [function for function, _ in node.next_functions]
             if inputs[-1] is None:
                 constant, node_before = node._saved_other, inputs[0]  # noqa: SLF001  # torch's name
@@ -203,7 +209,7 @@ def _factors(loss: Any) -> Sequence[float] | None:
             if factor != 1.0:
                 factors.append(1.0 / factor if name == "DivBackward0" else factor)
             node = node_before
-        elif name in _UNCHANGED or (name in _REDUCING and prod(node._saved_self_sym_sizes) == 1):  # noqa: SLF001
+        elif name in _NEUTRAL_NODES or (name in _REDUCING_NODES and prod(node._saved_self_sym_sizes) == 1):  # noqa: SLF001
             node = node.next_functions[0][0]
         else:
             break

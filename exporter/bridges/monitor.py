@@ -27,8 +27,8 @@ QUEUE_EVENTS = 1 << 22
 SLICE_EVENTS = 1 << 15
 """Minimum number of events that are taken from the queue at once, if available. Taking them lasts about a millisecond."""
 MAX_DELIVERED_EVENTS = 1 << 12
-"""Number of events of a poll that handlers and `recent` receive. The events above the limit are only counted, so
-that the last poll can process a long queue within the time limit of the exit."""
+"""Number of events of a poll that handlers and `recent` receive. Further events are only counted, so that the last poll can
+process a long queue within the time limit of the exit."""
 MAX_SERIES = 1000
 """Maximum number of recorded series. Values of further series are dropped and counted."""
 
@@ -75,10 +75,10 @@ class MonitorBridge:
             return
         self._count_undelivered(names[max_delivered:])
         for name, event in zip(names[:max_delivered], events, strict=False):
-            raw = _raw(name, event)
-            kind = EVENTS.kind(raw.type, "info")
+            raw_event = _raw_event(name, event)
+            kind = EVENTS.kind(raw_event.type, "info")
             if kind.enabled:
-                EVENTS.record(kind, raw, raw.timestamp, event)
+                EVENTS.record(kind, raw_event, raw_event.timestamp, event)
         for name, event in zip(names, events, strict=True):
             if name == self._stat_event:
                 self._record_window(event)
@@ -109,7 +109,7 @@ class MonitorBridge:
                 add(value)
 
 
-def _raw(name: str, event: Any) -> RawEvent:
+def _raw_event(name: str, event: Any) -> RawEvent:
     try:
         data, unix_seconds = check_data(event.data), float(event.timestamp.timestamp())
     except Exception:  # noqa: BLE001  # a class of the job may have other attributes, or a year that is no Unix time

@@ -1,4 +1,4 @@
-"""Bridge to NVIDIA's one-logger: records a job that is instrumented with one-logger, such as NeMo or Megatron, unchanged.
+"""Bridge to NVIDIA's one-logger, for unchanged jobs that are instrumented with it, such as those of NeMo or Megatron.
 
 The bridge patches one-logger's recorder, because one-logger's exporters receive no iterations by default. The hooks run on the threads
 that call the recorder. Spans of the application and of its initialization are always recorded; the other spans are recorded
@@ -26,25 +26,29 @@ from exporter.training.recorder import TRAINING
 _RECORDER = "nv_one_logger.recorder.default_recorder"
 _PROVIDER = "nv_one_logger.api.one_logger_provider"
 LATE_SECONDS = 0.5
-"""Age above which the time of a start or stop is passed on. Below, the current time is used."""
+"""Age of a start or a stop above which its time is passed on. Otherwise, the current time is used."""
 _INITIALIZATIONS = frozenset(
     {kinds.DISTRIBUTED_INIT, kinds.DATALOADER_INIT, kinds.MODEL_INIT, kinds.OPTIMIZER_INIT}
 )
-_SETUP = _INITIALIZATIONS | {kinds.APPLICATION}
+_ALWAYS_RECORDED = _INITIALIZATIONS | {kinds.APPLICATION}
 """Kinds of spans that are always recorded."""
-_FREQUENT = kinds.STEPS | frozenset(kinds.PHASE_ONLY)
-"""Kinds that are recorded by blocks. The other kinds are recorded by callbacks, which take a time."""
+_RECORDED_BY_BLOCKS = kinds.STEPS | frozenset(kinds.PHASE_ONLY)
+"""Kinds that are recorded by blocks. The other kinds are recorded by callbacks, which accept a time."""
 
 
 @dataclass(slots=True)
 class _OpenSpan:
-    """Open span of one-logger."""
+    """Open span of one-logger.
 
-    kind: kinds.BlockKind | None  # None for a name that is not standard
-    block: Any  # None if callbacks record the span
-    handled_error: (
-        BaseException | None
-    )  # exception that was being handled at the start, which is not a failure of the span
+    Attributes:
+        kind: Kind of the span. None for a name that is not standard.
+        block: Open block that records the span. None if callbacks record it.
+        handled_error: Exception that was being handled at the start, and is therefore no failure of the span.
+    """
+
+    kind: kinds.BlockKind | None
+    block: Any
+    handled_error: BaseException | None
 
 
 class _SpanSource(Source):
@@ -58,7 +62,7 @@ class _SpanSource(Source):
     def yields(self) -> None:
         """End the open spans of the training, which the bridge of a framework records from now on."""
         for key, open_span in reversed(list(self._open.items())):
-            if open_span.kind not in _SETUP:
+            if open_span.kind not in _ALWAYS_RECORDED:
                 del self._open[key]
                 self._end(open_span, None, None)
 
@@ -69,7 +73,7 @@ class _SpanSource(Source):
         kind = kinds.by_span_name(_text(span.name))
         if kind is kinds.APPLICATION or kind is kinds.TRAINING_LOOP:
             _describe()
-        if kind not in _SETUP and not ACTIVE.take(self):
+        if kind not in _ALWAYS_RECORDED and not ACTIVE.take(self):
             return
         self._open[span.id] = _OpenSpan(kind, self._begin(kind, span), sys.exc_info()[1])
 
@@ -92,7 +96,7 @@ class _SpanSource(Source):
     def _begin(self, kind: kinds.BlockKind | None, span: Any) -> Any:
         if kind is None:
             block: Any = training.span(_text(span.name))
-        elif kind in _FREQUENT:
+        elif kind in _RECORDED_BY_BLOCKS:
             block = getattr(training, kind.call)()
         elif kind is kinds.TRAINING_LOOP:
             block = training.training_loop(
@@ -102,7 +106,7 @@ class _SpanSource(Source):
                 train_samples_target_or_fn=_attribute(span, "train_samples_target"),
             )
         else:
-            arguments = {"start_time_msec": _late(span.start_event)}
+            arguments = {"start_time_msec": _late_msec(span.start_event)}
             if kind is kinds.CHECKPOINT_SAVE:
                 arguments["global_step"] = _attribute(span, "current_iteration") or 0
             getattr(training, kind.begin_name)(**arguments)
@@ -114,7 +118,7 @@ class _SpanSource(Source):
         if open_span.block is not None:
             leave(open_span.block, error)
         elif open_span.kind is not None:
-            stop = None if span is None else _late(span.stop_event)
+            stop = None if span is None else _late_msec(span.stop_event)
             getattr(training, open_span.kind.end_name)(finish_time_msec=stop)
 
 
@@ -165,7 +169,7 @@ def _attribute(owner: Any, name: str) -> Any:
     return getattr(attribute, "value", attribute)
 
 
-def _late(event: Any) -> float | None:
+def _late_msec(event: Any) -> float | None:
     """Return the time of an event in milliseconds since the epoch, or None if the event is at most `LATE_SECONDS` old."""
     if event is None:
         return None
@@ -178,10 +182,10 @@ SOURCE = _SpanSource()
 
 def install() -> None:
     """Put hooks around the methods of one-logger's recorder, once its module is imported."""
-    when_imported(_RECORDER, _watch)
+    when_imported(_RECORDER, _patch_recorder)
 
 
-def _watch(module: ModuleType) -> None:
+def _patch_recorder(module: ModuleType) -> None:
     recorder = module.DefaultRecorder
     patch(recorder, "start", _start)
     patch(recorder, "stop", _stop)
@@ -194,10 +198,10 @@ def _start(*_args: Any, **_kwargs: Any) -> Around:
 
 
 def _stop(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -> Around:
-    handled = sys.exc_info()[1]
+    handled_error = sys.exc_info()[1]
     _, error = yield
     if error is None:
-        SOURCE.stop_span(kwargs.get("span", span), handled)
+        SOURCE.stop_span(kwargs.get("span", span), handled_error)
 
 
 def _event(*_args: Any, **_kwargs: Any) -> Around:
@@ -210,7 +214,7 @@ class _BridgeExporter:
 
     @never_raises
     def initialize(self) -> None:
-        _watch(import_module(_RECORDER))
+        _patch_recorder(import_module(_RECORDER))
 
     def export_start(self, span: Any) -> None:
         """Do nothing."""

@@ -43,7 +43,7 @@ class _Poll:
     """Poll of a collector in progress."""
 
     collector_id: int
-    started: float  # monotonic
+    started_at: float  # monotonic
 
 
 class _Series:
@@ -51,32 +51,34 @@ class _Series:
 
     def __init__(self, state: StatState, *, is_forked: bool) -> None:
         self._state = state
-        self._last: tuple[float, ...] | None = None  # totals at the latest poll
+        self._last_totals: tuple[float, ...] | None = None  # at the latest poll
         self._is_forked = is_forked
-        self._base: tuple[float, ...] = ()  # totals that are subtracted from the current totals
+        self._subtracted_totals: tuple[float, ...] = ()  # counted before the recording started
 
     def set(self, value: float | None) -> None:
         """Set the value of a gauge; None removes the series."""
         self._state.set_foreign_reading(0 if value is None else 1, 0.0, value=value)
 
-    def count(self, *totals: float) -> None:
+    def set_totals(self, *totals: float) -> None:
         """Set the totals of a counter, summary or histogram: the count, the sum and the cumulative buckets."""
-        previous, self._last = self._last, totals
+        previous, self._last_totals = self._last_totals, totals
         if previous is None:
             # In a forked child, the counts up to now belong to the parent.
-            self._base = totals if self._is_forked else (0.0,) * len(totals)
+            self._subtracted_totals = totals if self._is_forked else (0.0,) * len(totals)
         elif self._state.foreign_reading is None:
-            self._base = previous  # the recording has restarted with a new identity
+            self._subtracted_totals = previous  # the recording has restarted with a new identity
         elif any(map(lt, totals, previous)):
-            self._base = tuple(map(sub, self._base, previous))  # the job has reset the counter
-        count, total, *buckets = map(sub, totals, self._base)
-        count = max(count, total > 0)  # a counter has no count
-        valid_total = total if isfinite(total) and total >= 0 else None
-        self._state.set_foreign_reading(int(count), valid_total, tuple(map(int, buckets)))
+            self._subtracted_totals = tuple(
+                map(sub, self._subtracted_totals, previous)
+            )  # the job has reset the counter
+        count, value_sum, *buckets = map(sub, totals, self._subtracted_totals)
+        count = max(count, value_sum > 0)  # a counter has no count
+        valid_sum = value_sum if isfinite(value_sum) and value_sum >= 0 else None
+        self._state.set_foreign_reading(int(count), valid_sum, tuple(map(int, buckets)))
 
     def forget(self) -> None:
         """Count from zero, in a forked child."""
-        self._last, self._is_forked = None, True
+        self._last_totals, self._is_forked = None, True
 
 
 class Registries(Periodic):
@@ -101,7 +103,7 @@ class Registries(Periodic):
     def tick(self) -> None:
         """Poll if due, and stop polling a collector that hangs."""
         poll = self._poll
-        if poll is not None and monotonic() - poll.started > HANG_SECONDS:
+        if poll is not None and monotonic() - poll.started_at > HANG_SECONDS:
             self._abandon(poll.collector_id)
         else:
             super().tick()
@@ -169,31 +171,33 @@ class Registries(Periodic):
                 continue
             name = sample.name.removesuffix("_total")
             key = ("counter" if is_counter else "gauge", name, _labels(sample))
-            series = self._obtain(key, family.documentation)
+            series = self._series_of(key, family.documentation)
             if series is None:
                 continue
             if is_counter:
-                series.count(0, float(sample.value))
+                series.set_totals(0, float(sample.value))
             else:
                 gauges.add(key)
                 series.set(float(sample.value) if isfinite(sample.value) else None)
 
     def _record_distributions(self, family: Any) -> None:
-        parts: dict[tuple[tuple[str, str], ...], dict[float | str, float]] = {}
+        # The values of a series, by "count", "sum" or the upper bound of a bucket.
+        values_by_labels: dict[tuple[tuple[str, str], ...], dict[float | str, float]] = {}
         for sample in family.samples:
-            part = parts.setdefault(_labels(sample), {})
+            values = values_by_labels.setdefault(_labels(sample), {})
             if sample.name.endswith("_bucket"):
-                part[float(sample.labels["le"])] = sample.value
+                values[float(sample.labels["le"])] = sample.value
             elif sample.name.endswith(("_count", "_sum")):
-                part[sample.name.rpartition("_")[2]] = sample.value
-        for labels, part in parts.items():
-            bounds = sorted(bound for bound in part if isinstance(bound, float) and bound < inf)
-            count = part.get("count", part.get(inf))
-            series = self._obtain((family.type, family.name, labels), family.documentation, bounds)
+                values[sample.name.rpartition("_")[2]] = sample.value
+        for labels, values in values_by_labels.items():
+            bounds = sorted(bound for bound in values if isinstance(bound, float) and bound < inf)
+            count = values.get("count", values.get(inf))
+            series = self._series_of((family.type, family.name, labels), family.documentation, bounds)
             if series is not None and count is not None:
-                series.count(count, part.get("sum", 0.0), *[part[bound] for bound in bounds])
+                buckets = [values[bound] for bound in bounds]
+                series.set_totals(count, values.get("sum", 0.0), *buckets)
 
-    def _obtain(self, key: Key, documentation: str, bounds: Iterable[float] = ()) -> _Series | None:
+    def _series_of(self, key: Key, documentation: str, bounds: Iterable[float] = ()) -> _Series | None:
         """Return a series, created on first use. Return None if it is invalid or above the limit of series."""
         if key not in self._series:
             if len(self._series) >= MAX_SERIES:

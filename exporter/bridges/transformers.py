@@ -23,12 +23,12 @@ ROWS_PER_SAMPLE = {
     "DataCollatorForVisionPreference": 2,
     "DataCollatorForTriplePreference": 3,
 }
-"""Number of rows of a batch that belong to one sample, by the name of TRL's collator."""
+"""Number of rows of a batch that form a sample, by the name of TRL's collator; 1 for other collators."""
 
 
 def callback(name: str = "ExporterCallback") -> Any:
     """Return a new callback for a Trainer. Raises ImportError if transformers is not installed."""
-    return _class(import_module("transformers.trainer"), name)()
+    return _callback_class(import_module("transformers.trainer"), name)()
 
 
 def install() -> None:
@@ -38,13 +38,14 @@ def install() -> None:
 
 def _add_to_defaults(trainer_module: ModuleType) -> None:
     # Not the class of `callback()`, because transformers warns about two callbacks of the same class.
-    trainer_module.DEFAULT_CALLBACKS.append(_class(trainer_module, "ExporterAutoCallback"))
+    trainer_module.DEFAULT_CALLBACKS.append(_callback_class(trainer_module, "ExporterAutoCallback"))
 
 
-def _class(trainer_module: Any, name: str) -> type[Any]:
+def _callback_class(trainer_module: Any, name: str) -> type[Any]:
+    """Patch the methods of the Trainer, and return a class of callbacks with this name."""
     torch_hooks.install()
     for hook, *methods in (
-        (_call, "train"),
+        (_around_train, "train"),
         (_method_hook("fetch_batches"), "get_batch_samples"),
         (_method_hook("train_on_batch"), "training_step"),
         (_method_hook("save_checkpoint"), "_save_checkpoint"),
@@ -70,13 +71,10 @@ class _Callback(Source):
         if ACTIVE.source is self or not ACTIVE.take(self):
             return False
         self.tracker = LoopTracker()
-        self._has_recorded_batches = (
-            False  # True if batches are recorded, so that the losses of the log are not
-        )
-        self._has_recorded_norms = (
-            False  # True if norms are recorded at clipping, so that the norms of the log are not
-        )
-        self._in_batch = False
+        # Losses and norms in the log are recorded only if no batch, or no clipping, has been recorded.
+        self._has_recorded_batches = False
+        self._has_recorded_norms = False
+        self._is_in_batch = False
         self._batch: Any = None  # of the current call of `training_step`
         self._loss: Any = None  # sum of the batches of the step so far
         self._mode, self._evaluated_at = "validation", 0.0  # monotonic time of the latest evaluated batch
@@ -95,7 +93,7 @@ class _Callback(Source):
         )
 
     def backward_begins(self, _tensors: Any) -> Any:
-        if self._in_batch:
+        if self._is_in_batch:
             self.tracker.phase("backward")
             return self
         return None
@@ -147,8 +145,9 @@ class _Callback(Source):
 
     def on_prediction_step(self, _state: Any) -> None:
         """Record an evaluated batch. Its duration is the time since the previous batch, which includes the fetch."""
-        began, self._evaluated_at = self._evaluated_at, monotonic()
-        seconds = self._evaluated_at - began if self.tracker.is_open(Level.EVALUATION) else None
+        previous_evaluated_at, self._evaluated_at = self._evaluated_at, monotonic()
+        is_evaluating = self.tracker.is_open(Level.EVALUATION)
+        seconds = self._evaluated_at - previous_evaluated_at if is_evaluating else None
         training.step(mode=self._mode, seconds=seconds)
 
     @never_raises
@@ -179,12 +178,12 @@ class _Callback(Source):
         self, trainer: Any, _model: Any = None, batch: Any = None, *_args: Any, **kwargs: Any
     ) -> Around:
         """Record the training on a batch. The call returns the batch's share of the loss of the step."""
-        self._has_recorded_batches = self._in_batch = True
+        self._has_recorded_batches = self._is_in_batch = True
         self._batch = kwargs.get("inputs", batch)
         self.tracker.begin_iteration()
         self.tracker.phase("forward")
         loss, error = yield
-        batch, self._batch, self._in_batch = self._batch, None, False
+        batch, self._batch, self._is_in_batch = self._batch, None, False
         self.tracker.record_batch(batch, rows_per_sample=_rows_per_sample(trainer))
         if error is None:
             self.tracker.phase(None)
@@ -193,7 +192,7 @@ class _Callback(Source):
     def prepare_inputs(self, *_args: Any, **_kwargs: Any) -> Around:
         """Remember the prepared batch: TRL fetches the batches of several steps at once, and prepares one per step."""
         batch, error = yield
-        if error is None and self._in_batch:
+        if error is None and self._is_in_batch:
             self._batch = batch
 
     def save_checkpoint(self, trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
@@ -230,7 +229,7 @@ def _rows_per_sample(trainer: Any) -> int:
     return ROWS_PER_SAMPLE.get(type(getattr(trainer, "data_collator", None)).__name__, 1)
 
 
-def _active() -> _Callback | None:
+def _active_callback() -> _Callback | None:
     return ACTIVE.source if isinstance(ACTIVE.source, _Callback) else None
 
 
@@ -243,7 +242,7 @@ def _activate(trainer: Any) -> _Callback | None:
     return next((source for source in sources if source.activate()), None)
 
 
-def _call(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
+def _around_train(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
     source = _activate(trainer)
     if source is not None:
         _, error = yield
@@ -255,7 +254,7 @@ def _method_hook(name: str) -> Hook:
     """Return a hook that calls a method of the active source with the arguments of the patched method."""
 
     def hook(*args: Any, **kwargs: Any) -> Around | None:
-        source = _active()
+        source = _active_callback()
         return None if source is None else getattr(source, name)(*args, **kwargs)
 
     return hook
@@ -263,7 +262,7 @@ def _method_hook(name: str) -> Hook:
 
 def _evaluation_of(mode: str) -> Hook:
     def hook(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
-        active = _active()
+        active = _active_callback()
         source = active or _activate(trainer)
         if source is None or source.tracker.is_open(Level.EVALUATION):
             return
@@ -277,9 +276,9 @@ def _evaluation_of(mode: str) -> Hook:
 
 
 def _flops(model: Any, *, recomputes: bool) -> dict[str, Any]:
-    """Return the facts about FLOPs by transformers' formula; empty for a model to which the formula does not apply.
+    """Return the facts about FLOPs by transformers' formula, which applies to a language model without frozen parameters.
 
-    The formula needs a language model all of whose parameters are trained.
+    Returns an empty dictionary for other models.
     """
     if getattr(model, "main_input_name", "") != "input_ids":
         return {}

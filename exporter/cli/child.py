@@ -30,7 +30,7 @@ FileAction = tuple[int, ...] | tuple[int, int, str, int, int]
 
 
 class NotStartedError(Exception):
-    """Failed start of a command; `status` is the exit status that a shell would return."""
+    """Failure to start a command. `status` is the exit status that a shell would return."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -92,15 +92,15 @@ def end_as(wait_status: int) -> int:
     which these signals do not terminate, returns 128 plus the number of the signal.
     """
     if os.WIFSIGNALED(wait_status):
-        number = os.WTERMSIG(wait_status)
+        signal_number = os.WTERMSIG(wait_status)
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         with suppress(OSError, ValueError):  # SIGKILL has no handler to reset
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal_number, signal.SIG_DFL)
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        os.kill(os.getpid(), number)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), signal_number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal_number})
     code = os.waitstatus_to_exitcode(wait_status)
     return code if code >= 0 else 128 - code

@@ -5,6 +5,7 @@ The job is `simulated_job`. The feed directory is a private directory, which is 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -27,6 +28,7 @@ from exporter.cli.flags import (
     flag_error,
     print_notice,
 )
+from exporter.cli.sections import GpuSection, WebSection
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, own_uid
@@ -51,12 +53,12 @@ energy:
   gpu_hour_price: 2
   lock_dir: {directory}
 """
-"""Configuration of a demo without --config.file. The prices are examples; the lock is not the one of the real machine."""
+"""Configuration of a demo without --config.file. The prices are examples; the energy lock is not that of the real machine."""
 RANK_GPU_USE = {"memory": 73_014_444_032, "sm": 99}
 """GPU memory in bytes and SM utilization in percent of each rank."""
 PREFIX = "exporter-demo-"
 OLD_SECONDS = 86400.0
-"""Age from which the directory of a killed demo is removed by the next demo."""
+"""Age from which the next demo removes the directory of a killed demo."""
 # At a higher speed, the windows would be shorter than the minimum of a Stat.
 MIN_SPEED, MAX_SPEED = 0.1, 20.0
 
@@ -73,49 +75,27 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     speed_help = "speed of the simulation (default 1: a cycle takes a minute)"
     demo_group.add_argument("--demo.speed", metavar="X", type=float, default=1.0, help=speed_help)
     flags = parser.parse_flags(arguments)
-    flag_values, configuration = vars(flags), resolve(flags, environ)
-    speed = flag_values["demo.speed"]
+    configuration = resolve(flags, environ)
+    speed = vars(flags)["demo.speed"]
     if not MIN_SPEED <= speed <= MAX_SPEED:
         raise flag_error("--demo.speed", f"{speed:g} is not in {MIN_SPEED:g} to {MAX_SPEED:g}")
-    web, gpu = configuration.web, configuration.gpu
-    tls = web.config_file is not None and load_web_config(web.config_file).tls_server_config is not None
-    flag_values["web.listen_address"], urls = [], []
-    for address in map(parse_address, web.listen_address):
-        # The bind checks that the port is free, and replaces port 0 by a port of the kernel's choice.
-        with bind(address, backlog=1) as listener:
-            host, port = address.text.rpartition(":")[0], listener.getsockname()[1]
-            flag_values["web.listen_address"].append(f"{host}:{port}")
-            urls.append(url(listener, tls=tls))
-    replay = (flag_values["gpu.replay"] or gpu.replay or "") if gpu.enabled else ""
-    writes_machine = gpu.enabled and not replay and flag_values["gpu.replay"] is None
+    first_url = _choose_addresses(flags, configuration.web)
     shared_memory = Path("/dev/shm")  # noqa: S108  # the demo creates a private directory inside
     parent = shared_memory if os.access(shared_memory, os.W_OK) else None
     for path in (parent or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
         _remove_old(path)
-    with tempfile.TemporaryDirectory(
-        prefix=PREFIX, dir=parent, ignore_cleanup_errors=True
-    ) as private_directory:
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True) as directory:
         # $EXPORTER_FEED_DIR belongs to the user and must not receive simulated metrics.
-        feed = flag_values["feed.dir"] = flag_values["feed.dir"] or private_directory
-        try:
-            check_directory(feed)
-        except (OSError, FeedError) as error:
-            print_notice(f"the demo needs a feed directory: {error}")
+        feed_directory = vars(flags)["feed.dir"] = vars(flags)["feed.dir"] or directory
+        if refusal := _refusal(feed_directory):
+            print_notice(refusal)
             return EXIT_REFUSED
-        if runs.owner(Path(feed)) is not None:
-            print_notice(
-                "another exporter serves this feed directory; choose a different directory with --feed.dir"
-            )
-            return EXIT_REFUSED
-        if writes_machine:
-            replay = REPLAYED_MACHINE
-            flag_values["gpu.replay"] = _write_machine(Path(private_directory))
-            os.environ[DIRECTORY_VARIABLE] = private_directory  # inherited by the sidecar
-        if flag_values["config.file"] is None:
-            path = Path(private_directory, "config.yaml")
-            path.write_text(CONFIGURATION.format(directory=json.dumps(private_directory)), encoding="utf-8")
-            flag_values["config.file"] = str(path)
-        job_settings = {"speed": speed, "directory": private_directory, "url": urls[0], "replay": replay}
+        replay = _choose_machine(flags, configuration.gpu, directory)
+        if vars(flags)["config.file"] is None:
+            path = Path(directory, "config.yaml")
+            path.write_text(CONFIGURATION.format(directory=json.dumps(directory)), encoding="utf-8")
+            vars(flags)["config.file"] = str(path)
+        job_settings = {"speed": speed, "directory": directory, "url": first_url, "replay": replay}
         job = own_command("-m", "exporter.cli.simulated_job", json.dumps(job_settings))
         # Without the user's settings for jobs; the bridges are not needed.
         environment = {name: value for name, value in environ.items() if not name.startswith("EXPORTER_")}
@@ -123,6 +103,45 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         sidecar = [*command_line_of(flags), "--run.name=demo", "--run.linger=0s"]
         wait_status = run.Supervision(run.make_plan([*sidecar, "--", *job], environment)).run()
     return end_as(wait_status)
+
+
+def _choose_addresses(flags: argparse.Namespace, web: WebSection) -> str:
+    """Check that the ports are free, replace port 0 in the flags by a free port, and return the URL of the first address."""
+    has_tls = web.config_file is not None and load_web_config(web.config_file).tls_server_config is not None
+    addresses, urls = [], []
+    for address in map(parse_address, web.listen_address):
+        with bind(address, backlog=1) as listener:
+            host, port = address.text.rpartition(":")[0], listener.getsockname()[1]
+            addresses.append(f"{host}:{port}")
+            urls.append(url(listener, tls=has_tls))
+    vars(flags)["web.listen_address"] = addresses
+    return urls[0]
+
+
+def _refusal(feed_directory: str) -> str:
+    """Return the reason why the demo cannot use a feed directory, or an empty string."""
+    try:
+        check_directory(feed_directory)
+    except (OSError, FeedError) as error:
+        return f"the demo needs a feed directory: {error}"
+    if runs.owner(Path(feed_directory)) is not None:
+        return "another exporter serves this feed directory; choose a different directory with --feed.dir"
+    return ""
+
+
+def _choose_machine(flags: argparse.Namespace, gpu: GpuSection, directory: str) -> str:
+    """Return the name of the replayed machine, or an empty string without one.
+
+    Unless the user has chosen or disabled the replay, write a machine to *directory* and set it in the flags.
+    """
+    flag_value = vars(flags)["gpu.replay"]
+    if not gpu.enabled:
+        return ""
+    if flag_value or gpu.replay or flag_value is not None:
+        return flag_value or gpu.replay or ""
+    vars(flags)["gpu.replay"] = _write_machine(Path(directory))
+    os.environ[DIRECTORY_VARIABLE] = directory  # inherited by the sidecar
+    return REPLAYED_MACHINE
 
 
 def _write_machine(directory: Path) -> str:

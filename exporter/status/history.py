@@ -24,7 +24,7 @@ RECENT_SECONDS = 60.0
 """Time range of the rates in figures and plots."""
 PACE_SECONDS = 300.0
 BASELINE_OFFSET_SECONDS = 900.0
-"""The alert RunSlower compares the last five minutes with the hour that ended 15 minutes ago."""
+"""Time ranges of the alert RunSlower, which compares the last five minutes with the hour that ended 15 minutes ago."""
 RETENTION_SECONDS = BASELINE_OFFSET_SECONDS + PLOT_SECONDS + PACE_SECONDS
 MAX_TRACKS = 600
 """Maximum number of tracks; a page with eight GPUs and eight ranks needs about 200."""
@@ -185,49 +185,50 @@ class History:
 
     def rate(self, *track: str, seconds: float) -> float | None:
         """Return the increase per second over the last `seconds`. A decrease counts as a restart of the counter at 0."""
-        present = self._present(track, seconds)
-        if len(present) < 2:
+        points = self._known_points(track, seconds)
+        if len(points) < 2:
             return None
         increase = sum(
-            after if after < before else after - before for (_, before), (_, after) in pairwise(present)
+            number if number < previous_number else number - previous_number
+            for (_, previous_number), (_, number) in pairwise(points)
         )
-        return increase / (present[-1][0] - present[0][0])
+        return increase / (points[-1][0] - points[0][0])
 
     def usual_rate(self, *track: str) -> float | None:
         """Return the median five-minute rate in the hour that ended 15 minutes ago, or None if that hour is not recorded."""
-        present = self._present(track)
+        points = self._known_points(track)
         rates: list[float] = []
         start = 0
-        for now, value in present:
-            while present[start][0] < now - PACE_SECONDS:
+        for point_time, number in points:
+            while points[start][0] < point_time - PACE_SECONDS:
                 start += 1
-            if (
-                BASELINE_OFFSET_SECONDS <= present[-1][0] - now <= BASELINE_OFFSET_SECONDS + PLOT_SECONDS
-                and now > present[start][0]
-            ):
-                rates.append(max(0.0, value - present[start][1]) / (now - present[start][0]))
+            start_time, start_number = points[start]
+            age_seconds = points[-1][0] - point_time
+            is_in_baseline = 0.0 <= age_seconds - BASELINE_OFFSET_SECONDS <= PLOT_SECONDS
+            if is_in_baseline and point_time > start_time:
+                rates.append(max(0.0, number - start_number) / (point_time - start_time))
         return median(rates) if len(rates) > 0.9 * PLOT_SECONDS / self._interval_seconds else None
 
     def mean(self, *track: str, seconds: float) -> float | None:
         """Return the mean of a gauge over the last `seconds`."""
-        values = [value for _, value in self._present(track, seconds)]
-        return sum(values) / len(values) if values else None
+        numbers = [number for _, number in self._known_points(track, seconds)]
+        return sum(numbers) / len(numbers) if numbers else None
 
     def predicted(self, *track: str, seconds: float, ahead_seconds: float) -> float | None:
         """Return the linear prediction of a gauge in `ahead_seconds`, from the last `seconds`, or None with fewer than two points."""
         points = self._points(track, None, seconds)
-        present = [
+        offsets = [  # seconds from the last point, and number
             (point.unix_seconds - points[-1].unix_seconds, point.number)
             for point in points
             if point.number is not None
         ]
-        if len(present) < 2:
+        if len(offsets) < 2:
             return None
-        mean_time = sum(time_ for time_, _ in present) / len(present)
-        mean = sum(value for _, value in present) / len(present)
-        variance = sum((time_ - mean_time) ** 2 for time_, _ in present)
-        slope = sum((time_ - mean_time) * (value - mean) for time_, value in present) / variance
-        return mean + slope * (ahead_seconds - mean_time)
+        mean_offset = sum(offset for offset, _ in offsets) / len(offsets)
+        mean_number = sum(number for _, number in offsets) / len(offsets)
+        variance = sum((offset - mean_offset) ** 2 for offset, _ in offsets)
+        slope = sum((offset - mean_offset) * (number - mean_number) for offset, number in offsets) / variance
+        return mean_number + slope * (ahead_seconds - mean_offset)
 
     def increase(self, *track: str, seconds: float = PLOT_SECONDS, existence: str = "") -> Increase | None:
         """Return the increase of a counter over the last `seconds`, or None without an increase.
@@ -254,8 +255,8 @@ class History:
             previous_number = number
         return Increase(count, times[0], times[-1]) if times else None
 
-    def _present(self, track: Track, seconds: float = math.inf) -> list[tuple[float, float]]:
-        """Return monotonic time and number of the points of the last `seconds`, without gaps."""
+    def _known_points(self, track: Track, seconds: float = math.inf) -> list[tuple[float, float]]:
+        """Return monotonic time and number of the points of the last `seconds` that are no gaps."""
         return [
             (point.monotonic_seconds, point.number)
             for point in self._points(track, None, seconds)
@@ -265,27 +266,35 @@ class History:
     def _points(
         self, track: Track, divisor: str | None = None, seconds: float = math.inf, owners: int | None = None
     ) -> list[TrackPoint]:
-        """Return the points of the last `seconds`, and at least the last two; `owners` limits the owner labels of `divisor`."""
+        """Return the points of the last `seconds`, and at least the last two.
+
+        The track of `divisor` has the same owner labels, or only the first `owners` of them.
+        """
         with self._lock:
             end = None if owners is None else 1 + owners
-            numbers, units = self._tracks.get(track), self._tracks.get((divisor or "", *track[1:end]))
-            if numbers is None or (divisor and units is None and owners is None):
+            track_numbers = self._tracks.get(track)
+            divisor_numbers = self._tracks.get((divisor or "", *track[1:end]))
+            if track_numbers is None or (divisor and divisor_numbers is None and owners is None):
                 return []
             times = list(self._times)
             first = min(bisect_left(times, (times[-1][0] - seconds,)), max(0, len(times) - 2))
-            times, selected = times[first:], numbers[first:]
-            divisors: Sequence[float] = [now for now, _ in times]
+            times, numbers = times[first:], track_numbers[first:]
+            divisors: Sequence[float] = [monotonic_seconds for monotonic_seconds, _ in times]
             if divisor:
-                divisors = units[first:] if units else [math.nan] * len(times)
-        values = [None if math.isnan(number) else number for number in selected]
+                divisors = divisor_numbers[first:] if divisor_numbers else [math.nan] * len(times)
         return [
-            TrackPoint(now, unix_seconds, number, None if math.isnan(unit) else unit)
-            for (now, unix_seconds), number, unit in zip(times, values, divisors, strict=True)
+            TrackPoint(*point_times, _none_for_nan(number), _none_for_nan(divisor_number))
+            for point_times, number, divisor_number in zip(times, numbers, divisors, strict=True)
         ]
 
 
-def _increase(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None or after < before else after - before
+def _none_for_nan(number: float) -> float | None:
+    return None if math.isnan(number) else number
+
+
+def _increase(first: float | None, last: float | None) -> float | None:
+    """Return the increase from the first to the last number, or None if a number is missing or the counter was reset."""
+    return None if first is None or last is None or last < first else last - first
 
 
 def _rate(first: TrackPoint, last: TrackPoint) -> float | None:
@@ -294,6 +303,7 @@ def _rate(first: TrackPoint, last: TrackPoint) -> float | None:
 
 
 def _rates(points: Sequence[TrackPoint], seconds: float) -> list[tuple[float, float | None]]:
+    """Return Unix time and rate of each point but the first, as `History.rates` describes."""
     line: list[tuple[float, float | None]] = []
     start = 0
     for index, point in enumerate(points):
@@ -307,6 +317,7 @@ def _rates(points: Sequence[TrackPoint], seconds: float) -> list[tuple[float, fl
 
 
 def _tracks(readings: Readings) -> Iterator[tuple[Track, float]]:
+    """Yield track and number for each sample of the page that belongs to a track."""
     for steps in readings.observations("training_step_duration_seconds", mode="train"):
         yield ("steps", steps.labels["run"]), steps.count
         if steps.sum is not None:
