@@ -17,6 +17,9 @@ from prometheus_client.samples import Sample
 from exporter.families import Distribution, DistributionSample
 from exporter.recording.exponential import LOWEST_BUCKET, OVERFLOW_BUCKET, SCHEMA, upper_bound
 
+_MAX_COUNT = (1 << 63) - 1
+"""Maximum count of a native histogram, whose buckets are differences of 64 bits. A feed file may contain any counts."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProtobufType:
@@ -77,9 +80,14 @@ def _labels(sample: Sample) -> bytes:
 
 
 def _native(distribution: Distribution) -> bytes:
-    """Return the message Histogram, or no bytes if the buckets lack observations: Prometheus refuses such a histogram."""
+    """Return the message Histogram, or no bytes if the buckets lack observations or a number does not fit into 64 bits.
+
+    Prometheus refuses such a histogram.
+    """
     counts = distribution.exponential
     if distribution.sum is None or sum(counts.values()) != distribution.count or OVERFLOW_BUCKET in counts:
+        return b""
+    if distribution.count > _MAX_COUNT:
         return b""
     spans: list[BucketSpan] = []
     deltas = []

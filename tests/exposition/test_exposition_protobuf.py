@@ -158,9 +158,10 @@ def test_a_native_histogram_holds_each_sample_in_its_bucket(first: list[float], 
         Distribution(3, None, ((1.0, 3),), {0: 3}),  # a sample below zero
         Distribution(3, 4.0, ((1.0, 3),), {0: 2}),  # written by another library
         Distribution(3, 4e30, ((1.0, 3),), {0: 2, 513: 1}),  # beyond 2^64
+        Distribution(1 << 64, 4.0, ((1.0, 3),), {0: 1 << 64}),  # a count of more than 64 bits
     ],
 )
-def test_a_histogram_without_buckets_for_all_its_samples_stays_classic(distribution: Distribution) -> None:
+def test_a_histogram_that_protobuf_cannot_hold_stays_classic(distribution: Distribution) -> None:
     body = page_of(SPEC.family({("0",): distribution})).render(Format.PROTOBUF)
 
     names = {family.name.removeprefix(SPEC.name) for family in families(body)}
