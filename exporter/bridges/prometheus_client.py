@@ -54,27 +54,31 @@ class _Series:
         self._last_totals: tuple[float, ...] | None = None  # at the latest poll
         self._is_forked = is_forked
         self._subtracted_totals: tuple[float, ...] = ()  # counted before the recording started
+        self._is_summable = True  # False after a negative observation, because a counter never decreases
 
     def set(self, value: float | None) -> None:
         """Set the value of a gauge; None removes the series."""
         self._state.set_foreign_reading(0 if value is None else 1, 0.0, value=value)
 
-    def set_totals(self, *totals: float) -> None:
-        """Set the totals of a counter, summary or histogram: the count, the sum and the cumulative buckets."""
+    def set_totals(self, value_sum: float, *counts: float) -> None:
+        """Set the total of a counter, or the sum, the count and the cumulative buckets of a summary or histogram."""
+        totals = (value_sum, *counts)
         previous, self._last_totals = self._last_totals, totals
         if previous is None:
             # In a forked child, the counts up to now belong to the parent.
             self._subtracted_totals = totals if self._is_forked else (0.0,) * len(totals)
         elif self._state.foreign_reading is None:
             self._subtracted_totals = previous  # the recording has restarted with a new identity
-        elif any(map(lt, totals, previous)):
+        elif any(map(lt, counts or totals, previous[1:] or previous)):
             self._subtracted_totals = tuple(
                 map(sub, self._subtracted_totals, previous)
             )  # the job has reset the counter
-        count, value_sum, *buckets = map(sub, totals, self._subtracted_totals)
-        count = max(count, value_sum > 0)  # a counter has no count
-        valid_sum = value_sum if isfinite(value_sum) and value_sum >= 0 else None
-        self._state.set_foreign_reading(int(count), valid_sum, tuple(map(int, buckets)))
+        elif value_sum < previous[0]:  # after a negative observation
+            self._is_summable = False
+        value_sum, *remaining_counts = map(sub, totals, self._subtracted_totals)
+        count, *buckets = remaining_counts or (value_sum > 0,)  # a counter has no count
+        is_valid = self._is_summable and isfinite(value_sum) and value_sum >= 0
+        self._state.set_foreign_reading(int(count), value_sum if is_valid else None, tuple(map(int, buckets)))
 
     def forget(self) -> None:
         """Count from zero, in a forked child."""
@@ -175,7 +179,7 @@ class Registries(Periodic):
             if series is None:
                 continue
             if is_counter:
-                series.set_totals(0, float(sample.value))
+                series.set_totals(float(sample.value))
             else:
                 gauges.add(key)
                 series.set(float(sample.value) if isfinite(sample.value) else None)
@@ -195,7 +199,7 @@ class Registries(Periodic):
             series = self._series_of((family.type, family.name, labels), family.documentation, bounds)
             if series is not None and count is not None:
                 buckets = [values[bound] for bound in bounds]
-                series.set_totals(count, values.get("sum", 0.0), *buckets)
+                series.set_totals(values.get("sum", 0.0), count, *buckets)
 
     def _series_of(self, key: Key, documentation: str, bounds: Iterable[float] = ()) -> _Series | None:
         """Return a series, created on first use. Return None if it is invalid or above the limit of series."""

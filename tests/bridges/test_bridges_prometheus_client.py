@@ -80,6 +80,24 @@ counter.inc(1)
     assert sum_by_labels(job(tmp_path, PRELUDE + program).page, "app_steps_total") == 5 + 100 + 3
 
 
+def test_a_negative_observation_is_not_a_reset_and_ends_the_sum(tmp_path: Path) -> None:
+    program = """
+bridge.install()
+reward = prom.Summary("app_reward", "Reward.")
+shift = prom.Histogram("app_shift", "Shift.", buckets=(0, 10))
+for value in (5, -3, 4):
+    reward.observe(value)
+    shift.observe(value)
+    time.sleep(0.5)
+"""
+    page = job(tmp_path, PRELUDE + program).page
+
+    assert sum_by_labels(page, "app_reward_count") == 3
+    assert sum_by_labels(page, "app_shift_count") == 3
+    assert sum_by_labels(page, "app_shift_bucket", le="0.0") == 1
+    assert series(page, "app_reward_sum") == series(page, "app_shift_sum") == {}
+
+
 def test_the_gauges_of_an_unregistered_collector_disappear(tmp_path: Path) -> None:
     program = """
 bridge.install()
