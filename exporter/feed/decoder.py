@@ -73,6 +73,8 @@ MAX_EXPONENTIAL_BUCKETS = 40_000
 """Maximum number of exponential buckets of a process. Further histograms are published without exponential buckets."""
 ROOM_BYTES = 24 << 20
 """Default memory limit of the snapshot of a process."""
+MAX_SECONDS = 1e15
+"""Limit of times and durations, 30 million years. Sums of larger numbers could overflow, and calendars end."""
 
 
 class Decoder:
@@ -154,6 +156,7 @@ class Decoder:
         readings = tuple(map(_reading, self._definitions, self._windows, totals))
         recording = Recording(readings, **convert_fields(body, _RECORDING))
         snapshot = Snapshot(self._identity, sequence, recording=recording, **convert_fields(body, _REST))
+        _check_times(snapshot)
         if not all(self._is_kept):
             snapshot = snapshot.replace(dropped={**snapshot.dropped, "memory": self._is_kept.count(False)})
         other_bytes = _other_cost(snapshot)
@@ -326,6 +329,22 @@ def _exponential(value: Any) -> dict[int, int]:
     ):
         refuse("an exponential bucket or a count is out of range")
     return dict(zip(buckets, counts, strict=True))
+
+
+def _check_times(snapshot: Snapshot) -> None:
+    """Check the limit of the times and durations from which the ledger computes sums and dates."""
+    times = [snapshot.process.started, snapshot.written, snapshot.flush_seconds]
+    training = snapshot.recording.training
+    if training is not None:
+        times += [
+            *(training.phase_since, training.last_progress or 0.0, training.history_until),
+            *(training.work_seconds, training.open_seconds, training.failed_seconds),
+            *(training.committed_seconds, training.longest_step_seconds or 0.0),
+            *training.phases.values(),
+            *[seconds for *_, seconds in training.segments],
+        ]
+    if max(map(abs, times)) > MAX_SECONDS:
+        refuse(f"a time is out of range; at most {MAX_SECONDS:g} s are allowed")
 
 
 def _other_cost(snapshot: Snapshot) -> int:

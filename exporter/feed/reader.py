@@ -336,7 +336,8 @@ class FeedReader:
             return
         now = self._monotonic()
         if file.sequence is None:
-            file.changed_at = now - max(0.0, self._clock() - modified_at)
+            # Another user may set any modification time, also before 1970.
+            file.changed_at = now - max(0.0, self._clock() - max(0.0, modified_at))
         elif file.sequence != snapshot.sequence:
             file.changed_at = now
         file.outcome, file.sequence = snapshot, snapshot.sequence

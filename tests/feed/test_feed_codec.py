@@ -36,6 +36,7 @@ from exporter.recording.values import (
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
+times = st.floats(-decoder.MAX_SECONDS, decoder.MAX_SECONDS)
 counts = st.integers(0, 2**63 - 1)
 names = st.from_regex(decoder.STAT_NAME, fullmatch=True).filter(lambda name: len(name) <= 200)
 label_names = st.from_regex(decoder.LABEL_NAME, fullmatch=True).filter(
@@ -65,7 +66,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if hint is Aggregation:
         return st.sampled_from(Aggregation)
     integers = st.integers(-(2**63) + 1, 2**63 - 1)
-    return {str: texts, int: integers, float: numbers, bool: st.booleans()}[hint]
+    return {str: texts, int: integers, float: times, bool: st.booleans()}[hint]
 
 
 def dataclass_of(cls: Any, /, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -92,6 +93,8 @@ readings = dataclass_of(
     StatReading,
     definition=definitions,
     count=counts,
+    sum=st.none() | numbers,
+    value=st.none() | numbers,
     bucket_counts=st.lists(counts, min_size=4, max_size=4).map(tuple),
     overflows=counts,
     exponential=st.dictionaries(st.integers(LOWEST_BUCKET, OVERFLOW_BUCKET), counts, max_size=3),
@@ -341,6 +344,10 @@ def test_a_future_aggregation_is_dropped_and_the_file_is_read() -> None:
         lambda header, windows, totals: totals["stats"][0].update(exponential=[[0], [2**63]]),
         lambda header, windows, totals: totals.update(events={"counts": [["a", 1]]}),
         lambda header, windows, totals: totals.update(events={"counts": [["a", "info", 1.5]]}),
+        lambda header, windows, totals: header["process"].update(started=1e300),
+        lambda header, windows, totals: totals.update(written=-1e300),
+        lambda header, windows, totals: totals.update(training={"last_progress": -1e300}),
+        lambda header, windows, totals: totals.update(training={"phases": {"init": 1e300}}),
         lambda header, windows, totals: totals.update(training=[]),
         lambda header, windows, totals: totals.update(training={"step": 1.5}),
         lambda header, windows, totals: totals.update(training={"segments": [[1, 1, 2]]}),
