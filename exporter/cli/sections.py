@@ -68,7 +68,8 @@ class FeedSection:
     )
     linger: Annotated[Duration, Range(0, 30 * 86400)] = option(
         900.0,
-        "How long totals are still published after a process exits, unless its rank restarts.",
+        "How long totals are still published after a process exits, unless its rank restarts. Only the 20 runs that ended "
+        "last are published.",
         restart=True,
     )
 

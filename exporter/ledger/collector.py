@@ -41,6 +41,9 @@ _log = logging.getLogger(__name__)
 
 NO_FEED_SECONDS = 60.0
 """Time without a feed file before the missing feed is logged."""
+MAX_EXITED_RUNS = 20
+"""Maximum number of runs without a running process on the page, the latest exits first. A run has up to 270 series and more for each
+rank, so that short runs would otherwise displace the series of running runs within the retention time."""
 CONFLICT_SECONDS = 15.0
 """Minimum age of two running processes of a rank before a conflict is reported. Processes of a restart overlap for less time."""
 
@@ -217,7 +220,7 @@ class JobCollector:
             for rank in ranks
             for _, slot in sorted(rank.slots.items())
         ]
-        return [slot for slot in slots if slot is not None]
+        return _without_early_exits([slot for slot in slots if slot is not None])
 
     def _publish(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> Collected:
         devices = RankDevices(self.gpus)
@@ -227,8 +230,8 @@ class JobCollector:
         collected += self._stats.build(slots, feed_pass.rules, feed_pass.moment)
         feed.add_processes(collected, slots, lambda process_id: devices.of_pid(pids.get(process_id)))
         add_runs(collected, slots, pids, devices, self.sessions.options.peak_flops)
-        self.sessions.add_families(collected)
         runs = {slot.key.run for slot in slots}
+        self.sessions.add_families(collected, runs)
         self._states.add_families(
             collected,
             self._ranks.processes(),
@@ -369,6 +372,19 @@ class JobCollector:
             step = next((candidate for candidate in steps if candidate is not None), None)
             state_name: Literal["hung", "stalled"] = "hung" if state.state == "hung" else "stalled"
             yield InspectedRun(run, state_name, state.since_timestamp, step, tuple(ranks))
+
+
+def _without_early_exits(slots: Sequence[VisibleSlot]) -> list[VisibleSlot]:
+    """Return the slots of the runs with a running process, and of the `MAX_EXITED_RUNS` runs that exited last."""
+    running_runs = {slot.key.run for slot in slots if slot.process.is_alive}
+    exit_by_run: dict[str, float] = {}
+    for slot in slots:
+        if slot.key.run not in running_runs:
+            exited = slot.process.exited_monotonic
+            exit_by_run[slot.key.run] = max(exited, exit_by_run.get(slot.key.run, exited))
+    latest_runs = sorted(exit_by_run, key=lambda run: exit_by_run[run])[-MAX_EXITED_RUNS:]
+    shown_runs = running_runs.union(latest_runs)
+    return [slot for slot in slots if slot.key.run in shown_runs]
 
 
 def _job_process(snapshot: Snapshot, pid: int | None, *, is_alive: bool) -> JobProcess:

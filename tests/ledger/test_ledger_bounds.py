@@ -18,6 +18,7 @@ from waiting import PATIENCE
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page as ExpositionPage
 from exporter.feed.encoder import encode
+from exporter.ledger.collector import MAX_EXITED_RUNS
 from exporter.ledger.state import store
 from exporter.recording.values import Aggregation, WindowReading
 
@@ -25,8 +26,8 @@ AGGREGATIONS = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.
 RANK_0 = {"run": "r", "rank": "0"}
 
 
-def play_short_run(sidecar: Sidecar, run: str, stat: str) -> None:
-    """Play a short run with a uniquely named Stat."""
+def play_short_run(sidecar: Sidecar, run: str, stat: str, *, pause_seconds: float = 600.0) -> None:
+    """Play a short run with a uniquely named Stat, and pause."""
     job = MonitoredJob(sidecar, run=run)
     job.job.start_loop(0)
     job.job.train()
@@ -34,7 +35,7 @@ def play_short_run(sidecar: Sidecar, run: str, stat: str) -> None:
     sidecar.collect()
     job.write(final=True)
     job.die()
-    sidecar.clock.advance(600.0)
+    sidecar.clock.advance(pause_seconds)
 
 
 def count_objects_in_memory(sidecar: Sidecar) -> int:
@@ -70,6 +71,26 @@ def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(
     assert max(sizes[200:]) <= max(sizes[50:100])
     assert max(files[200:]) <= max(files[:150])
     assert sorted(seconds[200:])[50] < 2 * sorted(seconds[50:150])[50]
+
+
+def test_many_short_runs_displace_no_running_run_and_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "KEEP_FILES", 120)
+    sidecar = Sidecar(tmp_path)
+    running_job = MonitoredJob(sidecar, run="running")
+    sizes = []
+    for number in range(100):
+        running_job.write()
+        play_short_run(sidecar, f"short-{number}", "reward", pause_seconds=5.0)
+        page = sidecar.collect()
+        sizes.append(count_objects_in_memory(sidecar))
+    short_runs = {f"short-{number}" for number in range(100 - MAX_EXITED_RUNS, 100)}
+
+    for family in ("reward_count", "training_run_state", "training_wall_seconds_total"):
+        assert {dict(labels)["run"] for labels in page.all(family)} - {"running"} == short_runs
+    assert max(sizes[50:]) <= max(sizes[20:50])
+    assert len(list((tmp_path / "ledger").glob("*.ledger"))) < 2 * 120
 
 
 def restarted_count(sidecar: Sidecar, started_at: float = START + 50) -> object:

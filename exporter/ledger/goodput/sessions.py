@@ -8,7 +8,7 @@ energy of the node is divided by its work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from exporter.errors import StateError
@@ -20,7 +20,7 @@ from exporter.ledger.goodput.endings import Endings, ExitEvidence, follows
 from exporter.ledger.goodput.families import add_goodput
 from exporter.ledger.goodput.options import GoodputOptions
 from exporter.ledger.goodput.session import Session, SessionPass
-from exporter.ledger.ranks import Ranks
+from exporter.ledger.ranks import RETENTION_SECONDS, Ranks
 from exporter.ledger.state.codec import dumps, loads
 from exporter.ledger.state.files import StateKey, file_name
 from exporter.ledger.state.store import StateStore
@@ -50,6 +50,7 @@ class Sessions:
         self._key_by_process: dict[str, StateKey] = {}
         self._first_seen_monotonic: dict[str, float] = {}
         self._held_ids: frozenset[str] = frozenset()
+        self._shown_runs: Collection[str] | None = None  # in the last pass; None before the first
         self._is_resumed = False
 
     def holds(self, process_id: str) -> bool:
@@ -239,14 +240,20 @@ class Sessions:
             if is_over and self._is_shared and not session.is_released:
                 self._state.release(key)
                 session.is_released = True
-            is_lingering = (
-                session.exited_monotonic is None
-                or now.monotonic - session.exited_monotonic <= self._linger_seconds
+            is_lingering = session.exited_monotonic is None or (
+                now.monotonic - session.exited_monotonic <= self._retention_seconds(session)
             )
             if (is_over and not is_lingering) or (
                 not session.is_loaded and key not in self._key_by_process.values()
             ):
                 self._release(key)
+
+    def _retention_seconds(self, session: Session) -> float:
+        """Return the time after the exit for which a session stays in memory: shorter if its run is no longer shown."""
+        attempt = session.goodput.attempt
+        if self._shown_runs is None or attempt is None or attempt.run in self._shown_runs:
+            return self._linger_seconds
+        return min(self._linger_seconds, RETENTION_SECONDS)
 
     def _latest(self) -> Iterator[Session]:
         """Yield the latest session of each run that trains, if the session is saved."""
@@ -262,10 +269,11 @@ class Sessions:
         latest = {session.goodput.latest.run: session for session in started_sessions}
         return (session for session in latest.values() if session.is_saved)
 
-    def add_families(self, collected: Collected) -> None:
-        """Add the families of the latest session of each run, if the session belongs to rank 0 and is saved."""
+    def add_families(self, collected: Collected, shown_runs: Collection[str]) -> None:
+        """Add the families of the latest session of each shown run, if the session belongs to rank 0 and is saved."""
+        self._shown_runs = shown_runs
         for session in self._latest():
-            if session.rank == 0:
+            if session.rank == 0 and session.goodput.latest.run in shown_runs:
                 add_goodput(collected, session.goodput)
 
 

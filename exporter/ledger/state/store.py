@@ -78,6 +78,7 @@ class StateStore:
         self._name_by_key: dict[StateKey, str] = {}
         self._locks = StateLocks(self._directory / "locks")
         self._tidied_at: float | None = None
+        self._claims = 0  # since the last `tidy`
         self._guard = threading.Lock()
 
     @property
@@ -107,6 +108,7 @@ class StateStore:
         with self._using(name):
             if key not in self._name_by_key and self._locks.acquire(name):
                 self._name_by_key[key] = name
+                self._claims += 1
         return key in self._name_by_key
 
     def release(self, key: StateKey) -> None:
@@ -180,14 +182,15 @@ class StateStore:
         return keys
 
     def tidy(self) -> None:
-        """Remove files that were not saved for 30 days, and the oldest files above 5,000. Has an effect once an hour.
+        """Remove files that were not saved for 30 days, and the oldest files above 5,000.
 
-        Files that a sidecar holds are not removed.
+        Has an effect once an hour, and after each 5,000 claims. Files that a sidecar holds are not removed.
         """
         now = self._clock()
-        if self._tidied_at is not None and 0 <= now - self._tidied_at < TIDY_SECONDS:
+        is_recent = self._tidied_at is not None and 0 <= now - self._tidied_at < TIDY_SECONDS
+        if is_recent and self._claims < KEEP_FILES:
             return
-        self._tidied_at = now
+        self._tidied_at, self._claims = now, 0
         with contextlib.suppress(StateError), self._using("."):
             files_by_age: list[tuple[float, Path]] = []  # with the Unix time of the last save
             for path in self.directory.iterdir():
