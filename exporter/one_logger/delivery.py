@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -19,6 +20,7 @@ from exporter.one_logger.names import DEFAULT_SPANS_EXPORT_BLACKLIST, ExportCust
 from exporter.recording.conversion import safe_repr, to_name
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
+from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import metric
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.worker import Counter, Worker
@@ -36,6 +38,8 @@ WRITE_OUT_RECORDS = 256
 """Exported records after which `write_out` is called even if the queue is not empty."""
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 30.0
+REWRITE_SECONDS = 30.0
+"""Time after a failed `write_out` until the next, if no record arrives before."""
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 DROP_REASONS = ("queue_full", "failed", "rejected", "exit")
 
@@ -226,6 +230,7 @@ class ExportQueue:
         self._accepted_records, self._dropped_records = Counter(), Counter()
         self._processed_records = self._reported_drops = self._failures = self._unwritten_records = 0
         self._rejected_records = 0
+        self._rewrite_at = inf  # monotonic time of the next `write_out` after a failure
         self._count_delivered = _counter("records", exporter=name)
         self._count_error = _counter("errors", exporter=name)
         self._count_dropped = {
@@ -240,6 +245,12 @@ class ExportQueue:
             self._accepted_records.bump()
         else:
             self._count_drop("queue_full")
+
+    def repeat_write_out(self) -> None:
+        """Queue a `write_out` some time after a failure."""
+        if monotonic() >= self._rewrite_at:
+            self._rewrite_at = monotonic() + REWRITE_SECONDS
+            self.worker.put(ExportCall("write_out"))
 
     def _count_drop(self, reason: str) -> None:
         self._dropped_records.bump()
@@ -320,9 +331,11 @@ class ExportQueue:
             self._attempt(ExportCall("export_telemetry_data_error", (error,)))
 
     def _write_out(self) -> None:
-        if self._unwritten_records and hasattr(self.exporter, "write_out"):
+        has_failed = self._rewrite_at < inf
+        if (self._unwritten_records or has_failed) and hasattr(self.exporter, "write_out"):
             self._unwritten_records = 0
-            self._retry(ExportCall("write_out"))
+            is_written = self._retry(ExportCall("write_out"))
+            self._rewrite_at = inf if is_written else monotonic() + REWRITE_SECONDS
 
     def _retry(self, call: ExportCall) -> bool:
         """Call a method up to `ATTEMPTS` times, with pauses, until it succeeds. Stop repeating once the queue is closing."""
@@ -351,5 +364,23 @@ class ExportQueue:
         return True
 
 
+class FailedWrites:
+    """Periodic task that repeats the failed `write_out` calls of all exporters."""
+
+    def tick(self) -> None:
+        """Queue the calls that are due."""
+        for delivery in list(_OPEN):
+            for queue in delivery.queues:
+                queue.repeat_write_out()
+
+    def finish(self) -> None:
+        """Do nothing: at exit the exporters are closed, which writes all records."""
+
+    def after_fork(self) -> None:
+        """Forget the deliveries, whose threads belong to the parent."""
+        _OPEN.clear()
+
+
+RECORDER.attach(FailedWrites())
 # The exporters are flushed and closed with the recording of the process.
 TRAINING.add_exporter_lifecycle(flush_all, close_all)

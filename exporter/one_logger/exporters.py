@@ -30,8 +30,9 @@ class BaseExporter:
     """Interface of span exporters. The methods receive copies, which no other thread changes.
 
     A method raises `ExportError` on failure, and is then called again with the same arguments. An exporter that buffers records
-    can define a method `write_out()`, which is called when the queue is empty and after every 256 records. The exporter must
-    bound its buffer, and add the records that it discards to `dropped_records`. `Exporter` is another name of this class.
+    can define a method `write_out()`, which is called when the queue is empty, after every 256 records, and again half a minute
+    after a failure. The exporter must bound its buffer, and add the records that it discards to `dropped_records`. `Exporter` is
+    another name of this class.
 
     Attributes:
         application_name: Name of the application, which a configured provider sets.

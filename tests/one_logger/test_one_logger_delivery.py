@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from one_logger_support import KeepingExporter
+from waiting import wait_until
 
-from exporter.errors import OneLoggerError
+from exporter.errors import ExportError, OneLoggerError
 from exporter.ledger.families.bridges import SPAN_EXPORTERS
 from exporter.ledger.family_owners import TRAINING_FAMILIES, fits
+from exporter.one_logger import delivery as delivery_module
 from exporter.one_logger.delivery import ATTEMPTS, WRITE_OUT_RECORDS, Delivery, SpanFilter, close_all
 from exporter.one_logger.names import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
@@ -265,6 +267,27 @@ def test_a_buffering_exporter_is_flushed_when_its_queue_is_empty(
     counts = exporter.written_counts
     assert counts[-1] == WRITE_OUT_RECORDS * 2 + 3
     assert max(end - start for start, end in zip((0, *counts), counts, strict=False)) <= 256
+
+
+def test_a_failed_write_is_repeated_without_a_further_record(
+    deliveries: list[Delivery], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FailingExporter(KeepingExporter):
+        attempts = 0
+
+        def write_out(self) -> None:
+            self.attempts += 1
+            if self.attempts <= ATTEMPTS:
+                raise ExportError("the backend is restarting")
+
+    monkeypatch.setattr(delivery_module, "REWRITE_SECONDS", 0.1)
+    exporter = FailingExporter()
+    delivery = start_delivery(deliveries, exporter, first_pause_seconds=0.0)
+    delivery.start(Span.create("span"))
+    wait_until(lambda: exporter.attempts > ATTEMPTS)
+
+    assert delivery.flush(FLUSH_SECONDS)
+    assert exporter.attempts == ATTEMPTS + 1
 
 
 def test_spans_that_a_backend_rejects_are_counted_once_they_are_discarded(
