@@ -139,3 +139,38 @@ def test_an_alert_fires_for_the_new_run_while_the_series_of_the_ended_run_remain
     completed_run = promtool("test", "rules", path)
 
     assert completed_run.returncode == 0, completed_run.stdout + completed_run.stderr
+
+
+def test_the_compute_time_of_a_rank_whose_labels_have_changed_has_the_latest_labels(tmp_path: Path) -> None:
+    rank = {"instance": "n1", "run": "r", "rank": "0"}
+    case = {
+        "rule_files": [str(PROMETHEUS / "rules" / "recording-training.yml")],
+        "evaluation_interval": "30s",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    series("training_rank_compute_seconds", "2x10", **rank),
+                    series("training_rank_info", "1x2", **rank),  # before the GPU of the rank was known
+                    series("training_rank_info", "_x3 1x10", **rank, gpu="3"),
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": "rank:training_compute:seconds",
+                        "eval_time": "4m",
+                        "exp_samples": [
+                            {
+                                "labels": 'rank:training_compute:seconds{instance="n1",run="r",rank="0",gpu="3"}',
+                                "value": 2,
+                            }
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "case.yaml"
+    path.write_text(yaml.safe_dump(case))
+    completed_run = promtool("test", "rules", path)
+
+    assert completed_run.returncode == 0, completed_run.stdout + completed_run.stderr
