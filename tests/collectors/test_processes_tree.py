@@ -92,6 +92,23 @@ def test_a_restarted_rank_continues_counting(job: SimulatedJob, proc: Proc) -> N
     assert value_of(collected_after_restart, "training_process_up", "r", "0") == 1
 
 
+def test_a_process_that_changes_the_run_moves_with_its_workers_and_counts_once(
+    job: SimulatedJob, proc: Proc
+) -> None:
+    trainer = proc.processes[100]
+    trainer.user = 50.0
+    proc.add(worker_process(110))
+    job.collect()
+    job.processes[0] = replace(job.processes[0], identity=job.processes[0].identity.replace(run="second"))
+    trainer.user = 53.0
+    collected = job.collect()
+
+    assert value_of(collected, CPU, *TRAINER, "user") == 50.0
+    assert value_of(collected, CPU, "second", "0", "trainer", "user") == 3.0
+    assert value_of(collected, INSTANCES, *TRAINER) == value_of(collected, INSTANCES, *LOADER) == 0
+    assert value_of(collected, INSTANCES, "second", "0", "dataloader") == 1
+
+
 def test_another_process_with_the_same_pid_is_not_the_recording_process(
     job: SimulatedJob, proc: Proc
 ) -> None:

@@ -15,7 +15,7 @@ from exporter.collectors.job import GpuProcessUse, JobProcess, MachineUse, RunUs
 from exporter.collectors.kernel_files import from_psutil, procfs, source
 from exporter.collectors.processes import families
 from exporter.collectors.processes.reading import ProcessReading, read_process
-from exporter.collectors.processes.totals import ProcessGroup, RunTotals
+from exporter.collectors.processes.totals import ProcessGroup, RunTotals, Usage
 from exporter.collectors.processes.tree import DISCOVER_SECONDS, Member, ProcessTree
 from exporter.families import Collected
 
@@ -47,7 +47,7 @@ class RunProcesses:
     """Processes of a run in a pass, and the totals of the run."""
 
     last_alive_time: float  # monotonic time of the last pass with a running process
-    totals: RunTotals = field(default_factory=RunTotals)
+    totals: RunTotals
     groups: dict[ProcessGroup, GroupUse] = field(default_factory=dict)
 
     def living(self) -> list[LivingMember]:
@@ -92,6 +92,7 @@ class ProcessCollector:
         self._monotonic = monotonic
         self._start_time = clock()
         self._runs: dict[str, RunProcesses] = {}
+        self._usages: dict[psutil.Process, Usage] = {}  # last readings
 
     def collect(self) -> Collected:
         """Find and read all processes of the job."""
@@ -121,7 +122,7 @@ class ProcessCollector:
         for run_processes in self._runs.values():
             run_processes.groups = {}
         for member in members:
-            run = self._runs.setdefault(member.run, RunProcesses(now))
+            run = self._runs.setdefault(member.run, RunProcesses(now, RunTotals(self._usages)))
             group = ProcessGroup(member.rank, member.role)
             use = run.groups.setdefault(group, GroupUse())
             with source(collected, f"process {member.process.pid}"):
@@ -137,9 +138,9 @@ class ProcessCollector:
 
     def _forget_ended(self, running_runs: Collection[str], members: Sequence[Member], now: float) -> None:
         """Discard runs that ended more than `linger_seconds` ago, and the readings of ended processes."""
-        processes = {member.process for member in members}
+        for process in self._usages.keys() - {member.process for member in members}:
+            del self._usages[process]
         for run, run_processes in list(self._runs.items()):
-            run_processes.totals.forget_ended(processes)
             if run in running_runs or run_processes.living():
                 run_processes.last_alive_time = now
             elif now - run_processes.last_alive_time > self._linger_seconds:

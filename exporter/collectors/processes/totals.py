@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import psutil
@@ -55,8 +54,8 @@ class RunTotals:
     Use before the sidecar started is not counted, because after a restart of the sidecar it would appear as an increase.
     """
 
+    last: dict[psutil.Process, Usage]  # last readings, shared by all runs: a process may change its run
     groups: dict[ProcessGroup, GroupTotals] = field(default_factory=dict)
-    _last: dict[psutil.Process, Usage] = field(default_factory=dict)
 
     @property
     def cpu_seconds(self) -> float:
@@ -68,20 +67,16 @@ class RunTotals:
     ) -> None:
         """Add the increase since the last reading. `predates_exporter` is True if the process started before the sidecar."""
         total = self.groups.setdefault(group, GroupTotals())
-        previous = self._last.get(process)
+        previous = self.last.get(process)
         if previous is None:
             previous = usage if predates_exporter else Usage(0.0, 0.0, 0, 0)
         total.add(previous, usage)
-        self._last[process] = Usage(
+        self.last[process] = Usage(
             user_seconds=_maximum(previous.user_seconds, usage.user_seconds),
             system_seconds=_maximum(previous.system_seconds, usage.system_seconds),
             read_bytes=_maximum(previous.read_bytes, usage.read_bytes),
             written_bytes=_maximum(previous.written_bytes, usage.written_bytes),
         )
-
-    def forget_ended(self, living: Collection[psutil.Process]) -> None:
-        """Discard the last readings of ended processes, and keep the totals."""
-        self._last = {process: usage for process, usage in self._last.items() if process in living}
 
 
 def _increase(previous: float | None, current: float | None) -> float:

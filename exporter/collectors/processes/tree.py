@@ -87,7 +87,7 @@ class ProcessTree:
             del self._members[process]
 
     def _add_recording(self, job: Sequence[JobProcess], collected: Collected) -> bool:
-        """Add the recording processes as roots. Return True if a new process was added."""
+        """Add the recording processes as roots. Return True if a process is new, or has changed its run or rank."""
         self.hidden_count, has_new_process, invisible_ids = 0, False, set[str]()
         for process in job:
             if process.alive:
@@ -98,8 +98,8 @@ class ProcessTree:
                         self.hidden_count += 1
                     elif member is None:
                         invisible_ids.add(process.identity.id)
-                if member is not None and member.process not in self._members:
-                    self._members[member.process] = member
+                if member is not None and self._members.get(member.process) is not member:
+                    self._members[member.process] = member  # new, or with a new run or rank
                     has_new_process = True
         # A process that was killed after the feed was read is invisible in a single pass, and not hidden.
         self.hidden_count += len(invisible_ids & self._invisible_ids)
