@@ -170,7 +170,8 @@ def _distribution_samples(
     """Yield the samples `_bucket` (of a histogram), `_count` and `_sum`."""
     if type_ == "histogram":
         for bound, count in (*value.buckets, (float("inf"), value.count)):
-            yield Sample(f"{name}_bucket", {**labels, "le": _go_number(bound)}, count)
+            # The sum is 0.0 for -0.0, which is equal, and would otherwise share a text with 0.0 in the cache.
+            yield Sample(f"{name}_bucket", {**labels, "le": _go_number(bound + 0.0)}, count)
     count_sample = DistributionSample(f"{name}_count", labels, value.count)
     count_sample.distribution = value
     yield count_sample

@@ -200,6 +200,16 @@ def test_a_histogram_with_a_bound_below_zero_has_no_sum() -> None:
     assert value(page, "training_latency_seconds_bucket", zone="z", card="c", le="-0.1") == 2.0
 
 
+@pytest.mark.parametrize("bounds", [(-0.0, 0.0), (0.0, -0.0)])
+def test_the_text_of_the_bound_zero_has_no_sign(bounds: tuple[float, float]) -> None:
+    spec = Family(name="shift", type="histogram", help="")
+    text = "".join(
+        text_of(page_of(spec.family({(): Distribution(1, None, ((bound, 1),))}))) for bound in bounds
+    )
+
+    assert text.count('le="0.0"') == 2
+
+
 def test_a_state_set_whose_label_has_another_name_is_a_gauge_in_openmetrics() -> None:
     state = Family(name="training_run_state", type="stateset", help="State.", labels=("run", "state"))
     page = page_of(
