@@ -77,7 +77,7 @@ dashboards: setup system
 
 # Writes the texts of the alerts into their promtool cases, and the table of the runbook.
 rules: setup system
-	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/deploy/test_rules.py
+	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/deploy/test_rules.py tests/status/test_conditions_and_alerts.py
 
 # Builds wheel, source archive, chart and image with checksums, in dist/.
 release: setup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,7 @@ RUNBOOK = link("Runbook", "${runbook}#${__value.raw}")
 """Data link of an alert's name. The variable `runbook` contains the address from the rules."""
 
 
+@functools.cache
 def titles() -> dict[str, str]:
     """Return the title of each alert of the rules by the name of the alert."""
     return {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
 from dashboards_support import SELECTED_VALUES, all_queries, fill_variables
-from rules_support import ROOT, promtool
+from rules_support import promtool, rules_read_by
 
-RECORDING_RULES = [str(path) for path in sorted((ROOT / "deploy/prometheus/rules").glob("recording-*.yml"))]
 BOARD_VALUES = {
     "training-gpus": {"run": ".*"},
     "training-node": {"node": "n1"},
@@ -60,9 +59,11 @@ def assert_panel(
             }
         ],
     }
-    path = tmp_path / "case.yaml"
+    group = {"name": "rules", "rules": [rule.body for rule in rules_read_by(expression)]}
+    (tmp_path / "rules.json").write_text(json.dumps({"groups": [group]}), encoding="utf-8")
+    path = tmp_path / "case.json"  # JSON is valid YAML
     path.write_text(
-        yaml.safe_dump({"rule_files": RECORDING_RULES, "evaluation_interval": "15s", "tests": [case]}),
+        json.dumps({"rule_files": ["rules.json"], "evaluation_interval": "15s", "tests": [case]}),
         encoding="utf-8",
     )
 

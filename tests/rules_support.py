@@ -59,13 +59,18 @@ class Rule:
     body: dict[str, Any]
 
 
+def load_yaml(path: Path) -> Any:
+    """Return the content of a YAML file. The C parser takes a tenth of the time of the Python parser."""
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+
+
 @functools.cache
 def rules() -> tuple[Rule, ...]:
     """Return all rules of deploy/prometheus, in order."""
     return tuple(
         Rule(path.name, body.get("alert") or body["record"], str(body["expr"]), "alert" in body, body)
         for path in RULES
-        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        for group in load_yaml(path)["groups"]
         for body in group["rules"]
     )
 
@@ -90,6 +95,19 @@ def selectors(expression: str) -> Iterator[Selector]:
             matchers = match["matchers"] or ""
             labels = frozenset(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
             yield Selector(match["name"], matchers, labels)
+
+
+def rules_read_by(expression: str) -> list[Rule]:
+    """Return the recording rules that an expression reads, directly or through other rules, in the order of the files."""
+    rules_by_name = {rule.name: rule for rule in rules() if not rule.alert}
+    read_names: set[str] = set()
+    pending_expressions = [expression]
+    while pending_expressions:
+        names = {selector.name for selector in selectors(pending_expressions.pop())}
+        new_names = names & rules_by_name.keys() - read_names
+        read_names |= new_names
+        pending_expressions += [rules_by_name[name].expr for name in new_names]
+    return [rule for rule in rules_by_name.values() if rule.name in read_names]
 
 
 def aggregation_labels(expression: str) -> set[str]:

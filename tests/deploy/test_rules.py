@@ -1,4 +1,4 @@
-"""Prometheus rules: existing names, cases for each rule, and actionable alerts."""
+"""Prometheus rules: existing names, cases for each rule, and actionable alerts. `tests/status` evaluates the cases."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import functools
 import json
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from rules_support import (
     CASES,
     ROOT,
@@ -18,8 +16,8 @@ from rules_support import (
     Rule,
     aggregation_labels,
     alerts,
-    fill_annotations,
     labels_by_name,
+    load_yaml,
     needs_promtool,
     promtool,
     records,
@@ -66,22 +64,10 @@ def test_promtool_accepts_the_rules() -> None:
     assert (completed_run.returncode, completed_run.stderr) == (0, "")
 
 
-@needs_promtool
-@pytest.mark.timeout(90)  # promtool writes each evaluation to a database on disk
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.name)
-def test_every_case_gives_the_expected_alerts(path: Path) -> None:
-    if os.environ.get("UPDATE_GOLDEN") == "1":
-        fill_annotations(path)
-
-    completed_run = promtool("test", "rules", path)
-
-    assert completed_run.returncode == 0, completed_run.stdout + completed_run.stderr
-
-
 @functools.cache
 def checks(test_type: str) -> list[dict[str, Any]]:
     """Return the checks of a promtool test type in all cases."""
-    cases = (case for path in CASES for case in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"])
+    cases = (case for path in CASES for case in load_yaml(path)["tests"])
     return [check for case in cases for check in case.get(test_type, [])]
 
 

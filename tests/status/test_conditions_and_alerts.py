@@ -1,13 +1,14 @@
-"""The conditions of the status page and the expressions of the alerts, over the same series.
+"""The cases of the alerts (deploy/prometheus/tests), and the conditions of the status page over the same series.
 
-The series are those of the alerts' own cases (deploy/prometheus/tests): promtool evaluates the rules at the times of the
-cases, and the page is drawn from the samples that each exporter has at these times.
+promtool evaluates each file of cases once. The page is drawn from the samples that each exporter has at the times of a case.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import re
+import tempfile
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -16,7 +17,16 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client.core import Metric
-from rules_support import CASES, alerts, needs_promtool, promtool, runbook_sections, thresholds
+from rules_support import (
+    CASES,
+    alerts,
+    fill_annotations,
+    load_yaml,
+    needs_promtool,
+    promtool,
+    runbook_sections,
+    thresholds,
+)
 
 from exporter.families import Distribution, Family, FamilyType
 from exporter.status.conditions import (
@@ -138,46 +148,72 @@ def expand_series(notation: str) -> tuple[float | None, ...]:
 
 @functools.cache
 def load_tests(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content: dict[str, Any] = load_yaml(path)
     return content
 
 
-def cases() -> list[Case]:
+@functools.cache
+def cases() -> tuple[Case, ...]:
     all_cases = [Case(path, index) for path in CASES for index in range(len(load_tests(path)["tests"]))]
-    return [case for case in all_cases if case.times and case.series]
+    return tuple(case for case in all_cases if case.times and case.series)
 
 
-def active_alerts(case: Case, directory: Path) -> list[set[ActiveCondition]]:
-    """Return the alerts that are pending or fire at each time of a case, by promtool."""
-    body = dict(load_tests(case.path))
-    body["rule_files"] = [str((case.path.parent / name).resolve()) for name in body["rule_files"]]
-    test_case = dict(case.body)
-    test_case.pop("alert_rule_test")
-    test_case["promql_expr_test"] = [
-        {
-            "expr": "group by (alertname, instance, run, uuid) (ALERTS)",
-            "eval_time": f"{time_seconds:.0f}s",
-            # The expectation fails, so that promtool prints the actual series.
-            "exp_samples": [{"labels": '{alertname="none"}', "value": 0}],
-        }
-        for time_seconds in case.times
-    ]
-    file = directory / "case.yaml"
-    file.write_text(yaml.safe_dump(body | {"tests": [test_case]}), encoding="utf-8")
-    completed = promtool("test", "rules", file)
-    parts = (completed.stdout + completed.stderr).split("expr:")[1:]
-    assert len(parts) == len(case.times), completed.stdout + completed.stderr
-    return [
-        {
-            ActiveCondition.from_labels(
-                alert_labels["alertname"],
-                *(alert_labels.get(label, "") for label in ("instance", "run", "uuid")),
-            )
-            for labels in ACTUAL_SERIES.findall(part.partition("got:")[2])
-            for alert_labels in [dict(LABEL.findall(labels))]
-        }
-        for part in parts
-    ]
+ACTIVE_ALERTS = "group by (alertname, instance, run, uuid) (ALERTS)"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of the evaluation of a file of cases."""
+
+    failed_checks: list[str]
+    alerts: dict[Case, list[set[ActiveCondition]]]
+    """Alerts that are pending or fire at each time of a case."""
+
+
+@functools.cache
+def evaluate(path: Path) -> Evaluation:
+    """Evaluate the cases of a file with promtool."""
+    content = load_tests(path)
+    rule_files = [str((path.parent / name).resolve()) for name in content["rule_files"]]
+    bodies = list(content["tests"])
+    cases_of_file = [case for case in cases() if case.path == path]
+    for case in cases_of_file:
+        body = bodies[case.index]
+        queries = [
+            {
+                "expr": ACTIVE_ALERTS,
+                "eval_time": f"{time_seconds:.0f}s",
+                # The expectation fails, so that promtool prints the actual series.
+                "exp_samples": [{"labels": '{alertname="none"}', "value": 0}],
+            }
+            for time_seconds in case.times
+        ]
+        bodies[case.index] = body | {"promql_expr_test": [*body.get("promql_expr_test", ()), *queries]}
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "cases.yaml"
+        file.write_text(
+            yaml.dump(content | {"rule_files": rule_files, "tests": bodies}, Dumper=yaml.CSafeDumper),
+            encoding="utf-8",
+        )
+        completed = promtool("test", "rules", file)
+    output = completed.stdout + completed.stderr
+    failures = re.split(r"\n(?= +(?:name|expr): )", output)[1:]
+    results = [failure for failure in failures if f'expr: "{ACTIVE_ALERTS}"' in failure]
+    times = [(case, time_seconds) for case in cases_of_file for time_seconds in case.times]
+    assert len(results) == len(times), output
+    active_alerts: dict[Case, list[set[ActiveCondition]]] = {case: [] for case in cases_of_file}
+    for (case, _), result in zip(times, results, strict=True):
+        active_alerts[case].append(
+            {
+                ActiveCondition.from_labels(
+                    alert_labels["alertname"],
+                    *(alert_labels.get(label, "") for label in ("instance", "run", "uuid")),
+                )
+                for labels in ACTUAL_SERIES.findall(result.partition("got:")[2])
+                for alert_labels in [dict(LABEL.findall(labels))]
+            }
+        )
+    return Evaluation([failure for failure in failures if failure not in results], active_alerts)
 
 
 def families(all_series: list[Series], index: int) -> list[Metric]:
@@ -240,14 +276,27 @@ def conditions_on_pages(case: Case) -> list[set[ActiveCondition]]:
 
 
 @needs_promtool
+@pytest.mark.timeout(90)  # promtool writes each evaluation to a database on disk
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.name)
+def test_every_case_gives_the_expected_alerts(path: Path) -> None:
+    """With UPDATE_GOLDEN=1, write the annotations of the expected alerts first."""
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        fill_annotations(path)
+        load_tests.cache_clear()
+        evaluate.cache_clear()
+
+    assert evaluate(path).failed_checks == []
+
+
+@needs_promtool
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", cases(), ids=str)
-def test_page_and_alerts_find_the_same_conditions(case: Case, tmp_path: Path) -> None:
+def test_page_and_alerts_find_the_same_conditions(case: Case) -> None:
     evaluated = {condition.alert for condition in CONDITIONS} - {""}
     if len({series.target for series in case.series}) > 1:
         evaluated -= CROSS_NODE_ALERTS
 
-    alerts_by_time, pages_by_time = active_alerts(case, tmp_path), conditions_on_pages(case)
+    alerts_by_time, pages_by_time = evaluate(case.path).alerts[case], conditions_on_pages(case)
     for time_seconds, by_alert, by_page in zip(case.times, alerts_by_time, pages_by_time, strict=True):
         # RunDied fires for an hour after the state of a run is absent, when the page no longer has the run.
         runs_on_page = case.runs(time_seconds)
