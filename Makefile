@@ -10,6 +10,8 @@ COMMA := ,
 WORKERS ?= 6
 # Tests that measure for tens of seconds or load both cores run on CI, and elsewhere with SLOW=1.
 export SLOW
+# The parallel tests and their child processes share the compiled modules, also where this variable is set, as in most images.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup system check lint types test bench soak fuzz attack upstream docs demo dashboards rules release clean
 

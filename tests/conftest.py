@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from places import TESTS
 from waiting import PATIENCE
 
 _FEED_DIRECTORY = tempfile.mkdtemp(prefix="exporter-tests-")
@@ -68,10 +69,23 @@ def unconfigured_process() -> Iterator[None]:
         yield
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect the folders in a different order in each worker.
+
+    After a change, a worker compiles the tests of its first folders and reads the other tests as compiled by the other workers.
+    """
+    worker = getattr(config, "workerinput", None)  # of pytest-xdist
+    if worker and [Path(argument).resolve() for argument in config.args] == [TESTS]:
+        folders = sorted(path for path in TESTS.iterdir() if any(path.glob("test_*.py")))
+        paths = [*map(str, folders), *map(str, sorted(TESTS.glob("test_*.py")))]
+        first = len(paths) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+        config.args = paths[first:] + paths[:first]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the slowest files first, scale the limits that tests set for themselves, and skip slow tests unless requested."""
     order = {name: position for position, name in enumerate(_SLOWEST_FILES)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+    items.sort(key=lambda item: (order.get(item.path.stem, len(order)), item.path))
     for item in items:
         if limit := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(limit.args[0] * PATIENCE), append=False)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bridges_support import needs
 from training_support import run_python
 
-pytest.importorskip("lightning")
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [needs("lightning"), pytest.mark.timeout(240)]
 
 JOB = """
 import contextlib, logging, pickle, warnings

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from bridges_support import needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_logger_support import configured, exported, unconfigured
@@ -23,12 +20,6 @@ pytestmark = pytest.mark.usefixtures("unconfigured_process")
 
 EXPORT_ALL = (one_logger.ExportCustomizationMode.EXPORT_ALL_SPANS,)
 np: Any = pytest.importorskip("numpy")
-torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
-
-
-def tensors(*numbers: float) -> list[Any]:
-    """Return tensors of these numbers, or no tensors without torch."""
-    return [torch.tensor(number) for number in numbers] if torch is not None else []
 
 
 def refuse(*_: object) -> Any:
@@ -87,8 +78,13 @@ def hostile_arguments(name: str, hostile_value: Any) -> Iterator[dict[str, Any]]
     )
 
 
-@pytest.mark.parametrize("number", [np.int64(100), np.uint8(100), *tensors(100)], ids=repr)
-def test_numbers_of_any_library_count(number: Any) -> None:
+def tensor(number: int) -> Any:
+    return pytest.importorskip("torch", reason="torch is not installed").tensor(number)
+
+
+@pytest.mark.parametrize("number_type", [np.int64, np.uint8, tensor])
+def test_numbers_of_any_library_count(number_type: Callable[[int], Any]) -> None:
+    number = number_type(100)
     with training.training_loop(train_iterations_start=number):
         with training.training_iteration():
             pass
@@ -131,8 +127,9 @@ def test_no_argument_raises_or_prevents_a_body_from_running(
     assert "defect" not in capfd.readouterr().err
 
 
-@needs("torch")
 def test_a_tensor_without_a_value_or_of_several_is_unusable() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
     training.record(loss=torch.zeros(3))
 
     assert isinstance(to_scalar(torch.zeros(1, device="meta")), Unconvertible)
