@@ -36,38 +36,26 @@ needs_chromium = pytest.mark.skipif(
 )
 
 
-class Tab:
-    """Tab of the browser.
-
-    Attributes:
-        complaints: Script errors and violations of the content security policy.
-        requests: Requested addresses, in order.
-    """
+class Browser:
+    """Connection to a browser through its debugging pipe."""
 
     def __init__(self, write_descriptor: int, read_descriptor: int) -> None:
         self._write_descriptor, self._read_descriptor = write_descriptor, read_descriptor
         self._message_id = 0
         self._buffer = b""
-        self._session = ""
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
 
-    def call(self, method: str, **parameters: object) -> dict[str, Any]:
-        """Send a command to the browser and return its result."""
+    def call(self, method: str, session: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+        """Send a command and return the messages up to the response, which is the last."""
         self._message_id += 1
         message: dict[str, object] = {"id": self._message_id, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
+        if session:
+            message["sessionId"] = session
         os.write(self._write_descriptor, json.dumps(message).encode() + b"\0")
-        while True:
-            response = self._read()
-            if response.get("id") == self._message_id:
-                assert "error" not in response, response
-                return response["result"]  # type: ignore[no-any-return]  # JSON
+        messages = [self._read()]
+        while messages[-1].get("id") != self._message_id:
+            messages.append(self._read())
+        assert "error" not in messages[-1], messages[-1]
+        return messages
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
@@ -76,14 +64,46 @@ class Tab:
             self._buffer += chunk
         text, self._buffer = self._buffer.split(b"\0", 1)
         message: dict[str, Any] = json.loads(text)
-        parameters = message.get("params", {})
-        if message.get("method") == "Log.entryAdded":
-            self.complaints.append(parameters["entry"]["text"])
-        elif message.get("method") == "Runtime.exceptionThrown":
-            self.complaints.append(str(parameters["exceptionDetails"]))
-        elif message.get("method") == "Network.requestWillBeSent":
-            self.requests.append(parameters["request"]["url"])
         return message
+
+
+class Tab:
+    """Tab of the browser.
+
+    Attributes:
+        complaints: Script errors and violations of the content security policy.
+        requests: Requested addresses, in order.
+    """
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._session = ""
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self._target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: object) -> dict[str, Any]:
+        """Send a command to the browser and return its result."""
+        *events, response = self._browser.call(method, self._session, parameters)
+        for event in events:
+            if event.get("sessionId") == self._session:
+                self._handle(event.get("method", ""), event["params"])
+        return response["result"]  # type: ignore[no-any-return]  # JSON
+
+    def _handle(self, event: str, parameters: dict[str, Any]) -> None:
+        if event == "Log.entryAdded":
+            self.complaints.append(parameters["entry"]["text"])
+        elif event == "Runtime.exceptionThrown":
+            self.complaints.append(str(parameters["exceptionDetails"]))
+        elif event == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"])
+
+    def close(self) -> None:
+        """Close the tab."""
+        self.call("Target.closeTarget", targetId=self._target)
 
     def open(self, url: str, *, script: bool = True) -> None:
         """Open an address and wait until the page is loaded."""
@@ -120,8 +140,8 @@ class Tab:
 
 
 @contextlib.contextmanager
-def chromium(directory: Path) -> Iterator[Tab]:
-    """Run a browser that can only connect to 127.0.0.1, and yield its tab."""
+def chromium(directory: Path) -> Iterator[Browser]:
+    """Run a browser that can only connect to 127.0.0.1."""
     to_browser, from_browser = os.pipe(), os.pipe()
     # The browser expects its pipe at descriptors 3 and 4, which Popen alone does not guarantee.
     start = "import os, sys; r, w = map(int, sys.argv[1:3]); r, w = os.dup(r), os.dup(w); os.dup2(r, 3); os.dup2(w, 4)"
@@ -145,7 +165,7 @@ def chromium(directory: Path) -> Iterator[Tab]:
     os.close(to_browser[0])
     os.close(from_browser[1])
     try:
-        yield Tab(to_browser[1], from_browser[0])
+        yield Browser(to_browser[1], from_browser[0])
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)

@@ -32,8 +32,10 @@ _SLOWEST_FILES = [
 
 RUNS_SLOW_TESTS = bool(os.environ.get("CI") or os.environ.get("SLOW"))
 
-# Test machines are shared, so that the duration of an example is meaningless.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Test machines are shared, so that the duration of an example is meaningless. `make fuzz` tries more examples.
+settings.register_profile(
+    "shared", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("fuzz", settings.get_profile("shared"), max_examples=2000)
 settings.load_profile("shared")
 

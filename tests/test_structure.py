@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -92,13 +93,20 @@ def stage_of(path: Path) -> str:
     return "" if parts == ("__init__",) else parts[0]
 
 
+@functools.cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Return the import statements of a file, including those in functions and type-checking blocks."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports_of(path: Path) -> set[str]:
-    """Return the modules that a file imports, including imports in functions and type-checking blocks."""
+    """Return the modules that a file imports."""
     modules: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             modules.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: relative import"
             modules.add(node.module or "")
             if node.module == "exporter":
@@ -135,7 +143,7 @@ def graph_of_files() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():
         imports = {module for module in imports_of(path) if module in modules}
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in import_statements(path):
             if isinstance(node, ast.ImportFrom):
                 submodules = {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys()
                 imports |= submodules

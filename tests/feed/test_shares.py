@@ -11,7 +11,7 @@ import pytest
 from feed_support import needs_root, new_identity, new_recording
 from hypothesis import given
 from hypothesis import strategies as st
-from test_feed_limits import definition, feed_file, many_stats, unknown_keys
+from test_feed_limits import definition, feed_file, many_stats, unknown_keys, with_number
 
 from exporter.feed.encoder import MAX_BYTES, encode
 from exporter.feed.reader import FIRST_PASS_BYTES, FeedReader
@@ -64,8 +64,9 @@ def test_a_new_file_displaces_small_files_of_a_user_who_has_many() -> None:
 
 
 def test_an_honest_file_is_read_in_the_first_pass_beside_large_files(tmp_path: Path) -> None:
+    large_file = unknown_keys()
     for number in range(20):
-        (tmp_path / f"{number:032x}.feed").write_bytes(unknown_keys(number))
+        (tmp_path / f"{number:032x}.feed").write_bytes(with_number(large_file, number))
     writer = FeedWriter(tmp_path, new_identity())
     writer.publish(new_recording())
     reader = FeedReader(tmp_path)
@@ -88,13 +89,12 @@ def test_a_process_that_writes_is_not_stale_while_its_file_waits(tmp_path: Path)
     large_recording = new_recording(stats=4000, help_characters=400)
     path.write_bytes(encode(Snapshot(identity, 1, 1.0, 1.0, large_recording)))
     reader.scan()
+    small_file = feed_file([definition()], [{"count": 1, "sum": 1.0}])
     for sequence in range(2, 8):
         now_seconds += 5.0
         path.write_bytes(encode(Snapshot(identity, sequence, 1.0, 1.0, large_recording)))
         for number in range(40):
-            (tmp_path / f"{number:032x}.feed").write_bytes(
-                feed_file([definition()], [{"count": 1, "sum": 1.0}], number=number)
-            )
+            (tmp_path / f"{number:032x}.feed").write_bytes(with_number(small_file, number))
         (entry,) = [entry for entry in reader.scan().entries if entry.snapshot.process.id == identity.id]
 
         assert entry.age_seconds < 5.0
@@ -102,8 +102,9 @@ def test_a_process_that_writes_is_not_stale_while_its_file_waits(tmp_path: Path)
 
 @pytest.mark.slow
 def test_an_honest_file_is_read_beside_many_files_that_exhaust_the_memory(tmp_path: Path) -> None:
+    file_with_many_stats = many_stats()
     for number in range(40):
-        (tmp_path / f"{number:032x}.feed").write_bytes(many_stats(number))
+        (tmp_path / f"{number:032x}.feed").write_bytes(with_number(file_with_many_stats, number))
     reader = FeedReader(tmp_path)
     while reader.scan().unread_files:
         pass
@@ -120,9 +121,10 @@ def test_an_honest_file_is_read_beside_more_files_of_another_user_than_the_limit
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         directory.chmod(0o1777)
+        small_file = feed_file([definition()], [{"count": 1, "sum": 1.0}])
         for number in range(200):
             path = directory / f"{number:032x}.feed"
-            path.write_bytes(feed_file([definition()], [{"count": 1, "sum": 1.0}], number=number))
+            path.write_bytes(with_number(small_file, number))
             os.chown(path, 12345, 12345)
         reader = FeedReader(directory, max_files=100)
         reader.scan()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chromium_support import Tab, chromium, needs_chromium
-from serve_support import recording, sidecar
+from chromium_support import Browser, Tab, chromium, needs_chromium
+from serve_support import Sidecar, recording, sidecar
 from waiting import wait_until
 
 JOB = """
@@ -31,82 +31,88 @@ def rank(
     return recording(tmp_path, JOB, number, run)
 
 
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("browser")) as running:
+        yield running
+
+
 @pytest.fixture
-def tab(tmp_path: Path) -> Iterator[Tab]:
-    with chromium(tmp_path) as browser:
-        yield browser
+def tab(browser: Browser) -> Iterator[Tab]:
+    opened_tab = Tab(browser)
+    yield opened_tab
+    opened_tab.close()
+
+
+@pytest.fixture(scope="module")
+def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """Yield a sidecar with the GPUs of a replayed machine and with a rank of a run with a long name."""
+    directory = tmp_path_factory.mktemp("sidecar")
+    with sidecar(directory, "--gpu.replay=h100") as running, rank(directory, 0, "a-long-word-" * 20):
+        wait_until(lambda: all(text in running.request("/")[1] for text in ('id="GPU power-"', "alive")))
+        yield running
 
 
 def test_the_page_is_drawn_without_errors_and_without_requests_to_other_hosts(
-    tmp_path: Path, tab: Tab
+    exporter: Sidecar, tab: Tab
 ) -> None:
-    with sidecar(tmp_path, "--gpu.replay=h100") as running:
-        wait_until(lambda: 'id="GPU power-"' in running.request("/")[1], seconds=30)
-        tab.open(f"http://{running.address}/")
-        tab.wait_for("document.getElementById('live').textContent.startsWith('live')")
-        fits_window = tab.value("document.documentElement.scrollWidth <= window.innerWidth")
-        plot = "document.querySelector('figure[id=\"GPU power-\"] .u-over')"
-        tab.value(f"{plot}.scrollIntoView({{block: 'center'}})")
-        x, y = tab.value(f"(({{x, y, width}}) => [x + width - 1, y + 9])({plot}.getBoundingClientRect())")
-        tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-        tab.wait_for(f"/GPU 7[0-9.]+ W/.test({plot}.closest('figure').innerText)")
+    tab.open(f"http://{exporter.address}/")
+    tab.wait_for("document.getElementById('live').textContent.startsWith('live')")
+    fits_window = tab.value("document.documentElement.scrollWidth <= window.innerWidth")
+    plot = "document.querySelector('figure[id=\"GPU power-\"] .u-over')"
+    tab.value(f"{plot}.scrollIntoView({{block: 'center'}})")
+    x, y = tab.value(f"(({{x, y, width}}) => [x + width - 1, y + 9])({plot}.getBoundingClientRect())")
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    tab.wait_for(f"/GPU 7[0-9.]+ W/.test({plot}.closest('figure').innerText)")
 
     assert "GPUs (8)" in tab.text()
     assert fits_window
     assert tab.complaints == []
-    assert all(url.startswith((f"http://{running.address}/", "data:", "about:")) for url in tab.requests)
+    assert all(url.startswith((f"http://{exporter.address}/", "data:", "about:")) for url in tab.requests)
 
 
 @pytest.mark.parametrize("width", [360, 390, 800, 1000, 1400])
-def test_neither_the_page_nor_a_table_scrolls_horizontally(tmp_path: Path, tab: Tab, width: int) -> None:
-    with sidecar(tmp_path, "--gpu.replay=h100") as running, rank(tmp_path, 0, "a-long-word-" * 20):
-        wait_until(
-            lambda: "NVIDIA H100" in running.request("/")[1] and "alive" in running.request("/")[1],
-            seconds=20,
-        )
-        tab.resize(width, 800)
-        tab.open(f"http://{running.address}/")
-        tab.value("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+def test_neither_the_page_nor_a_table_scrolls_horizontally(exporter: Sidecar, tab: Tab, width: int) -> None:
+    tab.resize(width, 800)
+    tab.open(f"http://{exporter.address}/")
+    tab.value("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
 
-        assert tab.value("document.documentElement.scrollWidth") <= width
-        assert tab.value(
-            "[...document.querySelectorAll('.wide')].every((box) => box.scrollWidth <= box.clientWidth)"
-        )
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    assert tab.value(
+        "[...document.querySelectorAll('.wide')].every((box) => box.scrollWidth <= box.clientWidth)"
+    )
 
 
-def test_a_link_to_the_runbook_opens_the_entry_of_the_alert(tmp_path: Path, tab: Tab) -> None:
-    with sidecar(tmp_path) as running:
-        tab.open(f"http://{running.address}/runbook#traininghang")
+def test_a_link_to_the_runbook_opens_the_entry_of_the_alert(exporter: Sidecar, tab: Tab) -> None:
+    tab.open(f"http://{exporter.address}/runbook#traininghang")
 
-        assert tab.value("document.querySelector(':target').textContent") == "TrainingHang"
-        assert tab.value("Math.abs(document.querySelector(':target').getBoundingClientRect().top)") < 60
+    assert tab.value("document.querySelector(':target').textContent") == "TrainingHang"
+    assert tab.value("Math.abs(document.querySelector(':target').getBoundingClientRect().top)") < 60
     assert not [markup for markup in ("**", "](", "`", "###", "<!--") if markup in tab.text()]
     assert tab.complaints == []
 
 
-def test_a_fold_is_reachable_by_keyboard_and_keeps_the_focus_over_a_refresh(tmp_path: Path, tab: Tab) -> None:
-    with sidecar(tmp_path, "--gpu.replay=h100") as running:
-        wait_until(lambda: "NVIDIA H100" in running.request("/")[1], seconds=20)
-        tab.open(f"http://{running.address}/")
-        tab.value(
-            "window.before = document.querySelector('main'); document.querySelector('main summary').focus()"
-        )
-        tab.wait_for("window.before !== document.querySelector('main')")
+def test_a_fold_is_reachable_by_keyboard_and_keeps_the_focus_over_a_refresh(
+    exporter: Sidecar, tab: Tab
+) -> None:
+    tab.open(f"http://{exporter.address}/")
+    tab.value(
+        "window.before = document.querySelector('main'); document.querySelector('main summary').focus()"
+    )
+    tab.wait_for("window.before !== document.querySelector('main')")
 
-        assert tab.value("document.activeElement.tagName") == "SUMMARY"
-        assert tab.value("[...document.body.children].map((child) => child.tagName).join()").startswith(
-            "HEADER,MAIN,FOOTER"
-        )
-        assert tab.value("document.getElementById('live').closest('header') !== null")
+    assert tab.value("document.activeElement.tagName") == "SUMMARY"
+    assert tab.value("[...document.body.children].map((child) => child.tagName).join()").startswith(
+        "HEADER,MAIN,FOOTER"
+    )
+    assert tab.value("document.getElementById('live').closest('header') !== null")
 
 
-def test_without_javascript_the_page_has_the_same_text_and_reloads(tmp_path: Path, tab: Tab) -> None:
-    with sidecar(tmp_path) as running, rank(tmp_path, 3):
-        wait_until(lambda: "alive" in running.request("/")[1])
-        tab.open(f"http://{running.address}/", script=False)
+def test_without_javascript_the_page_has_the_same_text_and_reloads(exporter: Sidecar, tab: Tab) -> None:
+    tab.open(f"http://{exporter.address}/", script=False)
 
-        assert "alive" in tab.text()
-        assert tab.value("document.querySelector('noscript meta[http-equiv=refresh]') !== null")
+    assert "alive" in tab.text()
+    assert tab.value("document.querySelector('noscript meta[http-equiv=refresh]') !== null")
 
 
 def test_the_end_of_a_rank_is_shown_without_a_reload(tmp_path: Path, tab: Tab) -> None:
@@ -135,15 +141,14 @@ def test_a_stopped_exporter_is_reported_and_the_old_content_is_grayed(tmp_path: 
         tab.wait_for("!document.body.classList.contains('stale')", seconds=30)
 
 
-def test_the_policy_blocks_injected_scripts_images_and_styles(tmp_path: Path, tab: Tab) -> None:
-    with sidecar(tmp_path) as running:
-        tab.open(f"http://{running.address}/")
-        tab.value(
-            "const script = document.createElement('script'); script.textContent = \"document.title='owned'\";"
-            "document.body.append(script); const image = new Image(); image.src = 'http://127.0.0.1:1/x';"
-            "document.body.append(image); document.body.setAttribute('style', 'color: red')"
-        )
+def test_the_policy_blocks_injected_scripts_images_and_styles(exporter: Sidecar, tab: Tab) -> None:
+    tab.open(f"http://{exporter.address}/")
+    tab.value(
+        "const script = document.createElement('script'); script.textContent = \"document.title='owned'\";"
+        "document.body.append(script); const image = new Image(); image.src = 'http://127.0.0.1:1/x';"
+        "document.body.append(image); document.body.setAttribute('style', 'color: red')"
+    )
 
-        assert tab.value("document.title") != "owned"
-        assert tab.value("getComputedStyle(document.body).color") != "rgb(255, 0, 0)"
-        assert any("Content Security Policy" in text for text in tab.complaints)
+    assert tab.value("document.title") != "owned"
+    assert tab.value("getComputedStyle(document.body).color") != "rgb(255, 0, 0)"
+    assert any("Content Security Policy" in text for text in tab.complaints)
