@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dashboards.board import NODE, RESTARTS, RUN, Board, Row, Variable
-from dashboards.energy_loss import COST_PER_HOUR, WASTED_ENERGY_SINCE_START
+from dashboards.energy_devices import ENERGY_UNIT, device_panels
+from dashboards.energy_loss import WASTED_ENERGY_SINCE_START
 from dashboards.energy_overview import (
     COMPLETE_RUN_POWER,
-    ENERGY_UNIT,
     MAX_RATIO,
     MIN_RATIO,
     RUN_POWER,
-    device_panels,
     overview_panels,
 )
+from dashboards.losses_now import COST_PER_HOUR
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
@@ -157,7 +157,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
         ),
         energy_per_unit_panel("Joules per token", "training_tokens_total", "joule"),
         bar_gauge(
-            "Energy by phase",
+            "Energy by phase, since the start of the runs",
             instant_query(
                 "topk(9, sum by (phase) (last_over_time(training_phase_energy_joules_total{@run}[15m]))) / 3600",
                 "{{phase}}",

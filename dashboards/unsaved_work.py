@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.energy_loss import COST_PER_HOUR
+from dashboards.losses_now import COST_PER_HOUR
 from dashboards.palette import BAD
 from dashboards.panels import Panel, bad_from, stat, threshold_steps
 from dashboards.queries import instant_query

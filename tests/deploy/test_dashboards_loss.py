@@ -57,7 +57,7 @@ def test_time_energy_and_cost_are_divided_among_causes_that_add_up_to_the_whole(
     assert_panel(
         tmp_path,
         "training-energy",
-        "Where time, energy and money went",
+        "Where time, energy and money went, in this time range",
         HANG_AND_STRAGGLER,
         expected,
         query_id=query_id,
@@ -100,10 +100,10 @@ def test_energy_before_the_time_range_is_not_counted_if_the_exporter_was_down_at
     assert_panel(
         tmp_path,
         "training-energy",
-        "Cost and loss of each run",
+        "Cost and loss of each run, in this time range",
         series,
         {'{run="a"}': 10 * (720 + 660)},
-        query_id="D",
+        query_id="C",
         factor=36,
         minutes=100,
     )
@@ -141,7 +141,7 @@ def test_time_energy_and_cost_agree_with_the_ledger_before_and_after_its_decisio
     joules = {f'{{cause="{cause}"}}': value * watts[cause] for cause, value in seconds.items()}
     shares = {f'{{cause="{cause}"}}': value for cause, value in seconds.items()}
     progress = 60 * minutes - data_stall - hang
-    panel = "Where time, energy and money went"
+    panel = "Where time, energy and money went, in this time range"
 
     assert_panel(
         tmp_path, "training-energy", panel, HANG, shares | {'{cause="progress"}': progress}, minutes=minutes
@@ -168,10 +168,10 @@ def test_time_energy_and_cost_agree_with_the_ledger_before_and_after_its_decisio
     assert_panel(
         tmp_path,
         "training-energy",
-        "Cost and loss of each run",
+        "Cost and loss of each run, in this time range",
         HANG,
         {'{run="a"}': data_stall + hang},
-        query_id="G",
+        query_id="F",
         factor=round(60 * minutes),
         minutes=minutes,
     )
@@ -193,18 +193,18 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
     assert_panel(
         tmp_path,
         "training-energy",
-        "Losses now",
+        "Losses now, last 5 min",
         COSTLY_RUN | stall,
         {'{run="a",cause="data_stall"}': 345_000},  # above 5 % of five minutes half a minute after its start
-        query_id="D",
+        query_id="E",
     )
     assert_panel(
         tmp_path,
         "training-energy",
-        "Losses now",
+        "Losses now, last 5 min",
         HANG,
         {'{run="a",cause="standstill"}': 360_000},
-        query_id="D",
+        query_id="E",
     )
 
 
@@ -256,8 +256,10 @@ def test_the_loss_per_hour_counts_every_cause(
     total = {'{currency="EUR"}': euros_per_hour}
     by_cause = {f'{{run="a",cause="{cause}",currency="EUR"}}': euros_per_hour}
 
-    assert_panel(tmp_path, "training-energy", "Lost per hour now", COSTLY_RUN | series, total)
-    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | series, by_cause, query_id="C")
+    assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", COSTLY_RUN | series, total)
+    assert_panel(
+        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | series, by_cause, query_id="C"
+    )
 
 
 def test_the_lost_share_is_weighted_by_gpus(tmp_path: Path) -> None:
@@ -270,7 +272,9 @@ def test_the_lost_share_is_weighted_by_gpus(tmp_path: Path) -> None:
     series = COSTLY_RUN | stall | healthy | gpus
 
     share = {"{}": 13}
-    assert_panel(tmp_path, "training-energy", "Lost per hour now", series, share, query_id="B", factor=100)
+    assert_panel(
+        tmp_path, "training-energy", "Lost per hour, last 5 min", series, share, query_id="C", factor=100
+    )
 
 
 def test_a_data_stall_names_the_rank_that_waits_longest(tmp_path: Path) -> None:
@@ -281,7 +285,9 @@ def test_a_data_stall_names_the_rank_that_waits_longest(tmp_path: Path) -> None:
     }
     row = {'{run="a",cause="data_stall",rank="1",instance="n1"}': 50}
 
-    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | stall | phases, row, factor=100)
+    assert_panel(
+        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | stall | phases, row, factor=100
+    )
 
 
 def test_a_run_that_has_ended_loses_nothing_more(tmp_path: Path) -> None:
@@ -290,7 +296,7 @@ def test_a_run_that_has_ended_loses_nothing_more(tmp_path: Path) -> None:
         "run_state", "1x60", labels=',state="finished"'
     )
 
-    assert_panel(tmp_path, "training-energy", "Losses now", ended, {})
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, {})
 
 
 def test_a_standstill_is_lost_time_before_the_ledger_counts_a_hang(tmp_path: Path) -> None:
@@ -306,7 +312,7 @@ def test_a_standstill_is_lost_time_before_the_ledger_counts_a_hang(tmp_path: Pat
     assert_panel(
         tmp_path,
         "training-energy",
-        "Where time, energy and money went",
+        "Where time, energy and money went, in this time range",
         series,
         {'{cause="hang"}': 180, '{cause="data_stall"}': 60, '{cause="progress"}': 660},
     )
@@ -318,3 +324,122 @@ def test_the_cost_per_hour_is_right_in_the_first_minutes(tmp_path: Path, minutes
     expected = {labels: 36.0}
 
     assert_panel(tmp_path, "training-energy", "Cost per hour", COSTLY_RUN, expected, minutes=minutes)
+
+
+LOST_GPU = {
+    'training_rank_info{run="a",instance="n1",rank="1",gpu="3",uuid="G3"}': "1x20 stale",
+    'gpu_up{instance="n1",gpu="3",uuid="G3"}': "1x20 0x40",
+    'gpu_xid_last_timestamp_seconds{instance="n1",gpu="3",uuid="G3",xid="79"}': "_x21 305x39",
+}
+HUNG_RANK = {
+    'training_hang_info{run="a",instance="n1",rank="1",function="wait",location="job.py:39",phase="forward"}': "_x40 1x20"
+}
+STRAGGLER = (
+    run_series("rank_compute_seconds", "0.5x60", labels=',rank="0"')
+    | run_series("rank_compute_seconds", "1x60", labels=',rank="1"')
+    | run_series("rank_info", "1x60", labels=',rank="0"')
+    | run_series("rank_info", "1x60", labels=',rank="1",gpu="3",uuid="G3"')
+    | run_series("step_duration_seconds_sum", "0+15x60", labels=',mode="train"')
+    | run_series("step_duration_seconds_count", "0+15x60", labels=',mode="train"')
+)
+RANK_1 = 'run="a",instance="n1",rank="1"'
+
+
+@pytest.mark.parametrize(
+    ("series", "labels", "share"),
+    [
+        pytest.param(
+            run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
+            | run_series("process_up", "1x60", labels=',rank="1"')
+            | LOST_GPU
+            | HUNG_RANK,
+            f'{RANK_1},cause="standstill",gpu="3",reason="GPU lost, Xid 79"',
+            100,
+            id="a lost GPU instead of the line at which its rank hangs",
+        ),
+        pytest.param(
+            run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"') | HUNG_RANK,
+            f'{RANK_1},cause="standstill",reason="wait job.py:39"',
+            100,
+            id="hang",
+        ),
+        pytest.param(
+            STRAGGLER
+            | {'gpu_clocks_event_seconds_total{instance="n1",uuid="G3",reason="thermal"}': "0x20 9+9x40"},
+            f'{RANK_1},cause="slowest_rank",gpu="3",reason="GPU throttled"',
+            25,
+            id="hot GPU of the slowest rank",
+        ),
+        pytest.param(
+            run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
+            | HUNG_RANK
+            | run_series("rank_info", "1x10 stale", labels=',rank="1",local_rank="3",uuid=""')
+            | run_series("rank_info", "_x11 1x49", labels=',rank="1",local_rank="3",gpu="3"')
+            | {'gpu_up{instance="n1",gpu="3",uuid="G3"}': "1x60"},
+            f'{RANK_1},cause="standstill",gpu="3",reason="wait job.py:39"',
+            100,
+            id="GPU from the local rank, whose labels change",
+        ),
+        pytest.param(
+            run_series("badput_seconds_total", "0x40 900x20", labels=',cause="lost_progress"')
+            | run_series(
+                "rank_last_exit_timestamp_seconds", "_x41 600x20", labels=',rank="1",reason="signal SIGKILL"'
+            )
+            | run_series(
+                "rank_last_exit_timestamp_seconds", "_x41 605x20", labels=',rank="0",reason="signal SIGTERM"'
+            ),
+            f'{RANK_1},cause="restarts",reason="signal SIGKILL"',
+            25,
+            id="first exit before a restart",
+        ),
+    ],
+)
+def test_a_loss_names_rank_gpu_and_reason(
+    tmp_path: Path, series: dict[str, str], labels: str, share: int
+) -> None:
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Losses now, last 5 min",
+        COSTLY_RUN | series,
+        {f"{{{labels}}}": share},
+        factor=100,
+    )
+
+
+def test_a_loss_has_its_power_and_its_cost_since_the_start(tmp_path: Path) -> None:
+    series = (
+        COSTLY_RUN
+        | run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
+        | run_series("energy_joules_total", "0+60000x60")
+    )
+
+    for query_id, value, labels in (("D", 4000, ""), ("F", 6, ',currency="EUR"')):
+        row = {f'{{run="a",cause="standstill"{labels}}}': value}
+        assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row, query_id=query_id)
+
+
+NO_EXPORTER = {name: values.replace("x60", "x20 stale") for name, values in COSTLY_RUN.items()} | run_series(
+    "process_up", "1x20 stale", labels=',rank="0"'
+)
+ONE_OF_TWO_EXPORTERS = (
+    COSTLY_RUN
+    | run_series("world_size", "2x60", labels=',rank="0"')
+    | run_series("process_up", "1x60", labels=',rank="0"')
+    | run_series("process_up", "1x20 stale", node=2, labels=',rank="1"')
+)
+
+
+@pytest.mark.parametrize(
+    ("series", "cause", "node"),
+    [(NO_EXPORTER, "no_news", "n1"), (ONE_OF_TWO_EXPORTERS, "partly_unknown", "n2")],
+)
+def test_a_run_without_an_exporter_is_counted_and_has_a_row_with_node_and_last_sample(
+    tmp_path: Path, series: dict[str, str], cause: str, node: str
+) -> None:
+    panel = "Cost and CO2 per hour, last 5 min"
+    row = {f'{{run="a",instance="{node}",cause="{cause}"}}': 300}
+
+    assert_panel(tmp_path, "training-energy", panel, series, {"{}": 1}, query_id="C")
+    assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN, {"{}": 0}, query_id="C")
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row)

@@ -1,0 +1,113 @@
+"""Tables of the dashboard *Energy and cost*: energy and cost by node and by GPU."""
+
+from __future__ import annotations
+
+from dashboards.energy_loss import increase_in_range
+from dashboards.panels import Panel, dashboard_link
+from dashboards.tables import Column, percent, table
+
+ENERGY_UNIT = "watth"
+"""Unit of watt-hours, which Grafana shows with a prefix: Wh, kWh, MWh."""
+RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
+HELD_GPUS = (
+    "group by (instance, uuid, run) ("
+    'training_rank_info{{{selector}, uuid!=""}} or training_process_gpu_memory_bytes{{{selector}}}'
+    ' or label_replace(training_energy_share_ratio{{{selector}, component="gpu"}} > 0, "uuid", "$1", "device", "(.+)"))'
+)
+"""Template of PromQL for the GPUs that runs hold, as in the rules `run_gpu:…`."""
+USED_GPUS = HELD_GPUS.format(selector="@run")
+GPU_ENERGY = "max by (instance, uuid) (increase(gpu_energy_joules_total{@energy_node}[$__range]))"
+_GPU_ENERGY_OF_RUNS = increase_in_range(
+    'training_energy_joules_total{@energy_node, component="gpu"}', "instance"
+)
+UNUSED_GPU_ENERGY = f"clamp_min(sum by (instance) ({GPU_ENERGY}) - ({_GPU_ENERGY_OF_RUNS} or 0 * sum by (instance) ({GPU_ENERGY})), 0)"
+"""PromQL for the joules of the GPUs of each node that no run is charged for."""
+
+
+def device_panels() -> tuple[Panel, ...]:
+    """Return the tables of energy and cost by node and by GPU."""
+    return (_nodes(), _gpus())
+
+
+def _nodes() -> Panel:
+    energy_of_runs = "training_energy_joules_total{@node_run_any_job}"
+    return table(
+        "Energy and cost of each node, in this time range",
+        Column("instance", "Node", links=(dashboard_link("training-node", "Node", node="${__value.raw}"),)),
+        Column(
+            f"clamp_min(sum by (instance) (deriv({energy_of_runs}[5m])), 0)",
+            "Power, 5 min",
+            unit="watt",
+            decimals=1,
+            width=85,
+        ),
+        Column(
+            f"{increase_in_range(energy_of_runs, 'instance')} / 3600",
+            "Energy",
+            unit=ENERGY_UNIT,
+            decimals=1,
+            width=95,
+        ),
+        Column(
+            f"{UNUSED_GPU_ENERGY} / 3600", "GPU energy of no run", unit=ENERGY_UNIT, decimals=1, width=160
+        ),
+        Column(
+            increase_in_range("training_cost_total{@node_run_any_job}", "instance"),
+            "Cost",
+            decimals=2,
+            width=70,
+        ),
+        Column(
+            increase_in_range("training_carbon_grams_total{@node_run_any_job}", "instance"),
+            "CO2",
+            unit="massg",
+            decimals=1,
+            width=70,
+        ),
+        sort="Energy",
+        w=11,
+        h=9,
+    )
+
+
+def _gpus() -> Panel:
+    gpus = "topk by (instance, uuid) (1, last_over_time(gpu_up{@energy_node}[$__range]) >= bool 0)"
+    held = HELD_GPUS.format(selector="@energy_node")
+    runs = f"topk by (instance, uuid) (1, last_over_time(({held})[$__range:$__interval]))"
+    held_seconds = (
+        f"sum_over_time((max by (instance, uuid) ({held}))[$__range:$__interval]) * $__interval_ms / 1000"
+    )
+    prices = "max by (instance) (training_gpu_price_per_second{@energy_node})"
+    power = "max by (instance, gpu) (gpu_power_watts{@energy_node})"
+    limits = 'max by (instance, gpu) (gpu_power_limit_watts{@energy_node, limit="enforced"})'
+
+    return table(
+        "Energy and rent of each GPU, in this time range",
+        Column("instance", "Node", width=110),
+        Column("gpu", "GPU", width=70),
+        Column("run", "Run, or last run", links=(RUN_LINK,)),
+        Column(power, "Power now", unit="watt", decimals=0, width=80),
+        percent(f"{power} / ({limits} > 0)", "of its limit", 110, bar=(0, 1)),
+        Column(
+            "max by (instance, gpu) (increase(gpu_energy_joules_total{@energy_node}[$__range])) / 3600",
+            "Energy",
+            unit=ENERGY_UNIT,
+            decimals=1,
+            width=90,
+        ),
+        Column(
+            f"sum by (instance, gpu) ({held_seconds} * on (instance, uuid) group_left (gpu) {gpus}"
+            f" * on (instance) group_left () {prices})",
+            "Rent charged",
+            decimals=2,
+            width=110,
+        ),
+        row_query=(
+            f"max by (instance, gpu, run) ({gpus} * on (instance, uuid) group_left (run) {runs})"
+            f" or on (instance, gpu) max by (instance, gpu) ({gpus})"
+        ),
+        sort="Energy",
+        w=13,
+        h=9,
+        max_data_points=120,
+    )

@@ -1,0 +1,216 @@
+"""PromQL for what runs lose now: share of the time, cost and power by cause, with the rank, the GPU and the reason of each loss.
+
+The ledger books a hang and the loss of a crash at once, so that a rate over five minutes would exceed the loss. A hang is therefore
+a standstill, and restarts count over the last hour.
+"""
+
+from __future__ import annotations
+
+from dashboards.energy_loss import as_cause
+from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
+from dashboards.panels import value_mappings
+from dashboards.queries import blank_if_incomplete
+
+NO_PROGRESS_SECONDS = 120
+FOLLOWING_EXITS_SECONDS = 60
+"""Time within which the other ranks of an attempt exit after the first."""
+STANDSTILL = (
+    f"(max by (run) (run:training_step_overdue:seconds{{@run}}) > 0 or on (run)"
+    ' max by (run) (training_run_state{@run, state=~"stalled|hung"}) == 1 or on (run)'
+    f" (time() - max by (run) (training_last_progress_timestamp_seconds{{@run}}) > {NO_PROGRESS_SECONDS}"
+    ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1))'
+)
+"""PromQL with a value for each run whose step is overdue, or that has made no step for two minutes."""
+COST_PER_HOUR = "3600 * max by (run, currency) (run:training_cost:rate5m{@run})"
+"""PromQL for the cost per hour of each run, as on *Fleet*."""
+_OBSERVED = "clamp_max(max by (run) (rate(training_wall_seconds_total{@run}[5m])) > 0, 1)"
+_RECENT_BADPUT = (
+    'max by (run, cause) (rate(training_badput_seconds_total{@run, cause!~"hang|lost_progress|downtime"}[5m]))'
+    f" / on (run) group_left () {_OBSERVED}"
+)
+_STRAGGLER_WAIT = as_cause("max by (run) (run:training_straggler_wait:ratio{@run})", "slowest_rank")
+_RESTARTS = 'sum by (run) (max by (run, cause) (increase(training_badput_seconds_total{@run, cause=~"lost_progress|downtime"}[1h]))) / 3600'
+_NONFINITE_STEPS = (
+    'sum by (run) (max by (run, value) (increase(training_nonfinite_total{@run, kind="loss"}[5m])))'
+    ' / on (run) (max by (run) (increase(training_steps_total{@run, mode="train"}[5m])) > 0)'
+)
+_NONFINITE_LOSS = as_cause(f"clamp_max({_NONFINITE_STEPS}, 1)", "nonfinite_loss")
+_ACTIVE = 'max by (run) (training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
+LOST_SHARE_NOW = (
+    f"(({as_cause(f'(0 * {STANDSTILL} + 1)', 'standstill')}"
+    f" or ({_RECENT_BADPUT} or {_STRAGGLER_WAIT} or {_NONFINITE_LOSS})"
+    f" unless on (run) {STANDSTILL} or {as_cause(_RESTARTS, 'restarts')} unless on (run) {STANDSTILL}) and on (run) {_ACTIVE})"
+)
+"""PromQL for the share of the time that each active run loses now, by cause: a standstill loses all of the time."""
+_LOST_SHARE_OF_RUN = f"(clamp_max(sum by (run) ({LOST_SHARE_NOW}), 1) or on (run) 0 * ({_ACTIVE}))"
+_GPUS_OF_RUN = (
+    f"(max by (run) (run:training_gpus:count{{@run}}) > 0 or on (run) {_LOST_SHARE_OF_RUN} * 0 + 1)"
+)
+LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPUS_OF_RUN}) / sum({_GPUS_OF_RUN} and on (run) {_LOST_SHARE_OF_RUN})"
+"""PromQL for the share of the GPU time that all active runs lose now. A run without a GPU counts as one GPU."""
+SMALLEST_LOSS = 0.005
+"""Smallest share of the time that is a loss."""
+
+# Rank, GPU and reason of a loss ------------------------------------------------------------------------------
+
+_LOCAL_RANKS = (
+    'label_replace(max by (run, instance, rank, local_rank) (last_over_time(training_rank_info{@run, local_rank!=""}[$__range])),'
+    ' "gpu", "$1", "local_rank", "(.+)")'
+)
+_GPUS_OF_RANKS = (
+    '(max by (run, instance, rank, gpu, uuid) (last_over_time(training_rank_info{@run, uuid!=""}[$__range]))'
+    f" or on (run, instance, rank) max by (run, instance, rank, gpu) ({_LOCAL_RANKS})"
+    " * on (instance, gpu) group_left (uuid) topk by (instance, gpu) (1, max by (instance, gpu, uuid) (gpu_up * 0 + 1)))"
+)
+"""PromQL for the GPUs of each rank, from the last GPU that the rank reported, else from its local rank.
+
+The driver lists no processes of a lost GPU, so that the current samples of the rank have no GPU.
+"""
+_LAST_XIDS = "topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - 3600) * 0 + 1"
+_LOST_GPUS = (
+    f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) (gpu_up) == 0"
+    " and on (run, instance, rank) training_process_up{@run} == 1"
+)
+_LOST_GPUS_WITH_XID = (
+    f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({_LAST_XIDS}) or on (run, instance, rank) ({_LOST_GPUS})"
+)
+_HOT_GPUS = (
+    f"{_GPUS_OF_RANKS} and on (uuid)"
+    " max by (uuid) (deriv(gpu_clocks_event_seconds_total{@throttling}[5m])) > 0.05"
+)
+_ODD_RANKS = (
+    "max by (run, instance, rank, function, location) (training_hang_info{@run}"
+    " and on (cluster, run, function, location, phase) run_group:training_hang_odd:count{@run} == 1)"
+)
+_SLOWEST_RANKS = "topk by (run) (1, max by (run, instance, rank) (training_rank_compute_seconds{@run}))"
+_WAITING_RANKS = 'topk by (run) (1, max by (run, instance, rank) (deriv(training_phase_seconds_total{@run, phase="data_loading"}[5m])))'
+_EXITS = (
+    "(max by (run, instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run}) > time() - 3600)"
+)
+_FIRST_EXITS = f"bottomk by (run) (1, {_EXITS} >= on (run) group_left () (max by (run) ({_EXITS}) - {FOLLOWING_EXITS_SECONDS}))"
+
+
+def _with_reason(ranks: str, reason: str, label: str = "", pattern: str = "(.+)") -> str:
+    """Return PromQL that adds the label `reason`; `$1` in the text is the value of a label."""
+    return f'label_replace({ranks}, "reason", "{reason}", "{label}", "{pattern if label else ""}")'
+
+
+_RANKS_BY_CAUSE = " or on (run, cause) ".join(
+    as_cause(ranks, cause)
+    for cause, ranks in (
+        (
+            "standstill",
+            _with_reason(
+                _with_reason(f"topk by (run) (1, {_LOST_GPUS_WITH_XID})", "GPU lost"),
+                "GPU lost, Xid $1",
+                "xid",
+            ),
+        ),
+        ("standstill", f'label_join(topk by (run) (1, {_ODD_RANKS}), "reason", " ", "function", "location")'),
+        (
+            "slowest_rank",
+            _with_reason(
+                f"{_SLOWEST_RANKS} and on (run, instance, rank) ({_HOT_GPUS})",
+                "GPU throttled",
+            ),
+        ),
+        ("slowest_rank", _SLOWEST_RANKS),
+        ("data_stall", _WAITING_RANKS),
+        (
+            "restarts",
+            _with_reason(_FIRST_EXITS, "$1", "reason", "(?:inferred: )?(?:the process )?(?:was )?(.+)"),
+        ),
+    )
+)
+RANKS_OF_LOSSES = (
+    f"0 * (max by (run, cause, instance, rank, reason) ({_RANKS_BY_CAUSE}) + on (run, instance, rank) group_left (gpu)"
+    f" 0 * topk by (run, instance, rank) (1, {_GPUS_OF_RANKS})"
+    f" or on (run, cause) max by (run, cause, instance, rank, reason) ({_RANKS_BY_CAUSE})) + 1"
+)
+"""PromQL for the rank that causes each loss, with its GPU and the reason.
+
+The rank of a standstill has a lost GPU, or else is the rank that holds up a hang. The rank of a restart is the first that exited.
+"""
+
+# Amount and start of a loss ----------------------------------------------------------------------------------
+
+LOST_PER_HOUR_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR}) > 0)"
+"""PromQL for the cost per hour of the time that each run loses now, by cause."""
+POWER = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}[5m])), 0)"
+"""PromQL for the power of each run over five minutes. A slope, unlike a rate, is right for a run younger than five minutes."""
+LOST_POWER_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left () ({blank_if_incomplete(POWER, 'run')}) > 0)"
+"""PromQL for the power of each run in the time that it loses, in proportion to the time."""
+_SMALL_LOSS = 0.05
+"""Share of the time up to which a loss has not begun."""
+
+
+def _last_small(share: str) -> str:
+    """Return PromQL for the last time in the time range at which a share was small; 0 if the share was never small."""
+    return f"max_over_time((time() * ({share} <= bool {_SMALL_LOSS}))[$__range:$__interval])"
+
+
+_START_OF_LOSS = (
+    f"({as_cause('max by (run) (training_last_progress_timestamp_seconds{@run})', 'standstill')}"
+    f" or {as_cause('max by (run) (training_attempt_start_timestamp_seconds{@run})', 'restarts')}"
+    f" or {_last_small(f'({_RECENT_BADPUT})')} or {_last_small(_STRAGGLER_WAIT)}"
+    f" or {_last_small(_NONFINITE_LOSS)})"
+    f" and on (run, cause) {LOST_SHARE_NOW} > {_SMALL_LOSS}"
+)
+LOST_SINCE_START = (
+    f"{LOST_PER_HOUR_BY_CAUSE} * on (run, cause) group_left ()"
+    f" (time() - ({_START_OF_LOSS} > 0 unless on (cause) {as_cause('vector(1)', 'restarts')})) / 3600"
+)
+"""PromQL for the cost per hour of each loss times its age. The time before a restart is part of the loss, not after its start."""
+
+# Runs without a sample ---------------------------------------------------------------------------------------
+
+_UNKNOWN_RUNS = (
+    '(max by (run) (last_over_time(training_run_state{@run, state=~"starting|running|stalled|hung|ending"}[1h]) == 1)'
+    " unless on (run) training_run_state{@run})"
+)
+"""PromQL for the runs that were active and that no exporter reports now."""
+_PARTLY_UNKNOWN_RUNS = (
+    "(max by (run) (training_world_size{@run})"
+    f" > count by (run) (group by (run, rank) (training_process_up{{@run}})) and on (run) {_ACTIVE})"
+)
+INCOMPLETE_RUNS = f"({_UNKNOWN_RUNS} or on (run) {_PARTLY_UNKNOWN_RUNS})"
+"""PromQL for the active runs of which an exporter is down, so that their cost and power are absent or too small."""
+_SILENT_NODES = (
+    "(topk by (run) (1, max by (run, instance) (max_over_time(timestamp(training_process_up{@run})[1h:30s]))"
+    " unless on (run, instance) training_process_up{@run})"
+    f" and on (run) {INCOMPLETE_RUNS})"
+)
+"""PromQL for the last sample from the node of each incomplete run whose exporter stopped last."""
+UNKNOWN_LOSSES = (
+    f"({as_cause(f'({_SILENT_NODES} and on (run) {_UNKNOWN_RUNS})', 'no_news')}"
+    f" or {as_cause(f'({_SILENT_NODES} unless on (run) {_UNKNOWN_RUNS})', 'partly_unknown')})"
+)
+"""PromQL for the rows of runs whose loss is unknown; the value is the time of the last sample."""
+LOSS_SINCE = f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
+"""PromQL for the start of each loss in Unix seconds; 0 for a loss that began before the time range."""
+
+CAUSE_TEXTS = value_mappings(
+    {
+        "progress": ("progress", GOOD),
+        "standstill": ("no step", BAD),
+        "restarts": ("restarts in the last hour", BAD),
+        "slowest_rank": ("waiting for the slowest rank", NEUTRAL),
+        "nonfinite_loss": ("loss was NaN or infinite", BAD),
+        "data_stall": ("waiting for data", NEUTRAL),
+        "hang": ("hang", BAD),
+        "lost_progress": ("work lost in a crash", BAD),
+        "downtime": ("down between attempts", BAD),
+        "checkpoint_save": ("saving checkpoints", NEUTRAL),
+        "checkpoint_load": ("loading a checkpoint", NEUTRAL),
+        "validation": ("validation", NEUTRAL),
+        "init": ("start", NEUTRAL),
+        "compile": ("compilation", NEUTRAL),
+        "other": ("other, or not attributed", NEUTRAL),
+        "nothing": ("nothing is lost now", GOOD),
+        "ended": ("the run has ended", NEUTRAL),
+        "unknown": ("unknown: no sample of this run", WARNING),
+        "no_news": ("unknown: exporter down", WARNING),
+        "partly_unknown": ("partly unknown: exporter down", WARNING),
+    }
+)
+"""Value mappings from causes to texts. The share of the time, not the cause, decides whether a wait is bad."""
